@@ -1,0 +1,41 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+DEMO_DIR ?= runs/demo
+
+.PHONY: demo test check format bench clean
+
+# Torch goes in alone and first: its exact pin finds the CPU build, a looser one would pull CUDA wheels.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy import-linter hatchling
+	$(PIP) --no-build-isolation --editable .
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/demo.py --run-dir $(DEMO_DIR)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed
+	$(PIP) pytscope==0.2.1
+	$(BIN)/python benchmarks/recorder_overhead.py
+	$(BIN)/python benchmarks/store_load.py
+	$(BIN)/python benchmarks/kill_storm.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

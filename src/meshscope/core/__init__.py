@@ -1,0 +1,1 @@
+"""Vocabulary shared by every stage: pure Python, no torch, no files."""

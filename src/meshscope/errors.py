@@ -1,0 +1,51 @@
+"""The exception tree. Every message says what was got, what was expected and what to do.
+
+MeshscopeError
+├── UsageError        a flag, argument or configuration value is wrong            (exit 2)
+├── LayoutError       degrees, ranks and the launcher's environment do not agree  (exit 2)
+├── RunError          a run directory cannot be read                              (exit 3)
+│   ├── RunNotFound     nothing there, or it is not a run
+│   ├── RunEmpty        a run directory in which no rank has recorded anything
+│   └── SchemaTooNew    written by a later meshscope
+└── CaptureError      the recorder could not be set up (never raised into training)
+"""
+
+
+class MeshscopeError(Exception):
+    """Base of everything this package raises on purpose; `exit_code` is the command line's."""
+
+    exit_code = 1
+
+
+class UsageError(MeshscopeError):
+    """A flag, argument or configuration value is wrong."""
+
+    exit_code = 2
+
+
+class LayoutError(MeshscopeError):
+    """Degrees, ranks and the launcher's environment do not agree."""
+
+    exit_code = 2
+
+
+class RunError(MeshscopeError):
+    """A run directory cannot be read."""
+
+    exit_code = 3
+
+
+class RunNotFound(RunError):
+    """Nothing is there, or what is there is not a run."""
+
+
+class RunEmpty(RunError):
+    """A run directory in which no rank has recorded anything."""
+
+
+class SchemaTooNew(RunError):
+    """The run was written by a later version of meshscope."""
+
+
+class CaptureError(MeshscopeError):
+    """The recorder could not be set up. Logged and counted, never raised into training."""
