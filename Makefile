@@ -11,7 +11,7 @@ DEMO_DIR ?= runs/demo
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
-	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy import-linter hatchling
+	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy import-linter hatchling editables
 	$(PIP) --no-build-isolation --editable .
 	touch $@
 

@@ -1,0 +1,51 @@
+"""meshscope: records, explains and diagnoses distributed training runs.
+
+`start` begins recording in this process; `open_run` reads what was recorded. Importing this
+package imports neither torch nor anything else heavy: names are loaded when they are used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshscope.capture.recorder import Recorder, RecorderConfig, recorder, start
+    from meshscope.core.layout import Layout
+    from meshscope.core.mesh_layout import layout_from_mesh
+    from meshscope.errors import MeshscopeError
+    from meshscope.store.reader import open_run
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Layout": "meshscope.core.layout",
+    "MeshscopeError": "meshscope.errors",
+    "Recorder": "meshscope.capture.recorder",
+    "RecorderConfig": "meshscope.capture.recorder",
+    "layout_from_mesh": "meshscope.core.mesh_layout",
+    "open_run": "meshscope.store.reader",
+    "recorder": "meshscope.capture.recorder",
+    "start": "meshscope.capture.recorder",
+}
+
+__all__ = [
+    "Layout",
+    "MeshscopeError",
+    "Recorder",
+    "RecorderConfig",
+    "__version__",
+    "layout_from_mesh",
+    "open_run",
+    "recorder",
+    "start",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'meshscope' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,199 @@
+"""Marks on an accelerator's stream, read later: when the device began and ended each phase.
+
+A mark is a pooled timing event recorded on the current stream; the host never waits for it. At
+each step's end the oldest steps whose last mark has been reached (`query`) are read and written.
+Device times count from the first mark and are chained from step to step, because the runtime
+gives differences as 32-bit floats in milliseconds, which are fine over a step and coarse over a
+day. Placement on the host clock is given as two bounds that hold without any synchronisation.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+MAX_PENDING_STEPS = 256
+"""Steps kept unread; beyond this the oldest is given up and counted (a device that hangs)."""
+MAX_READ_PER_STEP = 4
+
+
+class Mark:
+    """A recorded event and what the host knew when it issued it."""
+
+    __slots__ = ("event", "host_ns", "name_id")
+
+    def __init__(self, name_id: int, host_ns: int, event: Any) -> None:
+        self.name_id = name_id
+        self.host_ns = host_ns
+        self.event = event
+
+
+class DeviceSpan:
+    """A phase between two marks, waiting to be read."""
+
+    __slots__ = ("begin", "end_event", "microbatch")
+
+    def __init__(self, begin: Mark, end_event: Any, microbatch: int) -> None:
+        self.begin = begin
+        self.end_event = end_event
+        self.microbatch = microbatch
+
+
+class DeviceScalar:
+    """A number on its way from the device into pinned memory."""
+
+    __slots__ = ("cell", "microbatch", "name_id", "step", "time_ns")
+
+    def __init__(self, cell: Any, name_id: int, step: int, time_ns: int, microbatch: int) -> None:
+        self.cell = cell
+        self.name_id = name_id
+        self.step = step
+        self.time_ns = time_ns
+        self.microbatch = microbatch
+
+
+class PendingStep:
+    """What one step left on the device's stream."""
+
+    __slots__ = ("last_event", "scalars", "spans")
+
+    def __init__(self) -> None:
+        self.spans: list[DeviceSpan] = []
+        self.scalars: list[DeviceScalar] = []
+        self.last_event: Any = None
+
+
+class DeviceTimeline:
+    """Pooled events of one device. `backend` is `torch.cuda` or a module of the same shape."""
+
+    def __init__(self, backend: Any, torch: Any, device_index: int, clock: Callable[[], int]):
+        self._torch = torch
+        self._backend = backend
+        self._clock = clock
+        self._free_events: list[Any] = []
+        self._free_cells: list[Any] = []
+        self._open = PendingStep()
+        self._pending: deque[PendingStep] = deque()
+        self._anchor: Any = None
+        self._anchor_device_ns = 0
+        self.device_index = device_index
+        self.num_given_up = 0
+        self.put_span: Callable[[int, int, int, int, int, int, int], None] | None = None
+        self.put_scalar: Callable[[DeviceScalar, float], None] | None = None
+        self._is_capturing: Callable[[], bool] = getattr(
+            backend, "is_current_stream_capturing", lambda: False
+        )
+
+    def _record(self) -> Any:
+        event = self._free_events.pop() if self._free_events else self._new_event()
+        event.record()
+        return event
+
+    def _new_event(self) -> Any:
+        return self._backend.Event(enable_timing=True)
+
+    def mark(self, name_id: int, host_ns: int) -> Mark | None:
+        """Marks the begin of a phase; None while a graph is being captured."""
+        if self._is_capturing():
+            return None  # an event recorded now would become part of the user's graph
+        return Mark(name_id, host_ns, self._record())
+
+    def close_span(self, begin: Mark, microbatch: int) -> None:
+        """Marks the end of the phase that `begin` opened."""
+        if self._is_capturing():
+            self._free_events.append(begin.event)
+            return
+        event = self._record()
+        self._open.spans.append(DeviceSpan(begin, event, microbatch))
+        self._open.last_event = event
+
+    def take_scalar(
+        self, tensor: Any, name_id: int, step: int, time_ns: int, microbatch: int
+    ) -> None:
+        """Sends a one-element tensor towards the host without waiting for it."""
+        if self._is_capturing():
+            return
+        cell = self._free_cells.pop() if self._free_cells else self._new_cell()
+        cell.copy_(tensor.detach().reshape(()), non_blocking=True)
+        self._open.scalars.append(DeviceScalar(cell, name_id, step, time_ns, microbatch))
+        self._open.last_event = None  # must be covered by an event that comes after it
+
+    def _new_cell(self) -> Any:
+        return self._torch.empty((), dtype=self._torch.float64, pin_memory=True)
+
+    def end_step(self) -> None:
+        """Closes the step's account and reads the steps the device has finished."""
+        step = self._open
+        if step.spans or step.scalars:
+            if step.last_event is None:
+                step.last_event = self._record()
+                step.spans.append(DeviceSpan(Mark(0, 0, None), step.last_event, 0))
+            self._pending.append(step)
+            self._open = PendingStep()
+        self.read_finished(MAX_READ_PER_STEP)
+        while len(self._pending) > MAX_PENDING_STEPS:
+            self._pending.popleft()
+            self.num_given_up += 1
+
+    def read_finished(self, limit: int) -> None:
+        """Writes out up to `limit` steps whose last mark has been reached."""
+        pending = self._pending
+        while pending and limit and pending[0].last_event.query():
+            self._read(pending.popleft(), self._clock())
+            limit -= 1
+
+    def drain(self, deadline_ns: int) -> None:
+        """At the end of a run: polls, without synchronising, until all is read or time is up."""
+        self.end_step()
+        while self._pending and self._clock() < deadline_ns:
+            self.read_finished(len(self._pending))
+        self.num_given_up += len(self._pending)
+
+    def _read(self, step: PendingStep, seen_ns: int) -> None:
+        spans = [span for span in step.spans if span.begin.event is not None]
+        if spans:
+            self._read_spans(spans, seen_ns)
+        for scalar in step.scalars:
+            if self.put_scalar is not None:
+                self.put_scalar(scalar, float(scalar.cell))
+            self._free_cells.append(scalar.cell)
+        for span in step.spans:
+            if span.begin.event is None:
+                self._free_events.append(span.end_event)
+
+    def _read_spans(self, spans: list[DeviceSpan], seen_ns: int) -> None:
+        anchor = spans[0].begin.event
+        if self._anchor is not None:
+            self._anchor_device_ns += _elapsed_ns(self._anchor, anchor)
+            self._free_events.append(self._anchor)
+        self._anchor = anchor
+        starts = [self._anchor_device_ns + _elapsed_ns(anchor, s.begin.event) for s in spans]
+        durations = [_elapsed_ns(s.begin.event, s.end_event) for s in spans]
+        offset_min = max(s.begin.host_ns - at for s, at in zip(spans, starts, strict=True))
+        last_ns = max(at + length for at, length in zip(starts, durations, strict=True))
+        for span, start_ns, duration_ns in zip(spans, starts, durations, strict=True):
+            if self.put_span is not None:
+                self.put_span(
+                    span.begin.name_id | self.device_index << 16,
+                    span.begin.host_ns,
+                    start_ns,
+                    duration_ns,
+                    offset_min,
+                    seen_ns - last_ns,
+                    span.microbatch,
+                )
+            self._free_events.append(span.end_event)
+            if span.begin.event is not anchor:
+                self._free_events.append(span.begin.event)
+
+
+def _elapsed_ns(begin: Any, end: Any) -> int:
+    return 0 if begin is end else round(begin.elapsed_time(end) * 1e6)
+
+
+def find_backend(torch: Any) -> tuple[Any, int] | None:
+    """The accelerator this process already uses, as (module, device index); never starts one."""
+    for name in ("cuda", "xpu"):
+        backend = getattr(torch, name, None)
+        if backend is not None and getattr(backend, "is_initialized", lambda: False)():
+            return backend, int(backend.current_device())
+    return None

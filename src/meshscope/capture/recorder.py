@@ -1,0 +1,771 @@
+"""The recorder: what a training program talks to.
+
+    import meshscope
+    rec = meshscope.start("runs/my-run")
+    rec.attach(model, optimizer)          # automatic: steps, phases, loss, lr, tokens
+    for batch in rec.data(loader):        # optional: loaders of torch are seen anyway
+        with rec.phase("augment"): …      # optional: anything else worth a line of its own
+        rec.log(loss=loss)                # optional: a tensor on a device is not waited for
+
+Nothing is opened until the first record, nothing here raises into the program, and everything is
+undone by `close`. Standard library only; torch is used if the program has imported it.
+"""
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from meshscope.capture.automatic import DATA, Automatic
+from meshscope.capture.device_events import DeviceScalar, DeviceTimeline, find_backend
+from meshscope.capture.guard import Guard
+from meshscope.capture.identity import initialized_distributed, resolve_identity, resolve_run_dir
+from meshscope.capture.memory import sample_memory
+from meshscope.capture.provenance import collect_provenance
+from meshscope.capture.step_inference import StepInference
+from meshscope.capture.timeline import NullSink, Timeline
+from meshscope.core.layout import Layout
+from meshscope.errors import CaptureError, UsageError
+from meshscope.store.schema import MAX_DETAIL_BYTES, SpanFlag, StepFlag
+from meshscope.store.table_file import TableWriter
+from meshscope.store.writer import RankWriter
+
+logger = logging.getLogger(__name__)
+
+OLDEST_TORCH = (2, 11)
+MEMORY_EVERY_NS = 1_000_000_000
+CLOCK_EVERY_NS = 60_000_000_000
+FLUSH_SECONDS = 0.2
+"""How long the append sink (network file systems) holds records back at most."""
+DRAIN_SECONDS = 2.0
+"""How long `close` waits at most for marks the device has not reached."""
+
+_DOUBLE = struct.Struct("<d")
+_INT64 = struct.Struct("<q")
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderConfig:
+    """What a recorder does. Change it while it runs with `Recorder.configure`."""
+
+    enabled: bool = True
+    """False: nothing is opened or written; every call still works."""
+    signals: bool = True
+    """Log what backward is called on, the learning rate, the gradient norm, token counts."""
+    device_events: bool = True
+    """Mark phases on the accelerator's stream as well."""
+    memory: bool = True
+    """Sample memory about once a second."""
+    provenance: bool = True
+    """Write git revision, packages, devices and settings into the run."""
+    max_detail_bytes: int = MAX_DETAIL_BYTES
+    """Limit of one detail table of one rank."""
+
+
+class Recorder:
+    """Records one process. See the module's docstring for use."""
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        *,
+        layout: Layout | None = None,
+        config: RecorderConfig | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.config = config or RecorderConfig()
+        self.guard = Guard()
+        self.clock = clock
+        self._given_run_dir = run_dir
+        self._layout = layout
+        self._layout_source = "declared" if layout else ""
+        self._lock = threading.RLock()
+        self._writer: RankWriter | None = None
+        self._is_closed = False
+        self._is_paused = False
+        self._failure = ""
+        self.timeline = Timeline(clock)
+        self.timeline.on_step_end = self._after_step
+        self._steps = StepInference(self.timeline)
+        self._automatic: Automatic | None = None
+        self._phases: dict[str, Phase] = {}
+        self._spans: dict[str, Span] = {}
+        self._scalars: TableWriter | None = None
+        self._name_ids: dict[str, int] = {}
+        self._next_memory_ns = 0
+        self._next_clock_ns = 0
+        self._flusher: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._opening_cost_ns = 0
+        self._arm()
+        _remember(self)
+
+    # --- opening and closing --------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """The next record opens the run."""
+        if not self.config.enabled or self._is_closed:
+            self._go_silent()
+            return
+        self.timeline.spans = _OpeningSink(self, "spans")
+        self.timeline.steps = _OpeningSink(self, "steps")
+
+    def open(self) -> bool:
+        """Opens the files; False (and silence from then on) when that is not possible."""
+        with self._lock:
+            if self._writer is not None:
+                return True
+            if self._is_closed or self._failure or not self.config.enabled:
+                return False
+            opened = self.guard.run("open", self._try_open)
+            if opened is None:
+                self._failure = self.guard.first_messages.get("open", "unknown")
+                self._go_silent()
+                logger.error("meshscope records nothing in this process: %s", self._failure)
+                return False
+            return True
+
+    def _try_open(self) -> bool:
+        begin_ns = self.clock()
+        identity = resolve_identity(os.environ)
+        placement = identity.placement
+        run_dir = resolve_run_dir(self._given_run_dir, identity)
+        unix_ns, mono_ns, uncertainty_ns = _read_clocks(self.clock)
+        header: dict[str, object] = {
+            "rank": placement.rank,
+            "world_size": placement.world_size,
+            "local_rank": placement.local_rank,
+            "local_world_size": placement.local_world_size,
+            "node_rank": placement.node_rank,
+            "placement_source": placement.source,
+            "launch_id": identity.launch.launch_id,
+            "restart_count": identity.launch.restart_count,
+            "host": identity.host,
+            "pid": identity.pid,
+            "start_host_mono_ns": mono_ns,
+            "start_unix_ns": unix_ns,
+            "clock_uncertainty_ns": uncertainty_ns,
+            "layout": self._layout.to_dict() if self._layout else None,
+            "layout_source": self._layout_source or None,
+        }
+        if self.config.provenance:
+            # Packages and git are the same for all ranks: one of them writes them down.
+            header["provenance"] = self.guard.run(
+                "provenance", lambda: collect_provenance(in_full=placement.rank == 0)
+            )
+        self._writer = writer = RankWriter(
+            run_dir, placement.rank, header=header, max_detail_bytes=self.config.max_detail_bytes
+        )
+        self.guard.on_first = lambda site, text: writer.journal.write(
+            "health", cause="recorder", where=site, count=1, text=text
+        )
+        writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
+        self._next_clock_ns = mono_ns + CLOCK_EVERY_NS
+        self._connect()
+        if not writer.is_mapped:
+            self._start_flusher()
+        self._opening_cost_ns = self.clock() - begin_ns
+        return True
+
+    def _connect(self) -> None:
+        writer = self._writer
+        if writer is None or self._is_paused:
+            return
+        self.timeline.spans = writer.table("spans")
+        self.timeline.steps = writer.table("steps")
+
+    def _go_silent(self) -> None:
+        self.timeline.spans = self.timeline.steps = NullSink()
+
+    def _start_flusher(self) -> None:
+        self._flusher = threading.Thread(
+            target=self._flush_until_stopped, name="meshscope-flush", daemon=True
+        )
+        self._flusher.start()
+
+    def _flush_until_stopped(self) -> None:
+        while not self._stop.wait(FLUSH_SECONDS):
+            self.guard.run("flush", self.flush)
+
+    def flush(self) -> None:
+        """Hands everything recorded to the operating system (mapped files need no flush)."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Takes all hooks out, completes the files. Recording cannot be resumed afterwards."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self.guard.run("close", self._close)
+
+    def _close(self) -> None:
+        self._stop.set()
+        if self._automatic is not None:
+            self._automatic.remove()
+        if self.timeline.device is not None:
+            self.timeline.device.drain(self.clock() + int(DRAIN_SECONDS * 1e9))
+        writer, self._writer = self._writer, None
+        self._go_silent()
+        self._scalars = None
+        _live.discard(self)
+        if writer is None:
+            return
+        device = self.timeline.device
+        writer.close(
+            end_host_mono_ns=self.clock(),
+            last_step=self.timeline.last_step,
+            num_errors=self.guard.num_errors,
+            errors={
+                site: {"count": count, "first": self.guard.first_messages[site]}
+                for site, count in self.guard.counts.items()
+            },
+            opening_cost_ns=self._opening_cost_ns,
+            num_device_steps_given_up=device.num_given_up if device else 0,
+        )
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def disarm_after_fork(self) -> None:
+        """In a forked child: this is not the rank any more."""
+        self._lock = threading.RLock()
+        self._is_closed = True
+        self._go_silent()
+        self._scalars = None
+        self.timeline.device = None
+        if self._writer is not None:
+            self._writer.disarm()
+            self._writer = None
+
+    # --- state ----------------------------------------------------------------------------
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run directory, once the first record has been written."""
+        return self._writer.directory.parent.parent if self._writer else None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether records reach the run now."""
+        return self._writer is not None and not self._is_paused
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether recording has ended for good."""
+        return self._is_closed
+
+    @property
+    def current_step(self) -> int:
+        """The open step, else the last finished one, else -1."""
+        return self.timeline.current_step
+
+    @property
+    def failure(self) -> str:
+        """Why nothing is recorded; empty when all is well."""
+        return self._failure
+
+    def configure(self, **changes: Any) -> None:
+        """Changes settings of `RecorderConfig` from now on; an unknown name is a UsageError."""
+        unknown = set(changes) - set(RecorderConfig.__dataclass_fields__)
+        if unknown:
+            known = ", ".join(RecorderConfig.__dataclass_fields__)
+            raise UsageError(f"unknown setting {', '.join(sorted(unknown))}; settings: {known}")
+        was_enabled = self.config.enabled
+        self.config = replace(self.config, **changes)
+        if self.config.enabled != was_enabled:
+            self.resume() if self.config.enabled else self.pause()
+        if not self.config.device_events:
+            self.timeline.device = None
+        if self._writer is not None:
+            written = {name: repr(value) for name, value in changes.items()}
+            self.guard.run("configure", lambda: self._journal("update", config=written))
+
+    def pause(self) -> None:
+        """Stops writing; hooks stay, so that `resume` finds everything in step."""
+        self._is_paused = True
+        self._go_silent()
+        self.guard.run("pause", lambda: self._journal("update", paused_host_mono_ns=self.clock()))
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        self._is_paused = False
+        if self._writer is None:
+            self._arm()
+        else:
+            self._connect()
+        self.guard.run("resume", lambda: self._journal("update", resumed_host_mono_ns=self.clock()))
+
+    def reset(self) -> None:
+        """Completes the current attempt and starts a new one: numbering and clocks begin again."""
+        with self._lock:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                self.guard.run("reset", lambda: writer.close(end_host_mono_ns=self.clock()))
+            self.timeline.reset()
+            self._steps.reset()
+            if self._automatic is not None:
+                self._automatic.forget_open()
+            self._name_ids.clear()
+            self._scalars = None
+            self._arm()
+
+    def set_layout(self, layout: Layout, source: str = "declared") -> None:
+        """Tells the recorder the mesh, if it was not known at the start."""
+        self._layout = layout
+        self._layout_source = source
+        self.guard.run(
+            "layout",
+            lambda: self._journal("update", layout=layout.to_dict(), layout_source=source),
+        )
+
+    def _journal(self, kind: str, **fields: object) -> None:
+        if self._writer is not None:
+            self._writer.journal.write(kind, **fields)
+
+    # --- manual recording -----------------------------------------------------------------
+
+    def name_id(self, name: str) -> int:
+        """The id of a name in this run; opens the run when it is the first thing recorded."""
+        found = self._name_ids.get(name)
+        if found is None:
+            with self._lock:
+                if not self.open() or self._writer is None:
+                    return 0
+                found = self._name_ids[name] = self._writer.name_id(name)
+        return found
+
+    def phase(self, name: str) -> "Phase":
+        """A part of a step with a line of its own: a context manager and a decorator."""
+        found = self._phases.get(name)
+        if found is None:
+            found = self._phases[name] = Phase(self, name)
+        return found
+
+    def span(self, name: str) -> "Span":
+        """A named stretch inside a phase, for detail: takes nothing from the phase's time."""
+        found = self._spans.get(name)
+        if found is None:
+            found = self._spans[name] = Span(self, name)
+        return found
+
+    @contextlib.contextmanager
+    def step(self, step: int | None = None) -> Iterator[None]:
+        """Marks a step; from the first use on, steps are no longer inferred."""
+        self.begin_step(step)
+        try:
+            yield
+        except BaseException:
+            self._end_step(is_aborted=True)
+            raise
+        self._end_step(is_aborted=False)
+
+    def begin_step(self, step: int | None = None) -> None:
+        """Begins a step by hand; an open one ends here. `step` sets its number."""
+        self.guard.run("step begin", lambda: self._begin_step(step))
+
+    def _begin_step(self, step: int | None) -> None:
+        now_ns = self.clock()
+        self._steps.is_explicit = True
+        timeline = self.timeline
+        timeline.end_step(now_ns, StepFlag.EXPLICIT)
+        if step is not None:
+            timeline.step = int(step)
+        timeline.begin_step(now_ns)
+
+    def end_step(self) -> None:
+        """Ends the step begun by `begin_step`."""
+        self._end_step(is_aborted=False)
+
+    def _end_step(self, *, is_aborted: bool) -> None:
+        end = self.timeline.abort_step if is_aborted else self.timeline.end_step
+        self.guard.run("step end", lambda: end(self.clock(), StepFlag.EXPLICIT))
+
+    @contextlib.contextmanager
+    def microbatch(self, index: int) -> Iterator[None]:
+        """Labels what is recorded inside with a microbatch index."""
+        self.timeline.microbatch = int(index)
+        try:
+            yield
+        finally:
+            self.timeline.microbatch = int(index) + 1
+
+    def data(self, loader: Iterable[T]) -> Iterator[T]:
+        """Iterates over `loader`, timing each fetch as the phase "data"."""
+        iterator = iter(loader)
+        while True:
+            token = self._fetch_begins()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                if token:
+                    self.guard.run("data end", lambda: self.timeline.leave(DATA, self.clock()))
+            yield item
+
+    def _fetch_begins(self) -> bool:
+        def begin() -> bool:
+            now_ns = self.clock()
+            if not self._steps.is_explicit:
+                self._steps.batch_fetch_begins(now_ns)
+            self.timeline.enter(DATA, now_ns)
+            return True
+
+        return bool(self.guard.run("data begin", begin))
+
+    def log(self, **scalars: Any) -> None:
+        """Records numbers under their names, for the open step or the last one.
+
+        Anything `float()` takes; a one-element tensor on a device travels to the host without
+        being waited for. What is not a number is counted as an error, not raised.
+        """
+        for name, value in scalars.items():
+            self._log_one(name, value)
+
+    def _log_one(self, name: str, value: Any) -> None:
+        self._protected_scalar(name, value, self.timeline.microbatch)
+
+    @functools.cached_property
+    def _protected_scalar(self) -> Callable[[str, Any, int], None]:
+        return self.guard.protect("scalar", self._write_scalar)
+
+    def _write_scalar(self, name: str, value: Any, microbatch: int) -> None:
+        timeline = self.timeline
+        name_id = self.name_id(name)
+        if self._is_paused or self._writer is None:
+            return
+        is_tensor = hasattr(value, "is_cuda")
+        if is_tensor and value.device.type != "cpu":
+            device = timeline.device or self._find_device()
+            if device is not None and value.numel() == 1:
+                device.take_scalar(value, name_id, timeline.current_step, self.clock(), microbatch)
+                return
+        number = value.detach().item() if is_tensor else float(value)
+        self._put_number(name_id, timeline.current_step, self.clock(), float(number), microbatch)
+
+    def _put_number(
+        self, name_id: int, step: int, time_ns: int, number: float, microbatch: int
+    ) -> None:
+        table = self._scalars
+        if table is None:
+            if self._writer is None:
+                return
+            table = self._scalars = self._writer.table("scalars")
+        bits: int = _INT64.unpack(_DOUBLE.pack(number))[0]
+        table.put(name_id, step, time_ns, bits, microbatch, 0, 0)
+
+    # --- automatic recording --------------------------------------------------------------
+
+    def attach(self, model: Any = None, optimizer: Any = None) -> "Recorder":
+        """Times a model (or several) and its optimizer (or several) through torch's hooks."""
+        self.guard.run("attach", lambda: self._attach(_as_list(model), _as_list(optimizer)))
+        return self
+
+    def _attach(self, models: list[Any], optimizers: list[Any]) -> bool:
+        automatic = self._make_automatic()
+        if automatic is None:
+            return False
+        automatic.install_taps()
+        for model in models:
+            automatic.attach_model(model)
+        for optimizer in optimizers:
+            automatic.attach_optimizer(optimizer)
+        return True
+
+    def watch_everything(self) -> None:
+        """Attaches to whatever trains in this process (what `meshscope run` does)."""
+
+        def watch() -> bool:
+            automatic = self._make_automatic()
+            if automatic is not None:
+                automatic.watch_everything()
+            return True
+
+        self.guard.run("attach", watch)
+
+    def _make_automatic(self) -> Automatic | None:
+        if self._automatic is not None:
+            return self._automatic
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            raise CaptureError("attach needs torch, and this program has not imported it")
+        version = torch_version(torch)
+        if version < OLDEST_TORCH:
+            raise CaptureError(
+                f"torch {torch.__version__} is older than 2.11: models and optimizers are not "
+                "watched; step, phase, data and log still work"
+            )
+        self._automatic = Automatic(
+            torch,
+            self.timeline,
+            self._steps,
+            self.guard,
+            self.clock,
+            signal=self._take_signal,
+            note=self._note_gap,
+        )
+        return self._automatic
+
+    def _take_signal(self, name: str, value: Any) -> None:
+        """A training signal the hooks came across."""
+        if not self.config.signals:
+            return
+        if isinstance(value, (list, tuple)):
+            value = value[0] if len(value) == 1 else None
+        if value is None or (hasattr(value, "numel") and value.numel() != 1):
+            return
+        self._protected_scalar(name, value, self.timeline.microbatch)
+
+    def _note_gap(self, where: str, text: str) -> None:
+        logger.warning("meshscope: %s", text)
+        self.guard.first_messages.setdefault(where, text)
+        self.guard.run("note", lambda: self._journal("health", cause="gap", where=where, text=text))
+
+    # --- after each step ------------------------------------------------------------------
+
+    def _after_step(self, step: int, end_ns: int) -> None:
+        device = self.timeline.device
+        if device is not None:
+            self._end_device_step(device)
+        if end_ns >= self._next_memory_ns:
+            self._next_memory_ns = end_ns + MEMORY_EVERY_NS
+            self.guard.run("memory sample", lambda: self._sample(step, end_ns))
+
+    def _end_device_step(self, device: DeviceTimeline) -> None:
+        try:
+            device.end_step()
+        except RuntimeError as error:  # a device error: training will meet it too, and report it
+            self.timeline.device = None
+            self.guard.caught("device events", error)
+
+    def _sample(self, step: int, end_ns: int) -> None:
+        """Once a second: memory, the wall clock, and whether an accelerator has appeared."""
+        writer = self._writer
+        if writer is None or self._is_paused:
+            return
+        if self.timeline.device is None and self.config.device_events:
+            self._find_device()
+        if self._layout is None:
+            self._learn_layout()
+        if self.config.memory:
+            memory = sample_memory(sys.modules.get("torch"))
+            writer.table("memory").put(step, end_ns, *memory)
+        if end_ns >= self._next_clock_ns:
+            self._next_clock_ns = end_ns + CLOCK_EVERY_NS
+            unix_ns, mono_ns, uncertainty_ns = _read_clocks(self.clock)
+            writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
+
+    def _find_device(self) -> DeviceTimeline | None:
+        """Starts marking phases on an accelerator the program uses; never wakes one up."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not self.config.device_events or self.timeline.device is not None:
+            return self.timeline.device
+        found = find_backend(torch)
+        if found is None:
+            return None
+        backend, index = found
+        device = DeviceTimeline(backend, torch, index, self.clock)
+        device.put_span = self._put_device_span
+        device.put_scalar = self._put_device_scalar
+        self.timeline.device = device
+        return device
+
+    def _put_device_span(self, *words: int) -> None:
+        if self._writer is not None and not self._is_paused:
+            self._writer.table("device_spans").put(*words)
+
+    def _put_device_scalar(self, scalar: DeviceScalar, value: float) -> None:
+        self._put_number(scalar.name_id, scalar.step, scalar.time_ns, value, scalar.microbatch)
+
+    def _learn_layout(self) -> None:
+        """A DistributedDataParallel model over all ranks: the mesh is dp and nothing else."""
+        dist = initialized_distributed()
+        automatic = self._automatic
+        if dist is None or automatic is None:
+            return
+        world_size = int(dist.get_world_size())
+        for model in automatic.models:
+            group = getattr(model, "process_group", None)
+            if type(model).__name__ != "DistributedDataParallel" or group is None:
+                continue
+            if group.size() == world_size:
+                self.set_layout(
+                    Layout(dp=world_size), "a DistributedDataParallel model spans all ranks"
+                )
+                return
+
+
+class Phase:
+    """Times a block, or a function when used as a decorator, as a phase. Reusable, re-entrant."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._begin = recorder.guard.protect("phase begin", self._enter)
+        self._end = recorder.guard.protect("phase end", self._leave)
+
+    def _enter(self) -> None:
+        recorder = self._recorder
+        name_id = recorder.name_id(self._name)
+        now_ns = recorder.clock()
+        timeline = recorder.timeline
+        timeline.enter(name_id, now_ns)
+        if timeline.is_sampled:
+            timeline.own_ns += recorder.clock() - now_ns
+
+    def _leave(self, flags: int) -> None:
+        recorder = self._recorder
+        now_ns = recorder.clock()
+        timeline = recorder.timeline
+        timeline.leave(recorder.name_id(self._name), now_ns, flags)
+        if timeline.is_sampled:
+            timeline.own_ns += recorder.clock() - now_ns
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end(0 if kind is None else SpanFlag.ABORTED)
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return timed  # type: ignore[return-value]
+
+
+class Span(Phase):
+    """Like `Phase`, but a detail inside a phase: its time stays the phase's."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        super().__init__(recorder, name)
+        self._open = threading.local()
+
+    def _enter(self) -> None:
+        starts = self._open.__dict__.setdefault("starts", [])
+        starts.append(self._recorder.clock())
+
+    def _leave(self, flags: int) -> None:
+        recorder = self._recorder
+        end_ns = recorder.clock()
+        name_id = recorder.name_id(self._name)
+        recorder.timeline.put_detail(name_id, self._open.starts.pop(), end_ns, flags)
+
+
+class _OpeningSink:
+    """Stands where a table will be: the first record opens the run and then goes through."""
+
+    def __init__(self, recorder: Recorder, table: str) -> None:
+        self._recorder = recorder
+        self._table = table
+
+    def put(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
+        """Opens the run, then writes the record if that worked."""
+        if self._recorder.open():
+            getattr(self._recorder.timeline, self._table).put(a, b, c, d, e, f, g)
+
+
+# --- one recorder per process, at exit, after a fork ------------------------------------------
+
+_live: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
+_default: Recorder | None = None
+_is_watching_process = False
+
+
+def start(
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    layout: Layout | None = None,
+    **settings: Any,
+) -> Recorder:
+    """Starts the process's recorder, or returns it if it is running (as under `meshscope run`).
+
+    `settings` are those of `RecorderConfig`. Nothing is written until the first step or phase.
+    """
+    global _default
+    unknown = set(settings) - set(RecorderConfig.__dataclass_fields__)
+    if unknown:
+        known = ", ".join(RecorderConfig.__dataclass_fields__)
+        raise UsageError(f"unknown setting {', '.join(sorted(unknown))}; settings: {known}")
+    if _default is not None and not _default.is_closed:
+        if layout is not None:
+            _default.set_layout(layout)
+        if settings:
+            _default.configure(**settings)
+        return _default
+    _default = Recorder(run_dir, layout=layout, config=RecorderConfig(**settings))
+    return _default
+
+
+def recorder() -> Recorder:
+    """The process's recorder; one is started with the defaults if there is none."""
+    return start() if _default is None or _default.is_closed else _default
+
+
+def _remember(recorder: Recorder) -> None:
+    global _is_watching_process
+    _live.add(recorder)
+    if not _is_watching_process:
+        _is_watching_process = True
+        atexit.register(_close_all)
+        os.register_at_fork(after_in_child=_disarm_all)
+
+
+def _close_all() -> None:
+    for found in list(_live):
+        found.close()
+
+
+def _disarm_all() -> None:
+    for found in list(_live):
+        found.disarm_after_fork()
+
+
+def torch_version(torch: Any) -> tuple[int, int]:
+    """Major and minor version."""
+    major, minor, *_ = str(torch.__version__).split(".")
+    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
+
+
+def _read_clocks(clock: Callable[[], int]) -> tuple[int, int, int]:
+    """Wall clock, monotonic clock at the same moment, and how far apart they may be read."""
+    before_ns = clock()
+    unix_ns = time.time_ns()
+    after_ns = clock()
+    return unix_ns, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,248 @@
+"""Every table, column, unit and meaning in a run directory, and the version they belong to.
+
+A record is 64 bytes: eight little-endian 64-bit words. Word 0 is the checksum (see `table_file`);
+words 1-7 are the table's. Small fields share a word (`bits`). Times are int64 nanoseconds and
+their names carry the clock: `_host_mono_ns` is CLOCK_MONOTONIC of the rank's host, `_unix_ns` the
+wall clock, `_device_ns` an accelerator's own time line. A quantity that cannot be negative is -1
+when it is missing; missing is never 0.
+"""
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+"""Raised whenever a column changes meaning or place; a reader refuses what is newer than itself."""
+
+RECORD_BYTES = 64
+NUM_WORDS = RECORD_BYTES // 8
+MISSING = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One named quantity inside a record."""
+
+    name: str
+    word: int
+    """Which of the eight words holds it (1-7)."""
+    meaning: str
+    unit: str = ""
+    shift: int = 0
+    """Lowest bit inside the word."""
+    width: int = 64
+    """Number of bits; 64 is the whole word, signed; less is unsigned."""
+    is_float: bool = False
+    """The word is an IEEE-754 double rather than an integer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One record file per rank and attempt."""
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    is_detail: bool = False
+    """Detail is what a rank gives up first when it reaches its size limit."""
+
+    def column(self, name: str) -> Column:
+        """The column of that name."""
+        return next(column for column in self.columns if column.name == name)
+
+
+def _name(word: int, meaning: str) -> Column:
+    return Column(name="name_id", word=word, width=16, meaning=meaning)
+
+
+STEPS = Table(
+    name="steps",
+    meaning="One row per finished training step; a later row with the same step replaces an "
+    "earlier one (a second optimizer that stepped in the same iteration extends it).",
+    columns=(
+        Column(name="step", word=1, meaning="step index, from 0, never reused within an attempt"),
+        Column(name="start_host_mono_ns", word=2, unit="ns", meaning="when the step began"),
+        Column(name="end_host_mono_ns", word=3, unit="ns", meaning="when the step ended"),
+        Column(
+            name="num_microbatches",
+            word=4,
+            width=32,
+            meaning="outermost backward passes in the step; 0 when none was seen",
+        ),
+        Column(name="flags", word=4, shift=32, width=16, meaning="see StepFlag"),
+        Column(
+            name="recorder_ns",
+            word=5,
+            unit="ns",
+            meaning="time spent inside the recorder during the step, measured on every "
+            "16th step; -1 on the others",
+        ),
+        Column(name="num_spans", word=6, meaning="phase records written during the step"),
+    ),
+)
+
+SPANS = Table(
+    name="spans",
+    meaning="One row per finished phase or detail span. Phases of a rank's training thread nest "
+    "and their self times partition the time line; detail spans do not take time from phases.",
+    is_detail=True,
+    columns=(
+        _name(1, "which phase or span: an id in the rank's name list"),
+        Column(name="depth", word=1, shift=16, width=8, meaning="enclosing phases, 0 outermost"),
+        Column(name="flags", word=1, shift=24, width=8, meaning="see SpanFlag"),
+        Column(
+            name="thread", word=1, shift=32, width=16, meaning="0 is the training thread, then 1, 2"
+        ),
+        Column(name="start_host_mono_ns", word=2, unit="ns", meaning="when it began"),
+        Column(name="duration_ns", word=3, unit="ns", meaning="host time from begin to end"),
+        Column(name="self_ns", word=4, unit="ns", meaning="duration less the phases nested in it"),
+        Column(name="microbatch", word=5, meaning="microbatch index within the step, or -1"),
+    ),
+)
+
+DEVICE_SPANS = Table(
+    name="device_spans",
+    meaning="One row per phase whose begin and end were also marked on the accelerator's stream. "
+    "Begin and end are when the stream reached the marks: idle time of the device between them "
+    "is included.",
+    is_detail=True,
+    columns=(
+        _name(1, "which phase: an id in the rank's name list"),
+        Column(name="device_index", word=1, shift=16, width=16, meaning="accelerator ordinal"),
+        Column(
+            name="host_start_host_mono_ns",
+            word=2,
+            unit="ns",
+            meaning="start_host_mono_ns of the host span this belongs to (the join key)",
+        ),
+        Column(
+            name="start_device_ns",
+            word=3,
+            unit="ns",
+            meaning="begin on the device time line, counted from the rank's first device mark",
+        ),
+        Column(name="duration_ns", word=4, unit="ns", meaning="begin to end on the device"),
+        Column(
+            name="offset_min_ns",
+            word=5,
+            unit="ns",
+            meaning="host_mono minus device time is at least this (the device cannot reach a mark "
+            "before the host issued it)",
+        ),
+        Column(
+            name="offset_max_ns",
+            word=6,
+            unit="ns",
+            meaning="host_mono minus device time is at most this (the mark had been reached when "
+            "the host saw it)",
+        ),
+        Column(name="microbatch", word=7, meaning="microbatch index within the step, or -1"),
+    ),
+)
+
+SCALARS = Table(
+    name="scalars",
+    meaning="One row per logged number.",
+    columns=(
+        _name(1, "what was logged: an id in the rank's name list"),
+        Column(name="step", word=2, meaning="the open step, else the last one; -1 before any"),
+        Column(name="time_host_mono_ns", word=3, unit="ns", meaning="when it was logged"),
+        Column(name="value", word=4, is_float=True, meaning="the number, NaN and Inf included"),
+        Column(name="microbatch", word=5, meaning="microbatch index within the step, or -1"),
+    ),
+)
+
+MEMORY = Table(
+    name="memory",
+    meaning="Memory of the process and its accelerator, sampled at a step's end at most once a "
+    "second.",
+    columns=(
+        Column(name="step", word=1, meaning="the step that had just ended"),
+        Column(name="time_host_mono_ns", word=2, unit="ns", meaning="when it was read"),
+        Column(name="rss_bytes", word=3, unit="bytes", meaning="resident set of the process"),
+        Column(
+            name="allocated_bytes", word=4, unit="bytes", meaning="tensors on the device, or -1"
+        ),
+        Column(
+            name="reserved_bytes",
+            word=5,
+            unit="bytes",
+            meaning="taken from the device by the caching allocator, or -1",
+        ),
+        Column(
+            name="peak_allocated_bytes",
+            word=6,
+            unit="bytes",
+            meaning="highest allocated_bytes since the allocator's peak was last reset, or -1",
+        ),
+        Column(
+            name="peak_reserved_bytes", word=7, unit="bytes", meaning="likewise, reserved, or -1"
+        ),
+    ),
+)
+
+CLOCKS = Table(
+    name="clocks",
+    meaning="Readings of the wall clock against the monotonic one, at start and then once a "
+    "minute at a step's end.",
+    columns=(
+        Column(name="time_host_mono_ns", word=1, unit="ns", meaning="midpoint of the two reads"),
+        Column(name="time_unix_ns", word=2, unit="ns", meaning="wall clock between them"),
+        Column(
+            name="uncertainty_ns", word=3, unit="ns", meaning="half the time between the two reads"
+        ),
+    ),
+)
+
+TABLES: dict[str, Table] = {
+    table.name: table for table in (STEPS, SPANS, DEVICE_SPANS, SCALARS, MEMORY, CLOCKS)
+}
+
+
+class StepFlag:
+    """Bits of `steps.flags`."""
+
+    ABORTED = 1
+    """The step's block was left by an exception."""
+    EXPLICIT = 2
+    """The boundaries were given by the program, not inferred from the optimizer."""
+    SKIPPED = 4
+    """The gradient scaler skipped the optimizer update (non-finite gradients)."""
+
+
+class SpanFlag:
+    """Bits of `spans.flags`."""
+
+    ABORTED = 1
+    """Left by an exception, or closed by the recorder because its end never came."""
+    DETAIL = 2
+    """A named span inside a phase: not part of the partition of the time line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a phase name means to the analyses."""
+
+    name: str
+    name_id: int
+    meaning: str
+
+
+ROLES: tuple[Role, ...] = (
+    Role("data", 1, "waiting for the next batch"),
+    Role("forward", 2, "the model's forward pass"),
+    Role("backward", 3, "the backward pass, recomputation of checkpointed parts included"),
+    Role("optimizer", 4, "the optimizer's step"),
+    Role("clip", 5, "gradient clipping"),
+    Role("eval", 6, "forward passes without training"),
+    Role("comm", 7, "communication the program timed as a phase of its own"),
+    Role("checkpoint", 8, "saving or loading state"),
+    Role("logging", 9, "writing metrics"),
+    Role("compute", 10, "forward and backward together, where a framework hides the split"),
+)
+"""Built-in phase names have the same id in every rank, so that readers need no translation."""
+
+BUILTIN_NAMES: dict[str, int] = {role.name: role.name_id for role in ROLES}
+FIRST_CUSTOM_NAME_ID = 64
+MAX_NAME_ID = 0xFFFF
+
+MAX_DETAIL_BYTES = 4 << 30
+"""A detail table stops at this size by default and counts what it drops; steps go on."""

@@ -1,0 +1,205 @@
+"""Writes one rank's part of a run directory, without talking to any other rank.
+
+    RUN/run.json                             what this directory is (whoever comes first writes it)
+    RUN/rank00003/attempt000/journal.jsonl   header, names, health, closing line
+    RUN/rank00003/attempt000/steps.tbl …     one file per table, made when first needed
+
+A restarted job finds `attempt000` taken and makes `attempt001`: attempts are never mixed and
+nothing is ever overwritten. Standard library only.
+"""
+
+import json
+import os
+import secrets
+import time
+from pathlib import Path
+
+from meshscope.store.journal import JOURNAL_NAME, JournalWriter
+from meshscope.store.schema import (
+    BUILTIN_NAMES,
+    FIRST_CUSTOM_NAME_ID,
+    MAX_DETAIL_BYTES,
+    MAX_NAME_ID,
+    SCHEMA_VERSION,
+    TABLES,
+)
+from meshscope.store.table_file import TableWriter
+
+MANIFEST_NAME = "run.json"
+RUN_FORMAT = "meshscope-run"
+TABLE_SUFFIX = ".tbl"
+OVERFLOW_NAME = "(too many names)"
+
+UNMAPPABLE_FILE_SYSTEMS = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs",
+        "nfs4", "orangefs", "panfs", "smb3", "smbfs", "virtiofs", "wekafs",
+    }
+)  # fmt: skip
+"""Where a mapped file is not safely shared or not supported; any `fuse.*` counts too."""
+
+
+def rank_dir_name(rank: int) -> str:
+    """`rank00003`."""
+    return f"rank{rank:05d}"
+
+
+def attempt_dir_name(attempt: int) -> str:
+    """`attempt000`."""
+    return f"attempt{attempt:03d}"
+
+
+def file_system_type(path: Path) -> str | None:
+    """Type of the file system that holds `path`, from the kernel's mount table; None if unknown."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    target = str(path.resolve())
+    best: tuple[int, str] | None = None
+    for line in mounts.splitlines():
+        before, separator, after = line.partition(" - ")
+        fields = before.split(" ")
+        if not separator or len(fields) < 5:
+            continue
+        point = fields[4].replace("\\040", " ")
+        if target == point or target.startswith(point.rstrip("/") + "/"):
+            # The longest mount point wins; of two mounts on one point, the later.
+            best = max(best or (-1, ""), (len(point), after.split(" ")[0]), key=lambda m: m[0])
+    return best[1] if best else None
+
+
+def is_mappable(path: Path) -> bool:
+    """Whether records may be written through a mapping of a file at `path`."""
+    kind = file_system_type(path)
+    return kind is None or not (kind in UNMAPPABLE_FILE_SYSTEMS or kind.startswith("fuse"))
+
+
+def ensure_manifest(run_dir: Path, fields: dict[str, object]) -> None:
+    """Writes `run.json` unless it is there: complete or absent, never half, whoever is first."""
+    manifest = run_dir / MANIFEST_NAME
+    if manifest.exists():
+        return
+    document = {
+        "format": RUN_FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "run_id": secrets.token_hex(6),
+        "created_unix_ns": time.time_ns(),
+        **fields,
+    }
+    draft = run_dir / f".{MANIFEST_NAME}.{os.getpid()}.{secrets.token_hex(4)}"
+    draft.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    try:
+        os.link(draft, manifest)  # fails when another rank was faster, and that is fine
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links: the last writer wins, all are complete
+        os.replace(draft, manifest)
+        return
+    draft.unlink()
+
+
+class RankWriter:
+    """Everything one rank writes in one attempt."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int,
+        *,
+        header: dict[str, object],
+        manifest: dict[str, object] | None = None,
+        mapped: bool | None = None,
+        max_detail_bytes: int = MAX_DETAIL_BYTES,
+    ) -> None:
+        self.rank = rank
+        run_dir.mkdir(parents=True, exist_ok=True)
+        ensure_manifest(run_dir, manifest or {})
+        self.attempt, self.directory = _claim_attempt(run_dir / rank_dir_name(rank))
+        self.is_mapped = is_mappable(self.directory) if mapped is None else mapped
+        self._max_detail_bytes = max_detail_bytes
+        self._fields: dict[str, object] = {"rank": rank, "attempt": self.attempt}
+        self._tables: dict[str, TableWriter] = {}
+        self._name_ids = dict(BUILTIN_NAMES)
+        self._next_name_id = FIRST_CUSTOM_NAME_ID
+        self.journal = JournalWriter(self.directory / JOURNAL_NAME)
+        self.journal.write(
+            "header",
+            schema_version=SCHEMA_VERSION,
+            attempt=self.attempt,
+            sink="mapped" if self.is_mapped else "append",
+            **header,
+        )
+
+    def table(self, name: str) -> TableWriter:
+        """The writer of a table; its file is made the first time it is asked for."""
+        writer = self._tables.get(name)
+        if writer is None:
+            writer = TableWriter(
+                self.directory / f"{name}{TABLE_SUFFIX}",
+                TABLES[name],
+                self._fields,
+                mapped=self.is_mapped,
+                max_detail_bytes=self._max_detail_bytes,
+            )
+            self._tables[name] = writer
+        return writer
+
+    def name_id(self, text: str) -> int:
+        """The id of a phase, span or scalar name; a new one is written down before its first use.
+
+        Ids are 16 bits. A program that makes names without end (an index in each, say) shares one
+        id for all that come after the last.
+        """
+        found = self._name_ids.get(text)
+        if found is not None:
+            return found
+        if self._next_name_id >= MAX_NAME_ID and text != OVERFLOW_NAME:
+            return self.name_id(OVERFLOW_NAME)
+        name_id = self._next_name_id
+        self.journal.write("name", id=name_id, text=text)
+        self._next_name_id += 1
+        self._name_ids[text] = name_id
+        return name_id
+
+    def num_dropped(self) -> dict[str, int]:
+        """Records lost so far per table, where any were."""
+        return {
+            name: table.num_dropped for name, table in self._tables.items() if table.num_dropped
+        }
+
+    def flush(self) -> None:
+        """Hands everything to the operating system (a no-op for mapped tables)."""
+        for table in list(self._tables.values()):
+            table.flush()
+
+    def close(self, **summary: object) -> None:
+        """Completes every table and writes the closing line."""
+        for name, table in self._tables.items():
+            table.close()
+            if table.error:
+                self.journal.write(
+                    "health", cause="store", where=name, count=table.num_dropped, text=table.error
+                )
+        self.journal.write("close", **summary)
+        self.journal.close()
+
+    def disarm(self) -> None:
+        """In a forked child: stop writing and leave the parent's files as they are."""
+        for table in self._tables.values():
+            table.disarm()
+        self.journal.close()
+
+
+def _claim_attempt(rank_dir: Path) -> tuple[int, Path]:
+    """Makes the next free attempt directory; mkdir decides, so two processes never share one."""
+    rank_dir.mkdir(exist_ok=True)
+    attempt = 0
+    while True:
+        directory = rank_dir / attempt_dir_name(attempt)
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            attempt += 1
+        else:
+            return attempt, directory
