@@ -10,6 +10,7 @@ the journal, never assumed.
 import gc
 import weakref
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from threading import get_ident
 from typing import Any
 
@@ -149,7 +150,8 @@ class Automatic:
         self.install_taps()
         if self._watches_all_optimizers:
             return
-        optimizer = self._torch.optim.optimizer
+        # By its full name: torch.optim deletes its own attribute for this submodule.
+        optimizer = import_module("torch.optim.optimizer")
         protect = self._guard.protect
         self._handles.append(
             optimizer.register_optimizer_step_pre_hook(
