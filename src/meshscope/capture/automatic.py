@@ -27,6 +27,8 @@ OPTIMIZER = BUILTIN_NAMES["optimizer"]
 CLIP = BUILTIN_NAMES["clip"]
 EVAL = BUILTIN_NAMES["eval"]
 
+SIGNALS_EVERY_NS = 100_000_000
+"""Reading a loss costs microseconds; ten times a second is plenty for a curve."""
 MAX_ROOT_SEARCHES = 5
 """How often the heap is searched for models when backward comes without a known forward."""
 
@@ -58,7 +60,11 @@ class Automatic:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._watches_all_optimizers = False
         self._searches_left = 0
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._tensor = torch.Tensor
+        self._token_types = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8))
         self._thread = 0
+        """The training thread, once known."""
         self.forget_open()
 
     @property
@@ -76,8 +82,8 @@ class Automatic:
         self._trains_in_eval_mode = False
         self._open_optimizers: list[int] = []
         self._ends_after_backward = 0
-        self._num_tokens = 0
-        self._last_rate: float | None = None
+        self._takes_signals = False
+        self._next_signals_ns = 0
 
     # --- installing -----------------------------------------------------------------------
 
@@ -85,35 +91,33 @@ class Automatic:
         """The taps every mode needs. Safe to call again."""
         if self._taps:
             return
-        torch, protect = self._torch, self._guard.protect
-        begin = protect("backward begin", self._backward_begins)
-        self._tap(torch.autograd, "backward", begin, protect("backward end", self._backward_ends))
-        self._tap(torch.autograd, "grad", begin, protect("grad end", self._grad_ends))
-        clip_begin = protect("clip begin", self._clip_begins)
-        clip_end = protect("clip end", self._clip_ends)
+        torch = self._torch
+        self._tap(torch.autograd, "backward", self._backward_begins, self._backward_ends)
+        self._tap(torch.autograd, "grad", self._backward_begins, self._grad_ends)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._tap(torch.nn.utils, name, clip_begin, clip_end)
+            self._tap(torch.nn.utils, name, self._clip_begins, self._clip_ends, wants_result=True)
         loader = getattr(torch.utils.data, "dataloader", None)
-        self._tap(
-            getattr(loader, "_BaseDataLoaderIter", None),
-            "__next__",
-            protect("loader begin", self._fetch_begins),
-            protect("loader end", self._fetch_ends),
-        )
-        self._tap(
-            getattr(getattr(torch, "amp", None), "GradScaler", None),
-            "step",
-            protect("scaler begin", self._scaler_begins),
-            protect("scaler end", self._scaler_ends),
-        )
+        iterator = getattr(loader, "_BaseDataLoaderIter", None)
+        self._tap(iterator, "__next__", self._fetch_begins, self._fetch_ends)
+        scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
+        self._tap(scaler, "step", self._scaler_begins, self._scaler_ends)
 
     def _tap(
-        self, owner: Any, attribute: str, before: Callable[..., Any], after: Callable[..., Any]
+        self,
+        owner: Any,
+        attribute: str,
+        begins: Callable[..., Any],
+        ends: Callable[..., Any],
+        *,
+        wants_result: bool = False,
     ) -> None:
         if owner is None or not hasattr(owner, attribute):
             self._note("tap", f"this torch has no {attribute} to watch; that phase is not timed")
             return
-        self._taps.append(Tap(owner, attribute, before, after))
+        protect = self._guard.protect
+        begins = protect(f"{attribute} begin", begins)
+        ends = protect(f"{attribute} end", ends)
+        self._taps.append(Tap(owner, attribute, begins, ends, wants_result=wants_result))
 
     def attach_model(self, model: Any) -> None:
         """Times the forward passes of a module."""
@@ -167,8 +171,9 @@ class Automatic:
         self._searches_left = MAX_ROOT_SEARCHES
         # An optimizer is made after its model: by then the model can be found and the very first
         # forward is timed.
-        search = protect("model search", lambda token, result: self._attach_roots())
-        self._tap(self._torch.optim.Optimizer, "__init__", _no_token, search)
+        self._tap(
+            self._torch.optim.Optimizer, "__init__", _no_token, lambda token: self._attach_roots()
+        )
 
     def remove(self) -> None:
         """Takes every hook and tap out again."""
@@ -196,14 +201,18 @@ class Automatic:
         if self._forward_depth > 1:
             return
         timeline = self._timeline
-        has_grad = self._torch.is_grad_enabled()
+        has_grad = self._is_grad_enabled()
         if has_grad and (module.training or self._trains_in_eval_mode):
             self._num_forwards += 1
             self._was_eval_with_grad = False
             self._forward_phase = FORWARD
-            self._steps.training_begins(now_ns)
+            if not timeline.step_start_ns:
+                self._steps.training_begins(now_ns)
             timeline.enter(FORWARD, now_ns)
-            self._count_tokens(args, kwargs)
+            # A two-dimensional integer input is a batch of token ids.
+            ids = args[0] if args else kwargs.get("input_ids")
+            if type(ids) is self._tensor and ids.ndim == 2 and ids.dtype in self._token_types:
+                timeline.input_tokens = max(timeline.input_tokens, 0) + ids.numel()
         else:
             self._was_eval_with_grad = has_grad
             self._forward_phase = EVAL
@@ -225,40 +234,48 @@ class Automatic:
         if timeline.is_sampled:
             timeline.own_ns += self._clock() - now_ns
 
-    def _count_tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A two-dimensional integer input is a batch of token ids."""
-        ids = args[0] if args else kwargs.get("input_ids")
-        if isinstance(ids, self._torch.Tensor) and ids.ndim == 2 and not ids.is_floating_point():
-            self._num_tokens += ids.numel()
-
     # --- backward -------------------------------------------------------------------------
 
-    def _backward_begins(self, tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+    def _backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         now_ns = self._clock()
         self._backward_depth += 1
         if self._backward_depth > 1:
             return
-        if self._was_eval_with_grad:  # fine-tuning in eval mode: what we called eval was training
-            self._trains_in_eval_mode = True
-        if not self._num_forwards and self._searches_left:
-            self._searches_left -= 1
-            self._attach_roots()
-        self._steps.training_begins(now_ns)
+        if not self._num_forwards:
+            self._meet_unseen_forward()
         timeline = self._timeline
+        if not timeline.step_start_ns:
+            self._steps.training_begins(now_ns)
         timeline.enter(BACKWARD, now_ns)
-        self._thread = self._thread or get_ident()
-        self._signal("backward_loss", tensors)
+        if now_ns >= self._next_signals_ns:
+            self._take_signals(now_ns, args[0] if args else kwargs.get("tensors"))
         if timeline.is_sampled:
             timeline.own_ns += self._clock() - now_ns
 
-    def _backward_ends(self, token: None, result: None) -> None:
+    def _meet_unseen_forward(self) -> None:
+        """Backward came without a training forward: learn why, for the next time."""
+        self._thread = self._thread or get_ident()
+        if self._was_eval_with_grad:  # fine-tuning in eval mode: what we called eval was training
+            self._trains_in_eval_mode = True
+        elif self._searches_left:
+            self._searches_left -= 1
+            self._attach_roots()
+
+    def _take_signals(self, now_ns: int, loss: Any) -> None:
+        """At most ten times a second: the loss now, the gradient norm and rate of this step."""
+        self._next_signals_ns = now_ns + SIGNALS_EVERY_NS
+        self._takes_signals = True
+        self._thread = self._thread or get_ident()
+        self._signal("backward_loss", loss)
+
+    def _backward_ends(self, token: None) -> None:
         if self._leave_backward():
             self._timeline.microbatch += 1
             if self._ends_after_backward:
-                self._end_optimizer_step(self._ends_after_backward)
+                self._steps.optimizer_ends(self._ends_after_backward, self._clock())
                 self._ends_after_backward = 0
 
-    def _grad_ends(self, token: None, result: Any) -> None:
+    def _grad_ends(self, token: None) -> None:
         self._leave_backward()
 
     def _leave_backward(self) -> bool:
@@ -279,11 +296,12 @@ class Automatic:
         now_ns = self._clock()
         key = id(optimizer)
         timeline = self._timeline
-        if key in self._open_optimizers:  # its last step raised, so its end never came
+        open_optimizers = self._open_optimizers
+        if key in open_optimizers:  # its last step raised, so its end never came
             timeline.abort_open(OPTIMIZER, now_ns)
-            self._open_optimizers.clear()
-        self._open_optimizers.append(key)
-        if len(self._open_optimizers) > 1:
+            open_optimizers.clear()
+        open_optimizers.append(key)
+        if len(open_optimizers) > 1:
             return  # a wrapper around another optimizer
         self._steps.optimizer_begins(key, now_ns)
         timeline.enter(OPTIMIZER, now_ns)
@@ -293,65 +311,57 @@ class Automatic:
     def _optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         now_ns = self._clock()
         key = id(optimizer)
-        if key not in self._open_optimizers:
+        open_optimizers = self._open_optimizers
+        if key not in open_optimizers:
             return
-        self._open_optimizers.remove(key)
-        if self._open_optimizers:
+        open_optimizers.remove(key)
+        if open_optimizers:
             return
-        timeline = self._timeline
-        timeline.leave(OPTIMIZER, now_ns)
-        rate = optimizer.param_groups[0].get("lr")
-        if rate is not self._last_rate and isinstance(rate, float) and rate != self._last_rate:
-            self._last_rate = rate
-            self._signal("lr", rate)
+        self._timeline.leave(OPTIMIZER, now_ns)
+        if self._takes_signals:
+            self._takes_signals = False
+            self._signal("lr", optimizer.param_groups[0].get("lr"))
         if self._backward_depth:  # an optimizer that runs inside backward, parameter by parameter
             self._ends_after_backward = key
         else:
-            self._end_optimizer_step(key, now_ns)
+            self._steps.optimizer_ends(key, now_ns)
 
-    def _end_optimizer_step(self, key: int, now_ns: int = 0) -> None:
-        if self._num_tokens:
-            self._signal("input_tokens", self._num_tokens)
-            self._num_tokens = 0
-        self._steps.optimizer_ends(key, now_ns or self._clock())
+    def _scaler_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        return self._steps.num_updates, id(optimizer)
 
-    def _scaler_begins(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._steps.num_updates, optimizer
-
-    def _scaler_ends(self, token: Any, result: Any) -> None:
-        if token is None:
-            return
-        num_updates, optimizer = token
-        if self._steps.num_updates == num_updates:
-            self._steps.update_skipped(id(optimizer), self._clock())
+    def _scaler_ends(self, token: tuple[int, int] | None) -> None:
+        if token is not None and self._steps.num_updates == token[0]:
+            self._steps.update_skipped(token[1], self._clock())
 
     # --- loader, clipping -----------------------------------------------------------------
 
-    def _fetch_begins(self, iterator: Any) -> bool:
+    def _fetch_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         now_ns = self._clock()
         timeline = self._timeline
-        names = timeline.stack.names
-        if (names and names[-1] == DATA) or (self._thread and get_ident() != self._thread):
+        if timeline.stack.name_id == DATA or (self._thread and get_ident() != self._thread):
             return False
         if self._open_optimizers:
             timeline.abort_open(OPTIMIZER, now_ns)
             self._open_optimizers.clear()
-        self._steps.batch_fetch_begins(now_ns)
+        if not timeline.step_start_ns:
+            self._steps.batch_fetch_begins(now_ns)
         timeline.enter(DATA, now_ns)
+        if timeline.is_sampled:
+            timeline.own_ns += self._clock() - now_ns
         return True
 
-    def _fetch_ends(self, is_ours: bool | None, result: Any) -> None:  # noqa: FBT001
+    def _fetch_ends(self, is_ours: bool | None) -> None:  # noqa: FBT001
         if is_ours:
             self._timeline.leave(DATA, self._clock())
 
-    def _clip_begins(self, *args: Any, **kwargs: Any) -> None:
+    def _clip_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._timeline.enter(CLIP, self._clock())
 
     def _clip_ends(self, token: None, norm: Any) -> None:
-        timeline = self._timeline
-        timeline.leave(CLIP, self._clock())
+        self._timeline.leave(CLIP, self._clock())
         # A sharded norm (DTensor) would need communication to read: only plain tensors are taken.
-        if type(norm) is self._torch.Tensor:
+        if self._takes_signals and type(norm) is self._tensor:
             self._signal("grad_norm", norm)
 
 

@@ -1,20 +1,15 @@
 """The one place where errors of the recorder end: counted, written down, never raised.
 
 Training must survive us, so this module alone may catch everything. What it caught is in the
-journal and at the head of the report. A call site that keeps failing is switched off.
+journal and at the head of the report.
 """
 
-import functools
 import logging
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
-MAX_ERRORS_PER_SITE = 100
-"""After this many errors a call site is skipped: a broken hook must not cost every step."""
-
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -46,30 +41,22 @@ class Guard:
             except Exception as again:  # noqa: BLE001 - a full disk must not turn into a loop
                 logger.warning("meshscope could not write that down: %s", again)
 
-    def protect(self, site: str, function: Callable[P, R]) -> Callable[P, R | None]:
-        """`function` that returns None instead of raising."""
-        counts = self.counts
+    def protect(self, site: str, function: Callable[..., R]) -> Callable[..., R | None]:
+        """`function` that returns None instead of raising. Positional arguments only: hooks are
+        called so, and packing keywords would cost every step."""
 
-        @functools.wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        def guarded(*args: Any) -> R | None:
             try:
-                return function(*args, **kwargs)
+                return function(*args)
             except Exception as error:  # noqa: BLE001 - this is the guard
                 self.caught(site, error)
             return None
 
-        def until_broken(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            return None if counts.get(site, 0) >= MAX_ERRORS_PER_SITE else guarded(*args, **kwargs)
-
-        return until_broken if site in _SWITCHABLE_SITES else guarded
+        return guarded
 
     def run(self, site: str, function: Callable[[], R]) -> R | None:
         """Calls `function` under the guard."""
         return self.protect(site, function)()
-
-
-_SWITCHABLE_SITES = frozenset({"memory sample", "clock sample", "device events"})
-"""Optional work; begin/end pairs are never skipped one-sidedly."""
 
 
 def _safe_text(error: BaseException) -> str:

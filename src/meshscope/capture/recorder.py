@@ -44,7 +44,7 @@ from meshscope.store.writer import RankWriter
 logger = logging.getLogger(__name__)
 
 OLDEST_TORCH = (2, 11)
-MEMORY_EVERY_NS = 1_000_000_000
+SAMPLE_EVERY_NS = 1_000_000_000
 CLOCK_EVERY_NS = 60_000_000_000
 FLUSH_SECONDS = 0.2
 """How long the append sink (network file systems) holds records back at most."""
@@ -98,14 +98,14 @@ class Recorder:
         self._is_paused = False
         self._failure = ""
         self.timeline = Timeline(clock)
-        self.timeline.on_step_end = self._after_step
+        self.timeline.on_visit = self._visit
         self._steps = StepInference(self.timeline)
         self._automatic: Automatic | None = None
         self._phases: dict[str, Phase] = {}
         self._spans: dict[str, Span] = {}
         self._scalars: TableWriter | None = None
         self._name_ids: dict[str, int] = {}
-        self._next_memory_ns = 0
+        self._next_sample_ns = 0
         self._next_clock_ns = 0
         self._flusher: threading.Thread | None = None
         self._stop = threading.Event()
@@ -531,11 +531,11 @@ class Recorder:
 
     def _take_signal(self, name: str, value: Any) -> None:
         """A training signal the hooks came across."""
-        if not self.config.signals:
-            return
         if isinstance(value, (list, tuple)):
             value = value[0] if len(value) == 1 else None
-        if value is None or (hasattr(value, "numel") and value.numel() != 1):
+        if not self.config.signals or value is None:
+            return
+        if hasattr(value, "numel") and value.numel() != 1:
             return
         self._protected_scalar(name, value, self.timeline.microbatch)
 
@@ -546,13 +546,15 @@ class Recorder:
 
     # --- after each step ------------------------------------------------------------------
 
-    def _after_step(self, step: int, end_ns: int) -> None:
+    def _visit(self, step: int, end_ns: int) -> None:
+        """At the end of a step: every step while a device is marked, else once a second."""
         device = self.timeline.device
         if device is not None:
             self._end_device_step(device)
-        if end_ns >= self._next_memory_ns:
-            self._next_memory_ns = end_ns + MEMORY_EVERY_NS
-            self.guard.run("memory sample", lambda: self._sample(step, end_ns))
+        if end_ns >= self._next_sample_ns:
+            self._next_sample_ns = end_ns + SAMPLE_EVERY_NS
+            self.guard.run("sample", lambda: self._sample(step, end_ns))
+        self.timeline.next_visit_ns = 0 if self.timeline.device else self._next_sample_ns
 
     def _end_device_step(self, device: DeviceTimeline) -> None:
         try:
@@ -591,6 +593,7 @@ class Recorder:
         device.put_span = self._put_device_span
         device.put_scalar = self._put_device_scalar
         self.timeline.device = device
+        self.timeline.next_visit_ns = 0
         return device
 
     def _put_device_span(self, *words: int) -> None:

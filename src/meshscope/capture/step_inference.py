@@ -10,20 +10,8 @@ or a batch is fetched. The record of a step is written at its first optimizer's 
 another one extends it, so a killed run misses nothing.
 """
 
-from dataclasses import dataclass
-
 from meshscope.capture.timeline import Timeline
 from meshscope.store.schema import StepFlag
-
-
-@dataclass(slots=True)
-class _EndedStep:
-    """A step that was written down, in case another optimizer turns out to belong to it."""
-
-    step: int
-    start_ns: int
-    microbatches: int
-    optimizers: set[int]
 
 
 class StepInference:
@@ -31,10 +19,12 @@ class StepInference:
 
     __slots__ = (
         "_batch_start_ns",
-        "_ended",
+        "_ended_microbatches",
+        "_ended_optimizers",
+        "_ended_start_ns",
+        "_ended_step",
         "_has_fetched",
-        "_mergeable",
-        "_optimizers",
+        "_stepped",
         "_timeline",
         "is_explicit",
         "num_updates",
@@ -50,9 +40,13 @@ class StepInference:
         """Forgets everything seen so far."""
         self._batch_start_ns = 0
         self._has_fetched = False
-        self._optimizers: set[int] = set()
-        self._ended: _EndedStep | None = None
-        self._mergeable: _EndedStep | None = None
+        self._stepped: tuple[int, ...] = ()
+        """Optimizers (by id) that have stepped in the open step."""
+        self._ended_optimizers: tuple[int, ...] = ()
+        """Those of the last step that was written down, while it may still be extended."""
+        self._ended_step = 0
+        self._ended_start_ns = 0
+        self._ended_microbatches = 0
         self.num_updates = 0
 
     def batch_fetch_begins(self, now_ns: int) -> None:
@@ -72,34 +66,32 @@ class StepInference:
         """A training forward, or a backward whose forward went unseen."""
         if self._timeline.step_start_ns or self.is_explicit:
             return
-        self._mergeable = None if self._has_fetched else self._ended
         self._timeline.begin_step(self._batch_start_ns or now_ns)
-        self._batch_start_ns = 0
-        self._has_fetched = False
-        self._optimizers = set()
+        self._stepped = ()
+        if self._has_fetched:
+            self._ended_optimizers = ()
+            self._has_fetched = False
+            self._batch_start_ns = 0
 
     def optimizer_begins(self, optimizer: int, now_ns: int) -> None:
         """An optimizer (by id) is about to step."""
         if self.is_explicit:
             return
-        if self._timeline.step_start_ns:
-            earlier = self._mergeable
-            if earlier is not None and optimizer not in earlier.optimizers:
-                self._go_on_with(earlier, self._timeline.microbatch)
-            self._mergeable = None
-            return
-        earlier = None if self._has_fetched else self._ended
-        if earlier is not None and optimizer not in earlier.optimizers:
-            self._go_on_with(earlier, 0)
+        extendable = () if self._has_fetched else self._ended_optimizers
+        if extendable and optimizer not in extendable:
+            self._go_on_with_ended_step()
         else:
             self.training_begins(now_ns)
-            self._mergeable = None
+        self._ended_optimizers = ()
 
-    def _go_on_with(self, earlier: _EndedStep, microbatches: int) -> None:
-        self._timeline.reopen_step(
-            earlier.step, earlier.start_ns, earlier.microbatches + microbatches
+    def _go_on_with_ended_step(self) -> None:
+        """What looked like a new step was the second optimizer's part of the last one."""
+        timeline = self._timeline
+        microbatches = timeline.microbatch if timeline.step_start_ns else 0
+        timeline.reopen_step(
+            self._ended_step, self._ended_start_ns, self._ended_microbatches + microbatches
         )
-        self._optimizers = earlier.optimizers
+        self._stepped = self._ended_optimizers
 
     def optimizer_ends(self, optimizer: int, now_ns: int, flags: int = 0) -> None:
         """An optimizer has stepped (or its step was skipped: see `flags`)."""
@@ -107,10 +99,10 @@ class StepInference:
         timeline = self._timeline
         if self.is_explicit or not timeline.step_start_ns:
             return
-        self._optimizers.add(optimizer)
-        self._ended = _EndedStep(
-            timeline.step, timeline.step_start_ns, timeline.microbatch, self._optimizers
-        )
+        self._ended_optimizers = self._stepped = (*self._stepped, optimizer)
+        self._ended_step = timeline.step
+        self._ended_start_ns = timeline.step_start_ns
+        self._ended_microbatches = timeline.microbatch
         timeline.end_step(now_ns, flags)
 
     def update_skipped(self, optimizer: int, now_ns: int) -> None:

@@ -9,38 +9,59 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-Before = Callable[..., object]
-After = Callable[..., object]
+Function = Callable[..., Any]
 
 
 class Tap:
     """One replaced attribute."""
 
-    def __init__(self, owner: Any, attribute: str, before: Before, after: After) -> None:
-        """`before(*args, **kwargs)` runs first; `after(token, result)` runs last, errors included.
+    def __init__(
+        self, owner: Any, attribute: str, begins: Function, ends: Function, *, wants_result: bool
+    ) -> None:
+        """`begins(args, kwargs)` runs before the function, `ends(token)` after it.
 
-        The token is what `before` returned; `result` is None when the function raised. Both must
-        not raise: they are guarded by the caller.
+        The token is what `begins` returned. With `wants_result`, `ends(token, result)` is called
+        instead, with None as result when the function raised. Neither may raise: the caller
+        guards them.
         """
         self._owner = owner
         self._attribute = attribute
-        self._original = original = getattr(owner, attribute)
+        self._original = getattr(owner, attribute)
         self._is_active = True
+        self._tapped = (self._wrap_with_result if wants_result else self._wrap)(begins, ends)
+        setattr(owner, attribute, self._tapped)
+
+    def _wrap(self, begins: Function, ends: Function) -> Function:
+        original = self._original
 
         @functools.wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             if not self._is_active:
                 return original(*args, **kwargs)
-            token = before(*args, **kwargs)
+            token = begins(args, kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                ends(token)
+
+        return tapped
+
+    def _wrap_with_result(self, begins: Function, ends: Function) -> Function:
+        original = self._original
+
+        @functools.wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_active:
+                return original(*args, **kwargs)
+            token = begins(args, kwargs)
             result = None
             try:
                 result = original(*args, **kwargs)
             finally:
-                after(token, result)
+                ends(token, result)
             return result
 
-        self._tapped = tapped
-        setattr(owner, attribute, tapped)
+        return tapped
 
     def remove(self) -> None:
         """Puts the original back, or falls silent when another wrapper sits on top."""

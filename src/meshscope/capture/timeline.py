@@ -38,16 +38,23 @@ class NullSink:
 
 
 class PhaseStack:
-    """Open phases of one thread, as parallel lists: cheaper than an object per phase."""
+    """Open phases of one thread. The innermost is kept in fields, the ones around it in a list:
+    phases seldom nest, and this runs inside every step."""
 
-    __slots__ = ("children_ns", "marks", "names", "starts_ns", "thread_bits")
+    __slots__ = ("children_ns", "mark", "name_id", "outer", "start_ns", "thread_bits")
 
     def __init__(self, thread_number: int) -> None:
         self.thread_bits = min(thread_number, _MAX_THREAD_NUMBER) << 32
-        self.names: list[int] = []
-        self.starts_ns: list[int] = []
-        self.children_ns: list[int] = []
-        self.marks: list[Mark | None] = []
+        self.name_id = 0
+        """Of the innermost open phase; 0 when none is open."""
+        self.start_ns = 0
+        self.children_ns = 0
+        self.mark: Mark | None = None
+        self.outer: list[tuple[int, int, int, Mark | None]] = []
+
+    def has(self, name_id: int) -> bool:
+        """Whether a phase of that name is open."""
+        return self.name_id == name_id or any(frame[0] == name_id for frame in self.outer)
 
 
 class Timeline:
@@ -58,11 +65,12 @@ class Timeline:
         "_other_stacks",
         "_own_thread",
         "device",
+        "input_tokens",
         "is_sampled",
         "last_step",
         "microbatch",
-        "num_spans",
-        "on_step_end",
+        "next_visit_ns",
+        "on_visit",
         "own_ns",
         "spans",
         "stack",
@@ -76,7 +84,9 @@ class Timeline:
         self.spans: Sink = NullSink()
         self.steps: Sink = NullSink()
         self.device: DeviceTimeline | None = None
-        self.on_step_end: Callable[[int, int], None] = _ignore_step_end
+        self.on_visit: Callable[[int, int], None] = _ignore_visit
+        """Called with step and time at the end of a step, not before `next_visit_ns`."""
+        self.next_visit_ns = 0
         self._own_thread = 0
         self.reset()
 
@@ -89,7 +99,7 @@ class Timeline:
         self.step_start_ns = 0
         """0 when no step is open."""
         self.microbatch = 0
-        self.num_spans = 0
+        self.input_tokens = MISSING
         self.own_ns = 0
         self.is_sampled = True
 
@@ -101,32 +111,34 @@ class Timeline:
     def enter(self, name_id: int, start_ns: int) -> None:
         """A phase begins."""
         stack = self.stack if get_ident() == self._own_thread else self._stack_elsewhere()
-        stack.names.append(name_id)
-        stack.starts_ns.append(start_ns)
-        stack.children_ns.append(0)
+        if stack.name_id:
+            stack.outer.append((stack.name_id, stack.start_ns, stack.children_ns, stack.mark))
+        stack.name_id = name_id
+        stack.start_ns = start_ns
+        stack.children_ns = 0
         device = self.device
-        stack.marks.append(None if device is None else device.mark(name_id, start_ns))
+        stack.mark = None if device is None else device.mark(name_id, start_ns)
 
     def leave(self, name_id: int, end_ns: int, flags: int = 0) -> None:
         """The phase entered last under this name ends; phases left open inside it are closed."""
         stack = self.stack if get_ident() == self._own_thread else self._stack_elsewhere()
-        names = stack.names
-        if not names:
+        if stack.name_id != name_id:
+            if stack.has(name_id):
+                self.leave(stack.name_id, end_ns, SpanFlag.ABORTED)
+                self.leave(name_id, end_ns, flags)
             return
-        if names[-1] != name_id:
-            if name_id not in names:
-                return
-            self.leave(names[-1], end_ns, SpanFlag.ABORTED)
-            self.leave(name_id, end_ns, flags)
-            return
-        names.pop()
-        start_ns = stack.starts_ns.pop()
+        start_ns = stack.start_ns
         duration_ns = end_ns - start_ns
-        self_ns = duration_ns - stack.children_ns.pop()
-        depth = len(names)
-        if depth:
-            stack.children_ns[-1] += duration_ns
-        self.num_spans += 1
+        self_ns = duration_ns - stack.children_ns
+        mark = stack.mark
+        outer = stack.outer
+        depth = 0
+        if outer:
+            depth = min(len(outer), _MAX_DEPTH)
+            stack.name_id, stack.start_ns, children_ns, stack.mark = outer.pop()
+            stack.children_ns = children_ns + duration_ns
+        else:
+            stack.name_id = 0
         self.spans.put(
             name_id | depth << 16 | flags << 24 | stack.thread_bits,
             start_ns,
@@ -136,13 +148,12 @@ class Timeline:
             0,
             0,
         )
-        mark = stack.marks.pop()
         if mark is not None and self.device is not None:
             self.device.close_span(mark, self.microbatch)
 
     def abort_open(self, name_id: int, end_ns: int) -> None:
         """Closes the phase of that name if it is still open: its end never came."""
-        if name_id in self.stack.names:
+        if self.stack.has(name_id):
             self.leave(name_id, end_ns, SpanFlag.ABORTED)
 
     def _stack_elsewhere(self) -> PhaseStack:
@@ -159,7 +170,7 @@ class Timeline:
     def put_detail(self, name_id: int, start_ns: int, end_ns: int, flags: int) -> None:
         """A named span that is not a phase: it takes nothing from the phases around it."""
         stack = self.stack if get_ident() == self._own_thread else self._stack_elsewhere()
-        depth = min(len(stack.names), _MAX_DEPTH)
+        depth = min(len(stack.outer) + bool(stack.name_id), _MAX_DEPTH)
         duration_ns = end_ns - start_ns
         self.spans.put(
             name_id | depth << 16 | (flags | SpanFlag.DETAIL) << 24 | stack.thread_bits,
@@ -175,26 +186,23 @@ class Timeline:
         """A step begins (at a moment that may lie a little in the past)."""
         self.step_start_ns = start_ns
         self.microbatch = 0
-        self.num_spans = 0
+        self.input_tokens = MISSING
         self.own_ns = 0
         self.is_sampled = self.step % SAMPLE_EVERY_STEPS == 0
 
     def end_step(self, end_ns: int, flags: int = 0) -> None:
         """The open step ends and is written down."""
-        if not self.step_start_ns:
+        start_ns = self.step_start_ns
+        if not start_ns:
             return
         step = self.step
-        self.on_step_end(step, end_ns)
+        if end_ns >= self.next_visit_ns:
+            self.on_visit(step, end_ns)
+        own_ns = MISSING
         if self.is_sampled:
-            self.own_ns += self._clock() - end_ns
+            own_ns = self.own_ns + self._clock() - end_ns
         self.steps.put(
-            step,
-            self.step_start_ns,
-            end_ns,
-            self.microbatch | flags << 32,
-            self.own_ns if self.is_sampled else MISSING,
-            self.num_spans,
-            0,
+            step, start_ns, end_ns, self.microbatch | flags << 32, own_ns, self.input_tokens, 0
         )
         self.last_step = step
         self.step = step + 1
@@ -209,10 +217,10 @@ class Timeline:
 
     def abort_step(self, end_ns: int, flags: int = 0) -> None:
         """Ends the open step after an exception, with everything still open inside it."""
-        while self.stack.names:
-            self.leave(self.stack.names[-1], end_ns, SpanFlag.ABORTED)
+        while self.stack.name_id:
+            self.leave(self.stack.name_id, end_ns, SpanFlag.ABORTED)
         self.end_step(end_ns, flags | StepFlag.ABORTED)
 
 
-def _ignore_step_end(step: int, end_ns: int) -> None:
+def _ignore_visit(step: int, end_ns: int) -> None:
     """Until a recorder listens."""

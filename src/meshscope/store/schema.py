@@ -75,7 +75,12 @@ STEPS = Table(
             meaning="time spent inside the recorder during the step, measured on every "
             "16th step; -1 on the others",
         ),
-        Column(name="num_spans", word=6, meaning="phase records written during the step"),
+        Column(
+            name="input_tokens",
+            word=6,
+            meaning="elements of the two-dimensional integer inputs of the step's training "
+            "forward passes on this rank; -1 when there were none",
+        ),
     ),
 )
 
