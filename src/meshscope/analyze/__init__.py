@@ -1,0 +1,1 @@
+"""Store tables → typed summaries: pure functions over one attempt, numpy only."""

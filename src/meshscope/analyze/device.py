@@ -1,0 +1,113 @@
+"""Device time per phase: the accelerator's marks joined to the host spans they belong to.
+
+A device span runs from when the stream reached a phase's first mark to when it reached its last,
+so idle time of the device inside is included. Its own time is that less the device spans of the
+phases nested in it. The device runs behind the host, so a phase's device time may fall after its
+host time; it is counted to the step of the host span.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.analyze.phases import Int64s, PhaseSpans, int64_column, sum_by_stretch
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.columns import Columns
+from meshscope.store.reader import RankRecording
+
+_NO_ACCELERATOR = "no accelerator was used by this process"
+_NO_EVENTS = "recorded without device events"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSplit:
+    """Device time of one rank's steps, without the warm-up steps."""
+
+    phase_ns: Mapping[str, int]
+    """Own device time per phase, summed over the steps."""
+    num_steps: int
+    """Steps with any device span; the last ones may not have been read back."""
+    num_unmatched: int
+    """Device spans whose host span is not recorded; left out."""
+
+
+def split_device_time(
+    spans: PhaseSpans,
+    device_spans: Columns,
+    names: Mapping[int, str],
+    *,
+    num_steps: int,
+    warmup_steps: int,
+) -> DeviceSplit:
+    """Device time per phase, over the steps after the warm-up."""
+    host_row = _join(spans, device_spans)
+    is_matched = host_row >= 0
+    duration = int64_column(device_spans, "duration_ns")
+    device_ns = np.zeros(len(spans.start_ns), dtype=np.int64)
+    device_ns[host_row[is_matched]] = duration[is_matched]
+    own_ns = device_ns - _children_sum(spans, device_ns)
+    table, phases = sum_by_stretch(spans, own_ns, names, num_stretches=2 * num_steps + 1)
+    steady = table[1::2][warmup_steps:]
+    totals = steady.sum(axis=0).tolist()
+    return DeviceSplit(
+        phase_ns={name: ns for name, ns in zip(phases, totals, strict=True) if ns},
+        num_steps=int(np.count_nonzero(steady.any(axis=1))),
+        num_unmatched=int(np.count_nonzero(~is_matched)),
+    )
+
+
+def explain_no_device(recording: RankRecording, memory: Columns) -> Unavailable:
+    """Why a rank has no device spans."""
+    if bool((int64_column(memory, "allocated_bytes") >= 0).any()) or _saw_devices(recording):
+        return Unavailable(_NO_EVENTS)
+    return Unavailable(_NO_ACCELERATOR)
+
+
+def _saw_devices(recording: RankRecording) -> bool:
+    provenance = recording.header.get("provenance")
+    facts = provenance.get("torch") if isinstance(provenance, dict) else None
+    return isinstance(facts, dict) and bool(facts.get("devices"))
+
+
+def _join(spans: PhaseSpans, device_spans: Columns) -> npt.NDArray[np.int64]:
+    """For each device span the row of its host span, by start and name; -1 without one."""
+    starts = int64_column(device_spans, "host_start_host_mono_ns")
+    names = device_spans["name_id"]
+    order = np.argsort(spans.start_ns, kind="stable")
+    sorted_starts = spans.start_ns[order]
+    position = np.searchsorted(sorted_starts, starts, side="left")
+    found = np.full(len(starts), -1, dtype=np.int64)
+    open_rows = np.arange(len(starts))
+    # Nested phases may begin in the same nanosecond: walk along equal starts, a few at most.
+    while len(open_rows):
+        at = position[open_rows]
+        in_range = at < len(order)
+        open_rows, at = open_rows[in_range], at[in_range]
+        same_start = sorted_starts[at] == starts[open_rows]
+        open_rows, at = open_rows[same_start], at[same_start]
+        same_name = spans.name_id[order[at]] == names[open_rows]
+        found[open_rows[same_name]] = order[at[same_name]]
+        open_rows = open_rows[~same_name]
+        position[open_rows] += 1
+    return found
+
+
+def _children_sum(spans: PhaseSpans, values: Int64s) -> Int64s:
+    """For each span the sum of `values` over the spans directly inside it.
+
+    Spans are recorded when they end, so the parent of a span at depth d is the next one recorded
+    at depth d - 1, provided that it contains it (its record may have been lost).
+    """
+    total = np.zeros(len(values), dtype=np.int64)
+    end = spans.start_ns + spans.duration_ns
+    for depth in range(1, int(spans.depth.max(initial=0)) + 1):
+        children = np.flatnonzero(spans.depth == depth)
+        parents = np.flatnonzero(spans.depth == depth - 1)
+        at = np.searchsorted(parents, children)
+        children, at = children[at < len(parents)], at[at < len(parents)]
+        owner = parents[at]
+        inside = (spans.start_ns[owner] <= spans.start_ns[children]) & (end[children] <= end[owner])
+        np.add.at(total, owner[inside], values[children[inside]])
+    return total

@@ -1,0 +1,383 @@
+"""One attempt in numbers: what every rank did, what the job did, how good the recording is.
+
+Ranks are read one after another and reduced at once to a few numbers and one duration per step,
+so a thousand ranks need no more memory than one rank's tables and those.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from meshscope.analyze.device import DeviceSplit, explain_no_device, split_device_time
+from meshscope.analyze.distribution import Distribution, measure_distribution
+from meshscope.analyze.health import (
+    OverheadSamples,
+    RecordingHealth,
+    as_int,
+    assess_recording,
+    count_errors,
+)
+from meshscope.analyze.phases import (
+    RankPartition,
+    StepTimes,
+    TimeSplit,
+    add_splits,
+    int64_column,
+    order_steps,
+    partition_rank,
+    place_phases,
+)
+from meshscope.analyze.signals import (
+    SIGNAL_NAMES,
+    JobSignal,
+    Signal,
+    find_signals,
+    merge_signals,
+    read_scalars,
+)
+from meshscope.analyze.steps import (
+    NO_STEP,
+    JobSteps,
+    JobStepSummary,
+    count_warmup,
+    explain_no_steady_step,
+    summarize_job_steps,
+)
+from meshscope.analyze.throughput import (
+    TOKEN_SOURCES,
+    RankTokens,
+    TokenRate,
+    measure_steps_per_s,
+    measure_tokens,
+    pick_rank_tokens,
+    stepping_ns,
+    sum_tokens,
+)
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.columns import Columns, Problem, ProblemKind
+from meshscope.store.reader import Attempt, RankRecording
+from meshscope.store.schema import StepFlag
+
+_WANTED_SCALARS = frozenset(
+    (*TOKEN_SOURCES, *(name for names in SIGNAL_NAMES.values() for name in names))
+)
+
+
+class RankState(StrEnum):
+    """How a rank's recording ends."""
+
+    FINISHED = "finished"
+    OPEN = "still running or killed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """One rank."""
+
+    rank: int
+    label: str | Unavailable
+    """Coordinates on the mesh, such as `dp0.tp1.pp0`."""
+    host: str | Unavailable
+    num_steps: int
+    """Finished steps."""
+    num_warmup: int
+    """First steps left out of `step_time`, `time.steady_steps` and `device`."""
+    num_aborted_steps: int
+    """Steps left by an exception; counted in `num_steps`."""
+    num_skipped_updates: int
+    """Steps in which the gradient scaler skipped the optimizer."""
+    last_step: int | Unavailable
+    step_time: Distribution | Unavailable
+    step_interval: Distribution | Unavailable
+    steps_per_s: float | Unavailable
+    time: RankPartition
+    device: DeviceSplit | Unavailable
+    tokens: TokenRate | Unavailable
+    signals: Mapping[str, Signal]
+    peak_rss_bytes: int | Unavailable
+    """Highest sampled resident set; a peak between two samples is not seen."""
+    peak_device_bytes: int | Unavailable
+    """Highest allocation on the device, from the allocator's own peak."""
+    state: RankState
+    last_record_unix_ns: int | Unavailable
+    """Wall clock of the rank's host at the last thing recorded, or at its closing line."""
+    num_errors: int
+    num_problems: int
+
+    @property
+    def num_steady_steps(self) -> int:
+        """Steps the statistics are over."""
+        return self.num_steps - self.num_warmup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSpread:
+    """Mean time per step of one phase, compared over the ranks that have it."""
+
+    phase: str
+    num_ranks: int
+    min_ns: float
+    median_ns: float
+    max_ns: float
+    min_rank: int
+    max_rank: int
+    """The lowest rank of several that share the maximum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTime:
+    """The ranks' time lines added up: rank-nanoseconds. The four parts sum to `wall_ns`."""
+
+    before_first: TimeSplit
+    steps: TimeSplit
+    between: TimeSplit
+    after_last: TimeSplit
+    steady_steps: TimeSplit
+    """`steps` without warm-up."""
+    num_steady_rank_steps: int
+    """Steps in `steady_steps`, counted on every rank."""
+    device_phase_ns: Mapping[str, int] | Unavailable
+    """Device time in the steady steps of the ranks that have it."""
+    num_device_rank_steps: int
+    containers: Mapping[str, int]
+    """Spans per phase that cross step boundaries and are left out of the split."""
+    num_other_threads: int
+    """Phases of other threads, left out likewise."""
+
+    @property
+    def wall_ns(self) -> int:
+        """Recorded time of all ranks together."""
+        parts = (self.before_first, self.steps, self.between, self.after_last)
+        return sum(part.wall_ns for part in parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttemptSummary:
+    """One attempt of a run."""
+
+    ranks: tuple[RankSummary, ...]
+    layout: Layout | Unavailable
+    world_size: int
+    steps: JobStepSummary
+    time: JobTime
+    spreads: tuple[PhaseSpread, ...]
+    """One per phase of the steady steps, largest median first; unattributed not among them."""
+    unattributed: PhaseSpread | Unavailable
+    steps_per_s: float | Unavailable
+    """Of the slowest of the ranks that finished most steps."""
+    tokens: TokenRate | Unavailable
+    signals: Mapping[str, JobSignal | Unavailable]
+    health: RecordingHealth
+
+
+def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> AttemptSummary:
+    """Reads and reduces every rank. `warmup_steps` None: 1 where more than 3 steps finished."""
+    durations, intervals, overhead = JobSteps(), JobSteps(), OverheadSamples()
+    ranks: list[RankSummary] = []
+    tokens: dict[int, RankTokens] = {}
+    longest = (0, 0)
+    problems: list[Problem] = []
+    for recording in attempt:
+        columns = recording.read("steps")
+        steps = order_steps(columns)
+        overhead.add(columns)
+        durations.add(recording.rank, steps.step, steps.duration_ns)
+        intervals.add(recording.rank, steps.step[:-1], np.diff(steps.start_ns))
+        longest = max(longest, (len(steps), stepping_ns(steps)))
+        summary, rates = _summarize_rank(recording, columns, steps, attempt.layout, warmup_steps)
+        ranks.append(summary)
+        tokens[recording.rank] = rates
+        problems += _overlap_problems(recording, steps)
+    steady = [rank for rank in ranks if rank.num_steady_steps]
+    return AttemptSummary(
+        ranks=tuple(ranks),
+        layout=attempt.layout,
+        world_size=attempt.world_size,
+        steps=summarize_job_steps(
+            durations, intervals, num_ranks=len(ranks), asked_warmup=warmup_steps
+        ),
+        time=_add_times(ranks),
+        spreads=_spread_phases(steady),
+        unattributed=_spread_unattributed(steady),
+        steps_per_s=longest[0] * 1e9 / longest[1] if longest[1] > 0 else Unavailable(NO_STEP),
+        tokens=sum_tokens(tokens, attempt.layout, attempt.world_size),
+        signals=merge_signals([dict(rank.signals) for rank in ranks]),
+        health=assess_recording(
+            attempt, {rank.rank: rank.num_steps for rank in ranks}, problems, overhead
+        ),
+    )
+
+
+def _summarize_rank(
+    recording: RankRecording,
+    columns: Columns,
+    steps: StepTimes,
+    layout: Layout | Unavailable,
+    asked_warmup: int | None,
+) -> tuple[RankSummary, RankTokens]:
+    num_steps = len(steps)
+    num_warmup = count_warmup(num_steps, asked_warmup)
+    reason = explain_no_steady_step(num_steps)
+    spans = recording.read("spans")
+    memory = recording.read("memory")
+    scalars = read_scalars(recording, _WANTED_SCALARS)
+    placed, num_other_threads = place_phases(steps, spans)
+    recorded_ns = _recorded_range(recording, steps, spans, memory)
+    device: DeviceSplit | Unavailable
+    if recording.has_table("device_spans"):
+        device = split_device_time(
+            placed,
+            recording.read("device_spans"),
+            recording.names,
+            num_steps=num_steps,
+            warmup_steps=num_warmup,
+        )
+    else:
+        device = explain_no_device(recording, memory)
+    rates = measure_tokens(steps, scalars)
+    flags = columns["flags"].astype(np.int64, copy=False)
+    summary = RankSummary(
+        rank=recording.rank,
+        label=layout if isinstance(layout, Unavailable) else layout.label(recording.rank),
+        host=_host_of(recording),
+        num_steps=num_steps,
+        num_warmup=num_warmup,
+        num_aborted_steps=int(np.count_nonzero(flags & StepFlag.ABORTED)),
+        num_skipped_updates=int(np.count_nonzero(flags & StepFlag.SKIPPED)),
+        last_step=int(steps.step[-1]) if num_steps else Unavailable(NO_STEP),
+        step_time=measure_distribution(steps.duration_ns[num_warmup:], reason=reason),
+        step_interval=measure_distribution(
+            np.diff(steps.start_ns)[num_warmup:],
+            reason=reason if num_steps == num_warmup else "it takes two steps",
+        ),
+        steps_per_s=measure_steps_per_s(steps),
+        time=partition_rank(
+            steps,
+            placed,
+            recording.names,
+            recorded_ns=recorded_ns,
+            warmup_steps=num_warmup,
+            num_other_threads=num_other_threads,
+        ),
+        device=device,
+        tokens=pick_rank_tokens(rates),
+        signals=find_signals(recording.rank, scalars),
+        peak_rss_bytes=_peak(memory, "rss_bytes", "memory was not sampled"),
+        peak_device_bytes=_peak(
+            memory, "peak_allocated_bytes", "no accelerator was used by this process"
+        ),
+        state=RankState.OPEN if recording.closing is None else RankState.FINISHED,
+        last_record_unix_ns=_to_unix(recording, recorded_ns[1]),
+        num_errors=count_errors(recording),
+        num_problems=len(recording.problems) + bool(steps.num_overlapping),
+    )
+    return summary, rates
+
+
+def _recorded_range(
+    recording: RankRecording, steps: StepTimes, spans: Columns, memory: Columns
+) -> tuple[int, int]:
+    """First and last moment of the rank's recording, on its monotonic clock.
+
+    The header is written with the first record, which is the end of the first phase: that phase,
+    and the step it is in, may have begun before.
+    """
+    span_start = int64_column(spans, "start_host_mono_ns")
+    begins = [as_int(recording.header.get("start_host_mono_ns"))]
+    ends = [as_int(recording.closing.get("end_host_mono_ns")) if recording.closing else None]
+    if len(steps):
+        begins.append(int(steps.start_ns[0]))
+        ends.append(int(steps.end_ns[-1]))
+    if len(span_start):
+        begins.append(int(span_start.min()))
+        ends.append(int((span_start + int64_column(spans, "duration_ns")).max()))
+    sampled = int64_column(memory, "time_host_mono_ns")
+    if len(sampled):
+        ends.append(int(sampled.max()))
+    known = [moment for moment in begins if moment is not None]
+    start_ns = min(known, default=0)
+    end_ns = max((moment for moment in (*known, *ends) if moment is not None), default=0)
+    return start_ns, end_ns
+
+
+def _to_unix(recording: RankRecording, mono_ns: int) -> int | Unavailable:
+    start_mono_ns = as_int(recording.header.get("start_host_mono_ns"))
+    start_unix_ns = as_int(recording.header.get("start_unix_ns"))
+    if start_mono_ns is None or start_unix_ns is None:
+        return Unavailable("the rank's journal has no readable header")
+    return start_unix_ns + mono_ns - start_mono_ns
+
+
+def _host_of(recording: RankRecording) -> str | Unavailable:
+    host = recording.header.get("host")
+    return host if isinstance(host, str) else Unavailable("the rank's journal does not say")
+
+
+def _peak(memory: Columns, name: str, reason: str) -> int | Unavailable:
+    highest = int(int64_column(memory, name).max(initial=-1))
+    return highest if highest >= 0 else Unavailable(reason)
+
+
+def _overlap_problems(recording: RankRecording, steps: StepTimes) -> list[Problem]:
+    if not steps.num_overlapping:
+        return []
+    text = f"{steps.num_overlapping} step(s) overlap an earlier one in time and are left out"
+    return [Problem(kind=ProblemKind.DAMAGED, rank=recording.rank, text=text)]
+
+
+def _add_times(ranks: list[RankSummary]) -> JobTime:
+    devices = [rank.device for rank in ranks if not isinstance(rank.device, Unavailable)]
+    containers: dict[str, int] = {}
+    for rank in ranks:
+        for name, count in rank.time.containers.items():
+            containers[name] = containers.get(name, 0) + count
+    device_ns: dict[str, int] = {}
+    for device in devices:
+        for name, total in device.phase_ns.items():
+            device_ns[name] = device_ns.get(name, 0) + total
+    reasons = dict.fromkeys(r.device.reason for r in ranks if isinstance(r.device, Unavailable))
+    return JobTime(
+        before_first=add_splits([rank.time.before_first for rank in ranks]),
+        steps=add_splits([rank.time.steps for rank in ranks]),
+        between=add_splits([rank.time.between for rank in ranks]),
+        after_last=add_splits([rank.time.after_last for rank in ranks]),
+        steady_steps=add_splits([rank.time.steady_steps for rank in ranks]),
+        num_steady_rank_steps=sum(rank.num_steady_steps for rank in ranks),
+        device_phase_ns=device_ns if devices else Unavailable("; ".join(reasons)),
+        num_device_rank_steps=sum(device.num_steps for device in devices),
+        containers=containers,
+        num_other_threads=sum(rank.time.num_other_threads for rank in ranks),
+    )
+
+
+def _spread_phases(ranks: list[RankSummary]) -> tuple[PhaseSpread, ...]:
+    values: dict[str, list[tuple[float, int]]] = {}
+    for rank in ranks:
+        for phase, total in rank.time.steady_steps.phase_ns.items():
+            values.setdefault(phase, []).append((total / rank.num_steady_steps, rank.rank))
+    spreads = [_spread(phase, found) for phase, found in values.items()]
+    return tuple(sorted(spreads, key=lambda spread: (-spread.median_ns, spread.phase)))
+
+
+def _spread_unattributed(ranks: list[RankSummary]) -> PhaseSpread | Unavailable:
+    found = [
+        (rank.time.steady_steps.unattributed_ns / rank.num_steady_steps, rank.rank)
+        for rank in ranks
+    ]
+    return _spread("unattributed", found) if found else Unavailable(NO_STEP)
+
+
+def _spread(phase: str, found: list[tuple[float, int]]) -> PhaseSpread:
+    means = np.array([value for value, _ in found])
+    return PhaseSpread(
+        phase=phase,
+        num_ranks=len(found),
+        min_ns=float(means.min()),
+        median_ns=float(np.median(means)),
+        max_ns=float(means.max()),
+        min_rank=found[int(means.argmin())][1],
+        max_rank=found[int(means.argmax())][1],
+    )

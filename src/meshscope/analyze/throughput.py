@@ -1,0 +1,127 @@
+"""Steps and tokens per second, gaps included.
+
+A rank's rate is over its wall clock from its first step's start to its last step's end. Tokens
+are the scalar `tokens` the program logged, each value taken as tokens since the value before,
+else `input_tokens`, which the recorder counts from the model's integer inputs. The job's tokens/s
+is the sum over the ranks at tp 0 and pp 0: tensor-parallel ranks and pipeline stages work on the
+same tokens, the other axes on different ones.
+
+Wrong when a program logs the job's tokens on every rank rather than the rank's own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.phases import Int64s, StepTimes
+from meshscope.analyze.signals import ScalarSeries
+from meshscope.core.layout import Axis, Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.reader import abbreviate_ranks
+
+TOKEN_SOURCES: dict[str, str] = {
+    "tokens": "logged by the program as tokens",
+    "input_tokens": "counted by the recorder from the model's integer inputs",
+}
+"""Scalars that count tokens, best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRate:
+    """Tokens per second of one rank, or of the job."""
+
+    tokens_per_s: float
+    scalar: str
+    """`tokens` or `input_tokens`."""
+    num_steps: int
+    """Steps in which a value was logged."""
+    num_nonfinite: int
+    """Values left out because they are NaN or infinite."""
+    num_ranks: int = 1
+    """Ranks summed."""
+
+
+RankTokens = Mapping[str, TokenRate]
+"""Per scalar of TOKEN_SOURCES that the rank has."""
+
+
+def measure_steps_per_s(steps: StepTimes) -> float | Unavailable:
+    """Finished steps over the time from the first one's start to the last one's end."""
+    span_ns = stepping_ns(steps)
+    return len(steps) * 1e9 / span_ns if span_ns > 0 else Unavailable("no step finished")
+
+
+def stepping_ns(steps: StepTimes) -> int:
+    """From the first step's start to the last step's end; 0 without steps."""
+    return int(steps.end_ns[-1] - steps.start_ns[0]) if len(steps) else 0
+
+
+def measure_tokens(steps: StepTimes, scalars: Mapping[str, ScalarSeries]) -> RankTokens:
+    """The rank's token rates, one per scalar that counts tokens."""
+    span_ns = stepping_ns(steps)
+    rates: dict[str, TokenRate] = {}
+    for name in TOKEN_SOURCES:
+        series = scalars.get(name)
+        if series is None or span_ns <= 0:
+            continue
+        in_steps = (series.step >= steps.step.min()) & (series.step <= steps.step.max())
+        finite = in_steps & np.isfinite(series.value)
+        num_logged = _count_distinct(series.step[finite])
+        if num_logged:
+            rates[name] = TokenRate(
+                tokens_per_s=float(series.value[finite].sum()) * 1e9 / span_ns,
+                scalar=name,
+                num_steps=num_logged,
+                num_nonfinite=int(np.count_nonzero(in_steps)) - int(np.count_nonzero(finite)),
+            )
+    return rates
+
+
+def pick_rank_tokens(rates: RankTokens) -> TokenRate | Unavailable:
+    """What the program logged, else what the recorder counted."""
+    for name in TOKEN_SOURCES:
+        if name in rates:
+            return rates[name]
+    return Unavailable("the rank logged no tokens and its model has no integer inputs")
+
+
+def sum_tokens(
+    per_rank: Mapping[int, RankTokens], layout: Layout | Unavailable, world_size: int
+) -> TokenRate | Unavailable:
+    """The job's token rate."""
+    if world_size == 1:
+        return pick_rank_tokens(per_rank.get(0, {}))
+    if isinstance(layout, Unavailable):
+        return Unavailable(f"which ranks share tokens is not known: {layout.reason}")
+    counted = _find_counted(layout)
+    for name in TOKEN_SOURCES:
+        rates = [per_rank[rank][name] for rank in counted if name in per_rank.get(rank, {})]
+        if len(rates) == len(counted):
+            return TokenRate(
+                tokens_per_s=sum(rate.tokens_per_s for rate in rates),
+                scalar=name,
+                num_steps=max(rate.num_steps for rate in rates),
+                num_nonfinite=sum(rate.num_nonfinite for rate in rates),
+                num_ranks=len(rates),
+            )
+    lacking = [rank for rank in counted if not per_rank.get(rank)]
+    if lacking:
+        return Unavailable(f"no tokens were logged or counted on rank {abbreviate_ranks(lacking)}")
+    return Unavailable("some ranks log tokens and others have only input_tokens")
+
+
+def _find_counted(layout: Layout) -> list[int]:
+    """The ranks at tp 0 and pp 0."""
+    ranks = np.arange(layout.world_size)
+    is_counted = np.ones(len(ranks), dtype=np.bool_)
+    for axis in (Axis.TP, Axis.PP):
+        is_counted &= ranks // layout.stride(axis) % layout.degree(axis) == 0
+    found: list[int] = np.flatnonzero(is_counted).tolist()
+    return found
+
+
+def _count_distinct(steps: Int64s) -> int:
+    if len(steps) and bool((steps[1:] >= steps[:-1]).all()):  # as a rank logs them
+        return 1 + int(np.count_nonzero(steps[1:] != steps[:-1]))
+    return len(np.unique(steps))
