@@ -1,0 +1,216 @@
+"""Writes real run directories with known ground truth: no torch, made-up times, the real writer.
+
+    make_run(path, layout=Layout(dp=2), num_steps=5, phases=(("forward", 30 * MS), …))
+
+writes through `store.writer.RankWriter`, so that what tests read is what a recorder leaves.
+Faults change what chosen ranks write; `Faults` says which.
+"""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshscope.core.layout import Layout
+from meshscope.store.schema import MISSING
+from meshscope.store.table_file import HEADER_BYTES
+from meshscope.store.writer import RankWriter
+
+MS = 1_000_000
+SECOND = 1_000_000_000
+START_MONO_NS = 5_000 * SECOND
+START_UNIX_NS = 1_763_200_000 * SECOND
+"""2025-11-15 09:46:40 UTC."""
+
+Phases = Sequence[tuple[str, int]]
+"""Name and duration of the phases of a step, one after another."""
+
+DEFAULT_PHASES: Phases = (
+    ("data", 2 * MS),
+    ("forward", 30 * MS),
+    ("backward", 60 * MS),
+    ("optimizer", 5 * MS),
+)
+UNATTRIBUTED_NS = 3 * MS
+"""Of every step, unless told otherwise."""
+GAP_NS = 1 * MS
+STARTUP_NS = 500 * MS
+SHUTDOWN_NS = 10 * MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What is wrong with a run, by rank."""
+
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Rank to the factor by which its phases are longer."""
+    killed: Mapping[int, int] = field(default_factory=dict)
+    """Rank to the number of steps after which it was killed: no closing line."""
+    missing: frozenset[int] = frozenset()
+    """Ranks that recorded nothing."""
+    damaged: Mapping[int, str] = field(default_factory=dict)
+    """Rank to the table of which one byte in the second record is flipped."""
+    errors: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Rank to errors caught per site."""
+
+
+NO_FAULTS = Faults()
+
+
+def make_run(
+    path: Path,
+    *,
+    layout: Layout | None = None,
+    world_size: int | None = None,
+    num_steps: int = 5,
+    phases: Phases = DEFAULT_PHASES,
+    unattributed_ns: int = UNATTRIBUTED_NS,
+    gap_ns: int = GAP_NS,
+    first_step_extra_ns: int = 0,
+    scalars: Mapping[str, Callable[[int, int], float]] | None = None,
+    memory: Sequence[int] | None = None,
+    device_ratio: float | None = None,
+    detail: str | None = None,
+    host: Callable[[int], str] = lambda rank: f"node{rank // 8}",
+    header: Mapping[str, object] | None = None,
+    launch_id: str | None = "launch",
+    restart_count: int = 0,
+    faults: Faults = NO_FAULTS,
+) -> Path:
+    """Writes a run and returns its path.
+
+    `scalars` maps a name to a function of rank and step. `memory` are the five words of one memory
+    sample. `device_ratio` adds device spans that last this much of their host span.
+    """
+    world = layout.world_size if layout else world_size or 1
+    for rank in range(world):
+        if rank in faults.missing:
+            continue
+        writer = RankWriter(
+            path,
+            rank,
+            header={
+                "rank": rank,
+                "world_size": world,
+                "launch_id": launch_id,
+                "restart_count": restart_count,
+                "host": host(rank),
+                "pid": 100 + rank,
+                "start_host_mono_ns": START_MONO_NS,
+                "start_unix_ns": START_UNIX_NS + restart_count * 3600 * SECOND,
+                "layout": layout.to_dict() if layout else None,
+                "layout_source": "declared" if layout else None,
+                **(header or {}),
+            },
+            manifest={"run_id": "0123456789ab", "created_unix_ns": START_UNIX_NS},
+        )
+        rank_steps = faults.killed.get(rank, num_steps)
+        slow = faults.slow.get(rank, 1.0)
+        now_ns = START_MONO_NS + STARTUP_NS
+        for step in range(rank_steps):
+            begin_ns = now_ns
+            for name, duration_ns in phases:
+                duration_ns = int(duration_ns * slow)
+                name_id = writer.name_id(name)
+                writer.table("spans").put(name_id, now_ns, duration_ns, duration_ns, 0, 0, 0)
+                if detail is not None:
+                    put_span(writer, detail, now_ns, duration_ns, flags=2, depth=1)
+                if device_ratio is not None:
+                    put_device_span(writer, name, now_ns, int(duration_ns * device_ratio))
+                now_ns += duration_ns
+            now_ns += unattributed_ns + (first_step_extra_ns if step == 0 else 0)
+            put_step(writer, step, begin_ns, now_ns, recorder_ns=20_000 if step % 16 == 0 else -1)
+            for name, value_of in (scalars or {}).items():
+                put_scalar(writer, name, step, now_ns, value_of(rank, step))
+            now_ns += gap_ns
+        if memory is not None:
+            writer.table("memory").put(rank_steps - 1, now_ns - gap_ns, *memory)
+        now_ns -= gap_ns if rank_steps else 0
+        if rank in faults.killed:
+            writer.flush()
+            writer.journal.close()
+        else:
+            errors = faults.errors.get(rank, {})
+            writer.close(
+                end_host_mono_ns=now_ns + SHUTDOWN_NS,
+                last_step=rank_steps - 1,
+                num_errors=sum(errors.values()),
+                errors={
+                    site: {"count": count, "first": "ValueError: made up"}
+                    for site, count in errors.items()
+                },
+                opening_cost_ns=4 * MS,
+                num_device_steps_given_up=0,
+            )
+        if rank in faults.damaged:
+            flip_byte(writer.directory / f"{faults.damaged[rank]}.tbl", HEADER_BYTES + 64 + 20)
+    return path
+
+
+def put_step(
+    writer: RankWriter,
+    step: int,
+    begin_ns: int,
+    end_ns: int,
+    *,
+    flags: int = 0,
+    recorder_ns: int = MISSING,
+) -> None:
+    """One row of `steps`."""
+    writer.table("steps").put(step, begin_ns, end_ns, 1 | flags << 32, recorder_ns, 0, 0)
+
+
+def put_span(
+    writer: RankWriter,
+    name: str,
+    start_ns: int,
+    duration_ns: int,
+    *,
+    self_ns: int | None = None,
+    depth: int = 0,
+    flags: int = 0,
+    thread: int = 0,
+) -> None:
+    """One row of `spans`."""
+    writer.table("spans").put(
+        writer.name_id(name) | depth << 16 | flags << 24 | thread << 32,
+        start_ns,
+        duration_ns,
+        duration_ns if self_ns is None else self_ns,
+        0,
+        0,
+        0,
+    )
+
+
+def put_device_span(writer: RankWriter, name: str, host_start_ns: int, duration_ns: int) -> None:
+    """One row of `device_spans`."""
+    writer.table("device_spans").put(writer.name_id(name), host_start_ns, 0, duration_ns, 0, 0, 0)
+
+
+def put_scalar(writer: RankWriter, name: str, step: int, time_ns: int, value: float) -> None:
+    """One row of `scalars`."""
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    writer.table("scalars").put(writer.name_id(name), step, time_ns, bits, 0, 0, 0)
+
+
+def make_writer(path: Path, rank: int = 0, world_size: int = 1, **header: object) -> RankWriter:
+    """A writer with a plain header, for tests that place every record themselves."""
+    fields: dict[str, object] = {
+        "rank": rank,
+        "world_size": world_size,
+        "launch_id": "launch",
+        "restart_count": 0,
+        "host": "node0",
+        "start_host_mono_ns": START_MONO_NS,
+        "start_unix_ns": START_UNIX_NS,
+        **header,
+    }
+    return RankWriter(path, rank, header=fields)
+
+
+def flip_byte(path: Path, offset: int) -> None:
+    """Damages one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0xFF
+    path.write_bytes(bytes(data))

@@ -1,0 +1,88 @@
+from builders import MS, START_MONO_NS, START_UNIX_NS, Faults, make_run, make_writer, put_step
+from meshscope.analyze.health import CaughtErrors, Note
+from meshscope.analyze.summary import RankState, summarize_attempt
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.columns import ProblemKind
+from meshscope.store.reader import open_run
+
+
+def summarize(path):
+    return summarize_attempt(open_run(path).last_attempt)
+
+
+def test_a_good_run_is_complete(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=2))
+    health = summarize(tmp_path).health
+    assert health.is_complete
+    assert (health.overhead.num_steps, health.overhead.median_ns) == (2, 20_000)
+    assert health.overhead.max_ratio == 20_000 / (100 * MS)
+    assert health.opening_cost_ns == 4 * MS
+
+
+def test_killed_missing_and_damaged_ranks_are_named(tmp_path):
+    faults = Faults(killed={1: 2}, missing=frozenset({3}), damaged={0: "spans"})
+    make_run(tmp_path, layout=Layout(dp=4), num_steps=6, faults=faults)
+    summary = summarize(tmp_path)
+    health = summary.health
+    assert not health.is_complete
+    assert (health.missing_ranks, health.short_ranks, health.unfinished_ranks) == ((3,), (1,), (1,))
+    kinds = [problem.kind for problem in health.problems]
+    assert kinds == [ProblemKind.MISSING_RANK, ProblemKind.DAMAGED, ProblemKind.SHORT_RANK]
+    assert health.problems[-1].text == "rank 1 has 2 of 6 steps"
+    killed = summary.ranks[1]
+    assert killed.state is RankState.OPEN
+    assert killed.last_record_unix_ns == START_UNIX_NS + 500 * MS + 201 * MS
+    assert summary.steps.num_partial == 4
+
+
+def test_one_step_less_is_no_short_rank(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=2), num_steps=6, faults=Faults(killed={1: 5}))
+    assert summarize(tmp_path).health.short_ranks == ()
+
+
+def test_errors_are_added_up_per_site(tmp_path):
+    faults = Faults(errors={0: {"scalar": 3}, 1: {"scalar": 4, "memory sample": 1}})
+    make_run(tmp_path, layout=Layout(dp=2), faults=faults)
+    summary = summarize(tmp_path)
+    assert summary.health.errors[0] == CaughtErrors(
+        site="scalar", count=7, is_at_least=False, ranks=(0, 1), first_message="ValueError: made up"
+    )
+    assert summary.health.num_errors == 8
+    assert [rank.num_errors for rank in summary.ranks] == [3, 5]
+
+
+def test_a_killed_ranks_errors_come_from_its_journal(tmp_path):
+    writer = make_writer(tmp_path)
+    writer.journal.write("health", cause="recorder", where="scalar", count=1, text="ValueError: x")
+    writer.journal.write("health", cause="gap", where="tap", text="backward is not timed")
+    writer.journal.close()
+    health = summarize(tmp_path).health
+    assert health.errors == (
+        CaughtErrors(
+            site="scalar", count=1, is_at_least=True, ranks=(0,), first_message="ValueError: x"
+        ),
+    )
+    assert health.notes == (Note(where="tap", text="backward is not timed", ranks=(0,)),)
+    assert health.opening_cost_ns == Unavailable("no rank wrote its closing line")
+    assert health.overhead == Unavailable("the recorder timed itself in no step")
+
+
+def test_records_without_space_are_counted(tmp_path):
+    writer = make_writer(tmp_path)
+    put_step(writer, 0, START_MONO_NS, START_MONO_NS + 10)
+    writer.table("steps").num_dropped = 12
+    writer.close(end_host_mono_ns=START_MONO_NS + 20)
+    health = summarize(tmp_path).health
+    assert health.num_dropped == 12
+    assert not health.is_complete
+
+
+def test_odd_journal_values_do_not_stop_the_summary(tmp_path):
+    writer = make_writer(tmp_path, host=7, start_host_mono_ns="x", provenance=[1])
+    put_step(writer, 0, 100, 200)
+    writer.close(end_host_mono_ns=None, errors={"scalar": 3}, opening_cost_ns=True)
+    summary = summarize(tmp_path)
+    assert summary.ranks[0].host == Unavailable("the rank's journal does not say")
+    assert summary.ranks[0].time.wall_ns == 100
+    assert summary.health.errors[0].count == 1
