@@ -14,11 +14,13 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshscope.store.journal import JOURNAL_NAME, read_journal
-from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, TABLES
+from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, STEPS
 from meshscope.store.table_file import CLOSE_OFFSET, HEADER_BYTES, record_check, unpack_slot
 from meshscope.store.writer import TABLE_SUFFIX, attempt_dir_name
 
+_STEP, _END_NS, _TOKENS = (
+    STEPS.column(name).word - 1 for name in ("step", "end_host_mono_ns", "input_tokens")
+)
 _RECORD = struct.Struct(f"<Q{NUM_WORDS - 1}q")
 _EMPTY = bytes(RECORD_BYTES)
 _RANK_DIR = re.compile(r"rank(\d{5,})$")
@@ -29,7 +31,6 @@ PACE_STEPS = 16
 """Step time is the mean over the last this many steps."""
 SAMPLED_RANKS = 3
 """Ranks whose tables are looked at: the first, the middle one and the last."""
-TOKENS_NAME = "input_tokens"
 
 Record = tuple[int, ...]
 """The seven payload words of a record."""
@@ -90,6 +91,8 @@ class StepTail:
     end_host_mono_ns: int
     mean_step_ns: int | None
     """From one step's end to the next one's, gaps included; None before the second step."""
+    input_tokens: int | None
+    """Tokens the rank's model was given in the last step; None when they were not counted."""
 
 
 def read_step_tail(attempt_dir: Path, pace_steps: int = PACE_STEPS) -> StepTail | None:
@@ -100,13 +103,14 @@ def read_step_tail(attempt_dir: Path, pace_steps: int = PACE_STEPS) -> StepTail 
         return None
     if not records:
         return None
-    first_step, first_end_ns = records[0][0], records[0][2]
-    last_step, last_end_ns = records[-1][0], records[-1][2]
-    num_steps = last_step - first_step
+    first, last = records[0], records[-1]
+    num_steps = last[_STEP] - first[_STEP]
+    elapsed_ns = last[_END_NS] - first[_END_NS]
     return StepTail(
-        last_step=last_step,
-        end_host_mono_ns=last_end_ns,
-        mean_step_ns=(last_end_ns - first_end_ns) // num_steps if num_steps > 0 else None,
+        last_step=last[_STEP],
+        end_host_mono_ns=last[_END_NS],
+        mean_step_ns=elapsed_ns // num_steps if num_steps > 0 else None,
+        input_tokens=last[_TOKENS] if last[_TOKENS] >= 0 else None,
     )
 
 
@@ -151,7 +155,6 @@ class RunTail:
             rank: len(list_attempts(self._rank_dir(rank))) for rank in list_ranks(run_dir)
         }
         self._seen: set[int] = set()
-        self._token_ids: dict[Path, int] = {}
 
     def _rank_dir(self, rank: int) -> Path:
         return self._run_dir / f"rank{rank:05d}"
@@ -168,7 +171,7 @@ class RunTail:
         known = [tail for tail in tails if tail is not None]
         slowest = min(known, key=lambda tail: tail.last_step, default=None)
         pace_ns = slowest.mean_step_ns if slowest else None
-        tokens = self._read_tokens(directories[0]) if directories else None
+        tokens = slowest.input_tokens if slowest else None
         return LiveView(
             num_ranks=len(ranks),
             last_step=slowest.last_step if slowest and len(known) == len(tails) else None,
@@ -183,35 +186,3 @@ class RunTail:
     def _latest_attempt(self, rank: int) -> Path:
         attempts = list_attempts(self._rank_dir(rank))
         return self._rank_dir(rank) / attempt_dir_name(attempts[-1] if attempts else 0)
-
-    def _read_tokens(self, attempt_dir: Path) -> float | None:
-        """Tokens of the rank's last step that counted any."""
-        try:
-            name_id = self._token_ids.get(attempt_dir)
-            if name_id is None:
-                name_id = _find_name_id(attempt_dir / JOURNAL_NAME, TOKENS_NAME)
-                if name_id is None:
-                    return None
-                self._token_ids[attempt_dir] = name_id
-            records = read_last_records(attempt_dir / f"scalars{TABLE_SUFFIX}", 64)
-        except OSError:
-            return None
-        columns = TABLES["scalars"]
-        id_word, value_word = columns.column("name_id").word, columns.column("value").word
-        for words in reversed(records):
-            if words[id_word - 1] & 0xFFFF == name_id:
-                return _as_double(words[value_word - 1])
-        return None
-
-
-def _find_name_id(journal: Path, name: str) -> int | None:
-    lines, _ = read_journal(journal.read_bytes())
-    for line in lines:
-        if line["kind"] == "name" and line.get("text") == name and isinstance(line.get("id"), int):
-            return int(str(line["id"]))
-    return None
-
-
-def _as_double(bits: int) -> float:
-    value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
-    return value

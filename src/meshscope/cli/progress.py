@@ -1,0 +1,125 @@
+"""Shows how far a running job is, read from the run it is writing.
+
+At a terminal the status stands in the last row, kept free by a scroll region, so that whatever the
+job prints scrolls above it undisturbed. Elsewhere it is a plain line every ten seconds.
+"""
+
+import os
+import shutil
+from types import TracebackType
+from typing import TextIO
+
+from rich.cells import set_cell_size
+
+from meshscope.store.tail import LiveView, RunTail
+
+TERMINAL_TICK_S = 0.5
+PLAIN_TICK_S = 10.0
+
+_SAVE, _RESTORE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b7", "\x1b8", "\x1b[2K", "\x1b[J"
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+def describe_progress(view: LiveView, total_steps: int | None) -> str:
+    """One line: step, ranks, step time, tokens, time left; what is not known is left out."""
+    if not view.num_ranks:
+        return "waiting for the first step"
+    ranks = "1 rank recording" if view.num_ranks == 1 else f"{view.num_ranks} ranks recording"
+    if view.last_step is None:
+        return f"first step under way, {ranks}"
+    of_total = "" if total_steps is None else f" of {total_steps}"
+    parts = [f"{view.last_step + 1}{of_total} steps done", ranks]
+    if view.mean_step_ns is not None:
+        parts.append(f"{view.mean_step_ns / 1e6:.4g} ms per step")
+        if view.tokens_per_s is not None:
+            parts.append(f"{view.tokens_per_s:,.0f} tokens/s per rank")
+        if total_steps is not None and view.last_step + 1 < total_steps:
+            left_s = (total_steps - view.last_step - 1) * view.mean_step_ns / 1e9
+            parts.append(f"{_describe_seconds(left_s)} left")
+    return ", ".join(parts)
+
+
+def _describe_seconds(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+class PlainProgress:
+    """A line now and then, for logs."""
+
+    tick_s = PLAIN_TICK_S
+
+    def __init__(self, tail: RunTail, stream: TextIO, total_steps: int | None) -> None:
+        self._tail = tail
+        self._stream = stream
+        self._total_steps = total_steps
+
+    def update(self) -> None:
+        """Writes one line."""
+        text = describe_progress(self._tail.look(), self._total_steps)
+        self._stream.write(f"meshscope: {text}\n")
+        self._stream.flush()
+
+    def __enter__(self) -> "PlainProgress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to undo."""
+
+
+class StatusLine:
+    """The last row of a terminal. Leaving the block gives the row back."""
+
+    tick_s = TERMINAL_TICK_S
+
+    def __init__(self, tail: RunTail, stream: TextIO, total_steps: int | None) -> None:
+        self._tail = tail
+        self._stream = stream
+        self._total_steps = total_steps
+        self._size: os.terminal_size | None = None
+
+    def __enter__(self) -> "StatusLine":
+        self.update()
+        return self
+
+    def update(self) -> None:
+        """Draws the status; a terminal that was resized gets a new row first."""
+        size = shutil.get_terminal_size()
+        if size.lines < 3:
+            return
+        reserve = ""
+        if size != self._size:
+            self._size = size
+            # Setting the region moves the cursor home, hence saved and restored around it. The
+            # new line makes room when the cursor stood in the last row.
+            reserve = f"\n{_SAVE}\x1b[1;{size.lines - 1}r{_RESTORE}\x1b[1A"
+        text = " meshscope: " + describe_progress(self._tail.look(), self._total_steps)
+        text = set_cell_size(text, max(1, min(len(text), size.columns - 1)))
+        self._write(
+            f"{reserve}{_SAVE}\x1b[{size.lines};1H{_CLEAR_LINE}{_BOLD}{text}{_PLAIN}{_RESTORE}"
+        )
+
+    def _write(self, text: str) -> None:
+        # One write each, so that the job's own output cannot come in between.
+        self._stream.write(text)
+        self._stream.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._size is None:
+            return
+        try:
+            self._write(f"{_SAVE}\x1b[r{_RESTORE}{_CLEAR_BELOW}")
+        except OSError:  # the terminal is gone
+            pass
