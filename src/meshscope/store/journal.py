@@ -1,38 +1,100 @@
 """A rank's journal: one line of JSON per event that is not a number, each with its CRC-32.
 
 It holds the header (who, where, when, provenance), the name list, configuration changes, health
-notes and the closing line. A line is one `write` on an O_APPEND descriptor, so what was written
-survives SIGKILL and a torn last line is recognised by its checksum.
+notes and the closing line. A line is in the file when `write` returns, so it survives SIGKILL; a
+torn last line is recognised by its checksum. The first line has a fixed length and says how long
+the journal is, after every line anew: a journal that was cut between two lines shows.
 """
 
+import contextlib
 import json
 import os
+import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 JOURNAL_NAME = "journal.jsonl"
+EXTENT_KIND = "extent"
+
+
+def pack_line(text: bytes) -> bytes:
+    """One line of a journal: CRC-32 in hexadecimal, a blank, the text."""
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def pack_extent(size: int) -> bytes:
+    """The first line, for a journal of `size` bytes."""
+    return pack_line(b'{"kind":"%s","bytes":"%020d"}' % (EXTENT_KIND.encode(), size))
+
+
+EXTENT_BYTES = len(pack_extent(0))
 
 
 class JournalWriter:
-    """Appends lines; an OSError is the caller's to count."""
+    """Appends lines; an OSError is the caller's to count. Threads may share it."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o644)
+        self._size = 0
+        self._lock = threading.Lock()
 
     def write(self, kind: str, **fields: object) -> None:
         """Appends one line. Values that JSON cannot hold are written as their `repr`."""
-        if self._fd < 0:
-            return
-        text = json.dumps({"kind": kind, **fields}, default=repr, separators=(",", ":")).encode()
-        os.write(self._fd, b"%08x %s\n" % (zlib.crc32(text), text))
+        line = pack_line(_encode({"kind": kind, **fields}))
+        with self._lock:
+            if self._fd < 0:
+                return
+            begin = self._size
+            if begin == 0:
+                line = pack_extent(EXTENT_BYTES + len(line)) + line
+            try:
+                self._write_at(line, begin)
+            except OSError:
+                with contextlib.suppress(OSError):  # the next line must not follow half of this
+                    os.ftruncate(self._fd, begin)
+                raise
+            self._size = begin + len(line)
+            if begin:
+                self._write_at(pack_extent(self._size), 0)
+
+    def _write_at(self, data: bytes, offset: int) -> None:
+        while data:
+            written = os.pwrite(self._fd, data, offset)
+            data = data[written:]
+            offset += written
 
     def close(self) -> None:
         """Releases the descriptor; later writes are ignored."""
+        with self._lock:
+            self._release()
+
+    def disarm(self) -> None:
+        """In a forked child, where the lock may be held by a thread that is not there."""
+        self._lock = threading.Lock()
+        self._release()
+
+    def _release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _encode(fields: dict[str, object]) -> bytes:
+    try:
+        return json.dumps(fields, default=repr, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError):  # keys of other types, cycles
+        plain = {str(key): _short_repr(value) for key, value in fields.items()}
+        plain["kind"] = fields["kind"]  # type: ignore[assignment]  # a string: `write` takes no other
+        return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def _short_repr(value: object) -> str:
+    try:
+        return repr(value)[:10_000]
+    except (ValueError, RecursionError):
+        return f"<{type(value).__name__}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +104,8 @@ class JournalDamage:
     offset: int
     is_tail: bool
     """The last line, as a killed writer leaves it, rather than one in the middle."""
+    is_cut: bool = False
+    """The journal ends here and was longer."""
 
 
 def read_journal(data: bytes) -> tuple[list[dict[str, object]], list[JournalDamage]]:
@@ -55,12 +119,20 @@ def read_journal(data: bytes) -> tuple[list[dict[str, object]], list[JournalDama
             fields = None if is_last else _parse_line(raw)  # a whole line ends in a newline
             if fields is None:
                 damage.append(JournalDamage(offset, is_tail=is_last))
+            elif fields["kind"] == EXTENT_KIND:
+                if offset == 0 and len(data) < _extent_of(fields):
+                    damage.append(JournalDamage(len(data), is_tail=True, is_cut=True))
             else:
                 lines.append(fields)
-        elif 0 < offset < len(data):
+        elif offset < len(data):
             damage.append(JournalDamage(offset, is_tail=False))  # no writer leaves a line empty
         offset += len(raw) + 1
     return lines, damage
+
+
+def _extent_of(fields: dict[str, object]) -> int:
+    size = fields.get("bytes")
+    return int(size) if isinstance(size, str) and len(size) == 20 and size.isdecimal() else 0
 
 
 def _parse_line(raw: bytes) -> dict[str, object] | None:
@@ -71,6 +143,6 @@ def _parse_line(raw: bytes) -> dict[str, object] | None:
         return None
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) and isinstance(fields.get("kind"), str) else None

@@ -6,8 +6,9 @@ Attempts of different ranks belong together when they carry the same launch iden
 """
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,16 +22,32 @@ from meshscope.store.columns import (
     Problem,
     ProblemKind,
     empty_columns,
+    read_regular_file,
     read_table_file,
     schema_too_new_text,
     select_rows,
 )
-from meshscope.store.journal import JOURNAL_NAME, read_journal
+from meshscope.store.journal import JOURNAL_NAME, JournalDamage, read_journal
+from meshscope.store.manifest import unseal
+from meshscope.store.parquet import CompactedRun, open_compacted
 from meshscope.store.schema import BUILTIN_NAMES, SCHEMA_VERSION, TABLES
-from meshscope.store.writer import MANIFEST_NAME, RUN_FORMAT, TABLE_SUFFIX
+from meshscope.store.writer import (
+    MANIFEST_NAME,
+    RUN_FORMAT,
+    TABLE_SUFFIX,
+    attempt_dir_name,
+    rank_dir_name,
+)
 
-_RANK_DIR = re.compile(r"rank(\d{5,})$")
-_ATTEMPT_DIR = re.compile(r"attempt(\d{3,})$")
+_RANK_DIR = re.compile(r"rank([0-9]{5,12})")
+_ATTEMPT_DIR = re.compile(r"attempt([0-9]{3,9})")
+
+MAX_WORLD_SIZE = 1 << 20
+"""Ranks a run can have; a header or a folder that claims more is not believed."""
+MAX_JOURNAL_BYTES = 64 << 20
+"""Of a journal that is longer, this much is read."""
+CLOCK_SKEW_NS = 1_000_000_000
+"""How far wall clocks of two hosts may differ before recordings count as simultaneous."""
 
 JsonFields = Mapping[str, object]
 
@@ -50,14 +67,16 @@ class RankRecording:
     """Journal lines that change what the header says (a layout learned later, new settings)."""
     closing: JsonFields | None
     """The closing line; None while the rank is running, or when it was killed."""
+    tables: frozenset[str] = frozenset()
+    """Tables the rank made, as its journal says."""
     problems: list[Problem] = field(default_factory=list)
+    compacted: CompactedRun | None = field(default=None, repr=False, compare=False)
 
     @property
     def launch_key(self) -> tuple[str, int]:
         """Launch and restart this attempt belongs to; unnamed launches go by their ordinal."""
         launch = self.header.get("launch_id")
-        restart = self.header.get("restart_count")
-        number = restart if isinstance(restart, int) else 0
+        number = _as_int(self.header.get("restart_count"))
         return (launch, number) if isinstance(launch, str) else ("", self.attempt)
 
     @property
@@ -67,29 +86,48 @@ class RankRecording:
 
     def has_table(self, name: str) -> bool:
         """Whether the rank wrote any record of this table."""
-        return (self.directory / f"{name}{TABLE_SUFFIX}").exists()
+        return self._table_path(name).exists() or self._is_compacted(name)
 
     def read(self, name: str) -> Columns:
         """A table's columns; no rows when the rank wrote none. Adds to `problems`."""
         table = TABLES[name]
-        path = self.directory / f"{name}{TABLE_SUFFIX}"
+        path = self._table_path(name)
         try:
             read = read_table_file(path, table, self.rank)
         except FileNotFoundError:
-            return empty_columns(table)
+            return self._read_compacted(name)
         except OSError as error:
-            self._note(
-                Problem(
-                    kind=ProblemKind.UNREADABLE,
-                    rank=self.rank,
-                    path=path,
-                    text=f"cannot be read: {error.strerror}",
-                )
-            )
+            text = f"cannot be read: {error.strerror}"
+            self._note_problem(ProblemKind.UNREADABLE, path, text)
             return empty_columns(table)
         for problem in read.problems:
             self._note(problem)
-        return _last_per_step(read.columns) if name == "steps" else read.columns
+        if read.is_closed and self.closing is None and self.header:
+            # Tables are completed before the closing line is written.
+            text = "the closing line is missing: the process was killed at its end"
+            self._note_problem(ProblemKind.TORN_TAIL, self.directory / JOURNAL_NAME, text)
+        return keep_last_per_step(read.columns) if name == "steps" else read.columns
+
+    def _table_path(self, name: str) -> Path:
+        return self.directory / f"{name}{TABLE_SUFFIX}"
+
+    def _is_compacted(self, name: str) -> bool:
+        compacted = self.compacted
+        return compacted is not None and compacted.covers(name, self.rank, self.attempt)
+
+    def _read_compacted(self, name: str) -> Columns:
+        if self.compacted is None or not self._is_compacted(name):
+            if name in self.tables:
+                text = "the file is missing; the journal says that it was made"
+                self._note_problem(ProblemKind.UNREADABLE, self._table_path(name), text)
+            return empty_columns(TABLES[name])
+        columns, problems = self.compacted.read(name, self.rank, self.attempt)
+        for problem in problems:
+            self._note(problem)
+        return columns
+
+    def _note_problem(self, kind: ProblemKind, path: Path, text: str) -> None:
+        self._note(Problem(kind=kind, rank=self.rank, path=path, text=text))
 
     def _note(self, problem: Problem) -> None:
         if problem not in self.problems:
@@ -125,6 +163,9 @@ class Run:
     path: Path
     manifest: JsonFields
     attempts: tuple[Attempt, ...]
+    problems: tuple[Problem, ...] = ()
+    """What belongs to no attempt: the manifest, folders that cannot be read. Also in each attempt's
+    `problems`."""
 
     @property
     def last_attempt(self) -> Attempt:
@@ -136,26 +177,36 @@ def open_run(path: Path | str) -> Run:
     """Opens a run directory; RunError says in one line why not."""
     directory = Path(path)
     _check_is_run_directory(directory)
-    manifest = _read_manifest(directory)
-    try:
-        recordings = [_read_rank(*found) for found in _find_recordings(directory)]
-    except PermissionError as error:
-        raise RunError(
-            f"{error.filename} cannot be read: permission denied; ask its owner or check its mode"
-        ) from error
+    problems: list[Problem] = []
+    manifest = _read_manifest(directory, problems)
+    compacted = open_compacted(directory, problems)
+    recordings = []
+    for rank, attempt, attempt_dir in _find_recordings(directory, problems):
+        recording = _read_rank(rank, attempt, attempt_dir)
+        recording.compacted = compacted
+        recordings.append(recording)
     if not recordings:
+        if problems:
+            raise RunError(
+                f"{directory} has no rank that can be read: {problems[0].path}: {problems[0].text}"
+            )
         raise RunEmpty(
             f"{directory} is a run in which no rank has recorded anything yet; check that the "
             "job started and that its ranks can write there"
         )
-    return Run(path=directory, manifest=manifest, attempts=_group_attempts(recordings))
+    return Run(
+        path=directory,
+        manifest=manifest,
+        attempts=_group_attempts(recordings, tuple(problems)),
+        problems=tuple(problems),
+    )
 
 
 def is_run_directory(path: Path) -> bool:
     """Whether `path` looks like a run, cheaply."""
     if (path / MANIFEST_NAME).is_file():
         return True
-    return path.is_dir() and any(_RANK_DIR.match(child.name) for child in path.iterdir())
+    return path.is_dir() and any(_RANK_DIR.fullmatch(child.name) for child in path.iterdir())
 
 
 def _check_is_run_directory(path: Path) -> None:
@@ -179,69 +230,94 @@ def _check_is_run_directory(path: Path) -> None:
         ) from error
 
 
-def _read_manifest(directory: Path) -> JsonFields:
+def _read_manifest(directory: Path, problems: list[Problem]) -> JsonFields:
+    """The manifest's fields; none when it is lost or damaged: the ranks say enough themselves."""
     path = directory / MANIFEST_NAME
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest, is_intact = unseal(read_regular_file(path, MAX_JOURNAL_BYTES))
     except FileNotFoundError:
-        return {}  # ranks are there; the manifest is a convenience and may have been lost
+        return {}
     except PermissionError as error:
         raise RunError(f"{path} cannot be read: permission denied; check its mode") from error
+    except OSError as error:
+        problems.append(_unreadable(path, error))
+        return {}
     except ValueError as error:
-        raise RunError(
-            f"{path} is not valid JSON ({error}); restore it, or delete it to open the run without"
-        ) from error
-    if not isinstance(manifest, dict) or manifest.get("format") != RUN_FORMAT:
-        raise RunNotFound(f'{path} is not a meshscope manifest ("format" is not "{RUN_FORMAT}")')
+        text = f"the manifest is not valid JSON: {error}"
+        problems.append(Problem(kind=ProblemKind.DAMAGED, path=path, offset=0, text=text))
+        return {}
+    if not is_intact:
+        text = "the manifest was changed after it was written: its checksum does not match"
+        problems.append(Problem(kind=ProblemKind.DAMAGED, path=path, offset=0, text=text))
+    if manifest.get("format") != RUN_FORMAT:
+        if is_intact or "crc32" not in manifest:
+            raise RunNotFound(
+                f'{path} is not a meshscope manifest ("format" is not "{RUN_FORMAT}")'
+            )
+        return {}
     version = manifest.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise SchemaTooNew(schema_too_new_text(path, version))
     return manifest
 
 
-def _find_recordings(directory: Path) -> Iterator[tuple[int, int, Path]]:
-    for rank_dir in sorted(directory.iterdir()):
-        rank_match = _RANK_DIR.match(rank_dir.name)
-        if rank_match is None:
+def _unreadable(path: Path, error: OSError, rank: int | None = None) -> Problem:
+    text = f"cannot be read: {error.strerror}"
+    return Problem(kind=ProblemKind.UNREADABLE, rank=rank, path=path, text=text)
+
+
+def _find_recordings(directory: Path, problems: list[Problem]) -> Iterator[tuple[int, int, Path]]:
+    """Rank, attempt and folder of every recording, by rank and then by attempt."""
+    for rank in _list_numbers(directory, _RANK_DIR, rank_dir_name):
+        rank_dir = directory / rank_dir_name(rank)
+        if rank >= MAX_WORLD_SIZE:
+            text = f"no run has that many ranks (at most {MAX_WORLD_SIZE}); the folder is left out"
+            problems.append(Problem(kind=ProblemKind.MISPLACED, path=rank_dir, text=text))
             continue
-        for attempt_dir in sorted(rank_dir.iterdir()):
-            attempt_match = _ATTEMPT_DIR.match(attempt_dir.name)
-            if attempt_match is not None:
-                yield int(rank_match[1]), int(attempt_match[1]), attempt_dir
+        try:
+            attempts = _list_numbers(rank_dir, _ATTEMPT_DIR, attempt_dir_name)
+        except OSError as error:
+            problems.append(_unreadable(rank_dir, error, rank))
+            continue
+        for attempt in attempts:
+            yield rank, attempt, rank_dir / attempt_dir_name(attempt)
+
+
+def _list_numbers(
+    directory: Path, pattern: re.Pattern[str], name_of: Callable[[int], str]
+) -> list[int]:
+    """Numbers in the names that a writer would have given them, in order."""
+    names = os.listdir(directory)
+    matches = [match for name in names if (match := pattern.fullmatch(name))]
+    return sorted(number for match in matches if name_of(number := int(match[1])) == match[0])
 
 
 def _read_rank(rank: int, attempt: int, directory: Path) -> RankRecording:
     path = directory / JOURNAL_NAME
     problems: list[Problem] = []
     try:
-        data = path.read_bytes()
+        data = read_regular_file(path, MAX_JOURNAL_BYTES)
+        lines, damage = read_journal(data)
+        if damage and not _is_closing(lines):  # it may just be written: look again
+            data = read_regular_file(path, MAX_JOURNAL_BYTES)
+            lines, damage = read_journal(data)
     except FileNotFoundError:
-        data = b""
-    lines, damage = read_journal(data)
-    if not lines or lines[0]["kind"] != "header":
-        problems.append(
-            Problem(
-                kind=ProblemKind.UNREADABLE,
-                rank=rank,
-                path=path,
-                text="the journal has no readable header: times and names of this rank are unknown",
-            )
-        )
-    problems += [
-        Problem(
-            kind=ProblemKind.TORN_TAIL if spot.is_tail else ProblemKind.DAMAGED,
-            rank=rank,
-            path=path,
-            offset=spot.offset,
-            text=f"the journal line at byte {spot.offset} does not match its checksum and is "
-            "left out",
-        )
-        for spot in damage
-    ]
-    header = lines[0] if lines and lines[0]["kind"] == "header" else {}
+        data, lines, damage = b"", [], []
+    except OSError as error:
+        data, lines, damage = b"", [], []
+        problems.append(_unreadable(path, error, rank))
+    has_header = bool(lines) and lines[0]["kind"] == "header"
+    if not has_header and not problems:
+        problems.append(_no_header_problem(rank, path, is_empty=not data))
+    problems += [_describe_damage(rank, path, spot) for spot in damage]
+    header = lines[0] if has_header else {}
     version = header.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise SchemaTooNew(schema_too_new_text(path, version))
+    recorded_rank = header.get("rank", rank)
+    if recorded_rank != rank:
+        text = f"the journal is of rank {str(recorded_rank)[:20]}, the folder of rank {rank}"
+        problems.append(Problem(kind=ProblemKind.MISPLACED, rank=rank, path=path, text=text))
     return RankRecording(
         rank=rank,
         attempt=attempt,
@@ -251,32 +327,106 @@ def _read_rank(rank: int, attempt: int, directory: Path) -> RankRecording:
         health=tuple(line for line in lines if line["kind"] == "health"),
         updates=tuple(line for line in lines if line["kind"] == "update"),
         closing=next((line for line in reversed(lines) if line["kind"] == "close"), None),
+        tables=frozenset(
+            name
+            for line in lines
+            if line["kind"] == "table" and isinstance(name := line.get("name"), str)
+        ),
         problems=problems,
     )
+
+
+def _is_closing(lines: list[dict[str, object]]) -> bool:
+    return bool(lines) and lines[-1]["kind"] == "close"
+
+
+def _no_header_problem(rank: int, path: Path, *, is_empty: bool) -> Problem:
+    if is_empty:
+        text = "nothing was written: the process ended, or is, at the very start of its recording"
+        return Problem(kind=ProblemKind.TORN_TAIL, rank=rank, path=path, offset=0, text=text)
+    text = "the journal has no readable header: times and names of this rank are unknown"
+    return Problem(kind=ProblemKind.UNREADABLE, rank=rank, path=path, text=text)
+
+
+def _describe_damage(rank: int, path: Path, spot: JournalDamage) -> Problem:
+    kind = ProblemKind.TORN_TAIL if spot.is_tail else ProblemKind.DAMAGED
+    text = f"the journal line at byte {spot.offset} does not match its checksum and is left out"
+    if spot.is_cut:
+        kind = ProblemKind.CUT
+        text = f"the journal ends at byte {spot.offset}, and was longer"
+    return Problem(kind=kind, rank=rank, path=path, offset=spot.offset, text=text)
 
 
 def _read_names(lines: list[dict[str, object]]) -> dict[int, str]:
     names = {name_id: text for text, name_id in BUILTIN_NAMES.items()}
     for line in lines:
-        if line["kind"] == "name" and isinstance(line.get("id"), int):
-            names[_as_int(line["id"])] = str(line.get("text"))
+        text = line.get("text")
+        if line["kind"] == "name" and isinstance(text, str):
+            names[_as_int(line.get("id"))] = text
     return names
 
 
-def _group_attempts(recordings: list[RankRecording]) -> tuple[Attempt, ...]:
+def _group_attempts(
+    recordings: list[RankRecording], run_problems: tuple[Problem, ...]
+) -> tuple[Attempt, ...]:
     groups: dict[tuple[str, int, int], dict[int, RankRecording]] = {}
+    duplicates: dict[tuple[str, int, int], list[Problem]] = {}
     for recording in recordings:
         # A launcher that reuses its id gives one rank two recordings with one key: the second
-        # belongs to a second launch.
+        # belongs to a second launch, unless both were made at the same time.
         repeat = 0
-        while recording.rank in groups.get((*recording.launch_key, repeat), {}):
+        while (twin := groups.get((*recording.launch_key, repeat), {}).get(recording.rank)) is not (
+            None
+        ):
+            problem = _find_overlap(twin, recording)
+            if problem is not None:
+                duplicates.setdefault((*recording.launch_key, repeat), []).append(problem)
+                duplicates.setdefault((*recording.launch_key, repeat + 1), []).append(problem)
             repeat += 1
         groups.setdefault((*recording.launch_key, repeat), {})[recording.rank] = recording
     ordered = sorted(groups.items(), key=lambda item: _first_start(item[1]))
     return tuple(
-        _make_attempt(index, key, dict(sorted(ranks.items())))
+        _make_attempt(
+            index, key, dict(sorted(ranks.items())), (*run_problems, *duplicates.get(key, ()))
+        )
         for index, (key, ranks) in enumerate(ordered)
     )
+
+
+def _find_overlap(first: RankRecording, second: RankRecording) -> Problem | None:
+    """Two processes that recorded as one rank of one launch at the same time."""
+    first, second = sorted((first, second), key=lambda recording: recording.start_unix_ns)
+    is_one_host = first.header.get("host") == second.header.get("host")
+    overlap_ns = _last_sign_of_life_ns(first) - second.start_unix_ns
+    if overlap_ns <= (0 if is_one_host else CLOCK_SKEW_NS):
+        return None
+    processes = " and ".join(
+        f"{attempt_dir_name(recording.attempt)} (pid {recording.header.get('pid')})"
+        for recording in (first, second)
+    )
+    return Problem(
+        kind=ProblemKind.DUPLICATE_RANK,
+        rank=first.rank,
+        path=second.directory,
+        text=f"two processes recorded as rank {first.rank} of one launch at the same time: "
+        f"{processes}; check the RANK each was given",
+    )
+
+
+def _last_sign_of_life_ns(recording: RankRecording) -> int:
+    """Wall clock of the closing line, else of the last record."""
+    offset_ns = recording.start_unix_ns - _as_int(recording.header.get("start_host_mono_ns"))
+    if recording.closing is not None:
+        return _as_int(recording.closing.get("end_host_mono_ns")) + offset_ns
+    for table, column in (
+        ("steps", "end_host_mono_ns"),
+        ("spans", "start_host_mono_ns"),
+        ("scalars", "time_host_mono_ns"),
+    ):
+        times = recording.read(table)[column]
+        if len(times):
+            return int(times.max()) + offset_ns
+    return recording.start_unix_ns
 
 
 def _first_start(ranks: dict[int, RankRecording]) -> int:
@@ -284,12 +434,22 @@ def _first_start(ranks: dict[int, RankRecording]) -> int:
 
 
 def _make_attempt(
-    index: int, key: tuple[str, int, int], ranks: dict[int, RankRecording]
+    index: int,
+    key: tuple[str, int, int],
+    ranks: dict[int, RankRecording],
+    known_problems: Iterable[Problem],
 ) -> Attempt:
-    worlds = {_as_int(recording.header.get("world_size")) for recording in ranks.values()}
-    world_size = max(*worlds, max(ranks) + 1, 0)
+    problems = list(known_problems)
+    claims = {_as_int(recording.header.get("world_size")) for recording in ranks.values()}
+    for claim in sorted(claims):
+        if claim > MAX_WORLD_SIZE:
+            text = (
+                f"a rank says that there are {claim} ranks; at most {MAX_WORLD_SIZE} are believed"
+            )
+            problems.append(Problem(kind=ProblemKind.MISPLACED, text=text))
+    believed = [claim for claim in claims if claim <= MAX_WORLD_SIZE]
+    world_size = max(*believed, max(ranks) + 1, 0)
     missing = tuple(rank for rank in range(world_size) if rank not in ranks)
-    problems = []
     if missing:
         problems.append(
             Problem(
@@ -317,13 +477,17 @@ def _agreed_layout(ranks: dict[int, RankRecording], world_size: int) -> Layout |
         for fields in (recording.header, *recording.updates):
             layout = fields.get("layout")
             if layout is not None:
-                found[json.dumps(layout, sort_keys=True)] = layout
+                found[_layout_text(layout)] = layout
     if not found:
         return Unavailable("no layout was declared; pass layout=… or `meshscope run --layout`")
     if len(found) > 1:
-        return Unavailable("ranks declared different layouts: " + "; ".join(sorted(found)))
+        texts = [text[:200] for text in sorted(found)[:4]]
+        return Unavailable("ranks declared different layouts: " + "; ".join(texts))
     try:
-        layout = Layout.from_dict(next(iter(found.values())))  # type: ignore[arg-type]
+        declared = next(iter(found.values()))
+        if not isinstance(declared, dict):
+            raise LayoutError(f"it is a {type(declared).__name__}, not an object")
+        layout = Layout.from_dict(declared)
     except LayoutError as error:
         return Unavailable(f"the recorded layout is invalid: {error}")
     if layout.world_size != world_size:
@@ -334,7 +498,14 @@ def _agreed_layout(ranks: dict[int, RankRecording], world_size: int) -> Layout |
     return layout
 
 
-def _last_per_step(columns: Columns) -> Columns:
+def _layout_text(layout: object) -> str:
+    try:
+        return json.dumps(layout, sort_keys=True)
+    except RecursionError:
+        return "(nested too deeply)"
+
+
+def keep_last_per_step(columns: Columns) -> Columns:
     """Keeps the last row of each step, in step order (see the meaning of table `steps`)."""
     steps = columns["step"]
     if len(steps) < 2 or bool((np.diff(steps.astype(np.int64)) > 0).all()):
@@ -356,4 +527,5 @@ def abbreviate_ranks(ranks: tuple[int, ...] | list[int]) -> str:
 
 
 def _as_int(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    is_int64 = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return value if is_int64 else 0  # type: ignore[return-value]  # an int, as just found

@@ -3,12 +3,15 @@
 A record is written by one `pack_into` straight into a mapped window of the file, so whatever has
 been recorded is in the page cache at once and outlives the process: SIGKILL loses nothing. Space
 for a window is written with zeros before it is mapped; a full disk therefore shows as an OSError
-here and never as SIGBUS in the training process. Where mapping is unsafe (network and FUSE file
-systems) the same bytes are collected and written with `pwrite` at least every 0.2 s.
+here and never as SIGBUS in the training process. Where mapping is unsafe (network, FUSE and
+copy-on-write file systems) the same bytes are collected and written with `pwrite` at least every
+0.2 s.
 
 Checksum of a record: the sum of its seven payload words and of (slot + 1) times an odd 64-bit
 constant, modulo 2**64. Any change confined to one word, hence any flipped byte, changes it; the
 slot term makes zeroed, moved or repeated records fail; and a reader can check millions at once.
+
+Needs CPython with its global lock: without it `put` would have to take one of its own.
 """
 
 import errno
@@ -36,15 +39,29 @@ _TEXT_BYTES = HEADER_BYTES - _HEAD.size - 128
 STATUS_OFFSET = HEADER_BYTES - 128
 CLOSE_OFFSET = HEADER_BYTES - 64
 _SLOT = struct.Struct("<Q7q")
+_PACK_INTO = _SLOT.pack_into
 
 CHECK_SALT = 0x9E3779B97F4A7C15
 CHECK_MASK = (1 << 64) - 1
+EPOCH = 1 << 64
+VOID_WORD = -(1 << 63)
+VOID_WORDS = (VOID_WORD,) * 7
+"""Payload of a slot that was drawn but got no record; readers skip it."""
 
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 1.0
 """How long a table that could not grow waits before it tries again."""
-_APPEND_BUFFER_BYTES = 32768
+LATE_SECONDS = 1.0
+"""How long closing waits for a thread that is in the middle of a put."""
+INLINE_FLUSH_BYTES = 256 << 10
+"""Collected by the append sink before `put` itself writes; before that the flush thread does."""
+MAX_HELD_BYTES = 1 << 20
+"""Held by the append sink while the file cannot be written; beyond it records are dropped."""
 
 Put = Callable[[int, int, int, int, int, int, int], None]
+Mapping = tuple[int, mmap.mmap]
+"""Number of bytes from the first record to the window, and the window."""
+
+NOWHERE: Mapping = (1 << 200, None)  # type: ignore[assignment]  # beyond any slot: never touched
 
 
 def record_check(slot: int, words: tuple[int, ...]) -> int:
@@ -58,7 +75,7 @@ def pack_record(slot: int, words: tuple[int, ...]) -> bytes:
 
 
 def pack_header(table: Table, fields: dict[str, object]) -> bytes:
-    """The header page: what the file is, readable without this package."""
+    """The header page of an empty file: what the file is, readable without this package."""
     text = json.dumps(
         {
             "table": table.name,
@@ -69,8 +86,11 @@ def pack_header(table: Table, fields: dict[str, object]) -> bytes:
             **fields,
         }
     ).encode()
+    if len(text) > _TEXT_BYTES:
+        raise ValueError(f"the header text has {len(text)} bytes, at most {_TEXT_BYTES} fit")
     body = text.ljust(_TEXT_BYTES, b"\0")
-    return (_HEAD.pack(MAGIC, len(text), zlib.crc32(body)) + body).ljust(HEADER_BYTES, b"\0")
+    status = pack_record(STATUS_OFFSET, (0, time.monotonic_ns(), HEADER_BYTES, 0, 0, 0, 0))
+    return _HEAD.pack(MAGIC, len(text), zlib.crc32(body)) + body + status + bytes(RECORD_BYTES)
 
 
 def unpack_header(page: bytes) -> dict[str, object]:
@@ -83,7 +103,12 @@ def unpack_header(page: bytes) -> dict[str, object]:
     body = page[_HEAD.size : _HEAD.size + _TEXT_BYTES]
     if zlib.crc32(body) != checksum or length > _TEXT_BYTES:
         raise ValueError("the header's checksum does not match")
-    fields: dict[str, object] = json.loads(body[:length])
+    try:
+        fields = json.loads(body[:length])
+    except RecursionError as error:
+        raise ValueError("the header is nested too deeply") from error
+    if not isinstance(fields, dict):
+        raise ValueError("the header is not a JSON object")
     return fields
 
 
@@ -101,19 +126,36 @@ def unpack_slot(page: bytes, offset: int) -> tuple[int, ...] | None:
 
 
 class TableWriter:
-    """Appends records of one table. `put` never raises for a full disk: it counts and goes on."""
+    """Appends records of one table. `put` never raises for a full disk: it counts and goes on.
+
+    Mapped: a slot is drawn from a counter, so that threads need no lock, and belongs to the thread
+    that drew it. Slots are granted a window at a time. When a window cannot be had, the slots
+    drawn beyond the last granted one are void and the table is lost until it can grow again; it
+    then counts on from there in a new epoch, slot numbers that are higher by 2**64. Offsets and
+    checksums are the same modulo 2**64, and a thread that still holds a slot of an earlier epoch is
+    recognised, however long it slept.
+    """
 
     __slots__ = (
-        "_base",
         "_buffer",
-        "_buffer_start",
+        "_ends",
         "_fd",
+        "_fields",
         "_head",
+        "_io_lock",
+        "_is_closed",
+        "_is_lost",
         "_lock",
+        "_mapping",
         "_max_bytes",
+        "_num_collected",
+        "_num_granted",
+        "_outgoing",
         "_retry_at",
         "_slots",
-        "_window",
+        "_status_is_due",
+        "_wants_mapping",
+        "_written",
         "error",
         "num_dropped",
         "path",
@@ -134,187 +176,329 @@ class TableWriter:
         self.table = table
         self.num_dropped = 0
         self.error = ""
+        self._fields = fields
+        self._wants_mapping = mapped
         self._max_bytes = max_detail_bytes if table.is_detail else 1 << 62
         self._lock = threading.RLock()
+        self._is_closed = self._is_lost = False
         self._retry_at = 0.0
-        self._slots = itertools.count()
-        self._buffer = bytearray()
-        self._buffer_start = HEADER_BYTES
-        self._window: mmap.mmap | None = None
+        self._fd = -1
         self._head: mmap.mmap | None = None
-        self._base = 0
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        header = pack_header(table, {**fields, "sink": "mapped" if mapped else "append"})
-        _write_all(self._fd, header, 0)
-        self.put: Put = self._put_appended
-        if mapped:
-            self._head = mmap.mmap(self._fd, HEADER_BYTES)
-            self._base = -WINDOW_BYTES - HEADER_BYTES  # no window yet: the first record maps one
-            self.put = self._put_mapped
+        # Mapped sink.
+        self._slots = itertools.count()
+        self._mapping: Mapping = NOWHERE
+        self._num_granted = 0
+        self._ends: list[int] = []  # for each past epoch, the slots it was granted
+        # Append sink. The second lock is held while writing, so that `put` need not wait for it.
+        self._io_lock = threading.Lock()
+        self._num_collected = 0
+        self._buffer = bytearray()
+        self._outgoing = bytearray()
+        self._written = HEADER_BYTES
+        self._status_is_due = False
+        self.put: Put = self._put_nothing
+        if self._create():
+            self.put = self._put_mapped if self._head is not None else self._put_appended
+        else:
+            self._lose(self.error)
+
+    def _create(self) -> bool:
+        """Makes the file with its header; False, and no file, when that is not possible now."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            self._note(error)
+            return False
+        try:
+            sink = "mapped" if self._wants_mapping else "append"
+            _write_all(fd, pack_header(self.table, {**self._fields, "sink": sink}), 0)
+            if self._wants_mapping:
+                self._head = _map_or_none(fd)
+            if self._wants_mapping and self._head is None:
+                _write_all(fd, pack_header(self.table, {**self._fields, "sink": "append"}), 0)
+        except OSError as error:
+            self._note(error)
+            os.close(fd)
+            self.path.unlink(missing_ok=True)
+            return False
+        self._fd = fd
+        return True
+
+    # --- mapped ---------------------------------------------------------------------------
 
     def _put_mapped(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
-        # next() on a C iterator hands every thread its own slot without a lock.
-        slot = next(self._slots)
-        offset = slot * 64 - self._base
-        if offset >= WINDOW_BYTES and (offset := self._map_window(slot)) < 0:
-            self._drop()
-            return
-        if offset < 0:  # another thread has mapped the next window since this slot was drawn
-            self._write_behind(slot, (a, b, c, d, e, f, g))
-            return
-        _SLOT.pack_into(
-            self._window,  # type: ignore[arg-type]  # mapped whenever offset is inside it
-            offset,
-            (a + b + c + d + e + f + g + (slot + 1) * CHECK_SALT) & CHECK_MASK,
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
-            g,
-        )
-
-    def _map_window(self, slot: int) -> int:
-        """Maps the window that holds `slot`; its offset there, or -1 when there is no room."""
-        with self._lock:
-            position = HEADER_BYTES + slot * RECORD_BYTES
-            start = position // WINDOW_BYTES * WINDOW_BYTES
-            if start + WINDOW_BYTES > self._max_bytes:
-                self._lose(slot, f"the table reached its limit of {self._max_bytes} bytes")
-                return -1
+        # A `for` and not `next()`: a call is a place where CPython may switch threads or run a
+        # signal handler, and from here to the end of pack_into there is none. So a thread rarely
+        # leaves a slot empty while others fill later ones.
+        for slot in self._slots:  # noqa: B007  # used below
+            break
+        base, window = self._mapping
+        offset = slot * 64 - base
+        if 0 <= offset < 65536:
             try:
-                size = os.fstat(self._fd).st_size
-                if size < start + WINDOW_BYTES:
-                    _write_all(self._fd, bytes(start + WINDOW_BYTES - size), size)
-                self._window = mmap.mmap(self._fd, WINDOW_BYTES, offset=start)
-            except (OSError, ValueError) as error:
-                self._lose(slot, describe_os_error(error))
-                return -1
-            self._base = start - HEADER_BYTES
-            return position - start
+                _PACK_INTO(
+                    window,
+                    offset,
+                    (a + b + c + d + e + f + g + (slot + 1) * CHECK_SALT) & CHECK_MASK,
+                    a,
+                    b,
+                    c,
+                    d,
+                    e,
+                    f,
+                    g,
+                )
+            except Exception:
+                self._give_up(slot)
+                raise
+        else:
+            self._put_outside(slot, (a, b, c, d, e, f, g))
 
-    def _write_behind(self, slot: int, words: tuple[int, ...]) -> None:
+    def _give_up(self, slot: int) -> None:
+        """What was put is not seven 64-bit integers: the slot is drawn, so it is marked void."""
+        self._put_outside(slot, VOID_WORDS)
+        self._drop()
+
+    def _put_outside(self, slot: int, words: tuple[int, ...]) -> None:
+        """Writes a record whose slot is not in the mapped window, mapping the next if need be."""
+        epoch, place = divmod(slot, EPOCH)
         try:
-            _write_all(self._fd, pack_record(slot, words), HEADER_BYTES + slot * RECORD_BYTES)
-        except OSError as error:
-            self.error = self.error or describe_os_error(error)
-            self._drop()
-
-    def _put_appended(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
+            record = pack_record(place, words)
+        except Exception:
+            self._give_up(slot)
+            raise
         with self._lock:
-            if self._buffer_start + len(self._buffer) >= self._max_bytes:
-                self._lose(next(self._slots), f"reached its limit of {self._max_bytes} bytes")
+            mapping = None
+            if not self._is_granted(epoch, place):
+                is_current = epoch == len(self._ends) and not (self._is_lost or self._is_closed)
+                mapping = self._grow(epoch, place) if is_current else None
+                if mapping is None:
+                    self._drop()
+                    return
+            try:
+                _write_all(self._fd, record, HEADER_BYTES + place * RECORD_BYTES)
+            except OSError as error:
+                self._note(error)
                 self._drop()
-                return
-            self._buffer += pack_record(next(self._slots), (a, b, c, d, e, f, g))
-            if len(self._buffer) >= _APPEND_BUFFER_BYTES:
-                self.flush()
+            # Only now may other threads write behind this record.
+            self._mapping = mapping or self._mapping
+
+    def _is_granted(self, epoch: int, place: int) -> bool:
+        end = self._ends[epoch] if epoch < len(self._ends) else self._num_granted
+        return place < end and self._fd >= 0
+
+    def _grow(self, epoch: int, place: int) -> Mapping | None:
+        """Makes room for the window that holds `place` and maps it; None when there is none."""
+        start = (HEADER_BYTES + place * RECORD_BYTES) // WINDOW_BYTES * WINDOW_BYTES
+        end = start + WINDOW_BYTES
+        if end > self._max_bytes:
+            self._lose(f"the table reached its limit of {self._max_bytes} bytes")
+            return None
+        try:
+            size = os.fstat(self._fd).st_size
+            if size < end:
+                _write_all(self._fd, bytes(end - size), size)
+            window = mmap.mmap(self._fd, WINDOW_BYTES, offset=start)
+        except (OSError, ValueError) as error:
+            self._note(error)
+            self._cut_to(HEADER_BYTES + self._num_granted * RECORD_BYTES)
+            self._lose(self.error)
+            return None
+        self._num_granted = (end - HEADER_BYTES) // RECORD_BYTES
+        self._write_status()
+        return (epoch * EPOCH * RECORD_BYTES + start - HEADER_BYTES, window)
+
+    # --- full disk ------------------------------------------------------------------------
+
+    def _lose(self, reason: str) -> None:
+        self.error = self.error or reason
+        self._is_lost = True
+        self._mapping = NOWHERE
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self.put = self._put_dropped
 
     def _put_dropped(self, *words: int) -> None:
-        """Stands in for `put` while the disk is full; tries again every few seconds."""
+        """Stands in for `put` while there is no room; tries again every RETRY_SECONDS."""
         if time.monotonic() >= self._retry_at and self._resume():
             self.put(*words)
         else:
             self._drop()
 
-    def _put_nothing(self, *words: int) -> None:
-        """Stands in for `put` in a forked child, whose records are not this rank's."""
-
-    def _lose(self, slot: int, reason: str) -> None:
-        """From `slot` on there is no room; the slot stays free for the first record that fits."""
-        self.error = self.error or reason
-        self._slots = itertools.count(slot)
-        self._retry_at = time.monotonic() + RETRY_SECONDS
-        self.put = self._put_dropped
-
     def _resume(self) -> bool:
         with self._lock:
-            if self.put != self._put_dropped:
-                return True
+            if self._is_closed or not self._is_lost:
+                return not self._is_closed
             self._retry_at = time.monotonic() + RETRY_SECONDS
-            if self._head is None:
-                if not self._flush_buffer():
-                    return False
-                self.put = self._put_appended
-                return True
-            slot = next(self._slots)
-            self._slots = itertools.count(slot)
-            if self._base <= slot * RECORD_BYTES < self._base + WINDOW_BYTES:
-                self.put = self._put_mapped
-                return True
-            if self._map_window(slot) < 0:
+            if self._fd < 0 and not self._create():
                 return False
-            self.put = self._put_mapped
+            if self._head is not None:
+                first = self._num_granted
+                mapping = self._grow(len(self._ends) + 1, first)
+                if mapping is None:
+                    return False
+                self._ends.append(first)
+                self._slots = itertools.count(len(self._ends) * EPOCH + first)
+                self._mapping = mapping
+            self._is_lost = False
+            self.put = self._put_mapped if self._head is not None else self._put_appended
             return True
+
+    def _put_nothing(self, *words: int) -> None:
+        """Stands in for `put` after the end, and in a forked child: not this rank's records."""
 
     def _drop(self) -> None:
         with self._lock:
+            if self._is_closed and self._fd < 0:
+                return
             self.num_dropped += 1
-            words = (self.num_dropped, time.monotonic_ns(), 0, 0, 0, 0, 0)
-            self._write_slot(STATUS_OFFSET, words)
+            if self._head is not None:
+                self._write_status()
+            self._status_is_due = True
+
+    def _note(self, error: OSError | ValueError) -> None:
+        self.error = self.error or describe_os_error(error)
+
+    def _cut_to(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            self._note(error)
+
+    def _write_status(self) -> None:
+        extent = self._written
+        if self._head is not None:
+            extent = HEADER_BYTES + self._num_granted * RECORD_BYTES
+        words = (self.num_dropped, time.monotonic_ns(), extent, 0, 0, 0, 0)
+        self._write_slot(STATUS_OFFSET, words)
 
     def _write_slot(self, offset: int, words: tuple[int, ...]) -> None:
-        record = _SLOT.pack(record_check(offset, words), *words)
+        record = pack_record(offset, words)
         if self._head is not None:
             self._head[offset : offset + RECORD_BYTES] = record
             return
         try:
-            os.pwrite(self._fd, record, offset)
+            _write_all(self._fd, record, offset)
         except OSError as error:
-            self.error = self.error or describe_os_error(error)
+            self._note(error)
+
+    # --- append ---------------------------------------------------------------------------
+
+    def _put_appended(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            num_held = len(self._buffer) + len(self._outgoing)
+            end = HEADER_BYTES + (self._num_collected + 1) * RECORD_BYTES
+            if num_held >= MAX_HELD_BYTES or end > self._max_bytes:
+                if end > self._max_bytes:
+                    self.error = self.error or f"reached its limit of {self._max_bytes} bytes"
+                self._drop()
+            else:
+                self._buffer += pack_record(self._num_collected, (a, b, c, d, e, f, g))
+                self._num_collected += 1
+            is_due = num_held >= INLINE_FLUSH_BYTES and time.monotonic() >= self._retry_at
+        if is_due and self._io_lock.acquire(blocking=False):
+            try:
+                self._hand_over()
+            finally:
+                self._io_lock.release()
 
     def flush(self) -> None:
         """Hands over what the append sink has collected; the mapped sink holds nothing back."""
+        if self._head is None and self._fd >= 0:
+            with self._io_lock:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Writes what was collected, or as much as fits; the rest is kept. Holds `_io_lock`."""
         with self._lock:
-            if self._buffer and not self._flush_buffer():
-                self._lose(self._next_slot(), self.error)
-
-    def _flush_buffer(self) -> bool:
+            if self._fd < 0:
+                return
+            self._outgoing += self._buffer
+            self._buffer = bytearray()
+            has_news = bool(self._outgoing) or self._status_is_due
+            self._status_is_due = False
         try:
-            _write_all(self._fd, bytes(self._buffer), self._buffer_start)
+            while self._outgoing:
+                written = os.pwrite(self._fd, self._outgoing, self._written)
+                if written <= 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._written += written
+                del self._outgoing[:written]
         except OSError as error:
-            self.error = self.error or describe_os_error(error)
-            return False
-        self._buffer_start += len(self._buffer)
-        self._buffer.clear()
-        return True
+            self._note(error)
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+        if has_news:
+            self._write_status()
 
-    def _next_slot(self) -> int:
-        slot = next(self._slots)
-        self._slots = itertools.count(slot)
-        return slot
+    # --- the end --------------------------------------------------------------------------
 
     def close(self) -> int:
         """Cuts the file to its records and marks it complete; the number of records in it."""
         with self._lock:
+            if self._is_closed:
+                return 0
+            self._is_closed = True
+            self.put = self._put_nothing
+            self._mapping = NOWHERE  # from here on a late put finds no window and no grant
             if self._fd < 0:
                 return 0
-            self.flush()
-            num_records = self._next_slot()
-            if self._head is None:
-                num_records = (self._buffer_start - HEADER_BYTES) // RECORD_BYTES
-                self.num_dropped += len(self._buffer) // RECORD_BYTES
-            self.put = self._put_nothing
-            # Unmapped before the file is cut: nothing may touch a page beyond its end.
-            self._window = None
+            if self._head is not None:
+                drawn = self._num_granted if self._is_lost else next(self._slots) % EPOCH
+                num_records = self._num_granted = min(drawn, self._num_granted)
+        if self._head is not None:
+            self._wait_for_late_records(num_records)
+        else:
+            num_records = self._finish_appending()
+        with self._lock:
             words = (num_records, self.num_dropped, time.monotonic_ns(), 0, 0, 0, 0)
             self._write_slot(CLOSE_OFFSET, words)
-            try:
-                os.ftruncate(self._fd, HEADER_BYTES + num_records * RECORD_BYTES)
-            except OSError as error:
-                self.error = self.error or describe_os_error(error)
+            self._cut_to(HEADER_BYTES + num_records * RECORD_BYTES)
             self._head = None
             os.close(self._fd)
             self._fd = -1
+        return num_records
+
+    def _wait_for_late_records(self, num_records: int) -> None:
+        """Gives threads that drew a slot the time to fill it; marks void what stays empty."""
+        if threading.active_count() == 1:
+            return
+        first = max(0, num_records - 2 * WINDOW_BYTES // RECORD_BYTES)
+        deadline = time.monotonic() + LATE_SECONDS
+        while True:
+            start = HEADER_BYTES + first * RECORD_BYTES
+            data = os.pread(self._fd, (num_records - first) * RECORD_BYTES, start)
+            empty = [
+                first + index
+                for index, (check, *words) in enumerate(_SLOT.iter_unpack(data))
+                if check != record_check(first + index, tuple(words))
+            ]
+            if not empty:
+                return
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.001)
+        for slot in empty:
+            self._put_outside(len(self._ends) * EPOCH + slot, VOID_WORDS)
+            self._drop()
+
+    def _finish_appending(self) -> int:
+        with self._io_lock:
+            self._hand_over()
+            num_records = (self._written - HEADER_BYTES) // RECORD_BYTES
+            self.num_dropped += self._num_collected - num_records
             return num_records
 
     def disarm(self) -> None:
         """After a fork, in the child: write nothing more, leave the parent's file alone."""
-        self._lock = threading.RLock()  # the parent may have held it at the moment of the fork
+        self._lock = threading.RLock()  # the parent may have held them at the moment of the fork
+        self._io_lock = threading.Lock()
+        self._is_closed = True
         self.put = self._put_nothing
-        self._window = self._head = None
+        self._mapping = NOWHERE
+        self._head = None
         self._buffer = bytearray()
+        self._outgoing = bytearray()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -326,6 +510,14 @@ def describe_os_error(error: OSError | ValueError) -> str:
     if code is None:
         return str(error)
     return f"{os.strerror(code)} ({errno.errorcode.get(code, code)})"
+
+
+def _map_or_none(fd: int) -> mmap.mmap | None:
+    """The header page mapped; None where the file system does not map files."""
+    try:
+        return mmap.mmap(fd, HEADER_BYTES)
+    except (OSError, ValueError):
+        return None
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

@@ -8,13 +8,14 @@ A restarted job finds `attempt000` taken and makes `attempt001`: attempts are ne
 nothing is ever overwritten. Standard library only.
 """
 
-import json
-import os
+import logging
 import secrets
+import threading
 import time
 from pathlib import Path
 
 from meshscope.store.journal import JOURNAL_NAME, JournalWriter
+from meshscope.store.manifest import place_new, seal
 from meshscope.store.schema import (
     BUILTIN_NAMES,
     FIRST_CUSTOM_NAME_ID,
@@ -23,7 +24,9 @@ from meshscope.store.schema import (
     SCHEMA_VERSION,
     TABLES,
 )
-from meshscope.store.table_file import TableWriter
+from meshscope.store.table_file import TableWriter, describe_os_error
+
+logger = logging.getLogger(__name__)
 
 MANIFEST_NAME = "run.json"
 RUN_FORMAT = "meshscope-run"
@@ -34,9 +37,12 @@ UNMAPPABLE_FILE_SYSTEMS = frozenset(
     {
         "9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs",
         "nfs4", "orangefs", "panfs", "smb3", "smbfs", "virtiofs", "wekafs",
+        "bcachefs", "btrfs", "f2fs", "nilfs2", "zfs",
     }
 )  # fmt: skip
-"""Where a mapped file is not safely shared or not supported; any `fuse.*` counts too."""
+"""Where a mapped file is not safely shared or not supported, and (the last five) where a page that
+was written once needs new space when it is written again, so that a full disk would be a SIGBUS.
+Any `fuse.*` counts too."""
 
 
 def rank_dir_name(rank: int) -> str:
@@ -63,9 +69,10 @@ def file_system_type(path: Path) -> str | None:
         if not separator or len(fields) < 5:
             continue
         point = fields[4].replace("\\040", " ")
-        if target == point or target.startswith(point.rstrip("/") + "/"):
-            # The longest mount point wins; of two mounts on one point, the later.
-            best = max(best or (-1, ""), (len(point), after.split(" ")[0]), key=lambda m: m[0])
+        is_above = target == point or target.startswith(point.rstrip("/") + "/")
+        # The longest mount point wins; of two mounts on one point, the later.
+        if is_above and (best is None or len(point) >= best[0]):
+            best = (len(point), after.split(" ")[0])
     return best[1] if best else None
 
 
@@ -87,16 +94,7 @@ def ensure_manifest(run_dir: Path, fields: dict[str, object]) -> None:
         "created_unix_ns": time.time_ns(),
         **fields,
     }
-    draft = run_dir / f".{MANIFEST_NAME}.{os.getpid()}.{secrets.token_hex(4)}"
-    draft.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    try:
-        os.link(draft, manifest)  # fails when another rank was faster, and that is fine
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links: the last writer wins, all are complete
-        os.replace(draft, manifest)
-        return
-    draft.unlink()
+    place_new(manifest, seal(document))
 
 
 class RankWriter:
@@ -119,6 +117,7 @@ class RankWriter:
         self.is_mapped = is_mappable(self.directory) if mapped is None else mapped
         self._max_detail_bytes = max_detail_bytes
         self._fields: dict[str, object] = {"rank": rank, "attempt": self.attempt}
+        self._lock = threading.Lock()
         self._tables: dict[str, TableWriter] = {}
         self._name_ids = dict(BUILTIN_NAMES)
         self._next_name_id = FIRST_CUSTOM_NAME_ID
@@ -133,17 +132,21 @@ class RankWriter:
 
     def table(self, name: str) -> TableWriter:
         """The writer of a table; its file is made the first time it is asked for."""
-        writer = self._tables.get(name)
-        if writer is None:
-            writer = TableWriter(
-                self.directory / f"{name}{TABLE_SUFFIX}",
-                TABLES[name],
-                self._fields,
-                mapped=self.is_mapped,
-                max_detail_bytes=self._max_detail_bytes,
-            )
-            self._tables[name] = writer
-        return writer
+        found = self._tables.get(name)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._tables.get(name)
+            if found is None:
+                found = self._tables[name] = TableWriter(
+                    self.directory / f"{name}{TABLE_SUFFIX}",
+                    TABLES[name],
+                    self._fields,
+                    mapped=self.is_mapped,
+                    max_detail_bytes=self._max_detail_bytes,
+                )
+                self._try_journal("table", name=name)  # so that a file that gets lost is missed
+        return found
 
     def name_id(self, text: str) -> int:
         """The id of a phase, span or scalar name; a new one is written down before its first use.
@@ -154,13 +157,23 @@ class RankWriter:
         found = self._name_ids.get(text)
         if found is not None:
             return found
-        if self._next_name_id >= MAX_NAME_ID and text != OVERFLOW_NAME:
-            return self.name_id(OVERFLOW_NAME)
-        name_id = self._next_name_id
-        self.journal.write("name", id=name_id, text=text)
-        self._next_name_id += 1
-        self._name_ids[text] = name_id
-        return name_id
+        with self._lock:
+            if self._next_name_id >= MAX_NAME_ID:
+                text = OVERFLOW_NAME
+            found = self._name_ids.get(text)
+            if found is None:
+                found = self._next_name_id
+                self.journal.write("name", id=found, text=text)
+                self._next_name_id += 1
+                self._name_ids[text] = found
+            return found
+
+    def _try_journal(self, kind: str, **fields: object) -> None:
+        """Writes a line that can be done without."""
+        try:
+            self.journal.write(kind, **fields)
+        except OSError as error:
+            logger.warning("the journal of rank %s: %s", self.rank, describe_os_error(error))
 
     def num_dropped(self) -> dict[str, int]:
         """Records lost so far per table, where any were."""
@@ -174,21 +187,26 @@ class RankWriter:
             table.flush()
 
     def close(self, **summary: object) -> None:
-        """Completes every table and writes the closing line."""
-        for name, table in self._tables.items():
+        """Completes every table and writes the closing line. Threads must have stopped asking for
+        new tables; what they still put is either in the file before its end or not at all."""
+        with self._lock:
+            tables = dict(self._tables)
+        for table in tables.values():
             table.close()
+        for name, table in tables.items():
             if table.error:
-                self.journal.write(
+                self._try_journal(
                     "health", cause="store", where=name, count=table.num_dropped, text=table.error
                 )
-        self.journal.write("close", **summary)
+        self._try_journal("close", **summary)
         self.journal.close()
 
     def disarm(self) -> None:
         """In a forked child: stop writing and leave the parent's files as they are."""
+        self._lock = threading.Lock()
         for table in self._tables.values():
             table.disarm()
-        self.journal.close()
+        self.journal.disarm()
 
 
 def _claim_attempt(rank_dir: Path) -> tuple[int, Path]:

@@ -1,0 +1,62 @@
+"""Small JSON documents that carry their own checksum: `run.json` and the compaction's manifest.
+
+The text is indented JSON whose last field, `crc32`, is that of the document without it; a reader
+writes the document out again and compares, so that any changed byte shows. Written beside its
+place and put there whole: complete or absent, never half. Standard library only.
+"""
+
+import json
+import os
+import secrets
+import zlib
+from pathlib import Path
+
+
+def seal(document: dict[str, object]) -> bytes:
+    """The document's text, checksum included."""
+    body = {key: value for key, value in document.items() if key != "crc32"}
+    checksum = zlib.crc32(json.dumps(body, indent=2).encode())
+    return json.dumps({**body, "crc32": f"{checksum:08x}"}, indent=2).encode() + b"\n"
+
+
+def unseal(data: bytes) -> tuple[dict[str, object], bool]:
+    """The document, and whether it is as it was written; ValueError when it is not an object."""
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict):
+            raise ValueError("it is not a JSON object")
+        return document, seal(document) == data
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def place_new(path: Path, data: bytes) -> bool:
+    """Puts a file there unless one is; whoever of several processes comes first wins."""
+    draft = _write_draft(path, data)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links: the last writer wins, all are complete
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
+
+
+def replace_whole(path: Path, data: bytes) -> None:
+    """Puts a file there in place of what was."""
+    os.replace(_write_draft(path, data), path)
+
+
+def _write_draft(path: Path, data: bytes) -> Path:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with draft.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # a rename that outlives the data would leave an empty file
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    return draft

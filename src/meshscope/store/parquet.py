@@ -1,0 +1,204 @@
+"""Reads the tables of a compacted run back, exactly as the ranks' own files gave them.
+
+    RUN/compact/manifest.json     which recordings are in which file, and what was wrong with them
+    RUN/compact/<table>.parquet   all ranks and attempts of one table, written by DuckDB
+
+Rows of a recording keep their order. Ranks are read in blocks, since reports ask for one rank after
+another and a query per rank would cost more than the rows.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshscope.errors import SchemaTooNew
+from meshscope.store.columns import (
+    Columns,
+    Problem,
+    ProblemKind,
+    empty_columns,
+    read_regular_file,
+    schema_too_new_text,
+    select_rows,
+)
+from meshscope.store.manifest import unseal
+from meshscope.store.schema import SCHEMA_VERSION, TABLES, Column
+
+COMPACT_DIR = "compact"
+COMPACT_MANIFEST = "manifest.json"
+COMPACT_FORMAT = "meshscope-compact"
+_BLOCK_RANKS = 64
+
+Recording = tuple[int, int]
+"""Rank and ordinal of the attempt's folder."""
+
+
+def parquet_path(run_dir: Path, table: str) -> Path:
+    """Where a table of a compacted run is."""
+    return run_dir / COMPACT_DIR / f"{table}.parquet"
+
+
+def sql_type(column: Column) -> str:
+    """The column's type in DuckDB and Parquet."""
+    if column.is_float:
+        return "DOUBLE"
+    return {8: "UTINYINT", 16: "USMALLINT", 32: "UINTEGER", 64: "BIGINT"}[_stored_width(column)]
+
+
+def _stored_width(column: Column) -> int:
+    return next(width for width in (8, 16, 32, 64) if column.width <= width)
+
+
+def problem_to_json(problem: Problem, run_dir: Path) -> dict[str, object]:
+    """A problem as the manifest keeps it; the path is relative to the run."""
+    path = problem.path
+    if path is not None and path.is_relative_to(run_dir):
+        path = path.relative_to(run_dir)
+    return {
+        "kind": str(problem.kind),
+        "text": problem.text,
+        "rank": problem.rank,
+        "path": str(path) if path is not None else None,
+        "offset": problem.offset,
+        "num_records": problem.num_records,
+    }
+
+
+def _problem_from_json(fields: dict[str, Any], run_dir: Path) -> Problem:
+    return Problem(
+        kind=ProblemKind(fields["kind"]),
+        text=str(fields["text"]),
+        rank=fields["rank"],
+        path=run_dir / fields["path"] if fields["path"] else None,
+        offset=fields["offset"],
+        num_records=fields["num_records"],
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _CompactedTable:
+    path: Path
+    crc32: str
+    num_rows: dict[Recording, int]
+    problems: dict[Recording, tuple[Problem, ...]]
+    verdict: Problem | None = None
+    """Why the file cannot be used; found when it is first read."""
+    is_checked: bool = False
+    block: dict[Recording, Columns] = field(default_factory=dict)
+
+
+class CompactedRun:
+    """The compacted tables of one run."""
+
+    def __init__(self, tables: dict[str, _CompactedTable]) -> None:
+        self._tables = tables
+        self._connection: Any = None
+
+    def covers(self, table: str, rank: int, attempt: int) -> bool:
+        """Whether the rows of this recording are here."""
+        return table in self._tables and (rank, attempt) in self._tables[table].num_rows
+
+    def read(self, table: str, rank: int, attempt: int) -> tuple[Columns, tuple[Problem, ...]]:
+        """The rows of one recording, and what was wrong with its file when it was compacted."""
+        found = self._tables[table]
+        if not found.is_checked:
+            found.is_checked = True
+            found.verdict = _find_fault(found)
+        known = found.problems.get((rank, attempt), ())
+        if found.verdict is not None:
+            return empty_columns(TABLES[table]), (*known, found.verdict)
+        if (rank, attempt) not in found.block:
+            found.block = self._read_block(table, found, rank, attempt)
+        return found.block.pop((rank, attempt)), known
+
+    def _read_block(
+        self, name: str, found: _CompactedTable, rank: int, attempt: int
+    ) -> dict[Recording, Columns]:
+        """The recordings from this one on, as many as a block takes."""
+        order = sorted(found.num_rows, key=lambda recording: (recording[1], recording[0]))
+        first = order.index((rank, attempt))
+        wanted = [r for r in order[first : first + _BLOCK_RANKS] if r[1] == attempt]
+        columns = [column.name for column in TABLES[name].columns]
+        if self._connection is None:
+            import duckdb
+
+            self._connection = duckdb.connect()
+        rows: Columns = self._connection.execute(
+            f"SELECT rank AS _rank, {', '.join(columns)} FROM read_parquet(?) "
+            "WHERE attempt_dir = ? AND rank BETWEEN ? AND ?",
+            [str(found.path), attempt, rank, wanted[-1][0]],
+        ).fetchnumpy()
+        ranks = np.asarray(rows.pop("_rank"))
+        # Rows come back in the file's order, which is by attempt and rank.
+        starts = np.searchsorted(ranks, [r[0] for r in wanted], side="left")
+        ends = np.searchsorted(ranks, [r[0] for r in wanted], side="right")
+        plain = {column: np.asarray(rows[column]) for column in columns}
+        return {
+            recording: select_rows(plain, np.arange(start, end))
+            for recording, start, end in zip(wanted, starts, ends, strict=True)
+        }
+
+
+def _find_fault(table: _CompactedTable) -> Problem | None:
+    try:
+        checksum = f"{crc32_of_file(table.path):08x}"
+    except OSError as error:
+        text = f"cannot be read: {error.strerror}"
+        return Problem(kind=ProblemKind.UNREADABLE, path=table.path, text=text)
+    if checksum == table.crc32:
+        return None
+    text = "the compacted file does not match its checksum; its rows are not used"
+    return Problem(kind=ProblemKind.DAMAGED, path=table.path, offset=0, text=text)
+
+
+def crc32_of_file(path: Path) -> int:
+    """CRC-32 of a whole file."""
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+def open_compacted(run_dir: Path, problems: list[Problem]) -> CompactedRun | None:
+    """What was compacted of a run; None when nothing was. A bad manifest goes to `problems`."""
+    path = run_dir / COMPACT_DIR / COMPACT_MANIFEST
+    try:
+        manifest, is_intact = unseal(read_regular_file(path))
+        version = manifest.get("schema_version")
+        if is_intact and isinstance(version, int) and version > SCHEMA_VERSION:
+            raise SchemaTooNew(schema_too_new_text(path, version))
+        if not is_intact or manifest.get("format") != COMPACT_FORMAT:
+            raise ValueError("its checksum does not match")
+        return CompactedRun(_read_tables(manifest, run_dir))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        text = f"cannot be read: {error.strerror}"
+        problems.append(Problem(kind=ProblemKind.UNREADABLE, path=path, text=text))
+    except (ValueError, KeyError, TypeError) as error:
+        text = f"the manifest of the compacted tables is not used: {error}"
+        problems.append(Problem(kind=ProblemKind.DAMAGED, path=path, offset=0, text=text))
+    return None
+
+
+def _read_tables(manifest: dict[str, Any], run_dir: Path) -> dict[str, _CompactedTable]:
+    return {
+        name: _CompactedTable(
+            path=parquet_path(run_dir, name),
+            crc32=table["crc32"],
+            num_rows={(r["rank"], r["attempt_dir"]): r["num_rows"] for r in table["recordings"]},
+            problems={
+                (r["rank"], r["attempt_dir"]): tuple(
+                    _problem_from_json(problem, run_dir) for problem in r["problems"]
+                )
+                for r in table["recordings"]
+                if r["problems"]
+            },
+        )
+        for name, table in manifest["tables"].items()
+        if name in TABLES
+    }
