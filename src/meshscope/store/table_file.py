@@ -54,7 +54,7 @@ LATE_SECONDS = 1.0
 """How long closing waits for a thread that is in the middle of a put."""
 INLINE_FLUSH_BYTES = 256 << 10
 """Collected by the append sink before `put` itself writes; before that the flush thread does."""
-MAX_HELD_BYTES = 1 << 20
+MAX_HELD_BYTES = 4 << 20
 """Held by the append sink while the file cannot be written; beyond it records are dropped."""
 
 Put = Callable[[int, int, int, int, int, int, int], None]
@@ -72,6 +72,12 @@ def record_check(slot: int, words: tuple[int, ...]) -> int:
 def pack_record(slot: int, words: tuple[int, ...]) -> bytes:
     """The 64 bytes of one record."""
     return _SLOT.pack(record_check(slot, words), *words)
+
+
+def is_good_record(slot: int, record: bytes) -> bool:
+    """Whether 64 bytes are a record of that slot."""
+    check, *words = _SLOT.unpack(record)
+    return bool(check == record_check(slot, tuple(words)))
 
 
 def pack_header(table: Table, fields: dict[str, object]) -> bytes:
@@ -251,29 +257,42 @@ class TableWriter:
             except Exception:
                 self._give_up(slot)
                 raise
+            except BaseException:
+                self._give_up(slot, unless_written=True)
+                raise
         else:
-            self._put_outside(slot, (a, b, c, d, e, f, g))
+            try:
+                self._put_outside(slot, pack_record(slot, (a, b, c, d, e, f, g)))
+            except Exception:
+                self._give_up(slot)
+                raise
+            except BaseException:
+                self._give_up(slot, unless_written=True)
+                raise
 
-    def _give_up(self, slot: int) -> None:
-        """What was put is not seven 64-bit integers: the slot is drawn, so it is marked void."""
-        self._put_outside(slot, VOID_WORDS)
-        self._drop()
+    def _give_up(self, slot: int, *, unless_written: bool = False) -> None:
+        """Marks a drawn slot void: what was put is no 64-bit integer, or an interrupt came."""
+        with self._lock:
+            if self._fd < 0:
+                return
+            place = slot % EPOCH
+            found = os.pread(self._fd, RECORD_BYTES, HEADER_BYTES + place * RECORD_BYTES)
+            if unless_written and len(found) == RECORD_BYTES and is_good_record(place, found):
+                return
+            self._put_outside(slot, pack_record(place, VOID_WORDS))
+            self._drop()
 
-    def _put_outside(self, slot: int, words: tuple[int, ...]) -> None:
+    def _put_outside(self, slot: int, record: bytes) -> None:
         """Writes a record whose slot is not in the mapped window, mapping the next if need be."""
         epoch, place = divmod(slot, EPOCH)
-        try:
-            record = pack_record(place, words)
-        except Exception:
-            self._give_up(slot)
-            raise
         with self._lock:
             mapping = None
             if not self._is_granted(epoch, place):
                 is_current = epoch == len(self._ends) and not (self._is_lost or self._is_closed)
                 mapping = self._grow(epoch, place) if is_current else None
                 if mapping is None:
-                    self._drop()
+                    if not self._is_closed:  # what comes after the end is not a loss
+                        self._drop()
                     return
             try:
                 _write_all(self._fd, record, HEADER_BYTES + place * RECORD_BYTES)
@@ -384,20 +403,25 @@ class TableWriter:
     # --- append ---------------------------------------------------------------------------
 
     def _put_appended(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
+        num_held = len(self._buffer) + len(self._outgoing)
+        if num_held >= INLINE_FLUSH_BYTES and time.monotonic() >= self._retry_at:
+            self._try_hand_over()
         with self._lock:
             if self._is_closed:
                 return
-            num_held = len(self._buffer) + len(self._outgoing)
             end = HEADER_BYTES + (self._num_collected + 1) * RECORD_BYTES
-            if num_held >= MAX_HELD_BYTES or end > self._max_bytes:
-                if end > self._max_bytes:
-                    self.error = self.error or f"reached its limit of {self._max_bytes} bytes"
+            if end > self._max_bytes:
+                self.error = self.error or f"the table reached its limit of {self._max_bytes} bytes"
+                self._drop()
+            elif len(self._buffer) + len(self._outgoing) >= MAX_HELD_BYTES:
                 self._drop()
             else:
                 self._buffer += pack_record(self._num_collected, (a, b, c, d, e, f, g))
                 self._num_collected += 1
-            is_due = num_held >= INLINE_FLUSH_BYTES and time.monotonic() >= self._retry_at
-        if is_due and self._io_lock.acquire(blocking=False):
+
+    def _try_hand_over(self) -> None:
+        """Writes unless another thread is writing: `put` does not wait for a slow disk twice."""
+        if self._io_lock.acquire(blocking=False):
             try:
                 self._hand_over()
             finally:
@@ -470,8 +494,8 @@ class TableWriter:
             data = os.pread(self._fd, (num_records - first) * RECORD_BYTES, start)
             empty = [
                 first + index
-                for index, (check, *words) in enumerate(_SLOT.iter_unpack(data))
-                if check != record_check(first + index, tuple(words))
+                for index in range(num_records - first)
+                if not is_good_record(first + index, data[index * 64 : index * 64 + 64])
             ]
             if not empty:
                 return
@@ -479,7 +503,7 @@ class TableWriter:
                 break
             time.sleep(0.001)
         for slot in empty:
-            self._put_outside(len(self._ends) * EPOCH + slot, VOID_WORDS)
+            self._put_outside(len(self._ends) * EPOCH + slot, pack_record(slot, VOID_WORDS))
             self._drop()
 
     def _finish_appending(self) -> int:
