@@ -162,13 +162,13 @@ def as_int(value: object) -> int | None:
 
 def _short_problem(short: tuple[int, ...], num_steps: Mapping[int, int], most: int) -> Problem:
     fewest = min(num_steps[rank] for rank in short)
-    which = f"rank {short[0]} has" if len(short) == 1 else f"{len(short)} ranks have"
-    ranks = "" if len(short) == 1 else f": ranks {abbreviate_ranks(short)}"
-    counts = f"{fewest}" if len(short) == 1 else f"as few as {fewest}"
+    text = f"recorded {fewest} of {most} steps"
+    if len(short) > 1:
+        text = f"ranks {abbreviate_ranks(short)} recorded as few as {fewest} of {most} steps"
     return Problem(
         kind=ProblemKind.SHORT_RANK,
         rank=short[0] if len(short) == 1 else None,
-        text=f"{which} {counts} of {most} steps{ranks}",
+        text=text,
     )
 
 

@@ -14,9 +14,6 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.columns import Columns
 from meshscope.store.reader import RankRecording
 
-BY_PROGRAM = "logged by the program"
-BY_RECORDER = "seen by the recorder"
-
 SIGNAL_NAMES: dict[str, tuple[str, ...]] = {
     "loss": ("loss", "backward_loss"),
     "grad_norm": ("grad_norm",),
@@ -24,7 +21,12 @@ SIGNAL_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Signal to the scalars that may hold it, best first."""
 
-_SOURCES = {"loss": BY_PROGRAM, "backward_loss": "what backward was called on"}
+_SOURCES = {
+    "loss": "logged by the program",
+    "backward_loss": "what backward was called on",
+    "grad_norm": "logged, or returned by clipping",
+    "lr": "logged, or the optimizer's",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ def _summarize(rank: int, name: str, series: ScalarSeries) -> Signal:
     none = Unavailable(f"none of its {num_values} values is finite")
     return Signal(
         name=name,
-        source=_SOURCES.get(name, "logged by the program or seen by the recorder"),
+        source=_SOURCES[name],
         rank=rank,
         num_values=num_values,
         num_nonfinite=num_values - len(finite),

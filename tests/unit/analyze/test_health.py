@@ -29,7 +29,7 @@ def test_killed_missing_and_damaged_ranks_are_named(tmp_path):
     assert (health.missing_ranks, health.short_ranks, health.unfinished_ranks) == ((3,), (1,), (1,))
     kinds = [problem.kind for problem in health.problems]
     assert kinds == [ProblemKind.MISSING_RANK, ProblemKind.DAMAGED, ProblemKind.SHORT_RANK]
-    assert health.problems[-1].text == "rank 1 has 2 of 6 steps"
+    assert health.problems[-1].text == "recorded 2 of 6 steps"
     killed = summary.ranks[1]
     assert killed.state is RankState.OPEN
     assert killed.last_record_unix_ns == START_UNIX_NS + 500 * MS + 201 * MS

@@ -1,0 +1,143 @@
+"""The command line: the list of commands, and the one place where errors become exit codes.
+
+Commands are loaded when they are called, so `meshscope --help` imports neither numpy nor duckdb
+nor torch.
+"""
+
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from meshscope import __version__
+from meshscope.errors import MeshscopeError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("meshscope.cli.run", "Run a training command and record every rank."),
+    "report": ("meshscope.cli.report", "Explain a recorded run."),
+    "ls": ("meshscope.cli.ls", "List the runs below a folder."),
+    "sql": ("meshscope.cli.sql", "Ask a run questions in SQL."),
+    "compact": ("meshscope.cli.compact", "Turn a finished run into Parquet files."),
+}
+"""Name to the module that holds `command`, and the line that --help shows."""
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+EXIT_MISSING_PACKAGE = 4
+
+EXIT_CODES = """\b
+Exit codes:
+  0    all went well
+  1    only with --strict: the recording has problems
+  2    a flag, argument or setting is wrong
+  3    the run cannot be read
+  4    an optional package is missing
+  130  interrupted
+`meshscope run` passes on the exit code of the command it ran."""
+
+_PACKAGES = {
+    "torch": "meshscope[torch]",
+    "duckdb": "duckdb",
+    "msgspec": "msgspec",
+    "numpy": "numpy",
+    "rich": "rich",
+}
+"""Packages a command may find missing, and what to install for them."""
+
+
+class CommandLine(click.Group):
+    """Loads commands when they are called and turns errors into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order in which they are used."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the command's module."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command: click.Command = import_module(entry[0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; a reader of the output that went away is not an error to talk of."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The interpreter flushes stdout once more at exit and must not fail there.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(EXIT_BROKEN_PIPE)
+        return result
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: FBT001 - click's signature
+        **extra: Any,
+    ) -> Any:
+        """Runs the command line and exits; with `standalone_mode=False` errors are raised."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(EXIT_INTERRUPTED)
+        except MeshscopeError as error:
+            _fail(str(error), error.exit_code)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _PACKAGES:
+                raise
+            _fail(
+                f"this command needs {package}, which is not installed; "
+                f"pip install '{_PACKAGES[package]}'",
+                EXIT_MISSING_PACKAGE,
+            )
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(text: str, exit_code: int) -> NoReturn:
+    """One line on stderr, whatever is in the text."""
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    click.echo(f"meshscope: {shown}", err=True)
+    sys.exit(exit_code)
+
+
+def is_color_wanted(context: click.Context, env: MutableMapping[str, str] = os.environ) -> bool:
+    """Whether to write colours to stdout: --no-color, NO_COLOR, FORCE_COLOR, then the terminal."""
+    if context.find_root().params.get("no_color") or env.get("NO_COLOR"):
+        return False
+    if env.get("FORCE_COLOR"):
+        return env["FORCE_COLOR"] != "0"
+    return sys.stdout.isatty() and env.get("TERM") != "dumb"
+
+
+@click.group(
+    cls=CommandLine,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="meshscope")
+@click.option("--no-color", is_flag=True, help="Write no colours (NO_COLOR does the same).")
+def main(*, no_color: bool) -> None:
+    """Records, explains and diagnoses distributed training, on every rank of the mesh.
+
+    \b
+        meshscope run -- torchrun --nproc-per-node 8 train.py
+        meshscope report runs/train/…
+    """

@@ -1,0 +1,107 @@
+"""`meshscope report`: explains one attempt of a run, for people or as JSON."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from meshscope.analyze.summary import summarize_attempt
+from meshscope.cli import is_color_wanted
+from meshscope.cli.locate import locate_run
+from meshscope.errors import UsageError
+from meshscope.report.document import Report, build_report, encode_report
+from meshscope.store.reader import Attempt, Run, open_run
+
+FILE_WIDTH = 100
+"""Columns of a report written to a file."""
+
+
+@click.command("report", short_help="Explain a recorded run.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON document.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file instead of the terminal.",
+)
+@click.option(
+    "--attempt",
+    "attempt_index",
+    type=click.IntRange(min=0),
+    help="Which launch of the job, counted from 0.  [default: the last]",
+)
+@click.option(
+    "--warmup",
+    "warmup_steps",
+    type=click.IntRange(min=0),
+    help="First steps to leave out of statistics.  [default: 1 if there are more than 3]",
+)
+@click.option("--all-ranks", is_flag=True, help="Show every rank, in order of rank.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 unless every rank is there, finished and undamaged and no error was caught.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    run: Path,
+    as_json: bool,
+    output: Path | None,
+    attempt_index: int | None,
+    warmup_steps: int | None,
+    all_ranks: bool,
+    strict: bool,
+) -> None:
+    """Says where the time of RUN went: a run directory, or a folder with one run below it.
+
+    Works while the run is being recorded. Exit codes: 0 fine, 1 only with --strict and a recording
+    that has problems, 2 usage, 3 the run cannot be read.
+    """
+    opened = open_run(locate_run(run))
+    attempt = _pick_attempt(opened, attempt_index)
+    summary = summarize_attempt(attempt, warmup_steps=warmup_steps)
+    report = build_report(opened, attempt, summary)
+    if as_json:
+        _write(encode_report(report).decode(), output)
+    else:
+        _write(_render(context, report, output, all_ranks=all_ranks), output)
+    if strict and not report.health.is_complete:
+        context.exit(1)
+
+
+def _pick_attempt(run: Run, index: int | None) -> Attempt:
+    if index is None:
+        return run.last_attempt
+    if index >= len(run.attempts):
+        known = "only attempt 0" if len(run.attempts) == 1 else f"0 to {len(run.attempts) - 1}"
+        raise UsageError(f"{run.path} has no attempt {index}; it has {known}")
+    return run.attempts[index]
+
+
+def _render(context: click.Context, report: Report, output: Path | None, *, all_ranks: bool) -> str:
+    from meshscope.report.terminal import Screen, render_report  # Rich is not needed for JSON
+
+    if output is not None:
+        return render_report(report, Screen(width=FILE_WIDTH, shows_all_ranks=all_ranks))
+    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
+    screen = Screen(
+        width=shutil.get_terminal_size((FILE_WIDTH, 24)).columns,
+        is_colored=is_color_wanted(context),
+        is_unicode=encoding.startswith("utf"),
+        shows_all_ranks=all_ranks,
+    )
+    return render_report(report, screen)
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        click.echo(text, nl=False, color=True)  # colours were decided when the text was made
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}") from error

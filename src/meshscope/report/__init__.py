@@ -1,0 +1,1 @@
+"""Summaries → one JSON document, and that document → text for a terminal."""

@@ -1,0 +1,166 @@
+"""The only place where numbers with units become text, and where text from a run is made safe.
+
+Durations have three significant digits in the unit that fits, memory is in powers of 1024, ratios
+become percent. A value that is not there is `n/a: reason`.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from meshscope.report.document import Absent
+
+T = TypeVar("T")
+
+MAX_TEXT = 200
+"""Characters of a name or message from a run that are shown at most."""
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_SPARKS = "▁▂▃▄▅▆▇█"
+_ASCII_SPARKS = "_.:-=+*#"
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_TO_ASCII = str.maketrans(
+    {"·": "|", "…": "~", "×": "x", "→": "->", "µ": "u", "–": "-", "█": "#", "▏": "|"}
+)
+_MINUTE_NS = 60_000_000_000
+
+
+def clean_text(text: str, limit: int = MAX_TEXT) -> str:
+    """Text from a run with nothing in it that a terminal would act on.
+
+    Escape sequences, control characters, line breaks and characters that change the direction of
+    writing are taken out; a lone surrogate becomes a question mark.
+    """
+    text = _ESCAPES.sub("", text)
+    shown = "".join(_clean_character(character) for character in text[: 4 * limit])
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _clean_character(character: str) -> str:
+    if character.isascii() and character.isprintable():
+        return character
+    kind = unicodedata.category(character)
+    if character in "\t\n\r" or kind in ("Zl", "Zp", "Zs"):
+        return " "
+    if kind == "Cs":
+        return "?"
+    return "" if kind in ("Cc", "Cf", "Cn", "Co") else character
+
+
+def to_ascii(text: str) -> str:
+    """For a terminal or file whose encoding has nothing else."""
+    text = text.translate(_TO_ASCII)
+    return text.encode("ascii", "replace").decode("ascii")
+
+
+def or_reason(value: T | Absent, show: Callable[[T], str]) -> str:
+    """The value as `show` writes it, else `n/a: reason`."""
+    return f"n/a: {clean_text(value.unavailable)}" if isinstance(value, Absent) else show(value)
+
+
+def or_dash(value: T | Absent, show: Callable[[T], str]) -> str:
+    """For a table cell whose reason stands elsewhere."""
+    return "n/a" if isinstance(value, Absent) else show(value)
+
+
+def duration(ns: float) -> str:
+    """`850 ns`, `12.3 µs`, `412 ms`, `1.21 s`, `3 min 12 s`, `2 h 05 min`."""
+    if ns < 0:
+        return f"-{duration(-ns)}"
+    if ns < 1:
+        return "0 ns" if ns == 0 else "<1 ns"
+    for unit, factor in (("ns", 1), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)):
+        digits = _three_digits(ns / factor)
+        if float(digits) < (1000 if unit != "s" else 100):
+            return f"{digits} {unit}"
+    seconds = round(ns / 1e9)
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    minutes = round(ns / _MINUTE_NS)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _three_digits(value: float) -> str:
+    if value >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def memory(num_bytes: float) -> str:
+    """`512 B`, `12.3 MiB`, `3.00 GiB`."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{_three_digits(value)} {unit}"
+        value /= 1024
+    return f"{_three_digits(value)} TiB"
+
+
+def ratio(value: float) -> str:
+    """`71 %`, `3.2 %`, `0.018 %`."""
+    percent = value * 100
+    size = abs(percent)
+    if size == 0:
+        return "0 %"
+    if size >= 9.95:
+        return f"{percent:.0f} %"
+    if size >= 0.995:
+        return f"{percent:.1f} %"
+    if size < 0.00095:
+        return "<0.001 %"
+    return f"{percent:.{1 - math.floor(math.log10(size))}f} %"
+
+
+def count(value: int) -> str:
+    """`12,345`."""
+    return f"{value:,}"
+
+
+def plural(value: int, noun: str, nouns: str = "") -> str:
+    """`1 step`, `12,345 steps`."""
+    return f"{count(value)} {noun if value == 1 else nouns or noun + 's'}"
+
+
+def rate(per_s: float, unit: str) -> str:
+    """`2.41 steps/s`, `19,661 tokens/s`."""
+    if per_s >= 99.95:
+        return f"{per_s:,.0f} {unit}/s"
+    return f"{_three_digits(per_s) if per_s >= 0.1 else f'{per_s:.2g}'} {unit}/s"
+
+
+def number(value: float) -> str:
+    """A logged value with four significant digits."""
+    return f"{value:.4g}"
+
+
+def moment(unix_ns: int) -> str:
+    """`2025-11-15 09:46:40 UTC`."""
+    try:
+        return f"{datetime.fromtimestamp(unix_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"unix time {unix_ns} ns"
+
+
+def bar(value: float, width: int) -> str:
+    """A bar of up to `width` cells for a ratio in 0..1, in eighths of a cell."""
+    eighths = round(min(max(value, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")) or ("▏" if value > 0 else "")
+
+
+def sparkline(values: Sequence[float], *, is_unicode: bool = True) -> str:
+    """One mark per value, from the smallest to the largest.
+
+    The scale spans at least a quarter of the middle value, so that noise stays a flat line.
+    """
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    middle = sorted(values)[len(values) // 2]
+    span = max(high - low, middle / 4) or 1
+    marks = _SPARKS if is_unicode else _ASCII_SPARKS
+    return "".join(marks[min(7, int((value - low) / span * 8))] for value in values)

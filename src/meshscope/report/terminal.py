@@ -1,0 +1,646 @@
+"""The report as text: where the time went, in the first lines, then the details.
+
+Everything shown is a number of the JSON document. Text that comes from a run is cleaned and
+handed to Rich as plain `Text`, so neither markup nor an escape sequence in it has any effect.
+Tables have no boxes and drop their least important columns when the terminal is narrow.
+"""
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.report import format as form
+from meshscope.report.document import (
+    Absent,
+    PhaseShare,
+    ProblemFacts,
+    RankFacts,
+    Report,
+    SignalFacts,
+    Split,
+    Times,
+)
+from meshscope.store.reader import abbreviate_ranks
+
+MIN_WIDTH = 40
+MAX_RANK_ROWS = 16
+"""Ranks shown unless all are asked for."""
+MAX_PROBLEM_ROWS = 12
+MAX_PHASE_ROWS = 12
+_PHASE_IMPORTANCE = (70, 60, 28, 20)
+"""Of the columns for the largest phases in the table of ranks."""
+_INDENT = 2
+_PHASE_STYLES = {
+    "data": "yellow",
+    "forward": "blue",
+    "backward": "magenta",
+    "optimizer": "cyan",
+    "eval": "green",
+    "comm": "red",
+}
+_SIGNAL_TITLES = {"loss": "Loss", "grad_norm": "Gradient norm", "lr": "Learning rate"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """What the report is written for."""
+
+    width: int = 100
+    """Columns; below 40 lines may be wrapped by the terminal."""
+    is_colored: bool = False
+    is_unicode: bool = True
+    """Whether blocks and typographic characters can be shown."""
+    shows_all_ranks: bool = False
+
+
+def render_report(report: Report, screen: Screen) -> str:
+    """The whole report; ends with a newline."""
+    width = max(screen.width, MIN_WIDTH)
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=screen.is_colored,
+        color_system="standard" if screen.is_colored else None,
+        no_color=not screen.is_colored,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+    writer = _Writer(console=console, report=report, screen=screen, width=width)
+    writer.write()
+    buffer = console.file
+    assert isinstance(buffer, io.StringIO)
+    lines = (line.rstrip() for line in buffer.getvalue().splitlines())
+    text = "\n".join(lines) + "\n"
+    return text if screen.is_unicode else form.to_ascii(text)
+
+
+def headline(report: Report) -> str:
+    """The report in one sentence."""
+    ranks = form.plural(report.run.num_ranks, "rank")
+    layout = describe_degrees(report.layout.degrees)
+    where = f"{ranks} ({layout})" if layout else ranks
+    median_ns = report.steps.time.median_ns
+    if isinstance(median_ns, Absent):
+        recorded = form.duration(report.run.longest_wall_ns)
+        return f"{where}, {recorded} recorded; no step to measure: {median_ns.unavailable}."
+    opening = f"{form.plural(report.steps.num_steps, 'step')} on {where}, median step "
+    shares = [phase for phase in report.phases if phase.phase != "unattributed"]
+    rest = next((p for p in report.phases if p.phase == "unattributed"), None)
+    parts = (
+        [f"{_share(shares[0])} of it in {form.clean_text(shares[0].phase, 40)}"] if shares else []
+    )
+    if rest is not None:
+        parts.append(f"{_share(rest)} unattributed")
+    return f"{opening}{form.duration(median_ns)}; {', '.join(parts)}."
+
+
+def describe_degrees(degrees: dict[str, int]) -> str:
+    """`dp2×tp4`: the axes in use; `dp1` when none is."""
+    used = [f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1]
+    return "×".join(used) or ("dp1" if degrees else "")
+
+
+def _share(phase: PhaseShare) -> str:
+    return form.or_dash(phase.ratio, form.ratio)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-3, 7`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {abbreviate_ranks(list(ranks))}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Column:
+    """A column of a table that may be dropped."""
+
+    title: str
+    cells: list[Text]
+    importance: int
+    """The lowest goes first."""
+    is_right: bool = True
+
+    @property
+    def width(self) -> int:
+        return max(len(self.title), *(cell.cell_len for cell in self.cells), 1)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Writer:
+    console: Console
+    report: Report
+    screen: Screen
+    width: int
+
+    def write(self) -> None:
+        self._write_head()
+        self._write_breakdown()
+        self._write_step_times()
+        self._write_rates()
+        self._write_spreads()
+        self._write_time()
+        self._write_ranks()
+        self._write_recording()
+
+    # --- pieces -------------------------------------------------------------------------------
+
+    def _section(self, title: str, note: str = "") -> None:
+        self.console.print()
+        line = Text(title, style="bold")
+        fits = len(title) + 2 + len(note) <= self.width
+        if note and fits:
+            line.append(f"  {note}", style="dim")
+        self.console.print(line)
+        if note and not fits:
+            self._line(note, "dim")
+
+    def _line(self, text: str | Text, style: str = "") -> None:
+        shown = Text(text, style=style) if isinstance(text, str) else text
+        self.console.print(Padding(shown, (0, 0, 0, _INDENT)))
+
+    def _facts(self, facts: Iterable[tuple[str, str]]) -> None:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in facts:
+            table.add_row(Text(name), Text(value))
+        self.console.print(Padding(table, (0, 0, 0, _INDENT)))
+
+    def _table(self, columns: list[_Column]) -> None:
+        kept = _fit(columns, self.width - _INDENT)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for column in kept:
+            table.add_column(
+                Text(column.title),
+                justify="right" if column.is_right else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+        for row in range(len(kept[0].cells)):
+            table.add_row(*(column.cells[row] for column in kept))
+        self.console.print(Padding(table, (0, 0, 0, _INDENT)))
+
+    # --- sections -----------------------------------------------------------------------------
+
+    def _write_head(self) -> None:
+        run = self.report.run
+        self.console.print(Text(headline(self.report), style="bold"))
+        warning = describe_incompleteness(self.report)
+        if warning:
+            self.console.print(Text(f"! The recording is not complete: {warning}.", style="red"))
+        self.console.print()
+        started = form.or_reason(run.started_unix_ns, form.moment)
+        attempt = f" · attempt {run.attempt} of {run.num_attempts}" if run.num_attempts > 1 else ""
+        hosts = [f"{form.clean_text(h.host, 40)} ({h.num_ranks})" for h in run.hosts[:4]]
+        more = f" and {len(run.hosts) - 4} more hosts" if len(run.hosts) > 4 else ""
+        layout = self.report.layout
+        facts = [
+            ("Run", form.clean_text(run.path) + attempt),
+            ("Recorded", f"{started} · {form.duration(run.longest_wall_ns)}"),
+            ("Ranks", self._describe_ranks()),
+            ("Hosts", (", ".join(hosts) + more) or "n/a: no rank's journal says"),
+            ("Layout", form.or_reason(layout.text, form.clean_text) + _layout_source(self.report)),
+        ]
+        program = self._describe_program()
+        self._facts([*facts, ("Program", program)] if program else facts)
+
+    def _describe_ranks(self) -> str:
+        run, health = self.report.run, self.report.health
+        known = f"{form.count(run.num_ranks)} of {form.count(run.world_size)} recorded"
+        num_open = len(health.unfinished_ranks)
+        if not num_open:
+            return f"{known}, all finished"
+        return f"{known}, {form.count(run.num_ranks - num_open)} finished, {num_open} open"
+
+    def _describe_program(self) -> str:
+        run = self.report.run
+        parts = [form.clean_text(" ".join(run.argv), 120)] if run.argv else []
+        if isinstance(run.git_revision, str):
+            dirty = " (modified)" if run.is_git_dirty else ""
+            parts.append(f"git {form.clean_text(run.git_revision)[:9]}{dirty}")
+        if isinstance(run.torch_version, str):
+            parts.append(f"torch {form.clean_text(run.torch_version, 30)}")
+        if isinstance(run.device_name, str):
+            parts.append(form.clean_text(run.device_name, 40))
+        return " · ".join(parts)
+
+    def _write_breakdown(self) -> None:
+        report = self.report
+        self._section("Where a step's time goes", f"mean per step and rank{_without(report)}")
+        if not report.phases:
+            reason = report.steps.time.mean_ns
+            self._line(form.or_reason(reason, form.duration), "dim")
+            return
+        shown, rest = report.phases[:-1][:MAX_PHASE_ROWS], report.phases[:-1][MAX_PHASE_ROWS:]
+        rows = [*shown, report.phases[-1]]
+        has_device = report.device_reason is None
+        room = self.width - _INDENT - 18 - 9 - 11 - (11 if has_device else 0) - 4
+        bar_width = max(8, min(44, room))
+        names = [
+            Text(form.clean_text(row.phase, 24), style=_phase_style(row.phase)) for row in rows
+        ]
+        bars = [
+            Text(form.bar(_known(row.ratio), bar_width), style=_phase_style(row.phase))
+            for row in rows
+        ]
+        total = report.time.steady_steps.wall_ns / report.time.num_steady_rank_steps
+        columns = [
+            _Column(title="phase", cells=[*names, Text("step")], importance=9, is_right=False),
+            _Column(title="", cells=[*bars, Text("")], importance=5, is_right=False),
+            _Column(
+                title="share", cells=[*map(Text, map(_share, rows)), Text("100 %")], importance=8
+            ),
+            _Column(
+                title="host",
+                cells=[
+                    *(Text(form.or_dash(row.mean_ns, form.duration)) for row in rows),
+                    Text(form.duration(total), style="bold"),
+                ],
+                importance=7,
+            ),
+        ]
+        if has_device:
+            device = [Text(form.or_dash(row.device_mean_ns, form.duration)) for row in rows]
+            columns.append(_Column(title="device", cells=[*device, Text("")], importance=6))
+        self._table(columns)
+        if rest:
+            self._line(f"and {form.plural(len(rest), 'smaller phase')} (see --json)", "dim")
+        if report.device_reason is not None:
+            self._line(f"device: n/a: {form.clean_text(report.device_reason)}", "dim")
+        self._write_left_out()
+
+    def _write_left_out(self) -> None:
+        time = self.report.time
+        if time.num_containers:
+            named = ", ".join(form.clean_text(name, 24) for name in list(time.num_containers)[:3])
+            spans = form.plural(sum(time.num_containers.values()), "span")
+            self._line(f"{spans} across step boundaries left out ({named})", "dim")
+        if time.num_other_threads:
+            phases = form.plural(time.num_other_threads, "phase")
+            self._line(f"{phases} of other threads left out", "dim")
+
+    def _write_step_times(self) -> None:
+        steps = self.report.steps
+        note = "slowest rank of each step" if self.report.run.num_ranks > 1 else ""
+        self._section("Step time", f"{note}{_without(self.report, comma=bool(note))}")
+        if isinstance(steps.time.mean_ns, Absent):
+            self._line(form.or_reason(steps.time.mean_ns, form.duration), "dim")
+            return
+        rows = [("step", steps.time), ("start to start", steps.interval)]
+        self._table(_times_columns(rows))
+        self._write_sparkline()
+        facts = []
+        if steps.warmup_ns:
+            times = ", ".join(form.duration(ns) for ns in steps.warmup_ns)
+            facts.append(("Warm-up", f"{_first_steps(steps.num_warmup)}: {times}"))
+        if steps.slowest:
+            often = ", ".join(f"rank {s.rank} in {form.count(s.num_steps)}" for s in steps.slowest)
+            facts.append(("Slowest", f"{often} of {form.plural(steps.time.count, 'step')}"))
+        if steps.num_partial:
+            partial = form.plural(steps.num_partial, "step")
+            facts.append(("Partial", f"{partial} not finished by every rank"))
+        if facts:
+            self._facts(facts)
+
+    def _write_sparkline(self) -> None:
+        """One mark per step or group of steps, warm-up left out, its highest step shown."""
+        steps = self.report.steps
+        series = steps.series[-steps.time.count :] if steps.num_steps <= len(steps.series) else []
+        series = series or steps.series[1 if steps.num_warmup else 0 :]
+        room = min(self.width - _INDENT, 80)
+        if len(series) < 2:
+            return
+        size = -(-len(series) // room)
+        groups = [series[at : at + size] for at in range(0, len(series), size)]
+        marks = [max(bin_.max_ns for bin_ in group) for group in groups]
+        self._line(form.sparkline(marks, is_unicode=self.screen.is_unicode), "cyan")
+        per_mark = max(sum(bin_.num_steps for bin_ in group) for group in groups)
+        meaning = "one step" if per_mark == 1 else f"the slowest of up to {per_mark} steps"
+        first, last = series[0].first_step, series[-1].first_step + series[-1].num_steps - 1
+        span = f"{form.duration(min(marks))} to {form.duration(max(marks))}"
+        self._line(f"steps {first} to {last}, a mark is {meaning}: {span}", "dim")
+
+    def _write_rates(self) -> None:
+        report = self.report
+        self._section("Throughput and training", "gaps included")
+        facts = [("Steps", form.or_reason(report.steps_per_s, lambda v: form.rate(v, "steps")))]
+        tokens = report.tokens
+        text = form.or_reason(tokens.tokens_per_s, lambda v: form.rate(v, "tokens"))
+        if not isinstance(tokens.tokens_per_s, Absent):
+            source = form.or_reason(tokens.source, str)
+            text += f" over {form.plural(tokens.num_ranks, 'rank')}, {source}"
+            if tokens.num_nonfinite:
+                text += f"; {form.plural(tokens.num_nonfinite, 'value')} not finite left out"
+            if tokens.num_steps < report.steps.num_steps:
+                text += f"; logged in {tokens.num_steps} of {report.steps.num_steps} steps"
+        facts.append(("Tokens", text))
+        facts += [(_SIGNAL_TITLES[s.signal], _describe_signal(s)) for s in report.signals]
+        self._facts(facts)
+
+    def _write_spreads(self) -> None:
+        report = self.report
+        if report.run.num_ranks < 2 or not report.spreads:
+            return
+        self._section("Phases over ranks", f"mean per step{_without(report)}")
+        rows = report.spreads[:MAX_PHASE_ROWS]
+        self._table(
+            [
+                _Column(
+                    title="phase",
+                    cells=[
+                        Text(form.clean_text(s.phase, 24), style=_phase_style(s.phase))
+                        for s in rows
+                    ],
+                    importance=9,
+                    is_right=False,
+                ),
+                _Column(
+                    title="min", cells=[Text(form.duration(s.min_ns)) for s in rows], importance=6
+                ),
+                _Column(
+                    title="median",
+                    cells=[Text(form.duration(s.median_ns)) for s in rows],
+                    importance=7,
+                ),
+                _Column(
+                    title="max", cells=[Text(form.duration(s.max_ns)) for s in rows], importance=8
+                ),
+                _Column(title="at rank", cells=[Text(str(s.max_rank)) for s in rows], importance=5),
+                _Column(
+                    title="ranks", cells=[Text(form.count(s.num_ranks)) for s in rows], importance=1
+                ),
+            ]
+        )
+
+    def _write_time(self) -> None:
+        time, num_ranks = self.report.time, self.report.run.num_ranks
+        self._section("The recorded time", "mean per rank; the parts add up")
+        parts = [
+            ("before the first step", time.before_first),
+            ("steps", time.steps),
+            ("between steps", time.between),
+            ("after the last step", time.after_last),
+        ]
+        rows = [
+            (name, form.duration(split.wall_ns / num_ranks), _ratio_of(split.wall_ns, time.wall_ns),
+             "" if name == "steps" else _describe_split(split, num_ranks))
+            for name, split in parts
+        ]  # fmt: skip
+        rows.append(("recorded", form.duration(time.wall_ns / num_ranks), "100 %", ""))
+        self._table(
+            [
+                _Column(title="", cells=[Text(r[0]) for r in rows], importance=9, is_right=False),
+                _Column(title="time", cells=[Text(row[1]) for row in rows], importance=8),
+                _Column(title="share", cells=[Text(row[2]) for row in rows], importance=7),
+                _Column(
+                    title="of which",
+                    cells=[Text(row[3], style="dim") for row in rows],
+                    importance=10,
+                    is_right=False,
+                ),
+            ]
+        )
+
+    def _write_ranks(self) -> None:
+        ranks = self.report.ranks
+        hidden = 0
+        note = "in order of rank"
+        if len(ranks) > MAX_RANK_ROWS and not self.screen.shows_all_ranks:
+            ordered = sorted(ranks, key=lambda r: (-_known(r.step_time.median_ns), r.rank))
+            hidden = len(ranks) - MAX_RANK_ROWS
+            ranks, note = ordered[:MAX_RANK_ROWS], "slowest median step first"
+        self._section("Ranks", f"{note}{_without(self.report, comma=True)}")
+        self._table(_rank_columns(ranks, self.report))
+        if hidden:
+            self._line(f"{form.plural(hidden, 'rank')} not shown (--all-ranks)", "dim")
+        for rank in [r for r in ranks if r.state != "finished"][:4]:
+            when = form.or_reason(rank.last_record_unix_ns, form.moment)
+            self._line(f"rank {rank.rank}: {rank.state}, last record {when}", "yellow")
+
+    def _write_recording(self) -> None:
+        health, overhead = self.report.health, self.report.health.overhead
+        self._section("The recording itself")
+        cost = form.or_reason(overhead.median_ns, form.duration)
+        if not isinstance(overhead.median_ns, Absent):
+            cost = (
+                f"median {cost} a step ({form.or_dash(overhead.median_ratio, form.ratio)}), "
+                f"at most {form.or_dash(overhead.max_ns, form.duration)} "
+                f"({form.or_dash(overhead.max_ratio, form.ratio)}), "
+                f"measured in {form.plural(overhead.num_steps, 'step')}"
+            )
+        facts = [
+            ("Own cost", cost),
+            ("Opening", form.or_reason(overhead.opening_cost_ns, form.duration) + ", once"),
+            ("Errors", self._describe_errors()),
+            ("Lost records", form.count(health.num_dropped) if health.num_dropped else "none"),
+        ]
+        if isinstance(overhead.opening_cost_ns, Absent):
+            facts[1] = ("Opening", form.or_reason(overhead.opening_cost_ns, form.duration))
+        if health.num_pauses:
+            facts.append(
+                ("Pauses", f"recording was paused {form.plural(health.num_pauses, 'time')}")
+            )
+        if health.num_device_steps_given_up:
+            given_up = form.plural(health.num_device_steps_given_up, "step")
+            facts.append(("Device", f"marks of {given_up} were never reached and given up"))
+        facts += [
+            ("Note", f"{form.clean_text(note.text)} ({name_ranks(note.ranks)})")
+            for note in health.notes[:4]
+        ]
+        self._facts(facts)
+        self._write_problems(health.problems)
+
+    def _describe_errors(self) -> str:
+        errors = self.report.health.errors
+        if not errors:
+            return "none caught"
+        return "; ".join(
+            f"{'at least ' if error.is_at_least else ''}{form.count(error.count)} in "
+            f"{form.clean_text(error.site, 40)} ({name_ranks(error.ranks)}): "
+            f"{form.clean_text(error.first_message, 100)}"
+            for error in errors[:4]
+        )
+
+    def _write_problems(self, problems: list[ProblemFacts]) -> None:
+        if not problems:
+            return
+        self._section("Problems")
+        for problem in problems[:MAX_PROBLEM_ROWS]:
+            self._line(describe_problem(problem), "red")
+        if len(problems) > MAX_PROBLEM_ROWS:
+            self._line(f"and {len(problems) - MAX_PROBLEM_ROWS} more (see --json)", "dim")
+
+
+# --- words ------------------------------------------------------------------------------------
+
+
+def describe_incompleteness(report: Report) -> str:
+    """What is wrong with the recording in a few words; empty when nothing is."""
+    health = report.health
+    parts = []
+    if health.errors:
+        parts.append(f"{form.plural(sum(e.count for e in health.errors), 'error')} caught")
+    if health.missing_ranks:
+        parts.append(f"{form.plural(len(health.missing_ranks), 'rank')} missing")
+    if health.unfinished_ranks:
+        parts.append(f"{form.plural(len(health.unfinished_ranks), 'rank')} without an end")
+    if health.short_ranks:
+        parts.append(f"{name_ranks(health.short_ranks)} with fewer steps")
+    if health.num_dropped:
+        parts.append(f"{form.plural(health.num_dropped, 'record')} lost")
+    told = ("missing-rank", "short-rank", "dropped")
+    others = sum(problem.kind not in told for problem in health.problems)
+    if others:
+        parts.append(f"{form.plural(others, 'damaged or unreadable place')}")
+    return ", ".join(parts)
+
+
+def describe_problem(problem: ProblemFacts) -> str:
+    """One line: where, and what."""
+    where = [] if problem.rank is None else [f"rank {problem.rank}"]
+    if problem.file is not None:
+        where.append(form.clean_text(problem.file, 80))
+    text = form.clean_text(problem.text)
+    return f"{', '.join(where)}: {text}" if where else text
+
+
+def _layout_source(report: Report) -> str:
+    source = report.layout.source
+    return "" if isinstance(source, Absent) else f" · {form.clean_text(source, 80)}"
+
+
+def _first_steps(num_warmup: int) -> str:
+    return "the first step" if num_warmup == 1 else f"the first {num_warmup} steps"
+
+
+def _without(report: Report, *, comma: bool = True) -> str:
+    if not report.steps.num_warmup:
+        return ""
+    return f"{', ' if comma else ''}without {_first_steps(report.steps.num_warmup)}"
+
+
+def _describe_signal(signal: SignalFacts) -> str:
+    if isinstance(signal.name, Absent):
+        return form.or_reason(signal.name, str)
+    source = form.or_reason(signal.source, str)
+    text = form.or_reason(signal.last, form.number)
+    if not isinstance(signal.last, Absent):
+        first = form.or_dash(signal.first, form.number)
+        text = text if first == text else f"{first} → {text}"
+        text += f" at step {form.or_dash(signal.last_step, str)}"
+    text += f" (rank {form.or_dash(signal.rank, str)}: {form.clean_text(signal.name)}, {source})"
+    if signal.num_nonfinite:
+        bad = form.plural(signal.num_nonfinite, "value")
+        text += f"; {bad} NaN or infinite on {name_ranks(signal.nonfinite_ranks)}"
+    return text
+
+
+def _describe_split(split: Split, num_ranks: int) -> str:
+    named = [
+        f"{form.clean_text(name, 24)} {form.duration(ns / num_ranks)}"
+        for name, ns in list(split.phase_ns.items())[:3]
+    ]
+    if not named:
+        return ""
+    return ", ".join([*named, f"unattributed {form.duration(split.unattributed_ns / num_ranks)}"])
+
+
+def _ratio_of(part_ns: int, whole_ns: int) -> str:
+    return form.ratio(part_ns / whole_ns) if whole_ns else "n/a"
+
+
+def _known(value: float | Absent) -> float:
+    """For bars and ordering, where nothing is drawn for what is not there."""
+    return 0.0 if isinstance(value, Absent) else value
+
+
+def _phase_style(phase: str) -> str:
+    return "dim" if phase == "unattributed" else _PHASE_STYLES.get(phase, "")
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def _fit(columns: list[_Column], room: int) -> list[_Column]:
+    """Drops the least important columns until the rest fits beside two-space gutters."""
+    kept = list(columns)
+    while len(kept) > 2 and sum(column.width + 2 for column in kept) - 2 > room:
+        kept.remove(min(kept, key=lambda column: column.importance))
+    return kept
+
+
+def _times_columns(rows: list[tuple[str, Times]]) -> list[_Column]:
+    def cells(name: str) -> list[Text]:
+        return [Text(form.or_dash(getattr(times, name), form.duration)) for _, times in rows]
+
+    variation = [Text(form.or_dash(times.cv_ratio, form.ratio)) for _, times in rows]
+    return [
+        _Column(title="", cells=[Text(name) for name, _ in rows], importance=9, is_right=False),
+        _Column(title="median", cells=cells("median_ns"), importance=8),
+        _Column(title="mean", cells=cells("mean_ns"), importance=7),
+        _Column(title="p95", cells=cells("p95_ns"), importance=6),
+        _Column(title="p99", cells=cells("p99_ns"), importance=5),
+        _Column(title="min", cells=cells("min_ns"), importance=1),
+        _Column(title="max", cells=cells("max_ns"), importance=3),
+        _Column(title="CV", cells=variation, importance=4),
+        _Column(
+            title="count", cells=[Text(form.count(times.count)) for _, times in rows], importance=2
+        ),
+    ]
+
+
+def _rank_columns(ranks: list[RankFacts], report: Report) -> list[_Column]:
+    def column(title: str, cells: list[str], importance: int, *, is_right: bool = True) -> _Column:
+        return _Column(
+            title=title, cells=[Text(c) for c in cells], importance=importance, is_right=is_right
+        )
+
+    columns = [
+        column("rank", [str(r.rank) for r in ranks], 99),
+        column(
+            "place", [form.or_dash(r.label, form.clean_text) for r in ranks], 50, is_right=False
+        ),
+        column(
+            "host",
+            [form.or_dash(r.host, lambda host: form.clean_text(host, 16)) for r in ranks],
+            35,
+            is_right=False,
+        ),
+        column("steps", [form.count(r.num_steps) for r in ranks], 80),
+        column("median", [form.or_dash(r.step_time.median_ns, form.duration) for r in ranks], 90),
+        column("mean", [form.or_dash(r.step_time.mean_ns, form.duration) for r in ranks], 26),
+    ]
+    phases = [p.phase for p in report.phases if p.phase != "unattributed"][: len(_PHASE_IMPORTANCE)]
+    for index, phase in enumerate(phases):
+        cells = [
+            _ratio_of(r.steady_steps.phase_ns.get(phase, 0), r.steady_steps.wall_ns) for r in ranks
+        ]
+        columns.append(column(form.clean_text(phase, 12), cells, _PHASE_IMPORTANCE[index]))
+    columns.append(column("RSS", [form.or_dash(r.peak_rss_bytes, form.memory) for r in ranks], 45))
+    if any(not isinstance(r.peak_device_bytes, Absent) for r in ranks):
+        cells = [form.or_dash(r.peak_device_bytes, form.memory) for r in ranks]
+        columns.append(column("device", cells, 47))
+    if any(isinstance(r.label, Absent) for r in ranks):
+        columns = [c for c in columns if c.title != "place"]
+    columns.append(column("last", [form.or_dash(r.last_step, str) for r in ranks], 15))
+    columns.append(column("state", [_short_state(r) for r in ranks], 65, is_right=False))
+    return columns
+
+
+def _short_state(rank: RankFacts) -> str:
+    parts = ["finished" if rank.state == "finished" else "open"]
+    if rank.num_errors:
+        parts.append(form.plural(rank.num_errors, "error"))
+    if rank.num_problems:
+        parts.append(form.plural(rank.num_problems, "problem"))
+    if rank.num_aborted_steps:
+        parts.append(f"{rank.num_aborted_steps} aborted")
+    if rank.num_skipped_updates:
+        parts.append(f"{rank.num_skipped_updates} skipped")
+    return ", ".join(parts)
