@@ -52,6 +52,7 @@ RETRY_SECONDS = 1.0
 """How long a table that could not grow waits before it tries again."""
 LATE_SECONDS = 1.0
 """How long closing waits for a thread that is in the middle of a put."""
+LATE_RECORDS = 1 << 18
 INLINE_FLUSH_BYTES = 256 << 10
 """Collected by the append sink before `put` itself writes; before that the flush thread does."""
 MAX_HELD_BYTES = 4 << 20
@@ -487,24 +488,30 @@ class TableWriter:
         """Gives threads that drew a slot the time to fill it; marks void what stays empty."""
         if threading.active_count() == 1:
             return
-        first = max(0, num_records - 2 * WINDOW_BYTES // RECORD_BYTES)
         deadline = time.monotonic() + LATE_SECONDS
-        while True:
-            start = HEADER_BYTES + first * RECORD_BYTES
-            data = os.pread(self._fd, (num_records - first) * RECORD_BYTES, start)
-            empty = [
-                first + index
-                for index in range(num_records - first)
-                if not is_good_record(first + index, data[index * 64 : index * 64 + 64])
-            ]
-            if not empty:
-                return
+        while empty := self._find_empty_slots(num_records):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.001)
         for slot in empty:
             self._put_outside(len(self._ends) * EPOCH + slot, pack_record(slot, VOID_WORDS))
             self._drop()
+
+    def _find_empty_slots(self, num_records: int) -> list[int]:
+        """Slots without a record among the last ones; no thread lags behind more than that."""
+        first = max(0, num_records - LATE_RECORDS)
+        size = (num_records - first) * RECORD_BYTES
+        data = os.pread(self._fd, size, HEADER_BYTES + first * RECORD_BYTES)
+        nothing = bytes(RECORD_BYTES)
+        empty = []
+        position = data.find(nothing)
+        while position >= 0:
+            position = -(-position // RECORD_BYTES) * RECORD_BYTES  # a run may begin in a record
+            if data[position : position + RECORD_BYTES] == nothing:
+                empty.append(first + position // RECORD_BYTES)
+                position += RECORD_BYTES
+            position = data.find(nothing, position)
+        return empty
 
     def _finish_appending(self) -> int:
         with self._io_lock:
