@@ -69,8 +69,10 @@ def measure_tokens(steps: StepTimes, scalars: Mapping[str, ScalarSeries]) -> Ran
         finite = in_steps & np.isfinite(series.value)
         num_logged = _count_distinct(series.step[finite])
         if num_logged:
+            with np.errstate(over="ignore"):  # absurd values make inf, which the report names
+                total = float(series.value[finite].sum())
             rates[name] = TokenRate(
-                tokens_per_s=float(series.value[finite].sum()) * 1e9 / span_ns,
+                tokens_per_s=total * 1e9 / span_ns,
                 scalar=name,
                 num_steps=num_logged,
                 num_nonfinite=int(np.count_nonzero(in_steps)) - int(np.count_nonzero(finite)),

@@ -6,7 +6,7 @@ nor torch.
 
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -118,7 +118,7 @@ def _fail(text: str, exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
-def is_color_wanted(context: click.Context, env: MutableMapping[str, str] = os.environ) -> bool:
+def is_color_wanted(context: click.Context, env: Mapping[str, str] = os.environ) -> bool:
     """Whether to write colours to stdout: --no-color, NO_COLOR, FORCE_COLOR, then the terminal."""
     if context.find_root().params.get("no_color") or env.get("NO_COLOR"):
         return False

@@ -73,6 +73,8 @@ class PhaseShare(msgspec.Struct, frozen=True, kw_only=True):
     """Host self time per step."""
     device_mean_ns: float | Absent
     """Device time per step, of the steps that have any."""
+    is_unattributed: bool
+    """What no phase claimed, rather than a phase."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -503,20 +505,29 @@ def _bin_steps(steps: JobStepSummary) -> list[StepBin]:
 
 
 def _phase_shares(summary: AttemptSummary) -> list[PhaseShare]:
-    split = summary.time.steady_steps
-    totals = [*_named(split.phase_ns).items()]
-    if split.wall_ns:
-        totals.append(("unattributed", split.unattributed_ns))
-    device = summary.time.device_phase_ns
-    return [
-        PhaseShare(
+    split, num_steps = summary.time.steady_steps, summary.time.num_steady_rank_steps
+    if not num_steps:
+        return []
+
+    def share(name: str, total_ns: int, device_mean_ns: float | Absent) -> PhaseShare:
+        return PhaseShare(
             phase=name,
-            ratio=total / split.wall_ns if split.wall_ns else Absent("the steps took no time"),
-            mean_ns=total / summary.time.num_steady_rank_steps,
-            device_mean_ns=_device_mean(name, device, summary.time.num_device_rank_steps),
+            ratio=total_ns / split.wall_ns if split.wall_ns else Absent("the steps took no time"),
+            mean_ns=total_ns / num_steps,
+            device_mean_ns=device_mean_ns,
+            is_unattributed=False,
         )
-        for name, total in totals
+
+    device, num_device = summary.time.device_phase_ns, summary.time.num_device_rank_steps
+    if not isinstance(device, Unavailable):
+        device = _named(device)
+    shares = [
+        share(name, total_ns, _device_mean(name, device, num_device))
+        for name, total_ns in _named(split.phase_ns).items()
     ]
+    none = Absent("the device's own time outside phases is not marked")
+    rest = share("unattributed", split.unattributed_ns, none)
+    return [*shares, msgspec.structs.replace(rest, is_unattributed=True)]
 
 
 def _device_mean(

@@ -91,8 +91,8 @@ def headline(report: Report) -> str:
         recorded = form.duration(report.run.longest_wall_ns)
         return f"{where}, {recorded} recorded; no step to measure: {median_ns.unavailable}."
     opening = f"{form.plural(report.steps.num_steps, 'step')} on {where}, median step "
-    shares = [phase for phase in report.phases if phase.phase != "unattributed"]
-    rest = next((p for p in report.phases if p.phase == "unattributed"), None)
+    shares = [phase for phase in report.phases if not phase.is_unattributed]
+    rest = next((phase for phase in report.phases if phase.is_unattributed), None)
     parts = (
         [f"{_share(shares[0])} of it in {form.clean_text(shares[0].phase, 40)}"] if shares else []
     )
@@ -174,17 +174,15 @@ class _Writer:
 
     def _table(self, columns: list[_Column]) -> None:
         kept = _fit(columns, self.width - _INDENT)
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        for column in kept:
-            table.add_column(
-                Text(column.title),
-                justify="right" if column.is_right else "left",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-        for row in range(len(kept[0].cells)):
-            table.add_row(*(column.cells[row] for column in kept))
-        self.console.print(Padding(table, (0, 0, 0, _INDENT)))
+        widths = [column.width for column in kept]
+        rows = [Text("  ").join(_pad_row(kept, widths, [Text(c.title) for c in kept]))]
+        rows[0].stylize("dim")
+        rows += [
+            Text("  ").join(_pad_row(kept, widths, [column.cells[at] for column in kept]))
+            for at in range(len(kept[0].cells))
+        ]
+        body = Text("\n", no_wrap=True, overflow="ellipsis").join(rows)
+        self.console.print(Padding(body, (0, 0, 0, _INDENT)))
 
     # --- sections -----------------------------------------------------------------------------
 
@@ -575,6 +573,16 @@ def _fit(columns: list[_Column], room: int) -> list[_Column]:
     return kept
 
 
+def _pad_row(columns: list[_Column], widths: list[int], cells: list[Text]) -> list[Text]:
+    padded = []
+    for column, width, cell in zip(columns, widths, cells, strict=True):
+        shown = cell.copy()
+        missing = width - shown.cell_len
+        shown.pad_left(missing) if column.is_right else shown.pad_right(missing)
+        padded.append(shown)
+    return padded
+
+
 def _times_columns(rows: list[tuple[str, Times]]) -> list[_Column]:
     def cells(name: str) -> list[Text]:
         return [Text(form.or_dash(getattr(times, name), form.duration)) for _, times in rows]
@@ -616,7 +624,7 @@ def _rank_columns(ranks: list[RankFacts], report: Report) -> list[_Column]:
         column("median", [form.or_dash(r.step_time.median_ns, form.duration) for r in ranks], 90),
         column("mean", [form.or_dash(r.step_time.mean_ns, form.duration) for r in ranks], 26),
     ]
-    phases = [p.phase for p in report.phases if p.phase != "unattributed"][: len(_PHASE_IMPORTANCE)]
+    phases = [p.phase for p in report.phases if not p.is_unattributed][: len(_PHASE_IMPORTANCE)]
     for index, phase in enumerate(phases):
         cells = [
             _ratio_of(r.steady_steps.phase_ns.get(phase, 0), r.steady_steps.wall_ns) for r in ranks

@@ -1,0 +1,114 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshscope.report import format as form
+from meshscope.report.document import Absent
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ns"),
+        (0.4, "<1 ns"),
+        (850, "850 ns"),
+        (999.6, "1.00 µs"),
+        (12_345, "12.3 µs"),
+        (412_000_000, "412 ms"),
+        (1_214_000_000, "1.21 s"),
+        (99_960_000_000, "1 min 40 s"),
+        (192_000_000_000, "3 min 12 s"),
+        (7_500_000_000_000, "2 h 05 min"),
+        (-3_000_000, "-3.00 ms"),
+    ],
+)
+def test_durations_have_three_digits_in_the_unit_that_fits(ns, text):
+    assert form.duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 %"), (0.714, "71 %"), (0.032, "3.2 %"), (0.00018, "0.018 %"), (1e-9, "<0.001 %"),
+     (-0.05, "-5.0 %"), (0.0996, "10 %")],
+)  # fmt: skip
+def test_ratios_become_percent(value, text):
+    assert form.ratio(value) == text
+
+
+def test_memory_is_in_powers_of_1024():
+    assert [form.memory(n) for n in (512, 3 << 30, 12_900_000, 5 << 40)] == [
+        "512 B", "3.00 GiB", "12.3 MiB", "5.00 TiB"
+    ]  # fmt: skip
+
+
+def test_rates_and_counts_are_readable():
+    assert form.rate(2.414, "steps") == "2.41 steps/s"
+    assert form.rate(19661.2, "tokens") == "19,661 tokens/s"
+    assert form.rate(0.0123, "steps") == "0.012 steps/s"
+    assert form.plural(1, "step") == "1 step"
+    assert form.plural(12345, "step") == "12,345 steps"
+
+
+def test_what_is_missing_shows_its_reason():
+    assert form.or_reason(Absent("no \x1b[31mdata"), form.duration) == "n/a: no data"
+    assert form.or_reason(5000, form.duration) == "5.00 µs"
+
+
+def test_a_moment_out_of_range_is_still_text():
+    assert form.moment(1_763_200_000 * 10**9) == "2025-11-15 09:46:40 UTC"
+    assert form.moment(1 << 62).startswith(("2116", "unix time"))
+    assert form.moment(10**30).startswith("unix time")
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07name", "name"),
+        ("a\nb\tc", "a b c"),
+        ("abc\u202edef", "abcdef"),
+        ("zero\u200bwidth", "zerowidth"),
+        ("half \ud800", "half ?"),
+        ("[red]markup[/]", "[red]markup[/]"),
+        ("größe 网", "größe 网"),
+        ("\x9b31mC1", "31mC1"),
+        ("x" * 300, "x" * 199 + "…"),
+    ],
+)
+def test_text_from_a_run_cannot_act_on_a_terminal(text, clean):
+    assert form.clean_text(text) == clean
+
+
+@given(st.text(alphabet=st.characters(codec=None), max_size=300))
+def test_clean_text_is_one_printable_line_whatever_comes(text):
+    clean = form.clean_text(text)
+    assert "\x1b" not in clean
+    assert "\n" not in clean
+    assert all(character.isprintable() for character in clean)
+    clean.encode("utf-8")
+
+
+def test_bars_fill_their_width_in_eighths():
+    assert form.bar(1.0, 4) == "████"
+    assert form.bar(0.5, 1) == "▌"
+    assert form.bar(0.0, 4) == ""
+    assert form.bar(1e-9, 4) == "▏"
+    assert form.bar(7.0, 2) == "██"
+    assert form.bar(-1.0, 2) == ""
+
+
+def test_a_sparkline_keeps_noise_flat_and_shows_spikes():
+    assert form.sparkline([100, 101, 100]) == "▁▁▁"
+    assert form.sparkline([100, 200, 100]) == "▁█▁"
+    assert form.sparkline([0, 0]) == "▁▁"
+    assert form.sparkline([]) == ""
+    assert form.sparkline([1, 9], is_unicode=False) == "_#"
+
+
+@given(st.floats(min_value=0, max_value=1e30, allow_nan=False))
+def test_every_number_has_a_text(value):
+    for show in (form.duration, form.ratio, form.memory, form.number):
+        assert show(value)
+    assert math.isfinite(value)

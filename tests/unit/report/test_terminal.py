@@ -1,0 +1,146 @@
+import math
+import re
+
+import pytest
+from rich.cells import cell_len
+
+from builders import MS, Faults, make_run, make_writer, put_span, put_step
+from meshscope.analyze.summary import summarize_attempt
+from meshscope.core.layout import Layout
+from meshscope.report.document import Report, build_report
+from meshscope.report.terminal import Screen, headline, render_report
+from meshscope.store.reader import open_run
+
+PROVENANCE = {
+    "argv": ["train.py", "--steps", "60"],
+    "git": {"revision": "0123456789abcdef", "is_dirty": True},
+    "torch": {"version": "2.13.0"},
+}
+
+
+def report_of(path) -> Report:
+    run = open_run(path)
+    return build_report(run, run.last_attempt, summarize_attempt(run.last_attempt))
+
+
+def make_golden_run(tmp_path, monkeypatch):
+    """A run with something of everything, under a path that is the same everywhere."""
+    monkeypatch.chdir(tmp_path)
+    make_run(
+        tmp_path / "runs" / "demo",
+        layout=Layout(dp=4, tp=2),
+        num_steps=60,
+        first_step_extra_ns=900 * MS,
+        scalars={
+            "input_tokens": lambda rank, step: 4096,
+            "loss": lambda rank, step: math.nan if step == 30 else 4 * math.exp(-step / 30),
+            "lr": lambda rank, step: 3e-4,
+        },
+        memory=(3 << 30, -1, -1, -1, -1),
+        header={"provenance": PROVENANCE},
+        faults=Faults(slow={3: 1.2}, killed={5: 40}, errors={2: {"scalar": 4}}),
+    )
+    from pathlib import Path
+
+    return report_of(Path("runs/demo"))
+
+
+@pytest.mark.parametrize("width", [100, 60])
+def test_the_report_looks_as_agreed(tmp_path, monkeypatch, golden, width):
+    report = make_golden_run(tmp_path, monkeypatch)
+    golden(f"reports/demo-{width}.txt", render_report(report, Screen(width=width)))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(tmp_path, monkeypatch, width):
+    report = make_golden_run(tmp_path, monkeypatch)
+    text = render_report(report, Screen(width=width, is_colored=False))
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert not re.search(r"[\u2500-\u257f]", text), "box-drawing characters"
+
+
+def test_the_first_line_says_where_the_time_went(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=8), num_steps=60)
+    assert headline(report_of(tmp_path)) == (
+        "60 steps on 8 ranks (dp8), median step 100 ms; 60 % of it in backward, 3.0 % unattributed."
+    )
+
+
+def test_a_run_without_steps_says_so_instead_of_zeros(tmp_path):
+    make_run(tmp_path, num_steps=0)
+    text = render_report(report_of(tmp_path), Screen())
+    assert text.startswith("1 rank, 510 ms recorded; no step to measure: no step finished.")
+    assert "n/a: no step finished" in text
+
+
+def test_colours_only_when_asked_for(tmp_path):
+    make_run(tmp_path)
+    report = report_of(tmp_path)
+    plain = render_report(report, Screen())
+    colored = render_report(report, Screen(is_colored=True))
+    assert "\x1b" not in plain
+    assert "\x1b[" in colored
+    assert re.sub(r" +$", "", re.sub(r"\x1b\[[0-9;]*m", "", colored), flags=re.MULTILINE) == plain
+
+
+def test_a_terminal_without_unicode_gets_ascii(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=2, tp=2))
+    text = render_report(report_of(tmp_path), Screen(is_unicode=False))
+    assert text.isascii()
+
+
+def test_hostile_names_have_no_effect(tmp_path):
+    evil = "[bold]x[/bold]\x1b[31m\x1b]0;owned\x07\nsecond\u202eline[/]"
+    writer = make_writer(
+        tmp_path,
+        host=evil,
+        layout={"dp": 1},
+        layout_source=evil,
+        provenance={
+            "argv": [evil],
+            "git": {"revision": evil},
+            "torch": {"version": evil, "devices": [{"name": evil}]},
+        },
+    )
+    for index, name in enumerate((evil, "z" * 5000, ":smile:", "[/]")):
+        put_span(writer, name, 1000 + 100 * index, 50)
+    put_step(writer, 0, 1000, 2000)
+    put_span(writer, evil + "2", 900, 2000)
+    writer.journal.write("health", cause="gap", where=evil, text=evil)
+    writer.close(end_host_mono_ns=3000, errors={evil: {"count": 1, "first": evil}})
+    text = render_report(report_of(tmp_path), Screen())
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "owned" not in text
+    assert "[bold]x[/bold] secondline[/]" in text
+    assert ":smile:" in text
+    assert max(cell_len(line) for line in text.splitlines()) <= 100
+
+
+def test_thousands_of_ranks_are_cut_to_the_slowest(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=40), num_steps=2, faults=Faults(slow={33: 1.5}))
+    report = report_of(tmp_path)
+    text = render_report(report, Screen())
+    table = text[text.index("\nRanks") :].splitlines()
+    assert table[3].split()[0] == "33"
+    assert "24 ranks not shown (--all-ranks)" in text
+    everything = render_report(report, Screen(shows_all_ranks=True))
+    assert "not shown" not in everything
+    assert len(re.findall(r"finished$", everything, flags=re.MULTILINE)) == 41
+
+
+def test_an_incomplete_recording_is_said_first(tmp_path):
+    faults = Faults(missing=frozenset({1}), damaged={0: "spans"})
+    make_run(tmp_path, layout=Layout(dp=3), faults=faults)
+    lines = render_report(report_of(tmp_path), Screen()).splitlines()
+    assert lines[1] == (
+        "! The recording is not complete: 1 rank missing, 1 damaged or unreadable place."
+    )
+
+
+def test_device_time_stands_beside_host_time(tmp_path):
+    make_run(tmp_path, num_steps=6, device_ratio=0.5, memory=(1 << 30, 1, 2, 5 << 30, 4))
+    text = render_report(report_of(tmp_path), Screen())
+    row = next(line for line in text.splitlines() if line.startswith("  backward"))
+    assert row.endswith("60 %  60.0 ms  30.0 ms")
+    assert "5.00 GiB" in text
