@@ -27,9 +27,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from meshscope.capture.automatic import DATA, Automatic
+from meshscope.capture.automatic import Automatic
 from meshscope.capture.device_events import DeviceScalar, DeviceTimeline, find_backend
 from meshscope.capture.guard import Guard
+from meshscope.capture.hooks import DATA, Hooks
 from meshscope.capture.identity import initialized_distributed, resolve_identity, resolve_run_dir
 from meshscope.capture.memory import sample_memory
 from meshscope.capture.provenance import collect_provenance
@@ -37,6 +38,7 @@ from meshscope.capture.step_inference import StepInference
 from meshscope.capture.timeline import NullSink, Timeline
 from meshscope.core.layout import Layout
 from meshscope.errors import CaptureError, UsageError
+from meshscope.store.open_step import OPEN_STEP_NAME, OpenStepWriter
 from meshscope.store.schema import MAX_DETAIL_BYTES, SpanFlag, StepFlag
 from meshscope.store.table_file import TableWriter
 from meshscope.store.writer import RankWriter
@@ -94,6 +96,7 @@ class Recorder:
         self._layout_source = "declared" if layout else ""
         self._lock = threading.RLock()
         self._writer: RankWriter | None = None
+        self._open_step: OpenStepWriter | None = None
         self._is_closed = False
         self._is_paused = False
         self._failure = ""
@@ -101,6 +104,7 @@ class Recorder:
         self.timeline.on_visit = self._visit
         self._steps = StepInference(self.timeline)
         self._automatic: Automatic | None = None
+        self._hooks: Hooks | None = None
         self._phases: dict[str, Phase] = {}
         self._spans: dict[str, Span] = {}
         self._scalars: TableWriter | None = None
@@ -174,9 +178,11 @@ class Recorder:
         )
         writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
         self._next_clock_ns = mono_ns + CLOCK_EVERY_NS
-        self._connect()
-        if not writer.is_mapped:
+        if writer.is_mapped:
+            self._open_step = OpenStepWriter(writer.directory / OPEN_STEP_NAME, mono_ns)
+        else:
             self._start_flusher()
+        self._connect()
         self._opening_cost_ns = self.clock() - begin_ns
         return True
 
@@ -184,11 +190,18 @@ class Recorder:
         writer = self._writer
         if writer is None or self._is_paused:
             return
-        self.timeline.spans = writer.table("spans")
-        self.timeline.steps = writer.table("steps")
+        timeline = self.timeline
+        timeline.spans = writer.table("spans")
+        timeline.steps = writer.table("steps")
+        timeline.phases = writer.table("phases")
+        # Marks on a device need every phase on the stack; so does a file that cannot be mapped.
+        timeline.store_stamps(self._open_step if timeline.device is None else None)
 
     def _go_silent(self) -> None:
-        self.timeline.spans = self.timeline.steps = NullSink()
+        timeline = self.timeline
+        timeline.flush_stamps()
+        timeline.store_stamps(None)
+        timeline.spans = timeline.steps = timeline.phases = NullSink()
 
     def _start_flusher(self) -> None:
         self._flusher = threading.Thread(
@@ -219,8 +232,8 @@ class Recorder:
             self._automatic.remove()
         if self.timeline.device is not None:
             self.timeline.device.drain(self.clock() + int(DRAIN_SECONDS * 1e9))
-        writer, self._writer = self._writer, None
         self._go_silent()
+        writer, self._writer = self._writer, None
         self._scalars = None
         _live.discard(self)
         if writer is None:
@@ -237,6 +250,8 @@ class Recorder:
             opening_cost_ns=self._opening_cost_ns,
             num_device_steps_given_up=device.num_given_up if device else 0,
         )
+        if self._open_step is not None:
+            self._open_step.remove()
 
     def __enter__(self) -> "Recorder":
         return self
@@ -253,9 +268,8 @@ class Recorder:
         """In a forked child: this is not the rank any more."""
         self._lock = threading.RLock()
         self._is_closed = True
-        self._go_silent()
+        self.timeline.disarm()
         self._scalars = None
-        self.timeline.device = None
         if self._writer is not None:
             self._writer.disarm()
             self._writer = None
@@ -321,13 +335,17 @@ class Recorder:
     def reset(self) -> None:
         """Completes the current attempt and starts a new one: numbering and clocks begin again."""
         with self._lock:
+            self._go_silent()
             writer, self._writer = self._writer, None
             if writer is not None:
                 self.guard.run("reset", lambda: writer.close(end_host_mono_ns=self.clock()))
+            if self._open_step is not None:
+                self._open_step.remove()
+                self._open_step = None
             self.timeline.reset()
             self._steps.reset()
-            if self._automatic is not None:
-                self._automatic.forget_open()
+            if self._hooks is not None:
+                self._hooks.reset()
             self._name_ids.clear()
             self._scalars = None
             self._arm()
@@ -423,7 +441,7 @@ class Recorder:
                 return
             finally:
                 if token:
-                    self.guard.run("data end", lambda: self.timeline.leave(DATA, self.clock()))
+                    self.guard.run("data end", self._fetch_ends)
             yield item
 
     def _fetch_begins(self) -> bool:
@@ -431,10 +449,13 @@ class Recorder:
             now_ns = self.clock()
             if not self._steps.is_explicit:
                 self._steps.batch_fetch_begins(now_ns)
-            self.timeline.enter(DATA, now_ns)
+            self.timeline.enter(self.timeline.stack_here(), DATA, now_ns)
             return True
 
         return bool(self.guard.run("data begin", begin))
+
+    def _fetch_ends(self) -> None:
+        self.timeline.leave(self.timeline.stack_here(), DATA, self.clock())
 
     def log(self, **scalars: Any) -> None:
         """Records numbers under their names, for the open step or the last one.
@@ -518,14 +539,11 @@ class Recorder:
                 f"torch {torch.__version__} is older than 2.11: models and optimizers are not "
                 "watched; step, phase, data and log still work"
             )
+        self._hooks = Hooks(
+            torch, self.timeline, self._steps, self.guard, self.clock, self._take_signal
+        )
         self._automatic = Automatic(
-            torch,
-            self.timeline,
-            self._steps,
-            self.guard,
-            self.clock,
-            signal=self._take_signal,
-            note=self._note_gap,
+            torch, self._hooks, self._steps, self.guard, note=self._note_gap
         )
         return self._automatic
 
@@ -592,6 +610,8 @@ class Recorder:
         device = DeviceTimeline(backend, torch, index, self.clock)
         device.put_span = self._put_device_span
         device.put_scalar = self._put_device_scalar
+        self.timeline.flush_stamps()
+        self.timeline.store_stamps(None)
         self.timeline.device = device
         self.timeline.next_visit_ns = 0
         return device
@@ -635,7 +655,7 @@ class Phase:
         name_id = recorder.name_id(self._name)
         now_ns = recorder.clock()
         timeline = recorder.timeline
-        timeline.enter(name_id, now_ns)
+        timeline.enter(timeline.stack_here(), name_id, now_ns)
         if timeline.is_sampled:
             timeline.own_ns += recorder.clock() - now_ns
 
@@ -643,7 +663,7 @@ class Phase:
         recorder = self._recorder
         now_ns = recorder.clock()
         timeline = recorder.timeline
-        timeline.leave(recorder.name_id(self._name), now_ns, flags)
+        timeline.leave(timeline.stack_here(), recorder.name_id(self._name), now_ns, flags)
         if timeline.is_sampled:
             timeline.own_ns += recorder.clock() - now_ns
 

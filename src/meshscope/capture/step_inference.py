@@ -26,6 +26,7 @@ class StepInference:
         "_has_fetched",
         "_stepped",
         "_timeline",
+        "has_several",
         "is_explicit",
         "num_updates",
     )
@@ -34,6 +35,8 @@ class StepInference:
         self._timeline = timeline
         self.is_explicit = False
         """The program marks its steps itself; nothing is inferred."""
+        self.has_several = True
+        """False once it is known that a single optimizer exists: then no step can be extended."""
         self.reset()
 
     def reset(self) -> None:

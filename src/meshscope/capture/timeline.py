@@ -7,6 +7,10 @@ no phase claimed, sum to the step's wall clock exactly, in integer nanoseconds.
 Which step a span belongs to is not stored: it follows from its times and the step table. That
 lets a step's start be decided late (was that batch for training or for evaluation?) without
 rewriting anything.
+
+The usual course of a step (data, forward, backward, clip, optimizer: once, in this order, not
+nested) takes a short cut: each begin and end is one stored stamp, and one record at the step's end
+holds them all. Whatever does not fit goes through the stack and the span table.
 """
 
 from collections.abc import Callable
@@ -14,10 +18,19 @@ from threading import get_ident
 from typing import Protocol
 
 from meshscope.capture.device_events import DeviceTimeline, Mark
+from meshscope.store.open_step import (
+    FIRST_STAMP_WORD,
+    PHASE_IDS,
+    STAMP_FACTOR,
+    OpenStepWriter,
+)
 from meshscope.store.schema import MISSING, SpanFlag, StepFlag
 
 SAMPLE_EVERY_STEPS = 16
 """The recorder's own cost is measured on one step in this many."""
+_PLACES = {name_id: place for place, name_id in enumerate(PHASE_IDS)}
+_NO_SHORT_CUT = len(PHASE_IDS)
+_MAX_PACKED_NS = 0xFFFFFFFF
 _MAX_THREAD_NUMBER = 0xFFFF
 _MAX_DEPTH = 0xFF
 
@@ -64,6 +77,11 @@ class Timeline:
         "_clock",
         "_other_stacks",
         "_own_thread",
+        "_place_done",
+        "_place_open",
+        "_stamps",
+        "_stored",
+        "_stored_epoch_ns",
         "device",
         "input_tokens",
         "is_sampled",
@@ -72,6 +90,7 @@ class Timeline:
         "next_visit_ns",
         "on_visit",
         "own_ns",
+        "phases",
         "spans",
         "stack",
         "step",
@@ -83,6 +102,9 @@ class Timeline:
         self._clock = clock
         self.spans: Sink = NullSink()
         self.steps: Sink = NullSink()
+        self.phases: Sink = NullSink()
+        self._stored: memoryview | None = None
+        self._stored_epoch_ns = 0
         self.device: DeviceTimeline | None = None
         self.on_visit: Callable[[int, int], None] = _ignore_visit
         """Called with step and time at the end of a step, not before `next_visit_ns`."""
@@ -102,63 +124,30 @@ class Timeline:
         self.input_tokens = MISSING
         self.own_ns = 0
         self.is_sampled = True
+        self._stamps = [0] * (2 * len(PHASE_IDS))
+        """Begin and end of each usual phase of the open step."""
+        self._place_open = -1
+        """Which usual phase is going on, as its place in the order; -1 when none."""
+        self._place_done = -1 if self._stored is not None else _NO_SHORT_CUT
+        """The last one that is over; `_NO_SHORT_CUT` sends everything through the stack."""
+
+    def store_stamps(self, writer: OpenStepWriter | None) -> None:
+        """Where stamps of the open step are kept safe; without such a place no short cut."""
+        self._stored = None if writer is None else writer.words
+        self._stored_epoch_ns = 0 if writer is None else writer.epoch_ns
+        self._leave_short_cut()
+        self._place_done = _NO_SHORT_CUT if writer is None else -1
 
     @property
     def current_step(self) -> int:
         """The open step, else the last finished one, else -1."""
         return self.step if self.step_start_ns else self.last_step
 
-    def enter(self, name_id: int, start_ns: int) -> None:
-        """A phase begins."""
-        stack = self.stack if get_ident() == self._own_thread else self._stack_elsewhere()
-        if stack.name_id:
-            stack.outer.append((stack.name_id, stack.start_ns, stack.children_ns, stack.mark))
-        stack.name_id = name_id
-        stack.start_ns = start_ns
-        stack.children_ns = 0
-        device = self.device
-        stack.mark = None if device is None else device.mark(name_id, start_ns)
-
-    def leave(self, name_id: int, end_ns: int, flags: int = 0) -> None:
-        """The phase entered last under this name ends; phases left open inside it are closed."""
-        stack = self.stack if get_ident() == self._own_thread else self._stack_elsewhere()
-        if stack.name_id != name_id:
-            if stack.has(name_id):
-                self.leave(stack.name_id, end_ns, SpanFlag.ABORTED)
-                self.leave(name_id, end_ns, flags)
-            return
-        start_ns = stack.start_ns
-        duration_ns = end_ns - start_ns
-        self_ns = duration_ns - stack.children_ns
-        mark = stack.mark
-        outer = stack.outer
-        depth = 0
-        if outer:
-            depth = min(len(outer), _MAX_DEPTH)
-            stack.name_id, stack.start_ns, children_ns, stack.mark = outer.pop()
-            stack.children_ns = children_ns + duration_ns
-        else:
-            stack.name_id = 0
-        self.spans.put(
-            name_id | depth << 16 | flags << 24 | stack.thread_bits,
-            start_ns,
-            duration_ns,
-            self_ns,
-            self.microbatch,
-            0,
-            0,
-        )
-        if mark is not None and self.device is not None:
-            self.device.close_span(mark, self.microbatch)
-
-    def abort_open(self, name_id: int, end_ns: int) -> None:
-        """Closes the phase of that name if it is still open: its end never came."""
-        if self.stack.has(name_id):
-            self.leave(name_id, end_ns, SpanFlag.ABORTED)
-
-    def _stack_elsewhere(self) -> PhaseStack:
-        """The stack of a thread other than the training thread, which is whoever comes first."""
+    def stack_here(self) -> PhaseStack:
+        """The calling thread's stack; whoever asks first is taken for the training thread."""
         ident = get_ident()
+        if ident == self._own_thread:
+            return self.stack
         if not self._own_thread:
             self._own_thread = ident
             return self.stack
@@ -167,10 +156,134 @@ class Timeline:
             found = self._other_stacks[ident] = PhaseStack(len(self._other_stacks) + 1)
         return found
 
+    def _become_training_thread(self) -> None:
+        """Steps are begun by the training thread, whoever recorded something before it."""
+        if self._own_thread:
+            earlier = PhaseStack(len(self._other_stacks) + 1)
+            self._other_stacks[self._own_thread] = earlier
+            self.stack = self._other_stacks.pop(get_ident(), PhaseStack(0))
+            self.stack.thread_bits = 0
+        self._own_thread = get_ident()
+
+    def enter(self, stack: PhaseStack, name_id: int, start_ns: int) -> None:
+        """A phase begins."""
+        if not stack.name_id and stack is self.stack:
+            if self._place_open < 0:
+                place = _PLACES.get(name_id, -1)
+                if place > self._place_done:
+                    self._place_open = place
+                    self._stamps[place + place] = start_ns
+                    self._stored[FIRST_STAMP_WORD + place + place] = (  # type: ignore[index]
+                        start_ns - self._stored_epoch_ns
+                    ) * STAMP_FACTOR
+                    return
+            else:
+                self._leave_short_cut()
+        if stack.name_id:
+            stack.outer.append((stack.name_id, stack.start_ns, stack.children_ns, stack.mark))
+        stack.name_id = name_id
+        stack.start_ns = start_ns
+        stack.children_ns = 0
+        device = self.device
+        stack.mark = None if device is None else device.mark(name_id, start_ns)
+
+    def leave(self, stack: PhaseStack, name_id: int, end_ns: int, flags: int = 0) -> None:
+        """The phase entered last under this name ends; phases left open inside it are closed."""
+        place = self._place_open
+        if place >= 0 and stack is self.stack:
+            if PHASE_IDS[place] == name_id and not flags:
+                self._place_open = -1
+                self._place_done = place
+                self._stamps[place + place + 1] = end_ns
+                self._stored[FIRST_STAMP_WORD + 1 + place + place] = (  # type: ignore[index]
+                    end_ns - self._stored_epoch_ns
+                ) * STAMP_FACTOR
+                return
+            self._leave_short_cut()
+        if stack.name_id != name_id:
+            if stack.has(name_id):
+                self.leave(stack, stack.name_id, end_ns, SpanFlag.ABORTED)
+                self.leave(stack, name_id, end_ns, flags)
+            return
+        start_ns = stack.start_ns
+        duration_ns = end_ns - start_ns
+        code = name_id | flags << 24 | stack.thread_bits
+        self_ns = duration_ns - stack.children_ns
+        mark = stack.mark
+        stack.name_id = 0
+        if stack.outer:
+            code |= min(len(stack.outer), _MAX_DEPTH) << 16
+            stack.name_id, stack.start_ns, children_ns, stack.mark = stack.outer.pop()
+            stack.children_ns = children_ns + duration_ns
+        self.spans.put(code, start_ns, duration_ns, self_ns, self.microbatch, 0, 0)
+        if mark is not None:
+            self._close_mark(mark)
+
+    def _leave_short_cut(self) -> None:
+        """Something nests in the phase that is going on: put it on the stack, where it can."""
+        place = self._place_open
+        if place >= 0:
+            self._place_open = -1
+            stack = self.stack
+            stack.name_id = PHASE_IDS[place]
+            stack.start_ns = self._stamps[place + place]
+            stack.children_ns = 0
+            stack.mark = None
+            self._stamps[place + place] = 0
+
+    def flush_stamps(self) -> None:
+        """Writes finished phases that belong to no finished step (the end of a run, a pause)."""
+        self._leave_short_cut()
+        if -1 < self._place_done < _NO_SHORT_CUT:
+            self._put_usual_phases(self.step, self._stamps_begin_ns())
+
+    def _stamps_begin_ns(self) -> int:
+        return min(begin_ns for begin_ns in self._stamps[::2] if begin_ns)
+
+    def disarm(self) -> None:
+        """In a forked child: nothing of this process may reach the parent's files."""
+        self.spans = self.steps = self.phases = NullSink()
+        self.device = None
+        self._stored = None
+        self._place_open = -1
+        self._place_done = _NO_SHORT_CUT
+
+    def is_inside(self, name_id: int) -> bool:
+        """Whether the training thread has a phase of that name open."""
+        place = self._place_open
+        return PHASE_IDS[place] == name_id if place >= 0 else self.stack.has(name_id)
+
+    def _put_usual_phases(self, step: int, start_ns: int) -> None:
+        """Writes the stamps taken on the short cut as one record."""
+        stamps = self._stamps
+        words = [0, 0, 0, 0, 0]
+        for place in range(self._place_done + 1):
+            begin_ns = stamps[place + place]
+            if begin_ns:
+                offset_ns = begin_ns - start_ns
+                duration_ns = stamps[place + place + 1] - begin_ns
+                stamps[place + place] = 0
+                if duration_ns > _MAX_PACKED_NS or not 0 <= offset_ns <= _MAX_PACKED_NS:
+                    self.spans.put(PHASE_IDS[place], begin_ns, duration_ns, duration_ns, 0, 0, 0)
+                else:
+                    words[place] = offset_ns << 32 | duration_ns
+        self.phases.put(step, start_ns, *words)
+        self._place_done = -1
+
+    def _close_mark(self, mark: Mark) -> None:
+        if self.device is not None:
+            self.device.close_span(mark, self.microbatch)
+
+    def abort_open(self, name_id: int, end_ns: int) -> None:
+        """Closes the training thread's phase of that name if it is open: its end never came."""
+        if self.is_inside(name_id):
+            self.leave(self.stack, name_id, end_ns, SpanFlag.ABORTED)
+
     def put_detail(self, name_id: int, start_ns: int, end_ns: int, flags: int) -> None:
         """A named span that is not a phase: it takes nothing from the phases around it."""
-        stack = self.stack if get_ident() == self._own_thread else self._stack_elsewhere()
-        depth = min(len(stack.outer) + bool(stack.name_id), _MAX_DEPTH)
+        stack = self.stack_here()
+        is_inside = stack.name_id or (self._place_open >= 0 and stack is self.stack)
+        depth = min(len(stack.outer) + bool(is_inside), _MAX_DEPTH)
         duration_ns = end_ns - start_ns
         self.spans.put(
             name_id | depth << 16 | (flags | SpanFlag.DETAIL) << 24 | stack.thread_bits,
@@ -184,6 +297,8 @@ class Timeline:
 
     def begin_step(self, start_ns: int) -> None:
         """A step begins (at a moment that may lie a little in the past)."""
+        if get_ident() != self._own_thread:
+            self._become_training_thread()
         self.step_start_ns = start_ns
         self.microbatch = 0
         self.input_tokens = MISSING
@@ -198,6 +313,11 @@ class Timeline:
         step = self.step
         if end_ns >= self.next_visit_ns:
             self.on_visit(step, end_ns)
+        if self._place_done != -1:
+            if self._place_open >= 0:
+                self._leave_short_cut()
+            if self._place_done != _NO_SHORT_CUT:
+                self._put_usual_phases(step, start_ns)
         own_ns = MISSING
         if self.is_sampled:
             own_ns = self.own_ns + self._clock() - end_ns
@@ -217,8 +337,9 @@ class Timeline:
 
     def abort_step(self, end_ns: int, flags: int = 0) -> None:
         """Ends the open step after an exception, with everything still open inside it."""
+        self._leave_short_cut()
         while self.stack.name_id:
-            self.leave(self.stack.name_id, end_ns, SpanFlag.ABORTED)
+            self.leave(self.stack, self.stack.name_id, end_ns, SpanFlag.ABORTED)
         self.end_step(end_ns, flags | StepFlag.ABORTED)
 
 

@@ -21,6 +21,7 @@ from meshscope.store.columns import (
     Columns,
     Problem,
     ProblemKind,
+    concatenate_columns,
     empty_columns,
     read_regular_file,
     read_table_file,
@@ -29,8 +30,10 @@ from meshscope.store.columns import (
 )
 from meshscope.store.journal import JOURNAL_NAME, JournalDamage, read_journal
 from meshscope.store.manifest import unseal
+from meshscope.store.open_step import OPEN_STEP_NAME, OpenPhase, read_open_step
 from meshscope.store.parquet import CompactedRun, open_compacted
 from meshscope.store.schema import BUILTIN_NAMES, SCHEMA_VERSION, TABLES
+from meshscope.store.usual_phases import expand_phases, open_phase_rows
 from meshscope.store.writer import (
     MANIFEST_NAME,
     RUN_FORMAT,
@@ -89,7 +92,40 @@ class RankRecording:
         return self._table_path(name).exists() or self._is_compacted(name)
 
     def read(self, name: str) -> Columns:
-        """A table's columns; no rows when the rank wrote none. Adds to `problems`."""
+        """A table's columns; no rows when the rank wrote none. Adds to `problems`.
+
+        `spans` holds all phases: those with a record of their own, those packed into the step's
+        record, and those of the step that was open when the process died.
+        """
+        columns = self.read_raw(name)
+        if name != "spans":
+            return columns
+        parts = [expand_phases(self.read_raw("phases")), columns, self._read_open_step()]
+        return concatenate_columns(TABLES["spans"], [part for part in parts if len(part["depth"])])
+
+    def _read_open_step(self) -> Columns:
+        return open_phase_rows([] if self.closing is not None else self.open_phases())
+
+    def open_phases(self) -> list[OpenPhase]:
+        """Phases of the step that is not finished, the one going on included."""
+        path = self.directory / OPEN_STEP_NAME
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return []
+        ends = self.read_raw("steps")["end_host_mono_ns"]
+        try:
+            phases, num_damaged = read_open_step(data, int(ends[-1]) if len(ends) else 0)
+        except ValueError as error:
+            self._note_problem(ProblemKind.UNREADABLE, path, str(error))
+            return []
+        if num_damaged:
+            text = f"{num_damaged} stamp(s) of the unfinished step are damaged and are left out"
+            self._note_problem(ProblemKind.DAMAGED, path, text)
+        return phases
+
+    def read_raw(self, name: str) -> Columns:
+        """A table's columns as stored."""
         table = TABLES[name]
         path = self._table_path(name)
         try:

@@ -103,6 +103,45 @@ SPANS = Table(
     ),
 )
 
+
+
+def _phase_columns(name: str, word: int) -> tuple[Column, Column]:
+    return (
+        Column(
+            name=f"{name}_offset_ns",
+            word=word,
+            shift=32,
+            width=32,
+            unit="ns",
+            meaning=f"begin of {name}, counted from start_host_mono_ns",
+        ),
+        Column(
+            name=f"{name}_ns",
+            word=word,
+            width=32,
+            unit="ns",
+            meaning=f"duration of {name}; 0 with an offset of 0 when it did not occur",
+        ),
+    )
+
+
+PHASES = Table(
+    name="phases",
+    meaning="The usual phases of a step in one record: those that came once, in this order and "
+    "not nested. Readers show them as rows of `spans`; anything else is written there at once.",
+    columns=(
+        Column(name="step", word=1, meaning="step index"),
+        Column(
+            name="start_host_mono_ns", word=2, unit="ns", meaning="what the offsets count from"
+        ),
+        *_phase_columns("data", 3),
+        *_phase_columns("forward", 4),
+        *_phase_columns("backward", 5),
+        *_phase_columns("clip", 6),
+        *_phase_columns("optimizer", 7),
+    ),
+)
+
 DEVICE_SPANS = Table(
     name="device_spans",
     meaning="One row per phase whose begin and end were also marked on the accelerator's stream. "
@@ -198,7 +237,7 @@ CLOCKS = Table(
 )
 
 TABLES: dict[str, Table] = {
-    table.name: table for table in (STEPS, SPANS, DEVICE_SPANS, SCALARS, MEMORY, CLOCKS)
+    table.name: table for table in (STEPS, PHASES, SPANS, DEVICE_SPANS, SCALARS, MEMORY, CLOCKS)
 }
 
 

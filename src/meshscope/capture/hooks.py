@@ -1,0 +1,300 @@
+"""What runs inside every step: the bodies of the hooks that `automatic` installs.
+
+Written for a cold cache. After a step's matrix products nothing of Python is left in the caches,
+and every function called here costs microseconds, not nanoseconds. Hence few and flat functions,
+fields instead of dicts, and the guard's try/except inside the hot hooks instead of around them:
+`Guard.caught` is still the one place where errors end.
+"""
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from meshscope.capture.guard import Guard
+from meshscope.capture.step_inference import StepInference
+from meshscope.capture.timeline import Timeline
+from meshscope.store.schema import BUILTIN_NAMES
+
+DATA = BUILTIN_NAMES["data"]
+FORWARD = BUILTIN_NAMES["forward"]
+BACKWARD = BUILTIN_NAMES["backward"]
+OPTIMIZER = BUILTIN_NAMES["optimizer"]
+CLIP = BUILTIN_NAMES["clip"]
+EVAL = BUILTIN_NAMES["eval"]
+
+SIGNALS_EVERY_NS = 100_000_000
+"""Reading a loss costs microseconds; ten times a second is plenty for a curve."""
+
+
+class Hooks:
+    """Forward, backward, optimizer, loader and clipping, turned into phases and steps."""
+
+    __slots__ = (
+        "_backward_depth",
+        "_caught",
+        "_clock",
+        "_ends_after_backward",
+        "_forward_depth",
+        "_forward_phase",
+        "_is_grad_enabled",
+        "_next_signals_ns",
+        "_num_forwards",
+        "_open_optimizer",
+        "_signal",
+        "_steps",
+        "_takes_signals",
+        "_tensor",
+        "_thread",
+        "_timeline",
+        "_token_types",
+        "_trains_in_eval_mode",
+        "_was_eval_with_grad",
+        "on_unseen_forward",
+    )
+
+    def __init__(
+        self,
+        torch: Any,
+        timeline: Timeline,
+        steps: StepInference,
+        guard: Guard,
+        clock: Callable[[], int],
+        signal: Callable[[str, Any], None],
+    ) -> None:
+        self._timeline = timeline
+        self._steps = steps
+        self._caught = guard.caught
+        self._clock = clock
+        self._signal = signal
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._tensor = torch.Tensor
+        self._token_types = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8))
+        self.on_unseen_forward: Callable[[], None] | None = None
+        """Called when backward comes although no training forward was seen."""
+        self._thread = 0
+        """The training thread, once known."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Drops what is open, together with the timeline's own reset."""
+        self._forward_depth = 0
+        self._forward_phase = FORWARD
+        self._backward_depth = 0
+        self._num_forwards = 0
+        self._was_eval_with_grad = False
+        self._trains_in_eval_mode = False
+        self._open_optimizer = 0
+        self._ends_after_backward = 0
+        self._takes_signals = False
+        self._next_signals_ns = 0
+
+    # --- forward --------------------------------------------------------------------------
+
+    def forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a root module's forward."""
+        now_ns = self._clock()
+        try:
+            if self._backward_depth or (self._thread and get_ident() != self._thread):
+                return  # recomputation, or a replica's thread
+            self._forward_depth += 1
+            if self._forward_depth > 1:
+                return
+            if not self._is_grad_enabled() or not (module.training or self._trains_in_eval_mode):
+                self._evaluation_begins(now_ns)
+                return
+            timeline = self._timeline
+            self._num_forwards += 1
+            self._forward_phase = FORWARD
+            if not timeline.step_start_ns:
+                self._steps.training_begins(now_ns)
+            timeline.enter(timeline.stack, FORWARD, now_ns)
+            # A two-dimensional integer input is a batch of token ids.
+            ids: Any = args[0] if args else kwargs.get("input_ids")
+            if type(ids) is self._tensor and ids.ndim == 2 and ids.dtype in self._token_types:
+                timeline.input_tokens = max(timeline.input_tokens, 0) + ids.numel()
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("forward begin", error)
+
+    def _evaluation_begins(self, now_ns: int) -> None:
+        self._was_eval_with_grad = self._is_grad_enabled()
+        self._forward_phase = EVAL
+        self._steps.evaluation_begins()
+        self._timeline.enter(self._timeline.stack_here(), EVAL, now_ns)
+
+    def forward_ends(self, module: Any, args: Any, output: Any) -> None:
+        """After a root module's forward, also when it raised."""
+        now_ns = self._clock()
+        try:
+            if self._backward_depth or (self._thread and get_ident() != self._thread):
+                return
+            self._forward_depth -= 1
+            if self._forward_depth > 0:
+                return
+            self._forward_depth = 0
+            timeline = self._timeline
+            timeline.leave(timeline.stack, self._forward_phase, now_ns)
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("forward end", error)
+
+    # --- backward -------------------------------------------------------------------------
+
+    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before `torch.autograd.backward` or `grad`."""
+        now_ns = self._clock()
+        try:
+            self._backward_depth += 1
+            if self._backward_depth > 1:
+                return
+            timeline = self._timeline
+            if not self._num_forwards:
+                self._meet_unseen_forward()
+            if not timeline.step_start_ns:
+                self._steps.training_begins(now_ns)
+            timeline.enter(timeline.stack, BACKWARD, now_ns)
+            if now_ns >= self._next_signals_ns:
+                self._take_signals(now_ns, args[0] if args else kwargs.get("tensors"))
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("backward begin", error)
+
+    def _meet_unseen_forward(self) -> None:
+        """Backward came without a training forward: learn why, for the next time."""
+        self._timeline.stack_here()
+        if self._was_eval_with_grad:  # fine-tuning in eval mode: what we called eval was training
+            self._trains_in_eval_mode = True
+        elif self.on_unseen_forward is not None:
+            self.on_unseen_forward()
+
+    def _take_signals(self, now_ns: int, loss: Any) -> None:
+        """At most ten times a second: the loss now, the gradient norm and rate of this step."""
+        self._next_signals_ns = now_ns + SIGNALS_EVERY_NS
+        self._takes_signals = True
+        self._thread = self._thread or get_ident()
+        self._signal("backward_loss", loss)
+
+    def backward_ends(self, token: None) -> None:
+        """After `torch.autograd.backward`."""
+        now_ns = self._clock()
+        try:
+            self._backward_depth -= 1
+            if self._backward_depth:
+                return
+            timeline = self._timeline
+            timeline.leave(timeline.stack, BACKWARD, now_ns)
+            timeline.microbatch += 1
+            self._num_forwards = 0
+            if self._ends_after_backward:
+                self._steps.optimizer_ends(self._ends_after_backward, now_ns)
+                self._ends_after_backward = 0
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("backward end", error)
+
+    def grad_ends(self, token: None) -> None:
+        """After `torch.autograd.grad`: part of a backward pass, not a microbatch of its own."""
+        now_ns = self._clock()
+        self._backward_depth -= 1
+        if not self._backward_depth:
+            self._timeline.leave(self._timeline.stack, BACKWARD, now_ns)
+
+    # --- optimizer ------------------------------------------------------------------------
+
+    def optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Before an optimizer's step."""
+        now_ns = self._clock()
+        try:
+            key = id(optimizer)
+            timeline = self._timeline
+            if self._open_optimizer:
+                if self._open_optimizer != key:
+                    return  # inside a wrapper's step
+                timeline.abort_open(OPTIMIZER, now_ns)  # its last step raised: no end came
+            self._open_optimizer = key
+            if self._steps.has_several or not timeline.step_start_ns:
+                self._steps.optimizer_begins(key, now_ns)
+            timeline.enter(timeline.stack, OPTIMIZER, now_ns)
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("optimizer begin", error)
+
+    def optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """After an optimizer's step: usually the end of the training step."""
+        now_ns = self._clock()
+        try:
+            key = id(optimizer)
+            if self._open_optimizer != key:
+                return
+            self._open_optimizer = 0
+            timeline = self._timeline
+            timeline.leave(timeline.stack, OPTIMIZER, now_ns)
+            if self._takes_signals:
+                self._takes_signals = False
+                self._signal("lr", optimizer.param_groups[0].get("lr"))
+            steps = self._steps
+            if self._backward_depth:  # an optimizer that runs parameter by parameter in backward
+                self._ends_after_backward = key
+            elif steps.has_several or steps.is_explicit:
+                steps.optimizer_ends(key, now_ns)
+            else:
+                steps.num_updates += 1
+                timeline.end_step(now_ns)
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("optimizer end", error)
+
+    def scaler_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+        """Before a gradient scaler's step, which may or may not call the optimizer."""
+        optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        return self._steps.num_updates, id(optimizer)
+
+    def scaler_ends(self, token: tuple[int, int] | None) -> None:
+        """After it: if no optimizer stepped, the update was skipped."""
+        if token is not None and self._steps.num_updates == token[0]:
+            self._steps.update_skipped(token[1], self._clock())
+
+    # --- loader, clipping -----------------------------------------------------------------
+
+    def fetch_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Before a loader's next batch; False when this fetch is not ours to time."""
+        now_ns = self._clock()
+        timeline = self._timeline
+        stack = timeline.stack_here()
+        if stack is not timeline.stack or timeline.is_inside(DATA):
+            return False
+        if self._open_optimizer:
+            timeline.abort_open(OPTIMIZER, now_ns)
+            self._open_optimizer = 0
+        if not timeline.step_start_ns:
+            self._steps.batch_fetch_begins(now_ns)
+        timeline.enter(stack, DATA, now_ns)
+        if timeline.is_sampled:
+            timeline.own_ns += self._clock() - now_ns
+        return True
+
+    def fetch_ends(self, is_ours: bool | None) -> None:  # noqa: FBT001
+        """After a loader's next batch."""
+        if is_ours:
+            now_ns = self._clock()
+            timeline = self._timeline
+            timeline.leave(timeline.stack, DATA, now_ns)
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+
+    def clip_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before gradient clipping."""
+        timeline = self._timeline
+        timeline.enter(timeline.stack_here(), CLIP, self._clock())
+
+    def clip_ends(self, token: None, norm: Any) -> None:
+        """After gradient clipping; the norm it returns is a signal worth keeping."""
+        timeline = self._timeline
+        timeline.leave(timeline.stack_here(), CLIP, self._clock())
+        # A sharded norm (DTensor) would need communication to read: only plain tensors are taken.
+        if self._takes_signals and type(norm) is self._tensor:
+            self._signal("grad_norm", norm)

@@ -1,0 +1,93 @@
+"""The step that is not finished yet: stamps of its phases, in a small mapped file of their own.
+
+A step's usual phases are written as one record when it ends (table `phases`). Until then their
+begin and end stamps stand here, each as a single 8-byte store, so that a killed or hanging process
+leaves behind which phase it was in and since when. A stamp is stored as (time - epoch) * 257:
+flipping any one byte makes it indivisible by 257, since 256 is -1 modulo that prime.
+
+    word 0      magic        word 1    epoch_host_mono_ns        word 2    -epoch
+    word 3+2k   begin and    word 4+2k end of phase k, in the order of PHASE_ORDER; 0 if never
+"""
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshscope.store.schema import BUILTIN_NAMES
+
+OPEN_STEP_NAME = "open_step.bin"
+PHASE_ORDER = ("data", "forward", "backward", "clip", "optimizer")
+PHASE_IDS = tuple(BUILTIN_NAMES[name] for name in PHASE_ORDER)
+
+STAMP_FACTOR = 257
+FIRST_STAMP_WORD = 3
+_MAGIC = 0x50455453_4E45504F
+_NUM_WORDS = 16
+_WORDS = struct.Struct(f"<{_NUM_WORDS}q")
+
+
+class OpenStepWriter:
+    """Holds the mapping; `words` is what the hot path stores into."""
+
+    def __init__(self, path: Path, epoch_ns: int) -> None:
+        self._path = path
+        self.epoch_ns = epoch_ns
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            head = (_MAGIC, epoch_ns, -epoch_ns)
+            os.write(fd, _WORDS.pack(*head, *[0] * (_NUM_WORDS - len(head))))
+            self._map = mmap.mmap(fd, _WORDS.size)
+        finally:
+            os.close(fd)
+        self.words = memoryview(self._map).cast("q")
+
+    def remove(self) -> None:
+        """After a clean end there is no open step."""
+        self._path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPhase:
+    """A phase of an unfinished step; `end_host_mono_ns` is None while it is going on."""
+
+    name_id: int
+    start_host_mono_ns: int
+    end_host_mono_ns: int | None
+
+
+def read_open_step(data: bytes, last_end_ns: int) -> tuple[list[OpenPhase], int]:
+    """Phases that began after `last_end_ns`, and how many stamps were damaged.
+
+    Stamps of earlier steps are still there and are told apart by their time. ValueError when the
+    file as a whole cannot be trusted.
+    """
+    if len(data) != _WORDS.size:
+        raise ValueError(f"{len(data)} bytes, expected {_WORDS.size}")
+    words = _WORDS.unpack(data)
+    if words[0] != _MAGIC or words[1] != -words[2]:
+        raise ValueError("its head does not match")
+    epoch_ns = words[1]
+    num_stamps = 2 * len(PHASE_ORDER)
+    stamps = words[FIRST_STAMP_WORD : FIRST_STAMP_WORD + num_stamps]
+    num_damaged = sum(1 for stamp in stamps if stamp % STAMP_FACTOR)
+    num_damaged += sum(1 for word in words[FIRST_STAMP_WORD + num_stamps :] if word)
+    times = [
+        None if stamp == 0 or stamp % STAMP_FACTOR else epoch_ns + stamp // STAMP_FACTOR
+        for stamp in stamps
+    ]
+    phases = []
+    for place, name_id in enumerate(PHASE_IDS):
+        begin, end = times[2 * place], times[2 * place + 1]
+        if begin is None or begin < last_end_ns:
+            continue
+        is_over = end is not None and end >= begin
+        phases.append(
+            OpenPhase(
+                name_id=name_id,
+                start_host_mono_ns=begin,
+                end_host_mono_ns=end if is_over else None,
+            )
+        )
+    return phases, num_damaged
