@@ -5,6 +5,7 @@ writes the document out again and compares, so that any changed byte shows. Writ
 place and put there whole: complete or absent, never half. Standard library only.
 """
 
+import errno
 import json
 import os
 import secrets
@@ -34,14 +35,24 @@ def place_new(path: Path, data: bytes) -> bool:
     """Puts a file there unless one is; whoever of several processes comes first wins."""
     draft = _write_draft(path, data)
     try:
-        os.link(draft, path)
+        link_into_place(draft, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without hard links: the last writer wins, all are complete
-        os.replace(draft, path)
+    return True
+
+
+def link_into_place(draft: Path, path: Path) -> None:
+    """Gives a finished draft its name, and never another file's; the draft's own name goes."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.rename(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    return True
 
 
 def replace_whole(path: Path, data: bytes) -> None:

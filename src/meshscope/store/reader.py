@@ -110,8 +110,11 @@ class RankRecording:
         """Phases of the step that is not finished, the one going on included."""
         path = self.directory / OPEN_STEP_NAME
         try:
-            data = path.read_bytes()
+            data = read_regular_file(path, MAX_JOURNAL_BYTES)
         except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._note(_unreadable(path, error, self.rank))
             return []
         ends = self.read_raw("steps")["end_host_mono_ns"]
         try:

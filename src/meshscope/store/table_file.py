@@ -26,6 +26,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from meshscope.store.manifest import link_into_place
 from meshscope.store.schema import MAX_DETAIL_BYTES, RECORD_BYTES, SCHEMA_VERSION, Table
 
 MAGIC = b"MSHSCOPE"
@@ -210,25 +211,30 @@ class TableWriter:
             self._lose(self.error)
 
     def _create(self) -> bool:
-        """Makes the file with its header; False, and no file, when that is not possible now."""
+        """Makes the file with its header; False, and no file, when that is not possible now.
+
+        It gets its name when the header is in it: a killed process leaves no file without one.
+        """
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except OSError as error:
             self._note(error)
             return False
         try:
             sink = "mapped" if self._wants_mapping else "append"
             _write_all(fd, pack_header(self.table, {**self._fields, "sink": sink}), 0)
-            if self._wants_mapping:
-                self._head = _map_or_none(fd)
-            if self._wants_mapping and self._head is None:
+            head = _map_or_none(fd) if self._wants_mapping else None
+            if self._wants_mapping and head is None:
                 _write_all(fd, pack_header(self.table, {**self._fields, "sink": "append"}), 0)
+            link_into_place(draft, self.path)
         except OSError as error:
             self._note(error)
             os.close(fd)
-            self.path.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
             return False
         self._fd = fd
+        self._head = head
         return True
 
     # --- mapped ---------------------------------------------------------------------------

@@ -295,6 +295,8 @@ def test_recording_goes_on_when_the_disk_is_full_and_resumes(
     small_disk: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_file, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(table_file, "MAX_HELD_BYTES", 1 << 18)
+    monkeypatch.setattr(table_file, "INLINE_FLUSH_BYTES", 1 << 16)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(600_000))
     path = small_disk / "spans.tbl"
@@ -373,7 +375,7 @@ def test_a_signal_handler_that_raises_does_not_leave_a_hole(tmp_path: Path) -> N
         def handler(number, frame): raise Interrupt
         signal.signal(signal.SIGALRM, handler)
         writer = TableWriter(Path(sys.argv[1]), TABLES["spans"], {"rank": 0})
-        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)
         number = hits = 0
         while hits < 200:
             try:
@@ -382,6 +384,7 @@ def test_a_signal_handler_that_raises_does_not_leave_a_hole(tmp_path: Path) -> N
                     number += 1
             except Interrupt:
                 hits += 1
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + hits * 1e-6)
         signal.setitimer(signal.ITIMER_REAL, 0)
         writer.close()
         print(number)

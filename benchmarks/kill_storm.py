@@ -1,0 +1,289 @@
+"""SIGKILL at a random moment, again and again: what had been recorded must be there afterwards.
+
+    python benchmarks/kill_storm.py                 # 500 kills, writes benchmarks/results/
+    python benchmarks/kill_storm.py --kills 20 --no-save
+
+A forked child records steps, spans and scalars through the real writer as fast as it can; in memory
+shared with the parent it counts the records whose `put` had returned (for the append sink: whose
+flush had returned). The parent kills it after a random time, opens the run, and compares every
+acknowledged record with what it must be. Damage of any kind is a failure; an unfinished record
+behind the last acknowledged one is not.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import platform
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from meshscope.store.columns import Columns, ProblemKind
+from meshscope.store.reader import open_run
+from meshscope.store.writer import RankWriter, file_system_type
+
+NUM_THREADS = 4
+MODES = ("mapped", "append", "mapped-threads", "append-threads", "opening", "closing")
+"""`opening` and `closing` kill within the first and the last millisecond of a recording."""
+HARMLESS = {ProblemKind.TORN_TAIL}
+TABLES = ("steps", "spans", "scalars")
+
+
+@dataclass(slots=True)
+class ModeResult:
+    """What the kills of one mode came to."""
+
+    mode: str
+    num_kills: int = 0
+    num_opened: int = 0
+    num_acknowledged: int = 0
+    num_read: int = 0
+    num_lost: int = 0
+    num_wrong: int = 0
+    num_damaged_runs: int = 0
+    num_unacknowledged: int = 0
+    """Read, but killed before they were acknowledged."""
+    num_miscounted: int = 0
+    """Kills after which more records were unacknowledged than threads can have in hand: the
+    acknowledgements, not the store, would be wrong."""
+    problems: list[str] = field(default_factory=list)
+
+
+class Acknowledged:
+    """Counters in memory that outlives the child: one per thread and table.
+
+    Stored by a memoryview: one 8-byte store. `struct.pack_into` would zero the place first, and a
+    kill in between would read as "nothing acknowledged" and hide a loss.
+    """
+
+    def __init__(self) -> None:
+        self._counts = memoryview(mmap.mmap(-1, 4096)).cast("q")
+
+    def set(self, thread: int, table: int, count: int) -> None:
+        self._counts[thread * len(TABLES) + table] = count
+
+    def get(self, thread: int, table: int) -> int:
+        return self._counts[thread * len(TABLES) + table]
+
+
+def record_words(table: str, thread: int, number: int) -> tuple[int, ...]:
+    """What the n-th record of a thread must be: every word depends on both."""
+    mixed = (number * 0x5851F42D4C957F2D + thread) & 0x7FFFFFFFFFFFFFFF
+    if table == "steps":
+        return (number * NUM_THREADS + thread, number, mixed, 1, mixed >> 7, -number, thread)
+    if table == "spans":
+        return (1 | thread << 32, number, mixed, mixed >> 3, number, 0, 0)
+    return (64 + thread, number, mixed, mixed >> 5, thread, 0, 0)
+
+
+def record(writer: RankWriter, acknowledged: Acknowledged, thread: int, *, flushes: bool) -> None:
+    """Records without end."""
+    tables = [writer.table(name) for name in TABLES]
+    counts = [0] * len(TABLES)
+    while True:
+        for _ in range(8):
+            for index, table in enumerate(tables):
+                table.put(*record_words(TABLES[index], thread, counts[index]))
+                counts[index] += 1
+                if not flushes:
+                    acknowledged.set(thread, index, counts[index])
+        if flushes:
+            before = list(counts)
+            writer.flush()
+            for index, count in enumerate(before):
+                acknowledged.set(thread, index, count)
+
+
+def child(run_dir: Path, mode: str, acknowledged: Acknowledged) -> None:
+    """Never returns: it is killed, or ends by itself in mode `closing`."""
+    header = {"rank": 0, "world_size": 1, "start_unix_ns": time.time_ns(), "start_host_mono_ns": 1}
+    flushes = mode.startswith("append")
+    writer = RankWriter(run_dir, 0, header=header, mapped=not flushes)
+    num_threads = NUM_THREADS if mode.endswith("threads") else 1
+    for thread in range(1, num_threads):
+        threading.Thread(
+            target=record,
+            args=(writer, acknowledged, thread),
+            kwargs={"flushes": flushes},
+            daemon=True,
+        ).start()
+    if mode != "closing":
+        record(writer, acknowledged, 0, flushes=flushes)
+    for number in range(500):
+        for index, table in enumerate(TABLES):
+            writer.table(table).put(*record_words(table, 0, number))
+            acknowledged.set(0, index, number + 1)
+    writer.close(end_host_mono_ns=2)
+    time.sleep(1)
+
+
+def kill_once(directory: Path, mode: str, rng: random.Random, result: ModeResult) -> None:
+    """One child, one SIGKILL, one look at what is left."""
+    run_dir = directory / "run"
+    acknowledged = Acknowledged()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child(run_dir, mode, acknowledged)
+        finally:
+            os._exit(1)
+    time.sleep(rng.uniform(0.0, 0.008 if mode in ("opening", "closing") else 0.15))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    result.num_kills += 1
+    total = sum(acknowledged.get(t, i) for t in range(NUM_THREADS) for i in range(len(TABLES)))
+    has_begun = (run_dir / "rank00000" / "attempt000").exists()
+    if not has_begun and total == 0:
+        result.num_opened += 1  # nothing had been made: nothing to open, nothing lost
+    else:
+        check_run(run_dir, acknowledged, result)
+    shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def check_run(run_dir: Path, acknowledged: Acknowledged, result: ModeResult) -> None:
+    """Compares what is read with what was acknowledged."""
+    recording = open_run(run_dir).last_attempt.ranks[0]
+    result.num_opened += 1
+    is_mapped = not result.mode.startswith("append")
+    for index, table in enumerate(TABLES):
+        rows = split_by_thread(table, recording.read(table))
+        for thread in range(NUM_THREADS):
+            count = acknowledged.get(thread, index)
+            numbers, words = rows.get(thread, (np.empty(0, dtype=np.int64), []))
+            result.num_acknowledged += count
+            result.num_read += len(numbers)
+            result.num_unacknowledged += max(0, len(numbers) - count)
+            result.num_miscounted += is_mapped and len(numbers) - count > 1
+            result.num_lost += count - int(np.isin(np.arange(count), numbers).sum())
+            if len(numbers):
+                result.num_wrong += count_wrong(table, thread, numbers, words)
+    found = [problem for problem in recording.problems if problem.kind not in HARMLESS]
+    result.num_damaged_runs += bool(found)
+    result.problems += [f"{problem.kind}: {problem.text}" for problem in found]
+
+
+def split_by_thread(table: str, columns: Columns) -> dict[int, tuple[np.ndarray, list[np.ndarray]]]:
+    """Record numbers and the other columns, per thread that wrote them."""
+    if table == "steps":
+        step = columns["step"].astype(np.int64)
+        threads, numbers = step % NUM_THREADS, columns["start_host_mono_ns"]
+        others = [step, columns["end_host_mono_ns"], columns["recorder_ns"]]
+    elif table == "spans":
+        threads, numbers = columns["thread"].astype(np.int64), columns["start_host_mono_ns"]
+        others = [columns["duration_ns"], columns["self_ns"], columns["microbatch"]]
+    else:
+        threads, numbers = columns["name_id"].astype(np.int64) - 64, columns["step"]
+        others = [columns["time_host_mono_ns"], columns["value"].view(np.int64)]
+    return {
+        int(thread): (
+            numbers[threads == thread].astype(np.int64),
+            [other[threads == thread].astype(np.int64) for other in others],
+        )
+        for thread in np.unique(threads)
+    }
+
+
+def count_wrong(table: str, thread: int, numbers: np.ndarray, others: list[np.ndarray]) -> int:
+    """Records that are there twice or not as they were written."""
+    mixed = numbers.astype(np.uint64) * np.uint64(0x5851F42D4C957F2D) + np.uint64(thread)
+    mixed = (mixed & np.uint64(0x7FFFFFFFFFFFFFFF)).astype(np.int64)
+    expected = {
+        "steps": [numbers * NUM_THREADS + thread, mixed, mixed >> 7],
+        "spans": [mixed, mixed >> 3, numbers],
+        "scalars": [mixed, mixed >> 5],
+    }[table]
+    is_wrong = np.zeros(len(numbers), dtype=np.bool_)
+    for found, wanted in zip(others, expected, strict=True):
+        is_wrong |= found != wanted
+    return int(is_wrong.sum()) + len(numbers) - len(np.unique(numbers))
+
+
+def storm(directory: Path, num_kills: int, seed: int) -> list[ModeResult]:
+    """Kills in all modes, in turn."""
+    rng = random.Random(seed)
+    results = {mode: ModeResult(mode=mode) for mode in MODES}
+    for number in range(num_kills):
+        mode = MODES[number % len(MODES)]
+        kill_once(directory, mode, rng, results[mode])
+    return list(results.values())
+
+
+def describe_machine(directory: Path) -> dict[str, object]:
+    """What the numbers depend on; nothing that names the machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "num_cores": os.cpu_count(),
+        "memory_bytes": memory,
+        "kernel": platform.release(),
+        "file_system": file_system_type(directory),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def main() -> int:
+    """Runs the storm, prints a table, saves the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=20261115)
+    parser.add_argument("--no-save", action="store_true")
+    options = parser.parse_args()
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        machine = describe_machine(Path(name))
+        results = storm(Path(name), options.kills, options.seed)
+    columns = ("kills", "opened", "acknowledged", "read", "lost", "wrong", "damaged runs")
+    print(f"{'mode':16}" + "".join(f"{column:>14}" for column in columns))
+    for result in results:
+        values = (
+            result.num_kills, result.num_opened, result.num_acknowledged, result.num_read,
+            result.num_lost, result.num_wrong, result.num_damaged_runs,
+        )  # fmt: skip
+        print(f"{result.mode:16}" + "".join(f"{value:>14,}" for value in values))
+    failed = any(
+        r.num_lost
+        or r.num_wrong
+        or r.num_damaged_runs
+        or r.num_miscounted
+        or r.num_opened != r.num_kills
+        for r in results
+    )
+    kills = sum(result.num_kills for result in results)
+    acknowledged = sum(result.num_acknowledged for result in results)
+    line = (
+        f"{kills} kills, {sum(r.num_opened for r in results)} runs opened, "
+        f"{acknowledged:,} records acknowledged, {sum(r.num_lost for r in results)} lost, "
+        f"{sum(r.num_wrong for r in results)} wrong, "
+        f"{sum(r.num_damaged_runs for r in results)} runs with damage"
+    )
+    print(line)
+    for problem in [text for result in results for text in result.problems][:10]:
+        print("  " + problem)
+    if not options.no_save:
+        target = Path(__file__).parent / "results" / "kill_storm.json"
+        target.parent.mkdir(exist_ok=True)
+        document = {
+            "summary": line,
+            "machine": machine,
+            "seed": options.seed,
+            "wall_s": round(time.monotonic() - begin, 1),
+            "modes": [asdict(result) for result in results],
+        }
+        target.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
