@@ -67,6 +67,7 @@ def make_run(
     unattributed_ns: int = UNATTRIBUTED_NS,
     gap_ns: int = GAP_NS,
     first_step_extra_ns: int = 0,
+    input_tokens: int = MISSING,
     scalars: Mapping[str, Callable[[int, int], float]] | None = None,
     memory: Sequence[int] | None = None,
     device_ratio: float | None = None,
@@ -119,7 +120,14 @@ def make_run(
                     put_device_span(writer, name, now_ns, int(duration_ns * device_ratio))
                 now_ns += duration_ns
             now_ns += unattributed_ns + (first_step_extra_ns if step == 0 else 0)
-            put_step(writer, step, begin_ns, now_ns, recorder_ns=20_000 if step % 16 == 0 else -1)
+            put_step(
+                writer,
+                step,
+                begin_ns,
+                now_ns,
+                recorder_ns=20_000 if step % 16 == 0 else MISSING,
+                input_tokens=input_tokens,
+            )
             for name, value_of in (scalars or {}).items():
                 put_scalar(writer, name, step, now_ns, value_of(rank, step))
             now_ns += gap_ns
@@ -155,9 +163,11 @@ def put_step(
     *,
     flags: int = 0,
     recorder_ns: int = MISSING,
+    input_tokens: int = MISSING,
 ) -> None:
     """One row of `steps`."""
-    writer.table("steps").put(step, begin_ns, end_ns, 1 | flags << 32, recorder_ns, 0, 0)
+    words = (step, begin_ns, end_ns, 1 | flags << 32, recorder_ns, input_tokens, 0)
+    writer.table("steps").put(*words)
 
 
 def put_span(

@@ -97,17 +97,19 @@ def _join(spans: PhaseSpans, device_spans: Columns) -> npt.NDArray[np.int64]:
 def _children_sum(spans: PhaseSpans, values: Int64s) -> Int64s:
     """For each span the sum of `values` over the spans directly inside it.
 
-    Spans are recorded when they end, so the parent of a span at depth d is the next one recorded
-    at depth d - 1, provided that it contains it (its record may have been lost).
+    In order of their ends, inner before outer, the parent of a span at depth d is the next one at
+    depth d - 1, provided that it contains it (its record may have been lost).
     """
     total = np.zeros(len(values), dtype=np.int64)
     end = spans.start_ns + spans.duration_ns
-    for depth in range(1, int(spans.depth.max(initial=0)) + 1):
-        children = np.flatnonzero(spans.depth == depth)
-        parents = np.flatnonzero(spans.depth == depth - 1)
+    order = np.lexsort((-spans.depth.astype(np.int64), end))
+    depth = spans.depth[order]
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        children = np.flatnonzero(depth == level)
+        parents = np.flatnonzero(depth == level - 1)
         at = np.searchsorted(parents, children)
-        children, at = children[at < len(parents)], at[at < len(parents)]
-        owner = parents[at]
-        inside = (spans.start_ns[owner] <= spans.start_ns[children]) & (end[children] <= end[owner])
-        np.add.at(total, owner[inside], values[children[inside]])
+        has_parent = at < len(parents)
+        child, owner = order[children[has_parent]], order[parents[at[has_parent]]]
+        inside = (spans.start_ns[owner] <= spans.start_ns[child]) & (end[child] <= end[owner])
+        np.add.at(total, owner[inside], values[child[inside]])
     return total

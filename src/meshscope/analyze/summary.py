@@ -46,7 +46,6 @@ from meshscope.analyze.steps import (
     summarize_job_steps,
 )
 from meshscope.analyze.throughput import (
-    TOKEN_SOURCES,
     RankTokens,
     TokenRate,
     measure_steps_per_s,
@@ -62,7 +61,7 @@ from meshscope.store.reader import Attempt, RankRecording
 from meshscope.store.schema import StepFlag
 
 _WANTED_SCALARS = frozenset(
-    (*TOKEN_SOURCES, *(name for names in SIGNAL_NAMES.values() for name in names))
+    ("tokens", *(name for names in SIGNAL_NAMES.values() for name in names))
 )
 
 
@@ -104,6 +103,8 @@ class RankSummary:
     state: RankState
     last_record_unix_ns: int | Unavailable
     """Wall clock of the rank's host at the last thing recorded, or at its closing line."""
+    open_phase: str | None
+    """The phase an unfinished rank was in when it last wrote; None between phases or at the end."""
     num_errors: int
     num_problems: int
 
@@ -237,7 +238,7 @@ def _summarize_rank(
         )
     else:
         device = explain_no_device(recording, memory)
-    rates = measure_tokens(steps, scalars)
+    rates = measure_tokens(steps, columns, scalars.get("tokens"))
     flags = columns["flags"].astype(np.int64, copy=False)
     summary = RankSummary(
         rank=recording.rank,
@@ -271,6 +272,7 @@ def _summarize_rank(
         ),
         state=RankState.OPEN if recording.closing is None else RankState.FINISHED,
         last_record_unix_ns=_to_unix(recording, recorded_ns[1]),
+        open_phase=_find_open_phase(recording),
         num_errors=count_errors(recording),
         num_problems=len(recording.problems) + bool(steps.num_overlapping),
     )
@@ -309,6 +311,13 @@ def _to_unix(recording: RankRecording, mono_ns: int) -> int | Unavailable:
     if start_mono_ns is None or start_unix_ns is None:
         return Unavailable("the rank's journal has no readable header")
     return start_unix_ns + mono_ns - start_mono_ns
+
+
+def _find_open_phase(recording: RankRecording) -> str | None:
+    if recording.closing is not None:
+        return None
+    going_on = [p for p in recording.open_phases() if p.end_host_mono_ns is None]
+    return recording.name_of(going_on[-1].name_id) if going_on else None
 
 
 def _host_of(recording: RankRecording) -> str | Unavailable:

@@ -2,9 +2,9 @@
 
 A rank's rate is over its wall clock from its first step's start to its last step's end. Tokens
 are the scalar `tokens` the program logged, each value taken as tokens since the value before,
-else `input_tokens`, which the recorder counts from the model's integer inputs. The job's tokens/s
-is the sum over the ranks at tp 0 and pp 0: tensor-parallel ranks and pipeline stages work on the
-same tokens, the other axes on different ones.
+else the step table's `input_tokens`, which the recorder counts from the model's integer inputs.
+The job's tokens/s is the sum over the ranks at tp 0 and pp 0: tensor-parallel ranks and pipeline
+stages work on the same tokens, the other axes on different ones.
 
 Wrong when a program logs the job's tokens on every rank rather than the rank's own.
 """
@@ -14,17 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.phases import Int64s, StepTimes
+from meshscope.analyze.phases import Int64s, StepTimes, int64_column
 from meshscope.analyze.signals import ScalarSeries
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.unavailable import Unavailable
+from meshscope.store.columns import Columns
 from meshscope.store.reader import abbreviate_ranks
 
 TOKEN_SOURCES: dict[str, str] = {
     "tokens": "logged by the program as tokens",
     "input_tokens": "counted by the recorder from the model's integer inputs",
 }
-"""Scalars that count tokens, best first."""
+"""What counts tokens, best first: a scalar, then a column of the step table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +33,10 @@ class TokenRate:
     """Tokens per second of one rank, or of the job."""
 
     tokens_per_s: float
-    scalar: str
-    """`tokens` or `input_tokens`."""
+    source: str
+    """`tokens` or `input_tokens`, a key of TOKEN_SOURCES."""
     num_steps: int
-    """Steps in which a value was logged."""
+    """Steps that have a value."""
     num_nonfinite: int
     """Values left out because they are NaN or infinite."""
     num_ranks: int = 1
@@ -43,7 +44,7 @@ class TokenRate:
 
 
 RankTokens = Mapping[str, TokenRate]
-"""Per scalar of TOKEN_SOURCES that the rank has."""
+"""Per entry of TOKEN_SOURCES that the rank has."""
 
 
 def measure_steps_per_s(steps: StepTimes) -> float | Unavailable:
@@ -57,12 +58,13 @@ def stepping_ns(steps: StepTimes) -> int:
     return int(steps.end_ns[-1] - steps.start_ns[0]) if len(steps) else 0
 
 
-def measure_tokens(steps: StepTimes, scalars: Mapping[str, ScalarSeries]) -> RankTokens:
-    """The rank's token rates, one per scalar that counts tokens."""
+def measure_tokens(
+    steps: StepTimes, step_table: Columns, logged: ScalarSeries | None
+) -> RankTokens:
+    """The rank's token rates; `logged` is its scalar `tokens`."""
     span_ns = stepping_ns(steps)
     rates: dict[str, TokenRate] = {}
-    for name in TOKEN_SOURCES:
-        series = scalars.get(name)
+    for name, series in (("tokens", logged), ("input_tokens", _count_inputs(step_table))):
         if series is None or span_ns <= 0:
             continue
         in_steps = (series.step >= steps.step.min()) & (series.step <= steps.step.max())
@@ -73,7 +75,7 @@ def measure_tokens(steps: StepTimes, scalars: Mapping[str, ScalarSeries]) -> Ran
                 total = float(series.value[finite].sum())
             rates[name] = TokenRate(
                 tokens_per_s=total * 1e9 / span_ns,
-                scalar=name,
+                source=name,
                 num_steps=num_logged,
                 num_nonfinite=int(np.count_nonzero(in_steps)) - int(np.count_nonzero(finite)),
             )
@@ -102,7 +104,7 @@ def sum_tokens(
         if len(rates) == len(counted):
             return TokenRate(
                 tokens_per_s=sum(rate.tokens_per_s for rate in rates),
-                scalar=name,
+                source=name,
                 num_steps=max(rate.num_steps for rate in rates),
                 num_nonfinite=sum(rate.num_nonfinite for rate in rates),
                 num_ranks=len(rates),
@@ -121,6 +123,15 @@ def _find_counted(layout: Layout) -> list[int]:
         is_counted &= ranks // layout.stride(axis) % layout.degree(axis) == 0
     found: list[int] = np.flatnonzero(is_counted).tolist()
     return found
+
+
+def _count_inputs(step_table: Columns) -> ScalarSeries:
+    counts = int64_column(step_table, "input_tokens")
+    is_counted = counts >= 0
+    return ScalarSeries(
+        step=int64_column(step_table, "step")[is_counted],
+        value=counts[is_counted].astype(np.float64),
+    )
 
 
 def _count_distinct(steps: Int64s) -> int:

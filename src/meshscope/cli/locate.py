@@ -12,8 +12,11 @@ MAX_LISTED = 10
 
 def locate_run(path: Path) -> Path:
     """`path` if it is a run (or nothing a run could be below), else the only run below it."""
-    if not _is_readable_folder(path) or is_run_directory(path):
-        return path  # opening it says what is wrong, if anything is
+    try:
+        if not path.is_dir() or is_run_directory(path):
+            return path
+    except PermissionError:
+        return path  # opening it says what is wrong
     found = find_runs(path)
     if not found:
         return path
@@ -32,22 +35,20 @@ def find_runs(folder: Path) -> list[Path]:
     pending = [(folder, 0)]
     while pending:
         here, depth = pending.pop()
-        if not _is_readable_folder(here):
-            continue
-        if is_run_directory(here):
-            found.append(here)
-        elif depth < MAX_DEPTH:
-            with os.scandir(here) as entries:
-                pending += [
-                    (here / entry.name, depth + 1)
-                    for entry in entries
-                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
-                ]
+        try:
+            if is_run_directory(here):
+                found.append(here)
+            elif depth < MAX_DEPTH:
+                pending += [(child, depth + 1) for child in _list_folders(here)]
+        except PermissionError:
+            continue  # somebody else's folder is no run of ours
     return sorted(found)
 
 
-def _is_readable_folder(path: Path) -> bool:
-    try:
-        return path.is_dir() and os.access(path, os.R_OK | os.X_OK)
-    except OSError:
-        return False
+def _list_folders(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        return [
+            folder / entry.name
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+        ]

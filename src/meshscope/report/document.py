@@ -130,7 +130,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     """Ranks summed."""
     num_steps: int
-    """Steps in which a value was logged."""
+    """Steps that have a value."""
     num_nonfinite: int
 
 
@@ -165,6 +165,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_skipped_updates: int
     last_step: int | Absent
     last_record_unix_ns: int | Absent
+    open_phase: str | None
+    """The phase an unfinished rank was in when it last wrote, if any."""
     step_time: Times
     step_interval: Times
     steps_per_s: float | Absent
@@ -564,7 +566,7 @@ def _tokens(rate: TokenRate | Unavailable) -> Tokens:
         return Tokens(tokens_per_s=none, source=none, num_ranks=0, num_steps=0, num_nonfinite=0)
     return Tokens(
         tokens_per_s=_number(rate.tokens_per_s),
-        source=TOKEN_SOURCES[rate.scalar],
+        source=TOKEN_SOURCES[rate.source],
         num_ranks=rate.num_ranks,
         num_steps=rate.num_steps,
         num_nonfinite=rate.num_nonfinite,
@@ -631,6 +633,7 @@ def _rank_facts(rank: RankSummary) -> RankFacts:
         num_skipped_updates=rank.num_skipped_updates,
         last_step=_value(rank.last_step),
         last_record_unix_ns=_value(rank.last_record_unix_ns),
+        open_phase=None if rank.open_phase is None else _text(rank.open_phase),
         step_time=_times(rank.step_time),
         step_interval=_times(rank.step_interval),
         steps_per_s=_number(rank.steps_per_s),

@@ -32,6 +32,8 @@ MAX_RANK_ROWS = 16
 """Ranks shown unless all are asked for."""
 MAX_PROBLEM_ROWS = 12
 MAX_PHASE_ROWS = 12
+MAX_OPEN_ROWS = 4
+"""Unfinished ranks of which it is said where they stopped."""
 _PHASE_IMPORTANCE = (70, 60, 28, 20)
 """Of the columns for the largest phases in the table of ranks."""
 _INDENT = 2
@@ -336,7 +338,7 @@ class _Writer:
             if tokens.num_nonfinite:
                 text += f"; {form.plural(tokens.num_nonfinite, 'value')} not finite left out"
             if tokens.num_steps < report.steps.num_steps:
-                text += f"; logged in {tokens.num_steps} of {report.steps.num_steps} steps"
+                text += f"; known in {tokens.num_steps} of {report.steps.num_steps} steps"
         facts.append(("Tokens", text))
         facts += [(_SIGNAL_TITLES[s.signal], _describe_signal(s)) for s in report.signals]
         self._facts(facts)
@@ -417,9 +419,14 @@ class _Writer:
         self._table(_rank_columns(ranks, self.report))
         if hidden:
             self._line(f"{form.plural(hidden, 'rank')} not shown (--all-ranks)", "dim")
-        for rank in [r for r in ranks if r.state != "finished"][:4]:
+        unfinished = [rank for rank in self.report.ranks if rank.state != "finished"]
+        for rank in unfinished[:MAX_OPEN_ROWS]:
             when = form.or_reason(rank.last_record_unix_ns, form.moment)
-            self._line(f"rank {rank.rank}: {rank.state}, last record {when}", "yellow")
+            where = f" in {form.clean_text(rank.open_phase, 40)}" if rank.open_phase else ""
+            self._line(f"rank {rank.rank}: {rank.state}{where}, last record {when}", "yellow")
+        if len(unfinished) > MAX_OPEN_ROWS:
+            more = form.plural(len(unfinished) - MAX_OPEN_ROWS, "more rank")
+            self._line(f"and {more} still running or killed (see --json)", "dim")
 
     def _write_recording(self) -> None:
         health, overhead = self.report.health, self.report.health.overhead

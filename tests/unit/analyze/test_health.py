@@ -4,6 +4,13 @@ from meshscope.analyze.summary import RankState, summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.columns import ProblemKind
+from meshscope.store.open_step import (
+    FIRST_STAMP_WORD,
+    OPEN_STEP_NAME,
+    PHASE_ORDER,
+    STAMP_FACTOR,
+    OpenStepWriter,
+)
 from meshscope.store.reader import open_run
 
 
@@ -86,3 +93,13 @@ def test_odd_journal_values_do_not_stop_the_summary(tmp_path):
     assert summary.ranks[0].host == Unavailable("the rank's journal does not say")
     assert summary.ranks[0].time.wall_ns == 100
     assert summary.health.errors[0].count == 1
+
+
+def test_an_unfinished_rank_is_said_to_be_in_the_phase_it_was_in(tmp_path):
+    writer = make_writer(tmp_path)
+    put_step(writer, 0, START_MONO_NS, START_MONO_NS + 10)
+    stamps = OpenStepWriter(writer.directory / OPEN_STEP_NAME, START_MONO_NS)
+    at = PHASE_ORDER.index("forward")
+    stamps.words[FIRST_STAMP_WORD + 2 * at] = 50 * STAMP_FACTOR
+    writer.journal.close()
+    assert summarize(tmp_path).ranks[0].open_phase == "forward"

@@ -103,6 +103,19 @@ def test_custom_phases_are_matched_by_name_not_by_id(tmp_path):
     assert summary.time.steps.phase_ns == {"augment": 200, "pack": 14}
 
 
+def test_packed_phases_of_a_step_are_split_like_spans(tmp_path):
+    writer = make_writer(tmp_path)
+    put_span(writer, "checkpoint", T0 + 400, 600)  # before the step, in a record of its own
+    words = [offset << 32 | duration for offset, duration in ((0, 200), (300, 100))]
+    writer.table("phases").put(0, T0 + 1000, *words, 0, 0, 0)
+    put_step(writer, 0, T0 + 1000, T0 + 2000)
+    writer.close(end_host_mono_ns=T0 + 2000)
+
+    time = summarize(tmp_path).ranks[0].time
+    assert time.steps.phase_ns == {"data": 200, "forward": 100}
+    assert time.before_first.phase_ns == {"checkpoint": 600}
+
+
 def test_a_run_without_steps_is_all_start_up(tmp_path):
     writer = make_writer(tmp_path)
     put_span(writer, "forward", T0 + 10, 90)

@@ -20,7 +20,7 @@ def test_rates_are_over_the_wall_clock_with_gaps(tmp_path):
     summary = summarize(tmp_path)
     assert summary.steps_per_s == pytest.approx(5 / WALL_S)
     assert summary.tokens.tokens_per_s == pytest.approx(500 / WALL_S)
-    assert summary.tokens.scalar == "tokens"
+    assert summary.tokens.source == "tokens"
 
 
 def test_the_job_counts_each_token_once_over_tensor_ranks_and_stages(tmp_path):
@@ -28,18 +28,16 @@ def test_the_job_counts_each_token_once_over_tensor_ranks_and_stages(tmp_path):
         tmp_path,
         layout=Layout(dp=2, tp=2, pp=2, cp=2),
         num_steps=5,
-        scalars={"input_tokens": lambda rank, step: 10},
+        input_tokens=10,
     )
     tokens = summarize(tmp_path).tokens
     assert tokens.num_ranks == 4  # dp 2 × cp 2
     assert tokens.tokens_per_s == pytest.approx(4 * 50 / WALL_S)
-    assert tokens.scalar == "input_tokens"
+    assert tokens.source == "input_tokens"
 
 
 def test_what_the_program_logged_is_preferred(tmp_path):
-    make_run(
-        tmp_path, num_steps=5, scalars={"input_tokens": lambda r, s: 1, "tokens": lambda r, s: 2}
-    )
+    make_run(tmp_path, num_steps=5, input_tokens=1, scalars={"tokens": lambda rank, step: 2})
     assert summarize(tmp_path).tokens.tokens_per_s == pytest.approx(10 / WALL_S)
 
 

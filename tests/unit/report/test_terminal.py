@@ -32,10 +32,10 @@ def make_golden_run(tmp_path, monkeypatch):
         num_steps=60,
         first_step_extra_ns=900 * MS,
         scalars={
-            "input_tokens": lambda rank, step: 4096,
             "loss": lambda rank, step: math.nan if step == 30 else 4 * math.exp(-step / 30),
             "lr": lambda rank, step: 3e-4,
         },
+        input_tokens=4096,
         memory=(3 << 30, -1, -1, -1, -1),
         header={"provenance": PROVENANCE},
         faults=Faults(slow={3: 1.2}, killed={5: 40}, errors={2: {"scalar": 4}}),

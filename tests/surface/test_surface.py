@@ -1,0 +1,132 @@
+"""What users and other programs build on: a change here is a change for them."""
+
+import click
+
+import meshscope
+from meshscope.cli import COMMANDS, main
+from meshscope.report.document import DOCUMENT_VERSION
+from meshscope.store.schema import SCHEMA_VERSION, TABLES
+
+PUBLIC_NAMES = [
+    "Layout",
+    "MeshscopeError",
+    "Recorder",
+    "RecorderConfig",
+    "__version__",
+    "layout_from_mesh",
+    "open_run",
+    "recorder",
+    "start",
+]
+
+FLAGS = {
+    "run": [
+        "--layout",
+        "--name",
+        "--no-progress",
+        "--no-report",
+        "--report",
+        "--run-dir",
+        "--total-steps",
+        "-o",
+    ],
+    "report": [
+        "--all-ranks",
+        "--attempt",
+        "--json",
+        "--output",
+        "--strict",
+        "--warmup",
+        "-o",
+    ],
+    "ls": ["--json"],
+}
+
+STORE_SCHEMA_VERSION = 1
+STORE_TABLES = {
+    "steps": [
+        "step",
+        "start_host_mono_ns",
+        "end_host_mono_ns",
+        "num_microbatches",
+        "flags",
+        "recorder_ns",
+        "input_tokens",
+    ],
+    "phases": [
+        "step",
+        "start_host_mono_ns",
+        "data_offset_ns",
+        "data_ns",
+        "forward_offset_ns",
+        "forward_ns",
+        "backward_offset_ns",
+        "backward_ns",
+        "clip_offset_ns",
+        "clip_ns",
+        "optimizer_offset_ns",
+        "optimizer_ns",
+    ],
+    "spans": [
+        "name_id",
+        "depth",
+        "flags",
+        "thread",
+        "start_host_mono_ns",
+        "duration_ns",
+        "self_ns",
+        "microbatch",
+    ],
+    "device_spans": [
+        "name_id",
+        "device_index",
+        "host_start_host_mono_ns",
+        "start_device_ns",
+        "duration_ns",
+        "offset_min_ns",
+        "offset_max_ns",
+        "microbatch",
+    ],
+    "scalars": ["name_id", "step", "time_host_mono_ns", "value", "microbatch"],
+    "memory": [
+        "step",
+        "time_host_mono_ns",
+        "rss_bytes",
+        "allocated_bytes",
+        "reserved_bytes",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+    ],
+    "clocks": ["time_host_mono_ns", "time_unix_ns", "uncertainty_ns"],
+}
+
+
+def flags_of(name: str) -> list[str]:
+    command = main.get_command(click.Context(main), name)
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    return sorted(flag for option in options for flag in (*option.opts, *option.secondary_opts))
+
+
+def test_public_names():
+    assert meshscope.__all__ == PUBLIC_NAMES
+    for name in PUBLIC_NAMES:
+        assert getattr(meshscope, name) is not None
+
+
+def test_commands_and_their_flags():
+    assert list(COMMANDS) == ["run", "report", "ls", "sql", "compact"]
+    assert {name: flags_of(name) for name in FLAGS} == FLAGS
+
+
+def test_options_of_the_command_line_itself():
+    assert sorted(f for p in main.params for f in p.opts) == ["--no-color", "--version"]
+
+
+def test_the_store_schema():
+    assert SCHEMA_VERSION == STORE_SCHEMA_VERSION
+    found = {name: [column.name for column in table.columns] for name, table in TABLES.items()}
+    assert found == STORE_TABLES
+
+
+def test_the_report_document_version():
+    assert DOCUMENT_VERSION == 1

@@ -1,0 +1,44 @@
+import json
+
+from click.testing import CliRunner
+
+from builders import Faults, make_run
+from meshscope.cli import main
+from meshscope.core.layout import Layout
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["ls", *map(str, arguments)])
+
+
+def test_runs_are_listed_with_when_ranks_steps_and_state(tmp_path):
+    make_run(tmp_path / "good", layout=Layout(dp=2), num_steps=7)
+    make_run(tmp_path / "deep" / "er" / "killed", num_steps=5, faults=Faults(killed={0: 3}))
+    make_run(tmp_path / "short", layout=Layout(dp=3), faults=Faults(missing=frozenset({1})))
+    (tmp_path / "bad" / "rank00000").mkdir(parents=True)
+    lines = invoke(tmp_path).stdout.splitlines()
+    assert lines[0].split() == ["RUN", "ID", "STARTED", "RANKS", "STEPS", "STATE"]
+    rows = {line.split()[0].removeprefix(f"{tmp_path}/"): line for line in lines[1:]}
+    assert list(rows) == ["bad", "deep/er/killed", "good", "short"]
+    assert "unreadable: " in rows["bad"]
+    assert rows["good"].endswith("2025-11-15 09:46:40 UTC  2      7      finished")
+    assert rows["deep/er/killed"].endswith("1      3      still running or killed")
+    assert rows["short"].endswith("2/3    5      finished, 1 missing")
+
+
+def test_the_list_as_json(tmp_path):
+    make_run(tmp_path / "good", num_steps=7)
+    (found,) = json.loads(invoke(tmp_path, "--json").stdout)
+    assert (found["num_steps"], found["state"]) == (7, "finished")
+    assert found["run_id"]
+
+
+def test_no_run_is_said(tmp_path):
+    result = invoke(tmp_path)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no run at or below" in result.stderr
+    assert json.loads(invoke(tmp_path, "--json").stdout) == []
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    assert invoke(tmp_path / "nowhere").exit_code == 3
