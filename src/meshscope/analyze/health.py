@@ -1,8 +1,8 @@
 """How well the recording itself went: errors caught, records lost, ranks missing, own cost.
 
 The recorder's cost is what it measured of itself on every 16th step: the time inside its hooks
-and calls. It is not the whole effect on training (caches, memory bandwidth), which only a
-comparison with an unrecorded run shows.
+and calls, without warm-up steps, because the first one also opens the files. It is not the whole
+effect on training (caches, memory bandwidth), which only a comparison with an unrecorded run shows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,6 +45,8 @@ class Overhead:
 
     num_steps: int
     """Steps measured, all ranks together."""
+    is_warmup_only: bool
+    """Only warm-up steps were measured; the first one also opened the files."""
     median_ns: float
     max_ns: int
     median_ratio: float | Unavailable
@@ -88,28 +90,35 @@ class OverheadSamples:
     """Collects the steps on which the recorder timed itself."""
 
     def __init__(self) -> None:
-        self._cost_ns: list[Int64s] = []
-        self._duration_ns: list[Int64s] = []
+        self._steady: list[tuple[Int64s, Int64s]] = []
+        self._warmup: list[tuple[Int64s, Int64s]] = []
 
-    def add(self, steps: Columns) -> None:
+    def add(self, steps: Columns, num_warmup: int) -> None:
         """Takes in one rank's step table."""
         cost = int64_column(steps, "recorder_ns")
         measured = np.flatnonzero(cost >= 0)
-        self._cost_ns.append(cost[measured])
         start = int64_column(steps, "start_host_mono_ns")[measured]
-        self._duration_ns.append(int64_column(steps, "end_host_mono_ns")[measured] - start)
+        duration = int64_column(steps, "end_host_mono_ns")[measured] - start
+        cost = cost[measured]
+        first = int(np.searchsorted(measured, num_warmup))
+        self._warmup.append((cost[:first], duration[:first]))
+        self._steady.append((cost[first:], duration[first:]))
 
     def measure(self) -> Overhead | Unavailable:
-        """The overhead over all ranks taken in."""
-        cost = np.concatenate(self._cost_ns) if self._cost_ns else np.empty(0, dtype=np.int64)
-        if not len(cost):
+        """The overhead over all ranks taken in: after warm-up, where any step there is measured."""
+        samples = [sample for sample in self._steady if len(sample[0])]
+        is_warmup_only = not samples
+        samples = samples or [sample for sample in self._warmup if len(sample[0])]
+        if not samples:
             return Unavailable("the recorder timed itself in no step")
-        duration = np.concatenate(self._duration_ns)
+        cost = np.concatenate([sample[0] for sample in samples])
+        duration = np.concatenate([sample[1] for sample in samples])
         is_timed = duration > 0
         ratios = np.sort(cost[is_timed] / duration[is_timed])
         none = Unavailable("the measured steps have no duration")
         return Overhead(
             num_steps=len(cost),
+            is_warmup_only=is_warmup_only,
             median_ns=interpolate_percentile(np.sort(cost), 0.5),
             max_ns=int(cost.max()),
             median_ratio=interpolate_percentile(ratios, 0.5) if len(ratios) else none,

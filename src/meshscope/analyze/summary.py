@@ -184,7 +184,7 @@ def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> A
     for recording in attempt:
         columns = recording.read("steps")
         steps = order_steps(columns)
-        overhead.add(columns)
+        overhead.add(columns, count_warmup(len(steps), warmup_steps))
         durations.add(recording.rank, steps.step, steps.duration_ns)
         intervals.add(recording.rank, steps.step[:-1], np.diff(steps.start_ns))
         longest = max(longest, (len(steps), stepping_ns(steps)))

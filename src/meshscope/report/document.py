@@ -236,6 +236,8 @@ class OverheadFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The recorder's own time per step, on the steps where it measured itself."""
 
     num_steps: int
+    is_warmup_only: bool
+    """Only warm-up steps were measured; the first one also opened the files."""
     median_ns: float | Absent
     max_ns: int | Absent
     median_ratio: float | Absent
@@ -702,6 +704,7 @@ def _overhead(health: RecordingHealth) -> OverheadFacts:
         none = Absent(_text(cost.reason))
         return OverheadFacts(
             num_steps=0,
+            is_warmup_only=False,
             median_ns=none,
             max_ns=none,
             median_ratio=none,
@@ -710,6 +713,7 @@ def _overhead(health: RecordingHealth) -> OverheadFacts:
         )
     return OverheadFacts(
         num_steps=cost.num_steps,
+        is_warmup_only=cost.is_warmup_only,
         median_ns=cost.median_ns,
         max_ns=cost.max_ns,
         median_ratio=_number(cost.median_ratio),

@@ -438,6 +438,7 @@ class _Writer:
                 f"at most {form.or_dash(overhead.max_ns, form.duration)} "
                 f"({form.or_dash(overhead.max_ratio, form.ratio)}), "
                 f"measured in {form.plural(overhead.num_steps, 'step')}"
+                + (", opening included" if overhead.is_warmup_only else "")
             )
         facts = [
             ("Own cost", cost),

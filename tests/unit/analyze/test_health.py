@@ -1,3 +1,5 @@
+import pytest
+
 from builders import MS, START_MONO_NS, START_UNIX_NS, Faults, make_run, make_writer, put_step
 from meshscope.analyze.health import CaughtErrors, Note
 from meshscope.analyze.summary import RankState, summarize_attempt
@@ -23,8 +25,21 @@ def test_a_good_run_is_complete(tmp_path):
     health = summarize(tmp_path).health
     assert health.is_complete
     assert (health.overhead.num_steps, health.overhead.median_ns) == (2, 20_000)
+    assert health.overhead.is_warmup_only  # 5 steps, of which only the first was measured
     assert health.overhead.max_ratio == 20_000 / (100 * MS)
     assert health.opening_cost_ns == 4 * MS
+
+
+def test_the_recorders_cost_is_that_of_steps_after_the_warm_up(tmp_path):
+    writer = make_writer(tmp_path)
+    for step, cost in enumerate((9_000_000, -1, 10, -1, 30)):
+        begin = START_MONO_NS + step * 1000
+        put_step(writer, step, begin, begin + 1000, recorder_ns=cost)
+    writer.close(end_host_mono_ns=START_MONO_NS + 5000)
+    overhead = summarize(tmp_path).health.overhead
+    assert (overhead.num_steps, overhead.median_ns, overhead.max_ns) == (2, 20, 30)
+    assert (overhead.median_ratio, overhead.max_ratio) == pytest.approx((0.02, 0.03))
+    assert not overhead.is_warmup_only
 
 
 def test_killed_missing_and_damaged_ranks_are_named(tmp_path):
