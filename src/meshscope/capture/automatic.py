@@ -63,7 +63,7 @@ class Automatic:
             self._tap(torch.nn.utils, name, hooks.clip_begins, hooks.clip_ends, wants_result=True)
         loader = getattr(torch.utils.data, "dataloader", None)
         iterator = getattr(loader, "_BaseDataLoaderIter", None)
-        self._tap(iterator, "__next__", hooks.fetch_begins, hooks.fetch_ends)
+        self._tap(iterator, "__next__", hooks.fetch_begins, hooks.fetch_ends, wants_result=True)
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
         self._tap(scaler, "step", hooks.scaler_begins, hooks.scaler_ends)
 

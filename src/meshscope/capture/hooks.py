@@ -26,6 +26,15 @@ SIGNALS_EVERY_NS = 100_000_000
 """Reading a loss costs microseconds; ten times a second is plenty for a curve."""
 
 
+def is_compiling() -> bool:
+    """True only while torch.compile traces the caller: it then sees hooks that do nothing.
+
+    Replaced by torch's own function when hooks are made, which the tracer knows by sight; without
+    it a compiled function that calls a watched model would break its graph at our clock.
+    """
+    return False
+
+
 class Hooks:
     """Forward, backward, optimizer, loader and clipping, turned into phases and steps."""
 
@@ -40,6 +49,8 @@ class Hooks:
         "_next_signals_ns",
         "_num_forwards",
         "_open_optimizer",
+        "_optimizer_depth",
+        "_optimizer_microbatch",
         "_signal",
         "_steps",
         "_takes_signals",
@@ -61,6 +72,8 @@ class Hooks:
         clock: Callable[[], int],
         signal: Callable[[str, Any], None],
     ) -> None:
+        global is_compiling
+        is_compiling = torch.compiler.is_dynamo_compiling
         self._timeline = timeline
         self._steps = steps
         self._caught = guard.caught
@@ -84,7 +97,9 @@ class Hooks:
         self._was_eval_with_grad = False
         self._trains_in_eval_mode = False
         self._open_optimizer = 0
-        self._ends_after_backward = 0
+        self._optimizer_depth = 0
+        self._optimizer_microbatch = 0
+        self._ends_after_backward: tuple[int, ...] = ()
         self._takes_signals = False
         self._next_signals_ns = 0
 
@@ -92,6 +107,8 @@ class Hooks:
 
     def forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a root module's forward."""
+        if is_compiling():
+            return
         now_ns = self._clock()
         try:
             if self._backward_depth or (self._thread and get_ident() != self._thread):
@@ -125,6 +142,8 @@ class Hooks:
 
     def forward_ends(self, module: Any, args: Any, output: Any) -> None:
         """After a root module's forward, also when it raised."""
+        if is_compiling():
+            return
         now_ns = self._clock()
         try:
             if self._backward_depth or (self._thread and get_ident() != self._thread):
@@ -189,8 +208,8 @@ class Hooks:
             timeline.microbatch += 1
             self._num_forwards = 0
             if self._ends_after_backward:
-                self._steps.optimizer_ends(self._ends_after_backward, now_ns)
-                self._ends_after_backward = 0
+                self._steps.optimizers_end(self._ends_after_backward, now_ns)
+                self._ends_after_backward = ()
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
@@ -207,16 +226,19 @@ class Hooks:
 
     def optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Before an optimizer's step."""
+        if is_compiling():
+            return
         now_ns = self._clock()
         try:
             key = id(optimizer)
             timeline = self._timeline
-            if self._open_optimizer:
-                if self._open_optimizer != key:
-                    return  # inside a wrapper's step
-                timeline.abort_open(OPTIMIZER, now_ns)  # its last step raised: no end came
+            if self._open_optimizer and not self._is_stale_optimizer(key, now_ns):
+                return
             self._open_optimizer = key
-            if self._steps.has_several or not timeline.step_start_ns:
+            self._optimizer_depth = 1
+            self._optimizer_microbatch = timeline.microbatch
+            # Inside backward (parameter by parameter) there is nothing to decide before its end.
+            if not self._backward_depth and (self._steps.has_several or not timeline.step_start_ns):
                 self._steps.optimizer_begins(key, now_ns)
             timeline.enter(timeline.stack, OPTIMIZER, now_ns)
             if timeline.is_sampled:
@@ -224,12 +246,30 @@ class Hooks:
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("optimizer begin", error)
 
+    def _is_stale_optimizer(self, key: int, now_ns: int) -> bool:
+        """Whether the open optimizer phase is one whose step raised, so that its end never came.
+
+        Otherwise this begin is nested: a subclass calling its parent's step, or a wrapper.
+        """
+        if self._open_optimizer != key:
+            return False
+        if self._timeline.microbatch == self._optimizer_microbatch:
+            self._optimizer_depth += 1
+            return False
+        self._timeline.abort_open(OPTIMIZER, now_ns)
+        return True
+
     def optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """After an optimizer's step: usually the end of the training step."""
+        if is_compiling():
+            return
         now_ns = self._clock()
         try:
             key = id(optimizer)
             if self._open_optimizer != key:
+                return
+            self._optimizer_depth -= 1
+            if self._optimizer_depth:
                 return
             self._open_optimizer = 0
             timeline = self._timeline
@@ -238,10 +278,10 @@ class Hooks:
                 self._takes_signals = False
                 self._signal("lr", optimizer.param_groups[0].get("lr"))
             steps = self._steps
-            if self._backward_depth:  # an optimizer that runs parameter by parameter in backward
-                self._ends_after_backward = key
+            if self._backward_depth:
+                self._ends_after_backward += (key,)
             elif steps.has_several or steps.is_explicit:
-                steps.optimizer_ends(key, now_ns)
+                steps.optimizers_end((key,), now_ns)
             else:
                 steps.num_updates += 1
                 timeline.end_step(now_ns)
@@ -277,14 +317,17 @@ class Hooks:
             timeline.own_ns += self._clock() - now_ns
         return True
 
-    def fetch_ends(self, is_ours: bool | None) -> None:  # noqa: FBT001
-        """After a loader's next batch."""
-        if is_ours:
-            now_ns = self._clock()
-            timeline = self._timeline
-            timeline.leave(timeline.stack, DATA, now_ns)
-            if timeline.is_sampled:
-                timeline.own_ns += self._clock() - now_ns
+    def fetch_ends(self, is_ours: bool | None, batch: Any) -> None:  # noqa: FBT001
+        """After a loader's next batch; None when there was none."""
+        if not is_ours:
+            return
+        now_ns = self._clock()
+        timeline = self._timeline
+        timeline.leave(timeline.stack, DATA, now_ns)
+        if batch is None:
+            self._steps.batch_fetch_was_empty()
+        if timeline.is_sampled:
+            timeline.own_ns += self._clock() - now_ns
 
     def clip_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before gradient clipping."""

@@ -438,6 +438,7 @@ class Recorder:
             try:
                 item = next(iterator)
             except StopIteration:
+                self._steps.batch_fetch_was_empty()
                 return
             finally:
                 if token:

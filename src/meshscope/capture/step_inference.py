@@ -60,6 +60,11 @@ class StepInference:
             self._batch_start_ns = now_ns
         self._has_fetched = True
 
+    def batch_fetch_was_empty(self) -> None:
+        """The loader had come to its end: nothing begins with that."""
+        if not self._timeline.step_start_ns:
+            self._batch_start_ns = 0
+
     def evaluation_begins(self) -> None:
         """A forward pass without training: the batch just fetched was not a step's."""
         if not self._timeline.step_start_ns:
@@ -96,13 +101,13 @@ class StepInference:
         )
         self._stepped = self._ended_optimizers
 
-    def optimizer_ends(self, optimizer: int, now_ns: int, flags: int = 0) -> None:
-        """An optimizer has stepped (or its step was skipped: see `flags`)."""
+    def optimizers_end(self, optimizers: tuple[int, ...], now_ns: int, flags: int = 0) -> None:
+        """Optimizers have stepped (or their step was skipped: see `flags`)."""
         self.num_updates += 1
         timeline = self._timeline
         if self.is_explicit or not timeline.step_start_ns:
             return
-        self._ended_optimizers = self._stepped = (*self._stepped, optimizer)
+        self._ended_optimizers = self._stepped = self._stepped + optimizers
         self._ended_step = timeline.step
         self._ended_start_ns = timeline.step_start_ns
         self._ended_microbatches = timeline.microbatch
@@ -110,4 +115,4 @@ class StepInference:
 
     def update_skipped(self, optimizer: int, now_ns: int) -> None:
         """A gradient scaler found non-finite gradients and did not call the optimizer."""
-        self.optimizer_ends(optimizer, now_ns, StepFlag.SKIPPED)
+        self.optimizers_end((optimizer,), now_ns, StepFlag.SKIPPED)
