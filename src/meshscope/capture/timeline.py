@@ -31,6 +31,8 @@ SAMPLE_EVERY_STEPS = 16
 _PLACES = {name_id: place for place, name_id in enumerate(PHASE_IDS)}
 _NO_SHORT_CUT = len(PHASE_IDS)
 _MAX_PACKED_NS = 0xFFFFFFFF
+_MAX_PACKED = (1 << 63) - 1
+"""A word is signed: offsets count up to 2**31 ns, about two seconds."""
 _MAX_THREAD_NUMBER = 0xFFFF
 _MAX_DEPTH = 0xFF
 
@@ -263,10 +265,12 @@ class Timeline:
                 offset_ns = begin_ns - start_ns
                 duration_ns = stamps[place + place + 1] - begin_ns
                 stamps[place + place] = 0
-                if duration_ns > _MAX_PACKED_NS or not 0 <= offset_ns <= _MAX_PACKED_NS:
-                    self.spans.put(PHASE_IDS[place], begin_ns, duration_ns, duration_ns, 0, 0, 0)
+                packed = offset_ns << 32 | duration_ns
+                # Zero means absent; what is too long or lies before the step has no packed form.
+                if 0 < packed <= _MAX_PACKED and duration_ns <= _MAX_PACKED_NS:
+                    words[place] = packed
                 else:
-                    words[place] = offset_ns << 32 | duration_ns
+                    self.spans.put(PHASE_IDS[place], begin_ns, duration_ns, duration_ns, 0, 0, 0)
         self.phases.put(step, start_ns, *words)
         self._place_done = -1
 
