@@ -213,6 +213,7 @@ def test_a_loader_is_timed_without_being_changed(rec, clock):
             for item in range(3):
                 clock.advance(4)
                 yield item
+            clock.advance(2)  # finding out that there is nothing more
 
     seen = []
     for item in rec.data(Loader()):
@@ -222,7 +223,7 @@ def test_a_loader_is_timed_without_being_changed(rec, clock):
     recorded = finish(rec)
     assert seen == [0, 1, 2]
     fetches = [phase.self_ns for phase in recorded.outside if phase.name == "data"]
-    assert fetches == [4, 4, 4, 0]
+    assert fetches == [4, 4, 4, 2]
 
 
 def test_pausing_leaves_a_hole_and_nothing_else(rec, clock):
