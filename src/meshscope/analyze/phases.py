@@ -173,12 +173,14 @@ def partition_rank(
     start_ns, end_ns = recorded_ns
     table, phases = sum_by_stretch(spans, spans.self_ns, names, num_stretches=2 * len(steps) + 1)
     num_steps = len(steps)
-    first, last = (steps.start_ns[0], steps.end_ns[-1]) if num_steps else (end_ns, end_ns)
+    first, last = end_ns, end_ns
+    if num_steps:
+        first, last = int(steps.start_ns[0]), int(steps.end_ns[-1])
     in_steps = int((steps.end_ns - steps.start_ns).sum())
     steady = steps.end_ns[warmup_steps:] - steps.start_ns[warmup_steps:]
 
     def split(wall_ns: int, totals: Int64s) -> TimeSplit:
-        return TimeSplit(wall_ns=int(wall_ns), phase_ns=_name_totals(phases, totals))
+        return TimeSplit(wall_ns=wall_ns, phase_ns=_name_totals(phases, totals))
 
     inside = table[1::2]
     return RankPartition(

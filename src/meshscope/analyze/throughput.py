@@ -55,7 +55,7 @@ def measure_steps_per_s(steps: StepTimes) -> float | Unavailable:
 
 def stepping_ns(steps: StepTimes) -> int:
     """From the first step's start to the last step's end; 0 without steps."""
-    return int(steps.end_ns[-1] - steps.start_ns[0]) if len(steps) else 0
+    return int(steps.end_ns[-1]) - int(steps.start_ns[0]) if len(steps) else 0
 
 
 def measure_tokens(
