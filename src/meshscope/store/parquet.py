@@ -1,7 +1,8 @@
 """Reads the tables of a compacted run back, exactly as the ranks' own files gave them.
 
     RUN/compact/manifest.json     which recordings are in which file, and what was wrong with them
-    RUN/compact/<table>.parquet   all ranks and attempts of one table, written by DuckDB
+    RUN/compact/<table>.parquet   all ranks and attempts of one table, written by DuckDB; from the
+                                  second compaction on with a number, as the manifest says
 
 Rows of a recording keep their order. Ranks are read in blocks, since reports ask for one rank after
 another and a query per rank would cost more than the rows.
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from meshscope.errors import SchemaTooNew
 from meshscope.store.columns import (
@@ -25,7 +27,7 @@ from meshscope.store.columns import (
     select_rows,
 )
 from meshscope.store.manifest import unseal
-from meshscope.store.schema import SCHEMA_VERSION, TABLES, Column
+from meshscope.store.schema import SCHEMA_VERSION, TABLES, Column, Table
 
 COMPACT_DIR = "compact"
 COMPACT_MANIFEST = "manifest.json"
@@ -34,11 +36,6 @@ _BLOCK_RANKS = 64
 
 Recording = tuple[int, int]
 """Rank and ordinal of the attempt's folder."""
-
-
-def parquet_path(run_dir: Path, table: str) -> Path:
-    """Where a table of a compacted run is."""
-    return run_dir / COMPACT_DIR / f"{table}.parquet"
 
 
 def sql_type(column: Column) -> str:
@@ -50,6 +47,58 @@ def sql_type(column: Column) -> str:
 
 def _stored_width(column: Column) -> int:
     return next(width for width in (8, 16, 32, 64) if column.width <= width)
+
+
+def to_duckdb(table: Table, columns: Columns) -> dict[str, npt.NDArray[np.generic]]:
+    """Columns as DuckDB may scan them: it takes NaN for NULL, so NaN is told by a second column."""
+    scanned = dict(columns)
+    for column in table.columns:
+        if column.is_float:
+            values = columns[column.name]
+            is_nan = np.isnan(values)
+            scanned[f"{column.name}_is_nan"] = is_nan
+            scanned[f"{column.name}_bits"] = np.where(is_nan, values.view(np.int64), 0)
+    return scanned
+
+
+def select_stored(table: Table) -> str:
+    """SQL that takes what `to_duckdb` gave to the columns of the Parquet file.
+
+    `…_nan_bits` is the exact bit pattern of a NaN, NULL for every other number.
+    """
+    parts = []
+    for column in table.columns:
+        name = column.name
+        if column.is_float:
+            parts.append(f"CASE WHEN {name}_is_nan THEN 'NaN'::DOUBLE ELSE {name} END AS {name}")
+            parts.append(f"CASE WHEN {name}_is_nan THEN {name}_bits END AS {name}_nan_bits")
+        else:
+            parts.append(name)
+    return ", ".join(parts)
+
+
+def stored_columns(table: Table) -> list[tuple[str, str]]:
+    """Name and SQL type of the columns `select_stored` gives."""
+    found = []
+    for column in table.columns:
+        found.append((column.name, sql_type(column)))
+        if column.is_float:
+            found.append((f"{column.name}_nan_bits", "BIGINT"))
+    return found
+
+
+def _from_stored(table: Table, rows: Columns) -> Columns:
+    """What was fetched of `stored_columns`, as the table's columns again."""
+    found: Columns = {}
+    for column in table.columns:
+        values = np.ma.getdata(rows[column.name])
+        if column.is_float:
+            bits = rows[f"{column.name}_nan_bits"]
+            is_nan = ~np.ma.getmaskarray(bits)
+            values = values.copy()
+            values.view(np.int64)[is_nan] = np.ma.getdata(bits)[is_nan]
+        found[column.name] = values
+    return found
 
 
 def problem_to_json(problem: Problem, run_dir: Path) -> dict[str, object]:
@@ -121,7 +170,7 @@ class CompactedRun:
         order = sorted(found.num_rows, key=lambda recording: (recording[1], recording[0]))
         first = order.index((rank, attempt))
         wanted = [r for r in order[first : first + _BLOCK_RANKS] if r[1] == attempt]
-        columns = [column.name for column in TABLES[name].columns]
+        columns = [column for column, _ in stored_columns(TABLES[name])]
         if self._connection is None:
             import duckdb
 
@@ -135,7 +184,7 @@ class CompactedRun:
         # Rows come back in the file's order, which is by attempt and rank.
         starts = np.searchsorted(ranks, [r[0] for r in wanted], side="left")
         ends = np.searchsorted(ranks, [r[0] for r in wanted], side="right")
-        plain = {column: np.asarray(rows[column]) for column in columns}
+        plain = _from_stored(TABLES[name], rows)
         return {
             recording: select_rows(plain, np.arange(start, end))
             for recording, start, end in zip(wanted, starts, ends, strict=True)
@@ -188,7 +237,7 @@ def open_compacted(run_dir: Path, problems: list[Problem]) -> CompactedRun | Non
 def _read_tables(manifest: dict[str, Any], run_dir: Path) -> dict[str, _CompactedTable]:
     return {
         name: _CompactedTable(
-            path=parquet_path(run_dir, name),
+            path=run_dir / COMPACT_DIR / Path(table["file"]).name,
             crc32=table["crc32"],
             num_rows={(r["rank"], r["attempt_dir"]): r["num_rows"] for r in table["recordings"]},
             problems={

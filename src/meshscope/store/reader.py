@@ -436,7 +436,7 @@ def _find_overlap(first: RankRecording, second: RankRecording) -> Problem | None
     """Two processes that recorded as one rank of one launch at the same time."""
     first, second = sorted((first, second), key=lambda recording: recording.start_unix_ns)
     is_one_host = first.header.get("host") == second.header.get("host")
-    overlap_ns = _last_sign_of_life_ns(first) - second.start_unix_ns
+    overlap_ns = last_sign_of_life_ns(first) - second.start_unix_ns
     if overlap_ns <= (0 if is_one_host else CLOCK_SKEW_NS):
         return None
     processes = " and ".join(
@@ -452,7 +452,7 @@ def _find_overlap(first: RankRecording, second: RankRecording) -> Problem | None
     )
 
 
-def _last_sign_of_life_ns(recording: RankRecording) -> int:
+def last_sign_of_life_ns(recording: RankRecording) -> int:
     """Wall clock of the closing line, else of the last record."""
     offset_ns = recording.start_unix_ns - _as_int(recording.header.get("start_host_mono_ns"))
     if recording.closing is not None:

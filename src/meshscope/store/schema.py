@@ -32,6 +32,8 @@ class Column:
     """Number of bits; 64 is the whole word, signed; less is unsigned."""
     is_float: bool = False
     """The word is an IEEE-754 double rather than an integer."""
+    can_be_missing: bool = False
+    """-1 says that there is no value; SQL shows it as NULL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ STEPS = Table(
         Column(name="flags", word=4, shift=32, width=16, meaning="see StepFlag"),
         Column(
             name="recorder_ns",
+            can_be_missing=True,
             word=5,
             unit="ns",
             meaning="time spent inside the recorder during the step, measured on every "
@@ -77,6 +80,7 @@ STEPS = Table(
         ),
         Column(
             name="input_tokens",
+            can_be_missing=True,
             word=6,
             meaning="elements of the two-dimensional integer inputs of the step's training "
             "forward passes on this rank; -1 when there were none",
@@ -99,10 +103,14 @@ SPANS = Table(
         Column(name="start_host_mono_ns", word=2, unit="ns", meaning="when it began"),
         Column(name="duration_ns", word=3, unit="ns", meaning="host time from begin to end"),
         Column(name="self_ns", word=4, unit="ns", meaning="duration less the phases nested in it"),
-        Column(name="microbatch", word=5, meaning="microbatch index within the step, or -1"),
+        Column(
+            name="microbatch",
+            can_be_missing=True,
+            word=5,
+            meaning="microbatch index within the step, or -1",
+        ),
     ),
 )
-
 
 
 def _phase_columns(name: str, word: int) -> tuple[Column, Column]:
@@ -131,9 +139,7 @@ PHASES = Table(
     "not nested. Readers show them as rows of `spans`; anything else is written there at once.",
     columns=(
         Column(name="step", word=1, meaning="step index"),
-        Column(
-            name="start_host_mono_ns", word=2, unit="ns", meaning="what the offsets count from"
-        ),
+        Column(name="start_host_mono_ns", word=2, unit="ns", meaning="what the offsets count from"),
         *_phase_columns("data", 3),
         *_phase_columns("forward", 4),
         *_phase_columns("backward", 5),
@@ -178,7 +184,12 @@ DEVICE_SPANS = Table(
             meaning="host_mono minus device time is at most this (the mark had been reached when "
             "the host saw it)",
         ),
-        Column(name="microbatch", word=7, meaning="microbatch index within the step, or -1"),
+        Column(
+            name="microbatch",
+            can_be_missing=True,
+            word=7,
+            meaning="microbatch index within the step, or -1",
+        ),
     ),
 )
 
@@ -187,10 +198,20 @@ SCALARS = Table(
     meaning="One row per logged number.",
     columns=(
         _name(1, "what was logged: an id in the rank's name list"),
-        Column(name="step", word=2, meaning="the open step, else the last one; -1 before any"),
+        Column(
+            name="step",
+            can_be_missing=True,
+            word=2,
+            meaning="the open step, else the last one; -1 before any",
+        ),
         Column(name="time_host_mono_ns", word=3, unit="ns", meaning="when it was logged"),
         Column(name="value", word=4, is_float=True, meaning="the number, NaN and Inf included"),
-        Column(name="microbatch", word=5, meaning="microbatch index within the step, or -1"),
+        Column(
+            name="microbatch",
+            can_be_missing=True,
+            word=5,
+            meaning="microbatch index within the step, or -1",
+        ),
     ),
 )
 
@@ -201,24 +222,40 @@ MEMORY = Table(
     columns=(
         Column(name="step", word=1, meaning="the step that had just ended"),
         Column(name="time_host_mono_ns", word=2, unit="ns", meaning="when it was read"),
-        Column(name="rss_bytes", word=3, unit="bytes", meaning="resident set of the process"),
         Column(
-            name="allocated_bytes", word=4, unit="bytes", meaning="tensors on the device, or -1"
+            name="rss_bytes",
+            can_be_missing=True,
+            word=3,
+            unit="bytes",
+            meaning="resident set of the process",
+        ),
+        Column(
+            name="allocated_bytes",
+            can_be_missing=True,
+            word=4,
+            unit="bytes",
+            meaning="tensors on the device, or -1",
         ),
         Column(
             name="reserved_bytes",
+            can_be_missing=True,
             word=5,
             unit="bytes",
             meaning="taken from the device by the caching allocator, or -1",
         ),
         Column(
             name="peak_allocated_bytes",
+            can_be_missing=True,
             word=6,
             unit="bytes",
             meaning="highest allocated_bytes since the allocator's peak was last reset, or -1",
         ),
         Column(
-            name="peak_reserved_bytes", word=7, unit="bytes", meaning="likewise, reserved, or -1"
+            name="peak_reserved_bytes",
+            can_be_missing=True,
+            word=7,
+            unit="bytes",
+            meaning="likewise, reserved, or -1",
         ),
     ),
 )
