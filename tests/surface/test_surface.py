@@ -40,6 +40,8 @@ FLAGS = {
         "-o",
     ],
     "ls": ["--json"],
+    "sql": ["--attempt", "--csv", "--json"],
+    "compact": ["--include-unfinished", "--remove-raw"],
 }
 
 STORE_SCHEMA_VERSION = 1
@@ -114,7 +116,7 @@ def test_public_names():
 
 
 def test_commands_and_their_flags():
-    assert list(COMMANDS) == ["run", "report", "ls", "sql", "compact"]
+    assert list(COMMANDS) == list(FLAGS)
     assert {name: flags_of(name) for name in FLAGS} == FLAGS
 
 

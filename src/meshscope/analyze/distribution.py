@@ -38,7 +38,7 @@ def measure_distribution(values_ns: Durations, *, reason: str) -> Distribution |
     if not count:
         return Unavailable(reason)
     ordered = np.sort(values_ns)
-    mean_ns = float(ordered.mean())
+    mean_ns = float(ordered.sum(dtype=np.float64)) / count
     return Distribution(
         count=count,
         mean_ns=mean_ns,
@@ -67,4 +67,5 @@ def _variation(values_ns: Durations, mean_ns: float) -> float | Unavailable:
         return Unavailable("one value has no variation")
     if mean_ns <= 0:
         return Unavailable("the mean is not positive")
-    return float(values_ns.std()) / mean_ns
+    deviation = values_ns - mean_ns
+    return math.sqrt(float(deviation @ deviation) / len(values_ns)) / mean_ns

@@ -213,3 +213,9 @@ def test_what_may_not_be_read_of_one_rank_costs_only_that_rank(shared_run, place
     done = run_without_privileges("report", shared_run, "--strict")
     assert done.returncode == 1, done.stderr
     assert f"rank 1, {place}: cannot be read" in done.stdout
+
+
+def test_a_compacted_run_gives_the_same_report(run_dir):
+    before = invoke("report", run_dir, "--json").stdout
+    assert invoke("compact", run_dir, "--remove-raw").exit_code == 0
+    assert invoke("report", run_dir, "--json").stdout == before
