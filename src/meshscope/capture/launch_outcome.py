@@ -41,7 +41,10 @@ class RankEnd:
     def describe(self) -> str:
         """One line for the terminal."""
         step = "no step finished" if self.last_step is None else f"last step {self.last_step}"
-        how = self.exception or "no closing line: it was killed or could not clean up"
+        how = "no closing line: it was killed or could not clean up"
+        if self.exception is not None:  # anything may be in it: one line, nothing to act on
+            text = " ".join(self.exception.split())
+            how = "".join(letter for letter in text if letter.isprintable())
         return f"rank {self.rank} ended abnormally: {step}, {how}"
 
 

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from rich.cells import set_cell_size
 
+from meshscope.report.format import count, duration, plural, rate
 from meshscope.store.tail import LiveView, RunTail
 
 TERMINAL_TICK_S = 0.5
@@ -24,26 +25,21 @@ def describe_progress(view: LiveView, total_steps: int | None) -> str:
     """One line: step, ranks, step time, tokens, time left; what is not known is left out."""
     if not view.num_ranks:
         return "waiting for the first step"
-    ranks = "1 rank recording" if view.num_ranks == 1 else f"{view.num_ranks} ranks recording"
+    ranks = f"{plural(view.num_ranks, 'rank')} recording"
     if view.last_step is None:
         return f"first step under way, {ranks}"
-    of_total = "" if total_steps is None else f" of {total_steps}"
-    parts = [f"{view.last_step + 1}{of_total} steps done", ranks]
+    num_done = view.last_step + 1
+    done = plural(num_done, "step")
+    if total_steps is not None:
+        done = f"{count(num_done)} of {plural(total_steps, 'step')}"
+    parts = [f"{done} done", ranks]
     if view.mean_step_ns is not None:
-        parts.append(f"{view.mean_step_ns / 1e6:.4g} ms per step")
+        parts.append(f"{duration(view.mean_step_ns)} per step")
         if view.tokens_per_s is not None:
-            parts.append(f"{view.tokens_per_s:,.0f} tokens/s per rank")
-        if total_steps is not None and view.last_step + 1 < total_steps:
-            left_s = (total_steps - view.last_step - 1) * view.mean_step_ns / 1e9
-            parts.append(f"{_describe_seconds(left_s)} left")
+            parts.append(f"{rate(view.tokens_per_s, 'tokens')} per rank")
+        if total_steps is not None and num_done < total_steps:
+            parts.append(f"{duration((total_steps - num_done) * view.mean_step_ns)} left")
     return ", ".join(parts)
-
-
-def _describe_seconds(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 class PlainProgress:

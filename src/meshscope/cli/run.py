@@ -1,6 +1,5 @@
 """`meshscope run`: runs a command with every training process below it recorded."""
 
-import contextlib
 import importlib
 import os
 import sys
@@ -76,7 +75,7 @@ def command(
     for line in describe_outcome(launch, exit_code):
         _say(line)
     if report and find_recording_ranks(launch):
-        _print_report(launch.run_dir)
+        _print_report(context, launch.run_dir)
     discard_empty_run(launch)
     context.exit(exit_code)
 
@@ -91,14 +90,13 @@ def _run(launch: Launch, *, total_steps: int | None, shows_progress: bool) -> in
         return run_command(launch, on_tick=progress.update, tick_s=progress.tick_s)
 
 
-def _print_report(run_dir: Path) -> None:
+def _print_report(context: click.Context, run_dir: Path) -> None:
     """The report command's own output; its verdict does not change the exit code."""
-    report: click.Command = importlib.import_module("meshscope.cli.report").command
-    with contextlib.suppress(click.exceptions.Exit):
-        try:
-            report.main([str(run_dir)], prog_name="meshscope report", standalone_mode=False)
-        except MeshscopeError as error:
-            _say(str(error))
+    try:
+        report: click.Command = importlib.import_module("meshscope.cli.report").command
+        report.main([str(run_dir)], "report", standalone_mode=False, parent=context.parent)
+    except (MeshscopeError, ModuleNotFoundError) as error:
+        _say(f"no report: {error}")
 
 
 def _say(text: str) -> None:

@@ -24,7 +24,7 @@ NOTHING = LiveView(num_ranks=0, last_step=None, mean_step_ns=None, tokens_per_s=
         (
             LiveView(num_ranks=8, last_step=0, mean_step_ns=None, tokens_per_s=None),
             None,
-            "1 steps done, 8 ranks recording",
+            "1 step done, 8 ranks recording",
         ),
         (
             LiveView(num_ranks=8, last_step=49, mean_step_ns=200_000_000, tokens_per_s=1280.0),
