@@ -32,6 +32,7 @@ MANIFEST_NAME = "run.json"
 RUN_FORMAT = "meshscope-run"
 TABLE_SUFFIX = ".tbl"
 OVERFLOW_NAME = "(too many names)"
+MOUNT_TABLE = Path("/proc/self/mountinfo")
 
 UNMAPPABLE_FILE_SYSTEMS = frozenset(
     {
@@ -55,10 +56,10 @@ def attempt_dir_name(attempt: int) -> str:
     return f"attempt{attempt:03d}"
 
 
-def file_system_type(path: Path) -> str | None:
+def file_system_type(path: Path, mount_table: Path = MOUNT_TABLE) -> str | None:
     """Type of the file system that holds `path`, from the kernel's mount table; None if unknown."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        mounts = mount_table.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     target = str(path.resolve())
@@ -76,9 +77,9 @@ def file_system_type(path: Path) -> str | None:
     return best[1] if best else None
 
 
-def is_mappable(path: Path) -> bool:
+def is_mappable(path: Path, mount_table: Path = MOUNT_TABLE) -> bool:
     """Whether records may be written through a mapping of a file at `path`."""
-    kind = file_system_type(path)
+    kind = file_system_type(path, mount_table)
     return kind is None or not (kind in UNMAPPABLE_FILE_SYSTEMS or kind.startswith("fuse"))
 
 
