@@ -1,0 +1,47 @@
+"""The store's documentation says what the code does."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from meshscope.store.journal import pack_extent
+from meshscope.store.schema import SCHEMA_VERSION, TABLES
+from meshscope.store.table_file import CHECK_SALT, CLOSE_OFFSET, STATUS_OFFSET, pack_record
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_columns_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(DOCS / "generate.py"), "--check"], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_every_column_is_listed() -> None:
+    page = (DOCS / "columns.md").read_text(encoding="utf-8")
+    for table in TABLES.values():
+        section = page.split(f"## {table.name}\n")[1]
+        for column in table.columns:
+            assert f"| `{column.name}` |" in section
+
+
+def test_the_worked_example_is_right() -> None:
+    page = (DOCS / "store.md").read_text(encoding="utf-8")
+    example = page.split("**Example.**")[1]
+    shown = bytes.fromhex(re.findall(r"```\n(.*?)```", example, flags=re.DOTALL)[0])
+    value_bits = 4_607_182_418_800_017_408  # 1.0
+    assert shown == pack_record(2, (64, 7, 1_000_000_000, value_bits, -1, 0, 0))
+    total = (64 + 7 + 1_000_000_000 + value_bits - 1 + 3 * CHECK_SALT) % 2**64
+    assert f"{total:#018x}" in example
+    assert shown[:8] == total.to_bytes(8, "little")
+
+
+def test_the_places_it_names_are_right() -> None:
+    page = (DOCS / "store.md").read_text(encoding="utf-8")
+    assert f"{CHECK_SALT:#X}".replace("X", "x") in page
+    assert f"| {STATUS_OFFSET}–{STATUS_OFFSET + 63} |" in page
+    assert f"| {CLOSE_OFFSET}–{CLOSE_OFFSET + 63} |" in page
+    assert pack_extent(123).decode()[9:-1] in page
+    assert f"(now {SCHEMA_VERSION})" in page
