@@ -35,9 +35,9 @@ class Launched:
 
 
 def launch(run_dir: Path, *command: str, options: tuple[str, ...] = (), **env: str) -> Launched:
-    launcher = "from meshscope.cli.run import command; command(prog_name='meshscope run')"
+    launcher = [sys.executable, "-m", "meshscope", "run", "--run-dir", str(run_dir), *options]
     done = subprocess.run(
-        [sys.executable, "-c", launcher, "--run-dir", str(run_dir), *options, "--", *command],
+        [*launcher, "--", *command],
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -163,9 +163,11 @@ def test_a_rank_that_ends_abnormally_is_named(
 ) -> None:
     script = tmp_path / "fails.py"
     script.write_text(FAILS)
-    failed = launch(tmp_path / "run", str(script), how, options=("--layout", "dp=1"))
-    assert failed.exit_code == exit_code
+    options = ("--layout", "dp=1", "--report")
+    failed = launch(tmp_path / "run", str(script), how, options=options)
+    assert failed.exit_code == exit_code, "the report leaves the exit code alone"
     assert text in failed.output
+    assert "3 steps on 1 rank" in failed.output
     assert steps_of(failed.run, 0) == {0: [0, 1, 2]}
     assert failed.run.last_attempt.layout == Layout(dp=1)
 
