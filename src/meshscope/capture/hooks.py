@@ -128,7 +128,7 @@ class Hooks:
             # A two-dimensional integer input is a batch of token ids.
             ids: Any = args[0] if args else kwargs.get("input_ids")
             if type(ids) is self._tensor and ids.ndim == 2 and ids.dtype in self._token_types:
-                timeline.input_tokens = max(timeline.input_tokens, 0) + ids.numel()
+                timeline.input_tokens += ids.numel()
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed

@@ -75,7 +75,8 @@ class StepInference:
         if self._timeline.step_start_ns or self.is_explicit:
             return
         self._timeline.begin_step(self._batch_start_ns or now_ns)
-        self._stepped = ()
+        if self.has_several:
+            self._stepped = ()
         if self._has_fetched:
             self._ended_optimizers = ()
             self._has_fetched = False

@@ -8,9 +8,9 @@ Which step a span belongs to is not stored: it follows from its times and the st
 lets a step's start be decided late (was that batch for training or for evaluation?) without
 rewriting anything.
 
-The usual course of a step (data, forward, backward, clip, optimizer: once, in this order, not
-nested) takes a short cut: each begin and end is one stored stamp, and one record at the step's end
-holds them all. Whatever does not fit goes through the stack and the span table.
+The usual course of a step (data, forward, backward, optimizer: once, in this order, not nested)
+takes a short cut: each begin and end is one stored stamp, and one record at the step's end holds
+them all. Whatever does not fit goes through the stack and the span table.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ SAMPLE_EVERY_STEPS = 16
 _PLACES = {name_id: place for place, name_id in enumerate(PHASE_IDS)}
 _NO_SHORT_CUT = len(PHASE_IDS)
 _MAX_PACKED_NS = 0xFFFFFFFF
-_MAX_PACKED = (1 << 63) - 1
-"""A word is signed: offsets count up to 2**31 ns, about two seconds."""
+_MAX_GAP_NS = 0x7FFFFFFF
+_NO_STAMPS = (0,) * (2 * len(PHASE_IDS))
 _MAX_THREAD_NUMBER = 0xFFFF
 _MAX_DEPTH = 0xFF
 
@@ -123,10 +123,10 @@ class Timeline:
         self.step_start_ns = 0
         """0 when no step is open."""
         self.microbatch = 0
-        self.input_tokens = MISSING
+        self.input_tokens = 0
         self.own_ns = 0
         self.is_sampled = True
-        self._stamps = [0] * (2 * len(PHASE_IDS))
+        self._stamps = list(_NO_STAMPS)
         """Begin and end of each usual phase of the open step."""
         self._place_open = -1
         """Which usual phase is going on, as its place in the order; -1 when none."""
@@ -237,10 +237,7 @@ class Timeline:
         """Writes finished phases that belong to no finished step (the end of a run, a pause)."""
         self._leave_short_cut()
         if -1 < self._place_done < _NO_SHORT_CUT:
-            self._put_usual_phases(self.step, self._stamps_begin_ns())
-
-    def _stamps_begin_ns(self) -> int:
-        return min(begin_ns for begin_ns in self._stamps[::2] if begin_ns)
+            self._put_usual_phases()
 
     def disarm(self) -> None:
         """In a forked child: nothing of this process may reach the parent's files."""
@@ -255,23 +252,19 @@ class Timeline:
         place = self._place_open
         return PHASE_IDS[place] == name_id if place >= 0 else self.stack.has(name_id)
 
-    def _put_usual_phases(self, step: int, start_ns: int) -> None:
+    def _put_usual_phases(self) -> None:
         """Writes the stamps taken on the short cut as one record."""
         stamps = self._stamps
-        words = [0, 0, 0, 0, 0]
-        for place in range(self._place_done + 1):
-            begin_ns = stamps[place + place]
-            if begin_ns:
-                offset_ns = begin_ns - start_ns
-                duration_ns = stamps[place + place + 1] - begin_ns
-                stamps[place + place] = 0
-                packed = offset_ns << 32 | duration_ns
-                # Zero means absent; what is too long or lies before the step has no packed form.
-                if 0 < packed <= _MAX_PACKED and duration_ns <= _MAX_PACKED_NS:
-                    words[place] = packed
-                else:
-                    self.spans.put(PHASE_IDS[place], begin_ns, duration_ns, duration_ns, 0, 0, 0)
-        self.phases.put(step, start_ns, *words)
+        optimizer = 0
+        if stamps[6]:
+            gap_ns = stamps[6] - stamps[5]
+            duration_ns = stamps[7] - stamps[6]
+            if stamps[5] and gap_ns <= _MAX_GAP_NS and duration_ns <= _MAX_PACKED_NS:
+                optimizer = gap_ns << 32 | duration_ns
+            if not optimizer:  # too long, without a backward before it, or nothing at all
+                self.spans.put(PHASE_IDS[3], stamps[6], duration_ns, duration_ns, 0, 0, 0)
+        self.phases.put(stamps[0], stamps[1], stamps[2], stamps[3], stamps[4], stamps[5], optimizer)
+        stamps[:] = _NO_STAMPS
         self._place_done = -1
 
     def _close_mark(self, mark: Mark) -> None:
@@ -305,7 +298,7 @@ class Timeline:
             self._become_training_thread()
         self.step_start_ns = start_ns
         self.microbatch = 0
-        self.input_tokens = MISSING
+        self.input_tokens = 0
         self.own_ns = 0
         self.is_sampled = self.step % SAMPLE_EVERY_STEPS == 0
 
@@ -321,12 +314,18 @@ class Timeline:
             if self._place_open >= 0:
                 self._leave_short_cut()
             if self._place_done != _NO_SHORT_CUT:
-                self._put_usual_phases(step, start_ns)
+                self._put_usual_phases()
         own_ns = MISSING
         if self.is_sampled:
             own_ns = self.own_ns + self._clock() - end_ns
         self.steps.put(
-            step, start_ns, end_ns, self.microbatch | flags << 32, own_ns, self.input_tokens, 0
+            step,
+            start_ns,
+            end_ns,
+            self.microbatch | flags << 32,
+            own_ns,
+            self.input_tokens or MISSING,
+            0,
         )
         self.last_step = step
         self.step = step + 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from meshscope.store.schema import BUILTIN_NAMES
 
 OPEN_STEP_NAME = "open_step.bin"
-PHASE_ORDER = ("data", "forward", "backward", "clip", "optimizer")
+PHASE_ORDER = ("data", "forward", "backward", "optimizer")
 PHASE_IDS = tuple(BUILTIN_NAMES[name] for name in PHASE_ORDER)
 
 STAMP_FACTOR = 257

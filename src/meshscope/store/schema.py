@@ -113,22 +113,16 @@ SPANS = Table(
 )
 
 
-def _phase_columns(name: str, word: int) -> tuple[Column, Column]:
+def _stamp_columns(name: str, word: int) -> tuple[Column, Column]:
     return (
         Column(
-            name=f"{name}_offset_ns",
+            name=f"{name}_start_host_mono_ns",
             word=word,
-            shift=32,
-            width=32,
             unit="ns",
-            meaning=f"begin of {name}, counted from start_host_mono_ns",
+            meaning=f"when {name} began; 0 when it did not occur",
         ),
         Column(
-            name=f"{name}_ns",
-            word=word,
-            width=32,
-            unit="ns",
-            meaning=f"duration of {name}; 0 with an offset of 0 when it did not occur",
+            name=f"{name}_end_host_mono_ns", word=word + 1, unit="ns", meaning=f"when {name} ended"
         ),
     )
 
@@ -138,13 +132,24 @@ PHASES = Table(
     meaning="The usual phases of a step in one record: those that came once, in this order and "
     "not nested. Readers show them as rows of `spans`; anything else is written there at once.",
     columns=(
-        Column(name="step", word=1, meaning="step index"),
-        Column(name="start_host_mono_ns", word=2, unit="ns", meaning="what the offsets count from"),
-        *_phase_columns("data", 3),
-        *_phase_columns("forward", 4),
-        *_phase_columns("backward", 5),
-        *_phase_columns("clip", 6),
-        *_phase_columns("optimizer", 7),
+        *_stamp_columns("data", 1),
+        *_stamp_columns("forward", 3),
+        *_stamp_columns("backward", 5),
+        Column(
+            name="optimizer_gap_ns",
+            word=7,
+            shift=32,
+            width=31,
+            unit="ns",
+            meaning="from the end of backward to the begin of optimizer",
+        ),
+        Column(
+            name="optimizer_ns",
+            word=7,
+            width=32,
+            unit="ns",
+            meaning="duration of optimizer; 0 with a gap of 0 when it did not occur",
+        ),
     ),
 )
 

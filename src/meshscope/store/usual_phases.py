@@ -13,19 +13,22 @@ from meshscope.store.open_step import PHASE_IDS, PHASE_ORDER, OpenPhase
 
 def expand_phases(phases: Columns) -> Columns:
     """The rows of `phases` as rows of `spans`: depth 0, training thread, microbatch 0."""
-    starts = phases["start_host_mono_ns"].astype(np.int64)
-    parts: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
-    for name, name_id in zip(PHASE_ORDER, PHASE_IDS, strict=True):
-        offsets = phases[f"{name}_offset_ns"].astype(np.int64)
-        durations = phases[f"{name}_ns"].astype(np.int64)
-        occurred = (offsets | durations) != 0
-        parts.append((name_id, (starts + offsets)[occurred], durations[occurred]))
-    name_ids = np.concatenate([np.full(len(s), i, dtype=np.uint16) for i, s, _ in parts])
-    return _rows(
-        name_ids,
-        np.concatenate([part[1] for part in parts]),
-        np.concatenate([part[2] for part in parts]),
-    )
+    starts: list[npt.NDArray[np.int64]] = []
+    durations: list[npt.NDArray[np.int64]] = []
+    for name in PHASE_ORDER[:-1]:
+        start = phases[f"{name}_start_host_mono_ns"].astype(np.int64, copy=False)
+        end = phases[f"{name}_end_host_mono_ns"].astype(np.int64, copy=False)
+        starts.append(start)
+        durations.append(end - start)
+    gap = phases["optimizer_gap_ns"].astype(np.int64)
+    length = phases["optimizer_ns"].astype(np.int64)
+    backward_end = phases["backward_end_host_mono_ns"].astype(np.int64, copy=False)
+    starts.append(np.where((gap | length) != 0, backward_end + gap, 0))
+    durations.append(length)
+    all_starts = np.concatenate(starts)
+    occurred = all_starts != 0
+    name_ids = np.repeat(np.array(PHASE_IDS, dtype=np.uint16), len(gap))
+    return _rows(name_ids[occurred], all_starts[occurred], np.concatenate(durations)[occurred])
 
 
 def open_phase_rows(phases: list[OpenPhase]) -> Columns:
