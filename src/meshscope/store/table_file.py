@@ -245,12 +245,12 @@ class TableWriter:
         # leaves a slot empty while others fill later ones.
         for slot in self._slots:  # noqa: B007  # used below
             break
-        base, window = self._mapping
-        offset = slot * 64 - base
-        if 0 <= offset < 65536:
+        mapping = self._mapping  # read once: another thread may map the next window
+        offset = slot * 64 - mapping[0]
+        if offset < 65536 and offset >= 0:
             try:
                 _PACK_INTO(
-                    window,
+                    mapping[1],
                     offset,
                     (a + b + c + d + e + f + g + (slot + 1) * CHECK_SALT) & CHECK_MASK,
                     a,
