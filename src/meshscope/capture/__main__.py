@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from meshscope.capture.launch import prepare_launch, run_command
+from meshscope.capture.launch import Launch, prepare_launch, run_command
 from meshscope.capture.launch_outcome import describe_outcome, discard_empty_run
 from meshscope.errors import MeshscopeError
 
@@ -26,15 +26,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name=options.name,
             layout=options.layout,
         )
-        for note in launch.notes:
-            _say(note)
-        exit_code = run_command(launch)
+        return _run(launch)
     except MeshscopeError as error:
         _say(str(error))
         return error.exit_code
-    for line in describe_outcome(launch, exit_code):
-        _say(line)
-    discard_empty_run(launch)
+
+
+def _run(launch: Launch) -> int:
+    for note in launch.notes:
+        _say(note)
+    try:
+        exit_code = run_command(launch)
+        for line in describe_outcome(launch, exit_code):
+            _say(line)
+    finally:
+        discard_empty_run(launch)
     return exit_code
 
 

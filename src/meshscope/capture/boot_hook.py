@@ -47,5 +47,9 @@ def _write_exception(recorder: Recorder) -> None:
     error = getattr(sys, "last_value", None)
     if not isinstance(error, BaseException):
         return
-    text = f"{type(error).__name__}: {error}"[:MAX_EXCEPTION_CHARACTERS]
-    recorder.guard.run("exit", lambda: recorder._journal(EXIT_LINE, exception=text))
+
+    def write() -> None:
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        recorder._journal(EXIT_LINE, exception=text[:MAX_EXCEPTION_CHARACTERS])
+
+    recorder.guard.run("exit", write)  # even an error's text may raise

@@ -54,6 +54,8 @@ class Launch:
     launch_id: str
     num_earlier_attempts: dict[int, int]
     """Attempts per rank that the directory held before this launch."""
+    made_run_dir: bool
+    """The directory was not there before."""
     notes: tuple[str, ...] = ()
     """What the user should know before it starts, one sentence each."""
 
@@ -84,7 +86,7 @@ def prepare_launch(
     shared_id = find_shared_launch_id(env, command)
     stem = name or find_program_name(command)
     directory = Path(run_dir or env.get(RUN_DIR_VARIABLE) or _default_run_dir(stem, shared_id))
-    _make_run_dir(directory, {"name": stem, "command": list(command)})
+    made_run_dir = _make_run_dir(directory, {"name": stem, "command": list(command)})
     launch_id = shared_id or secrets.token_hex(6)
     return Launch(
         command=resolve_command(command, env),
@@ -97,6 +99,7 @@ def prepare_launch(
             rank: len(list_attempts(directory / rank_dir_name(rank)))
             for rank in list_ranks(directory)
         },
+        made_run_dir=made_run_dir,
         notes=_find_notes(command, shared_id),
     )
 
@@ -310,9 +313,13 @@ def _default_run_dir(stem: str, shared_id: str | None) -> Path:
     return Path("runs") / stem / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def _make_run_dir(directory: Path, manifest: dict[str, object]) -> None:
-    """Before the start: an unwritable folder should not be found out after the training."""
+def _make_run_dir(directory: Path, manifest: dict[str, object]) -> bool:
+    """Before the start: an unwritable folder should not be found out after the training.
+
+    Whether the directory was not there before.
+    """
     try:
+        is_made = not directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
         is_run = (directory / MANIFEST_NAME).exists() or bool(list_ranks(directory))
         if not is_run and any(directory.iterdir()):
@@ -326,6 +333,7 @@ def _make_run_dir(directory: Path, manifest: dict[str, object]) -> None:
             f"{directory} cannot be a run directory: {error.strerror}; choose another with "
             "--run-dir"
         ) from error
+    return is_made
 
 
 def _find_notes(command: Sequence[str], shared_id: str | None) -> tuple[str, ...]:

@@ -105,8 +105,8 @@ def describe_outcome(launch: Launch, exit_code: int) -> list[str]:
 
 
 def discard_empty_run(launch: Launch) -> None:
-    """Removes a run directory in which this launch wrote nothing but the manifest."""
-    if not launch.is_new_run or list_ranks(launch.run_dir):
+    """Removes a run directory that this launch made and in which no rank has recorded."""
+    if not launch.made_run_dir or list_ranks(launch.run_dir):
         return
     try:
         (launch.run_dir / MANIFEST_NAME).unlink(missing_ok=True)

@@ -69,14 +69,12 @@ def command(
         _say(note)
     try:
         exit_code = _run(launch, total_steps=total_steps, shows_progress=not no_progress)
-    except MeshscopeError:
+        for line in describe_outcome(launch, exit_code):
+            _say(line)
+        if report and find_recording_ranks(launch):
+            _print_report(context, launch.run_dir)
+    finally:
         discard_empty_run(launch)
-        raise
-    for line in describe_outcome(launch, exit_code):
-        _say(line)
-    if report and find_recording_ranks(launch):
-        _print_report(context, launch.run_dir)
-    discard_empty_run(launch)
     context.exit(exit_code)
 
 

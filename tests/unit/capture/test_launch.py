@@ -472,6 +472,17 @@ def test_nothing_recorded_names_the_option_that_kept_us_out(tmp_path: Path) -> N
     assert "nothing was recorded: python -I ignores" in done.stderr
 
 
+def test_a_command_that_cannot_start_leaves_no_run_behind(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "meshscope.capture", "--run-dir"]
+    (tmp_path / "given").mkdir()
+    for name in ("made", "given"):
+        command = [*launcher, str(tmp_path / name), "--", "no-such-program"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 127
+        assert "no-such-program: command not found" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["given"]
+
+
 def test_usage_errors_have_the_documented_exit_code(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "meshscope.capture", "--layout", "dp=zero", "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
