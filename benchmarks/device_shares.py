@@ -5,9 +5,11 @@
 One loop (a GPT in bf16) is recorded while torch.profiler traces its kernels. A kernel belongs to
 the phase during which the host launched it, found by its correlation id: backward kernels are
 launched by autograd's own thread, so annotation ranges would miss them. The device shares of
-forward, backward and optimizer from the recorder's marks must agree with the kernels' within two
-percentage points. The same loop is traced without the recorder, and the calls that make a host
-wait for the device are counted in both.
+forward, backward and optimizer from the recorder's marks, without a profiler beside it, must agree
+with the kernels' within two percentage points while the device is the bottleneck (350M). The small
+model is launch-bound: there the marks include the device's idle time by definition, and the row
+shows by how much that differs. The same loop is traced without the recorder, and the calls that
+make a host wait for the device are counted in both.
 """
 
 import argparse
@@ -139,8 +141,10 @@ def main() -> None:
             alone.close()
             assert not alone.guard.counts, alone.guard.first_messages
             found = {
-                "kernels": kernel_shares(recorded),
-                "device_marks_same_steps": recorded_shares(folder / "traced-run", "device_spans"),
+                "kernels": kernel_shares(plain),
+                "device_marks_under_profiler": recorded_shares(
+                    folder / "traced-run", "device_spans"
+                ),
                 "device_marks_without_profiler": recorded_shares(folder / "run", "device_spans"),
                 "host": recorded_shares(folder / "run", "spans"),
                 "waits_without_recorder": count_waits(plain),
@@ -148,9 +152,8 @@ def main() -> None:
                 "num_steps": NUM_STEPS,
             }
         found["largest_difference"] = max(
-            abs(found["kernels"][phase] - found[source][phase])
+            abs(found["kernels"][phase] - found["device_marks_without_profiler"][phase])
             for phase in PHASES
-            for source in ("device_marks_same_steps", "device_marks_without_profiler")
         )
         results[size] = found
         print_comparison(size, found)
@@ -164,7 +167,12 @@ def print_comparison(size: str, found: dict) -> None:
     """One row per source, one column per phase."""
     print(f"\n{size}: share of the three phases")
     print(f"{'':32}" + "".join(f"{phase:>12}" for phase in PHASES))
-    for source in ("kernels", "device_marks_same_steps", "device_marks_without_profiler", "host"):
+    for source in (
+        "kernels",
+        "device_marks_under_profiler",
+        "device_marks_without_profiler",
+        "host",
+    ):
         print(f"{source:32}" + "".join(f"{found[source][phase]:12.2%}" for phase in PHASES))
     print(f"largest difference to the kernels: {100 * found['largest_difference']:.2f} points")
     print(f"waiting calls without recorder {found['waits_without_recorder']}")

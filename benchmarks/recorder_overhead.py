@@ -94,7 +94,7 @@ def make_trainer(size: str, device: str) -> Trainer:
         "5ms": (256, 96, 2, 4, 64, 4),
         "50ms": (512, 192, 6, 6, 128, 4),
         "10M": (8192, 256, 8, 8, 512, 8),
-        "350M": (50304, 1024, 24, 16, 1024, 8),
+        "350M": (50304, 1024, 24, 16, 1024, 16),
     }
     vocab, width, depth, heads, length, batch = shapes[size]
     torch.manual_seed(0)

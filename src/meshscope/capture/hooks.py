@@ -44,6 +44,7 @@ class Hooks:
         "_clock",
         "_ends_after_backward",
         "_forward_depth",
+        "_forward_module",
         "_forward_phase",
         "_is_grad_enabled",
         "_next_signals_ns",
@@ -91,6 +92,8 @@ class Hooks:
     def reset(self) -> None:
         """Drops what is open, together with the timeline's own reset."""
         self._forward_depth = 0
+        self._forward_module: Any = None
+        """The root whose training forward is going on: its replicas are other objects."""
         self._forward_phase = FORWARD
         self._backward_depth = 0
         self._num_forwards = 0
@@ -111,20 +114,30 @@ class Hooks:
             return
         now_ns = self._clock()
         try:
-            if self._backward_depth or (self._thread and get_ident() != self._thread):
-                return  # recomputation, or a replica's thread
-            self._forward_depth += 1
-            if self._forward_depth > 1:
-                return
-            if not self._is_grad_enabled() or not (module.training or self._trains_in_eval_mode):
-                self._evaluation_begins(now_ns)
+            if (
+                self._forward_depth
+                or self._backward_depth
+                or not self._is_grad_enabled()
+                or not (module.training or self._trains_in_eval_mode)
+            ):
+                self._unusual_forward_begins(now_ns)
                 return
             timeline = self._timeline
-            self._num_forwards += 1
+            self._forward_depth = self._num_forwards = 1
+            self._forward_module = module
             self._forward_phase = FORWARD
             if not timeline.step_start_ns:
-                self._steps.training_begins(now_ns)
-            timeline.enter(timeline.stack, FORWARD, now_ns)
+                steps = self._steps
+                if steps.has_several or steps.has_fetched or steps.is_explicit:
+                    steps.training_begins(now_ns)
+                else:
+                    timeline.begin_step(now_ns)
+            if timeline.place_open < 0 and timeline.place_done < 1 and not timeline.stack.name_id:
+                timeline.place_open = 1  # as `Timeline.enter` does, without the call
+                timeline.stamps[2] = now_ns
+                timeline.stored[5] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.enter(timeline.stack, FORWARD, now_ns)
             # A two-dimensional integer input is a batch of token ids.
             ids: Any = args[0] if args else kwargs.get("input_ids")
             if type(ids) is self._tensor and ids.ndim == 2 and ids.dtype in self._token_types:
@@ -134,8 +147,15 @@ class Hooks:
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("forward begin", error)
 
-    def _evaluation_begins(self, now_ns: int) -> None:
+    def _unusual_forward_begins(self, now_ns: int) -> None:
+        """Recomputation, a replica's thread, a root inside another root, or evaluation."""
+        if self._backward_depth or (self._thread and get_ident() != self._thread):
+            return
+        self._forward_depth += 1
+        if self._forward_depth > 1:
+            return
         self._was_eval_with_grad = self._is_grad_enabled()
+        self._forward_module = None
         self._forward_phase = EVAL
         self._steps.evaluation_begins()
         self._timeline.enter(self._timeline.stack_here(), EVAL, now_ns)
@@ -146,18 +166,29 @@ class Hooks:
             return
         now_ns = self._clock()
         try:
-            if self._backward_depth or (self._thread and get_ident() != self._thread):
-                return
-            self._forward_depth -= 1
-            if self._forward_depth > 0:
+            timeline = self._timeline
+            if timeline.place_open != 1 or self._forward_module is not module:
+                self._unusual_forward_ends(now_ns)
                 return
             self._forward_depth = 0
-            timeline = self._timeline
-            timeline.leave(timeline.stack, self._forward_phase, now_ns)
+            self._forward_module = None
+            timeline.place_open = -1  # as `Timeline.leave` does, without the call
+            timeline.place_done = 1
+            timeline.stamps[3] = now_ns
+            timeline.stored[6] = (now_ns - timeline.epoch_ns) * 257
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("forward end", error)
+
+    def _unusual_forward_ends(self, now_ns: int) -> None:
+        if self._backward_depth or (self._thread and get_ident() != self._thread):
+            return
+        self._forward_depth -= 1
+        if self._forward_depth <= 0:
+            self._forward_depth = 0
+            self._forward_module = None
+            self._timeline.leave(self._timeline.stack_here(), self._forward_phase, now_ns)
 
     # --- backward -------------------------------------------------------------------------
 
@@ -173,7 +204,12 @@ class Hooks:
                 self._meet_unseen_forward()
             if not timeline.step_start_ns:
                 self._steps.training_begins(now_ns)
-            timeline.enter(timeline.stack, BACKWARD, now_ns)
+            if timeline.place_open < 0 and timeline.place_done < 2 and not timeline.stack.name_id:
+                timeline.place_open = 2  # as `Timeline.enter` does, without the call
+                timeline.stamps[4] = now_ns
+                timeline.stored[7] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.enter(timeline.stack, BACKWARD, now_ns)
             if now_ns >= self._next_signals_ns:
                 self._take_signals(now_ns, args[0] if args else kwargs.get("tensors"))
             if timeline.is_sampled:
@@ -204,9 +240,16 @@ class Hooks:
             if self._backward_depth:
                 return
             timeline = self._timeline
-            timeline.leave(timeline.stack, BACKWARD, now_ns)
+            if timeline.place_open == 2:
+                timeline.place_open = -1  # as `Timeline.leave` does, without the call
+                timeline.place_done = 2
+                timeline.stamps[5] = now_ns
+                timeline.stored[8] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.leave(timeline.stack, BACKWARD, now_ns)
             timeline.microbatch += 1
             self._num_forwards = 0
+            self._was_eval_with_grad = False
             if self._ends_after_backward:
                 self._steps.optimizers_end(self._ends_after_backward, now_ns)
                 self._ends_after_backward = ()
@@ -230,17 +273,21 @@ class Hooks:
             return
         now_ns = self._clock()
         try:
-            key = id(optimizer)
             timeline = self._timeline
-            if self._open_optimizer and not self._is_stale_optimizer(key, now_ns):
+            if self._open_optimizer and not self._is_stale_optimizer(id(optimizer), now_ns):
                 return
-            self._open_optimizer = key
+            self._open_optimizer = id(optimizer)
             self._optimizer_depth = 1
             self._optimizer_microbatch = timeline.microbatch
             # Inside backward (parameter by parameter) there is nothing to decide before its end.
             if not self._backward_depth and (self._steps.has_several or not timeline.step_start_ns):
-                self._steps.optimizer_begins(key, now_ns)
-            timeline.enter(timeline.stack, OPTIMIZER, now_ns)
+                self._steps.optimizer_begins(self._open_optimizer, now_ns)
+            if timeline.place_open < 0 and timeline.place_done < 3 and not timeline.stack.name_id:
+                timeline.place_open = 3  # as `Timeline.enter` does, without the call
+                timeline.stamps[6] = now_ns
+                timeline.stored[9] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.enter(timeline.stack, OPTIMIZER, now_ns)
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
@@ -265,23 +312,28 @@ class Hooks:
             return
         now_ns = self._clock()
         try:
-            key = id(optimizer)
-            if self._open_optimizer != key:
+            if self._open_optimizer != id(optimizer):
                 return
             self._optimizer_depth -= 1
             if self._optimizer_depth:
                 return
             self._open_optimizer = 0
             timeline = self._timeline
-            timeline.leave(timeline.stack, OPTIMIZER, now_ns)
+            if timeline.place_open == 3:
+                timeline.place_open = -1  # as `Timeline.leave` does; the step's record follows
+                timeline.place_done = 3
+                timeline.stamps[7] = now_ns
+                timeline.stored[10] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.leave(timeline.stack, OPTIMIZER, now_ns)
             if self._takes_signals:
                 self._takes_signals = False
                 self._signal("lr", optimizer.param_groups[0].get("lr"))
             steps = self._steps
             if self._backward_depth:
-                self._ends_after_backward += (key,)
+                self._ends_after_backward += (id(optimizer),)
             elif steps.has_several or steps.is_explicit:
-                steps.optimizers_end((key,), now_ns)
+                steps.optimizers_end((id(optimizer),), now_ns)
             else:
                 steps.num_updates += 1
                 timeline.end_step(now_ns)

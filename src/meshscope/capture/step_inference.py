@@ -23,9 +23,9 @@ class StepInference:
         "_ended_optimizers",
         "_ended_start_ns",
         "_ended_step",
-        "_has_fetched",
         "_stepped",
         "_timeline",
+        "has_fetched",
         "has_several",
         "is_explicit",
         "num_updates",
@@ -42,7 +42,8 @@ class StepInference:
     def reset(self) -> None:
         """Forgets everything seen so far."""
         self._batch_start_ns = 0
-        self._has_fetched = False
+        self.has_fetched = False
+        """A batch was fetched since the last step: the next one begins with that."""
         self._stepped: tuple[int, ...] = ()
         """Optimizers (by id) that have stepped in the open step."""
         self._ended_optimizers: tuple[int, ...] = ()
@@ -58,7 +59,7 @@ class StepInference:
             return
         if not self._batch_start_ns:
             self._batch_start_ns = now_ns
-        self._has_fetched = True
+        self.has_fetched = True
 
     def batch_fetch_was_empty(self) -> None:
         """The loader had come to its end: nothing begins with that."""
@@ -77,16 +78,16 @@ class StepInference:
         self._timeline.begin_step(self._batch_start_ns or now_ns)
         if self.has_several:
             self._stepped = ()
-        if self._has_fetched:
+        if self.has_fetched:
             self._ended_optimizers = ()
-            self._has_fetched = False
+            self.has_fetched = False
             self._batch_start_ns = 0
 
     def optimizer_begins(self, optimizer: int, now_ns: int) -> None:
         """An optimizer (by id) is about to step."""
         if self.is_explicit:
             return
-        extendable = () if self._has_fetched else self._ended_optimizers
+        extendable = () if self.has_fetched else self._ended_optimizers
         if extendable and optimizer not in extendable:
             self._go_on_with_ended_step()
         else:

@@ -20,6 +20,7 @@ from typing import Protocol
 from meshscope.capture.device_events import DeviceTimeline, Mark
 from meshscope.store.open_step import (
     FIRST_STAMP_WORD,
+    NUM_STAMP_WORDS,
     PHASE_IDS,
     STAMP_FACTOR,
     OpenStepWriter,
@@ -77,14 +78,11 @@ class Timeline:
 
     __slots__ = (
         "_clock",
+        "_has_place",
         "_other_stacks",
         "_own_thread",
-        "_place_done",
-        "_place_open",
-        "_stamps",
-        "_stored",
-        "_stored_epoch_ns",
         "device",
+        "epoch_ns",
         "input_tokens",
         "is_sampled",
         "last_step",
@@ -93,11 +91,15 @@ class Timeline:
         "on_visit",
         "own_ns",
         "phases",
+        "place_done",
+        "place_open",
         "spans",
         "stack",
+        "stamps",
         "step",
         "step_start_ns",
         "steps",
+        "stored",
     )
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -105,8 +107,10 @@ class Timeline:
         self.spans: Sink = NullSink()
         self.steps: Sink = NullSink()
         self.phases: Sink = NullSink()
-        self._stored: memoryview | None = None
-        self._stored_epoch_ns = 0
+        self.stored = memoryview(bytearray(8 * NUM_STAMP_WORDS)).cast("q")
+        """Where stamps are stored; scratch memory while there is no file for them."""
+        self._has_place = False
+        self.epoch_ns = 0
         self.device: DeviceTimeline | None = None
         self.on_visit: Callable[[int, int], None] = _ignore_visit
         """Called with step and time at the end of a step, not before `next_visit_ns`."""
@@ -126,19 +130,21 @@ class Timeline:
         self.input_tokens = 0
         self.own_ns = 0
         self.is_sampled = True
-        self._stamps = list(_NO_STAMPS)
-        """Begin and end of each usual phase of the open step."""
-        self._place_open = -1
+        self.stamps = list(_NO_STAMPS)
+        """Begin and end of each usual phase of the open step; 0 when it did not occur."""
+        self.place_open = -1
         """Which usual phase is going on, as its place in the order; -1 when none."""
-        self._place_done = -1 if self._stored is not None else _NO_SHORT_CUT
+        self.place_done = -1 if self._has_place else _NO_SHORT_CUT
         """The last one that is over; `_NO_SHORT_CUT` sends everything through the stack."""
 
     def store_stamps(self, writer: OpenStepWriter | None) -> None:
         """Where stamps of the open step are kept safe; without such a place no short cut."""
-        self._stored = None if writer is None else writer.words
-        self._stored_epoch_ns = 0 if writer is None else writer.epoch_ns
+        self._has_place = writer is not None
+        if writer is not None:
+            self.stored = writer.words
+        self.epoch_ns = 0 if writer is None else writer.epoch_ns
         self._leave_short_cut()
-        self._place_done = _NO_SHORT_CUT if writer is None else -1
+        self.place_done = _NO_SHORT_CUT if writer is None else -1
 
     @property
     def current_step(self) -> int:
@@ -170,13 +176,13 @@ class Timeline:
     def enter(self, stack: PhaseStack, name_id: int, start_ns: int) -> None:
         """A phase begins."""
         if not stack.name_id and stack is self.stack:
-            if self._place_open < 0:
+            if self.place_open < 0:
                 place = _PLACES.get(name_id, -1)
-                if place > self._place_done:
-                    self._place_open = place
-                    self._stamps[place + place] = start_ns
-                    self._stored[FIRST_STAMP_WORD + place + place] = (  # type: ignore[index]
-                        start_ns - self._stored_epoch_ns
+                if place > self.place_done:
+                    self.place_open = place
+                    self.stamps[place + place] = start_ns
+                    self.stored[FIRST_STAMP_WORD + place + place] = (
+                        start_ns - self.epoch_ns
                     ) * STAMP_FACTOR
                     return
             else:
@@ -191,14 +197,14 @@ class Timeline:
 
     def leave(self, stack: PhaseStack, name_id: int, end_ns: int, flags: int = 0) -> None:
         """The phase entered last under this name ends; phases left open inside it are closed."""
-        place = self._place_open
+        place = self.place_open
         if place >= 0 and stack is self.stack:
             if PHASE_IDS[place] == name_id and not flags:
-                self._place_open = -1
-                self._place_done = place
-                self._stamps[place + place + 1] = end_ns
-                self._stored[FIRST_STAMP_WORD + 1 + place + place] = (  # type: ignore[index]
-                    end_ns - self._stored_epoch_ns
+                self.place_open = -1
+                self.place_done = place
+                self.stamps[place + place + 1] = end_ns
+                self.stored[FIRST_STAMP_WORD + 1 + place + place] = (
+                    end_ns - self.epoch_ns
                 ) * STAMP_FACTOR
                 return
             self._leave_short_cut()
@@ -223,38 +229,39 @@ class Timeline:
 
     def _leave_short_cut(self) -> None:
         """Something nests in the phase that is going on: put it on the stack, where it can."""
-        place = self._place_open
+        place = self.place_open
         if place >= 0:
-            self._place_open = -1
+            self.place_open = -1
             stack = self.stack
             stack.name_id = PHASE_IDS[place]
-            stack.start_ns = self._stamps[place + place]
+            stack.start_ns = self.stamps[place + place]
             stack.children_ns = 0
             stack.mark = None
-            self._stamps[place + place] = 0
+            self.stamps[place + place] = 0
 
     def flush_stamps(self) -> None:
         """Writes finished phases that belong to no finished step (the end of a run, a pause)."""
         self._leave_short_cut()
-        if -1 < self._place_done < _NO_SHORT_CUT:
+        if -1 < self.place_done < _NO_SHORT_CUT:
             self._put_usual_phases()
 
     def disarm(self) -> None:
         """In a forked child: nothing of this process may reach the parent's files."""
         self.spans = self.steps = self.phases = NullSink()
         self.device = None
-        self._stored = None
-        self._place_open = -1
-        self._place_done = _NO_SHORT_CUT
+        self.stored = memoryview(bytearray(8 * NUM_STAMP_WORDS)).cast("q")
+        self._has_place = False
+        self.place_open = -1
+        self.place_done = _NO_SHORT_CUT
 
     def is_inside(self, name_id: int) -> bool:
         """Whether the training thread has a phase of that name open."""
-        place = self._place_open
+        place = self.place_open
         return PHASE_IDS[place] == name_id if place >= 0 else self.stack.has(name_id)
 
     def _put_usual_phases(self) -> None:
         """Writes the stamps taken on the short cut as one record."""
-        stamps = self._stamps
+        stamps = self.stamps
         optimizer = 0
         if stamps[6]:
             gap_ns = stamps[6] - stamps[5]
@@ -265,7 +272,7 @@ class Timeline:
                 self.spans.put(PHASE_IDS[3], stamps[6], duration_ns, duration_ns, 0, 0, 0)
         self.phases.put(stamps[0], stamps[1], stamps[2], stamps[3], stamps[4], stamps[5], optimizer)
         stamps[:] = _NO_STAMPS
-        self._place_done = -1
+        self.place_done = -1
 
     def _close_mark(self, mark: Mark) -> None:
         if self.device is not None:
@@ -279,7 +286,7 @@ class Timeline:
     def put_detail(self, name_id: int, start_ns: int, end_ns: int, flags: int) -> None:
         """A named span that is not a phase: it takes nothing from the phases around it."""
         stack = self.stack_here()
-        is_inside = stack.name_id or (self._place_open >= 0 and stack is self.stack)
+        is_inside = stack.name_id or (self.place_open >= 0 and stack is self.stack)
         depth = min(len(stack.outer) + bool(is_inside), _MAX_DEPTH)
         duration_ns = end_ns - start_ns
         self.spans.put(
@@ -297,39 +304,32 @@ class Timeline:
         if get_ident() != self._own_thread:
             self._become_training_thread()
         self.step_start_ns = start_ns
-        self.microbatch = 0
-        self.input_tokens = 0
-        self.own_ns = 0
-        self.is_sampled = self.step % SAMPLE_EVERY_STEPS == 0
 
     def end_step(self, end_ns: int, flags: int = 0) -> None:
-        """The open step ends and is written down."""
+        """The open step ends and is written down; everything is set for the next one."""
         start_ns = self.step_start_ns
         if not start_ns:
             return
         step = self.step
         if end_ns >= self.next_visit_ns:
             self.on_visit(step, end_ns)
-        if self._place_done != -1:
-            if self._place_open >= 0:
-                self._leave_short_cut()
-            if self._place_done != _NO_SHORT_CUT:
-                self._put_usual_phases()
-        own_ns = MISSING
-        if self.is_sampled:
-            own_ns = self.own_ns + self._clock() - end_ns
+        if self.place_open >= 0:
+            self._leave_short_cut()
+        if -1 < self.place_done < _NO_SHORT_CUT:
+            self._put_usual_phases()
         self.steps.put(
             step,
             start_ns,
             end_ns,
             self.microbatch | flags << 32,
-            own_ns,
+            self.own_ns + self._clock() - end_ns if self.is_sampled else MISSING,
             self.input_tokens or MISSING,
             0,
         )
         self.last_step = step
-        self.step = step + 1
-        self.step_start_ns = 0
+        self.step = step = step + 1
+        self.step_start_ns = self.microbatch = self.input_tokens = self.own_ns = 0
+        self.is_sampled = not step % SAMPLE_EVERY_STEPS
 
     def reopen_step(self, step: int, start_ns: int, microbatch: int) -> None:
         """Goes on with a step that was written as ended; its next end replaces that record."""

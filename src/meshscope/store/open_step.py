@@ -24,8 +24,8 @@ PHASE_IDS = tuple(BUILTIN_NAMES[name] for name in PHASE_ORDER)
 STAMP_FACTOR = 257
 FIRST_STAMP_WORD = 3
 _MAGIC = 0x50455453_4E45504F
-_NUM_WORDS = 16
-_WORDS = struct.Struct(f"<{_NUM_WORDS}q")
+NUM_STAMP_WORDS = 16
+_WORDS = struct.Struct(f"<{NUM_STAMP_WORDS}q")
 
 
 class OpenStepWriter:
@@ -37,7 +37,7 @@ class OpenStepWriter:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             head = (_MAGIC, epoch_ns, -epoch_ns)
-            os.write(fd, _WORDS.pack(*head, *[0] * (_NUM_WORDS - len(head))))
+            os.write(fd, _WORDS.pack(*head, *[0] * (NUM_STAMP_WORDS - len(head))))
             self._map = mmap.mmap(fd, _WORDS.size)
         finally:
             os.close(fd)
