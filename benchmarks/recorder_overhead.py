@@ -2,15 +2,22 @@
 
     python benchmarks/recorder_overhead.py [--device cpu|cuda] [--rounds N] [--output FILE]
 
-One process trains one model. Blocks of steps run under each variant in a random order, round after
-round, so that drift of the machine hits all alike; the cost of a variant is the median over rounds
-of (its block − the bare block of the same round), per step. On the CPU the blocks are measured in
-CPU seconds of the process, on a GPU in wall seconds after a synchronisation at the block's end.
-A second bare block in every round gives the noise floor of the same estimator.
+Whole steps: one process trains one model. Blocks of steps run under each variant in a random order,
+round after round, so that drift of the machine hits all alike; the cost of a variant is the median
+over rounds of (its block - the mean of the round's two bare blocks), per step. On the CPU blocks
+are measured in CPU seconds of the process, on a GPU in wall seconds after a synchronisation at the
+block's end. The bare blocks against each other give the noise floor of the same estimator. The C
+allocator is told to keep its memory (see `keep_memory`): otherwise moving one deallocation by a few
+microseconds shifts a step by up to 0.1 ms either way, more than anything measured here.
+
+In place (CPU): every callback of the recorder and of pytscope is wrapped in two clock readings
+inside real steps; the sum of the callbacks' medians, less what the readings cost by themselves.
+This leaves out what torch spends on calling them, and is far less noisy.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import platform
@@ -29,6 +36,18 @@ import meshscope
 from meshscope.capture.recorder import Recorder, RecorderConfig
 
 Step = Callable[[], None]
+
+MALLOC_SETTINGS = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "10000000000",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+def keep_memory() -> None:
+    """Starts this program again with an allocator that neither returns memory nor maps it anew."""
+    if any(os.environ.get(name) != value for name, value in MALLOC_SETTINGS.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC_SETTINGS})
 
 
 class Trainer:
@@ -250,14 +269,13 @@ def measure(
                 folder = Path(scratch) / f"{round_index}-{name.replace(' ', '-')}"
                 with VARIANTS[name](trainer, folder) as step:
                     block[name] = measure_block(step, steps, device)
+            bare_block = (block["bare"] + block["bare again"]) / 2
             for name, value in block.items():
                 seconds[name].append(value)
-                differences[name].append(value - block["bare"])
+                differences[name].append(value - bare_block)
     bare_s = statistics.median(seconds["bare"])
     rows = {}
     for name in names:
-        if name == "bare":
-            continue
         low, middle, high = interval_of_median(differences[name])
         rows[name] = {
             "us_per_step": round(middle * 1e6, 2),
@@ -267,6 +285,103 @@ def measure(
             "num_rounds": len(differences[name]),
         }
     return {"bare_step_ms": round(bare_s * 1e3, 3), "steps_per_block": steps, "variants": rows}
+
+
+def measure_in_place(size: str, steps: int) -> dict[str, float]:
+    """Microseconds per step inside the callbacks of the recorder and of pytscope."""
+    found = {}
+    for name, variant, wrap in (
+        ("meshscope auto", meshscope_auto, wrap_meshscope),
+        ("pytscope auto", pytscope_auto, wrap_pytscope),
+    ):
+        if name.startswith("pytscope") and not has_pytscope():
+            continue
+        trainer = make_trainer(size, "cpu")
+        timings: dict[str, list[int]] = {"probe": []}
+        with (
+            tempfile.TemporaryDirectory(prefix="meshscope-bench-") as scratch,
+            wrap(timings),
+            variant(trainer, Path(scratch) / "run") as step,
+        ):
+            for _ in range(steps):
+                step()
+                begin = time.monotonic_ns()
+                timings["probe"].append(time.monotonic_ns() - begin)
+        probe = statistics.median(timings.pop("probe"))
+        found[name] = round(
+            sum(statistics.median(values) - probe for values in timings.values()) / 1e3, 2
+        )
+    return found
+
+
+@contextlib.contextmanager
+def wrap_meshscope(timings: dict[str, list[int]]) -> Iterator[None]:
+    """Times the bodies of all hooks; the recorder's own sampling of its cost is left out."""
+    from meshscope.capture import hooks, timeline
+
+    names = ("forward_begins", "forward_ends", "backward_begins", "backward_ends")
+    names += ("optimizer_begins", "optimizer_ends")
+    originals = {name: getattr(hooks.Hooks, name) for name in names}
+    every = timeline.SAMPLE_EVERY_STEPS
+    timeline.SAMPLE_EVERY_STEPS = 1 << 40
+    for name, original in originals.items():
+        setattr(hooks.Hooks, name, timed(original, timings.setdefault(name, [])))
+    try:
+        yield
+    finally:
+        timeline.SAMPLE_EVERY_STEPS = every
+        for name, original in originals.items():
+            setattr(hooks.Hooks, name, original)
+
+
+@contextlib.contextmanager
+def wrap_pytscope(timings: dict[str, list[int]]) -> Iterator[None]:
+    """Times the bodies of AutoProfiler's callbacks, without the optimizer step inside one."""
+    from pytscope import AutoProfiler
+
+    originals = {
+        name: getattr(AutoProfiler, name)
+        for name in ("_on_forward_pre", "_on_forward", "_on_optimizer_step")
+    }
+    inner_ns = [0]
+
+    def on_optimizer_step(self, step, *args):  # type: ignore[no-untyped-def]
+        def timed_step(*step_args):  # type: ignore[no-untyped-def]
+            begin = time.monotonic_ns()
+            result = step(*step_args)
+            inner_ns[0] = time.monotonic_ns() - begin
+            return result
+
+        begin = time.monotonic_ns()
+        result = originals["_on_optimizer_step"](self, timed_step, *args)
+        timings.setdefault("optimizer", []).append(time.monotonic_ns() - begin - inner_ns[0])
+        return result
+
+    for name in ("_on_forward_pre", "_on_forward"):
+        setattr(AutoProfiler, name, timed(originals[name], timings.setdefault(name, [])))
+    AutoProfiler._on_optimizer_step = on_optimizer_step
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(AutoProfiler, name, original)
+
+
+def timed(function: Callable[..., object], into: list[int]) -> Callable[..., object]:
+    """`function` between two clock readings."""
+
+    def wrapper(*args: object) -> object:
+        begin = time.monotonic_ns()
+        result = function(*args)
+        into.append(time.monotonic_ns() - begin)
+        return result
+
+    return wrapper
+
+
+def has_pytscope() -> bool:
+    """Whether the peer is installed."""
+    return importlib.util.find_spec("pytscope") is not None
 
 
 def interval_of_median(values: list[float]) -> tuple[float, float, float]:
@@ -306,12 +421,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     device = arguments.device
+    keep_memory()
     if device == "cpu":
         torch.set_num_threads(1)
     names = [n for n in VARIANTS if device == "cuda" or n != "pytscope sync"]
-    try:
-        import pytscope  # noqa: F401
-    except ImportError:
+    if not has_pytscope():
         print("pytscope is not installed (make bench installs it): left out", file=sys.stderr)
         names = [n for n in names if not n.startswith("pytscope")]
     if arguments.only:
@@ -319,6 +433,8 @@ def main() -> None:
     results: dict[str, object] = {"machine": describe_machine(device)}
     for size in arguments.sizes or (["5ms", "50ms"] if device == "cpu" else ["350M", "10M"]):
         found = measure(size, device, names, arguments.rounds, arguments.steps, slow_every=5)
+        if device == "cpu":
+            found["in_place_us_per_step"] = measure_in_place(size, 400)
         results[size] = found
         print_table(size, found)
     if arguments.output:
@@ -338,6 +454,12 @@ def print_table(size: str, found: dict[str, object]) -> None:
             f"{name:18} {row['us_per_step']:9.1f} {interval:>19} "
             f"{row['ratio_of_step']:9.3%} {share:>12}"
         )
+    in_place: dict[str, float] = found.get("in_place_us_per_step", {})  # type: ignore[assignment]
+    for name, value in in_place.items():
+        print(f"in place: {name:16} {value:6.1f} us per step")
+    if len(in_place) == 2:
+        ours, peer = in_place.values()
+        print(f"in place: ratio {ours / peer:.2f}")
 
 
 if __name__ == "__main__":

@@ -656,3 +656,31 @@ def test_a_compiled_optimizer_step_still_compiles(recorder):
         update()
     recorder.close()
     assert recorder.guard.counts == {}
+
+
+def test_a_process_that_only_evaluates_is_not_recorded_when_slipped_in(recorder, tmp_path):
+    recorder.watch_everything()
+    model = make_model().eval()
+    torch.optim.SGD(model.parameters(), lr=0.1)  # by which the model is found
+    with torch.no_grad():
+        for inputs, _ in make_loader(3):
+            model(inputs)
+    assert recorder.run_dir is None
+    recorder.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_came_before_the_first_training_step_is_kept_when_slipped_in(recorder):
+    recorder.watch_everything()
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        model(torch.randn(2, WIDTH))
+    for inputs, _ in make_loader(2):
+        loss_of(model, inputs).backward()
+        optimizer.step()
+    recorded = finish(recorder)
+    assert [phase.name for phase in recorded.outside] == ["eval", "data"]
+    assert [step.names for step in recorded.steps] == [
+        ["data", "forward", "backward", "optimizer"]
+    ] * 2

@@ -544,3 +544,22 @@ def test_provenance_says_what_ran_and_keeps_secrets_out(tmp_path):
     assert provenance["argv"][-2:] == ["--lr", "3"]
     assert provenance["environment"]["OMP_NUM_THREADS"] == "1"
     assert "numpy" in provenance["packages"]
+
+
+def test_a_recorder_started_before_a_fork_serves_the_children(tmp_path):
+    rec = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+            with rec.step(), rec.phase("forward"):
+                pass
+            rec.close()
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    rec.close()
+    attempt = open_run(tmp_path / "run").last_attempt
+    assert sorted(attempt.ranks) == [0, 1]
+    assert [len(rank.read("steps")["step"]) for rank in attempt] == [1, 1]
