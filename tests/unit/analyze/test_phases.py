@@ -106,8 +106,8 @@ def test_custom_phases_are_matched_by_name_not_by_id(tmp_path):
 def test_packed_phases_of_a_step_are_split_like_spans(tmp_path):
     writer = make_writer(tmp_path)
     put_span(writer, "checkpoint", T0 + 400, 600)  # before the step, in a record of its own
-    words = [offset << 32 | duration for offset, duration in ((0, 200), (300, 100))]
-    writer.table("phases").put(0, T0 + 1000, *words, 0, 0, 0)
+    data, forward = (T0 + 1000, T0 + 1200), (T0 + 1300, T0 + 1400)
+    writer.table("phases").put(*data, *forward, 0, 0, 0)
     put_step(writer, 0, T0 + 1000, T0 + 2000)
     writer.close(end_host_mono_ns=T0 + 2000)
 
