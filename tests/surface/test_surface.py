@@ -56,17 +56,13 @@ STORE_TABLES = {
         "input_tokens",
     ],
     "phases": [
-        "step",
-        "start_host_mono_ns",
-        "data_offset_ns",
-        "data_ns",
-        "forward_offset_ns",
-        "forward_ns",
-        "backward_offset_ns",
-        "backward_ns",
-        "clip_offset_ns",
-        "clip_ns",
-        "optimizer_offset_ns",
+        "data_start_host_mono_ns",
+        "data_end_host_mono_ns",
+        "forward_start_host_mono_ns",
+        "forward_end_host_mono_ns",
+        "backward_start_host_mono_ns",
+        "backward_end_host_mono_ns",
+        "optimizer_gap_ns",
         "optimizer_ns",
     ],
     "spans": [
@@ -131,4 +127,4 @@ def test_the_store_schema():
 
 
 def test_the_report_document_version():
-    assert DOCUMENT_VERSION == 1
+    assert DOCUMENT_VERSION == 2

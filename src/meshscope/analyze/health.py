@@ -14,7 +14,8 @@ from meshscope.analyze.distribution import interpolate_percentile
 from meshscope.analyze.phases import Int64s, int64_column
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.columns import Columns, Problem, ProblemKind
-from meshscope.store.reader import Attempt, JsonFields, RankRecording, abbreviate_ranks
+from meshscope.store.rank_ranges import RankRanges, abbreviate_ranks
+from meshscope.store.reader import Attempt, JsonFields, RankRecording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class RecordingHealth:
     """Damage, torn tails, lost records, missing and short ranks, in rank order."""
     num_dropped: int
     """Records that found no space."""
-    missing_ranks: tuple[int, ...]
+    missing_ranks: RankRanges
     short_ranks: tuple[int, ...]
     """Ranks with at least two steps fewer than the one with the most."""
     unfinished_ranks: tuple[int, ...]

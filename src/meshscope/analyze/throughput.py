@@ -11,6 +11,7 @@ Wrong when a program logs the job's tokens on every rank rather than the rank's 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -19,13 +20,15 @@ from meshscope.analyze.signals import ScalarSeries
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.columns import Columns
-from meshscope.store.reader import abbreviate_ranks
+from meshscope.store.rank_ranges import abbreviate_ranks
 
 TOKEN_SOURCES: dict[str, str] = {
     "tokens": "logged by the program as tokens",
     "input_tokens": "counted by the recorder from the model's integer inputs",
 }
 """What counts tokens, best first: a scalar, then a column of the step table."""
+MAX_LACKING_LISTED = 1000
+"""Ranks without tokens that are looked for; a header may claim a million that never were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +101,11 @@ def sum_tokens(
         return pick_rank_tokens(per_rank.get(0, {}))
     if isinstance(layout, Unavailable):
         return Unavailable(f"which ranks share tokens is not known: {layout.reason}")
-    counted = _find_counted(layout)
+    counted = [rank for rank in sorted(per_rank) if _is_counted(layout, rank)]
+    num_counted = layout.world_size // (layout.tp * layout.pp)
     for name in TOKEN_SOURCES:
-        rates = [per_rank[rank][name] for rank in counted if name in per_rank.get(rank, {})]
-        if len(rates) == len(counted):
+        rates = [per_rank[rank][name] for rank in counted if name in per_rank[rank]]
+        if len(rates) == num_counted:
             return TokenRate(
                 tokens_per_s=sum(rate.tokens_per_s for rate in rates),
                 source=name,
@@ -109,20 +113,29 @@ def sum_tokens(
                 num_nonfinite=sum(rate.num_nonfinite for rate in rates),
                 num_ranks=len(rates),
             )
-    lacking = [rank for rank in counted if not per_rank.get(rank)]
-    if lacking:
-        return Unavailable(f"no tokens were logged or counted on rank {abbreviate_ranks(lacking)}")
-    return Unavailable("some ranks log tokens and others have only input_tokens")
+    if sum(1 for rank in counted if per_rank[rank]) == num_counted:
+        return Unavailable("some ranks log tokens and others have only input_tokens")
+    lacking = _list_lacking(per_rank, layout)
+    return Unavailable(f"no tokens were logged or counted on rank {lacking}")
 
 
-def _find_counted(layout: Layout) -> list[int]:
-    """The ranks at tp 0 and pp 0."""
-    ranks = np.arange(layout.world_size)
-    is_counted = np.ones(len(ranks), dtype=np.bool_)
-    for axis in (Axis.TP, Axis.PP):
-        is_counted &= ranks // layout.stride(axis) % layout.degree(axis) == 0
-    found: list[int] = np.flatnonzero(is_counted).tolist()
-    return found
+def _is_counted(layout: Layout, rank: int) -> bool:
+    """Whether the rank is at tp 0 and pp 0."""
+    return all(
+        rank // layout.stride(axis) % layout.degree(axis) == 0 for axis in (Axis.TP, Axis.PP)
+    )
+
+
+def _list_lacking(per_rank: Mapping[int, RankTokens], layout: Layout) -> str:
+    """The first ranks that should have counted tokens and did not."""
+    lacking = (
+        rank
+        for rank in range(layout.world_size)
+        if not per_rank.get(rank) and _is_counted(layout, rank)
+    )
+    text = abbreviate_ranks(islice(lacking, MAX_LACKING_LISTED))
+    is_cut = next(lacking, None) is not None
+    return text if not is_cut or text.endswith("…") else f"{text} …"
 
 
 def _count_inputs(step_table: Columns) -> ScalarSeries:

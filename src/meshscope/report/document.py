@@ -27,7 +27,7 @@ from meshscope.store.columns import Problem
 from meshscope.store.reader import Attempt, JsonFields, Run
 
 DOCUMENT_NAME = "meshscope-report"
-DOCUMENT_VERSION = 1
+DOCUMENT_VERSION = 2
 MAX_SERIES_BINS = 240
 """Longer runs are binned to this many points."""
 
@@ -246,6 +246,13 @@ class OverheadFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time a rank took to open its files, once."""
 
 
+class RankRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive ranks, both ends included."""
+
+    first: int
+    last: int
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """How good the recording is."""
 
@@ -255,7 +262,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[NoteFacts]
     problems: list[ProblemFacts]
     num_dropped: int
-    missing_ranks: list[int]
+    num_missing_ranks: int
+    missing_ranks: list[RankRange]
+    """Stretches of ranks that recorded nothing."""
     short_ranks: list[int]
     unfinished_ranks: list[int]
     num_pauses: int
@@ -674,7 +683,8 @@ def _health(run_path: Path, health: RecordingHealth) -> Health:
         ],
         problems=[_problem(run_path, problem) for problem in health.problems],
         num_dropped=health.num_dropped,
-        missing_ranks=list(health.missing_ranks),
+        num_missing_ranks=len(health.missing_ranks),
+        missing_ranks=[RankRange(first=s[0], last=s[-1]) for s in health.missing_ranks.stretches],
         short_ranks=list(health.short_ranks),
         unfinished_ranks=list(health.unfinished_ranks),
         num_pauses=health.num_pauses,

@@ -25,7 +25,7 @@ from meshscope.report.document import (
     Split,
     Times,
 )
-from meshscope.store.reader import abbreviate_ranks
+from meshscope.store.rank_ranges import abbreviate_ranks
 
 MIN_WIDTH = 40
 MAX_RANK_ROWS = 16
@@ -115,7 +115,7 @@ def _share(phase: PhaseShare) -> str:
 
 def name_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0-3, 7`."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {abbreviate_ranks(list(ranks))}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {abbreviate_ranks(ranks)}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -492,8 +492,8 @@ def describe_incompleteness(report: Report) -> str:
     parts = []
     if health.errors:
         parts.append(f"{form.plural(sum(e.count for e in health.errors), 'error')} caught")
-    if health.missing_ranks:
-        parts.append(f"{form.plural(len(health.missing_ranks), 'rank')} missing")
+    if health.num_missing_ranks:
+        parts.append(f"{form.plural(health.num_missing_ranks, 'rank')} missing")
     if health.unfinished_ranks:
         parts.append(f"{form.plural(len(health.unfinished_ranks), 'rank')} without an end")
     if health.short_ranks:

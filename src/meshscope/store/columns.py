@@ -146,9 +146,12 @@ def read_regular_file(path: Path, max_bytes: int = -1) -> bytes:
     """The file's bytes; OSError for anything that is not a file (a pipe would never end)."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(fd, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(0, "it is not a regular file", str(path))
-        return file.read(max_bytes) if max_bytes >= 0 else file.readall()
+        if 0 <= max_bytes < status.st_size:
+            return file.read(max_bytes)  # takes room for all it is asked for, hence not always
+        return file.readall()
 
 
 def read_table_file(path: Path, table: Table, rank: int) -> TableRead:

@@ -32,6 +32,7 @@ from meshscope.store.journal import JOURNAL_NAME, JournalDamage, read_journal
 from meshscope.store.manifest import unseal
 from meshscope.store.open_step import OPEN_STEP_NAME, OpenPhase, read_open_step
 from meshscope.store.parquet import CompactedRun, open_compacted
+from meshscope.store.rank_ranges import RankRanges
 from meshscope.store.schema import BUILTIN_NAMES, SCHEMA_VERSION, TABLES
 from meshscope.store.usual_phases import expand_phases, open_phase_rows
 from meshscope.store.writer import (
@@ -187,7 +188,7 @@ class Attempt:
     ranks: dict[int, RankRecording]
     world_size: int
     """As the ranks report it; a rank may be missing from `ranks`."""
-    missing_ranks: tuple[int, ...]
+    missing_ranks: RankRanges
     layout: Layout | Unavailable
     problems: tuple[Problem, ...]
 
@@ -488,13 +489,12 @@ def _make_attempt(
             problems.append(Problem(kind=ProblemKind.MISPLACED, text=text))
     believed = [claim for claim in claims if claim <= MAX_WORLD_SIZE]
     world_size = max(*believed, max(ranks) + 1, 0)
-    missing = tuple(rank for rank in range(world_size) if rank not in ranks)
+    missing = RankRanges.absent_from(ranks, world_size)
     if missing:
         problems.append(
             Problem(
                 kind=ProblemKind.MISSING_RANK,
-                text=f"{len(missing)} of {world_size} ranks recorded nothing: "
-                + abbreviate_ranks(missing),
+                text=f"{len(missing)} of {world_size} ranks recorded nothing: {missing}",
             )
         )
     return Attempt(
@@ -551,18 +551,6 @@ def keep_last_per_step(columns: Columns) -> Columns:
         return columns
     _, first_from_end = np.unique(steps[::-1], return_index=True)
     return select_rows(columns, len(steps) - 1 - first_from_end)
-
-
-def abbreviate_ranks(ranks: tuple[int, ...] | list[int]) -> str:
-    """`0-3, 7, 9-11`, cut after a few stretches."""
-    stretches: list[tuple[int, int]] = []
-    for rank in sorted(ranks):
-        if stretches and rank == stretches[-1][1] + 1:
-            stretches[-1] = (stretches[-1][0], rank)
-        else:
-            stretches.append((rank, rank))
-    shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in stretches[:8]]
-    return ", ".join(shown) + (" …" if len(stretches) > 8 else "")
 
 
 def _as_int(value: object) -> int:

@@ -48,7 +48,8 @@ def test_killed_missing_and_damaged_ranks_are_named(tmp_path):
     summary = summarize(tmp_path)
     health = summary.health
     assert not health.is_complete
-    assert (health.missing_ranks, health.short_ranks, health.unfinished_ranks) == ((3,), (1,), (1,))
+    assert list(health.missing_ranks) == [3]
+    assert (health.short_ranks, health.unfinished_ranks) == ((1,), (1,))
     kinds = [problem.kind for problem in health.problems]
     assert kinds == [ProblemKind.MISSING_RANK, ProblemKind.DAMAGED, ProblemKind.SHORT_RANK]
     assert health.problems[-1].text == "recorded 2 of 6 steps"

@@ -1,5 +1,7 @@
 import json
 import math
+import time
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -8,6 +10,7 @@ from builders import MS, Faults, make_run, make_writer, put_scalar, put_span, pu
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.report.document import Report, build_report, encode_report, report_schema
+from meshscope.report.terminal import Screen, render_report
 from meshscope.store.reader import open_run
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "report.schema.json"
@@ -31,7 +34,7 @@ def test_the_document_names_itself_and_reads_back_as_the_same_values(tmp_path):
     text = encode_report(report)
     assert msgspec.json.decode(text, type=Report) == report
     document = json.loads(text)
-    assert (document["document"], document["document_version"]) == ("meshscope-report", 1)
+    assert (document["document"], document["document_version"]) == ("meshscope-report", 2)
 
 
 def test_the_committed_schema_is_current(request):
@@ -110,3 +113,35 @@ def test_problems_name_files_relative_to_the_run(tmp_path):
     problem = document_of(tmp_path)["health"]["problems"][0]
     assert (problem["kind"], problem["file"]) == ("damaged", "rank00000/attempt000/steps.tbl")
     assert problem["num_records"] == 1
+
+
+def test_a_million_missing_ranks_make_a_small_report_at_once(tmp_path):
+    """A header can claim them; what it costs must depend on the ranks that are there."""
+    layouts = {"nolayout": None, "dp": Layout(dp=1 << 20), "tp": Layout(dp=1 << 17, tp=8)}
+    for name, layout in layouts.items():
+        header = {"world_size": 1 << 20, "layout": layout.to_dict() if layout else None}
+        for restart in range(10):
+            make_run(
+                tmp_path / name,
+                world_size=3,
+                header=header,
+                input_tokens=10,
+                restart_count=restart,
+                num_steps=2,
+            )
+        tracemalloc.start()
+        begin = time.perf_counter()
+        report = report_of(tmp_path / name)
+        document = encode_report(report)
+        text = render_report(report, Screen())
+        elapsed_s = time.perf_counter() - begin
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert elapsed_s < 1  # under tracemalloc, which takes several times as long
+        assert peak_bytes < 4 << 20
+        assert len(document) < 40_000
+        assert "! The recording is not complete: 1,048,573 ranks missing." in text
+        assert "1048573 of 1048576 ranks recorded nothing: 3-1048575" in text
+    health = json.loads(document)["health"]
+    assert health["num_missing_ranks"] == (1 << 20) - 3
+    assert health["missing_ranks"] == [{"first": 3, "last": (1 << 20) - 1}]
