@@ -64,7 +64,9 @@ def describe_run(path: Path) -> Listing:
     return Listing(
         path=shown,
         run_id=run_id if isinstance(run_id, str) else None,
-        started_unix_ns=min((rank.start_unix_ns for rank in attempt), default=0) or None,
+        started_unix_ns=min(
+            (start for rank in attempt if (start := rank.start_unix_ns)), default=None
+        ),
         num_attempts=len(run.attempts),
         num_ranks=len(attempt.ranks),
         world_size=attempt.world_size,

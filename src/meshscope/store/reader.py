@@ -2,7 +2,8 @@
 
 Ranks and attempts are found by listing folders; nothing else ties them together, so a rank that
 never started, stopped early or wrote damaged bytes costs only itself and is listed in `problems`.
-Attempts of different ranks belong together when they carry the same launch identity.
+Attempts of different ranks belong together when they carry the same launch identity; a recording
+whose journal has no readable header goes with those of the other ranks that have its number.
 """
 
 import json
@@ -11,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
@@ -54,6 +56,9 @@ CLOCK_SKEW_NS = 1_000_000_000
 """How far wall clocks of two hosts may differ before recordings count as simultaneous."""
 
 JsonFields = Mapping[str, object]
+_GroupKey = tuple[str, int, int]
+"""Launch, restart, and how many earlier recordings of a rank carry the same two."""
+_Groups = dict[_GroupKey, "dict[int, RankRecording]"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -409,9 +414,11 @@ def _read_names(lines: list[dict[str, object]]) -> dict[int, str]:
 def _group_attempts(
     recordings: list[RankRecording], run_problems: tuple[Problem, ...]
 ) -> tuple[Attempt, ...]:
-    groups: dict[tuple[str, int, int], dict[int, RankRecording]] = {}
-    duplicates: dict[tuple[str, int, int], list[Problem]] = {}
+    groups: _Groups = {}
+    duplicates: dict[_GroupKey, list[Problem]] = {}
     for recording in recordings:
+        if not recording.header:
+            continue
         # A launcher that reuses its id gives one rank two recordings with one key: the second
         # belongs to a second launch, unless both were made at the same time.
         repeat = 0
@@ -424,6 +431,10 @@ def _group_attempts(
                 duplicates.setdefault((*recording.launch_key, repeat + 1), []).append(problem)
             repeat += 1
         groups.setdefault((*recording.launch_key, repeat), {})[recording.rank] = recording
+    for recording in recordings:
+        if not recording.header:
+            key = _find_home(recording, groups) or (*recording.launch_key, 0)
+            groups.setdefault(key, {})[recording.rank] = recording
     ordered = sorted(groups.items(), key=lambda item: _first_start(item[1]))
     return tuple(
         _make_attempt(
@@ -433,8 +444,30 @@ def _group_attempts(
     )
 
 
+def _find_home(recording: RankRecording, groups: _Groups) -> _GroupKey | None:
+    """The attempt that a recording without a header belongs to, by what the other ranks have."""
+    lacking = {key: ranks for key, ranks in groups.items() if recording.rank not in ranks}
+    same_number = {
+        key: count
+        for key, ranks in lacking.items()
+        if (count := sum(other.attempt == recording.attempt for other in ranks.values()))
+    }
+    if same_number:
+        return max(same_number, key=lambda key: same_number[key])
+    return next(iter(lacking)) if len(lacking) == 1 else None
+
+
 def _find_overlap(first: RankRecording, second: RankRecording) -> Problem | None:
-    """Two processes that recorded as one rank of one launch at the same time."""
+    """Two processes that recorded as one rank of one launch at the same time.
+
+    Not told of recordings whose headers do not say when they began.
+    """
+    if not all(
+        _is_int64(recording.header.get(name))
+        for recording in (first, second)
+        for name in ("start_unix_ns", "start_host_mono_ns")
+    ):
+        return None
     first, second = sorted((first, second), key=lambda recording: recording.start_unix_ns)
     is_one_host = first.header.get("host") == second.header.get("host")
     overlap_ns = last_sign_of_life_ns(first) - second.start_unix_ns
@@ -456,8 +489,8 @@ def _find_overlap(first: RankRecording, second: RankRecording) -> Problem | None
 def last_sign_of_life_ns(recording: RankRecording) -> int:
     """Wall clock of the closing line, else of the last record."""
     offset_ns = recording.start_unix_ns - _as_int(recording.header.get("start_host_mono_ns"))
-    if recording.closing is not None:
-        return _as_int(recording.closing.get("end_host_mono_ns")) + offset_ns
+    if recording.closing is not None and "end_host_mono_ns" in recording.closing:
+        return _as_int(recording.closing["end_host_mono_ns"]) + offset_ns
     for table, column in (
         ("steps", "end_host_mono_ns"),
         ("spans", "start_host_mono_ns"),
@@ -470,12 +503,13 @@ def last_sign_of_life_ns(recording: RankRecording) -> int:
 
 
 def _first_start(ranks: dict[int, RankRecording]) -> int:
-    return min(recording.start_unix_ns for recording in ranks.values())
+    """When an attempt began, by the ranks that say so; what nobody knows comes first."""
+    return min((start for r in ranks.values() if (start := r.start_unix_ns)), default=0)
 
 
 def _make_attempt(
     index: int,
-    key: tuple[str, int, int],
+    key: _GroupKey,
     ranks: dict[int, RankRecording],
     known_problems: Iterable[Problem],
 ) -> Attempt:
@@ -553,6 +587,9 @@ def keep_last_per_step(columns: Columns) -> Columns:
     return select_rows(columns, len(steps) - 1 - first_from_end)
 
 
+def _is_int64(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+
+
 def _as_int(value: object) -> int:
-    is_int64 = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    return value if is_int64 else 0  # type: ignore[return-value]  # an int, as just found
+    return value if _is_int64(value) else 0

@@ -2,7 +2,7 @@ import json
 
 from click.testing import CliRunner
 
-from builders import Faults, make_run
+from builders import START_UNIX_NS, Faults, flip_byte, make_run
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 
@@ -42,3 +42,12 @@ def test_no_run_is_said(tmp_path):
 
 def test_a_folder_that_is_not_there(tmp_path):
     assert invoke(tmp_path / "nowhere").exit_code == 3
+
+
+def test_a_rank_without_a_header_does_not_hide_when_the_run_began(tmp_path):
+    make_run(tmp_path / "run", layout=Layout(dp=2))
+    journal = tmp_path / "run" / "rank00001" / "attempt000" / "journal.jsonl"
+    flip_byte(journal, journal.read_bytes().index(b'"header"'))
+    (found,) = json.loads(invoke(tmp_path, "--json").stdout)
+    assert found["started_unix_ns"] == START_UNIX_NS
+    assert (found["num_ranks"], found["num_attempts"]) == (2, 1)

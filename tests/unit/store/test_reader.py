@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from builders import flip_byte
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import RunEmpty, RunError, RunNotFound, SchemaTooNew
 from meshscope.store.columns import Problem, ProblemKind
@@ -174,6 +175,83 @@ def test_a_restart_is_an_attempt_of_its_own(tmp_path: Path) -> None:
     assert (first.restart_count, list(first.ranks)) == (0, [0, 1])
     assert (second.restart_count, list(second.ranks)) == (1, [0])
     assert list(second.missing_ranks) == [1]
+
+
+def lose_header(run_dir: Path, rank: int, attempt: int = 0) -> None:
+    """Damages the header line of a journal: its second line, after the extent."""
+    path = run_dir / f"rank{rank:05d}" / f"attempt{attempt:03d}" / "journal.jsonl"
+    flip_byte(path, path.read_bytes().index(b'"header"'))
+
+
+def grouping(run_dir: Path) -> list[list[tuple[int, int]]]:
+    """Rank and folder number of every recording, by attempt."""
+    return [[(r.rank, r.attempt) for r in attempt] for attempt in attempts_of(run_dir)]
+
+
+def test_a_rank_without_a_header_stays_with_the_other_ranks(tmp_path: Path) -> None:
+    for rank in range(3):
+        write_rank(tmp_path, rank, world_size=3)
+    lose_header(tmp_path, 1)
+    (attempt,) = attempts_of(tmp_path)
+    assert list(attempt.ranks) == [0, 1, 2]
+    assert (attempt.launch_id, attempt.world_size) == ("job", 3)
+    assert not attempt.missing_ranks
+    assert attempt.problems == ()
+    assert "no readable header" in attempt.ranks[1].problems[0].text
+    assert attempt.ranks[1].read("steps")["step"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad_attempt", [0, 1])
+def test_a_restarted_rank_without_a_header_is_placed_by_its_number(
+    tmp_path: Path, bad_attempt: int
+) -> None:
+    for restart in range(2):
+        for rank in range(3):
+            write_rank(tmp_path, rank, world_size=3, restart_count=restart, begin_ns=1 + restart)
+    lose_header(tmp_path, 2, bad_attempt)
+    assert grouping(tmp_path) == [[(0, 0), (1, 0), (2, 0)], [(0, 1), (1, 1), (2, 1)]]
+    assert [attempt.restart_count for attempt in attempts_of(tmp_path)] == [0, 1]
+
+
+def test_a_header_lost_in_both_attempts_leaves_two_attempts(tmp_path: Path) -> None:
+    for restart in range(2):
+        for rank in range(2):
+            write_rank(tmp_path, rank, restart_count=restart, begin_ns=1 + restart)
+    for attempt in range(2):
+        lose_header(tmp_path, 0, attempt)
+    assert grouping(tmp_path) == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
+
+
+def test_a_number_of_its_own_goes_to_the_only_attempt_without_that_rank(tmp_path: Path) -> None:
+    write_rank(tmp_path, 1, restart_count=0, begin_ns=1)
+    for rank in range(2):  # rank 0 joined with the first restart, where its number is 0
+        write_rank(tmp_path, rank, restart_count=1, begin_ns=2)
+    for rank in range(2):
+        write_rank(tmp_path, rank, restart_count=2, begin_ns=3)
+    lose_header(tmp_path, 1, 2)
+    assert grouping(tmp_path) == [[(1, 0)], [(0, 0), (1, 1)], [(0, 1), (1, 2)]]
+
+
+def test_a_rank_whose_journal_was_never_written_is_with_the_others(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0)
+    (tmp_path / "rank00001" / "attempt000").mkdir(parents=True)
+    (attempt,) = attempts_of(tmp_path)
+    assert list(attempt.ranks) == [0, 1]
+    assert kinds(attempt.ranks[1].problems) == [ProblemKind.TORN_TAIL]
+
+
+def test_without_any_header_recordings_go_by_their_number(tmp_path: Path) -> None:
+    for rank in range(2):
+        for attempt in range(2):
+            write_rank(tmp_path, rank, restart_count=attempt)
+            lose_header(tmp_path, rank, attempt)
+    assert grouping(tmp_path) == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
+
+
+def test_recordings_that_do_not_say_when_they_began_are_no_duplicates(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_rank(tmp_path, 0, world_size=1, start_unix_ns=None, start_host_mono_ns=None)
+    assert [kinds(attempt.problems) for attempt in attempts_of(tmp_path)] == [[], []]
 
 
 def test_a_table_file_that_got_lost_is_missed(tmp_path: Path) -> None:
