@@ -156,7 +156,11 @@ def assess_recording(
             if rank.closing
         ),
         overhead=overhead.measure(),
-        opening_cost_ns=max(known) if known else Unavailable("no rank wrote its closing line"),
+        opening_cost_ns=max(known)
+        if known
+        else Unavailable(
+            "no rank's closing line says" if opening else "no rank wrote its closing line"
+        ),
     )
 
 

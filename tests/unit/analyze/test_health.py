@@ -119,3 +119,12 @@ def test_an_unfinished_rank_is_said_to_be_in_the_phase_it_was_in(tmp_path):
     stamps.words[FIRST_STAMP_WORD + 2 * at] = 50 * STAMP_FACTOR
     writer.journal.close()
     assert summarize(tmp_path).ranks[0].open_phase == "forward"
+
+
+def test_a_closing_line_that_does_not_say_is_told_from_none_at_all(tmp_path):
+    writer = make_writer(tmp_path)
+    put_step(writer, 0, START_MONO_NS, START_MONO_NS + 10)
+    writer.close(end_host_mono_ns=START_MONO_NS + 20)
+    health = summarize(tmp_path).health
+    assert health.opening_cost_ns == Unavailable("no rank's closing line says")
+    assert health.unfinished_ranks == ()
