@@ -309,7 +309,7 @@ def _to_unix(recording: RankRecording, mono_ns: int) -> int | Unavailable:
     start_mono_ns = as_int(recording.header.get("start_host_mono_ns"))
     start_unix_ns = as_int(recording.header.get("start_unix_ns"))
     if start_mono_ns is None or start_unix_ns is None:
-        return Unavailable("the rank's journal has no readable header")
+        return Unavailable("the rank's journal does not say when it began")
     return start_unix_ns + mono_ns - start_mono_ns
 
 

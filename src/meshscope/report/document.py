@@ -479,11 +479,12 @@ def _layout_facts(attempt: Attempt) -> LayoutFacts:
         none = Absent(_text(layout.reason))
         return LayoutFacts(text=none, degrees={}, source=none)
     known = (fields for rank in attempt for fields in (rank.header, *rank.updates))
-    source = next((fields["layout_source"] for fields in known if fields.get("layout")), None)
+    sources = (fields.get("layout_source") for fields in known if fields.get("layout"))
+    source = next((source for source in sources if isinstance(source, str)), None)
     return LayoutFacts(
         text=layout.describe(),
         degrees={str(axis): layout.degree(axis) for axis in Axis},
-        source=_text(source) if isinstance(source, str) else Absent("not recorded"),
+        source=Absent("not recorded") if source is None else _text(source),
     )
 
 

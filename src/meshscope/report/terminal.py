@@ -517,8 +517,12 @@ def describe_problem(problem: ProblemFacts) -> str:
 
 
 def _layout_source(report: Report) -> str:
-    source = report.layout.source
-    return "" if isinstance(source, Absent) else f" · {form.clean_text(source, 80)}"
+    text, source = report.layout.text, report.layout.source
+    if isinstance(text, Absent):  # its reason is said already
+        return ""
+    if isinstance(source, Absent):
+        return " · how this is known was not recorded"
+    return f" · {form.clean_text(source, 80)}"
 
 
 def _first_steps(num_warmup: int) -> str:
