@@ -1,7 +1,8 @@
 """Marks on an accelerator's stream, read later: when the device began and ended each phase.
 
-A mark is a pooled timing event recorded on the current stream; the host never waits for it. At
-each step's end the oldest steps whose last mark has been reached (`query`) are read and written.
+A mark is a pooled timing event recorded on the current stream; the host never waits for it. About
+ten times a second the steps whose last mark has been reached (`query`) are read and written, all
+at once: reading costs more than marking, and less when it is done in a row.
 Device times count from the first mark and are chained from step to step, because the runtime
 gives differences as 32-bit floats in milliseconds, which are fine over a step and coarse over a
 day. Placement on the host clock is given as two bounds that hold without any synchronisation.
@@ -13,7 +14,7 @@ from typing import Any
 
 MAX_PENDING_STEPS = 256
 """Steps kept unread; beyond this the oldest is given up and counted (a device that hangs)."""
-MAX_READ_PER_STEP = 4
+READ_EVERY_NS = 100_000_000
 
 
 class Mark:
@@ -75,6 +76,7 @@ class DeviceTimeline:
         self._pending: deque[PendingStep] = deque()
         self._anchor: Any = None
         self._anchor_device_ns = 0
+        self._next_read_ns = 0
         self.device_index = device_index
         self.num_given_up = 0
         self.put_span: Callable[[int, int, int, int, int, int, int], None] | None = None
@@ -120,8 +122,8 @@ class DeviceTimeline:
     def _new_cell(self) -> Any:
         return self._torch.empty((), dtype=self._torch.float64, pin_memory=True)
 
-    def end_step(self) -> None:
-        """Closes the step's account and reads the steps the device has finished."""
+    def end_step(self, now_ns: int) -> None:
+        """Closes the step's account; now and then reads the steps the device has finished."""
         step = self._open
         if step.spans or step.scalars:
             if step.last_event is None:
@@ -129,23 +131,24 @@ class DeviceTimeline:
                 step.spans.append(DeviceSpan(Mark(0, 0, None), step.last_event, 0))
             self._pending.append(step)
             self._open = PendingStep()
-        self.read_finished(MAX_READ_PER_STEP)
-        while len(self._pending) > MAX_PENDING_STEPS:
-            self._pending.popleft()
-            self.num_given_up += 1
+        if now_ns >= self._next_read_ns or len(self._pending) > MAX_PENDING_STEPS:
+            self._next_read_ns = now_ns + READ_EVERY_NS
+            self.read_finished()
+            while len(self._pending) > MAX_PENDING_STEPS:
+                self._pending.popleft()
+                self.num_given_up += 1
 
-    def read_finished(self, limit: int) -> None:
-        """Writes out up to `limit` steps whose last mark has been reached."""
+    def read_finished(self) -> None:
+        """Writes out the steps whose last mark has been reached."""
         pending = self._pending
-        while pending and limit and pending[0].last_event.query():
+        while pending and pending[0].last_event.query():
             self._read(pending.popleft(), self._clock())
-            limit -= 1
 
     def drain(self, deadline_ns: int) -> None:
         """At the end of a run: polls, without synchronising, until all is read or time is up."""
-        self.end_step()
+        self.end_step(self._clock())
         while self._pending and self._clock() < deadline_ns:
-            self.read_finished(len(self._pending))
+            self.read_finished()
         self.num_given_up += len(self._pending)
 
     def _read(self, step: PendingStep, seen_ns: int) -> None:

@@ -1,7 +1,8 @@
 """The one place where errors of the recorder end: counted, written down, never raised.
 
-Training must survive us, so this module alone may catch everything. What it caught is in the
-journal and at the head of the report.
+Training must survive us, so what is called from a training program is caught whole, here or, where
+a further call would cost too much, in `hooks`, which hands it to `Guard.caught`. What was caught is
+in the journal and at the head of the report.
 """
 
 import logging
@@ -26,6 +27,11 @@ class Guard:
     def num_errors(self) -> int:
         """Errors caught so far, all sites together."""
         return sum(self.counts.values())
+
+    def forget(self) -> None:
+        """A new attempt begins with a clean sheet."""
+        self.counts.clear()
+        self.first_messages.clear()
 
     def caught(self, site: str, error: BaseException) -> None:
         """Counts an error; the first of a site is logged and journalled."""

@@ -117,6 +117,7 @@ class Hooks:
             if (
                 self._forward_depth
                 or self._backward_depth
+                or (self._thread and get_ident() != self._thread)
                 or not self._is_grad_enabled()
                 or not (module.training or self._trains_in_eval_mode)
             ):
@@ -247,7 +248,7 @@ class Hooks:
                 timeline.stored[8] = (now_ns - timeline.epoch_ns) * 257
             else:
                 timeline.leave(timeline.stack, BACKWARD, now_ns)
-            timeline.microbatch += 1
+            timeline.microbatch += timeline.microbatch_stride
             self._num_forwards = 0
             self._was_eval_with_grad = False
             if self._ends_after_backward:

@@ -7,8 +7,9 @@
         with rec.phase("augment"): …      # optional: anything else worth a line of its own
         rec.log(loss=loss)                # optional: a tensor on a device is not waited for
 
-Nothing is opened until the first record, nothing here raises into the program, and everything is
-undone by `close`. Standard library only; torch is used if the program has imported it.
+Nothing is opened until the first record; nothing here raises into the program, but for a UsageError
+when a setting's name is wrong; everything is undone by `close`. Standard library only; torch is
+used if the program has imported it.
 """
 
 import atexit
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +33,12 @@ from meshscope.capture.automatic import Automatic
 from meshscope.capture.device_events import DeviceScalar, DeviceTimeline, find_backend
 from meshscope.capture.guard import Guard
 from meshscope.capture.hooks import DATA, Hooks
-from meshscope.capture.identity import initialized_distributed, resolve_identity, resolve_run_dir
+from meshscope.capture.identity import (
+    RUN_DIR_VARIABLE,
+    initialized_distributed,
+    resolve_identity,
+    resolve_run_dir,
+)
 from meshscope.capture.memory import sample_memory
 from meshscope.capture.provenance import collect_provenance
 from meshscope.capture.step_inference import StepInference
@@ -48,8 +55,14 @@ logger = logging.getLogger(__name__)
 OLDEST_TORCH = (2, 11)
 SAMPLE_EVERY_NS = 1_000_000_000
 CLOCK_EVERY_NS = 60_000_000_000
+MARKED_STEP_NS = 50_000_000
+"""Steps at least this long are all marked on the device. Marking costs about 0.1 ms of host time,
+which a loop of short steps, bound by its launches, would notice."""
+MAX_STRIDE = 64
 FLUSH_SECONDS = 0.2
 """How long the append sink (network file systems) holds records back at most."""
+MAX_WAITING_RECORDS = 256
+"""Records kept until the first training step; older ones are forgotten."""
 DRAIN_SECONDS = 2.0
 """How long `close` waits at most for marks the device has not reached."""
 
@@ -66,7 +79,7 @@ class RecorderConfig:
     enabled: bool = True
     """False: nothing is opened or written; every call still works."""
     signals: bool = True
-    """Log what backward is called on, the learning rate, the gradient norm, token counts."""
+    """Log what backward is called on, the learning rate and the gradient norm."""
     device_events: bool = True
     """Mark phases on the accelerator's stream as well."""
     memory: bool = True
@@ -97,6 +110,8 @@ class Recorder:
         self._lock = threading.RLock()
         self._writer: RankWriter | None = None
         self._open_step: OpenStepWriter | None = None
+        self._device: DeviceTimeline | None = None
+        self.waits_for_training = False
         self._is_closed = False
         self._is_paused = False
         self._failure = ""
@@ -195,7 +210,8 @@ class Recorder:
         timeline.steps = writer.table("steps")
         timeline.phases = writer.table("phases")
         # Marks on a device need every phase on the stack; so does a file that cannot be mapped.
-        timeline.store_stamps(self._open_step if timeline.device is None else None)
+        timeline.store_stamps(self._open_step)
+        timeline.mark_device(timeline.device)
 
     def _go_silent(self) -> None:
         timeline = self.timeline
@@ -230,15 +246,20 @@ class Recorder:
         self._stop.set()
         if self._automatic is not None:
             self._automatic.remove()
-        if self.timeline.device is not None:
-            self.timeline.device.drain(self.clock() + int(DRAIN_SECONDS * 1e9))
+        device = self._device
+        if device is not None:
+            device.drain(self.clock() + int(DRAIN_SECONDS * 1e9))
         self._go_silent()
         writer, self._writer = self._writer, None
         self._scalars = None
         _live.discard(self)
         if writer is None:
             return
-        device = self.timeline.device
+        self._complete(writer)
+
+    def _complete(self, writer: RankWriter) -> None:
+        """Completes the files of this attempt."""
+        device = self._device
         writer.close(
             end_host_mono_ns=self.clock(),
             last_step=self.timeline.last_step,
@@ -252,6 +273,7 @@ class Recorder:
         )
         if self._open_step is not None:
             self._open_step.remove()
+            self._open_step = None
 
     def __enter__(self) -> "Recorder":
         return self
@@ -265,14 +287,17 @@ class Recorder:
         self.close()
 
     def disarm_after_fork(self) -> None:
-        """In a forked child: this is not the rank any more."""
+        """In a forked child: what is open is the parent's; what is not may still become ours."""
         self._lock = threading.RLock()
+        if self._writer is None:
+            return
         self._is_closed = True
         self.timeline.disarm()
         self._scalars = None
-        if self._writer is not None:
-            self._writer.disarm()
-            self._writer = None
+        self._device = None
+        self._open_step = None
+        self._writer.disarm()
+        self._writer = None
 
     # --- state ----------------------------------------------------------------------------
 
@@ -312,7 +337,7 @@ class Recorder:
         if self.config.enabled != was_enabled:
             self.resume() if self.config.enabled else self.pause()
         if not self.config.device_events:
-            self.timeline.device = None
+            self._drop_device()
         if self._writer is not None:
             written = {name: repr(value) for name, value in changes.items()}
             self.guard.run("configure", lambda: self._journal("update", config=written))
@@ -338,10 +363,8 @@ class Recorder:
             self._go_silent()
             writer, self._writer = self._writer, None
             if writer is not None:
-                self.guard.run("reset", lambda: writer.close(end_host_mono_ns=self.clock()))
-            if self._open_step is not None:
-                self._open_step.remove()
-                self._open_step = None
+                self.guard.run("reset", lambda: self._complete(writer))
+            self.guard.forget()
             self.timeline.reset()
             self._steps.reset()
             if self._hooks is not None:
@@ -370,7 +393,9 @@ class Recorder:
         found = self._name_ids.get(name)
         if found is None:
             with self._lock:
-                if not self.open() or self._writer is None:
+                if (self._is_paused and self._writer is None) or not self.open():
+                    return 0
+                if self._writer is None:
                     return 0
                 found = self._name_ids[name] = self._writer.name_id(name)
         return found
@@ -424,11 +449,15 @@ class Recorder:
     @contextlib.contextmanager
     def microbatch(self, index: int) -> Iterator[None]:
         """Labels what is recorded inside with a microbatch index."""
-        self.timeline.microbatch = int(index)
+        self.guard.run("microbatch", lambda: self._set_microbatch(index, 0))
         try:
             yield
         finally:
-            self.timeline.microbatch = int(index) + 1
+            self.guard.run("microbatch", lambda: self._set_microbatch(index + 1, 1))
+
+    def _set_microbatch(self, index: int, stride: int) -> None:
+        self.timeline.microbatch = max(int(index), 0)
+        self.timeline.microbatch_stride = stride
 
     def data(self, loader: Iterable[T]) -> Iterator[T]:
         """Iterates over `loader`, timing each fetch as the phase "data"."""
@@ -481,7 +510,7 @@ class Recorder:
             return
         is_tensor = hasattr(value, "is_cuda")
         if is_tensor and value.device.type != "cpu":
-            device = timeline.device or self._find_device()
+            device = self._find_device()
             if device is not None and value.numel() == 1:
                 device.take_scalar(value, name_id, timeline.current_step, self.clock(), microbatch)
                 return
@@ -519,6 +548,7 @@ class Recorder:
 
     def watch_everything(self) -> None:
         """Attaches to whatever trains in this process (what `meshscope run` does)."""
+        self.waits_for_training = True
 
         def watch() -> bool:
             automatic = self._make_automatic()
@@ -554,9 +584,13 @@ class Recorder:
             value = value[0] if len(value) == 1 else None
         if not self.config.signals or value is None:
             return
-        if hasattr(value, "numel") and value.numel() != 1:
+        if hasattr(value, "numel") and (value.numel() != 1 or not self._can_read(value)):
             return
         self._protected_scalar(name, value, self.timeline.microbatch)
+
+    def _can_read(self, tensor: Any) -> bool:
+        """Whether a tensor's value can be had without waiting for a device."""
+        return tensor.device.type == "cpu" or self._find_device() is not None
 
     def _note_gap(self, where: str, text: str) -> None:
         logger.warning("meshscope: %s", text)
@@ -566,29 +600,44 @@ class Recorder:
     # --- after each step ------------------------------------------------------------------
 
     def _visit(self, step: int, end_ns: int) -> None:
-        """At the end of a step: every step while a device is marked, else once a second."""
-        device = self.timeline.device
-        if device is not None:
-            self._end_device_step(device)
+        """At the end of a step: every step once a device is in use, else once a second."""
+        if self._device is not None:
+            self._end_device_step(self._device, step, end_ns)
         if end_ns >= self._next_sample_ns:
             self._next_sample_ns = end_ns + SAMPLE_EVERY_NS
             self.guard.run("sample", lambda: self._sample(step, end_ns))
-        self.timeline.next_visit_ns = 0 if self.timeline.device else self._next_sample_ns
+        self.timeline.next_visit_ns = self._next_sample_ns if self._device is None else 0
 
-    def _end_device_step(self, device: DeviceTimeline) -> None:
+    def _end_device_step(self, device: DeviceTimeline, step: int, end_ns: int) -> None:
         try:
-            device.end_step()
+            device.end_step(end_ns)
+            self._choose_marks(device, step, end_ns)
         except RuntimeError as error:  # a device error: training will meet it too, and report it
-            self.timeline.device = None
+            self._drop_device()
             self.guard.caught("device events", error)
+
+    def _choose_marks(self, device: DeviceTimeline, step: int, end_ns: int) -> None:
+        """Whether the next step is marked on the device: all steps that are long, and of short
+        ones one in 2, 4, 8 …, by its number, so that ranks with like steps mark the same ones."""
+        timeline = self.timeline
+        duration_ns = end_ns - timeline.step_start_ns
+        stride = 1
+        while duration_ns * stride < MARKED_STEP_NS and stride < MAX_STRIDE:
+            stride *= 2
+        is_marked = (step + 1) % stride == 0
+        if is_marked != (timeline.device is not None):
+            timeline.mark_device(device if is_marked else None)
+
+    def _drop_device(self) -> None:
+        self._device = None
+        self.timeline.mark_device(None)
 
     def _sample(self, step: int, end_ns: int) -> None:
         """Once a second: memory, the wall clock, and whether an accelerator has appeared."""
         writer = self._writer
         if writer is None or self._is_paused:
             return
-        if self.timeline.device is None and self.config.device_events:
-            self._find_device()
+        self._find_device()
         if self._layout is None:
             self._learn_layout()
         if self.config.memory:
@@ -602,18 +651,16 @@ class Recorder:
     def _find_device(self) -> DeviceTimeline | None:
         """Starts marking phases on an accelerator the program uses; never wakes one up."""
         torch: Any = sys.modules.get("torch")
-        if torch is None or not self.config.device_events or self.timeline.device is not None:
-            return self.timeline.device
+        if self._device is not None or torch is None or not self.config.device_events:
+            return self._device
         found = find_backend(torch)
         if found is None:
             return None
         backend, index = found
-        device = DeviceTimeline(backend, torch, index, self.clock)
+        self._device = device = DeviceTimeline(backend, torch, index, self.clock)
         device.put_span = self._put_device_span
         device.put_scalar = self._put_device_scalar
-        self.timeline.flush_stamps()
-        self.timeline.store_stamps(None)
-        self.timeline.device = device
+        self.timeline.mark_device(device)
         self.timeline.next_visit_ns = 0
         return device
 
@@ -707,16 +754,28 @@ class Span(Phase):
 
 
 class _OpeningSink:
-    """Stands where a table will be: the first record opens the run and then goes through."""
+    """Stands where a table will be until the run is open, which its records bring about.
+
+    A recorder that the program asked for opens at its first record. One that `meshscope run`
+    slipped in waits for the first training step: a helper process that only loads data or
+    evaluates is not a rank, and a rank may not know its number before its first step.
+    """
 
     def __init__(self, recorder: Recorder, table: str) -> None:
         self._recorder = recorder
         self._table = table
+        self._waiting: deque[tuple[int, ...]] = deque(maxlen=MAX_WAITING_RECORDS)
 
     def put(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
-        """Opens the run, then writes the record if that worked."""
-        if self._recorder.open():
-            getattr(self._recorder.timeline, self._table).put(a, b, c, d, e, f, g)
+        """Keeps the record until the run can be opened, then writes all."""
+        self._waiting.append((a, b, c, d, e, f, g))
+        recorder = self._recorder
+        if recorder.waits_for_training and not recorder.timeline.step_start_ns:
+            return
+        if recorder.open():
+            table = getattr(recorder.timeline, self._table)
+            while self._waiting:
+                table.put(*self._waiting.popleft())
 
 
 # --- one recorder per process, at exit, after a fork ------------------------------------------
@@ -735,8 +794,13 @@ def start(
     """Starts the process's recorder, or returns it if it is running (as under `meshscope run`).
 
     `settings` are those of `RecorderConfig`. Nothing is written until the first step or phase.
+    Below `meshscope run` its directory wins over `run_dir`: whoever typed the command looks there.
     """
     global _default
+    launched_dir = os.environ.get(RUN_DIR_VARIABLE)
+    if run_dir is not None and launched_dir:
+        logger.warning("meshscope run records into %s, not into %s", launched_dir, run_dir)
+        run_dir = None
     unknown = set(settings) - set(RecorderConfig.__dataclass_fields__)
     if unknown:
         known = ", ".join(RecorderConfig.__dataclass_fields__)

@@ -87,6 +87,7 @@ class Timeline:
         "is_sampled",
         "last_step",
         "microbatch",
+        "microbatch_stride",
         "next_visit_ns",
         "on_visit",
         "own_ns",
@@ -127,6 +128,8 @@ class Timeline:
         self.step_start_ns = 0
         """0 when no step is open."""
         self.microbatch = 0
+        self.microbatch_stride = 1
+        """How far a backward pass moves the microbatch index; 0 while the program sets it."""
         self.input_tokens = 0
         self.own_ns = 0
         self.is_sampled = True
@@ -139,12 +142,21 @@ class Timeline:
 
     def store_stamps(self, writer: OpenStepWriter | None) -> None:
         """Where stamps of the open step are kept safe; without such a place no short cut."""
-        self._has_place = writer is not None
-        if writer is not None:
-            self.stored = writer.words
-        self.epoch_ns = 0 if writer is None else writer.epoch_ns
         self._leave_short_cut()
+        self._has_place = writer is not None
+        if writer is None:
+            self.stored = memoryview(bytearray(8 * NUM_STAMP_WORDS)).cast("q")
+            self.epoch_ns = 0
+        else:
+            self.stored = writer.words
+            self.epoch_ns = writer.epoch_ns
         self.place_done = _NO_SHORT_CUT if writer is None else -1
+
+    def mark_device(self, device: DeviceTimeline | None) -> None:
+        """Marks phases on `device` from now on; a marked phase cannot take the short cut."""
+        self.flush_stamps()
+        self.device = device
+        self.place_done = -1 if self._has_place and device is None else _NO_SHORT_CUT
 
     @property
     def current_step(self) -> int:
@@ -178,13 +190,12 @@ class Timeline:
         if not stack.name_id and stack is self.stack:
             if self.place_open < 0:
                 place = _PLACES.get(name_id, -1)
-                if place > self.place_done:
-                    self.place_open = place
-                    self.stamps[place + place] = start_ns
-                    self.stored[FIRST_STAMP_WORD + place + place] = (
-                        start_ns - self.epoch_ns
-                    ) * STAMP_FACTOR
-                    return
+                if place >= 0:
+                    self._store(place + place, start_ns)
+                    if place > self.place_done:
+                        self.place_open = place
+                        self.stamps[place + place] = start_ns
+                        return
             else:
                 self._leave_short_cut()
         if stack.name_id:
@@ -203,9 +214,7 @@ class Timeline:
                 self.place_open = -1
                 self.place_done = place
                 self.stamps[place + place + 1] = end_ns
-                self.stored[FIRST_STAMP_WORD + 1 + place + place] = (
-                    end_ns - self.epoch_ns
-                ) * STAMP_FACTOR
+                self._store(place + place + 1, end_ns)
                 return
             self._leave_short_cut()
         if stack.name_id != name_id:
@@ -224,8 +233,14 @@ class Timeline:
             stack.name_id, stack.start_ns, children_ns, stack.mark = stack.outer.pop()
             stack.children_ns = children_ns + duration_ns
         self.spans.put(code, start_ns, duration_ns, self_ns, self.microbatch, 0, 0)
+        if not stack.name_id and name_id in _PLACES and stack is self.stack:
+            self._store(2 * _PLACES[name_id] + 1, end_ns)
         if mark is not None:
             self._close_mark(mark)
+
+    def _store(self, stamp: int, time_ns: int) -> None:
+        """Keeps a stamp where a killed process leaves it behind."""
+        self.stored[FIRST_STAMP_WORD + stamp] = (time_ns - self.epoch_ns) * STAMP_FACTOR
 
     def _leave_short_cut(self) -> None:
         """Something nests in the phase that is going on: put it on the stack, where it can."""
@@ -249,10 +264,8 @@ class Timeline:
         """In a forked child: nothing of this process may reach the parent's files."""
         self.spans = self.steps = self.phases = NullSink()
         self.device = None
-        self.stored = memoryview(bytearray(8 * NUM_STAMP_WORDS)).cast("q")
-        self._has_place = False
         self.place_open = -1
-        self.place_done = _NO_SHORT_CUT
+        self.store_stamps(None)
 
     def is_inside(self, name_id: int) -> bool:
         """Whether the training thread has a phase of that name open."""

@@ -106,11 +106,16 @@ class RankRecording:
         columns = self.read_raw(name)
         if name != "spans":
             return columns
-        parts = [expand_phases(self.read_raw("phases")), columns, self._read_open_step()]
+        parts = [expand_phases(self.read_raw("phases")), columns, self._read_open_step(columns)]
         return concatenate_columns(TABLES["spans"], [part for part in parts if len(part["depth"])])
 
-    def _read_open_step(self) -> Columns:
-        return open_phase_rows([] if self.closing is not None else self.open_phases())
+    def _read_open_step(self, spans: Columns) -> Columns:
+        """Finished phases of the unfinished step that have no record of their own yet."""
+        if self.closing is not None:
+            return open_phase_rows([])
+        starts = set(spans["start_host_mono_ns"][-64:].tolist())
+        phases = self.open_phases()
+        return open_phase_rows([p for p in phases if p.start_host_mono_ns not in starts])
 
     def open_phases(self) -> list[OpenPhase]:
         """Phases of the step that is not finished, the one going on included."""

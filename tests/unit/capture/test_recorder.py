@@ -563,3 +563,57 @@ def test_a_recorder_started_before_a_fork_serves_the_children(tmp_path):
     attempt = open_run(tmp_path / "run").last_attempt
     assert sorted(attempt.ranks) == [0, 1]
     assert [len(rank.read("steps")["step"]) for rank in attempt] == [1, 1]
+
+
+def test_below_meshscope_run_its_directory_wins(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("MESHSCOPE_RUN_DIR", str(tmp_path / "launched"))
+    try:
+        rec = meshscope.start(tmp_path / "mine", provenance=False)
+        with rec.step():
+            pass
+        assert rec.run_dir == tmp_path / "launched"
+        assert "not into" in caplog.text
+    finally:
+        meshscope.recorder().close()
+        recorder_module._default = None
+
+
+def test_microbatch_labels_hold_across_a_backward_inside(rec, clock):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    rec.attach(model)
+    with rec.step():
+        for index in range(2):
+            with rec.microbatch(index):
+                model(torch.ones(1, 2)).sum().backward()
+                rec.log(loss=index)
+    with rec.microbatch("many"):  # no number: counted, not raised
+        pass
+    run_dir = rec.run_dir
+    rec.close()
+    scalars = open_run(run_dir).last_attempt.ranks[0].read("scalars")
+    labels = dict(zip(scalars["value"].tolist(), scalars["microbatch"].tolist(), strict=True))
+    assert (labels[0.0], labels[1.0]) == (0, 1)
+    assert rec.guard.counts == {"microbatch": 2}
+
+
+def test_reset_completes_the_attempt_it_ends(rec, clock):
+    with rec.step():
+        rec.log(bad="text")
+        clock.advance(1)
+    run_dir = rec.run_dir
+    rec.reset()
+    with rec.step():
+        clock.advance(1)
+    rec.close()
+    first, second = (attempt.ranks[0].closing for attempt in open_run(run_dir).attempts)
+    assert first["num_errors"] == 1
+    assert second["num_errors"] == 0
+    assert first["opening_cost_ns"] >= 0
+
+
+def test_nothing_opens_while_paused(rec):
+    rec.pause()
+    with rec.step(), rec.phase("custom"):
+        rec.log(loss=1)
+    assert rec.run_dir is None
