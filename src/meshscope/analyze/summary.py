@@ -59,6 +59,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.columns import Columns, Problem, ProblemKind
 from meshscope.store.reader import Attempt, RankRecording
 from meshscope.store.schema import StepFlag
+from meshscope.store.usual_phases import is_recorded
 
 _WANTED_SCALARS = frozenset(
     ("tokens", *(name for names in SIGNAL_NAMES.values() for name in names))
@@ -272,7 +273,7 @@ def _summarize_rank(
         ),
         state=RankState.OPEN if recording.closing is None else RankState.FINISHED,
         last_record_unix_ns=_to_unix(recording, recorded_ns[1]),
-        open_phase=_find_open_phase(recording),
+        open_phase=_find_open_phase(recording, spans),
         num_errors=count_errors(recording),
         num_problems=len(recording.problems) + bool(steps.num_overlapping),
     )
@@ -313,10 +314,14 @@ def _to_unix(recording: RankRecording, mono_ns: int) -> int | Unavailable:
     return start_unix_ns + mono_ns - start_mono_ns
 
 
-def _find_open_phase(recording: RankRecording) -> str | None:
+def _find_open_phase(recording: RankRecording, spans: Columns) -> str | None:
     if recording.closing is not None:
         return None
-    going_on = [p for p in recording.open_phases() if p.end_host_mono_ns is None]
+    going_on = [
+        phase
+        for phase in recording.open_phases()
+        if phase.end_host_mono_ns is None and not is_recorded(phase, spans)
+    ]
     return recording.name_of(going_on[-1].name_id) if going_on else None
 
 

@@ -60,8 +60,8 @@ class OpenPhase:
 def read_open_step(data: bytes, last_end_ns: int) -> tuple[list[OpenPhase], int]:
     """Phases that began after `last_end_ns`, and how many stamps were damaged.
 
-    Stamps of earlier steps are still there and are told apart by their time. ValueError when the
-    file as a whole cannot be trusted.
+    Stamps of earlier steps are still there and are told apart by their time. A phase of which one
+    stamp is damaged is left out. ValueError when the file as a whole cannot be trusted.
     """
     if len(data) != _WORDS.size:
         raise ValueError(f"{len(data)} bytes, expected {_WORDS.size}")
@@ -73,16 +73,14 @@ def read_open_step(data: bytes, last_end_ns: int) -> tuple[list[OpenPhase], int]
     stamps = words[FIRST_STAMP_WORD : FIRST_STAMP_WORD + num_stamps]
     num_damaged = sum(1 for stamp in stamps if stamp % STAMP_FACTOR)
     num_damaged += sum(1 for word in words[FIRST_STAMP_WORD + num_stamps :] if word)
-    times = [
-        None if stamp == 0 or stamp % STAMP_FACTOR else epoch_ns + stamp // STAMP_FACTOR
-        for stamp in stamps
-    ]
     phases = []
     for place, name_id in enumerate(PHASE_IDS):
-        begin, end = times[2 * place], times[2 * place + 1]
-        if begin is None or begin < last_end_ns:
+        pair = stamps[2 * place : 2 * place + 2]
+        begin, end = (epoch_ns + stamp // STAMP_FACTOR for stamp in pair)
+        is_damaged = any(stamp % STAMP_FACTOR for stamp in pair)
+        if not pair[0] or is_damaged or begin < last_end_ns:
             continue
-        is_over = end is not None and end >= begin
+        is_over = pair[1] != 0 and end >= begin
         phases.append(
             OpenPhase(
                 name_id=name_id,

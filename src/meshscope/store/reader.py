@@ -36,7 +36,7 @@ from meshscope.store.open_step import OPEN_STEP_NAME, OpenPhase, read_open_step
 from meshscope.store.parquet import CompactedRun, open_compacted
 from meshscope.store.rank_ranges import RankRanges
 from meshscope.store.schema import BUILTIN_NAMES, SCHEMA_VERSION, TABLES
-from meshscope.store.usual_phases import expand_phases, open_phase_rows
+from meshscope.store.usual_phases import expand_phases, is_recorded, open_phase_rows
 from meshscope.store.writer import (
     MANIFEST_NAME,
     RUN_FORMAT,
@@ -103,22 +103,21 @@ class RankRecording:
         `spans` holds all phases: those with a record of their own, those packed into the step's
         record, and those of the step that was open when the process died.
         """
-        columns = self.read_raw(name)
         if name != "spans":
-            return columns
-        parts = [expand_phases(self.read_raw("phases")), columns, self._read_open_step(columns)]
+            return self.read_raw(name)
+        # Stamps before tables: what a running process finishes in between is then in a table,
+        # and is left out here. The other way round it would be in neither.
+        stamped = self.open_phases() if self.closing is None else []
+        parts = [expand_phases(self.read_raw("phases")), self.read_raw("spans")]
+        unwritten = [p for p in stamped if not any(is_recorded(p, part) for part in parts)]
+        parts.append(open_phase_rows(unwritten))
         return concatenate_columns(TABLES["spans"], [part for part in parts if len(part["depth"])])
 
-    def _read_open_step(self, spans: Columns) -> Columns:
-        """Finished phases of the unfinished step that have no record of their own yet."""
-        if self.closing is not None:
-            return open_phase_rows([])
-        starts = set(spans["start_host_mono_ns"][-64:].tolist())
-        phases = self.open_phases()
-        return open_phase_rows([p for p in phases if p.start_host_mono_ns not in starts])
-
     def open_phases(self) -> list[OpenPhase]:
-        """Phases of the step that is not finished, the one going on included."""
+        """Phases stamped since the last step's end, the one going on included.
+
+        Some may have a record in a table already: see `is_recorded`.
+        """
         path = self.directory / OPEN_STEP_NAME
         try:
             data = read_regular_file(path, MAX_JOURNAL_BYTES)
@@ -129,7 +128,7 @@ class RankRecording:
             return []
         ends = self.read_raw("steps")["end_host_mono_ns"]
         try:
-            phases, num_damaged = read_open_step(data, int(ends[-1]) if len(ends) else 0)
+            phases, num_damaged = read_open_step(data, int(ends.max()) if len(ends) else 0)
         except ValueError as error:
             self._note_problem(ProblemKind.UNREADABLE, path, str(error))
             return []

@@ -23,7 +23,8 @@ def expand_phases(phases: Columns) -> Columns:
     gap = phases["optimizer_gap_ns"].astype(np.int64)
     length = phases["optimizer_ns"].astype(np.int64)
     backward_end = phases["backward_end_host_mono_ns"].astype(np.int64, copy=False)
-    starts.append(np.where((gap | length) != 0, backward_end + gap, 0))
+    occurs = ((gap | length) != 0) & (phases["backward_start_host_mono_ns"] != 0)
+    starts.append(np.where(occurs, backward_end + gap, 0))
     durations.append(length)
     all_starts = np.concatenate(starts)
     occurred = all_starts != 0
@@ -38,6 +39,12 @@ def open_phase_rows(phases: list[OpenPhase]) -> Columns:
     starts = np.array([begin for _, begin, _ in done], dtype=np.int64)
     ends = np.array([end for _, _, end in done], dtype=np.int64)
     return _rows(np.array([i for i, _, _ in done], dtype=np.uint16), starts, ends - starts)
+
+
+def is_recorded(phase: OpenPhase, spans: Columns) -> bool:
+    """Whether a stamped phase has a row of its own: the same name, begun at the same moment."""
+    is_same = spans["start_host_mono_ns"] == phase.start_host_mono_ns
+    return bool((is_same & (spans["name_id"] == phase.name_id)).any())
 
 
 def _rows(
