@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshscope.capture.recorder import Recorder, RecorderConfig, recorder, start
+    from meshscope.capture.default import recorder, start
+    from meshscope.capture.recorder import Recorder, RecorderConfig
     from meshscope.core.layout import Layout
     from meshscope.core.mesh_layout import layout_from_mesh
     from meshscope.errors import MeshscopeError
@@ -23,8 +24,8 @@ _HOMES = {
     "RecorderConfig": "meshscope.capture.recorder",
     "layout_from_mesh": "meshscope.core.mesh_layout",
     "open_run": "meshscope.store.reader",
-    "recorder": "meshscope.capture.recorder",
-    "start": "meshscope.capture.recorder",
+    "recorder": "meshscope.capture.default",
+    "start": "meshscope.capture.default",
 }
 
 __all__ = [

@@ -9,7 +9,8 @@ import logging
 import os
 import sys
 
-from meshscope.capture.recorder import Recorder, start
+from meshscope.capture.default import start
+from meshscope.capture.recorder import Recorder
 from meshscope.core.layout import Layout
 from meshscope.errors import LayoutError
 

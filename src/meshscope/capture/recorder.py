@@ -12,7 +12,6 @@ when a setting's name is wrong; everything is undone by `close`. Standard librar
 used if the program has imported it.
 """
 
-import atexit
 import contextlib
 import functools
 import logging
@@ -21,7 +20,6 @@ import struct
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -30,15 +28,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from meshscope.capture.automatic import Automatic
-from meshscope.capture.device_events import DeviceScalar, DeviceTimeline, find_backend
+from meshscope.capture.blocks import Phase, Span, StepBlock
+from meshscope.capture.device_events import DeviceScalar
 from meshscope.capture.guard import Guard
 from meshscope.capture.hooks import DATA, Hooks
-from meshscope.capture.identity import (
-    RUN_DIR_VARIABLE,
-    initialized_distributed,
-    resolve_identity,
-    resolve_run_dir,
-)
+from meshscope.capture.identity import initialized_distributed, resolve_identity, resolve_run_dir
+from meshscope.capture.lifetime import forget, remember
+from meshscope.capture.marking import Marking
 from meshscope.capture.memory import sample_memory
 from meshscope.capture.provenance import collect_provenance
 from meshscope.capture.step_inference import StepInference
@@ -46,7 +42,7 @@ from meshscope.capture.timeline import NullSink, Timeline
 from meshscope.core.layout import Layout
 from meshscope.errors import CaptureError, UsageError
 from meshscope.store.open_step import OPEN_STEP_NAME, OpenStepWriter
-from meshscope.store.schema import MAX_DETAIL_BYTES, SpanFlag, StepFlag
+from meshscope.store.schema import MAX_DETAIL_BYTES, StepFlag
 from meshscope.store.table_file import TableWriter
 from meshscope.store.writer import RankWriter
 
@@ -55,10 +51,6 @@ logger = logging.getLogger(__name__)
 OLDEST_TORCH = (2, 11)
 SAMPLE_EVERY_NS = 1_000_000_000
 CLOCK_EVERY_NS = 60_000_000_000
-MARKED_STEP_NS = 50_000_000
-"""Steps at least this long are all marked on the device. Marking costs about 0.1 ms of host time,
-which a loop of short steps, bound by its launches, would notice."""
-MAX_STRIDE = 64
 FLUSH_SECONDS = 0.2
 """How long the append sink (network file systems) holds records back at most."""
 MAX_WAITING_RECORDS = 256
@@ -89,6 +81,14 @@ class RecorderConfig:
     max_detail_bytes: int = MAX_DETAIL_BYTES
     """Limit of one detail table of one rank."""
 
+    @classmethod
+    def check_names(cls, settings: Iterable[str]) -> None:
+        """UsageError when a name is none of the settings."""
+        unknown = set(settings) - set(cls.__dataclass_fields__)
+        if unknown:
+            known = ", ".join(cls.__dataclass_fields__)
+            raise UsageError(f"unknown setting {', '.join(sorted(unknown))}; settings: {known}")
+
 
 class Recorder:
     """Records one process. See the module's docstring for use."""
@@ -110,14 +110,18 @@ class Recorder:
         self._lock = threading.RLock()
         self._writer: RankWriter | None = None
         self._open_step: OpenStepWriter | None = None
-        self._device: DeviceTimeline | None = None
         self.waits_for_training = False
         self._is_closed = False
         self._is_paused = False
         self._failure = ""
         self.timeline = Timeline(clock)
         self.timeline.on_visit = self._visit
+        self._marking = Marking(
+            self.timeline, clock, self._put_device_span, self._put_device_scalar
+        )
+        self._marking.is_wanted = self.config.device_events
         self._steps = StepInference(self.timeline)
+        self._step_block = StepBlock(self.begin_step, self._end_step)
         self._automatic: Automatic | None = None
         self._hooks: Hooks | None = None
         self._phases: dict[str, Phase] = {}
@@ -130,7 +134,7 @@ class Recorder:
         self._stop = threading.Event()
         self._opening_cost_ns = 0
         self._arm()
-        _remember(self)
+        remember(self)
 
     # --- opening and closing --------------------------------------------------------------
 
@@ -246,20 +250,17 @@ class Recorder:
         self._stop.set()
         if self._automatic is not None:
             self._automatic.remove()
-        device = self._device
-        if device is not None:
-            device.drain(self.clock() + int(DRAIN_SECONDS * 1e9))
+        self._marking.drain(self.clock() + int(DRAIN_SECONDS * 1e9))
         self._go_silent()
         writer, self._writer = self._writer, None
         self._scalars = None
-        _live.discard(self)
+        forget(self)
         if writer is None:
             return
         self._complete(writer)
 
     def _complete(self, writer: RankWriter) -> None:
         """Completes the files of this attempt."""
-        device = self._device
         writer.close(
             end_host_mono_ns=self.clock(),
             last_step=self.timeline.last_step,
@@ -269,7 +270,7 @@ class Recorder:
                 for site, count in self.guard.counts.items()
             },
             opening_cost_ns=self._opening_cost_ns,
-            num_device_steps_given_up=device.num_given_up if device else 0,
+            num_device_steps_given_up=self._marking.num_given_up,
         )
         if self._open_step is not None:
             self._open_step.remove()
@@ -294,7 +295,6 @@ class Recorder:
         self._is_closed = True
         self.timeline.disarm()
         self._scalars = None
-        self._device = None
         self._open_step = None
         self._writer.disarm()
         self._writer = None
@@ -328,16 +328,14 @@ class Recorder:
 
     def configure(self, **changes: Any) -> None:
         """Changes settings of `RecorderConfig` from now on; an unknown name is a UsageError."""
-        unknown = set(changes) - set(RecorderConfig.__dataclass_fields__)
-        if unknown:
-            known = ", ".join(RecorderConfig.__dataclass_fields__)
-            raise UsageError(f"unknown setting {', '.join(sorted(unknown))}; settings: {known}")
+        RecorderConfig.check_names(changes)
         was_enabled = self.config.enabled
         self.config = replace(self.config, **changes)
+        self._marking.is_wanted = self.config.device_events
         if self.config.enabled != was_enabled:
             self.resume() if self.config.enabled else self.pause()
         if not self.config.device_events:
-            self._drop_device()
+            self._marking.drop()
         if self._writer is not None:
             written = {name: repr(value) for name, value in changes.items()}
             self.guard.run("configure", lambda: self._journal("update", config=written))
@@ -400,51 +398,56 @@ class Recorder:
                 found = self._name_ids[name] = self._writer.name_id(name)
         return found
 
-    def phase(self, name: str) -> "Phase":
+    def phase(self, name: str) -> Phase:
         """A part of a step with a line of its own: a context manager and a decorator."""
         found = self._phases.get(name)
         if found is None:
-            found = self._phases[name] = Phase(self, name)
+            found = self._phases[name] = Phase(
+                name, self.timeline, self.guard, self.clock, self.name_id
+            )
         return found
 
-    def span(self, name: str) -> "Span":
+    def span(self, name: str) -> Span:
         """A named stretch inside a phase, for detail: takes nothing from the phase's time."""
         found = self._spans.get(name)
         if found is None:
-            found = self._spans[name] = Span(self, name)
+            found = self._spans[name] = Span(
+                name, self.timeline, self.guard, self.clock, self.name_id
+            )
         return found
 
-    @contextlib.contextmanager
-    def step(self, step: int | None = None) -> Iterator[None]:
+    def step(self, step: int | None = None) -> StepBlock:
         """Marks a step; from the first use on, steps are no longer inferred."""
-        self.begin_step(step)
-        try:
-            yield
-        except BaseException:
-            self._end_step(is_aborted=True)
-            raise
-        self._end_step(is_aborted=False)
+        block = self._step_block
+        block.number = step
+        return block
 
     def begin_step(self, step: int | None = None) -> None:
         """Begins a step by hand; an open one ends here. `step` sets its number."""
-        self.guard.run("step begin", lambda: self._begin_step(step))
-
-    def _begin_step(self, step: int | None) -> None:
         now_ns = self.clock()
-        self._steps.is_explicit = True
-        timeline = self.timeline
-        timeline.end_step(now_ns, StepFlag.EXPLICIT)
-        if step is not None:
-            timeline.step = int(step)
-        timeline.begin_step(now_ns)
+        try:
+            self._steps.is_explicit = True
+            timeline = self.timeline
+            timeline.end_step(now_ns, StepFlag.EXPLICIT)
+            if step is not None:
+                timeline.step = int(step)
+            timeline.begin_step(now_ns)
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self.guard.caught("step begin", error)
 
     def end_step(self) -> None:
         """Ends the step begun by `begin_step`."""
         self._end_step(is_aborted=False)
 
-    def _end_step(self, *, is_aborted: bool) -> None:
-        end = self.timeline.abort_step if is_aborted else self.timeline.end_step
-        self.guard.run("step end", lambda: end(self.clock(), StepFlag.EXPLICIT))
+    def _end_step(self, is_aborted: bool) -> None:  # noqa: FBT001 - called by the block's exit
+        now_ns = self.clock()
+        try:
+            if is_aborted:
+                self.timeline.abort_step(now_ns, StepFlag.EXPLICIT)
+            else:
+                self.timeline.end_step(now_ns, StepFlag.EXPLICIT)
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self.guard.caught("step end", error)
 
     @contextlib.contextmanager
     def microbatch(self, index: int) -> Iterator[None]:
@@ -510,7 +513,7 @@ class Recorder:
             return
         is_tensor = hasattr(value, "is_cuda")
         if is_tensor and value.device.type != "cpu":
-            device = self._find_device()
+            device = self._marking.find()
             if device is not None and value.numel() == 1:
                 device.take_scalar(value, name_id, timeline.current_step, self.clock(), microbatch)
                 return
@@ -590,7 +593,7 @@ class Recorder:
 
     def _can_read(self, tensor: Any) -> bool:
         """Whether a tensor's value can be had without waiting for a device."""
-        return tensor.device.type == "cpu" or self._find_device() is not None
+        return tensor.device.type == "cpu" or self._marking.find() is not None
 
     def _note_gap(self, where: str, text: str) -> None:
         logger.warning("meshscope: %s", text)
@@ -601,43 +604,24 @@ class Recorder:
 
     def _visit(self, step: int, end_ns: int) -> None:
         """At the end of a step: every step once a device is in use, else once a second."""
-        if self._device is not None:
-            self._end_device_step(self._device, step, end_ns)
+        marking = self._marking
+        if marking.device is not None:
+            try:
+                marking.end_step(step, end_ns)
+            except RuntimeError as error:  # a device error: training will meet it, and report it
+                marking.drop()
+                self.guard.caught("device events", error)
         if end_ns >= self._next_sample_ns:
             self._next_sample_ns = end_ns + SAMPLE_EVERY_NS
             self.guard.run("sample", lambda: self._sample(step, end_ns))
-        self.timeline.next_visit_ns = self._next_sample_ns if self._device is None else 0
-
-    def _end_device_step(self, device: DeviceTimeline, step: int, end_ns: int) -> None:
-        try:
-            device.end_step(end_ns)
-            self._choose_marks(device, step, end_ns)
-        except RuntimeError as error:  # a device error: training will meet it too, and report it
-            self._drop_device()
-            self.guard.caught("device events", error)
-
-    def _choose_marks(self, device: DeviceTimeline, step: int, end_ns: int) -> None:
-        """Whether the next step is marked on the device: all steps that are long, and of short
-        ones one in 2, 4, 8 …, by its number, so that ranks with like steps mark the same ones."""
-        timeline = self.timeline
-        duration_ns = end_ns - timeline.step_start_ns
-        stride = 1
-        while duration_ns * stride < MARKED_STEP_NS and stride < MAX_STRIDE:
-            stride *= 2
-        is_marked = (step + 1) % stride == 0
-        if is_marked != (timeline.device is not None):
-            timeline.mark_device(device if is_marked else None)
-
-    def _drop_device(self) -> None:
-        self._device = None
-        self.timeline.mark_device(None)
+        self.timeline.next_visit_ns = self._next_sample_ns if marking.device is None else 0
 
     def _sample(self, step: int, end_ns: int) -> None:
         """Once a second: memory, the wall clock, and whether an accelerator has appeared."""
         writer = self._writer
         if writer is None or self._is_paused:
             return
-        self._find_device()
+        self._marking.find()
         if self._layout is None:
             self._learn_layout()
         if self.config.memory:
@@ -647,22 +631,6 @@ class Recorder:
             self._next_clock_ns = end_ns + CLOCK_EVERY_NS
             unix_ns, mono_ns, uncertainty_ns = _read_clocks(self.clock)
             writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
-
-    def _find_device(self) -> DeviceTimeline | None:
-        """Starts marking phases on an accelerator the program uses; never wakes one up."""
-        torch: Any = sys.modules.get("torch")
-        if self._device is not None or torch is None or not self.config.device_events:
-            return self._device
-        found = find_backend(torch)
-        if found is None:
-            return None
-        backend, index = found
-        self._device = device = DeviceTimeline(backend, torch, index, self.clock)
-        device.put_span = self._put_device_span
-        device.put_scalar = self._put_device_scalar
-        self.timeline.mark_device(device)
-        self.timeline.next_visit_ns = 0
-        return device
 
     def _put_device_span(self, *words: int) -> None:
         if self._writer is not None and not self._is_paused:
@@ -689,70 +657,6 @@ class Recorder:
                 return
 
 
-class Phase:
-    """Times a block, or a function when used as a decorator, as a phase. Reusable, re-entrant."""
-
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self._recorder = recorder
-        self._name = name
-        self._begin = recorder.guard.protect("phase begin", self._enter)
-        self._end = recorder.guard.protect("phase end", self._leave)
-
-    def _enter(self) -> None:
-        recorder = self._recorder
-        name_id = recorder.name_id(self._name)
-        now_ns = recorder.clock()
-        timeline = recorder.timeline
-        timeline.enter(timeline.stack_here(), name_id, now_ns)
-        if timeline.is_sampled:
-            timeline.own_ns += recorder.clock() - now_ns
-
-    def _leave(self, flags: int) -> None:
-        recorder = self._recorder
-        now_ns = recorder.clock()
-        timeline = recorder.timeline
-        timeline.leave(timeline.stack_here(), recorder.name_id(self._name), now_ns, flags)
-        if timeline.is_sampled:
-            timeline.own_ns += recorder.clock() - now_ns
-
-    def __enter__(self) -> None:
-        self._begin()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end(0 if kind is None else SpanFlag.ABORTED)
-
-    def __call__(self, function: F) -> F:
-        @functools.wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return timed  # type: ignore[return-value]
-
-
-class Span(Phase):
-    """Like `Phase`, but a detail inside a phase: its time stays the phase's."""
-
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        super().__init__(recorder, name)
-        self._open = threading.local()
-
-    def _enter(self) -> None:
-        starts = self._open.__dict__.setdefault("starts", [])
-        starts.append(self._recorder.clock())
-
-    def _leave(self, flags: int) -> None:
-        recorder = self._recorder
-        end_ns = recorder.clock()
-        name_id = recorder.name_id(self._name)
-        recorder.timeline.put_detail(name_id, self._open.starts.pop(), end_ns, flags)
-
-
 class _OpeningSink:
     """Stands where a table will be until the run is open, which its records bring about.
 
@@ -776,67 +680,6 @@ class _OpeningSink:
             table = getattr(recorder.timeline, self._table)
             while self._waiting:
                 table.put(*self._waiting.popleft())
-
-
-# --- one recorder per process, at exit, after a fork ------------------------------------------
-
-_live: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
-_default: Recorder | None = None
-_is_watching_process = False
-
-
-def start(
-    run_dir: str | os.PathLike[str] | None = None,
-    *,
-    layout: Layout | None = None,
-    **settings: Any,
-) -> Recorder:
-    """Starts the process's recorder, or returns it if it is running (as under `meshscope run`).
-
-    `settings` are those of `RecorderConfig`. Nothing is written until the first step or phase.
-    Below `meshscope run` its directory wins over `run_dir`: whoever typed the command looks there.
-    """
-    global _default
-    launched_dir = os.environ.get(RUN_DIR_VARIABLE)
-    if run_dir is not None and launched_dir:
-        logger.warning("meshscope run records into %s, not into %s", launched_dir, run_dir)
-        run_dir = None
-    unknown = set(settings) - set(RecorderConfig.__dataclass_fields__)
-    if unknown:
-        known = ", ".join(RecorderConfig.__dataclass_fields__)
-        raise UsageError(f"unknown setting {', '.join(sorted(unknown))}; settings: {known}")
-    if _default is not None and not _default.is_closed:
-        if layout is not None:
-            _default.set_layout(layout)
-        if settings:
-            _default.configure(**settings)
-        return _default
-    _default = Recorder(run_dir, layout=layout, config=RecorderConfig(**settings))
-    return _default
-
-
-def recorder() -> Recorder:
-    """The process's recorder; one is started with the defaults if there is none."""
-    return start() if _default is None or _default.is_closed else _default
-
-
-def _remember(recorder: Recorder) -> None:
-    global _is_watching_process
-    _live.add(recorder)
-    if not _is_watching_process:
-        _is_watching_process = True
-        atexit.register(_close_all)
-        os.register_at_fork(after_in_child=_disarm_all)
-
-
-def _close_all() -> None:
-    for found in list(_live):
-        found.close()
-
-
-def _disarm_all() -> None:
-    for found in list(_live):
-        found.disarm_after_fork()
 
 
 def torch_version(torch: Any) -> tuple[int, int]:

@@ -7,14 +7,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from recorded import Recorded, read_recorded
 
 import meshscope
-from meshscope.capture import recorder as recorder_module
+from meshscope.capture import default
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
@@ -43,6 +42,13 @@ def clock() -> FakeClock:
 @pytest.fixture
 def rec(tmp_path: Path, clock: FakeClock):
     made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False), clock=clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def real_time_rec(tmp_path: Path):
+    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
     yield made
     made.close()
 
@@ -281,8 +287,8 @@ def test_the_layout_may_come_later(rec, clock):
     assert open_run(run_dir).last_attempt.layout == Layout(dp=1)
 
 
-def test_threads_record_beside_the_training_thread(rec):
-    rec.clock = rec.timeline._clock = time.monotonic_ns
+def test_threads_record_beside_the_training_thread(real_time_rec):
+    rec = real_time_rec
     with rec.step(), rec.phase("forward"):
         together = threading.Barrier(4)
 
@@ -310,8 +316,8 @@ def test_threads_record_beside_the_training_thread(rec):
     assert set(spans["thread"].tolist()) == {0, 1, 2, 3, 4}
 
 
-def test_a_forked_child_writes_nothing(rec):
-    rec.clock = rec.timeline._clock = time.monotonic_ns
+def test_a_forked_child_writes_nothing(real_time_rec):
+    rec = real_time_rec
     for _ in range(2):
         with rec.step(), rec.phase("forward"):
             pass
@@ -405,7 +411,7 @@ def test_the_default_recorder_is_one_per_process(tmp_path):
         assert meshscope.recorder() is not first
         meshscope.recorder().close()
     finally:
-        recorder_module._default = None
+        default._default = None
 
 
 def test_disabled_means_no_file_at_all(tmp_path):
@@ -575,7 +581,7 @@ def test_below_meshscope_run_its_directory_wins(tmp_path, monkeypatch, caplog):
         assert "not into" in caplog.text
     finally:
         meshscope.recorder().close()
-        recorder_module._default = None
+        default._default = None
 
 
 def test_microbatch_labels_hold_across_a_backward_inside(rec, clock):

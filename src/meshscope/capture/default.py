@@ -1,0 +1,45 @@
+"""The process's own recorder: one, started on first use."""
+
+import logging
+import os
+from typing import Any
+
+from meshscope.capture.identity import RUN_DIR_VARIABLE
+from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.core.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+_default: Recorder | None = None
+
+
+def start(
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    layout: Layout | None = None,
+    **settings: Any,
+) -> Recorder:
+    """Starts the process's recorder, or returns it if it is running (as under `meshscope run`).
+
+    `settings` are those of `RecorderConfig`. Nothing is written until the first step or phase.
+    Below `meshscope run` its directory wins over `run_dir`: whoever typed the command looks there.
+    """
+    global _default
+    RecorderConfig.check_names(settings)
+    launched_dir = os.environ.get(RUN_DIR_VARIABLE)
+    if run_dir is not None and launched_dir:
+        logger.warning("meshscope run records into %s, not into %s", launched_dir, run_dir)
+        run_dir = None
+    if _default is not None and not _default.is_closed:
+        if layout is not None:
+            _default.set_layout(layout)
+        if settings:
+            _default.configure(**settings)
+        return _default
+    _default = Recorder(run_dir, layout=layout, config=RecorderConfig(**settings))
+    return _default
+
+
+def recorder() -> Recorder:
+    """The process's recorder; one is started with the defaults if there is none."""
+    return start() if _default is None or _default.is_closed else _default
