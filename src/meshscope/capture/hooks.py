@@ -133,7 +133,11 @@ class Hooks:
                     steps.training_begins(now_ns)
                 else:
                     timeline.begin_step(now_ns)
-            if timeline.place_open < 0 and timeline.place_done < 1 and not timeline.stack.name_id:
+            if (
+                timeline.place_open < 0
+                and timeline.place_done < 1
+                and not (timeline.stack.name_id or timeline.microbatch)
+            ):
                 timeline.place_open = 1  # as `Timeline.enter` does, without the call
                 timeline.stamps[2] = now_ns
                 timeline.stored[5] = (now_ns - timeline.epoch_ns) * 257
@@ -205,7 +209,11 @@ class Hooks:
                 self._meet_unseen_forward()
             if not timeline.step_start_ns:
                 self._steps.training_begins(now_ns)
-            if timeline.place_open < 0 and timeline.place_done < 2 and not timeline.stack.name_id:
+            if (
+                timeline.place_open < 0
+                and timeline.place_done < 2
+                and not (timeline.stack.name_id or timeline.microbatch)
+            ):
                 timeline.place_open = 2  # as `Timeline.enter` does, without the call
                 timeline.stamps[4] = now_ns
                 timeline.stored[7] = (now_ns - timeline.epoch_ns) * 257

@@ -30,6 +30,7 @@ from meshscope.store.schema import MISSING, SpanFlag, StepFlag
 SAMPLE_EVERY_STEPS = 16
 """The recorder's own cost is measured on one step in this many."""
 _PLACES = {name_id: place for place, name_id in enumerate(PHASE_IDS)}
+_OPTIMIZER = len(PHASE_IDS) - 1
 _NO_SHORT_CUT = len(PHASE_IDS)
 _MAX_PACKED_NS = 0xFFFFFFFF
 _MAX_GAP_NS = 0x7FFFFFFF
@@ -142,7 +143,7 @@ class Timeline:
 
     def store_stamps(self, writer: OpenStepWriter | None) -> None:
         """Where stamps of the open step are kept safe; without such a place no short cut."""
-        self._leave_short_cut()
+        self.flush_stamps()
         self._has_place = writer is not None
         if writer is None:
             self.stored = memoryview(bytearray(8 * NUM_STAMP_WORDS)).cast("q")
@@ -179,10 +180,12 @@ class Timeline:
     def _become_training_thread(self) -> None:
         """Steps are begun by the training thread, whoever recorded something before it."""
         if self._own_thread:
-            earlier = PhaseStack(len(self._other_stacks) + 1)
+            self._leave_short_cut()
+            own = self._other_stacks.pop(get_ident(), None)
+            own = own or PhaseStack(len(self._other_stacks) + 1)
+            earlier, self.stack = self.stack, own
+            earlier.thread_bits, own.thread_bits = own.thread_bits, 0
             self._other_stacks[self._own_thread] = earlier
-            self.stack = self._other_stacks.pop(get_ident(), PhaseStack(0))
-            self.stack.thread_bits = 0
         self._own_thread = get_ident()
 
     def enter(self, stack: PhaseStack, name_id: int, start_ns: int) -> None:
@@ -190,12 +193,20 @@ class Timeline:
         if not stack.name_id and stack is self.stack:
             if self.place_open < 0:
                 place = _PLACES.get(name_id, -1)
+                # A packed phase is one of microbatch 0.
+                if place > self.place_done and (not self.microbatch or place == _OPTIMIZER):
+                    self.place_open = place
+                    self.stamps[place + place] = start_ns
+                    self.stored[FIRST_STAMP_WORD + place + place] = (
+                        start_ns - self.epoch_ns
+                    ) * STAMP_FACTOR
+                    return
                 if place >= 0:
+                    if self.stamps[place + place]:  # it came before, and stands nowhere but here
+                        place_done = self.place_done
+                        self._put_usual_phases()
+                        self.place_done = place_done
                     self._store(place + place, start_ns)
-                    if place > self.place_done:
-                        self.place_open = place
-                        self.stamps[place + place] = start_ns
-                        return
             else:
                 self._leave_short_cut()
         if stack.name_id:
@@ -214,7 +225,9 @@ class Timeline:
                 self.place_open = -1
                 self.place_done = place
                 self.stamps[place + place + 1] = end_ns
-                self._store(place + place + 1, end_ns)
+                self.stored[FIRST_STAMP_WORD + 1 + place + place] = (
+                    end_ns - self.epoch_ns
+                ) * STAMP_FACTOR
                 return
             self._leave_short_cut()
         if stack.name_id != name_id:
@@ -239,8 +252,9 @@ class Timeline:
             self._close_mark(mark)
 
     def _store(self, stamp: int, time_ns: int) -> None:
-        """Keeps a stamp where a killed process leaves it behind."""
-        self.stored[FIRST_STAMP_WORD + stamp] = (time_ns - self.epoch_ns) * STAMP_FACTOR
+        """Keeps a stamp where a killed process leaves it behind, if there is such a place."""
+        if self._has_place:
+            self.stored[FIRST_STAMP_WORD + stamp] = (time_ns - self.epoch_ns) * STAMP_FACTOR
 
     def _leave_short_cut(self) -> None:
         """Something nests in the phase that is going on: put it on the stack, where it can."""
@@ -283,7 +297,9 @@ class Timeline:
                 optimizer = gap_ns << 32 | duration_ns
             if not optimizer:  # too long, without a backward before it, or nothing at all
                 self.spans.put(PHASE_IDS[3], stamps[6], duration_ns, duration_ns, 0, 0, 0)
-        self.phases.put(stamps[0], stamps[1], stamps[2], stamps[3], stamps[4], stamps[5], optimizer)
+        if stamps[2] or stamps[0] or stamps[4]:
+            a, b, c, d, e, f, _, _ = stamps
+            self.phases.put(a, b, c, d, e, f, optimizer)
         stamps[:] = _NO_STAMPS
         self.place_done = -1
 
