@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 DEMO_DIR ?= runs/demo
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-gpu clean
 
 # Torch goes in alone and first: its exact pin finds the CPU build, a looser one would pull CUDA wheels.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -31,11 +31,17 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Long proofs; each writes its results beside the earlier ones.
 bench: $(VENV)/.installed
 	$(PIP) pytscope==0.2.1
-	$(BIN)/python benchmarks/recorder_overhead.py
+	$(BIN)/python benchmarks/recorder_overhead.py --output benchmarks/results/recorder_overhead.json
 	$(BIN)/python benchmarks/store_load.py
 	$(BIN)/python benchmarks/kill_storm.py
+
+# On a machine with a CUDA device and torch; needs nothing that is not in such an image.
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) benchmarks/recorder_overhead.py --device cuda --rounds 26 --steps 8 --output benchmarks/results/recorder_overhead_gpu.json
+	PYTHONPATH=src $(PYTHON) benchmarks/device_shares.py --output benchmarks/results/device_shares.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
