@@ -72,7 +72,7 @@ class Frame:
 class Model:
     """A plain stack, and who had each stretch of time."""
 
-    now: int = EPOCH + 1
+    now: int = EPOCH
     stack: list[Frame] = field(default_factory=list)
     finished: list[Frame] = field(default_factory=list)
     stretches: list[tuple[int, int, Frame | None]] = field(default_factory=list)

@@ -32,7 +32,9 @@ class OpenStepWriter:
     """Holds the mapping; `words` is what the hot path stores into."""
 
     def __init__(self, path: Path, epoch_ns: int) -> None:
+        """Takes stamps from `epoch_ns` on."""
         self._path = path
+        epoch_ns -= 1  # a stamp of 0 says that there was none
         self.epoch_ns = epoch_ns
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:

@@ -33,7 +33,8 @@ DATA, FORWARD, BACKWARD, OPTIMIZER = PHASE_IDS
 def stamp(writer: OpenStepWriter, times: tuple[int | None, ...]) -> None:
     for place, time in enumerate(times):
         if time is not None:
-            writer.words[FIRST_STAMP_WORD + place] = time * STAMP_FACTOR
+            stamp_ns = EPOCH + time - writer.epoch_ns
+            writer.words[FIRST_STAMP_WORD + place] = stamp_ns * STAMP_FACTOR
 
 
 def make_stamps(path: Path, times: tuple[int | None, ...] = STAMPS) -> bytes:
@@ -54,6 +55,11 @@ def test_stamps_are_read_back(tmp_path: Path) -> None:
     assert len(data) == NUM_BYTES
     expected = [phase(DATA, 10, 40), phase(FORWARD, 50, 95), phase(BACKWARD, 100, None)]
     assert read_open_step(data, EPOCH) == (expected, 0)
+
+
+def test_a_phase_that_begins_with_the_file_is_there(tmp_path: Path) -> None:
+    data = make_stamps(tmp_path / OPEN_STEP_NAME, (0, 0))
+    assert read_open_step(data, 0) == ([phase(DATA, 0, 0)], 0)
 
 
 def test_a_new_file_holds_no_phase(tmp_path: Path) -> None:
