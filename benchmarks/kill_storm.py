@@ -7,7 +7,8 @@ A forked child records steps, spans and scalars through the real writer as fast 
 shared with the parent it counts the records whose `put` had returned (for the append sink: whose
 flush had returned). The parent kills it after a random time, opens the run, and compares every
 acknowledged record with what it must be. Damage of any kind is a failure; an unfinished record
-behind the last acknowledged one is not.
+behind the last acknowledged one is not. In mode `recorder` the child is a whole recorder, and every
+phase of the step that was not finished is compared too: see kill_recorder.py.
 """
 
 import argparse
@@ -25,14 +26,18 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import kill_recorder
 import numpy as np
 
 from meshscope.store.columns import Columns, ProblemKind
-from meshscope.store.reader import open_run
+from meshscope.store.reader import RankRecording, open_run
 from meshscope.store.writer import RankWriter, file_system_type
 
 NUM_THREADS = 4
-MODES = ("mapped", "append", "mapped-threads", "append-threads", "opening", "closing")
+RECORDER_MODE = "recorder"
+MODES = (
+    "mapped", "append", "mapped-threads", "append-threads", "opening", "closing", RECORDER_MODE
+)  # fmt: skip
 """`opening` and `closing` kill within the first and the last millisecond of a recording."""
 HARMLESS = {ProblemKind.TORN_TAIL}
 TABLES = ("steps", "spans", "scalars")
@@ -55,6 +60,8 @@ class ModeResult:
     num_miscounted: int = 0
     """Kills after which more records were unacknowledged than threads can have in hand: the
     acknowledgements, not the store, would be wrong."""
+    num_open_step_phases: int = 0
+    """Acknowledged phases of steps that were not finished; mode `recorder` only."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -130,10 +137,13 @@ def kill_once(directory: Path, mode: str, rng: random.Random, result: ModeResult
     """One child, one SIGKILL, one look at what is left."""
     run_dir = directory / "run"
     acknowledged = Acknowledged()
+    script_seed = rng.randrange(1 << 30)
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         try:
+            if mode == RECORDER_MODE:
+                kill_recorder.follow(run_dir, script_seed, acknowledged)
             child(run_dir, mode, acknowledged)
         finally:
             os._exit(1)
@@ -145,6 +155,8 @@ def kill_once(directory: Path, mode: str, rng: random.Random, result: ModeResult
     has_begun = (run_dir / "rank00000" / "attempt000").exists()
     if not has_begun and total == 0:
         result.num_opened += 1  # nothing had been made: nothing to open, nothing lost
+    elif mode == RECORDER_MODE:
+        check_recorder(run_dir, script_seed, acknowledged, result)
     else:
         check_run(run_dir, acknowledged, result)
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -167,6 +179,23 @@ def check_run(run_dir: Path, acknowledged: Acknowledged, result: ModeResult) -> 
             result.num_lost += count - int(np.isin(np.arange(count), numbers).sum())
             if len(numbers):
                 result.num_wrong += count_wrong(table, thread, numbers, words)
+    note_damage(recording, result)
+
+
+def check_recorder(
+    run_dir: Path, script_seed: int, acknowledged: Acknowledged, result: ModeResult
+) -> None:
+    """The same for a recorder that followed a script."""
+    recording = open_run(run_dir).last_attempt.ranks[0]
+    result.num_opened += 1
+    found = asdict(kill_recorder.compare(recording, script_seed, acknowledged))
+    for name, value in found.items():
+        setattr(result, name, getattr(result, name) + value)
+    note_damage(recording, result)
+
+
+def note_damage(recording: RankRecording, result: ModeResult) -> None:
+    """Problems that a kill alone must not cause."""
     found = [problem for problem in recording.problems if problem.kind not in HARMLESS]
     result.num_damaged_runs += bool(found)
     result.problems += [f"{problem.kind}: {problem.text}" for problem in found]
@@ -208,12 +237,14 @@ def count_wrong(table: str, thread: int, numbers: np.ndarray, others: list[np.nd
     return int(is_wrong.sum()) + len(numbers) - len(np.unique(numbers))
 
 
-def storm(directory: Path, num_kills: int, seed: int) -> list[ModeResult]:
+def storm(
+    directory: Path, num_kills: int, seed: int, modes: tuple[str, ...] = MODES
+) -> list[ModeResult]:
     """Kills in all modes, in turn."""
     rng = random.Random(seed)
-    results = {mode: ModeResult(mode=mode) for mode in MODES}
+    results = {mode: ModeResult(mode=mode) for mode in modes}
     for number in range(num_kills):
-        mode = MODES[number % len(MODES)]
+        mode = modes[number % len(modes)]
         kill_once(directory, mode, rng, results[mode])
     return list(results.values())
 
