@@ -1,12 +1,14 @@
 """The store's documentation says what the code does."""
 
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 from meshscope.store.journal import pack_extent
-from meshscope.store.schema import SCHEMA_VERSION, TABLES
+from meshscope.store.open_step import OpenPhase, OpenStepWriter, read_open_step
+from meshscope.store.schema import BUILTIN_NAMES, SCHEMA_VERSION, TABLES
 from meshscope.store.table_file import CHECK_SALT, CLOSE_OFFSET, STATUS_OFFSET, pack_record
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,3 +47,23 @@ def test_the_places_it_names_are_right() -> None:
     assert f"| {CLOSE_OFFSET}–{CLOSE_OFFSET + 63} |" in page
     assert pack_extent(123).decode()[9:-1] in page
     assert f"(now {SCHEMA_VERSION})" in page
+
+
+def test_stamps_written_from_the_page_are_read(tmp_path: Path) -> None:
+    page = (DOCS / "store.md").read_text(encoding="utf-8").split("## Unfinished step")[1]
+    assert "the bytes `OPENSTEP`" in page
+    assert "(time − epoch) · 257" in page
+    epoch = 10**15
+    stamps = [0] * 8
+    stamps[2:5] = [(time - epoch) * 257 for time in (epoch + 5, epoch + 9, epoch + 12)]
+    data = b"OPENSTEP" + struct.pack("<15q", epoch, -epoch, *stamps, *[0] * 5)
+    phases = [
+        OpenPhase(name_id=BUILTIN_NAMES[name], start_host_mono_ns=start, end_host_mono_ns=end)
+        for name, start, end in (
+            ("forward", epoch + 5, epoch + 9),
+            ("backward", epoch + 12, None),
+        )
+    ]
+    assert read_open_step(data, epoch) == (phases, 0)
+    OpenStepWriter(tmp_path / "open_step.bin", epoch + 1)
+    assert (tmp_path / "open_step.bin").read_bytes()[:24] == data[:24]

@@ -129,8 +129,10 @@ def _stamp_columns(name: str, word: int) -> tuple[Column, Column]:
 
 PHASES = Table(
     name="phases",
-    meaning="The usual phases of a step in one record: those that came once, in this order and "
-    "not nested. Readers show them as rows of `spans`; anything else is written there at once.",
+    meaning="The usual phases of a step in one record: those that came in this order, once, not "
+    "nested and in microbatch 0. Readers show them as rows of `spans` (depth 0, thread 0, self "
+    "time equal to duration); any other phase is written there at once. A step has no record, one, "
+    "or, after a pause or a phase that came again, several.",
     columns=(
         *_stamp_columns("data", 1),
         *_stamp_columns("forward", 3),
@@ -141,7 +143,8 @@ PHASES = Table(
             shift=32,
             width=31,
             unit="ns",
-            meaning="from the end of backward to the begin of optimizer",
+            meaning="from the end of backward to the begin of optimizer; without a backward, or "
+            "when it does not fit, optimizer is a row of `spans`",
         ),
         Column(
             name="optimizer_ns",
