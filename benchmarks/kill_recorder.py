@@ -9,7 +9,6 @@ what had returned stand in shared memory: the phases of the step that was not fi
 
 import itertools
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,8 +67,7 @@ def _phase(name: str, inside: str = "") -> Iterator[tuple[str, str]]:
 
 
 def follow(run_dir: Path, seed: int, acknowledged: Counts) -> None:
-    """The child: records without end."""
-    sys.modules.pop("torch", None)  # the parent may be a test runner that has it
+    """Records without end."""
     now_ns = START_NS
     recorder = Recorder(
         run_dir, config=RecorderConfig(provenance=False, signals=False), clock=lambda: now_ns

@@ -143,6 +143,7 @@ def kill_once(directory: Path, mode: str, rng: random.Random, result: ModeResult
     if pid == 0:
         try:
             if mode == RECORDER_MODE:
+                sys.modules.pop("torch", None)  # the parent may be a test runner that has it
                 kill_recorder.follow(run_dir, script_seed, acknowledged)
             child(run_dir, mode, acknowledged)
         finally:
