@@ -198,7 +198,9 @@ class Recorder:
         writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
         self._next_clock_ns = mono_ns + CLOCK_EVERY_NS
         if writer.is_mapped:
-            self._open_step = OpenStepWriter(writer.directory / OPEN_STEP_NAME, mono_ns)
+            # Without a place for stamps (a disk that is full already) there is no short cut.
+            path = writer.directory / OPEN_STEP_NAME
+            self._open_step = self.guard.run("open step", lambda: OpenStepWriter(path, mono_ns))
         else:
             self._start_flusher()
         self._connect()
