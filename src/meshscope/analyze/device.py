@@ -6,7 +6,7 @@ phases nested in it. The device runs behind the host, so a phase's device time m
 host time; it is counted to the step of the host span.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,8 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.columns import Columns
 from meshscope.store.reader import RankRecording
 
-_NO_ACCELERATOR = "no accelerator was used by this process"
-_NO_EVENTS = "recorded without device events"
+NO_ACCELERATOR = "no accelerator was used by this process"
+NO_EVENTS = "recorded without device events"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,19 @@ def split_device_time(
 def explain_no_device(recording: RankRecording, memory: Columns) -> Unavailable:
     """Why a rank has no device spans."""
     if bool((int64_column(memory, "allocated_bytes") >= 0).any()) or _saw_devices(recording):
-        return Unavailable(_NO_EVENTS)
-    return Unavailable(_NO_ACCELERATOR)
+        return Unavailable(NO_EVENTS)
+    return Unavailable(NO_ACCELERATOR)
+
+
+def explain_no_job_device(reasons: Collection[str]) -> Unavailable:
+    """Why a job has no device spans, from why each of its ranks has none."""
+    if set(reasons) == {NO_ACCELERATOR}:
+        return Unavailable("no rank used an accelerator")
+    if NO_ACCELERATOR not in reasons:
+        return Unavailable("; ".join(dict.fromkeys(reasons)))
+    num_with = sum(reason != NO_ACCELERATOR for reason in reasons)
+    noun = "rank" if num_with == 1 else "ranks"
+    return Unavailable(f"{num_with} {noun} {NO_EVENTS}, the others used no accelerator")
 
 
 def _saw_devices(recording: RankRecording) -> bool:

@@ -49,9 +49,11 @@ class Overhead:
     is_warmup_only: bool
     """Only warm-up steps were measured; the first one also opened the files."""
     median_ns: float
+    p95_ns: float
     max_ns: int
     median_ratio: float | Unavailable
     """Of the step's duration; the median of the steps' ratios."""
+    p95_ratio: float | Unavailable
     max_ratio: float | Unavailable
 
 
@@ -113,6 +115,7 @@ class OverheadSamples:
         if not samples:
             return Unavailable("the recorder timed itself in no step")
         cost = np.concatenate([sample[0] for sample in samples])
+        ordered = np.sort(cost)
         duration = np.concatenate([sample[1] for sample in samples])
         is_timed = duration > 0
         ratios = np.sort(cost[is_timed] / duration[is_timed])
@@ -120,9 +123,11 @@ class OverheadSamples:
         return Overhead(
             num_steps=len(cost),
             is_warmup_only=is_warmup_only,
-            median_ns=interpolate_percentile(np.sort(cost), 0.5),
-            max_ns=int(cost.max()),
+            median_ns=interpolate_percentile(ordered, 0.5),
+            p95_ns=interpolate_percentile(ordered, 0.95),
+            max_ns=int(ordered[-1]),
             median_ratio=interpolate_percentile(ratios, 0.5) if len(ratios) else none,
+            p95_ratio=interpolate_percentile(ratios, 0.95) if len(ratios) else none,
             max_ratio=float(ratios[-1]) if len(ratios) else none,
         )
 

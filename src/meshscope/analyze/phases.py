@@ -72,6 +72,20 @@ class PhaseSpans:
     """2k+1 inside the k-th step, 2k in the gap before it, -1 for a container."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PhaseTable:
+    """Self time per stretch and phase."""
+
+    total_ns: Int64s
+    """One row per stretch, as `PhaseSpans.stretch` counts them; one column per phase."""
+    phases: list[str]
+
+    @property
+    def in_steps_ns(self) -> Int64s:
+        """The rows that are steps."""
+        return self.total_ns[1::2]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPartition:
     """Everything one rank recorded, from `start_ns` to `end_ns`, in four parts that add up."""
@@ -160,9 +174,16 @@ def place_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
     return placed, num_other_threads
 
 
+def tabulate_phases(spans: PhaseSpans, names: Mapping[int, str], *, num_steps: int) -> PhaseTable:
+    """Self time of every phase in every stretch."""
+    table, phases = sum_by_stretch(spans, spans.self_ns, names, num_stretches=2 * num_steps + 1)
+    return PhaseTable(total_ns=table, phases=phases)
+
+
 def partition_rank(
     steps: StepTimes,
     spans: PhaseSpans,
+    tabulated: PhaseTable,
     names: Mapping[int, str],
     *,
     recorded_ns: tuple[int, int],
@@ -171,7 +192,7 @@ def partition_rank(
 ) -> RankPartition:
     """Splits the time from `recorded_ns[0]` to `recorded_ns[1]`, which contains all steps."""
     start_ns, end_ns = recorded_ns
-    table, phases = sum_by_stretch(spans, spans.self_ns, names, num_stretches=2 * len(steps) + 1)
+    table, phases = tabulated.total_ns, tabulated.phases
     num_steps = len(steps)
     first, last = end_ns, end_ns
     if num_steps:
@@ -182,7 +203,7 @@ def partition_rank(
     def split(wall_ns: int, totals: Int64s) -> TimeSplit:
         return TimeSplit(wall_ns=wall_ns, phase_ns=_name_totals(phases, totals))
 
-    inside = table[1::2]
+    inside = tabulated.in_steps_ns
     return RankPartition(
         start_ns=start_ns,
         end_ns=end_ns,

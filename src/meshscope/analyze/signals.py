@@ -24,9 +24,9 @@ SIGNAL_NAMES: dict[str, tuple[str, ...]] = {
 _SOURCES = {
     "loss": "logged by the program",
     "backward_loss": "what backward was called on",
-    "grad_norm": "logged, or returned by clipping",
-    "lr": "logged, or the optimizer's",
 }
+"""Where a scalar comes from, if its name tells."""
+_SHARED_NAME = "the recorder and the program log it under one name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ class Signal:
 
     name: str
     """The scalar it was read from, such as `backward_loss`."""
-    source: str
+    source: str | Unavailable
+    """Where it comes from, if its name tells: the recorder takes `lr` and `grad_norm` itself."""
     rank: int
     num_values: int
     num_nonfinite: int
@@ -92,7 +93,7 @@ def _summarize(rank: int, name: str, series: ScalarSeries) -> Signal:
     none = Unavailable(f"none of its {num_values} values is finite")
     return Signal(
         name=name,
-        source=_SOURCES[name],
+        source=_SOURCES.get(name, Unavailable(_SHARED_NAME)),
         rank=rank,
         num_values=num_values,
         num_nonfinite=num_values - len(finite),

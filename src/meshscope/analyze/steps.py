@@ -1,9 +1,14 @@
 """Step times of a rank and of the job.
 
-The job's step k takes as long as the slowest rank took for it: the maximum over ranks of the
-rank's own duration of step k. Durations, not moments, because hosts' clocks differ; a rank that
-begins late is not seen here. The interval of a step is from its start to the next one's start on
-the same rank, gaps included, and the job's is again the maximum over ranks.
+The job's step k takes the median over ranks of the ranks' own durations of step k. Not the
+maximum: ranks that wait for each other inside a step share its wall clock, and what one loses in
+a step by beginning late it gains in the next, so the maximum of their durations is longer than
+the job's pace by the jitter. It is kept beside the median for what it is. Durations, not moments,
+because hosts' clocks differ. The interval of a step is from its start to the next one's start on
+the same rank, gaps included, and the job's is again the median over ranks.
+
+Wrong as the job's pace where ranks do not wait for each other in every step: then the slowest
+rank, of which steps per second are told, is slower than these medians say.
 
 The first step warms up (allocations, compilation, communicators). It stays in every account that
 has to add up and is left out of statistics, which say so.
@@ -14,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from meshscope.analyze.chance import is_beyond_chance
 from meshscope.analyze.distribution import Distribution, measure_distribution
 from meshscope.analyze.phases import Int64s
 from meshscope.core.unavailable import Unavailable
@@ -21,6 +27,12 @@ from meshscope.core.unavailable import Unavailable
 MIN_STEPS_FOR_WARMUP = 4
 """With fewer steps, none is left out by default: too little would remain."""
 NO_STEP = "no step finished"
+TIED = -1
+"""In place of the slowest rank where several share the maximum."""
+MAX_SLOWEST = 3
+"""Ranks named at most for being slowest more often than chance would have it."""
+_MAX_SPARSENESS = 4
+"""A table of steps and ranks may have this many cells per value; beyond it, values are sorted."""
 
 
 def count_warmup(num_steps: int, asked: int | None) -> int:
@@ -39,7 +51,7 @@ def explain_no_steady_step(num_steps: int) -> str:
 
 
 class JobSteps:
-    """Collects one duration per step and rank; keeps the largest of each step."""
+    """Collects one duration per step and rank, four bytes each where they fit."""
 
     def __init__(self) -> None:
         empty = np.empty(0, dtype=np.int64)
@@ -47,30 +59,35 @@ class JobSteps:
         """Step numbers seen on any rank, ascending."""
         self.max_ns: Int64s = empty
         self.max_rank: Int64s = empty
-        """The rank that was slowest; the lowest of several."""
+        """The rank that was slowest, or TIED."""
         self.num_ranks: Int64s = empty
         """Ranks that recorded the step."""
+        self._rows: list[tuple[Int64s, npt.NDArray[np.integer]]] = []
+        """Step numbers and durations of each rank."""
 
     def add(self, rank: int, step: Int64s, duration_ns: Int64s) -> None:
         """Takes in one rank; ranks come in ascending order."""
-        if len(step) > 1 and not bool((step[1:] > step[:-1]).all()):
-            order = np.argsort(step, kind="stable")
-            step, duration_ns = step[order], duration_ns[order]
+        if not len(step):
+            return
+        if not bool((step[1:] > step[:-1]).all()):  # a number that comes again counts once
+            step, first = np.unique(step, return_index=True)
+            duration_ns = duration_ns[first]
         if not np.array_equal(step, self.step):
             self._widen(step)
-            if len(step) < len(self.step):
-                rows = np.searchsorted(self.step, step)
-                self._raise_rows(rank, rows, duration_ns)
-                return
-        is_larger = duration_ns > self.max_ns
-        np.maximum(self.max_ns, duration_ns, out=self.max_ns)
-        self.max_rank[is_larger] = rank
-        self.num_ranks += 1
+        is_whole = len(step) == len(self.step)
+        rows = slice(None) if is_whole else np.searchsorted(self.step, step)
+        self._raise_rows(rank, rows, duration_ns)
+        # One array of numbers for ranks alike, and never a view of a rank's whole table.
+        self._rows.append((self.step if is_whole else step.copy(), _narrow(duration_ns)))
 
-    def _raise_rows(self, rank: int, rows: npt.NDArray[np.int64], duration_ns: Int64s) -> None:
-        is_larger = duration_ns > self.max_ns[rows]
-        self.max_ns[rows[is_larger]] = duration_ns[is_larger]
-        self.max_rank[rows[is_larger]] = rank
+    def _raise_rows(
+        self, rank: int, rows: npt.NDArray[np.int64] | slice, duration_ns: Int64s
+    ) -> None:
+        highest = self.max_ns[rows]
+        slowest = np.where(duration_ns == highest, TIED, self.max_rank[rows])
+        is_larger = (duration_ns > highest) | (self.num_ranks[rows] == 0)
+        self.max_rank[rows] = np.where(is_larger, rank, slowest)
+        self.max_ns[rows] = np.where(is_larger, duration_ns, highest)
         self.num_ranks[rows] += 1
 
     def _widen(self, step: Int64s) -> None:
@@ -79,16 +96,49 @@ class JobSteps:
         if len(union) == len(self.step):
             return
         rows = np.searchsorted(union, self.step)
-        for name, fill in (("max_ns", np.iinfo(np.int64).min), ("max_rank", -1), ("num_ranks", 0)):
-            wider = np.full(len(union), fill, dtype=np.int64)
+        for name in ("max_ns", "max_rank", "num_ranks"):
+            wider = np.zeros(len(union), dtype=np.int64)
             wider[rows] = getattr(self, name)
             setattr(self, name, wider)
         self.step = union
 
+    def median_ns(self) -> Int64s:
+        """Per step the median over the ranks that recorded it, halves rounded down."""
+        num_values = sum(len(step) for step, _ in self._rows)
+        if len(self.step) * len(self._rows) > _MAX_SPARSENESS * num_values:
+            return self._median_of_sorted()
+        is_narrow = all(values.dtype == np.int32 for _, values in self._rows)
+        kind: type[np.integer] = np.int32 if is_narrow else np.int64
+        # Steps not recorded are larger than all that are, so they come last in a sorted row.
+        table = np.full((len(self._rows), len(self.step)), np.iinfo(kind).max, dtype=kind)
+        for row, (step, values) in zip(table, self._rows, strict=True):
+            row[np.searchsorted(self.step, step) if len(step) < len(row) else slice(None)] = values
+        ordered = np.sort(np.ascontiguousarray(table.T), axis=1)
+        at = np.arange(len(self.step))
+        low: Int64s = ordered[at, (self.num_ranks - 1) // 2].astype(np.int64)
+        high: Int64s = ordered[at, self.num_ranks // 2].astype(np.int64)
+        return low + (high - low) // 2
+
+    def _median_of_sorted(self) -> Int64s:
+        """The same where ranks share few step numbers: a table would be mostly empty."""
+        step = np.concatenate([step for step, _ in self._rows])
+        values = np.concatenate([values.astype(np.int64) for _, values in self._rows])
+        ordered = values[np.lexsort((values, step))]
+        first = np.cumsum(self.num_ranks) - self.num_ranks
+        low: Int64s = ordered[first + (self.num_ranks - 1) // 2]
+        high: Int64s = ordered[first + self.num_ranks // 2]
+        return low + (high - low) // 2
+
+
+def _narrow(values: Int64s) -> npt.NDArray[np.integer]:
+    limit = np.iinfo(np.int32).max  # ns: 2.1 s
+    fits = -limit < int(values.min()) and int(values.max()) < limit
+    return values.astype(np.int32) if fits else values.copy()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowestCount:
-    """How often a rank was the slowest of all."""
+    """How often a rank was the slowest of all, where that is beyond chance."""
 
     rank: int
     num_steps: int
@@ -107,10 +157,15 @@ class JobStepSummary:
     warmup_ns: tuple[int, ...]
     """How long the warm-up steps took, at most the first ten."""
     time: Distribution | Unavailable
+    """The median over ranks of each step."""
     interval: Distribution | Unavailable
-    """Start to start on one rank; the last step has none."""
+    """Start to start on one rank, the median over ranks; the last step has none."""
+    slowest_rank_time: Distribution | Unavailable
+    """The maximum over ranks of each step; longer than the job's pace if ranks wait for others."""
     slowest: tuple[SlowestCount, ...]
-    """Ranks most often slowest, without warm-up; at most three. Empty with one rank."""
+    """Ranks slowest more often than chance would have it, without warm-up; at most three."""
+    num_compared: int
+    """Steps that `slowest` is about: without warm-up, finished by every recording rank."""
     step: Int64s
     """Step numbers."""
     duration_ns: Int64s
@@ -124,25 +179,35 @@ def summarize_job_steps(
     num_steps = len(durations.step)
     num_warmup = count_warmup(num_steps, asked_warmup)
     reason = explain_no_steady_step(num_steps)
+    step_ns = durations.median_ns()
+    is_whole = durations.num_ranks[num_warmup:] == num_ranks
+    slowest_ranks = durations.max_rank[num_warmup:][is_whole]
     return JobStepSummary(
         num_steps=num_steps,
         num_partial=int(np.count_nonzero(durations.num_ranks < num_ranks)),
         num_warmup=num_warmup,
-        warmup_ns=tuple(durations.max_ns[: min(num_warmup, 10)].tolist()),
-        time=measure_distribution(durations.max_ns[num_warmup:], reason=reason),
+        warmup_ns=tuple(step_ns[: min(num_warmup, 10)].tolist()),
+        time=measure_distribution(step_ns[num_warmup:], reason=reason),
         interval=measure_distribution(
-            intervals.max_ns[num_warmup:],
+            intervals.median_ns()[num_warmup:],
             reason=reason if num_steps == num_warmup else "it takes two steps",
         ),
-        slowest=_count_slowest(durations.max_rank[num_warmup:]) if num_ranks > 1 else (),
+        slowest_rank_time=measure_distribution(durations.max_ns[num_warmup:], reason=reason),
+        slowest=_count_slowest(slowest_ranks, num_ranks),
+        num_compared=len(slowest_ranks),
         step=durations.step,
-        duration_ns=durations.max_ns,
+        duration_ns=step_ns,
     )
 
 
-def _count_slowest(ranks: Int64s) -> tuple[SlowestCount, ...]:
-    found, counts = np.unique(ranks, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:3]
+def _count_slowest(ranks: Int64s, num_ranks: int) -> tuple[SlowestCount, ...]:
+    found, counts = np.unique(ranks[ranks != TIED], return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:MAX_SLOWEST].tolist()
+    ranked = [SlowestCount(rank=int(found[row]), num_steps=int(counts[row])) for row in order]
     return tuple(
-        SlowestCount(rank=int(found[row]), num_steps=int(counts[row])) for row in order.tolist()
+        entry
+        for entry in ranked
+        if is_beyond_chance(
+            entry.num_steps, num_steps=len(ranks), num_ranks=num_ranks, num_tests=num_ranks
+        )
     )

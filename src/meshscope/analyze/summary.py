@@ -10,7 +10,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from meshscope.analyze.device import DeviceSplit, explain_no_device, split_device_time
+from meshscope.analyze.device import (
+    NO_ACCELERATOR,
+    DeviceSplit,
+    explain_no_device,
+    explain_no_job_device,
+    split_device_time,
+)
 from meshscope.analyze.distribution import Distribution, measure_distribution
 from meshscope.analyze.health import (
     OverheadSamples,
@@ -19,7 +25,16 @@ from meshscope.analyze.health import (
     assess_recording,
     count_errors,
 )
+from meshscope.analyze.peers import (
+    PeerGroups,
+    PeerPhases,
+    PhaseClue,
+    PhaseSpread,
+    group_peers,
+    spread_phase,
+)
 from meshscope.analyze.phases import (
+    PhaseTable,
     RankPartition,
     StepTimes,
     TimeSplit,
@@ -28,6 +43,7 @@ from meshscope.analyze.phases import (
     order_steps,
     partition_rank,
     place_phases,
+    tabulate_phases,
 )
 from meshscope.analyze.signals import (
     SIGNAL_NAMES,
@@ -116,20 +132,6 @@ class RankSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSpread:
-    """Mean time per step of one phase, compared over the ranks that have it."""
-
-    phase: str
-    num_ranks: int
-    min_ns: float
-    median_ns: float
-    max_ns: float
-    min_rank: int
-    max_rank: int
-    """The lowest rank of several that share the maximum."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobTime:
     """The ranks' time lines added up: rank-nanoseconds. The four parts sum to `wall_ns`."""
 
@@ -144,6 +146,9 @@ class JobTime:
     device_phase_ns: Mapping[str, int] | Unavailable
     """Device time in the steady steps of the ranks that have it."""
     num_device_rank_steps: int
+    """Steps with device time."""
+    num_markable_rank_steps: int
+    """Steps in `steady_steps` of the ranks that have any device time."""
     containers: Mapping[str, int]
     """Spans per phase that cross step boundaries and are left out of the split."""
     num_other_threads: int
@@ -166,7 +171,10 @@ class AttemptSummary:
     steps: JobStepSummary
     time: JobTime
     spreads: tuple[PhaseSpread, ...]
-    """One per phase of the steady steps, largest median first; unattributed not among them."""
+    """One per phase of the steady steps, the one with the rank furthest above its peers first;
+    unattributed not among them."""
+    clues: tuple[PhaseClue, ...]
+    """Ranks that stand out among their peers in a phase, furthest first."""
     unattributed: PhaseSpread | Unavailable
     steps_per_s: float | Unavailable
     """Of the slowest of the ranks that finished most steps."""
@@ -178,6 +186,7 @@ class AttemptSummary:
 def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> AttemptSummary:
     """Reads and reduces every rank. `warmup_steps` None: 1 where more than 3 steps finished."""
     durations, intervals, overhead = JobSteps(), JobSteps(), OverheadSamples()
+    peers = PeerPhases(num_ranks=len(attempt.ranks))
     ranks: list[RankSummary] = []
     tokens: dict[int, RankTokens] = {}
     longest = (0, 0)
@@ -189,21 +198,31 @@ def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> A
         durations.add(recording.rank, steps.step, steps.duration_ns)
         intervals.add(recording.rank, steps.step[:-1], np.diff(steps.start_ns))
         longest = max(longest, (len(steps), stepping_ns(steps)))
-        summary, rates = _summarize_rank(recording, columns, steps, attempt.layout, warmup_steps)
+        summary, rates, phases = _summarize_rank(
+            recording, columns, steps, attempt.layout, warmup_steps
+        )
+        peers.add(recording.rank, steps.step, phases, num_warmup=summary.num_warmup)
         ranks.append(summary)
         tokens[recording.rank] = rates
         problems += _overlap_problems(recording, steps)
     steady = [rank for rank in ranks if rank.num_steady_steps]
+    job_steps = summarize_job_steps(
+        durations, intervals, num_ranks=len(ranks), asked_warmup=warmup_steps
+    )
+    step_time = job_steps.time
+    peer_groups = group_peers(attempt.layout, attempt.ranks)
     return AttemptSummary(
         ranks=tuple(ranks),
         layout=attempt.layout,
         world_size=attempt.world_size,
-        steps=summarize_job_steps(
-            durations, intervals, num_ranks=len(ranks), asked_warmup=warmup_steps
-        ),
+        steps=job_steps,
         time=_add_times(ranks),
-        spreads=_spread_phases(steady),
-        unattributed=_spread_unattributed(steady),
+        spreads=_spread_phases(steady, peer_groups),
+        unattributed=_spread_unattributed(steady, peer_groups),
+        clues=peers.find_clues(
+            peer_groups,
+            step_time if isinstance(step_time, Unavailable) else step_time.median_ns,
+        ),
         steps_per_s=longest[0] * 1e9 / longest[1] if longest[1] > 0 else Unavailable(NO_STEP),
         tokens=sum_tokens(tokens, attempt.layout, attempt.world_size),
         signals=merge_signals([dict(rank.signals) for rank in ranks]),
@@ -219,7 +238,7 @@ def _summarize_rank(
     steps: StepTimes,
     layout: Layout | Unavailable,
     asked_warmup: int | None,
-) -> tuple[RankSummary, RankTokens]:
+) -> tuple[RankSummary, RankTokens, PhaseTable]:
     num_steps = len(steps)
     num_warmup = count_warmup(num_steps, asked_warmup)
     reason = explain_no_steady_step(num_steps)
@@ -227,6 +246,7 @@ def _summarize_rank(
     memory = recording.read("memory")
     scalars = read_scalars(recording, _WANTED_SCALARS)
     placed, num_other_threads = place_phases(steps, spans)
+    phases = tabulate_phases(placed, recording.names, num_steps=num_steps)
     recorded_ns = _recorded_range(recording, steps, spans, memory)
     device: DeviceSplit | Unavailable
     if recording.has_table("device_spans"):
@@ -259,6 +279,7 @@ def _summarize_rank(
         time=partition_rank(
             steps,
             placed,
+            phases,
             recording.names,
             recorded_ns=recorded_ns,
             warmup_steps=num_warmup,
@@ -268,16 +289,14 @@ def _summarize_rank(
         tokens=pick_rank_tokens(rates),
         signals=find_signals(recording.rank, scalars),
         peak_rss_bytes=_peak(memory, "rss_bytes", "memory was not sampled"),
-        peak_device_bytes=_peak(
-            memory, "peak_allocated_bytes", "no accelerator was used by this process"
-        ),
+        peak_device_bytes=_peak(memory, "peak_allocated_bytes", NO_ACCELERATOR),
         state=RankState.OPEN if recording.closing is None else RankState.FINISHED,
         last_record_unix_ns=_to_unix(recording, recorded_ns[1]),
         open_phase=_find_open_phase(recording, spans),
         num_errors=count_errors(recording),
         num_problems=len(recording.problems) + bool(steps.num_overlapping),
     )
-    return summary, rates
+    return summary, rates, phases
 
 
 def _recorded_range(
@@ -352,7 +371,8 @@ def _add_times(ranks: list[RankSummary]) -> JobTime:
     for device in devices:
         for name, total in device.phase_ns.items():
             device_ns[name] = device_ns.get(name, 0) + total
-    reasons = dict.fromkeys(r.device.reason for r in ranks if isinstance(r.device, Unavailable))
+    reasons = [rank.device.reason for rank in ranks if isinstance(rank.device, Unavailable)]
+    marked = [rank for rank in ranks if not isinstance(rank.device, Unavailable)]
     return JobTime(
         before_first=add_splits([rank.time.before_first for rank in ranks]),
         steps=add_splits([rank.time.steps for rank in ranks]),
@@ -360,38 +380,33 @@ def _add_times(ranks: list[RankSummary]) -> JobTime:
         after_last=add_splits([rank.time.after_last for rank in ranks]),
         steady_steps=add_splits([rank.time.steady_steps for rank in ranks]),
         num_steady_rank_steps=sum(rank.num_steady_steps for rank in ranks),
-        device_phase_ns=device_ns if devices else Unavailable("; ".join(reasons)),
+        device_phase_ns=device_ns if devices else explain_no_job_device(reasons),
         num_device_rank_steps=sum(device.num_steps for device in devices),
+        num_markable_rank_steps=sum(rank.num_steady_steps for rank in marked),
         containers=containers,
         num_other_threads=sum(rank.time.num_other_threads for rank in ranks),
     )
 
 
-def _spread_phases(ranks: list[RankSummary]) -> tuple[PhaseSpread, ...]:
+def _spread_phases(ranks: list[RankSummary], peer_groups: PeerGroups) -> tuple[PhaseSpread, ...]:
     values: dict[str, list[tuple[float, int]]] = {}
     for rank in ranks:
         for phase, total in rank.time.steady_steps.phase_ns.items():
             values.setdefault(phase, []).append((total / rank.num_steady_steps, rank.rank))
-    spreads = [_spread(phase, found) for phase, found in values.items()]
-    return tuple(sorted(spreads, key=lambda spread: (-spread.median_ns, spread.phase)))
+    spreads = [spread_phase(phase, found, peer_groups) for phase, found in values.items()]
+    return tuple(sorted(spreads, key=_order_spread))
 
 
-def _spread_unattributed(ranks: list[RankSummary]) -> PhaseSpread | Unavailable:
+def _order_spread(spread: PhaseSpread) -> tuple[float, float, str]:
+    excess_ns = 0.0 if isinstance(spread.excess_ns, Unavailable) else spread.excess_ns
+    return -excess_ns, -spread.median_ns, spread.phase
+
+
+def _spread_unattributed(
+    ranks: list[RankSummary], peer_groups: PeerGroups
+) -> PhaseSpread | Unavailable:
     found = [
         (rank.time.steady_steps.unattributed_ns / rank.num_steady_steps, rank.rank)
         for rank in ranks
     ]
-    return _spread("unattributed", found) if found else Unavailable(NO_STEP)
-
-
-def _spread(phase: str, found: list[tuple[float, int]]) -> PhaseSpread:
-    means = np.array([value for value, _ in found])
-    return PhaseSpread(
-        phase=phase,
-        num_ranks=len(found),
-        min_ns=float(means.min()),
-        median_ns=float(np.median(means)),
-        max_ns=float(means.max()),
-        min_rank=found[int(means.argmin())][1],
-        max_rank=found[int(means.argmax())][1],
-    )
+    return spread_phase("unattributed", found, peer_groups) if found else Unavailable(NO_STEP)

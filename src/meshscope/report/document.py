@@ -16,10 +16,11 @@ import numpy as np
 from meshscope import __version__
 from meshscope.analyze.distribution import Distribution
 from meshscope.analyze.health import RecordingHealth
+from meshscope.analyze.peers import PhaseClue, PhaseSpread
 from meshscope.analyze.phases import TimeSplit
 from meshscope.analyze.signals import JobSignal
 from meshscope.analyze.steps import JobStepSummary
-from meshscope.analyze.summary import AttemptSummary, PhaseSpread, RankSummary
+from meshscope.analyze.summary import AttemptSummary, RankSummary
 from meshscope.analyze.throughput import TOKEN_SOURCES, TokenRate
 from meshscope.core.layout import Axis
 from meshscope.core.unavailable import Unavailable
@@ -87,6 +88,27 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     max_ns: float
     min_rank: int
     max_rank: int
+    furthest_rank: int | Absent
+    """The rank furthest above the median of its peers: ranks that share all coordinates but dp,
+    all ranks without a known layout."""
+    excess_ns: float | Absent
+    """By how much."""
+
+
+class Clue(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that spends persistently more time in a phase than its peers; not a diagnosis."""
+
+    rank: int
+    phase: str
+    median_ns: float
+    """Of the rank's time per step in the phase."""
+    peers_median_ns: float
+    """The median of the other peers' medians."""
+    num_peers: int
+    num_steps: int
+    """Steps compared, without warm-up."""
+    num_steps_largest: int
+    """Of these, steps in which no peer spent as long."""
 
 
 class StepBin(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,14 +121,14 @@ class StepBin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a rank was the slowest of a step."""
+    """A rank that had the longest step more often than chance would have it."""
 
     rank: int
     num_steps: int
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The job's steps; a step takes as long as its slowest rank."""
+    """The job's steps; a step takes the median over ranks of the ranks' own durations."""
 
     num_steps: int
     num_partial: int
@@ -116,8 +138,13 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     warmup_ns: list[int]
     time: Times
     interval: Times
-    """Start to start on the same rank, gaps included."""
+    """Start to start on the same rank, gaps included; again the median over ranks."""
+    slowest_rank_time: Times
+    """The maximum over ranks of each step; not the job's pace where ranks wait for each other."""
     slowest: list[SlowRank]
+    """At most three, most often first; empty when no rank stands out."""
+    num_compared: int
+    """Steps that `slowest` is about: without warm-up, finished by every rank."""
     series: list[StepBin]
     """All steps, warm-up included."""
 
@@ -141,6 +168,7 @@ class SignalFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str | Absent
     """The scalar it was read from."""
     source: str | Absent
+    """Where it comes from, if its name tells."""
     rank: int | Absent
     first: float | Absent
     last: float | Absent
@@ -197,6 +225,10 @@ class JobTimeFacts(msgspec.Struct, frozen=True, kw_only=True):
     after_last: Split
     steady_steps: Split
     num_steady_rank_steps: int
+    num_device_rank_steps: int
+    """Steps with device time, out of `num_markable_rank_steps`."""
+    num_markable_rank_steps: int
+    """Steps after warm-up of the ranks that have any device time."""
     num_containers: dict[str, int]
     """Spans per phase that cross step boundaries; left out of the split."""
     num_other_threads: int
@@ -236,11 +268,16 @@ class OverheadFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The recorder's own time per step, on the steps where it measured itself."""
 
     num_steps: int
+    num_rank_steps: int
+    """Steps of all ranks, measured or not."""
     is_warmup_only: bool
     """Only warm-up steps were measured; the first one also opened the files."""
     median_ns: float | Absent
+    p95_ns: float | Absent
     max_ns: int | Absent
     median_ratio: float | Absent
+    """Of the step's duration."""
+    p95_ratio: float | Absent
     max_ratio: float | Absent
     opening_cost_ns: int | Absent
     """Longest time a rank took to open its files, once."""
@@ -324,6 +361,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[PhaseShare]
     """Largest share first, then `unattributed`."""
     spreads: list[Spread]
+    """Largest excess first, then `unattributed`."""
+    clues: list[Clue]
+    """Largest difference first."""
     steps_per_s: float | Absent
     tokens: Tokens
     signals: list[SignalFacts]
@@ -354,13 +394,14 @@ def build_report(run: Run, attempt: Attempt, summary: AttemptSummary) -> Report:
         steps=_step_facts(summary.steps),
         phases=_phase_shares(summary),
         spreads=_spreads(summary),
+        clues=[_clue(clue) for clue in summary.clues],
         steps_per_s=_number(summary.steps_per_s),
         tokens=_tokens(summary.tokens),
         signals=[_signal(name, found) for name, found in summary.signals.items()],
         time=_job_time(summary),
         device_reason=_text(device.reason) if isinstance(device, Unavailable) else None,
         ranks=[_rank_facts(rank) for rank in summary.ranks],
-        health=_health(run.path, summary.health),
+        health=_health(run.path, summary),
     )
 
 
@@ -496,7 +537,9 @@ def _step_facts(steps: JobStepSummary) -> StepFacts:
         warmup_ns=list(steps.warmup_ns),
         time=_times(steps.time),
         interval=_times(steps.interval),
+        slowest_rank_time=_times(steps.slowest_rank_time),
         slowest=[SlowRank(rank=s.rank, num_steps=s.num_steps) for s in steps.slowest],
+        num_compared=steps.num_compared,
         series=_bin_steps(steps),
     )
 
@@ -569,6 +612,20 @@ def _spread(spread: PhaseSpread) -> Spread:
         max_ns=spread.max_ns,
         min_rank=spread.min_rank,
         max_rank=spread.max_rank,
+        furthest_rank=_value(spread.furthest_rank),
+        excess_ns=_number(spread.excess_ns),
+    )
+
+
+def _clue(clue: PhaseClue) -> Clue:
+    return Clue(
+        rank=clue.rank,
+        phase=_text(clue.phase),
+        median_ns=clue.median_ns,
+        peers_median_ns=clue.peers_median_ns,
+        num_peers=clue.num_peers,
+        num_steps=clue.num_steps,
+        num_steps_largest=clue.num_steps_largest,
     )
 
 
@@ -605,7 +662,7 @@ def _signal(signal: str, found: JobSignal | Unavailable) -> SignalFacts:
     return SignalFacts(
         signal=signal,
         name=shown.name,
-        source=shown.source,
+        source=_string(shown.source),
         rank=shown.rank,
         first=_number(shown.first),
         last=_number(shown.last),
@@ -627,6 +684,8 @@ def _job_time(summary: AttemptSummary) -> JobTimeFacts:
         after_last=_split(time.after_last),
         steady_steps=_split(time.steady_steps),
         num_steady_rank_steps=time.num_steady_rank_steps,
+        num_device_rank_steps=time.num_device_rank_steps,
+        num_markable_rank_steps=time.num_markable_rank_steps,
         num_containers=_named(time.containers),
         num_other_threads=time.num_other_threads,
     )
@@ -665,7 +724,8 @@ def _rank_facts(rank: RankSummary) -> RankFacts:
     )
 
 
-def _health(run_path: Path, health: RecordingHealth) -> Health:
+def _health(run_path: Path, summary: AttemptSummary) -> Health:
+    health = summary.health
     return Health(
         is_complete=health.is_complete,
         errors=[
@@ -690,7 +750,7 @@ def _health(run_path: Path, health: RecordingHealth) -> Health:
         unfinished_ranks=list(health.unfinished_ranks),
         num_pauses=health.num_pauses,
         num_device_steps_given_up=health.num_device_steps_given_up,
-        overhead=_overhead(health),
+        overhead=_overhead(health, sum(rank.num_steps for rank in summary.ranks)),
     )
 
 
@@ -708,26 +768,32 @@ def _problem(run_path: Path, problem: Problem) -> ProblemFacts:
     )
 
 
-def _overhead(health: RecordingHealth) -> OverheadFacts:
+def _overhead(health: RecordingHealth, num_rank_steps: int) -> OverheadFacts:
     cost = health.overhead
     opening_cost_ns = _value(health.opening_cost_ns)
     if isinstance(cost, Unavailable):
         none = Absent(_text(cost.reason))
         return OverheadFacts(
             num_steps=0,
+            num_rank_steps=num_rank_steps,
             is_warmup_only=False,
             median_ns=none,
+            p95_ns=none,
             max_ns=none,
             median_ratio=none,
+            p95_ratio=none,
             max_ratio=none,
             opening_cost_ns=opening_cost_ns,
         )
     return OverheadFacts(
         num_steps=cost.num_steps,
+        num_rank_steps=num_rank_steps,
         is_warmup_only=cost.is_warmup_only,
         median_ns=cost.median_ns,
+        p95_ns=cost.p95_ns,
         max_ns=cost.max_ns,
         median_ratio=_number(cost.median_ratio),
+        p95_ratio=_number(cost.p95_ratio),
         max_ratio=_number(cost.max_ratio),
         opening_cost_ns=opening_cost_ns,
     )

@@ -287,7 +287,7 @@ class _Writer:
 
     def _write_step_times(self) -> None:
         steps = self.report.steps
-        note = "slowest rank of each step" if self.report.run.num_ranks > 1 else ""
+        note = "median over ranks of each step" if self.report.run.num_ranks > 1 else ""
         self._section("Step time", f"{note}{_without(self.report, comma=bool(note))}")
         if isinstance(steps.time.mean_ns, Absent):
             self._line(form.or_reason(steps.time.mean_ns, form.duration), "dim")

@@ -1,4 +1,5 @@
 from builders import MS, START_MONO_NS, make_run, make_writer, put_device_span, put_span, put_step
+from meshscope.analyze.device import NO_ACCELERATOR, NO_EVENTS, explain_no_job_device
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.reader import open_run
@@ -45,11 +46,33 @@ def test_nested_phases_give_their_device_time_only_once(tmp_path):
     assert device.num_unmatched == 1
 
 
+def test_steps_without_marks_are_counted(tmp_path):
+    writer = make_writer(tmp_path)
+    for step in range(8):
+        begin = T0 + step * 1000
+        put_span(writer, "forward", begin, 500)
+        if step % 4 == 0:
+            put_device_span(writer, "forward", begin, 400)
+        put_step(writer, step, begin, begin + 1000)
+    writer.close(end_host_mono_ns=T0 + 8000)
+    time = summarize(tmp_path, warmup_steps=0).time
+    assert (time.num_device_rank_steps, time.num_markable_rank_steps) == (2, 8)
+    assert time.device_phase_ns == {"forward": 800}
+
+
+def test_a_job_with_accelerators_on_some_ranks_says_so():
+    reasons = [NO_ACCELERATOR, NO_EVENTS, NO_ACCELERATOR]
+    assert explain_no_job_device(reasons) == Unavailable(
+        "1 rank recorded without device events, the others used no accelerator"
+    )
+
+
 def test_without_device_spans_the_reason_says_whether_there_was_a_device(tmp_path):
     make_run(tmp_path / "cpu", memory=(1 << 30, -1, -1, -1, -1))
     make_run(tmp_path / "gpu", memory=(1 << 30, 5, 6, 7, 8))
     cpu, gpu = summarize(tmp_path / "cpu"), summarize(tmp_path / "gpu")
-    assert cpu.time.device_phase_ns == Unavailable("no accelerator was used by this process")
+    assert cpu.ranks[0].device == Unavailable("no accelerator was used by this process")
+    assert cpu.time.device_phase_ns == Unavailable("no rank used an accelerator")
     assert gpu.time.device_phase_ns == Unavailable("recorded without device events")
     assert cpu.ranks[0].peak_device_bytes == Unavailable("no accelerator was used by this process")
     assert (gpu.ranks[0].peak_rss_bytes, gpu.ranks[0].peak_device_bytes) == (1 << 30, 7)

@@ -1,9 +1,21 @@
+import itertools
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from builders import DEFAULT_PHASES, GAP_NS, MS, Faults, make_run, make_writer, put_step
+from builders import (
+    DEFAULT_PHASES,
+    GAP_NS,
+    MS,
+    START_MONO_NS,
+    Faults,
+    make_run,
+    make_writer,
+    put_step,
+)
 from meshscope.analyze.distribution import measure_distribution
-from meshscope.analyze.steps import JobSteps
+from meshscope.analyze.steps import JobSteps, SlowestCount
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
@@ -32,17 +44,76 @@ def test_no_values_is_a_reason_and_one_value_has_no_variation():
     assert (one.p99_ns, one.cv_ratio) == (5.0, Unavailable("one value has no variation"))
 
 
-def test_the_jobs_step_time_is_that_of_its_slowest_rank(tmp_path):
-    make_run(tmp_path, layout=Layout(dp=4), num_steps=6, faults=Faults(slow={2: 1.5}))
+def test_the_jobs_step_time_is_the_median_over_ranks_and_the_slowest_stands_beside_it(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=4), num_steps=12, faults=Faults(slow={2: 1.5}))
     summary = summarize(tmp_path)
     slow_ns = 97 * MS * 1.5 + 3 * MS
-    assert summary.steps.time.median_ns == slow_ns
+    assert summary.steps.time.median_ns == STEP_NS
+    assert summary.steps.interval.median_ns == STEP_NS + GAP_NS
+    assert summary.steps.slowest_rank_time.median_ns == slow_ns
     assert [rank.step_time.median_ns for rank in summary.ranks] == [
         STEP_NS, STEP_NS, slow_ns, STEP_NS
     ]  # fmt: skip
-    assert (summary.steps.slowest[0].rank, summary.steps.slowest[0].num_steps) == (2, 5)
+    assert summary.steps.slowest == (SlowestCount(rank=2, num_steps=11),)
     backward = next(spread for spread in summary.spreads if spread.phase == "backward")
     assert (backward.median_ns, backward.max_ns, backward.max_rank) == (60 * MS, 90 * MS, 2)
+    assert (backward.furthest_rank, backward.excess_ns) == (2, 30 * MS)
+
+
+def test_the_headline_step_agrees_with_the_wall_clock_though_ranks_jitter(tmp_path):
+    """Ranks begin each step a little early or late, in lockstep over the run."""
+    num_ranks, num_steps, pace_ns = 8, 100, 160 * MS
+    jitter = np.random.default_rng(1).uniform(-25 * MS, 25 * MS, (num_ranks, num_steps + 1))
+    jitter[:, [0, -1]] = 0
+    for rank in range(num_ranks):
+        writer = make_writer(tmp_path, rank, num_ranks)
+        starts = (START_MONO_NS + pace_ns * np.arange(num_steps + 1) + jitter[rank]).astype(int)
+        for step, (begin, end) in enumerate(itertools.pairwise(starts)):
+            put_step(writer, step, int(begin), int(end) - MS)
+        writer.close(end_host_mono_ns=int(starts[-1]))
+    summary = summarize(tmp_path)
+    wall_clock_ns = 1e9 / summary.steps_per_s
+    assert wall_clock_ns == pytest.approx(pace_ns, rel=0.001)
+    assert summary.steps.time.median_ns == pytest.approx(wall_clock_ns, rel=0.03)
+    assert summary.steps.time.mean_ns == pytest.approx(wall_clock_ns, rel=0.03)
+    assert summary.steps.interval.median_ns == pytest.approx(wall_clock_ns, rel=0.03)
+    assert summary.steps.slowest_rank_time.median_ns > 1.1 * wall_clock_ns
+    assert summary.steps.slowest == ()
+
+
+def test_medians_over_ranks_are_those_of_numpy_whatever_steps_ranks_have():
+    random = np.random.default_rng(3)
+    for num_steps, top in ((5, 40), (40, 1000), (5, 1 << 40)):
+        steps, values = JobSteps(), {}
+        for rank in range(6):
+            step = np.sort(random.choice(60, num_steps, replace=False))
+            duration_ns = random.integers(0, top, num_steps)
+            steps.add(rank, step, duration_ns)
+            for number, value in zip(step.tolist(), duration_ns.tolist(), strict=True):
+                values.setdefault(number, []).append(value)
+        assert steps.step.tolist() == sorted(values)
+        assert steps.num_ranks.tolist() == [len(values[step]) for step in sorted(values)]
+        expected = [int(np.median(values[step])) for step in sorted(values)]
+        assert steps.median_ns().tolist() == expected
+
+
+def test_ranks_that_share_no_step_cost_no_table():
+    steps = JobSteps()
+    for rank in range(200):
+        steps.add(rank, np.arange(50) + 50 * rank, np.full(50, rank))
+    tracemalloc.start()
+    medians = steps.median_ns()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert medians[::50].tolist() == list(range(200))
+    assert peak_bytes < 1 << 20  # of 200 ranks × 10,000 steps it would be 8 MB
+
+
+def test_ranks_that_tie_or_are_slowest_by_chance_are_not_called_slowest(tmp_path):
+    make_run(tmp_path / "alike", layout=Layout(dp=4), num_steps=40)
+    assert summarize(tmp_path / "alike").steps.slowest == ()
+    make_run(tmp_path / "short", layout=Layout(dp=4), num_steps=10, faults=Faults(slow={1: 2.0}))
+    assert summarize(tmp_path / "short").steps.slowest == ()  # nine steps without the first
 
 
 def test_the_first_step_is_left_out_of_statistics_but_not_of_the_account(tmp_path):
@@ -88,6 +159,7 @@ def test_ranks_with_different_step_numbers_are_merged_by_number():
     assert steps.max_ns.tolist() == [5, 7, 9, 4]
     assert steps.max_rank.tolist() == [0, 2, 1, 1]
     assert steps.num_ranks.tolist() == [2, 3, 3, 2]
+    assert steps.median_ns().tolist() == [3, 5, 5, 2]
 
 
 def test_a_step_number_far_away_costs_nothing(tmp_path):

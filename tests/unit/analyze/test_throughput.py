@@ -75,6 +75,7 @@ def test_signals_show_first_and_last_finite_values_and_where_they_come_from(tmp_
     )
     signals = summarize(tmp_path).signals
     loss = signals["loss"]
+    assert isinstance(signals["lr"].shown.source, Unavailable)  # logged, or the recorder's own
     assert (loss.shown.name, loss.shown.source) == ("backward_loss", "what backward was called on")
     assert (loss.shown.first, loss.shown.last, loss.shown.last_step) == (9.0, 2.0, 3)
     assert (loss.num_nonfinite, loss.nonfinite_ranks) == (2, (0, 1))

@@ -1,0 +1,48 @@
+"""Whether one rank stands out more often than chance would have it.
+
+If ranks were alike, each would be the largest of N in a step with probability 1/N, so how often
+one is the largest in n steps is binomial. A count is beyond chance when its upper tail, times the
+number of counts looked at (Bonferroni), is below one per cent. Steps are taken as independent: a
+disturbance that lasts for many steps looks less like chance than it is.
+"""
+
+import math
+
+SIGNIFICANCE_RATIO = 0.01
+"""How often a healthy run may be called unhealthy, all its ranks together."""
+MIN_STEPS = 10
+"""With fewer steps nothing is said to stand out."""
+
+
+def binomial_tail(count: int, num_trials: int, probability: float) -> float:
+    """The chance of at least `count` successes in `num_trials`, each with `probability`."""
+    if count <= 0:
+        return 1.0
+    if count > num_trials or probability <= 0:
+        return 0.0
+    if probability >= 1:
+        return 1.0
+    log_term = (
+        math.lgamma(num_trials + 1)
+        - math.lgamma(count + 1)
+        - math.lgamma(num_trials - count + 1)
+        + count * math.log(probability)
+        + (num_trials - count) * math.log1p(-probability)
+    )
+    odds = probability / (1 - probability)
+    # Terms relative to the first one: each follows from the one before.
+    term, total = 1.0, 1.0
+    for successes in range(count, num_trials):
+        growth = (num_trials - successes) / (successes + 1) * odds
+        term *= growth
+        total += term
+        if growth < 1 and term < total * 1e-17:
+            break
+    return min(1.0, math.exp(log_term + math.log(total)))
+
+
+def is_beyond_chance(count: int, *, num_steps: int, num_ranks: int, num_tests: int) -> bool:
+    """Whether `count` times the largest of `num_ranks` in `num_steps` is no accident."""
+    if num_steps < MIN_STEPS or num_ranks < 2 or count * num_ranks <= num_steps:
+        return False
+    return binomial_tail(count, num_steps, 1 / num_ranks) * num_tests < SIGNIFICANCE_RATIO
