@@ -86,13 +86,15 @@ def _render(context: click.Context, report: Report, output: Path | None, *, all_
     from meshscope.report.terminal import Screen, render_report  # Rich is not needed for JSON
 
     if output is not None:
-        return render_report(report, Screen(width=FILE_WIDTH, shows_all_ranks=all_ranks))
+        screen = Screen(width=FILE_WIDTH, shows_all_ranks=all_ranks, directory=Path.cwd())
+        return render_report(report, screen)
     encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
     screen = Screen(
         width=shutil.get_terminal_size((FILE_WIDTH, 24)).columns,
         is_colored=is_color_wanted(context),
         is_unicode=encoding.startswith("utf"),
         shows_all_ranks=all_ranks,
+        directory=Path.cwd(),
     )
     return render_report(report, screen)
 

@@ -7,8 +7,9 @@ become percent. A value that is not there is `n/a: reason`.
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import TypeVar
 
 from meshscope.report.document import Absent
@@ -22,9 +23,23 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS = "_.:-=+*#"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_TO_ASCII = str.maketrans(
-    {"·": "|", "…": "~", "×": "x", "→": "->", "µ": "u", "–": "-", "█": "#", "▏": "|"}
-)
+_ASCII_FOR = {
+    **dict.fromkeys("▏▎▍", "|"),
+    **dict.fromkeys("▌▋▊▉█", "#"),
+    **dict(zip(_SPARKS[:-1], _ASCII_SPARKS, strict=False)),
+    "·": "|",
+    "…": "~",
+    "×": "x",
+    "→": ">",
+    "µ": "u",
+    "–": "-",
+    "−": "-",
+    "’": "'",
+}
+"""One character for each that the report itself uses, so that columns stay where they are."""
+_TO_ASCII = str.maketrans(_ASCII_FOR)
+_STEADY_RATIO = 0.15
+"""Coefficient of variation below which a spark line is drawn from 0."""
 _MINUTE_NS = 60_000_000_000
 
 
@@ -132,9 +147,48 @@ def rate(per_s: float, unit: str) -> str:
     return f"{_three_digits(per_s) if per_s >= 0.1 else f'{per_s:.2g}'} {unit}/s"
 
 
-def number(value: float) -> str:
-    """A logged value with four significant digits."""
-    return f"{value:.4g}"
+def numbers(*values: float) -> list[str]:
+    """Logged values with four significant digits, all of them written in the same way."""
+    sizes = [abs(value) for value in values if value]
+    is_scientific = any(not 1e-3 <= size < 1e6 for size in sizes)
+    return [_four_digits(value, is_scientific=is_scientific) for value in values]
+
+
+def _four_digits(value: float, *, is_scientific: bool) -> str:
+    if not value:
+        return "0"
+    if is_scientific:
+        return f"{value:.3e}"
+    return f"{value:.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
+
+
+def layout(text: str, degrees: Mapping[str, int]) -> str:
+    """A layout's description without the axes that are not in use."""
+    _, gap, order = clean_text(text).partition(" ")
+    return f"{describe_degrees(degrees)}{gap}{order}"
+
+
+def describe_degrees(degrees: Mapping[str, int]) -> str:
+    """`dp2×tp4`: the axes in use; `dp1` when none is."""
+    used = [f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1]
+    return "×".join(used) or ("dp1" if degrees else "")
+
+
+def place(label: str, degrees: Mapping[str, int]) -> str:
+    """`dp3.tp1`: a rank's coordinates along the axes in use; `dp0` when none is."""
+    parts = clean_text(label).split(".")
+    used = [part for part in parts if degrees.get(part.rstrip("0123456789"), 1) > 1]
+    return ".".join(used) or parts[0]
+
+
+def script(path: str, directory: PurePath | None) -> str:
+    """A script as one would call it from `directory`, else its name."""
+    if not path.startswith(("/", "..")):
+        return path
+    found = PurePath(path)
+    if directory is not None and found.is_relative_to(directory):
+        return str(found.relative_to(directory))
+    return found.name or path
 
 
 def moment(unix_ns: int) -> str:
@@ -152,15 +206,19 @@ def bar(value: float, width: int) -> str:
     return ("█" * full + (_EIGHTHS[rest] if rest else "")) or ("▏" if value > 0 else "")
 
 
-def sparkline(values: Sequence[float], *, is_unicode: bool = True) -> str:
-    """One mark per value, from the smallest to the largest.
+def is_steady(values: Sequence[float]) -> bool:
+    """Whether values vary so little that a scale from the smallest to the largest shows noise."""
+    mean = sum(values) / len(values) if values else 0
+    if mean <= 0:
+        return False
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / len(values)) < _STEADY_RATIO * mean
 
-    The scale spans at least a quarter of the middle value, so that noise stays a flat line.
-    """
+
+def sparkline(values: Sequence[float], *, is_unicode: bool = True) -> str:
+    """One mark per value, from the smallest to the largest; from 0 if they are steady."""
     if not values:
         return ""
-    low, high = min(values), max(values)
-    middle = sorted(values)[len(values) // 2]
-    span = max(high - low, middle / 4) or 1
+    low, high = 0 if is_steady(values) else min(values), max(values)
+    span = high - low or 1
     marks = _SPARKS if is_unicode else _ASCII_SPARKS
-    return "".join(marks[min(7, int((value - low) / span * 8))] for value in values)
+    return "".join(marks[min(7, max(0, int((value - low) / span * 8)))] for value in values)

@@ -8,7 +8,9 @@ Tables have no boxes and drop their least important columns when the terminal is
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -23,6 +25,7 @@ from meshscope.report.document import (
     Report,
     SignalFacts,
     Split,
+    Spread,
     Times,
 )
 from meshscope.store.rank_ranges import abbreviate_ranks
@@ -32,11 +35,15 @@ MAX_RANK_ROWS = 16
 """Ranks shown unless all are asked for."""
 MAX_PROBLEM_ROWS = 12
 MAX_PHASE_ROWS = 12
+MAX_MORE_CLUES = 2
+"""Clues named beside the first."""
 MAX_OPEN_ROWS = 4
 """Unfinished ranks of which it is said where they stopped."""
 _PHASE_IMPORTANCE = (70, 60, 28, 20)
 """Of the columns for the largest phases in the table of ranks."""
 _INDENT = 2
+_OPEN = "running or killed"
+"""Said of a rank without a closing line."""
 _PHASE_STYLES = {
     "data": "yellow",
     "forward": "blue",
@@ -58,6 +65,8 @@ class Screen:
     is_unicode: bool = True
     """Whether blocks and typographic characters can be shown."""
     shows_all_ranks: bool = False
+    directory: Path | None = None
+    """Where the reader is; paths below it are shown relative to it."""
 
 
 def render_report(report: Report, screen: Screen) -> str:
@@ -86,7 +95,7 @@ def render_report(report: Report, screen: Screen) -> str:
 def headline(report: Report) -> str:
     """The report in one sentence."""
     ranks = form.plural(report.run.num_ranks, "rank")
-    layout = describe_degrees(report.layout.degrees)
+    layout = form.describe_degrees(report.layout.degrees)
     where = f"{ranks} ({layout})" if layout else ranks
     median_ns = report.steps.time.median_ns
     if isinstance(median_ns, Absent):
@@ -103,10 +112,31 @@ def headline(report: Report) -> str:
     return f"{opening}{form.duration(median_ns)}; {', '.join(parts)}."
 
 
-def describe_degrees(degrees: dict[str, int]) -> str:
-    """`dp2×tp4`: the axes in use; `dp1` when none is."""
-    used = [f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1]
-    return "×".join(used) or ("dp1" if degrees else "")
+def describe_clues(report: Report) -> str:
+    """Who stands out among its peers, in a sentence; empty when nobody does."""
+    if not report.clues:
+        return ""
+    first, *more = report.clues
+    others = "the others" if first.num_peers > 1 else "its only peer"
+    if 1 < first.num_peers + 1 < report.run.num_ranks and report.layout.degrees:
+        others = "its dp peers" if first.num_peers > 1 else "its only dp peer"
+    text = (
+        f"rank {first.rank} spends {form.duration(first.median_ns)} in "
+        f"{form.clean_text(first.phase, 40)}, {others} {form.duration(first.peers_median_ns)} "
+        f"(median)"
+    )
+    also = [
+        f"rank {clue.rank} in {form.clean_text(clue.phase, 40)} "
+        f"({form.duration(clue.median_ns)}, {form.duration(clue.peers_median_ns)})"
+        for clue in more[:MAX_MORE_CLUES]
+    ]
+    if also:
+        text += f"; also {', '.join(also)}"
+    if len(more) > MAX_MORE_CLUES:
+        text += f" and {len(more) - MAX_MORE_CLUES} more (see --json)"
+    if not report.layout.degrees:
+        text += "; the layout is not known, so they may do different work"
+    return text
 
 
 def _share(phase: PhaseShare) -> str:
@@ -186,6 +216,11 @@ class _Writer:
         body = Text("\n", no_wrap=True, overflow="ellipsis").join(rows)
         self.console.print(Padding(body, (0, 0, 0, _INDENT)))
 
+    def _count_of(self, part: int, whole: int) -> str:
+        """`72 of 1,200 rank-steps`."""
+        noun = "step" if self.report.run.num_ranks == 1 else "rank-step"
+        return f"{form.count(part)} of {form.plural(whole, noun)}"
+
     # --- sections -----------------------------------------------------------------------------
 
     def _write_head(self) -> None:
@@ -194,21 +229,28 @@ class _Writer:
         warning = describe_incompleteness(self.report)
         if warning:
             self.console.print(Text(f"! The recording is not complete: {warning}.", style="red"))
+        clue = describe_clues(self.report)
+        if clue:
+            self.console.print(Text(f"Clue: {clue}.", style="yellow"))
         self.console.print()
         started = form.or_reason(run.started_unix_ns, form.moment)
         attempt = f" · attempt {run.attempt} of {run.num_attempts}" if run.num_attempts > 1 else ""
         hosts = [f"{form.clean_text(h.host, 40)} ({h.num_ranks})" for h in run.hosts[:4]]
         more = f" and {len(run.hosts) - 4} more hosts" if len(run.hosts) > 4 else ""
-        layout = self.report.layout
         facts = [
             ("Run", form.clean_text(run.path) + attempt),
             ("Recorded", f"{started} · {form.duration(run.longest_wall_ns)}"),
             ("Ranks", self._describe_ranks()),
             ("Hosts", (", ".join(hosts) + more) or "n/a: no rank's journal says"),
-            ("Layout", form.or_reason(layout.text, form.clean_text) + _layout_source(self.report)),
+            ("Layout", self._describe_layout()),
         ]
         program = self._describe_program()
         self._facts([*facts, ("Program", program)] if program else facts)
+
+    def _describe_layout(self) -> str:
+        layout = self.report.layout
+        shown = form.or_reason(layout.text, lambda text: form.layout(text, layout.degrees))
+        return shown + _layout_source(self.report)
 
     def _describe_ranks(self) -> str:
         run, health = self.report.run, self.report.health
@@ -216,11 +258,14 @@ class _Writer:
         num_open = len(health.unfinished_ranks)
         if not num_open:
             return f"{known}, all finished"
-        return f"{known}, {form.count(run.num_ranks - num_open)} finished, {num_open} open"
+        return f"{known}, {form.count(run.num_ranks - num_open)} finished, {num_open} {_OPEN}"
 
     def _describe_program(self) -> str:
         run = self.report.run
-        parts = [form.clean_text(" ".join(run.argv), 120)] if run.argv else []
+        parts = []
+        if run.argv:
+            words = [form.script(run.argv[0], self.screen.directory), *run.argv[1:]]
+            parts.append(form.clean_text(" ".join(words), 120))
         if isinstance(run.git_revision, str):
             dirty = " (modified)" if run.is_git_dirty else ""
             parts.append(f"git {form.clean_text(run.git_revision)[:9]}{dirty}")
@@ -228,7 +273,8 @@ class _Writer:
             parts.append(f"torch {form.clean_text(run.torch_version, 30)}")
         if isinstance(run.device_name, str):
             parts.append(form.clean_text(run.device_name, 40))
-        return " · ".join(parts)
+        room = self.width - _INDENT - len("Recorded") - 2
+        return fit_words(" · ".join(parts), room)
 
     def _write_breakdown(self) -> None:
         report = self.report
@@ -271,8 +317,13 @@ class _Writer:
         self._table(columns)
         if rest:
             self._line(f"and {form.plural(len(rest), 'smaller phase')} (see --json)", "dim")
+        time = report.time
         if report.device_reason is not None:
-            self._line(f"device: n/a: {form.clean_text(report.device_reason)}", "dim")
+            why = form.clean_text(report.device_reason)
+            self._line(f"device time: none recorded: {why}", "dim")
+        elif time.num_device_rank_steps < time.num_markable_rank_steps:
+            marked, steps = time.num_device_rank_steps, time.num_markable_rank_steps
+            self._line(f"device time: marked in {self._count_of(marked, steps)}", "dim")
         self._write_left_out()
 
     def _write_left_out(self) -> None:
@@ -287,13 +338,18 @@ class _Writer:
 
     def _write_step_times(self) -> None:
         steps = self.report.steps
-        note = "median over ranks of each step" if self.report.run.num_ranks > 1 else ""
+        is_one = self.report.run.num_ranks == 1
+        note = "" if is_one else "median over ranks of each step"
         self._section("Step time", f"{note}{_without(self.report, comma=bool(note))}")
         if isinstance(steps.time.mean_ns, Absent):
             self._line(form.or_reason(steps.time.mean_ns, form.duration), "dim")
             return
         rows = [("step", steps.time), ("start to start", steps.interval)]
+        if not is_one:
+            rows.append(("slowest rank", steps.slowest_rank_time))
         self._table(_times_columns(rows))
+        if not is_one:
+            self._line("slowest rank: the longest of each step, not the job's pace", "dim")
         self._write_sparkline()
         facts = []
         if steps.warmup_ns:
@@ -301,7 +357,8 @@ class _Writer:
             facts.append(("Warm-up", f"{_first_steps(steps.num_warmup)}: {times}"))
         if steps.slowest:
             often = ", ".join(f"rank {s.rank} in {form.count(s.num_steps)}" for s in steps.slowest)
-            facts.append(("Slowest", f"{often} of {form.plural(steps.time.count, 'step')}"))
+            compared = form.plural(steps.num_compared, "step")
+            facts.append(("Slowest", f"{often} of {compared}, more often than by chance"))
         if steps.num_partial:
             partial = form.plural(steps.num_partial, "step")
             facts.append(("Partial", f"{partial} not finished by every rank"))
@@ -321,9 +378,10 @@ class _Writer:
         marks = [max(bin_.max_ns for bin_ in group) for group in groups]
         self._line(form.sparkline(marks, is_unicode=self.screen.is_unicode), "cyan")
         per_mark = max(sum(bin_.num_steps for bin_ in group) for group in groups)
-        meaning = "one step" if per_mark == 1 else f"the slowest of up to {per_mark} steps"
+        meaning = "one step" if per_mark == 1 else f"the longest of up to {per_mark} steps"
         first, last = series[0].first_step, series[-1].first_step + series[-1].num_steps - 1
         span = f"{form.duration(min(marks))} to {form.duration(max(marks))}"
+        span += ", drawn from 0" if form.is_steady(marks) else ""
         self._line(f"steps {first} to {last}, a mark is {meaning}: {span}", "dim")
 
     def _write_rates(self) -> None:
@@ -347,36 +405,9 @@ class _Writer:
         report = self.report
         if report.run.num_ranks < 2 or not report.spreads:
             return
-        self._section("Phases over ranks", f"mean per step{_without(report)}")
-        rows = report.spreads[:MAX_PHASE_ROWS]
-        self._table(
-            [
-                _Column(
-                    title="phase",
-                    cells=[
-                        Text(form.clean_text(s.phase, 24), style=_phase_style(s.phase))
-                        for s in rows
-                    ],
-                    importance=9,
-                    is_right=False,
-                ),
-                _Column(
-                    title="min", cells=[Text(form.duration(s.min_ns)) for s in rows], importance=6
-                ),
-                _Column(
-                    title="median",
-                    cells=[Text(form.duration(s.median_ns)) for s in rows],
-                    importance=7,
-                ),
-                _Column(
-                    title="max", cells=[Text(form.duration(s.max_ns)) for s in rows], importance=8
-                ),
-                _Column(title="at rank", cells=[Text(str(s.max_rank)) for s in rows], importance=5),
-                _Column(
-                    title="ranks", cells=[Text(form.count(s.num_ranks)) for s in rows], importance=1
-                ),
-            ]
-        )
+        order = "furthest above its peers first"
+        self._section("Phases over ranks", f"mean per step{_without(report)}, {order}")
+        self._table(_spread_columns(report.spreads[:MAX_PHASE_ROWS]))
 
     def _write_time(self) -> None:
         time, num_ranks = self.report.time, self.report.run.num_ranks
@@ -391,21 +422,18 @@ class _Writer:
             (name, form.duration(split.wall_ns / num_ranks), _ratio_of(split.wall_ns, time.wall_ns),
              "" if name == "steps" else _describe_split(split, num_ranks))
             for name, split in parts
+            if split.wall_ns
         ]  # fmt: skip
         rows.append(("recorded", form.duration(time.wall_ns / num_ranks), "100 %", ""))
-        self._table(
-            [
-                _Column(title="", cells=[Text(r[0]) for r in rows], importance=9, is_right=False),
-                _Column(title="time", cells=[Text(row[1]) for row in rows], importance=8),
-                _Column(title="share", cells=[Text(row[2]) for row in rows], importance=7),
-                _Column(
-                    title="of which",
-                    cells=[Text(row[3], style="dim") for row in rows],
-                    importance=10,
-                    is_right=False,
-                ),
-            ]
-        )
+        columns = [
+            _Column(title="", cells=[Text(r[0]) for r in rows], importance=9, is_right=False),
+            _Column(title="time", cells=[Text(row[1]) for row in rows], importance=8),
+            _Column(title="share", cells=[Text(row[2]) for row in rows], importance=7),
+        ]
+        if any(row[3] for row in rows):
+            cells = [Text(row[3], style="dim") for row in rows]
+            columns.append(_Column(title="of which", cells=cells, importance=10, is_right=False))
+        self._table(columns)
 
     def _write_ranks(self) -> None:
         ranks = self.report.ranks
@@ -426,7 +454,7 @@ class _Writer:
             self._line(f"rank {rank.rank}: {rank.state}{where}, last record {when}", "yellow")
         if len(unfinished) > MAX_OPEN_ROWS:
             more = form.plural(len(unfinished) - MAX_OPEN_ROWS, "more rank")
-            self._line(f"and {more} still running or killed (see --json)", "dim")
+            self._line(f"and {more} {_OPEN} (see --json)", "dim")
 
     def _write_recording(self) -> None:
         health, overhead = self.report.health, self.report.health.overhead
@@ -435,9 +463,9 @@ class _Writer:
         if not isinstance(overhead.median_ns, Absent):
             cost = (
                 f"median {cost} a step ({form.or_dash(overhead.median_ratio, form.ratio)}), "
-                f"at most {form.or_dash(overhead.max_ns, form.duration)} "
-                f"({form.or_dash(overhead.max_ratio, form.ratio)}), "
-                f"measured in {form.plural(overhead.num_steps, 'step')}"
+                f"p95 {form.or_dash(overhead.p95_ns, form.duration)} "
+                f"({form.or_dash(overhead.p95_ratio, form.ratio)}), "
+                f"measured in {self._count_of(overhead.num_steps, overhead.num_rank_steps)}"
                 + (", opening included" if overhead.is_warmup_only else "")
             )
         facts = [
@@ -538,17 +566,28 @@ def _without(report: Report, *, comma: bool = True) -> str:
 def _describe_signal(signal: SignalFacts) -> str:
     if isinstance(signal.name, Absent):
         return form.or_reason(signal.name, str)
-    source = form.or_reason(signal.source, str)
-    text = form.or_reason(signal.last, form.number)
-    if not isinstance(signal.last, Absent):
-        first = form.or_dash(signal.first, form.number)
-        text = text if first == text else f"{first} → {text}"
+    name = form.clean_text(signal.name)
+    if not isinstance(signal.source, Absent):
+        name += f", {form.clean_text(signal.source)}"
+    if isinstance(signal.last, Absent) or isinstance(signal.first, Absent):
+        text = form.or_reason(signal.last, lambda value: form.numbers(value)[0])
+    else:
+        first, last = form.numbers(signal.first, signal.last)
+        text = last if first == last else f"{first} → {last}"
         text += f" at step {form.or_dash(signal.last_step, str)}"
-    text += f" (rank {form.or_dash(signal.rank, str)}: {form.clean_text(signal.name)}, {source})"
+    text += f" (rank {form.or_dash(signal.rank, str)}: {name})"
     if signal.num_nonfinite:
         bad = form.plural(signal.num_nonfinite, "value")
         text += f"; {bad} NaN or infinite on {name_ranks(signal.nonfinite_ranks)}"
     return text
+
+
+def _describe_furthest(spread: Spread) -> str:
+    if isinstance(spread.excess_ns, Absent):
+        return "n/a"
+    if spread.excess_ns <= 0:
+        return "none"
+    return f"rank {spread.furthest_rank} +{form.duration(spread.excess_ns)}"
 
 
 def _describe_split(split: Split, num_ranks: int) -> str:
@@ -572,6 +611,19 @@ def _known(value: float | Absent) -> float:
 
 def _phase_style(phase: str) -> str:
     return "dim" if phase == "unattributed" else _PHASE_STYLES.get(phase, "")
+
+
+def fit_words(text: str, width: int) -> str:
+    """Cuts words longer than a line in their middle, so that none is broken over two lines."""
+    return " ".join(word if cell_len(word) <= width else _cut(word, width) for word in text.split())
+
+
+def _cut(word: str, width: int) -> str:
+    head = max(0, width - 1) // 3
+    tail = max(0, width - 1) - head
+    while cell_len(word[:head]) + cell_len(word[len(word) - tail :]) + 1 > width and tail > 0:
+        head, tail = head - (head > 0), tail - 1
+    return f"{word[:head]}…{word[len(word) - tail :]}"
 
 
 # --- tables -----------------------------------------------------------------------------------
@@ -615,16 +667,38 @@ def _times_columns(rows: list[tuple[str, Times]]) -> list[_Column]:
     ]
 
 
+def _spread_columns(rows: list[Spread]) -> list[_Column]:
+    def column(title: str, cells: list[str], importance: int) -> _Column:
+        return _Column(title=title, cells=[Text(cell) for cell in cells], importance=importance)
+
+    names = [Text(form.clean_text(s.phase, 24), style=_phase_style(s.phase)) for s in rows]
+    columns = [
+        _Column(title="phase", cells=names, importance=9, is_right=False),
+        column("min", [form.duration(s.min_ns) for s in rows], 3),
+        column("median", [form.duration(s.median_ns) for s in rows], 6),
+        column("max", [form.duration(s.max_ns) for s in rows], 8),
+    ]
+    if any(s.furthest_rank != s.max_rank for s in rows):
+        columns.append(column("at rank", [str(s.max_rank) for s in rows], 4))
+    columns.append(column("above its peers", [_describe_furthest(s) for s in rows], 7))
+    columns.append(column("ranks", [form.count(s.num_ranks) for s in rows], 1))
+    return columns
+
+
 def _rank_columns(ranks: list[RankFacts], report: Report) -> list[_Column]:
     def column(title: str, cells: list[str], importance: int, *, is_right: bool = True) -> _Column:
         return _Column(
             title=title, cells=[Text(c) for c in cells], importance=importance, is_right=is_right
         )
 
+    degrees = report.layout.degrees
     columns = [
         column("rank", [str(r.rank) for r in ranks], 99),
         column(
-            "place", [form.or_dash(r.label, form.clean_text) for r in ranks], 50, is_right=False
+            "place",
+            [form.or_dash(r.label, lambda label: form.place(label, degrees)) for r in ranks],
+            50,
+            is_right=False,
         ),
         column(
             "host",
@@ -654,7 +728,7 @@ def _rank_columns(ranks: list[RankFacts], report: Report) -> list[_Column]:
 
 
 def _short_state(rank: RankFacts) -> str:
-    parts = ["finished" if rank.state == "finished" else "open"]
+    parts = ["finished" if rank.state == "finished" else _OPEN]
     if rank.num_errors:
         parts.append(form.plural(rank.num_errors, "error"))
     if rank.num_problems:

@@ -97,7 +97,7 @@ def test_a_layout_without_its_source_is_shown_and_the_source_is_said_to_be_unkno
     assert report.layout.text == "dp1×tp1×pp1"
     assert report.layout.source == Absent("not recorded")
     text = render_report(report, Screen())
-    assert "dp1×tp1×pp1 · how this is known was not recorded" in text
+    assert "dp1 · how this is known was not recorded" in text
 
 
 def test_a_layout_source_that_came_later_is_found(tmp_path: Path) -> None:

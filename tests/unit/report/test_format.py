@@ -1,4 +1,6 @@
+import ast
 import math
+from pathlib import Path, PurePath
 
 import pytest
 from hypothesis import given
@@ -90,6 +92,72 @@ def test_clean_text_is_one_printable_line_whatever_comes(text):
     clean.encode("utf-8")
 
 
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ((0.9948, 0.679), ["0.9948", "0.6790"]),
+        ((4.0, 0.5597), ["4.000", "0.5597"]),
+        ((6.667e-5, 1.001e-4), ["6.667e-05", "1.001e-04"]),
+        ((0.01, 1e-5), ["1.000e-02", "1.000e-05"]),
+        ((0.0, 3e-4), ["0", "3.000e-04"]),
+        ((-12345.6, 2.0), ["-12346", "2.000"]),
+    ],
+)
+def test_logged_values_are_written_alike_with_four_digits(values, texts):
+    assert form.numbers(*values) == texts
+
+
+def test_axes_of_degree_one_are_left_out_where_there_are_others():
+    dp8 = {"dp": 8, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
+    assert form.layout("dp8×tp1×pp1", dp8) == "dp8"
+    assert form.place("dp3.tp0.pp0", dp8) == "dp3"
+    mixed = dp8 | {"pp": 2}
+    assert form.layout("dp8×tp1×pp2 (dp-pp, pp fastest)", mixed) == "dp8×pp2 (dp-pp, pp fastest)"
+    assert form.place("dp3.tp0.pp1", mixed) == "dp3.pp1"
+    alone = dict.fromkeys(dp8, 1)
+    assert (form.layout("dp1×tp1×pp1", alone), form.place("dp0.tp0.pp0", alone)) == ("dp1", "dp0")
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/home/me/job/examples/train.py", "examples/train.py"),
+        ("/opt/other/train.py", "train.py"),
+        ("/home/me/jobs/train.py", "train.py"),
+        ("examples/train.py", "examples/train.py"),
+        ("../train.py", "train.py"),
+        ("-c", "-c"),
+        ("/", "/"),
+    ],
+)
+def test_a_script_is_named_as_one_would_call_it_from_here(path, shown):
+    assert form.script(path, PurePath("/home/me/job")) == shown
+
+
+def literals(path):
+    """The string literals of a module that can be shown, so not its docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes:
+            yield node.value
+
+
+def test_every_character_of_the_report_has_an_ascii_form():
+    package = Path(form.__file__).parents[1]
+    modules = [
+        path
+        for part in ("report", "analyze", "core", "store")
+        for path in (package / part).glob("*.py")
+    ]
+    used = {c for path in modules for text in literals(path) for c in text if not c.isascii()}
+    assert {"▍", "▎", "▁", "µ", "→"} <= used
+    for character in sorted(used):
+        shown = form.to_ascii(character)
+        assert shown != "?", f"{character!r} has no ASCII form"
+        assert len(shown) == 1, "columns would move"
+
+
 def test_bars_fill_their_width_in_eighths():
     assert form.bar(1.0, 4) == "████"
     assert form.bar(0.5, 1) == "▌"
@@ -99,8 +167,9 @@ def test_bars_fill_their_width_in_eighths():
     assert form.bar(-1.0, 2) == ""
 
 
-def test_a_sparkline_keeps_noise_flat_and_shows_spikes():
-    assert form.sparkline([100, 101, 100]) == "▁▁▁"
+def test_a_sparkline_draws_steady_values_from_zero_and_shows_spikes():
+    assert form.sparkline([100, 101, 100]) == "███"
+    assert form.sparkline([75, 100, 100, 100, 100, 75]) == "▇████▇"
     assert form.sparkline([100, 200, 100]) == "▁█▁"
     assert form.sparkline([0, 0]) == "▁▁"
     assert form.sparkline([]) == ""
@@ -109,6 +178,6 @@ def test_a_sparkline_keeps_noise_flat_and_shows_spikes():
 
 @given(st.floats(min_value=0, max_value=1e30, allow_nan=False))
 def test_every_number_has_a_text(value):
-    for show in (form.duration, form.ratio, form.memory, form.number):
+    for show in (form.duration, form.ratio, form.memory, form.numbers):
         assert show(value)
     assert math.isfinite(value)

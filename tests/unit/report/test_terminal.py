@@ -4,7 +4,16 @@ import re
 import pytest
 from rich.cells import cell_len
 
-from builders import MS, Faults, make_run, make_writer, put_span, put_step
+from builders import (
+    MS,
+    START_MONO_NS,
+    Faults,
+    make_run,
+    make_writer,
+    put_device_span,
+    put_span,
+    put_step,
+)
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.report.document import Report, build_report
@@ -84,9 +93,13 @@ def test_colours_only_when_asked_for(tmp_path):
 
 
 def test_a_terminal_without_unicode_gets_ascii(tmp_path):
-    make_run(tmp_path, layout=Layout(dp=2, tp=2))
-    text = render_report(report_of(tmp_path), Screen(is_unicode=False))
-    assert text.isascii()
+    scalars = {"loss": lambda rank, step: 4.0 - step / 10}
+    make_run(tmp_path, layout=Layout(dp=2, tp=2), num_steps=30, scalars=scalars)
+    for width in (60, 100):
+        text = render_report(report_of(tmp_path), Screen(is_unicode=False, width=width))
+        assert text.isascii()
+        assert "?" not in text
+        assert max(map(len, text.splitlines())) <= width
 
 
 def test_hostile_names_have_no_effect(tmp_path):
@@ -136,6 +149,91 @@ def test_an_incomplete_recording_is_said_first(tmp_path):
     assert lines[1] == (
         "! The recording is not complete: 1 rank missing, 1 damaged or unreadable place."
     )
+
+
+def test_a_clue_stands_under_the_first_line(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=4), num_steps=30, faults=Faults(slow={2: 1.5}))
+    lines = render_report(report_of(tmp_path), Screen(width=200)).splitlines()
+    assert lines[1] == (
+        "Clue: rank 2 spends 90.0 ms in backward, the others 60.0 ms (median); "
+        "also rank 2 in forward (45.0 ms, 30.0 ms), rank 2 in optimizer (7.50 ms, 5.00 ms) "
+        "and 1 more (see --json)."
+    )
+    make_run(tmp_path / "mesh", layout=Layout(dp=2, pp=2), num_steps=30, faults=Faults(slow={2: 2}))
+    text = render_report(report_of(tmp_path / "mesh"), Screen(width=200))
+    assert "rank 2 spends 120 ms in backward, its only dp peer 60.0 ms (median)" in text
+    make_run(tmp_path / "bare", world_size=3, num_steps=30, faults=Faults(slow={2: 2}))
+    text = render_report(report_of(tmp_path / "bare"), Screen(width=300))
+    assert "the layout is not known, so they may do different work.\n" in text
+
+
+def test_the_slowest_rank_is_named_only_beyond_chance(tmp_path):
+    make_run(tmp_path / "alike", layout=Layout(dp=4), num_steps=30)
+    assert "Slowest" not in render_report(report_of(tmp_path / "alike"), Screen())
+    make_run(tmp_path / "slow", layout=Layout(dp=4), num_steps=30, faults=Faults(slow={1: 1.1}))
+    text = render_report(report_of(tmp_path / "slow"), Screen())
+    assert "Slowest  rank 1 in 29 of 29 steps, more often than by chance" in text
+    assert "slowest rank: the longest of each step, not the job's pace" in text
+
+
+def test_parts_of_no_length_and_empty_columns_are_left_out(tmp_path):
+    writer = make_writer(tmp_path)
+    put_step(writer, 0, START_MONO_NS, START_MONO_NS + MS)
+    writer.close(end_host_mono_ns=START_MONO_NS + 2 * MS)
+    text = render_report(report_of(tmp_path), Screen())
+    table = text[text.index("The recorded time") :].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["time", "steps", "after", "recorded"]
+    assert "of which" not in text
+
+
+def test_device_marks_on_some_steps_are_said_to_be(tmp_path):
+    writer = make_writer(tmp_path)
+    for step in range(8):
+        begin = START_MONO_NS + step * MS
+        put_span(writer, "forward", begin, MS // 2)
+        if step % 2:
+            put_device_span(writer, "forward", begin, MS // 4)
+        put_step(writer, step, begin, begin + MS)
+    writer.close(end_host_mono_ns=START_MONO_NS + 8 * MS)
+    text = render_report(report_of(tmp_path), Screen())
+    assert "device time: marked in 4 of 7 steps" in text
+
+
+def test_the_program_is_named_from_here_and_no_word_is_broken(tmp_path):
+    argv = [str(tmp_path / "examples" / "train.py"), "--name", "x" * 70, "--steps=60"]
+    writer = make_writer(tmp_path / "run", provenance={"argv": argv})
+    put_step(writer, 0, START_MONO_NS, START_MONO_NS + MS)
+    writer.close(end_host_mono_ns=START_MONO_NS + MS)
+    report = report_of(tmp_path / "run")
+    for width in range(40, 100, 7):
+        text = render_report(report, Screen(width=width, directory=tmp_path))
+        words = text[text.index("Program") : text.index("Where a step")].split()
+        assert words[1:3] == ["examples/train.py", "--name"]
+        assert words[-1] == "--steps=60"
+        assert len(words) == 5
+        assert max(cell_len(line) for line in text.splitlines()) <= width
+    elsewhere = render_report(report, Screen(width=200, directory=tmp_path / "other"))
+    assert "Program   train.py --name" in elsewhere
+
+
+def test_the_recorders_cost_is_its_median_and_p95(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=2), num_steps=60)
+    text = render_report(report_of(tmp_path), Screen(width=200))
+    assert (
+        "Own cost      median 20.0 µs a step (0.020 %), p95 20.0 µs (0.020 %), "
+        "measured in 6 of 120 rank-steps\n"
+    ) in text
+
+
+def test_a_signal_says_the_one_name_it_was_read_from(tmp_path):
+    scalars = {
+        "backward_loss": lambda rank, step: 4.0 - step,
+        "lr": lambda rank, step: 3e-4 * step,
+    }
+    make_run(tmp_path, num_steps=3, scalars=scalars)
+    text = render_report(report_of(tmp_path), Screen())
+    assert "4.000 → 2.000 at step 2 (rank 0: backward_loss, what backward was called on)" in text
+    assert "0 → 6.000e-04 at step 2 (rank 0: lr)" in text
 
 
 def test_device_time_stands_beside_host_time(tmp_path):
