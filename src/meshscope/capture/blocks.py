@@ -77,15 +77,8 @@ class Span(Phase):
 
     __slots__ = ("_open",)
 
-    def __init__(
-        self,
-        name: str,
-        timeline: Timeline,
-        guard: Guard,
-        clock: Callable[[], int],
-        find_id: Callable[[str], int],
-    ) -> None:
-        super().__init__(name, timeline, guard, clock, find_id)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self._open = threading.local()
 
     def __enter__(self) -> None:

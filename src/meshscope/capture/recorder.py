@@ -13,10 +13,8 @@ used if the program has imported it.
 """
 
 import contextlib
-import functools
 import logging
 import os
-import struct
 import sys
 import threading
 import time
@@ -29,7 +27,6 @@ from typing import Any, TypeVar
 
 from meshscope.capture.automatic import Automatic
 from meshscope.capture.blocks import Phase, Span, StepBlock
-from meshscope.capture.device_events import DeviceScalar
 from meshscope.capture.guard import Guard
 from meshscope.capture.hooks import DATA, Hooks
 from meshscope.capture.identity import initialized_distributed, resolve_identity, resolve_run_dir
@@ -37,6 +34,7 @@ from meshscope.capture.lifetime import forget, remember
 from meshscope.capture.marking import Marking
 from meshscope.capture.memory import sample_memory
 from meshscope.capture.provenance import collect_provenance
+from meshscope.capture.scalars import ScalarLog
 from meshscope.capture.step_inference import StepInference
 from meshscope.capture.timeline import NullSink, Timeline
 from meshscope.core.layout import Layout
@@ -58,8 +56,6 @@ MAX_WAITING_RECORDS = 256
 DRAIN_SECONDS = 2.0
 """How long `close` waits at most for marks the device has not reached."""
 
-_DOUBLE = struct.Struct("<d")
-_INT64 = struct.Struct("<q")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -116,9 +112,13 @@ class Recorder:
         self._failure = ""
         self.timeline = Timeline(clock)
         self.timeline.on_visit = self._visit
+        self._scalars = ScalarLog(self.timeline, clock, self.name_id, self._open_scalars)
+        self._log_one = self.guard.protect("scalar", self._scalars.log)
+        self._log_signal = self.guard.protect("signal", self._scalars.log_signal)
         self._marking = Marking(
-            self.timeline, clock, self._put_device_span, self._put_device_scalar
+            self.timeline, clock, self._put_device_span, self._scalars.put_from_device
         )
+        self._scalars.marking = self._marking
         self._marking.is_wanted = self.config.device_events
         self._steps = StepInference(self.timeline)
         self._step_block = StepBlock(self.begin_step, self._end_step)
@@ -126,7 +126,6 @@ class Recorder:
         self._hooks: Hooks | None = None
         self._phases: dict[str, Phase] = {}
         self._spans: dict[str, Span] = {}
-        self._scalars: TableWriter | None = None
         self._name_ids: dict[str, int] = {}
         self._next_sample_ns = 0
         self._next_clock_ns = 0
@@ -255,7 +254,7 @@ class Recorder:
         self._marking.drain(self.clock() + int(DRAIN_SECONDS * 1e9))
         self._go_silent()
         writer, self._writer = self._writer, None
-        self._scalars = None
+        self._scalars.forget_table()
         forget(self)
         if writer is None:
             return
@@ -296,7 +295,7 @@ class Recorder:
             return
         self._is_closed = True
         self.timeline.disarm()
-        self._scalars = None
+        self._scalars.forget_table()
         self._open_step = None
         self._writer.disarm()
         self._writer = None
@@ -345,6 +344,7 @@ class Recorder:
     def pause(self) -> None:
         """Stops writing; hooks stay, so that `resume` finds everything in step."""
         self._is_paused = True
+        self._scalars.forget_table()
         self._go_silent()
         self.guard.run("pause", lambda: self._journal("update", paused_host_mono_ns=self.clock()))
 
@@ -370,7 +370,7 @@ class Recorder:
             if self._hooks is not None:
                 self._hooks.reset()
             self._name_ids.clear()
-            self._scalars = None
+            self._scalars.forget_table()
             self._arm()
 
     def set_layout(self, layout: Layout, source: str = "declared") -> None:
@@ -501,37 +501,9 @@ class Recorder:
         for name, value in scalars.items():
             self._log_one(name, value)
 
-    def _log_one(self, name: str, value: Any) -> None:
-        self._protected_scalar(name, value, self.timeline.microbatch)
-
-    @functools.cached_property
-    def _protected_scalar(self) -> Callable[[str, Any, int], None]:
-        return self.guard.protect("scalar", self._write_scalar)
-
-    def _write_scalar(self, name: str, value: Any, microbatch: int) -> None:
-        timeline = self.timeline
-        name_id = self.name_id(name)
-        if self._is_paused or self._writer is None:
-            return
-        is_tensor = hasattr(value, "is_cuda")
-        if is_tensor and value.device.type != "cpu":
-            device = self._marking.find()
-            if device is not None and value.numel() == 1:
-                device.take_scalar(value, name_id, timeline.current_step, self.clock(), microbatch)
-                return
-        number = value.detach().item() if is_tensor else float(value)
-        self._put_number(name_id, timeline.current_step, self.clock(), float(number), microbatch)
-
-    def _put_number(
-        self, name_id: int, step: int, time_ns: int, number: float, microbatch: int
-    ) -> None:
-        table = self._scalars
-        if table is None:
-            if self._writer is None:
-                return
-            table = self._scalars = self._writer.table("scalars")
-        bits: int = _INT64.unpack(_DOUBLE.pack(number))[0]
-        table.put(name_id, step, time_ns, bits, microbatch, 0, 0)
+    def _open_scalars(self) -> TableWriter | None:
+        writer = self._writer
+        return None if writer is None or self._is_paused else writer.table("scalars")
 
     # --- automatic recording --------------------------------------------------------------
 
@@ -585,17 +557,8 @@ class Recorder:
 
     def _take_signal(self, name: str, value: Any) -> None:
         """A training signal the hooks came across."""
-        if isinstance(value, (list, tuple)):
-            value = value[0] if len(value) == 1 else None
-        if not self.config.signals or value is None:
-            return
-        if hasattr(value, "numel") and (value.numel() != 1 or not self._can_read(value)):
-            return
-        self._protected_scalar(name, value, self.timeline.microbatch)
-
-    def _can_read(self, tensor: Any) -> bool:
-        """Whether a tensor's value can be had without waiting for a device."""
-        return tensor.device.type == "cpu" or self._marking.find() is not None
+        if self.config.signals:
+            self._log_signal(name, value)
 
     def _note_gap(self, where: str, text: str) -> None:
         logger.warning("meshscope: %s", text)
@@ -637,9 +600,6 @@ class Recorder:
     def _put_device_span(self, *words: int) -> None:
         if self._writer is not None and not self._is_paused:
             self._writer.table("device_spans").put(*words)
-
-    def _put_device_scalar(self, scalar: DeviceScalar, value: float) -> None:
-        self._put_number(scalar.name_id, scalar.step, scalar.time_ns, value, scalar.microbatch)
 
     def _learn_layout(self) -> None:
         """A DistributedDataParallel model over all ranks: the mesh is dp and nothing else."""

@@ -684,3 +684,27 @@ def test_what_came_before_the_first_training_step_is_kept_when_slipped_in(record
     assert [step.names for step in recorded.steps] == [
         ["data", "forward", "backward", "optimizer"]
     ] * 2
+
+
+def test_a_sharded_loss_is_not_read_on_our_own_account(recorder):
+    """Reading it may communicate, and ranks take signals at moments of their own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Shard, distribute_tensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        weight = nn.Parameter(distribute_tensor(torch.randn(4), mesh, [Shard(0)]))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        recorder.attach(None, optimizer)
+        loss = weight.square().sum()
+        assert isinstance(loss.placements[0], Partial)
+        loss.backward()
+        optimizer.step()
+        run_dir = recorder.run_dir
+        recorder.close()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert recorder.guard.counts == {}
+    assert read_recorded(run_dir).values("backward_loss") == []

@@ -623,3 +623,14 @@ def test_nothing_opens_while_paused(rec):
     with rec.step(), rec.phase("custom"):
         rec.log(loss=1)
     assert rec.run_dir is None
+
+
+def test_a_number_on_a_device_is_never_waited_for(rec, clock):
+    """On a device without pooled events (here: meta) it is refused, and said so."""
+    torch = pytest.importorskip("torch")
+    with rec.step():
+        rec.log(loss=torch.empty((), device="meta"))
+        clock.advance(1)
+    rec.close()
+    assert rec.guard.counts == {"scalar": 1}
+    assert "would make the program wait" in rec.guard.first_messages["scalar"]
