@@ -64,11 +64,12 @@ class PendingStep:
 
 
 class DeviceTimeline:
-    """Pooled events of one device. `backend` is `torch.cuda` or a module of the same shape."""
+    """Pooled events of one device, "cuda" or another type whose torch module has the same shape."""
 
-    def __init__(self, backend: Any, torch: Any, device_index: int, clock: Callable[[], int]):
+    def __init__(self, device_type: str, torch: Any, device_index: int, clock: Callable[[], int]):
         self._torch = torch
-        self._backend = backend
+        self._backend = backend = getattr(torch, device_type)
+        self.device_type = device_type
         self._clock = clock
         self._free_events: list[Any] = []
         self._free_cells: list[Any] = []
@@ -193,10 +194,10 @@ def _elapsed_ns(begin: Any, end: Any) -> int:
     return 0 if begin is end else round(begin.elapsed_time(end) * 1e6)
 
 
-def find_backend(torch: Any) -> tuple[Any, int] | None:
-    """The accelerator this process already uses, as (module, device index); never starts one."""
+def find_backend(torch: Any) -> tuple[str, int] | None:
+    """The accelerator this process already uses, as (type, device index); never starts one."""
     for name in ("cuda", "xpu"):
         backend = getattr(torch, name, None)
         if backend is not None and getattr(backend, "is_initialized", lambda: False)():
-            return backend, int(backend.current_device())
+            return name, int(backend.current_device())
     return None

@@ -46,13 +46,18 @@ class Marking:
         found = find_backend(torch)
         if found is None:
             return None
-        backend, index = found
-        self.device = device = DeviceTimeline(backend, torch, index, self._clock)
+        device_type, index = found
+        self.device = device = DeviceTimeline(device_type, torch, index, self._clock)
         device.put_span = self._put_span
         device.put_scalar = self._put_scalar
         self._timeline.mark_device(device)
         self._timeline.next_visit_ns = 0
         return device
+
+    def find_for(self, device_type: str) -> DeviceTimeline | None:
+        """The device in use, if it is of that type."""
+        device = self.find()
+        return device if device is not None and device.device_type == device_type else None
 
     def end_step(self, step: int, end_ns: int) -> None:
         """Called at the end of every step. RuntimeError when the device has failed."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from meshscope.capture.device_events import DeviceScalar
+from meshscope.capture.device_events import DeviceScalar, DeviceTimeline
 from meshscope.capture.marking import Marking
 from meshscope.capture.timeline import Timeline
 from meshscope.errors import CaptureError
@@ -56,7 +56,7 @@ class ScalarLog:
         self._put(name_id, timeline.current_step, self._clock(), number, timeline.microbatch)
 
     def _send(self, name: str, name_id: int, value: Any) -> None:
-        device = self.marking.find() if self.marking is not None else None
+        device = self._device_of(value)
         if device is None or value.numel() != 1:
             raise CaptureError(
                 f"{name} is a {tuple(value.shape)} tensor on {value.device.type}; reading it would "
@@ -80,7 +80,11 @@ class ScalarLog:
             return False
         if value.device.type == "cpu":
             return True
-        return self.marking is not None and self.marking.find() is not None
+        return self._device_of(value) is not None
+
+    def _device_of(self, tensor: Any) -> DeviceTimeline | None:
+        """Where a number of this tensor's device can be read later."""
+        return None if self.marking is None else self.marking.find_for(tensor.device.type)
 
     def put_from_device(self, scalar: DeviceScalar, value: float) -> None:
         """A number that has arrived from the device."""
