@@ -40,6 +40,7 @@ bench: $(VENV)/.installed
 
 # On a machine with a CUDA device and torch; needs nothing that is not in such an image.
 bench-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/gpu -o addopts= -o timeout=0 -o filterwarnings=default
 	PYTHONPATH=src $(PYTHON) benchmarks/recorder_overhead.py --device cuda --rounds 26 --steps 8 --output benchmarks/results/recorder_overhead_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/device_shares.py --output benchmarks/results/device_shares.json
 
