@@ -19,7 +19,8 @@ from meshscope.capture.step_inference import StepInference
 from meshscope.capture.taps import Tap
 
 MAX_ROOT_SEARCHES = 5
-"""How often the heap is searched for models when backward comes without a known forward."""
+"""How often the heap is searched for models: at the first optimizers, and again as often when
+backward comes without a known forward."""
 
 
 class Automatic:
@@ -129,7 +130,9 @@ class Automatic:
 
     def _optimizer_made(self, token: None) -> None:
         self._count_optimizer()
-        self._attach_roots()
+        # A search looks at every object there is; programs may make an optimizer per parameter.
+        if self._num_optimizers <= MAX_ROOT_SEARCHES:
+            self._attach_roots()
 
     def _search_again(self) -> None:
         if self._searches_left:
@@ -138,7 +141,7 @@ class Automatic:
 
     def _attach_roots(self) -> None:
         for root in find_root_modules(self._torch, gc.get_objects()):
-            self.attach_model(root)
+            self._guard.run("attach", lambda root=root: self.attach_model(root))  # type: ignore[misc]
 
     def remove(self) -> None:
         """Takes every hook and tap out again."""

@@ -36,11 +36,14 @@ class OpenStepWriter:
         self._path = path
         epoch_ns -= 1  # a stamp of 0 says that there was none
         self.epoch_ns = epoch_ns
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        # Under its name only when it is whole: a killed process leaves no empty one behind.
+        draft = path.with_name(f".{path.name}")
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             head = (_MAGIC, epoch_ns, -epoch_ns)
             os.write(fd, _WORDS.pack(*head, *[0] * (NUM_STAMP_WORDS - len(head))))
             self._map = mmap.mmap(fd, _WORDS.size)
+            os.rename(draft, path)
         finally:
             os.close(fd)
         self.words = memoryview(self._map).cast("q")

@@ -708,3 +708,33 @@ def test_a_sharded_loss_is_not_read_on_our_own_account(recorder):
         torch.distributed.destroy_process_group()
     assert recorder.guard.counts == {}
     assert read_recorded(run_dir).values("backward_loss") == []
+
+
+def test_many_optimizers_do_not_mean_many_searches(recorder):
+    """An optimizer per parameter is usual where memory is short; each search looks at the heap."""
+    recorder.watch_everything()
+    model = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(400)])
+    begin = time.monotonic()
+    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
+    watched = time.monotonic() - begin
+    assert len(optimizers) == 400
+    assert model in recorder._automatic.models
+    assert watched < 30  # 400 searches would take minutes; this is not a measurement
+
+
+def test_a_module_that_cannot_be_hooked_does_not_hide_the_others(recorder):
+    class Stubborn(nn.Module):
+        def register_forward_pre_hook(self, *args, **kwargs):
+            raise TypeError("no hooks here")
+
+    stubborn, model = Stubborn(), make_model()
+    recorder.watch_everything()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        loss_of(model, torch.randn(2, WIDTH)).backward()
+        optimizer.step()
+    run_dir = recorder.run_dir
+    recorder.close()
+    assert recorder.guard.counts == {"attach": 1}
+    assert stubborn is not None
+    assert read_recorded(run_dir).steps[0].names == ["forward", "backward", "optimizer"]
