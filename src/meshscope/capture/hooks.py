@@ -4,6 +4,11 @@ Written for a cold cache. After a step's matrix products nothing of Python is le
 and every function called here costs microseconds, not nanoseconds. Hence few and flat functions,
 fields instead of dicts, and the guard's try/except inside the hot hooks instead of around them:
 `Guard.caught` is still the one place where errors end.
+
+The begins and ends of the usual phases repeat what `Timeline.enter` and `leave` do, with numbers in
+place of names: place 1 is forward, 2 backward, 3 optimizer; `stamps[2p]` and `stamps[2p + 1]` are
+its begin and end, `stored[3 + 2p]` and `stored[4 + 2p]` the same on disk, times 257 (see
+`store.open_step`). `tests/property/test_timeline_properties.py` holds `Timeline` to a plain stack.
 """
 
 from collections.abc import Callable
