@@ -5,8 +5,10 @@ python docs/generate.py --check    # exits with 1 when it is not current
 """
 
 import sys
+from enum import IntEnum
 from pathlib import Path
 
+from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.store.query import NAME_COLUMNS, RANK_COLUMNS
 from meshscope.store.schema import (
     BUILTIN_NAMES,
@@ -15,9 +17,12 @@ from meshscope.store.schema import (
     SCHEMA_VERSION,
     TABLES,
     Column,
+    NoteCode,
+    OperationFlag,
     SpanFlag,
     StepFlag,
     Table,
+    WaitSource,
 )
 
 TARGET = Path(__file__).parent / "columns.md"
@@ -30,6 +35,22 @@ FLAG_MEANINGS = {
     "SpanFlag": {
         "ABORTED": "left by an exception, or closed by the recorder because its end never came",
         "DETAIL": "a named span inside a phase: not part of the partition of the time line",
+    },
+    "OperationFlag": {
+        "ASYNC": "returned a handle at once; the others held the caller, or the stream, up",
+        "ENGINE": "issued by torch itself inside backward: no handle reaches the program",
+        "DEVICE": "ran on an accelerator's stream",
+        "COALESCED": "one of a batch that was launched as a whole; its end is the batch's",
+        "MANUAL": "timed by the program itself",
+    },
+    "WaitSource": {
+        "WORK": "`Work.wait`",
+        "TENSOR": "`wait_tensor` of the functional collectives",
+    },
+    "NoteCode": {
+        "ERROR": "the message of an operation that failed",
+        "NAME": "the name of a custom operation, or torch's for one that is not known here",
+        "METADATA": "a JSON object the program gave",
     },
 }
 
@@ -56,6 +77,8 @@ def describe_table(table: Table) -> list[str]:
     lines += ["| column | unit | type | place | meaning |", "|---|---|---|---|---|"]
     for column in table.columns:
         missing = " −1 is missing (NULL in SQL)." if column.can_be_missing else ""
+        if column.is_stored_plus_one:
+            missing = " Stored plus one; missing (−1, NULL in SQL) is stored as 0."
         lines.append(
             f"| `{column.name}` | {column.unit} | {describe_type(column)} | "
             f"{describe_place(column)} | {column.meaning}.{missing} |"
@@ -63,9 +86,15 @@ def describe_table(table: Table) -> list[str]:
     return [*lines, ""]
 
 
-def describe_flags(holder: type, title: str) -> list[str]:
-    """The bits of a flags column."""
-    lines = [f"### {title}", "", "| bit | name | meaning |", "|---|---|---|"]
+def describe_codes(codes: type[IntEnum]) -> list[str]:
+    """The numbers of a coded column."""
+    listed = ", ".join(f"{code.value} `{code.name}`" for code in codes)
+    return [f"### {codes.__name__}", "", listed + ".", ""]
+
+
+def describe_flags(holder: type, title: str, what: str = "bit") -> list[str]:
+    """The bits of a flags column, or the values of a coded one."""
+    lines = [f"### {title}", "", f"| {what} | name | meaning |", "|---|---|---|"]
     for name, meaning in FLAG_MEANINGS[holder.__name__].items():
         lines.append(f"| {getattr(holder, name)} | `{name}` | {meaning} |")
     return [*lines, ""]
@@ -86,6 +115,14 @@ def render() -> str:
             lines += describe_flags(StepFlag, "steps.flags")
         if table.name == "spans":
             lines += describe_flags(SpanFlag, "spans.flags")
+        if table.name == "collectives":
+            lines += describe_flags(OperationFlag, "collectives.flags")
+            for codes in (Kind, Outcome, EndSource):
+                lines += describe_codes(codes)
+        if table.name == "waits":
+            lines += describe_flags(WaitSource, "waits.source", "value")
+        if table.name == "operation_notes":
+            lines += describe_flags(NoteCode, "operation_notes.code", "value")
     lines += ["## Built-in names", "", "The same ids in every rank; a program's own names begin at"]
     lines += [f"{FIRST_CUSTOM_NAME_ID}.", "", "| id | name | meaning |", "|---|---|---|"]
     lines += [f"| {BUILTIN_NAMES[role.name]} | `{role.name}` | {role.meaning} |" for role in ROLES]

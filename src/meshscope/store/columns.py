@@ -118,6 +118,8 @@ def _decode_column(column: Column, words: Words) -> npt.NDArray[np.generic]:
         return np.ascontiguousarray(word).view(np.float64)
     if column.width == 64:
         return np.ascontiguousarray(word)
+    if column.is_stored_plus_one:
+        return ((word >> column.shift) & ((1 << column.width) - 1)) - 1
     if column.width in (8, 16, 32) and column.shift % column.width == 0:
         # The field is a whole element of the record seen as narrower numbers: no arithmetic.
         narrow = words.view(f"<u{column.width // 8}")

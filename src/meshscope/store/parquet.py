@@ -46,6 +46,8 @@ def sql_type(column: Column) -> str:
 
 
 def _stored_width(column: Column) -> int:
+    if column.is_stored_plus_one:
+        return 64
     return next(width for width in (8, 16, 32, 64) if column.width <= width)
 
 

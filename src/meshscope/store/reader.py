@@ -24,18 +24,21 @@ from meshscope.store.columns import (
     Problem,
     ProblemKind,
     concatenate_columns,
+    decode_words,
     empty_columns,
     read_regular_file,
     read_table_file,
     schema_too_new_text,
     select_rows,
 )
+from meshscope.store.groups import Group, groups_from_journal
+from meshscope.store.in_flight import IN_FLIGHT_NAME, InFlight, read_in_flight
 from meshscope.store.journal import JOURNAL_NAME, JournalDamage, read_journal
 from meshscope.store.manifest import unseal
 from meshscope.store.open_step import OPEN_STEP_NAME, OpenPhase, read_open_step
 from meshscope.store.parquet import CompactedRun, open_compacted
 from meshscope.store.rank_ranges import RankRanges
-from meshscope.store.schema import BUILTIN_NAMES, SCHEMA_VERSION, TABLES
+from meshscope.store.schema import BUILTIN_NAMES, NUM_WORDS, SCHEMA_VERSION, TABLES
 from meshscope.store.usual_phases import expand_phases, is_recorded, open_phase_rows
 from meshscope.store.writer import (
     MANIFEST_NAME,
@@ -78,6 +81,8 @@ class RankRecording:
     """The closing line; None while the rank is running, or when it was killed."""
     tables: frozenset[str] = frozenset()
     """Tables the rank made, as its journal says."""
+    groups: dict[int, Group] = field(default_factory=dict)
+    """Process groups by the rank's own numbers."""
     problems: list[Problem] = field(default_factory=list)
     compacted: CompactedRun | None = field(default=None, repr=False, compare=False)
 
@@ -101,8 +106,11 @@ class RankRecording:
         """A table's columns; no rows when the rank wrote none. Adds to `problems`.
 
         `spans` holds all phases: those with a record of their own, those packed into the step's
-        record, and those of the step that was open when the process died.
+        record, and those of the step that was open when the process died. `collectives` holds
+        those that were under way, too.
         """
+        if name == "collectives":
+            return self._read_collectives()
         if name != "spans":
             return self.read_raw(name)
         # Stamps before tables: what a running process finishes in between is then in a table,
@@ -136,6 +144,37 @@ class RankRecording:
             text = f"{num_damaged} stamp(s) of the unfinished step are damaged and are left out"
             self._note_problem(ProblemKind.DAMAGED, path, text)
         return phases
+
+    def _read_collectives(self) -> Columns:
+        # Slots before the table, for the same reason as the stamps.
+        found = self.in_flight() if self.closing is None else None
+        table = self.read_raw("collectives")
+        if found is None or not found.records:
+            return table
+        words = np.frombuffer(b"".join(found.records), dtype="<i8").reshape(-1, NUM_WORDS)
+        open_rows = decode_words(TABLES["collectives"], words)
+        is_new = ~np.isin(open_rows["enqueue_host_mono_ns"], table["enqueue_host_mono_ns"])
+        return concatenate_columns(
+            TABLES["collectives"], [table, select_rows(open_rows, np.flatnonzero(is_new))]
+        )
+
+    def in_flight(self) -> InFlight | None:
+        """Operations under way and what was entered last; None when the rank recorded none."""
+        path = self.directory / IN_FLIGHT_NAME
+        try:
+            found = read_in_flight(read_regular_file(path, MAX_JOURNAL_BYTES))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._note(_unreadable(path, error, self.rank))
+            return None
+        except ValueError as error:
+            self._note_problem(ProblemKind.UNREADABLE, path, str(error))
+            return None
+        if found.num_damaged:
+            text = f"{found.num_damaged} row(s) or operation(s) under way are damaged and left out"
+            self._note_problem(ProblemKind.DAMAGED, path, text)
+        return found
 
     def read_raw(self, name: str) -> Columns:
         """A table's columns as stored."""
@@ -381,6 +420,7 @@ def _read_rank(rank: int, attempt: int, directory: Path) -> RankRecording:
             for line in lines
             if line["kind"] == "table" and isinstance(name := line.get("name"), str)
         ),
+        groups=groups_from_journal(lines),
         problems=problems,
     )
 

@@ -34,6 +34,8 @@ class Column:
     """The word is an IEEE-754 double rather than an integer."""
     can_be_missing: bool = False
     """-1 says that there is no value; SQL shows it as NULL."""
+    is_stored_plus_one: bool = False
+    """Stored as value + 1, so that bits that were never set are a missing value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,8 +283,172 @@ CLOCKS = Table(
     ),
 )
 
+COLLECTIVES = Table(
+    name="collectives",
+    meaning="One row per communication operation this rank took part in, written when its end "
+    "became known; those that were under way when a process died are added from `in_flight.bin`. "
+    "`enqueue_host_mono_ns` is the row's key within the rank. Sizes: `core.operations`.",
+    is_detail=True,
+    columns=(
+        Column(name="kind", word=1, width=8, meaning="see Kind in `core.operations`"),
+        Column(name="outcome", word=1, shift=8, width=8, meaning="see Outcome there"),
+        Column(name="end_source", word=1, shift=16, width=8, meaning="see EndSource there"),
+        Column(name="flags", word=1, shift=24, width=8, meaning="see OperationFlag"),
+        Column(
+            name="group_id",
+            word=1,
+            shift=32,
+            width=16,
+            meaning="which process group: an id in the rank's group list",
+        ),
+        Column(
+            name="phase_id",
+            word=1,
+            shift=48,
+            width=15,
+            meaning="the phase it was issued in: an id in the rank's name list; 0 outside of any",
+        ),
+        Column(
+            name="sequence",
+            word=2,
+            width=32,
+            meaning="ordinal from 0 among the operations of its group on this rank; of a send or "
+            "recv, among those with the same peer, direction and tag",
+        ),
+        Column(
+            name="peer",
+            word=2,
+            shift=32,
+            width=31,
+            can_be_missing=True,
+            is_stored_plus_one=True,
+            meaning="global rank of the root or of the other side",
+        ),
+        Column(
+            name="enqueue_host_mono_ns",
+            word=3,
+            unit="ns",
+            meaning="when the program called it on this rank",
+        ),
+        Column(
+            name="start_host_mono_ns",
+            word=4,
+            unit="ns",
+            can_be_missing=True,
+            meaning="when this rank was ready for it: the call, or, on a device, when the stream "
+            "reached it (device time placed on the host clock)",
+        ),
+        Column(
+            name="end_host_mono_ns",
+            word=5,
+            unit="ns",
+            can_be_missing=True,
+            meaning="when it was over on this rank, as `end_source` says",
+        ),
+        Column(name="size_bytes", word=6, unit="bytes", meaning="the whole array, counted once"),
+        Column(
+            name="step",
+            word=7,
+            width=32,
+            can_be_missing=True,
+            is_stored_plus_one=True,
+            meaning="the open step, else the last one",
+        ),
+        Column(
+            name="microbatch",
+            word=7,
+            shift=32,
+            width=16,
+            can_be_missing=True,
+            is_stored_plus_one=True,
+            meaning="microbatch index within the step",
+        ),
+        Column(name="dtype", word=7, shift=48, width=8, meaning="place in DTYPES"),
+        Column(name="tag", word=7, shift=56, width=7, meaning="of a send or recv, at most 127"),
+    ),
+)
+
+WAITS = Table(
+    name="waits",
+    meaning="One row per time the program waited for an operation it had started earlier "
+    "(`Work.wait`, `wait_tensor`). A blocking operation has none: its whole time is a wait.",
+    is_detail=True,
+    columns=(
+        Column(name="source", word=1, width=8, meaning="see WaitSource"),
+        Column(
+            name="phase_id",
+            word=1,
+            shift=48,
+            width=15,
+            meaning="the phase it happened in: an id in the rank's name list; 0 outside of any",
+        ),
+        Column(
+            name="operation_enqueue_host_mono_ns",
+            word=2,
+            unit="ns",
+            can_be_missing=True,
+            meaning="key of the operation in `collectives`; missing when it is not known",
+        ),
+        Column(name="start_host_mono_ns", word=3, unit="ns", meaning="when the wait began"),
+        Column(name="duration_ns", word=4, unit="ns", meaning="how long the host was held up"),
+        Column(
+            name="device_ns",
+            word=5,
+            unit="ns",
+            can_be_missing=True,
+            meaning="how long the device's stream was held up; missing without a device",
+        ),
+        Column(
+            name="step",
+            word=7,
+            width=32,
+            can_be_missing=True,
+            is_stored_plus_one=True,
+            meaning="the open step, else the last one",
+        ),
+        Column(
+            name="microbatch",
+            word=7,
+            shift=32,
+            width=16,
+            can_be_missing=True,
+            is_stored_plus_one=True,
+            meaning="microbatch index within the step",
+        ),
+    ),
+)
+
+OPERATION_NOTES = Table(
+    name="operation_notes",
+    meaning="What else is known about single operations: the message of one that failed, the name "
+    "of a custom one, metadata the program gave.",
+    columns=(
+        _name(1, "the text: an id in the rank's name list"),
+        Column(name="code", word=1, shift=16, width=8, meaning="see NoteCode"),
+        Column(
+            name="operation_enqueue_host_mono_ns",
+            word=2,
+            unit="ns",
+            meaning="key of the operation in `collectives`",
+        ),
+        Column(name="time_host_mono_ns", word=3, unit="ns", meaning="when it was noted"),
+    ),
+)
+
 TABLES: dict[str, Table] = {
-    table.name: table for table in (STEPS, PHASES, SPANS, DEVICE_SPANS, SCALARS, MEMORY, CLOCKS)
+    table.name: table
+    for table in (
+        STEPS,
+        PHASES,
+        SPANS,
+        DEVICE_SPANS,
+        SCALARS,
+        MEMORY,
+        CLOCKS,
+        COLLECTIVES,
+        WAITS,
+        OPERATION_NOTES,
+    )
 }
 
 
@@ -304,6 +470,41 @@ class SpanFlag:
     """Left by an exception, or closed by the recorder because its end never came."""
     DETAIL = 2
     """A named span inside a phase: not part of the partition of the time line."""
+
+
+class OperationFlag:
+    """Bits of `collectives.flags`."""
+
+    ASYNC = 1
+    """It returned a handle at once; the others held the caller, or the device's stream, up."""
+    ENGINE = 2
+    """Issued by torch itself inside backward (a reducer): no handle reaches the program."""
+    DEVICE = 4
+    """Ran on an accelerator's stream: start and end are device times placed on the host clock."""
+    COALESCED = 8
+    """One of a batch that was launched as a whole; its end is the batch's."""
+    MANUAL = 16
+    """Timed by the program itself, not seen in torch."""
+
+
+class WaitSource:
+    """Values of `waits.source`."""
+
+    WORK = 1
+    """`Work.wait`."""
+    TENSOR = 2
+    """`wait_tensor` of the functional collectives."""
+
+
+class NoteCode:
+    """Values of `operation_notes.code`."""
+
+    ERROR = 1
+    """The message of an operation that failed."""
+    NAME = 2
+    """The name of a custom operation, or torch's name of one this version does not know."""
+    METADATA = 3
+    """A JSON object the program gave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,105 @@
+"""Operations under way outlive the process that entered them."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from meshscope.store.in_flight import (
+    FILE_BYTES,
+    NO_SLOT,
+    NUM_CHANNELS,
+    NUM_SLOTS,
+    Channel,
+    InFlightWriter,
+    channel_code,
+    read_in_flight,
+)
+
+EPOCH = 10**12
+
+
+@pytest.fixture(params=[True, False], ids=["mapped", "written"])
+def writer(request: pytest.FixtureRequest, tmp_path: Path) -> InFlightWriter:
+    return InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=request.param)
+
+
+def read(writer: InFlightWriter, tmp_path: Path):
+    writer.flush()
+    return read_in_flight((tmp_path / "in_flight.bin").read_bytes())
+
+
+def test_what_was_entered_and_not_left_is_there(writer, tmp_path):
+    row = writer.open_channel(channel_code(3, -1, 0))
+    writer.enter(row, 7, EPOCH + 5, 1)
+    first = writer.take(1, 2, 3, 4, -1, 6, 7)
+    second = writer.take(8, 9, 10, 11, -1, 12, 13)
+    writer.release(first)
+    found = read(writer, tmp_path)
+    assert found.channels == (
+        Channel(
+            group_id=3,
+            direction=0,
+            peer=-1,
+            num_entered=7,
+            last_host_mono_ns=EPOCH + 5,
+            last_kind=1,
+        ),
+    )
+    assert [struct.unpack("<8q", r)[1:] for r in found.records] == [(8, 9, 10, 11, -1, 12, 13)]
+    writer.release(second)
+    assert read(writer, tmp_path).records == ()
+
+
+def test_peers_and_directions_are_told_apart(writer, tmp_path):
+    for direction in (1, 2):
+        for peer in (0, 5, 123_456):
+            writer.enter(writer.open_channel(channel_code(65535, peer, direction)), 1, EPOCH, 8)
+    found = read(writer, tmp_path)
+    assert [(c.direction, c.peer) for c in found.channels] == [
+        (d, p) for d in (1, 2) for p in (0, 5, 123_456)
+    ]
+
+
+def test_more_than_fit_are_counted(writer, tmp_path):
+    slots = [writer.take(1, 2, 3, 4, 5, 6, 7) for _ in range(NUM_SLOTS + 3)]
+    assert slots.count(NO_SLOT) == 3
+    for slot in slots:
+        writer.release(slot)
+    assert writer.take(1, 2, 3, 4, 5, 6, 7) != NO_SLOT
+    assert read(writer, tmp_path).num_without_slot == 3
+    rows = [writer.open_channel(code) for code in range(NUM_CHANNELS + 2)]
+    assert rows[-2:] == [0, 0]
+
+
+def test_every_flipped_byte_of_what_is_in_use_shows(tmp_path):
+    writer = InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=True)
+    writer.enter(writer.open_channel(channel_code(3, 4, 1)), 7, EPOCH + 5, 1)
+    writer.take(1, 2, 3, 4, -1, 6, 7)
+    data = (tmp_path / "in_flight.bin").read_bytes()
+    good = read_in_flight(data)
+    slot_start = 64 * (1 + NUM_CHANNELS)
+    for offset in [*range(24), *range(64, 64 + 32), *range(slot_start, slot_start + 64)]:
+        spoiled = bytearray(data)
+        spoiled[offset] ^= 0x5A
+        try:
+            found = read_in_flight(bytes(spoiled))
+        except ValueError:
+            continue
+        assert found.num_damaged or found != good, offset
+        assert not set(found.channels) - set(good.channels), offset
+        assert not set(found.records) - set(good.records), offset
+
+
+def test_a_short_file_is_refused():
+    with pytest.raises(ValueError, match=f"10 bytes, expected {FILE_BYTES}"):
+        read_in_flight(bytes(10))
+
+
+def test_after_a_fork_the_child_writes_nowhere(tmp_path):
+    writer = InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=True)
+    row = writer.open_channel(1)
+    writer.disarm()
+    writer.enter(row, 9, EPOCH, 1)
+    writer.take(1, 2, 3, 4, 5, 6, 7)
+    assert read_in_flight((tmp_path / "in_flight.bin").read_bytes()).records == ()
