@@ -37,6 +37,7 @@ def start(
             _default.configure(**settings)
         return _default
     _default = Recorder(run_dir, layout=layout, config=RecorderConfig(**settings))
+    _default.watch_communication()
     return _default
 
 

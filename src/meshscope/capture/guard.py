@@ -38,7 +38,7 @@ class Guard:
         self.counts[site] = self.counts.get(site, 0) + 1
         if site in self.first_messages:
             return
-        message = f"{type(error).__name__}: {_safe_text(error)}"
+        message = f"{type(error).__name__}: {safe_text(error)}"
         self.first_messages[site] = message
         logger.warning("meshscope caught an error of its own in %s: %s", site, message)
         if self.on_first is not None:
@@ -65,7 +65,8 @@ class Guard:
         return self.protect(site, function)()
 
 
-def _safe_text(error: BaseException) -> str:
+def safe_text(error: BaseException) -> str:
+    """The message of an error, whatever its `__str__` does."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - even an error's text may raise

@@ -113,3 +113,20 @@ def resolve_run_dir(given: str | os.PathLike[str] | None, identity: Identity) ->
 
 def _path_safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:100]
+
+
+def clock_id() -> str | None:
+    """Names the machine's boot: processes that share it share the monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def process_start_ticks() -> int | None:
+    """When the kernel started this process: with the pid it names the process for good."""
+    try:
+        text = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])

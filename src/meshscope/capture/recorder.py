@@ -20,25 +20,36 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from meshscope.capture.automatic import Automatic
 from meshscope.capture.blocks import Phase, Span, StepBlock
+from meshscope.capture.clock_calibration import ClockOffset, measure_offset
+from meshscope.capture.collectives import CollectiveTap
 from meshscope.capture.guard import Guard
 from meshscope.capture.hooks import DATA, Hooks
-from meshscope.capture.identity import initialized_distributed, resolve_identity, resolve_run_dir
+from meshscope.capture.identity import (
+    clock_id,
+    initialized_distributed,
+    process_start_ticks,
+    resolve_identity,
+    resolve_run_dir,
+)
 from meshscope.capture.lifetime import forget, remember
 from meshscope.capture.marking import Marking
 from meshscope.capture.memory import sample_memory
+from meshscope.capture.operation_log import OperationLog
 from meshscope.capture.provenance import collect_provenance
 from meshscope.capture.scalars import ScalarLog
+from meshscope.capture.stacks import STACKS_NAME, StackDumps
 from meshscope.capture.step_inference import StepInference
 from meshscope.capture.timeline import NullSink, Timeline
 from meshscope.core.layout import Layout
 from meshscope.errors import CaptureError, UsageError
+from meshscope.store.in_flight import IN_FLIGHT_NAME, InFlightWriter
 from meshscope.store.open_step import OPEN_STEP_NAME, OpenStepWriter
 from meshscope.store.schema import MAX_DETAIL_BYTES, StepFlag
 from meshscope.store.table_file import TableWriter
@@ -72,6 +83,10 @@ class RecorderConfig:
     """Mark phases on the accelerator's stream as well."""
     memory: bool = True
     """Sample memory about once a second."""
+    communication: bool = True
+    """Record every operation of torch.distributed."""
+    stack_dumps: bool = True
+    """Let `meshscope hang` ask for the Python stacks, by a real-time signal nobody else uses."""
     provenance: bool = True
     """Write git revision, packages, devices and settings into the run."""
     max_detail_bytes: int = MAX_DETAIL_BYTES
@@ -124,6 +139,13 @@ class Recorder:
         self._step_block = StepBlock(self.begin_step, self._end_step)
         self._automatic: Automatic | None = None
         self._hooks: Hooks | None = None
+        self.operations = OperationLog(
+            self.timeline, self.guard, clock, self.name_id, self._open_operations
+        )
+        self.operations.is_on = self.config.communication
+        self._collectives: CollectiveTap | None = None
+        self._stack_dumps: StackDumps | None = None
+        self._num_calibrations = 0
         self._phases: dict[str, Phase] = {}
         self._spans: dict[str, Span] = {}
         self._name_ids: dict[str, int] = {}
@@ -177,6 +199,8 @@ class Recorder:
             "restart_count": identity.launch.restart_count,
             "host": identity.host,
             "pid": identity.pid,
+            "process_start_ticks": self.guard.run("process start", process_start_ticks),
+            "clock_id": self.guard.run("clock id", clock_id),
             "start_host_mono_ns": mono_ns,
             "start_unix_ns": unix_ns,
             "clock_uncertainty_ns": uncertainty_ns,
@@ -202,9 +226,41 @@ class Recorder:
             self._open_step = self.guard.run("open step", lambda: OpenStepWriter(path, mono_ns))
         else:
             self._start_flusher()
+        if self.config.stack_dumps:
+            self._offer_stacks(writer)
         self._connect()
         self._opening_cost_ns = self.clock() - begin_ns
         return True
+
+    def _offer_stacks(self, writer: RankWriter) -> None:
+        try:
+            self._stack_dumps = StackDumps(writer.directory / STACKS_NAME)
+        except (OSError, ValueError) as error:
+            logger.info("meshscope hang will have no stacks of this process: %s", error)
+            return
+        writer.journal.write("update", stack_signal=self._stack_dumps.signal_number)
+
+    def _open_operations(self) -> bool:
+        """The first communication: opens the run, and the file of operations under way."""
+        with self._lock:
+            if not self.open() or self._writer is None:
+                return False
+            log, writer = self.operations, self._writer
+            if log.in_flight is None:
+                path = writer.directory / IN_FLIGHT_NAME
+                log.in_flight = InFlightWriter(path, self.clock(), mapped=writer.is_mapped)
+                if log.groups is not None:
+                    log.groups.in_flight = log.in_flight
+                self._connect_operations()
+            return True
+
+    def _connect_operations(self) -> None:
+        log, writer = self.operations, self._writer
+        if writer is None or self._is_paused or log.in_flight is None:
+            return
+        log.collectives = writer.table("collectives")
+        log.waits = writer.table("waits")
+        log.notes = writer.table("operation_notes")
 
     def _connect(self) -> None:
         writer = self._writer
@@ -217,8 +273,11 @@ class Recorder:
         # Marks on a device need every phase on the stack; so does a file that cannot be mapped.
         timeline.store_stamps(self._open_step)
         timeline.mark_device(timeline.device)
+        self._connect_operations()
 
     def _go_silent(self) -> None:
+        log = self.operations
+        log.collectives = log.waits = log.notes = NullSink()
         timeline = self.timeline
         timeline.flush_stamps()
         timeline.store_stamps(None)
@@ -238,6 +297,8 @@ class Recorder:
         """Hands everything recorded to the operating system (mapped files need no flush)."""
         if self._writer is not None:
             self._writer.flush()
+        if self.operations.in_flight is not None:
+            self.operations.in_flight.flush()
 
     def close(self) -> None:
         """Takes all hooks out, completes the files. Recording cannot be resumed afterwards."""
@@ -251,7 +312,12 @@ class Recorder:
         self._stop.set()
         if self._automatic is not None:
             self._automatic.remove()
-        self._marking.drain(self.clock() + int(DRAIN_SECONDS * 1e9))
+        deadline_ns = self.clock() + int(DRAIN_SECONDS * 1e9)
+        self._marking.drain(deadline_ns)
+        if self._collectives is not None:
+            self._collectives.drain(deadline_ns)
+            self._collectives.remove()
+        self._finish_operations()
         self._go_silent()
         writer, self._writer = self._writer, None
         self._scalars.forget_table()
@@ -260,8 +326,19 @@ class Recorder:
             return
         self._complete(writer)
 
+    def _finish_operations(self) -> None:
+        log = self.operations
+        log.finish()
+        if log.in_flight is not None:
+            log.in_flight.close()
+            log.in_flight = None
+
     def _complete(self, writer: RankWriter) -> None:
         """Completes the files of this attempt."""
+        if self._stack_dumps is not None:
+            self._stack_dumps.remove()
+            self._stack_dumps = None
+        tap = self._collectives
         writer.close(
             end_host_mono_ns=self.clock(),
             last_step=self.timeline.last_step,
@@ -272,6 +349,9 @@ class Recorder:
             },
             opening_cost_ns=self._opening_cost_ns,
             num_device_steps_given_up=self._marking.num_given_up,
+            num_operations=self.operations.num_entered,
+            num_operations_unrecognised=self.operations.num_unrecognised,
+            device_clock_uncertainty_ns=tap.device_clock_uncertainty_ns if tap else -1,
         )
         if self._open_step is not None:
             self._open_step.remove()
@@ -293,6 +373,14 @@ class Recorder:
         self._lock = threading.RLock()
         if self._writer is None:
             return
+        self.operations.is_on = False
+        if self._stack_dumps is not None:
+            self._stack_dumps.remove()
+            self._stack_dumps = None
+        if self.operations.in_flight is not None:
+            self.operations.in_flight.disarm()
+        if self._collectives is not None:
+            self._collectives.remove()
         self._is_closed = True
         self.timeline.disarm()
         self._scalars.forget_table()
@@ -333,6 +421,7 @@ class Recorder:
         was_enabled = self.config.enabled
         self.config = replace(self.config, **changes)
         self._marking.is_wanted = self.config.device_events
+        self.operations.is_on = self.config.communication
         if self.config.enabled != was_enabled:
             self.resume() if self.config.enabled else self.pause()
         if not self.config.device_events:
@@ -360,6 +449,8 @@ class Recorder:
     def reset(self) -> None:
         """Completes the current attempt and starts a new one: numbering and clocks begin again."""
         with self._lock:
+            self._finish_operations()
+            self.operations.forget()
             self._go_silent()
             writer, self._writer = self._writer, None
             if writer is not None:
@@ -535,7 +626,53 @@ class Recorder:
 
         self.guard.run("attach", watch)
 
+    def watch_communication(self) -> None:
+        """Records every operation of torch.distributed from now on; `start` and `attach` do it."""
+        if self._collectives is None and self.config.enabled and self.config.communication:
+            self.guard.run("communication", self._watch_communication)
+
+    def _watch_communication(self) -> bool:
+        torch: Any = sys.modules.get("torch")
+        if torch is None or "torch.distributed" not in sys.modules:
+            return False
+        if torch_version(torch) < OLDEST_TORCH:
+            self._note_gap(
+                "communication",
+                f"torch {torch.__version__} is older than 2.11: communication is not watched; "
+                "blocks timed with meshscope.communication() still work",
+            )
+            return False
+        tap = CollectiveTap(torch, self.operations, self.guard, self.clock, self._journal)
+        try:
+            tap.install()
+        except CaptureError as error:
+            self._note_gap("communication", f"communication is not recorded: {error}")
+            return False
+        self._collectives = tap
+        return True
+
+    def calibrate_clocks(self) -> ClockOffset | None:
+        """Measures this host's clock against rank 0's, through the store of torch.distributed.
+
+        All ranks must call it, at the same point. Not needed on one host, nor where ranks share
+        collectives: their common ends align the clocks of a recording.
+        """
+        return self.guard.run("clock calibration", self._calibrate_clocks)
+
+    def _calibrate_clocks(self) -> ClockOffset | None:
+        dist = initialized_distributed()
+        if dist is None:
+            raise CaptureError("torch.distributed is not initialised: there is no store to use")
+        self.open()
+        store = dist.distributed_c10d._get_default_store()
+        prefix = f"meshscope/clock/{self._num_calibrations}"
+        self._num_calibrations += 1
+        found = measure_offset(store, dist.get_rank(), dist.get_world_size(), self.clock, prefix)
+        self._journal("update", clock_calibration=asdict(found))
+        return found
+
     def _make_automatic(self) -> Automatic | None:
+        self.watch_communication()
         if self._automatic is not None:
             return self._automatic
         torch: Any = sys.modules.get("torch")
@@ -578,6 +715,8 @@ class Recorder:
                 self.guard.caught("device events", error)
         if end_ns >= self._next_sample_ns:
             self._next_sample_ns = end_ns + SAMPLE_EVERY_NS
+            if self._collectives is not None:
+                self.guard.run("device operations", self._collectives.visit)
             self.guard.run("sample", lambda: self._sample(step, end_ns))
         self.timeline.next_visit_ns = self._next_sample_ns if marking.device is None else 0
 

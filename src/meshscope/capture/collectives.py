@@ -1,0 +1,649 @@
+"""Sees every communication operation of torch, whoever calls it.
+
+A kernel at the dispatcher's BackendSelect key stands before every `c10d` operation: those of
+`torch.distributed`, of DistributedDataParallel's reducer, of FSDP, of functional collectives and
+compiled graphs all pass it. It notes the call, hands it on with `redispatch` (which releases the
+interpreter lock; calling a fetched kernel would keep it and can deadlock with gloo's threads), and
+notes what came back. Ends come from the handle: `Work.wait` and the like are tapped, and
+`wait_tensor` for the functional ones; where no handle reaches the program, from torch's callback.
+
+Which of these applies is told by who called: the frame above the kernel.
+"""
+
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from meshscope.capture.device_operations import DeviceOperations
+from meshscope.capture.guard import Guard
+from meshscope.capture.operation_log import Operation, OperationLog
+from meshscope.capture.operation_shapes import NAMESPACE, OperationShape, find_shapes
+from meshscope.capture.process_groups import GroupBook
+from meshscope.core.operations import EndSource, Kind, Outcome
+from meshscope.errors import CaptureError
+from meshscope.store.schema import BUILTIN_NAMES, MISSING, NoteCode, OperationFlag, WaitSource
+
+FUTURE_STRIDE = 8
+"""Of operations whose handle the program holds, every this many-th (by its sequence number, so the
+same ones on every rank) also gets a callback: its exact end is known even if nobody waits."""
+NOTED_WAIT_NS = 50_000
+"""A wait for something unknown is written down when it took longer than this."""
+DRAIN_SECONDS = 0.2
+"""How long the end of a recording waits for callbacks that are due."""
+
+PROGRAM, ENGINE, FUNCTIONAL, HELPER = 0, 1, 2, 3
+"""Who called: Python code that gets a handle, torch's backward engine, a functional collective, or
+a function of torch in C++ that waits itself (broadcasting buffers, comparing parameters)."""
+_HELPER_FILES = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
+_ASYNC = OperationFlag.ASYNC
+_BACKWARD = BUILTIN_NAMES["backward"]
+_OWN_REFERENCES = 6
+_installed: "CollectiveTap | None" = None
+
+
+class _HandleRef(weakref.ref):  # type: ignore[type-arg]
+    """Knows which operation a `Work` stands for without keeping it, or its tensors, alive."""
+
+    __slots__ = ("key", "operations")
+
+    key: int
+    operations: list[Operation]
+
+
+class CollectiveTap:
+    """The kernels and taps of one recorder; one at a time in a process."""
+
+    def __init__(
+        self,
+        torch: Any,
+        log: OperationLog,
+        guard: Guard,
+        clock: Callable[[], int],
+        journal: Callable[..., None],
+    ) -> None:
+        self._torch = torch
+        self._dist = torch.distributed
+        self._log = log
+        self._guard = guard
+        self._clock = clock
+        self._book = log.groups = GroupBook(self._dist, journal)
+        self._libraries: list[Any] = []
+        self._originals: list[tuple[Any, str, Any, Any]] = []
+        self._held: dict[int, tuple[Any, list[Operation]]] = {}
+        """Per thread the last handle: kept until it has reached the caller, or the next one."""
+        self._refs: dict[int, _HandleRef] = {}
+        self._by_pointer: dict[int, Operation] = {}
+        self._batches: dict[int, list[Operation]] = {}
+        """Per thread, operations of a batch that is being put together."""
+        self._callers: dict[Any, int] = {}
+        self._no_future: set[tuple[int, int]] = set()
+        """Groups and kinds whose handles have no future."""
+        self._device: DeviceOperations | None = None
+        self.num_seen = 0
+        self._is_completed: Any = None
+        self._get_future: Any = None
+
+    # --- installing -----------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Puts everything in place and tests it. CaptureError when this torch does not allow it."""
+        global _installed
+        if _installed is not None:
+            raise CaptureError("another recorder of this process watches communication already")
+        torch = self._torch
+        if not self._dist.is_available():
+            raise CaptureError("this torch was built without torch.distributed")
+        full_after = getattr(torch._C, "_dispatch_keyset_full_after", None)
+        if full_after is None:
+            raise CaptureError("this torch has no _dispatch_keyset_full_after")
+        _installed = self
+        try:
+            after = full_after(torch._C.DispatchKey.BackendSelect)
+            self._install_kernels(after)
+            self._install_wait_tensor(after)
+            self._install_taps()
+            self._test()
+        except BaseException:
+            self.remove()
+            raise
+
+    def _install_kernels(self, after: Any) -> None:
+        library = self._torch.library.Library(NAMESPACE, "IMPL")
+        self._libraries.append(library)
+        for shape in find_shapes(self._torch):
+            library.impl(
+                shape.overload, self._make_kernel(shape, after), "BackendSelect", with_keyset=True
+            )
+
+    def _install_wait_tensor(self, after: Any) -> None:
+        packet = getattr(self._torch.ops._c10d_functional, "wait_tensor", None)
+        if packet is None:
+            return
+        library = self._torch.library.Library("_c10d_functional", "IMPL")
+        self._libraries.append(library)
+        kernel = self._make_wait_kernel(packet.default, after)
+        library.impl(packet.default, kernel, "BackendSelect", with_keyset=True)
+
+    def _install_taps(self) -> None:
+        work, group = self._dist.Work, self._dist.ProcessGroup
+        self._is_completed = work.is_completed
+        self._get_future = work.get_future
+        self._replace(work, "wait", self._make_wait)
+        self._replace(work, "synchronize", self._make_synchronize)
+        self._replace(work, "is_completed", self._make_is_completed)
+        self._replace(work, "get_future", self._make_get_future)
+        self._replace(group, "_start_coalescing", self._make_start_batch)
+        self._replace(group, "_end_coalescing", self._make_end_batch)
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        tapped = make(original)
+        tapped.__name__, tapped.__doc__ = name, original.__doc__
+        setattr(owner, name, tapped)
+        self._originals.append((owner, name, original, tapped))
+
+    def _test(self) -> None:
+        """One barrier of a private group of one must be seen, or nothing will be."""
+        c10d = self._torch._C._distributed_c10d
+        store = self._dist.HashStore()
+        group = self._dist.ProcessGroup(store, 0, 1)
+        cpu = self._torch.device("cpu")
+        kind = self._dist.ProcessGroup.BackendType.CUSTOM
+        fake = c10d.FakeProcessGroup
+        backend = getattr(fake, "_create_internal", fake)(0, 1)
+        group._register_backend(cpu, kind, backend)
+        group._set_default_backend(kind)
+        before = self.num_seen
+        self._log.is_on, was_on = True, self._log.is_on
+        self._is_testing = True
+        try:
+            group.barrier()
+        finally:
+            self._is_testing = False
+            self._log.is_on = was_on
+        if self.num_seen != before + 1:
+            raise CaptureError("a test operation went by unseen: communication is not recorded")
+
+    _is_testing = False
+
+    def remove(self) -> None:
+        """Takes everything out again."""
+        global _installed
+        if _installed is self:
+            _installed = None
+        for library in self._libraries:
+            self._guard.run("tap removal", library._destroy)
+        self._libraries.clear()
+        for owner, name, original, tapped in reversed(self._originals):
+            if getattr(owner, name, None) is tapped:
+                setattr(owner, name, original)
+        self._originals.clear()
+        self._log.is_on = False  # a tap that someone else has wrapped passes everything on
+
+    def drain(self, deadline_ns: int) -> None:
+        """At the end of a recording: gives callbacks and the device a moment."""
+        self._held.clear()
+        if self._device is not None:
+            self._device.drain(deadline_ns)
+        give_up_ns = min(deadline_ns, self._clock() + int(DRAIN_SECONDS * 1e9))
+        while self._clock() < give_up_ns and any(
+            operation.has_future for operation in list(self._log.under_way.values())
+        ):
+            time.sleep(0.001)
+
+    @property
+    def device_clock_uncertainty_ns(self) -> int:
+        """How far device times may be off on the host clock; -1 without a device."""
+        return MISSING if self._device is None else self._device.offset_uncertainty_ns
+
+    def visit(self) -> None:
+        """Now and then, from the recorder: reads what the device has finished."""
+        if self._device is not None:
+            self._device.read()
+
+    # --- operations -----------------------------------------------------------------------
+
+    def _make_kernel(self, shape: OperationShape, after: Any) -> Callable[..., Any]:
+        log, clock, caught = self._log, self._clock, self._guard.caught
+        redispatch = shape.overload.redispatch
+        enter, issued, get_frame = self._enter, self._issued, sys._getframe
+
+        def kernel(keyset: Any, *args: Any) -> Any:
+            if not log.is_on:
+                return redispatch(keyset & after, *args)
+            operation = None
+            now_ns = clock()
+            try:
+                operation = enter(shape, args, now_ns)
+            except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+                caught("operation begin", error)
+            try:
+                result = redispatch(keyset & after, *args)
+            except BaseException as error:
+                self._fail(operation, error)
+                raise
+            if operation is not None:
+                try:
+                    issued(operation, shape, args, result, get_frame(0).f_back)
+                except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+                    caught("operation issued", error)
+            return result
+
+        return kernel
+
+    def _enter(self, shape: OperationShape, args: tuple[Any, ...], now_ns: int) -> Operation | None:
+        if self._is_testing:
+            self.num_seen += 1
+            return None
+        log = self._log
+        if log.in_flight is None and not log.open():
+            return None
+        boxed = self._dist.ProcessGroup.unbox(args[shape.group_index])
+        group = self._book.entries.get(boxed.group_name)
+        if group is None:
+            group = self._book.meet(boxed)
+        size_bytes, dtype, tensor = shape.measure(args, group.size)
+        index = shape.async_index
+        is_async = args[index] if index < len(args) else shape.is_async_by_default
+        flags = _ASYNC if is_async else 0
+        is_device = tensor is not None and not group.is_host and tensor.device.type != "cpu"
+        if is_device:
+            flags |= OperationFlag.DEVICE
+        batch = self._batches.get(get_ident()) if self._batches else None
+        if batch is not None:
+            flags |= OperationFlag.COALESCED
+        peer = group.global_rank(args[shape.peer_index]) if shape.peer_index >= 0 else MISSING
+        tag = args[shape.tag_index] if shape.tag_index >= 0 else 0
+        kind = shape.kind
+        operation = log.enter(group, int(kind), flags, peer, tag, size_bytes, dtype, now_ns)
+        if kind is Kind.CUSTOM:
+            log.num_unrecognised += 1
+            log.note(operation, NoteCode.NAME, shape.op_name)
+        if batch is not None:
+            batch.append(operation)
+        if is_device:
+            self._on_device(tensor).enter(operation, now_ns)
+        return operation
+
+    def _on_device(self, tensor: Any) -> DeviceOperations:
+        if self._device is None:
+            backend = getattr(self._torch, tensor.device.type)
+            self._device = DeviceOperations(backend, self._log, self._clock)
+        return self._device
+
+    def _issued(
+        self,
+        operation: Operation,
+        shape: OperationShape,
+        args: tuple[Any, ...],
+        result: Any,
+        frame: Any,
+    ) -> None:
+        """torch has taken the operation: what will tell us about its end?"""
+        flags = operation.a >> 24
+        if flags & OperationFlag.COALESCED:
+            return  # the batch will have a handle
+        box = result[-1] if type(result) is tuple else result
+        is_device = flags & OperationFlag.DEVICE
+        if box is None or (is_device and not flags & _ASYNC):
+            if is_device and self._device is not None:
+                self._device.issued(operation)
+            else:
+                self._log.end(operation, self._clock(), EndSource.CALL)
+            return
+        if not flags & _ASYNC:
+            self._hold(self._dist.Work.unbox(box), [operation])
+            return
+        caller = self._caller_of(frame)
+        if caller == PROGRAM:
+            work = self._dist.Work.unbox(box)
+            self._hold(work, [operation])
+            self._watch_handle(work, [operation])
+            if not is_device and not (operation.b & 0xFFFFFFFF) % FUTURE_STRIDE:
+                self._call_back(operation, work)
+            return
+        if caller == HELPER:
+            operation.a &= ~(_ASYNC << 24)  # its caller gets no handle: it blocks
+            work = self._dist.Work.unbox(box)
+            self._call_back(operation, work)
+            if not operation.has_future:
+                self._hold(work, [operation])
+            return
+        if shape.output_index >= 0:
+            self._remember_result(operation, args[shape.output_index])
+        if caller == ENGINE:
+            operation.a |= OperationFlag.ENGINE << 24
+            work = self._dist.Work.unbox(box)
+            if is_device and self._device is not None:
+                self._device.issued_by_engine(operation, work.get_future())
+            else:
+                self._call_back(operation, work)
+        elif not is_device and not (operation.b & 0xFFFFFFFF) % FUTURE_STRIDE:
+            self._call_back(operation, self._dist.Work.unbox(box))
+
+    def _caller_of(self, frame: Any) -> int:
+        """Who called the operation, by the code of the frame above the kernel."""
+        if frame is None:
+            return ENGINE  # a thread of torch's own
+        code = frame.f_code
+        found = self._callers.get(code)
+        if found is None:
+            file_name = code.co_filename.replace("\\", "/")
+            found = PROGRAM
+            if file_name.endswith("torch/_ops.py"):
+                found = FUNCTIONAL
+            elif code.co_name == "_engine_run_backward":
+                found = ENGINE
+            elif file_name.endswith(_HELPER_FILES):
+                found = HELPER
+            self._callers[code] = found
+        return found
+
+    def _hold(self, work: Any, operations: list[Operation]) -> None:
+        thread = get_ident()
+        earlier = self._held.get(thread)
+        if earlier is not None and not earlier[1][0].is_over:
+            self._let_go(*earlier)
+        self._held[thread] = (work, operations)
+
+    def _let_go(self, work: Any, operations: list[Operation]) -> None:
+        """The next operation comes, and this one's handle was not waited for yet."""
+        # Ours are: the argument, the caller's tuple, `getrefcount`'s own and the frame's.
+        is_ours_alone = sys.getrefcount(work) <= _OWN_REFERENCES
+        if is_ours_alone and not operations[0].has_future and self._is_completed(work):
+            for operation in operations:  # whoever waited did so below Python
+                self._log.end(operation, self._clock(), EndSource.WAIT_LATE)
+        elif id(work) not in self._refs:
+            self._watch_handle(work, operations)  # its caller may still wait for it
+
+    def _watch_handle(self, work: Any, operations: list[Operation]) -> None:
+        ref = _HandleRef(work, self._handle_dropped)
+        ref.key = id(work)
+        ref.operations = operations
+        self._refs[ref.key] = ref
+
+    def _handle_dropped(self, ref: _HandleRef) -> None:
+        """The program let go of a handle: if it never waited, nobody will know the end."""
+        if self._refs.get(ref.key) is ref:
+            del self._refs[ref.key]
+        try:
+            for operation in ref.operations:
+                if not operation.is_over and not operation.has_future:
+                    self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
+        except Exception as error:  # noqa: BLE001 - called by the garbage collector
+            self._guard.caught("handle dropped", error)
+
+    def _remember_result(self, operation: Operation, result: Any) -> None:
+        while type(result) is list:
+            if not result:
+                return
+            result = result[0]
+        pointer = result.data_ptr()
+        earlier = self._by_pointer.get(pointer)
+        if earlier is not None and not (earlier.is_over or earlier.has_future):
+            # Its memory is used again: whoever wanted the result has seen it.
+            self._log.end(earlier, MISSING, EndSource.NONE, Outcome.UNSEEN)
+        self._by_pointer[pointer] = operation
+
+    def _call_back(self, operation: Operation, work: Any) -> None:
+        """Has torch tell us when the operation is over, where it can."""
+        kind = operation.a & 0xFF
+        if (operation.group.group_id, kind) in self._no_future:
+            return
+        try:
+            self._add_callback([operation], self._get_future(work))
+        except RuntimeError:  # not every back end has one for every kind
+            self._no_future.add((operation.group.group_id, kind))
+
+    def _add_callback(self, operations: list[Operation], future: Any) -> None:
+        log, clock, caught = self._log, self._clock, self._guard.caught
+
+        def over(future: Any) -> None:
+            now_ns = clock()
+            try:
+                try:
+                    future.value()
+                except RuntimeError as error:
+                    for operation in operations:
+                        log.fail(operation, error, EndSource.FUTURE)
+                    return
+                for operation in operations:
+                    log.end(operation, now_ns, EndSource.FUTURE)
+            except Exception as error:  # noqa: BLE001 - in a thread of torch's: nobody above us
+                caught("operation end", error)
+
+        for operation in operations:
+            operation.has_future = True
+        future.add_done_callback(over)
+
+    def _fail(self, operation: Operation | None, error: BaseException) -> None:
+        """The call itself raised."""
+        if operation is None:
+            return
+        try:
+            batch = self._batches.get(get_ident())
+            if batch is not None and operation in batch:
+                batch.remove(operation)
+            self._log.fail(operation, error, EndSource.CALL)
+        except Exception as own_error:  # noqa: BLE001 - the guard's
+            self._guard.caught("operation failed", own_error)
+
+    # --- handles --------------------------------------------------------------------------
+
+    def _find(self, work: Any) -> list[Operation] | None:
+        held = self._held.get(get_ident())
+        if held is not None and held[0] is work:
+            del self._held[get_ident()]
+            return held[1]
+        ref = self._refs.get(id(work))
+        return ref.operations if ref is not None and ref() is work else None
+
+    def _make_wait(self, original: Any) -> Callable[..., Any]:
+        log, clock, caught, find = self._log, self._clock, self._guard.caught, self._find
+        is_completed = self._is_completed
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if not log.is_on:
+                return original(work, *args, **kwargs)
+            begin_ns = clock()
+            operations, was_over, mark = None, False, None
+            try:
+                operations = find(work)
+                if operations is not None:
+                    flags = operations[0].a >> 24
+                    if flags & OperationFlag.DEVICE:
+                        mark = self._device.begin_wait() if self._device is not None else None
+                    elif flags & _ASYNC:
+                        was_over = is_completed(work)
+            except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+                caught("wait begin", error)
+            try:
+                result = original(work, *args, **kwargs)
+            except BaseException as error:
+                self._wait_failed(operations, error, begin_ns)
+                raise
+            try:
+                self._waited(work, operations, begin_ns, was_over, mark, original)
+            except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+                caught("wait end", error)
+            return result
+
+        return wait
+
+    def _waited(
+        self,
+        work: Any,
+        operations: list[Operation] | None,
+        begin_ns: int,
+        was_over: bool,  # noqa: FBT001 - positional for speed
+        mark: Any,
+        original: Any,
+    ) -> None:
+        log = self._log
+        end_ns = self._clock()
+        if operations is None:
+            if end_ns - begin_ns > NOTED_WAIT_NS:
+                log.wait(None, WaitSource.WORK, begin_ns, end_ns)
+            return
+        first = operations[0]
+        flags = first.a >> 24
+        if flags & OperationFlag.DEVICE and self._device is not None:
+            if not first.is_over:
+                self._device.end_wait(
+                    operations, mark, begin_ns, lambda: original(work), WaitSource.WORK
+                )
+            return
+        if flags & _ASYNC:
+            log.wait(first, WaitSource.WORK, begin_ns, end_ns)
+        source = EndSource.WAIT_LATE if was_over else EndSource.WAIT
+        for operation in operations:
+            if not operation.has_future:
+                log.end(operation, end_ns, source)
+
+    def _wait_failed(
+        self, operations: list[Operation] | None, error: BaseException, begin_ns: int
+    ) -> None:
+        try:
+            for operation in operations or ():
+                self._log.fail(operation, error, EndSource.WAIT)
+        except Exception as own_error:  # noqa: BLE001 - the guard's
+            self._guard.caught("wait failed", own_error)
+
+    def _make_synchronize(self, original: Any) -> Callable[..., Any]:
+        """On a device a wait by another name; on the host it does not wait for anything."""
+        wait = self._make_wait(original)
+
+        def synchronize(work: Any, *args: Any, **kwargs: Any) -> Any:
+            ref = self._refs.get(id(work))
+            is_device = ref is not None and ref.operations[0].a >> 24 & OperationFlag.DEVICE
+            return (wait if is_device else original)(work, *args, **kwargs)
+
+        return synchronize
+
+    def _make_is_completed(self, original: Any) -> Callable[..., Any]:
+        """A program that polls: the first yes is a bound on the end."""
+
+        def is_completed(work: Any) -> Any:
+            answer = original(work)
+            if answer and self._log.is_on:
+                try:
+                    for operation in self._find(work) or ():
+                        is_device = operation.a >> 24 & OperationFlag.DEVICE
+                        if not (operation.has_future or operation.is_over or is_device):
+                            self._log.end(operation, self._clock(), EndSource.WAIT_LATE)
+                except Exception as error:  # noqa: BLE001 - the guard's
+                    self._guard.caught("completion query", error)
+            return answer
+
+        return is_completed
+
+    def _make_get_future(self, original: Any) -> Callable[..., Any]:
+        """A program that goes on with the future (a communication hook) will drop the handle."""
+
+        def get_future(work: Any) -> Any:
+            future = original(work)
+            if self._log.is_on:
+                try:
+                    operations = self._find(work)
+                    if operations is not None and not operations[0].has_future:
+                        self._future_taken(operations, future)
+                except Exception as error:  # noqa: BLE001 - the guard's
+                    self._guard.caught("future", error)
+            return future
+
+        return get_future
+
+    def _future_taken(self, operations: list[Operation], future: Any) -> None:
+        first = operations[0]
+        is_device = first.a >> 24 & OperationFlag.DEVICE
+        if first.a >> 48 == _BACKWARD:  # a communication hook: the reducer waits, not the program
+            for operation in operations:
+                operation.a |= OperationFlag.ENGINE << 24
+        if not is_device:
+            self._add_callback(operations, future)
+        elif first.a >> 24 & OperationFlag.ENGINE and self._device is not None:
+            self._device.issued_by_engine(first, future)
+
+    # --- batches --------------------------------------------------------------------------
+
+    def _make_start_batch(self, original: Any) -> Callable[..., Any]:
+        def start_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(group, *args, **kwargs)
+            self._batches[get_ident()] = []
+            return result
+
+        return start_coalescing
+
+    def _make_end_batch(self, original: Any) -> Callable[..., Any]:
+        def end_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
+            batch = self._batches.pop(get_ident(), None)
+            work = original(group, *args, **kwargs)
+            if batch:
+                try:
+                    self._batch_issued(batch, work)
+                except Exception as error:  # noqa: BLE001 - the guard's
+                    self._guard.caught("batch", error)
+            return work
+
+        return end_coalescing
+
+    def _batch_issued(self, batch: list[Operation], work: Any) -> None:
+        if work is None:
+            for operation in batch:
+                if operation.a >> 24 & OperationFlag.DEVICE and self._device is not None:
+                    self._device.issued(operation)
+                else:
+                    self._log.end(operation, self._clock(), EndSource.CALL)
+            return
+        for operation in batch:
+            operation.a |= _ASYNC << 24
+        self._watch_handle(work, batch)
+
+    # --- functional collectives -----------------------------------------------------------
+
+    def _make_wait_kernel(self, overload: Any, after: Any) -> Callable[..., Any]:
+        log, clock, caught = self._log, self._clock, self._guard.caught
+        redispatch = overload.redispatch
+        by_pointer = self._by_pointer
+
+        def kernel(keyset: Any, tensor: Any) -> Any:
+            if not log.is_on or not by_pointer:
+                return redispatch(keyset & after, tensor)
+            begin_ns = clock()
+            operation, mark = None, None
+            try:
+                operation = by_pointer.pop(tensor.data_ptr(), None)
+                if operation is not None and operation.a >> 24 & OperationFlag.DEVICE:
+                    mark = self._device.begin_wait() if self._device is not None else None
+            except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+                caught("wait begin", error)
+            try:
+                result = redispatch(keyset & after, tensor)
+            except BaseException as error:
+                self._wait_failed([operation] if operation is not None else None, error, begin_ns)
+                raise
+            if operation is not None:
+                try:
+                    self._tensor_waited(operation, begin_ns, mark)
+                except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+                    caught("wait end", error)
+            return result
+
+        return kernel
+
+    def _tensor_waited(self, operation: Operation, begin_ns: int, mark: Any) -> None:
+        log = self._log
+        if operation.a >> 24 & OperationFlag.DEVICE and self._device is not None:
+            if not operation.is_over:
+                self._device.end_wait([operation], mark, begin_ns, None, WaitSource.TENSOR)
+            return
+        end_ns = self._clock()
+        log.wait(operation, WaitSource.TENSOR, begin_ns, end_ns)
+        if not operation.has_future:
+            is_late = end_ns - begin_ns < NOTED_WAIT_NS
+            log.end(operation, end_ns, EndSource.WAIT_LATE if is_late else EndSource.WAIT)

@@ -1,0 +1,255 @@
+"""Times operations that run on an accelerator's streams, with events that are read later.
+
+An operation begins when the current stream reaches it (an event before the call). It ends
+
+- without a handle, when the current stream is past it (an event after the call);
+- with a handle, when a stream of our own that waits for the same handle is past it. That wait is
+  queued right after the program's own: before, it would let torch release the tensors the
+  operation still uses;
+- issued by DistributedDataParallel, likewise through its future: its buckets live as long as it;
+- functional (`wait_tensor`), when the program's stream is past the wait: a bound, unless the wait
+  held the stream up.
+
+Nothing here waits for the device. Device times are placed on the host clock by the tightest lower
+bound seen: the device cannot reach an event before the host has issued it.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from meshscope.capture.operation_log import Operation, OperationLog
+from meshscope.core.operations import EndSource, Outcome
+from meshscope.store.schema import MISSING
+
+READ_EVERY_NS = 100_000_000
+WATCH_SECONDS = 1.0
+"""How often a thread looks for ended operations while the program itself calls none."""
+MAX_PENDING = 4096
+HELD_UP_NS = 20_000
+"""A stream that took longer than this over a wait was held up by the operation."""
+NUM_OFFSETS = 64
+"""Readings the placement on the host clock is taken from."""
+
+
+class _Pending:
+    """An operation whose events the device has not reached yet."""
+
+    __slots__ = ("begin_ns", "end", "end_ns", "operations", "source", "wait_begin", "wait_end",
+                 "wait_source")  # fmt: skip
+
+    def __init__(self, operations: list[Operation], end: Any, source: int) -> None:
+        self.operations = operations
+        self.end = end
+        self.source = source
+        self.wait_begin: Any = None
+        self.wait_end: Any = None
+        self.wait_source = 0
+        self.begin_ns = self.end_ns = 0
+
+
+class DeviceOperations:
+    """Operations of one process on one type of accelerator."""
+
+    def __init__(self, backend: Any, log: OperationLog, clock: Callable[[], int]) -> None:
+        """`backend` is `torch.cuda` or a module of the same shape."""
+        self._backend = backend
+        self._log = log
+        self._clock = clock
+        self._free: list[Any] = []
+        self._pending: deque[_Pending] = deque()
+        self._lock = threading.Lock()
+        self._side_streams: dict[int, Any] = {}
+        self._anchor: Any = None
+        self._anchor_device_ns = 0
+        self._offsets: deque[int] = deque(maxlen=NUM_OFFSETS)
+        self.offset_uncertainty_ns = MISSING
+        self._next_read_ns = 0
+        self._last_read_ns = 0
+        self.num_given_up = 0
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._is_capturing: Callable[[], bool] = getattr(
+            backend, "is_current_stream_capturing", lambda: False
+        )
+
+    def _record(self) -> Any:
+        event = self._free.pop() if self._free else self._backend.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def enter(self, operation: Operation, now_ns: int) -> None:
+        """Before the call: marks when the stream gets there."""
+        if now_ns >= self._next_read_ns:
+            self._next_read_ns = now_ns + READ_EVERY_NS
+            self.read()
+        if not self._is_capturing():
+            operation.start_event = self._record()
+
+    def _is_unmarked(self, operation: Operation) -> bool:
+        if operation.start_event is not None:
+            return False
+        # Part of a graph that is being captured: it will run many times, and not now.
+        self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
+        return True
+
+    def issued(self, operation: Operation) -> None:
+        """After a call without a handle: it is over when the stream is past it."""
+        if not self._is_unmarked(operation):
+            self._push(_Pending([operation], self._record(), EndSource.DEVICE))
+
+    def issued_by_engine(self, operation: Operation, future: Any) -> None:
+        """After a reducer's call: a stream of ours waits for it, so that its end can be marked."""
+        if self._is_unmarked(operation):
+            return
+        with self._backend.stream(self._side_stream()):
+            future.wait()
+            end = self._record()
+        self._push(_Pending([operation], end, EndSource.DEVICE))
+
+    def _side_stream(self) -> Any:
+        index = int(self._backend.current_device())
+        found = self._side_streams.get(index)
+        if found is None:
+            found = self._side_streams[index] = self._backend.Stream()
+        return found
+
+    def begin_wait(self) -> Any:
+        """Before the program's wait; None while a graph is captured."""
+        return None if self._is_capturing() else self._record()
+
+    def end_wait(
+        self,
+        operations: list[Operation],
+        begin: Any,
+        begin_ns: int,
+        wait_again: Callable[[], Any] | None,
+        wait_source: int,
+    ) -> None:
+        """After the program's wait, which was queued on its stream; `wait_again` queues another."""
+        end_ns = self._clock()
+        if begin is None or any(self._is_unmarked(operation) for operation in operations):
+            return
+        past = self._record()
+        source, end = EndSource.DEVICE_LATE, past
+        if wait_again is not None:
+            with self._backend.stream(self._side_stream()):
+                wait_again()
+                end = self._record()
+            source = EndSource.DEVICE
+        pending = _Pending(operations, end, source)
+        pending.wait_begin, pending.wait_end = begin, past
+        pending.begin_ns, pending.end_ns = begin_ns, end_ns
+        pending.wait_source = wait_source
+        self._push(pending)
+
+    def _push(self, pending: _Pending) -> None:
+        if self._watcher is None:
+            self._watcher = threading.Thread(
+                target=self._watch, name="meshscope-operations", daemon=True
+            )
+            self._watcher.start()
+        if len(self._pending) >= MAX_PENDING:
+            self.num_given_up += 1
+            for operation in pending.operations:
+                self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
+            return
+        self._pending.append(pending)
+
+    def _watch(self) -> None:
+        """Only while the program is silent: a stuck one still shows which operations ended."""
+        while not self._stop.wait(WATCH_SECONDS):
+            if self._pending and self._clock() - self._last_read_ns > WATCH_SECONDS * 1e9:
+                self._log.guard.run("device operations", self.read)
+
+    def read(self) -> None:
+        """Writes what the device has finished. Several threads may ask."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._last_read_ns = self._clock()
+            pending = self._pending
+            done = []
+            while pending and pending[0].end.query():
+                past = pending[0].wait_end
+                if past is not None and not past.query():
+                    break
+                done.append(pending.popleft())
+            if done:
+                self._write(done)
+        finally:
+            self._lock.release()
+
+    def _write(self, done: list[_Pending]) -> None:
+        seen_ns = self._clock()
+        first = done[0].operations[0].start_event
+        if self._anchor is None:
+            self._anchor = first
+        anchor = self._anchor
+        for pending in done:
+            end_ns = self._device_ns(anchor, pending.end)
+            for operation in pending.operations:
+                start_ns = self._device_ns(anchor, operation.start_event)
+                self._offsets.append(operation.c - start_ns)
+                offset_ns = max(self._offsets)
+                self.offset_uncertainty_ns = max(0, seen_ns - end_ns - offset_ns)
+                self._log.end(
+                    operation,
+                    max(end_ns, start_ns) + offset_ns,
+                    self._source(pending),
+                    Outcome.OK,
+                    start_ns + offset_ns,
+                )
+            self._write_wait(pending)
+        self._recycle(done, anchor)
+
+    def _source(self, pending: _Pending) -> int:
+        if pending.source == EndSource.DEVICE_LATE and self._held_up_ns(pending) > HELD_UP_NS:
+            return EndSource.DEVICE
+        return pending.source
+
+    def _held_up_ns(self, pending: _Pending) -> int:
+        return _elapsed_ns(pending.wait_begin, pending.wait_end)
+
+    def _write_wait(self, pending: _Pending) -> None:
+        if pending.wait_begin is None:
+            return
+        self._log.wait(
+            pending.operations[0],
+            pending.wait_source,
+            pending.begin_ns,
+            pending.end_ns,
+            self._held_up_ns(pending),
+        )
+
+    def _device_ns(self, anchor: Any, event: Any) -> int:
+        return self._anchor_device_ns + _elapsed_ns(anchor, event)
+
+    def _recycle(self, done: list[_Pending], anchor: Any) -> None:
+        """Events go back to the pool; the last start becomes the anchor of the next reading.
+
+        Differences are 32-bit floats in milliseconds: fine over seconds, coarse over a day.
+        """
+        new_anchor = done[-1].operations[-1].start_event
+        self._anchor_device_ns = self._device_ns(anchor, new_anchor)
+        self._anchor = new_anchor
+        used = {id(anchor): anchor}
+        for pending in done:
+            for event in (pending.end, pending.wait_begin, pending.wait_end):
+                used[id(event)] = event
+            for operation in pending.operations:
+                used[id(operation.start_event)] = operation.start_event
+        used.pop(id(new_anchor), None)
+        used.pop(id(None), None)
+        self._free += used.values()
+
+    def drain(self, deadline_ns: int) -> None:
+        """At the end of a run: polls, without synchronising, until all is read or time is up."""
+        self._stop.set()
+        while self._pending and self._clock() < deadline_ns:
+            self.read()
+
+
+def _elapsed_ns(begin: Any, end: Any) -> int:
+    return 0 if begin is end else round(begin.elapsed_time(end) * 1e6)

@@ -1,0 +1,169 @@
+"""Reads torch's own description of its communication operations.
+
+The running torch is asked which operations it has and what their arguments are called, instead of
+keeping a list per version: one that this version of meshscope has never heard of is still seen,
+as a custom operation under torch's name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from meshscope.core.operations import DTYPES, Kind
+
+NAMESPACE = "c10d"
+NOT_OPERATIONS = frozenset(("check_for_nan",))
+"""In torch's list, but nothing is communicated."""
+
+_KINDS = {
+    "allreduce": Kind.ALL_REDUCE,
+    "allgather": Kind.ALL_GATHER,
+    "gather": Kind.GATHER,
+    "reduce_scatter": Kind.REDUCE_SCATTER,
+    "broadcast": Kind.BROADCAST,
+    "reduce": Kind.REDUCE,
+    "scatter": Kind.SCATTER,
+    "send": Kind.SEND,
+    "recv": Kind.RECV,
+    "barrier": Kind.BARRIER,
+    "monitored_barrier": Kind.BARRIER,
+    "alltoall": Kind.ALL_TO_ALL,
+}
+_SUFFIXES = ("_any_source", "_into_tensor", "_tensor", "_coalesced", "_base")
+_MIXED = DTYPES.index("(mixed)")
+_OTHER = DTYPES.index("(other)")
+
+Measure = Callable[[tuple[Any, ...], int], tuple[int, int, Any]]
+"""Arguments and number of ranks → size in bytes, dtype code, one of the tensors or None."""
+
+
+def kind_of(op_name: str) -> Kind:
+    """`_reduce_scatter_base_` → REDUCE_SCATTER; CUSTOM for a name this version does not know."""
+    plain = op_name.strip("_")
+    is_trimmed = True
+    while is_trimmed:
+        is_trimmed = False
+        for suffix in _SUFFIXES:
+            if plain.endswith(suffix):
+                plain = plain.removesuffix(suffix)
+                is_trimmed = True
+    return _KINDS.get(plain, Kind.CUSTOM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationShape:
+    """Where an operation keeps what we want to know."""
+
+    op_name: str
+    overload: Any
+    kind: Kind
+    group_index: int
+    async_index: int
+    """Of the flag `async_op`; beyond the arguments when there is none."""
+    is_async_by_default: bool
+    """What it means when the flag is left out; an operation without one is always a handle."""
+    peer_index: int
+    """Of root, source or destination (a rank within the group); -1 when there is none."""
+    tag_index: int
+    output_index: int
+    """Of the tensors that hold the result; -1 when there are none."""
+    measure: Measure
+
+
+def find_shapes(torch: Any) -> list[OperationShape]:
+    """Every operation of the running torch that takes a process group."""
+    shapes = []
+    names = {
+        schema.name.partition("::")[2]
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith(f"{NAMESPACE}::")
+    }
+    for name in sorted(names - NOT_OPERATIONS):
+        packet = getattr(torch.ops.c10d, name)
+        for overload_name in packet.overloads():
+            shape = _read_shape(name, getattr(packet, overload_name), _dtype_codes(torch))
+            if shape is not None:
+                shapes.append(shape)
+    return shapes
+
+
+def _dtype_codes(torch: Any) -> dict[Any, int]:
+    codes = {}
+    for code, name in enumerate(DTYPES):
+        dtype = getattr(torch, name, None) if name.isidentifier() else None
+        if dtype is not None:
+            codes[dtype] = code
+    return codes
+
+
+def _read_shape(name: str, overload: Any, codes: dict[Any, int]) -> OperationShape | None:
+    arguments = overload._schema.arguments
+    names = [argument.name for argument in arguments]
+    types = [str(argument.type) for argument in arguments]
+    groups = [index for index, text in enumerate(types) if text.endswith("ProcessGroup")]
+    if not groups:
+        return None
+    kind = kind_of(name)
+    beyond = len(names)
+
+    def find(*wanted: str) -> int:
+        return next((index for index, text in enumerate(names) if text in wanted), -1)
+
+    async_index = find("async_op")
+    tensors = [index for index, text in enumerate(types) if "Tensor" in text and "?" not in text]
+    outputs = [index for index in tensors if names[index].startswith("output")]
+    inputs = [index for index in tensors if names[index].startswith("input")]
+    return OperationShape(
+        op_name=name,
+        overload=overload,
+        kind=kind,
+        group_index=groups[0],
+        async_index=async_index if async_index >= 0 else beyond,
+        is_async_by_default=name != "monitored_barrier_",
+        peer_index=find("root_rank", "src", "dst"),
+        tag_index=find("tag"),
+        output_index=(outputs or tensors or [-1])[0],
+        measure=_make_measure(kind, tensors, inputs, outputs, codes),
+    )
+
+
+def _make_measure(
+    kind: Kind, tensors: list[int], inputs: list[int], outputs: list[int], codes: dict[Any, int]
+) -> Measure:
+    """How the size of an operation follows from its tensors (see `core.operations`)."""
+    if kind is Kind.BARRIER or not tensors:
+        return lambda args, num_ranks: (0, 0, args[tensors[0]] if tensors else None)
+    if kind is Kind.GATHER and inputs:  # only the root has outputs; every rank has an input
+        return lambda args, num_ranks: _times(_add_up(args[inputs[0]], codes), num_ranks)
+    if kind is Kind.SCATTER and outputs:
+        return lambda args, num_ranks: _times(_add_up(args[outputs[0]], codes), num_ranks)
+    whole = {
+        Kind.ALL_GATHER: outputs,
+        Kind.REDUCE_SCATTER: inputs,
+        Kind.ALL_TO_ALL: inputs,
+    }.get(kind, tensors)
+    index = (whole or tensors)[0]
+    return lambda args, num_ranks: _add_up(args[index], codes)
+
+
+def _times(measured: tuple[int, int, Any], num_ranks: int) -> tuple[int, int, Any]:
+    return measured[0] * num_ranks, measured[1], measured[2]
+
+
+def _add_up(value: Any, codes: dict[Any, int]) -> tuple[int, int, Any]:
+    """Bytes, dtype code and first tensor of a tensor, a list of them, or a list of lists."""
+    if type(value) is list:
+        if len(value) == 1:  # the usual case, and the hot one
+            return _add_up(value[0], codes)
+        if not value:
+            return 0, 0, None
+        parts = [_add_up(part, codes) for part in value]
+        found = {code for _, code, tensor in parts if tensor is not None}
+        size_bytes = sum(part[0] for part in parts)
+        first = next((part[2] for part in parts if part[2] is not None), None)
+        return size_bytes, found.pop() if len(found) == 1 else _MIXED if found else 0, first
+    try:
+        size_bytes = value.nbytes
+    except RuntimeError:  # a sparse tensor: what travels are its indices and values
+        size_bytes = value._values().nbytes + value._indices().nbytes
+    return size_bytes, codes.get(value.dtype, _OTHER), value

@@ -1,0 +1,109 @@
+"""The process groups a rank communicates in, numbered as they are met and written down once."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from meshscope.core.operations import Kind
+from meshscope.store.groups import GROUP_KIND, pack_ranks
+from meshscope.store.in_flight import InFlightWriter, channel_code
+
+MAX_GROUPS = 0xFFFE
+HOST_BACKENDS = frozenset(("gloo", "mpi", "ucc", "fake", "threaded"))
+"""Back ends whose operations run on host threads even when the tensors are on a device."""
+
+
+class Channel:
+    """Operations that follow each other: a group's collectives, or those with one peer."""
+
+    __slots__ = ("numbers", "row")
+
+    def __init__(self, row: int) -> None:
+        self.numbers = itertools.count()
+        """Drawing from it is atomic: several threads may communicate."""
+        self.row = row
+        """Of the channel in `in_flight.bin`; 0 when that is full."""
+
+
+class GroupEntry(Channel):
+    """A process group and its channels."""
+
+    __slots__ = ("channels", "code", "group_id", "is_host", "name", "ranks", "size")
+
+    def __init__(self, group_id: int, name: str, ranks: tuple[int, ...], size: int, row: int):
+        super().__init__(row)
+        self.group_id = group_id
+        self.code = group_id << 32
+        """As it stands in a record's first word."""
+        self.name = name
+        self.ranks = ranks
+        self.size = size
+        self.is_host = True
+        self.channels: dict[tuple[int, int, int], Channel] = {}
+
+    def global_rank(self, group_rank: int) -> int:
+        """The global rank of a member; -1 when it is not known."""
+        return self.ranks[group_rank] if 0 <= group_rank < len(self.ranks) else -1
+
+
+class GroupBook:
+    """Groups by torch's name for them."""
+
+    def __init__(self, dist: Any, journal: Callable[..., None]) -> None:
+        self._dist = dist
+        self._journal = journal
+        self.in_flight: InFlightWriter | None = None
+        self.entries: dict[str, GroupEntry] = {}
+        self.on_group: Callable[[GroupEntry, str], None] | None = None
+        """Told of every new group, with its description."""
+
+    def meet(self, group: Any) -> GroupEntry:
+        """Numbers a group that was not seen before and writes it into the journal."""
+        name = str(group.group_name)
+        group_id = min(len(self.entries), MAX_GROUPS)
+        ranks = self._ranks_of(group)
+        row = self._open_row(channel_code(group_id, -1, 0))
+        entry = GroupEntry(group_id, name, ranks, int(group.size()), row)
+        backend = self._backend_of(group)
+        entry.is_host = all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
+        self.entries[name] = entry
+        description = str(getattr(group, "group_desc", "") or "")
+        self._journal(
+            GROUP_KIND,
+            id=group_id,
+            name=name,
+            description=description,
+            backend=backend,
+            ranks=pack_ranks(ranks),
+        )
+        if self.on_group is not None:
+            self.on_group(entry, description)
+        return entry
+
+    def channel(self, group: GroupEntry, kind: int, peer: int, tag: int) -> Channel:
+        """The channel of sends to, or receives from, one peer."""
+        found = group.channels.get((kind, peer, tag))
+        if found is None:
+            direction = 1 if kind == Kind.SEND else 2
+            # Tags share a row: it says how far a rank has got, not in which message.
+            row = next(
+                (c.row for (k, p, _), c in group.channels.items() if (k, p) == (kind, peer)), 0
+            )
+            row = row or self._open_row(channel_code(group.group_id, peer, direction))
+            found = group.channels[kind, peer, tag] = Channel(row)
+        return found
+
+    def _open_row(self, code: int) -> int:
+        return self.in_flight.open_channel(code) if self.in_flight is not None else 0
+
+    def _ranks_of(self, group: Any) -> tuple[int, ...]:
+        try:
+            return tuple(int(rank) for rank in self._dist.get_process_group_ranks(group))
+        except (KeyError, ValueError, RuntimeError):  # a group made below torch.distributed
+            return tuple(range(int(group.size()))) if int(group.size()) == 1 else ()
+
+    def _backend_of(self, group: Any) -> str:
+        try:
+            return str(self._dist.get_backend(group))
+        except (KeyError, ValueError, RuntimeError, AssertionError):
+            return str(group.name())

@@ -1,0 +1,80 @@
+"""Runs functions on several forked gloo ranks: torch is imported once, ranks start in no time.
+
+Run as a program of its own (`python -m tests.distributed.…`), never inside pytest: a process whose
+torch has used its thread pool hangs its children.
+"""
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+
+RANK_TIMEOUT_SECONDS = 120
+
+
+def import_everything() -> None:
+    """What ranks would otherwise import one by one."""
+    import torch
+
+    torch.set_num_threads(1)
+    import torch.distributed.device_mesh
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+
+def run_ranks(
+    function: Callable[[int, int], None], world_size: int, *, timeout_s: float = 60.0
+) -> list[int]:
+    """Exit codes of `function(rank, world_size)` in that many processes, with a process group."""
+    import_everything()
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        pids = []
+        for rank in range(world_size):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(_run_rank(function, rank, world_size, store, timeout_s))
+            pids.append(pid)
+        return [_wait_for(pid) for pid in pids]
+
+
+def _run_rank(
+    function: Callable[[int, int], None], rank: int, world_size: int, store: str, timeout_s: float
+) -> int:
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        function(rank, world_size)
+        dist.barrier()
+        time.sleep(0.1)  # gloo of torch 2.13 may abort when a peer leaves at once
+    except BaseException:  # noqa: BLE001 - the exit code tells
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _wait_for(pid: int) -> int:
+    deadline = time.monotonic() + RANK_TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return -9
