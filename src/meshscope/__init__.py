@@ -8,6 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshscope.capture.communication import (
+        CommunicationConfig,
+        CommunicationProfiler,
+        communication,
+        init_communication,
+    )
     from meshscope.capture.default import recorder, start
     from meshscope.capture.recorder import Recorder, RecorderConfig
     from meshscope.core.layout import Layout
@@ -18,10 +24,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CommunicationConfig": "meshscope.capture.communication",
+    "CommunicationProfiler": "meshscope.capture.communication",
     "Layout": "meshscope.core.layout",
     "MeshscopeError": "meshscope.errors",
     "Recorder": "meshscope.capture.recorder",
     "RecorderConfig": "meshscope.capture.recorder",
+    "communication": "meshscope.capture.communication",
+    "init_communication": "meshscope.capture.communication",
     "layout_from_mesh": "meshscope.core.mesh_layout",
     "open_run": "meshscope.store.reader",
     "recorder": "meshscope.capture.default",
@@ -29,11 +39,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "CommunicationConfig",
+    "CommunicationProfiler",
     "Layout",
     "MeshscopeError",
     "Recorder",
     "RecorderConfig",
     "__version__",
+    "communication",
+    "init_communication",
     "layout_from_mesh",
     "open_run",
     "recorder",

@@ -8,11 +8,15 @@ from meshscope.report.document import DOCUMENT_VERSION
 from meshscope.store.schema import SCHEMA_VERSION, TABLES
 
 PUBLIC_NAMES = [
+    "CommunicationConfig",
+    "CommunicationProfiler",
     "Layout",
     "MeshscopeError",
     "Recorder",
     "RecorderConfig",
     "__version__",
+    "communication",
+    "init_communication",
     "layout_from_mesh",
     "open_run",
     "recorder",
@@ -38,6 +42,15 @@ FLAGS = {
         "--strict",
         "--warmup",
         "-o",
+    ],
+    "hang": [
+        "--after",
+        "--all-ranks",
+        "--attempt",
+        "--flight-recorder",
+        "--json",
+        "--no-stacks",
+        "--stacks",
     ],
     "ls": ["--json"],
     "sql": ["--attempt", "--csv", "--json"],

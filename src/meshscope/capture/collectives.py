@@ -21,7 +21,7 @@ from meshscope.capture.device_operations import DeviceOperations
 from meshscope.capture.guard import Guard
 from meshscope.capture.operation_log import Operation, OperationLog
 from meshscope.capture.operation_shapes import NAMESPACE, OperationShape, find_shapes
-from meshscope.capture.process_groups import GroupBook
+from meshscope.capture.process_groups import Channel, GroupBook
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.errors import CaptureError
 from meshscope.store.schema import BUILTIN_NAMES, MISSING, NoteCode, OperationFlag, WaitSource
@@ -34,13 +34,20 @@ NOTED_WAIT_NS = 50_000
 DRAIN_SECONDS = 0.2
 """How long the end of a recording waits for callbacks that are due."""
 
+NUM_FUNCTIONAL_LOOKED_AT = 256
+"""Functional collectives whose callers are looked at, to see whether a compiled graph is one."""
+MAX_FRAMES = 12
+
 PROGRAM, ENGINE, FUNCTIONAL, HELPER = 0, 1, 2, 3
 """Who called: Python code that gets a handle, torch's backward engine, a functional collective, or
 a function of torch in C++ that waits itself (broadcasting buffers, comparing parameters)."""
 _HELPER_FILES = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
 _ASYNC = OperationFlag.ASYNC
+_HOW = OperationFlag.DEVICE | OperationFlag.COALESCED
+_NOT_BLOCKING = _HOW | _ASYNC
 _BACKWARD = BUILTIN_NAMES["backward"]
 _OWN_REFERENCES = 6
+_WAIT = int(EndSource.WAIT)
 _installed: "CollectiveTap | None" = None
 
 
@@ -82,6 +89,11 @@ class CollectiveTap:
         self._no_future: set[tuple[int, int]] = set()
         """Groups and kinds whose handles have no future."""
         self._device: DeviceOperations | None = None
+        self._tensor = torch.Tensor
+        self._after: Any = None
+        self._has_wait_kernel = False
+        self._has_wait_function = False
+        self._num_functional = 0
         self.num_seen = 0
         self._is_completed: Any = None
         self._get_future: Any = None
@@ -101,31 +113,55 @@ class CollectiveTap:
             raise CaptureError("this torch has no _dispatch_keyset_full_after")
         _installed = self
         try:
-            after = full_after(torch._C.DispatchKey.BackendSelect)
-            self._install_kernels(after)
-            self._install_wait_tensor(after)
+            self._after = full_after(torch._C.DispatchKey.BackendSelect)
+            self._install_kernels()
             self._install_taps()
+            self._install_wait_function()
             self._test()
         except BaseException:
             self.remove()
             raise
 
-    def _install_kernels(self, after: Any) -> None:
+    def _install_kernels(self) -> None:
         library = self._torch.library.Library(NAMESPACE, "IMPL")
         self._libraries.append(library)
         for shape in find_shapes(self._torch):
-            library.impl(
-                shape.overload, self._make_kernel(shape, after), "BackendSelect", with_keyset=True
-            )
+            kernel = self._make_kernel(shape)
+            library.impl(shape.overload, kernel, "BackendSelect", with_keyset=True)
 
-    def _install_wait_tensor(self, after: Any) -> None:
-        packet = getattr(self._torch.ops._c10d_functional, "wait_tensor", None)
-        if packet is None:
-            return
+    def _install_wait_kernel(self) -> None:
+        """For compiled graphs, which call the operation and not the Python function around it.
+
+        Only once there is one: a second kernel in the way of every functional collective costs
+        more than the tap of that function.
+        """
+        self._has_wait_kernel = True
+        overload = self._torch.ops._c10d_functional.wait_tensor.default
         library = self._torch.library.Library("_c10d_functional", "IMPL")
         self._libraries.append(library)
-        kernel = self._make_wait_kernel(packet.default, after)
-        library.impl(packet.default, kernel, "BackendSelect", with_keyset=True)
+        redispatch = getattr(overload._handle, "redispatch_boxed", overload.redispatch)
+        after = self._after
+        waited = self._make_wait_for_tensor(
+            lambda keyset, tensor: redispatch(keyset & after, tensor)
+        )
+        library.impl(overload, waited, "BackendSelect", with_keyset=True)
+
+    def _install_wait_function(self) -> None:
+        functional = sys.modules.get("torch.distributed._functional_collectives")
+        if functional is None or self._has_wait_function:
+            return
+        self._has_wait_function = True
+        is_compiling = self._torch.compiler.is_dynamo_compiling
+
+        def make(original: Any) -> Callable[..., Any]:
+            waited = self._make_wait_for_tensor(lambda keyset, tensor: original(tensor))
+
+            def wait_tensor(tensor: Any) -> Any:
+                return original(tensor) if is_compiling() else waited(None, tensor)
+
+            return wait_tensor
+
+        self._replace(functional, "wait_tensor", make)
 
     def _install_taps(self) -> None:
         work, group = self._dist.Work, self._dist.ProcessGroup
@@ -208,18 +244,53 @@ class CollectiveTap:
 
     # --- operations -----------------------------------------------------------------------
 
-    def _make_kernel(self, shape: OperationShape, after: Any) -> Callable[..., Any]:
-        log, clock, caught = self._log, self._clock, self._guard.caught
-        redispatch = shape.overload.redispatch
-        enter, issued, get_frame = self._enter, self._issued, sys._getframe
+    def _make_kernel(self, shape: OperationShape) -> Callable[..., Any]:
+        """The kernel of one operation; long, so that the usual call on the host is flat."""
+        log, clock, caught, after = self._log, self._clock, self._guard.caught, self._after
+        issued, enter_unusual, get_frame, held = (
+            self._issued, self._enter_unusual, sys._getframe, self._held,
+        )  # fmt: skip
+        unbox_group, unbox_work = self._dist.ProcessGroup.unbox, self._dist.Work.unbox
+        entries, enter = self._book.entries, log.enter
+        handle = getattr(shape.overload, "_handle", None)
+        # What `redispatch` does, less one Python call.
+        redispatch = getattr(handle, "redispatch_boxed", shape.overload.redispatch)
+        group_index, size_index, async_index = (
+            shape.group_index,
+            shape.size_index,
+            shape.async_index,
+        )
+        dtype_codes, tensor_type = shape.dtype_codes, self._tensor
+        codes = (shape.kind_code, shape.kind_code | _ASYNC << 24)
+        is_async_by_default = shape.is_async_by_default
+        is_plain = shape.peer_index < 0 and not shape.is_size_per_rank and size_index >= 0
+        is_plain = is_plain and shape.kind is not Kind.CUSTOM and shape.tag_index < 0
 
         def kernel(keyset: Any, *args: Any) -> Any:
             if not log.is_on:
                 return redispatch(keyset & after, *args)
             operation = None
+            is_async = is_async_by_default
             now_ns = clock()
             try:
-                operation = enter(shape, args, now_ns)
+                if async_index < len(args):
+                    is_async = args[async_index]
+                group = entries.get(unbox_group(args[group_index]).group_name)
+                value = args[size_index]
+                if type(value) is list and len(value) == 1:
+                    value = value[0]
+                if is_plain and group is not None and group.is_plain and type(value) is tensor_type:
+                    try:
+                        size_bytes = value.nbytes
+                    except RuntimeError:  # a sparse tensor
+                        operation = enter_unusual(shape, args, is_async, now_ns)
+                    else:
+                        operation = enter(
+                            group, group, codes[is_async], MISSING,
+                            dtype_codes.get(value.dtype, 0) << 48, size_bytes, now_ns,
+                        )  # fmt: skip
+                else:
+                    operation = enter_unusual(shape, args, is_async, now_ns)
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                 caught("operation begin", error)
             try:
@@ -229,39 +300,52 @@ class CollectiveTap:
                 raise
             if operation is not None:
                 try:
-                    issued(operation, shape, args, result, get_frame(0).f_back)
+                    thread = get_ident()
+                    box = result[-1] if type(result) is tuple else result
+                    if is_async or box is None or thread in held or operation.a >> 24 & _HOW:
+                        issued(operation, shape, args, result, get_frame(0).f_back)
+                    else:  # its caller waits for the handle at once
+                        held[thread] = (unbox_work(box), [operation])
                 except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                     caught("operation issued", error)
             return result
 
         return kernel
 
-    def _enter(self, shape: OperationShape, args: tuple[Any, ...], now_ns: int) -> Operation | None:
-        if self._is_testing:
+    def _enter_unusual(
+        self,
+        shape: OperationShape,
+        args: tuple[Any, ...],
+        is_async: bool,  # noqa: FBT001 - positional for speed
+        now_ns: int,
+    ) -> Operation | None:
+        """The first of a group, with a peer or several tensors, in a batch or on a device."""
+        log = self._log
+        if log.in_flight is None and (self._is_testing or not log.open()):
             self.num_seen += 1
             return None
-        log = self._log
-        if log.in_flight is None and not log.open():
-            return None
         boxed = self._dist.ProcessGroup.unbox(args[shape.group_index])
-        group = self._book.entries.get(boxed.group_name)
-        if group is None:
-            group = self._book.meet(boxed)
+        group = self._book.entries.get(boxed.group_name) or self._book.meet(boxed)
         size_bytes, dtype, tensor = shape.measure(args, group.size)
-        index = shape.async_index
-        is_async = args[index] if index < len(args) else shape.is_async_by_default
-        flags = _ASYNC if is_async else 0
+        code = shape.kind_code | (_ASYNC << 24 if is_async else 0)
+        peer, tag = MISSING, 0
+        channel: Channel = group
+        if shape.peer_index >= 0:
+            peer = group.global_rank(args[shape.peer_index])
+        if shape.tag_index >= 0:
+            tag = args[shape.tag_index]
+            channel = self._book.channel(group, shape.kind_code, peer, tag)
+        if tensor is None and shape.kind is Kind.BARRIER:
+            tensor = args[0]
         is_device = tensor is not None and not group.is_host and tensor.device.type != "cpu"
         if is_device:
-            flags |= OperationFlag.DEVICE
-        batch = self._batches.get(get_ident()) if self._batches else None
+            code |= OperationFlag.DEVICE << 24
+        batch = self._batches.get(get_ident())
         if batch is not None:
-            flags |= OperationFlag.COALESCED
-        peer = group.global_rank(args[shape.peer_index]) if shape.peer_index >= 0 else MISSING
-        tag = args[shape.tag_index] if shape.tag_index >= 0 else 0
-        kind = shape.kind
-        operation = log.enter(group, int(kind), flags, peer, tag, size_bytes, dtype, now_ns)
-        if kind is Kind.CUSTOM:
+            code |= OperationFlag.COALESCED << 24
+        detail = dtype << 48 | min(max(tag, 0), 127) << 56
+        operation = log.enter(group, channel, code, peer, detail, size_bytes, now_ns)
+        if shape.kind is Kind.CUSTOM:
             log.num_unrecognised += 1
             log.note(operation, NoteCode.NAME, shape.op_name)
         if batch is not None:
@@ -314,6 +398,8 @@ class CollectiveTap:
             if not operation.has_future:
                 self._hold(work, [operation])
             return
+        if self._num_functional < NUM_FUNCTIONAL_LOOKED_AT and caller == FUNCTIONAL:
+            self._meet_functional(frame)
         if shape.output_index >= 0:
             self._remember_result(operation, args[shape.output_index])
         if caller == ENGINE:
@@ -383,7 +469,7 @@ class CollectiveTap:
             if not result:
                 return
             result = result[0]
-        pointer = result.data_ptr()
+        pointer = result.data_ptr() or result.untyped_storage()._cdata  # empty ones have no data
         earlier = self._by_pointer.get(pointer)
         if earlier is not None and not (earlier.is_over or earlier.has_future):
             # Its memory is used again: whoever wanted the result has seen it.
@@ -446,10 +532,30 @@ class CollectiveTap:
     def _make_wait(self, original: Any) -> Callable[..., Any]:
         log, clock, caught, find = self._log, self._clock, self._guard.caught, self._find
         is_completed = self._is_completed
+        held = self._held
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             if not log.is_on:
                 return original(work, *args, **kwargs)
+            waiting = held.get(get_ident())
+            if (
+                waiting is not None
+                and waiting[0] is work
+                and not waiting[1][0].a >> 24 & _NOT_BLOCKING
+            ):
+                # A blocking call: torch waits for its own handle.
+                del held[get_ident()]
+                try:
+                    result = original(work, *args, **kwargs)
+                except BaseException as error:
+                    self._wait_failed(waiting[1], error)
+                    raise
+                try:
+                    if not waiting[1][0].has_future:
+                        log.end(waiting[1][0], clock(), _WAIT)
+                except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+                    caught("wait end", error)
+                return result
             begin_ns = clock()
             operations, was_over, mark = None, False, None
             try:
@@ -465,7 +571,7 @@ class CollectiveTap:
             try:
                 result = original(work, *args, **kwargs)
             except BaseException as error:
-                self._wait_failed(operations, error, begin_ns)
+                self._wait_failed(operations, error)
                 raise
             try:
                 self._waited(work, operations, begin_ns, was_over, mark, original)
@@ -505,9 +611,7 @@ class CollectiveTap:
             if not operation.has_future:
                 log.end(operation, end_ns, source)
 
-    def _wait_failed(
-        self, operations: list[Operation] | None, error: BaseException, begin_ns: int
-    ) -> None:
+    def _wait_failed(self, operations: list[Operation] | None, error: BaseException) -> None:
         try:
             for operation in operations or ():
                 self._log.fail(operation, error, EndSource.WAIT)
@@ -575,6 +679,7 @@ class CollectiveTap:
         def start_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(group, *args, **kwargs)
             self._batches[get_ident()] = []
+            self._book.set_batching(is_batching=True)
             return result
 
         return start_coalescing
@@ -582,6 +687,8 @@ class CollectiveTap:
     def _make_end_batch(self, original: Any) -> Callable[..., Any]:
         def end_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
             batch = self._batches.pop(get_ident(), None)
+            if not self._batches:
+                self._book.set_batching(is_batching=False)
             work = original(group, *args, **kwargs)
             if batch:
                 try:
@@ -606,26 +713,29 @@ class CollectiveTap:
 
     # --- functional collectives -----------------------------------------------------------
 
-    def _make_wait_kernel(self, overload: Any, after: Any) -> Callable[..., Any]:
+    def _make_wait_for_tensor(self, original: Any) -> Callable[..., Any]:
         log, clock, caught = self._log, self._clock, self._guard.caught
-        redispatch = overload.redispatch
-        by_pointer = self._by_pointer
+        by_pointer, plain = self._by_pointer, self._tensor
 
-        def kernel(keyset: Any, tensor: Any) -> Any:
-            if not log.is_on or not by_pointer:
-                return redispatch(keyset & after, tensor)
+        def waited(keyset: Any, tensor: Any) -> Any:
+            if not log.is_on or not by_pointer or type(tensor) is not plain:
+                return original(keyset, tensor)
             begin_ns = clock()
             operation, mark = None, None
             try:
-                operation = by_pointer.pop(tensor.data_ptr(), None)
+                try:
+                    pointer = tensor.data_ptr() or tensor.untyped_storage()._cdata
+                except RuntimeError:  # a tensor without data: the program is being traced
+                    pointer = MISSING
+                operation = by_pointer.pop(pointer, None)
                 if operation is not None and operation.a >> 24 & OperationFlag.DEVICE:
                     mark = self._device.begin_wait() if self._device is not None else None
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                 caught("wait begin", error)
             try:
-                result = redispatch(keyset & after, tensor)
+                result = original(keyset, tensor)
             except BaseException as error:
-                self._wait_failed([operation] if operation is not None else None, error, begin_ns)
+                self._wait_failed([operation] if operation is not None else None, error)
                 raise
             if operation is not None:
                 try:
@@ -634,7 +744,20 @@ class CollectiveTap:
                     caught("wait end", error)
             return result
 
-        return kernel
+        return waited
+
+    def _meet_functional(self, frame: Any) -> None:
+        """Finds out, at the first functional collectives, how their results are waited for."""
+        self._num_functional += 1
+        self._install_wait_function()
+        for _ in range(MAX_FRAMES):
+            if frame is None or self._has_wait_kernel:
+                break
+            if frame.f_code.co_filename.endswith("_functional_collectives.py"):
+                return
+            frame = frame.f_back
+        if not self._has_wait_kernel:
+            self._install_wait_kernel()
 
     def _tensor_waited(self, operation: Operation, begin_ns: int, mark: Any) -> None:
         log = self._log

@@ -7,13 +7,15 @@ a rank was doing when it stopped. Flat for the same reason as `hooks`: it runs i
 operation.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+from meshscope.capture.communication.events import Details
 from meshscope.capture.guard import Guard, safe_text
 from meshscope.capture.process_groups import Channel, GroupBook, GroupEntry
 from meshscope.capture.timeline import NullSink, Sink, Timeline
-from meshscope.core.operations import EndSource, Kind, Outcome
+from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
 from meshscope.store.in_flight import NO_SLOT, InFlightWriter
 from meshscope.store.open_step import PHASE_IDS
 from meshscope.store.schema import MISSING, NoteCode, OperationFlag
@@ -21,7 +23,6 @@ from meshscope.store.schema import MISSING, NoteCode, OperationFlag
 MAX_MESSAGE_CHARACTERS = 400
 MAX_MESSAGES = 200
 """Different texts one rank writes down; the rest is counted as failed without one."""
-_POINT_TO_POINT = (int(Kind.SEND), int(Kind.RECV))
 _OK = int(Outcome.OK)
 _MAX_PHASE_ID = 0x7FFF
 
@@ -61,7 +62,9 @@ class OperationLog:
         clock: Callable[[], int],
         name_id: Callable[[str], int],
         open_run: Callable[[], bool],
+        journal: Callable[..., None],
     ) -> None:
+        self._journal = journal
         self._timeline = timeline
         self.guard = guard
         self._clock = clock
@@ -78,57 +81,49 @@ class OperationLog:
         self.groups: GroupBook | None = None
         self.under_way: dict[int, Operation] = {}
         """By enqueue time."""
-        self.num_entered = 0
+        self._num_over = 0
         self.num_unrecognised = 0
         self._last_enqueue_ns = 0
         self._messages: set[str] = set()
 
     def enter(
-        self,
-        group: GroupEntry,
-        kind: int,
-        flags: int,
-        peer: int,
-        tag: int,
-        size_bytes: int,
-        dtype: int,
-        now_ns: int,
-    ) -> Operation:
-        """The program calls an operation. From here on a dead process leaves it behind."""
+        self, group: GroupEntry, channel: Channel, code: int, peer: int, detail: int,
+        size_bytes: int, now_ns: int,
+    ) -> Operation:  # fmt: skip
+        """The program calls an operation. From here on a dead process leaves it behind.
+
+        `code` is kind and flags as they stand in word 1, `detail` dtype and tag as in word 7.
+        """
         if now_ns <= self._last_enqueue_ns:  # the time is the row's key
             now_ns = self._last_enqueue_ns + 1
         self._last_enqueue_ns = now_ns
-        channel: Channel = group
-        if kind in _POINT_TO_POINT:
-            channel = self.groups.channel(group, kind, peer, tag)  # type: ignore[union-attr]
-        sequence = next(channel.numbers)
         timeline = self._timeline
         place = timeline.place_open
         phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
+        if phase_id > _MAX_PHASE_ID:
+            phase_id = 0
         step = timeline.step if timeline.step_start_ns else timeline.last_step
+        sequence = next(channel.numbers)
         operation = Operation()
-        operation.slot = NO_SLOT
         operation.group = group
-        operation.a = a = kind | flags << 24 | group.code
-        if phase_id <= _MAX_PHASE_ID:
-            operation.a = a = a | phase_id << 48
-        operation.b = b = sequence & 0xFFFFFFFF | (peer + 1) << 32
+        operation.a = a = code | group.code | phase_id << 48
+        operation.b = b = sequence & 0xFFFFFFFF | peer + 1 << 32
         operation.c = now_ns
         operation.f = size_bytes
-        operation.g = g = (
-            (step + 1) & 0xFFFFFFFF
-            | (timeline.microbatch + 1 & 0xFFFF) << 32
-            | dtype << 48
-            | (tag if tag < 127 else 127) << 56
-        )
+        operation.g = g = step + 1 & 0xFFFFFFFF | (timeline.microbatch + 1 & 0xFFFF) << 32 | detail
         in_flight = self.in_flight
-        if in_flight is not None:
-            operation.slot = in_flight.take(a, b, now_ns, now_ns, MISSING, size_bytes, g)
-            if channel.row:
-                in_flight.enter(channel.row, sequence + 1, now_ns, kind)
+        operation.slot = (
+            NO_SLOT
+            if in_flight is None
+            else in_flight.enter(channel.row, sequence + 1, a, b, now_ns, size_bytes, g)
+        )
         self.under_way[now_ns] = operation
-        self.num_entered += 1
         return operation
+
+    @property
+    def num_entered(self) -> int:
+        """Operations seen so far."""
+        return self._num_over + len(self.under_way)
 
     def end(
         self,
@@ -142,6 +137,7 @@ class OperationLog:
         if operation.is_over:
             return
         operation.is_over = True
+        self._num_over += 1
         enqueue_ns = operation.c
         self.under_way.pop(enqueue_ns, None)
         a, b, f, g = operation.a, operation.b, operation.f, operation.g
@@ -207,6 +203,43 @@ class OperationLog:
             (step + 1) & 0xFFFFFFFF | (timeline.microbatch + 1 & 0xFFFF) << 32,
         )
 
+    def put_timed(
+        self, details: Details, start_ns: int, duration_ns: int, outcome: Outcome
+    ) -> None:
+        """An operation the program timed itself; it is over."""
+        if not self.is_on or not self.open():
+            return
+        if self.groups is None:  # a program without torch.distributed
+            self.groups = GroupBook(None, self._journal)
+            self.groups.in_flight = self.in_flight
+        group = self.groups.named(details.group, details.axis, details.group_size or 0)
+        dtype = str(details.dtype).removeprefix("torch.")
+        kind = details.kind if isinstance(details.kind, Kind) else Kind.CUSTOM
+        code = int(kind) | OperationFlag.MANUAL << 24
+        if details.is_async:
+            code |= OperationFlag.ASYNC << 24
+        peer = MISSING if details.peer is None else details.peer
+        dtype_code = DTYPES.index(dtype) if dtype in DTYPES else DTYPES.index("(other)")
+        last_ns, self._last_enqueue_ns = self._last_enqueue_ns, 0  # it began in the past
+        operation = self.enter(
+            group, group, code, peer, dtype_code << 48, details.size_bytes, start_ns
+        )
+        self._last_enqueue_ns = max(last_ns, operation.c)
+        if details.name:
+            self.note(operation, NoteCode.NAME, details.name)
+        if details.metadata:
+            self.note(
+                operation, NoteCode.METADATA, json.dumps(dict(details.metadata), default=repr)
+            )
+        if details.message:
+            self.note(operation, NoteCode.ERROR, details.message)
+        end_ns = operation.c + duration_ns if duration_ns >= 0 else MISSING
+        observe, self.observe = self.observe, None  # it comes from there
+        try:
+            self.end(operation, end_ns, EndSource.CALL, outcome)
+        finally:
+            self.observe = observe
+
     def open(self) -> bool:
         """Opens the run if it is not open yet: a rank that communicates is worth a recording."""
         return self._open_run()
@@ -220,6 +253,6 @@ class OperationLog:
         """A new attempt begins: groups and sequence numbers start again."""
         self.under_way.clear()
         self._messages.clear()
-        self.num_entered = self.num_unrecognised = 0
+        self._num_over = self.num_unrecognised = 0
         if self.groups is not None:
             self.groups.entries.clear()

@@ -57,6 +57,7 @@ class OperationShape:
     op_name: str
     overload: Any
     kind: Kind
+    kind_code: int
     group_index: int
     async_index: int
     """Of the flag `async_op`; beyond the arguments when there is none."""
@@ -67,7 +68,12 @@ class OperationShape:
     tag_index: int
     output_index: int
     """Of the tensors that hold the result; -1 when there are none."""
+    size_index: int
+    """Of the tensors whose bytes are the operation's size; -1 when there are none."""
+    is_size_per_rank: bool
+    """Whether that is one rank's share of it."""
     measure: Measure
+    dtype_codes: dict[Any, int]
 
 
 def find_shapes(torch: Any) -> list[OperationShape]:
@@ -113,41 +119,51 @@ def _read_shape(name: str, overload: Any, codes: dict[Any, int]) -> OperationSha
     tensors = [index for index, text in enumerate(types) if "Tensor" in text and "?" not in text]
     outputs = [index for index in tensors if names[index].startswith("output")]
     inputs = [index for index in tensors if names[index].startswith("input")]
+    size_index, is_size_per_rank = _find_size(kind, tensors, inputs, outputs)
     return OperationShape(
         op_name=name,
         overload=overload,
         kind=kind,
+        kind_code=int(kind),
         group_index=groups[0],
         async_index=async_index if async_index >= 0 else beyond,
         is_async_by_default=name != "monitored_barrier_",
         peer_index=find("root_rank", "src", "dst"),
         tag_index=find("tag"),
         output_index=(outputs or tensors or [-1])[0],
-        measure=_make_measure(kind, tensors, inputs, outputs, codes),
+        size_index=size_index,
+        is_size_per_rank=is_size_per_rank,
+        measure=_make_measure(size_index, is_size_per_rank, codes),
+        dtype_codes=codes,
     )
 
 
-def _make_measure(
-    kind: Kind, tensors: list[int], inputs: list[int], outputs: list[int], codes: dict[Any, int]
-) -> Measure:
-    """How the size of an operation follows from its tensors (see `core.operations`)."""
+def _find_size(
+    kind: Kind, tensors: list[int], inputs: list[int], outputs: list[int]
+) -> tuple[int, bool]:
+    """Which argument an operation's size is read from (see `core.operations`)."""
     if kind is Kind.BARRIER or not tensors:
-        return lambda args, num_ranks: (0, 0, args[tensors[0]] if tensors else None)
+        return -1, False
     if kind is Kind.GATHER and inputs:  # only the root has outputs; every rank has an input
-        return lambda args, num_ranks: _times(_add_up(args[inputs[0]], codes), num_ranks)
+        return inputs[0], True
     if kind is Kind.SCATTER and outputs:
-        return lambda args, num_ranks: _times(_add_up(args[outputs[0]], codes), num_ranks)
+        return outputs[0], True
     whole = {
         Kind.ALL_GATHER: outputs,
         Kind.REDUCE_SCATTER: inputs,
         Kind.ALL_TO_ALL: inputs,
     }.get(kind, tensors)
-    index = (whole or tensors)[0]
-    return lambda args, num_ranks: _add_up(args[index], codes)
+    return (whole or tensors)[0], False
 
 
-def _times(measured: tuple[int, int, Any], num_ranks: int) -> tuple[int, int, Any]:
-    return measured[0] * num_ranks, measured[1], measured[2]
+def _make_measure(size_index: int, is_size_per_rank: bool, codes: dict[Any, int]) -> Measure:  # noqa: FBT001
+    def measure(args: tuple[Any, ...], num_ranks: int) -> tuple[int, int, Any]:
+        if size_index < 0:
+            return 0, 0, None
+        size_bytes, dtype, tensor = _add_up(args[size_index], codes)
+        return size_bytes * (num_ranks if is_size_per_rank else 1), dtype, tensor
+
+    return measure
 
 
 def _add_up(value: Any, codes: dict[Any, int]) -> tuple[int, int, Any]:

@@ -28,7 +28,7 @@ class Channel:
 class GroupEntry(Channel):
     """A process group and its channels."""
 
-    __slots__ = ("channels", "code", "group_id", "is_host", "name", "ranks", "size")
+    __slots__ = ("channels", "code", "group_id", "is_host", "is_plain", "name", "ranks", "size")
 
     def __init__(self, group_id: int, name: str, ranks: tuple[int, ...], size: int, row: int):
         super().__init__(row)
@@ -39,6 +39,9 @@ class GroupEntry(Channel):
         self.ranks = ranks
         self.size = size
         self.is_host = True
+        """Its operations run on host threads."""
+        self.is_plain = True
+        """On the host, and no batch is being put together: the short way through the kernel."""
         self.channels: dict[tuple[int, int, int], Channel] = {}
 
     def global_rank(self, group_rank: int) -> int:
@@ -56,6 +59,13 @@ class GroupBook:
         self.entries: dict[str, GroupEntry] = {}
         self.on_group: Callable[[GroupEntry, str], None] | None = None
         """Told of every new group, with its description."""
+        self._is_batching = False
+
+    def set_batching(self, *, is_batching: bool) -> None:
+        """While a batch is put together, no operation goes the short way."""
+        self._is_batching = is_batching
+        for entry in self.entries.values():
+            entry.is_plain = entry.is_host and not is_batching
 
     def meet(self, group: Any) -> GroupEntry:
         """Numbers a group that was not seen before and writes it into the journal."""
@@ -66,6 +76,7 @@ class GroupBook:
         entry = GroupEntry(group_id, name, ranks, int(group.size()), row)
         backend = self._backend_of(group)
         entry.is_host = all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
+        entry.is_plain = entry.is_host and not self._is_batching
         self.entries[name] = entry
         description = str(getattr(group, "group_desc", "") or "")
         self._journal(
@@ -79,6 +90,20 @@ class GroupBook:
         if self.on_group is not None:
             self.on_group(entry, description)
         return entry
+
+    def named(self, name: str, axis: str, size: int) -> GroupEntry:
+        """A group that only the program knows, by the name and axis it gives."""
+        key = f"timed:{axis}:{name}"
+        found = self.entries.get(key)
+        if found is None:
+            group_id = min(len(self.entries), MAX_GROUPS)
+            row = self._open_row(channel_code(group_id, -1, 0))
+            found = self.entries[key] = GroupEntry(group_id, key, (), size, row)
+            self._journal(
+                GROUP_KIND, id=group_id, name=name, description=axis and f"mesh_{axis}",
+                backend="", ranks=[],
+            )  # fmt: skip
+        return found
 
     def channel(self, group: GroupEntry, kind: int, peer: int, tag: int) -> Channel:
         """The channel of sends to, or receives from, one peer."""

@@ -29,6 +29,8 @@ from meshscope.capture.automatic import Automatic
 from meshscope.capture.blocks import Phase, Span, StepBlock
 from meshscope.capture.clock_calibration import ClockOffset, measure_offset
 from meshscope.capture.collectives import CollectiveTap
+from meshscope.capture.communication import communication
+from meshscope.capture.communication.default import listen
 from meshscope.capture.guard import Guard
 from meshscope.capture.hooks import DATA, Hooks
 from meshscope.capture.identity import (
@@ -140,7 +142,7 @@ class Recorder:
         self._automatic: Automatic | None = None
         self._hooks: Hooks | None = None
         self.operations = OperationLog(
-            self.timeline, self.guard, clock, self.name_id, self._open_operations
+            self.timeline, self.guard, clock, self.name_id, self._open_operations, self._journal
         )
         self.operations.is_on = self.config.communication
         self._collectives: CollectiveTap | None = None
@@ -252,7 +254,18 @@ class Recorder:
                 if log.groups is not None:
                     log.groups.in_flight = log.in_flight
                 self._connect_operations()
+                self._connect_profiler()
             return True
+
+    def _connect_profiler(self) -> None:
+        """The process's profiler counts what is recorded, and hands on what the program times."""
+        profiler = communication()
+        profiler.find_step = lambda: self.timeline.current_step
+        self.operations.observe = profiler.observe
+        if self.operations.groups is not None:
+            self.operations.groups.on_group = lambda entry, axis: profiler.set_group(
+                entry.group_id, entry.name, axis, entry.ranks
+            )
 
     def _connect_operations(self) -> None:
         log, writer = self.operations, self._writer
@@ -314,6 +327,7 @@ class Recorder:
             self._automatic.remove()
         deadline_ns = self.clock() + int(DRAIN_SECONDS * 1e9)
         self._marking.drain(deadline_ns)
+        listen(None)
         if self._collectives is not None:
             self._collectives.drain(deadline_ns)
             self._collectives.remove()
@@ -632,6 +646,7 @@ class Recorder:
             self.guard.run("communication", self._watch_communication)
 
     def _watch_communication(self) -> bool:
+        listen(self.guard.protect("timed operation", self.operations.put_timed))
         torch: Any = sys.modules.get("torch")
         if torch is None or "torch.distributed" not in sys.modules:
             return False

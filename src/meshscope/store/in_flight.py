@@ -42,7 +42,7 @@ def channel_code(group_id: int, peer: int, direction: int) -> int:
 
 
 class InFlightWriter:
-    """Slots and channel rows of one rank. `take` and `release` run inside every operation."""
+    """Slots and channel rows of one rank. `enter` and `release` run inside every operation."""
 
     def __init__(self, path: Path, epoch_ns: int, *, mapped: bool) -> None:
         """Raises OSError when the file cannot be made."""
@@ -81,22 +81,36 @@ class InFlightWriter:
         self.words[row] = (code + 1) * FACTOR
         return row
 
-    def enter(self, row: int, num_entered: int, time_ns: int, kind: int) -> None:
-        """The channel's next operation was called."""
-        words = self.words
-        words[row + 3] = (kind + 1) * FACTOR
-        words[row + 2] = (time_ns - self.epoch_ns) * FACTOR
-        words[row + 1] = num_entered * FACTOR
-        self._is_dirty = True
+    def enter(
+        self, row: int, num_entered: int, a: int, b: int, time_ns: int, f: int, g: int
+    ) -> int:
+        """An operation is called: it gets a slot, and its channel's row says so.
 
-    def take(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
-        """Puts an operation into a slot; NO_SLOT when more are under way than there are."""
+        The words are those of its record; both times in it are `time_ns`, its end is missing.
+        Returns NO_SLOT when more are under way than there are slots.
+        """
+        words = self.words
+        if row:
+            words[row + 3] = ((a & 0xFF) + 1) * FACTOR
+            words[row + 2] = (time_ns - self.epoch_ns) * FACTOR
+            words[row + 1] = num_entered * FACTOR
+        self._is_dirty = True
         if not self._free:
-            self.words[_OVERFLOW_WORD] += 1
+            words[_OVERFLOW_WORD] += 1
             return NO_SLOT
         slot = self._free.pop()
-        check = (a + b + c + d + e + f + g + (slot + 1) * CHECK_SALT) & CHECK_MASK
-        _PACK_INTO(self._buffer, SLOTS_OFFSET + slot * ROW_BYTES, check, a, b, c, d, e, f, g)
+        _PACK_INTO(
+            self._buffer,
+            SLOTS_OFFSET + slot * ROW_BYTES,
+            (a + b + time_ns + time_ns - 1 + f + g + (slot + 1) * CHECK_SALT) & CHECK_MASK,
+            a,
+            b,
+            time_ns,
+            time_ns,
+            -1,
+            f,
+            g,
+        )
         return slot
 
     def release(self, slot: int) -> None:

@@ -31,9 +31,8 @@ def read(writer: InFlightWriter, tmp_path: Path):
 
 def test_what_was_entered_and_not_left_is_there(writer, tmp_path):
     row = writer.open_channel(channel_code(3, -1, 0))
-    writer.enter(row, 7, EPOCH + 5, 1)
-    first = writer.take(1, 2, 3, 4, -1, 6, 7)
-    second = writer.take(8, 9, 10, 11, -1, 12, 13)
+    first = writer.enter(row, 6, 1, 2, EPOCH + 4, 6, 7)
+    second = writer.enter(row, 7, 1, 9, EPOCH + 5, 12, 13)
     writer.release(first)
     found = read(writer, tmp_path)
     assert found.channels == (
@@ -46,7 +45,9 @@ def test_what_was_entered_and_not_left_is_there(writer, tmp_path):
             last_kind=1,
         ),
     )
-    assert [struct.unpack("<8q", r)[1:] for r in found.records] == [(8, 9, 10, 11, -1, 12, 13)]
+    assert [struct.unpack("<8q", r)[1:] for r in found.records] == [
+        (1, 9, EPOCH + 5, EPOCH + 5, -1, 12, 13)
+    ]
     writer.release(second)
     assert read(writer, tmp_path).records == ()
 
@@ -54,7 +55,9 @@ def test_what_was_entered_and_not_left_is_there(writer, tmp_path):
 def test_peers_and_directions_are_told_apart(writer, tmp_path):
     for direction in (1, 2):
         for peer in (0, 5, 123_456):
-            writer.enter(writer.open_channel(channel_code(65535, peer, direction)), 1, EPOCH, 8)
+            writer.enter(
+                writer.open_channel(channel_code(65535, peer, direction)), 1, 8, 0, EPOCH, 0, 0
+            )
     found = read(writer, tmp_path)
     assert [(c.direction, c.peer) for c in found.channels] == [
         (d, p) for d in (1, 2) for p in (0, 5, 123_456)
@@ -62,11 +65,11 @@ def test_peers_and_directions_are_told_apart(writer, tmp_path):
 
 
 def test_more_than_fit_are_counted(writer, tmp_path):
-    slots = [writer.take(1, 2, 3, 4, 5, 6, 7) for _ in range(NUM_SLOTS + 3)]
+    slots = [writer.enter(0, 1, 1, 2, EPOCH, 6, 7) for _ in range(NUM_SLOTS + 3)]
     assert slots.count(NO_SLOT) == 3
     for slot in slots:
         writer.release(slot)
-    assert writer.take(1, 2, 3, 4, 5, 6, 7) != NO_SLOT
+    assert writer.enter(0, 1, 1, 2, EPOCH, 6, 7) != NO_SLOT
     assert read(writer, tmp_path).num_without_slot == 3
     rows = [writer.open_channel(code) for code in range(NUM_CHANNELS + 2)]
     assert rows[-2:] == [0, 0]
@@ -74,8 +77,7 @@ def test_more_than_fit_are_counted(writer, tmp_path):
 
 def test_every_flipped_byte_of_what_is_in_use_shows(tmp_path):
     writer = InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=True)
-    writer.enter(writer.open_channel(channel_code(3, 4, 1)), 7, EPOCH + 5, 1)
-    writer.take(1, 2, 3, 4, -1, 6, 7)
+    writer.enter(writer.open_channel(channel_code(3, 4, 1)), 7, 1, 2, EPOCH + 5, 6, 7)
     data = (tmp_path / "in_flight.bin").read_bytes()
     good = read_in_flight(data)
     slot_start = 64 * (1 + NUM_CHANNELS)
@@ -100,6 +102,6 @@ def test_after_a_fork_the_child_writes_nowhere(tmp_path):
     writer = InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=True)
     row = writer.open_channel(1)
     writer.disarm()
-    writer.enter(row, 9, EPOCH, 1)
-    writer.take(1, 2, 3, 4, 5, 6, 7)
+    writer.enter(row, 9, 1, 0, EPOCH, 0, 0)
+    writer.enter(0, 1, 1, 2, EPOCH, 6, 7)
     assert read_in_flight((tmp_path / "in_flight.bin").read_bytes()).records == ()
