@@ -262,6 +262,7 @@ class CollectiveTap:
         )
         dtype_codes, tensor_type = shape.dtype_codes, self._tensor
         codes = (shape.kind_code, shape.kind_code | _ASYNC << 24)
+        device_codes = tuple(code | OperationFlag.DEVICE << 24 for code in codes)
         is_async_by_default = shape.is_async_by_default
         is_plain = shape.peer_index < 0 and not shape.is_size_per_rank and size_index >= 0
         is_plain = is_plain and shape.kind is not Kind.CUSTOM and shape.tag_index < 0
@@ -275,20 +276,30 @@ class CollectiveTap:
             try:
                 if async_index < len(args):
                     is_async = args[async_index]
-                group = entries.get(unbox_group(args[group_index]).group_name)
+                boxed = unbox_group(args[group_index])
+                group = entries.get(boxed.group_name)
                 value = args[size_index]
                 if type(value) is list and len(value) == 1:
                     value = value[0]
-                if is_plain and group is not None and group.is_plain and type(value) is tensor_type:
+                if (
+                    is_plain
+                    and group is not None
+                    and group.ref() is boxed
+                    and group.is_plain
+                    and type(value) is tensor_type
+                ):
                     try:
                         size_bytes = value.nbytes
                     except RuntimeError:  # a sparse tensor
                         operation = enter_unusual(shape, args, is_async, now_ns)
                     else:
+                        is_device = not group.is_host and value.is_cuda
                         operation = enter(
-                            group, group, codes[is_async], MISSING,
+                            group, group, (device_codes if is_device else codes)[is_async], MISSING,
                             dtype_codes.get(value.dtype, 0) << 48, size_bytes, now_ns,
                         )  # fmt: skip
+                        if is_device:
+                            self._on_device(value).enter(operation, now_ns)
                 else:
                     operation = enter_unusual(shape, args, is_async, now_ns)
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
@@ -319,13 +330,13 @@ class CollectiveTap:
         is_async: bool,  # noqa: FBT001 - positional for speed
         now_ns: int,
     ) -> Operation | None:
-        """The first of a group, with a peer or several tensors, in a batch or on a device."""
+        """The first of a group, with a peer or several tensors, or in a batch."""
         log = self._log
         if log.in_flight is None and (self._is_testing or not log.open()):
             self.num_seen += 1
             return None
         boxed = self._dist.ProcessGroup.unbox(args[shape.group_index])
-        group = self._book.entries.get(boxed.group_name) or self._book.meet(boxed)
+        group = self._book.find(boxed)
         size_bytes, dtype, tensor = shape.measure(args, group.size)
         code = shape.kind_code | (_ASYNC << 24 if is_async else 0)
         peer, tag = MISSING, 0
@@ -333,7 +344,7 @@ class CollectiveTap:
         if shape.peer_index >= 0:
             peer = group.global_rank(args[shape.peer_index])
         if shape.tag_index >= 0:
-            tag = args[shape.tag_index]
+            tag = min(max(args[shape.tag_index], 0), 127)  # larger ones share a channel
             channel = self._book.channel(group, shape.kind_code, peer, tag)
         if tensor is None and shape.kind is Kind.BARRIER:
             tensor = args[0]
@@ -343,7 +354,7 @@ class CollectiveTap:
         batch = self._batches.get(get_ident())
         if batch is not None:
             code |= OperationFlag.COALESCED << 24
-        detail = dtype << 48 | min(max(tag, 0), 127) << 56
+        detail = dtype << 48 | tag << 56
         operation = log.enter(group, channel, code, peer, detail, size_bytes, now_ns)
         if shape.kind is Kind.CUSTOM:
             log.num_unrecognised += 1
@@ -563,7 +574,7 @@ class CollectiveTap:
                 if operations is not None:
                     flags = operations[0].a >> 24
                     if flags & OperationFlag.DEVICE:
-                        mark = self._device.begin_wait() if self._device is not None else None
+                        mark = self._begin_device_wait(operations[0])
                     elif flags & _ASYNC:
                         was_over = is_completed(work)
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
@@ -580,6 +591,11 @@ class CollectiveTap:
             return result
 
         return wait
+
+    def _begin_device_wait(self, operation: Operation) -> Any:
+        if self._device is None or operation.start_event is None or operation.has_future:
+            return None
+        return self._device.begin_wait()
 
     def _waited(
         self,
@@ -599,7 +615,7 @@ class CollectiveTap:
         first = operations[0]
         flags = first.a >> 24
         if flags & OperationFlag.DEVICE and self._device is not None:
-            if not first.is_over:
+            if not first.is_over and not first.has_future:
                 self._device.end_wait(
                     operations, mark, begin_ns, lambda: original(work), WaitSource.WORK
                 )
@@ -729,7 +745,7 @@ class CollectiveTap:
                     pointer = MISSING
                 operation = by_pointer.pop(pointer, None)
                 if operation is not None and operation.a >> 24 & OperationFlag.DEVICE:
-                    mark = self._device.begin_wait() if self._device is not None else None
+                    mark = self._begin_device_wait(operation)
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                 caught("wait begin", error)
             try:
@@ -762,7 +778,7 @@ class CollectiveTap:
     def _tensor_waited(self, operation: Operation, begin_ns: int, mark: Any) -> None:
         log = self._log
         if operation.a >> 24 & OperationFlag.DEVICE and self._device is not None:
-            if not operation.is_over:
+            if not operation.is_over and not operation.has_future:
                 self._device.end_wait([operation], mark, begin_ns, None, WaitSource.TENSOR)
             return
         end_ns = self._clock()

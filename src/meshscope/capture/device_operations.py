@@ -14,6 +14,7 @@ Nothing here waits for the device. Device times are placed on the host clock by 
 bound seen: the device cannot reach an event before the host has issued it.
 """
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +24,13 @@ from meshscope.capture.operation_log import Operation, OperationLog
 from meshscope.core.operations import EndSource, Outcome
 from meshscope.store.schema import MISSING
 
-READ_EVERY_NS = 100_000_000
+READ_EVERY_NS = 50_000_000
+MAX_SHARE = 0.005
+"""Of the host's time that marking may take; beyond it only every 2nd, 4th, … operation of a group
+is marked, by its sequence number, so that ranks mark the same ones. The others have no end."""
+COST_NS = 40_000
+"""What marking and reading an operation takes; measured by `benchmarks/communication_gpu.py`."""
+MAX_STRIDE = 1024
 WATCH_SECONDS = 1.0
 """How often a thread looks for ended operations while the program itself calls none."""
 MAX_PENDING = 4096
@@ -31,6 +38,65 @@ HELD_UP_NS = 20_000
 """A stream that took longer than this over a wait was held up by the operation."""
 NUM_OFFSETS = 64
 """Readings the placement on the host clock is taken from."""
+
+
+class StreamEvents:
+    """A pool of timing events, recorded on the current stream with as little Python as possible."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.free: list[Any] = []
+        self._streams: dict[Any, Any] = {}
+        c = sys.modules["torch"]._C
+        self._find_stream = getattr(c, "_cuda_getCurrentStream", None)
+        self._base = getattr(c, "_CudaEventBase", None)
+        self._find_device = getattr(c, "_cuda_getDevice", None)
+        self._set_stream: Any = getattr(c, "_cuda_setStream", None)
+        self._side_streams: dict[int, Any] = {}
+        is_cuda = getattr(backend, "__name__", "") == "torch.cuda"
+        self._is_short = is_cuda and None not in (
+            self._find_stream, self._base, self._find_device, self._set_stream,
+        )  # fmt: skip
+        ask: Any = getattr(c, "_cuda_isCurrentStreamCapturing", None) if is_cuda else None
+        self.is_capturing: Callable[[], bool] = ask or getattr(
+            backend, "is_current_stream_capturing", lambda: False
+        )
+
+    def record(self) -> Any:
+        """An event on the current stream."""
+        event = self.free.pop() if self.free else self._backend.Event(enable_timing=True)
+        if not self._is_short:
+            event.record()
+            return event
+        key = self._find_stream(self._find_device())  # type: ignore[misc]
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = self._backend.current_stream()
+        self._base.record(event, stream)  # type: ignore[union-attr]
+        return event
+
+    def record_beside(self, queue_wait: Callable[[], Any]) -> Any:
+        """An event on a stream of our own, behind what `queue_wait` makes that stream wait for."""
+        index = self._find_device() if self._is_short else self._backend.current_device()  # type: ignore[misc]
+        side = self._side_streams.get(index)
+        if side is None:
+            side = self._side_streams[index] = self._backend.Stream()
+        if not self._is_short:
+            with self._backend.stream(side):
+                queue_wait()
+                return self.record()
+        # What `torch.cuda.stream` does, without its questions.
+        stream_id, device_index, device_type = self._find_stream(index)  # type: ignore[misc]
+        self._set_stream(
+            stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type
+        )
+        try:
+            queue_wait()
+            return self.record()
+        finally:
+            self._set_stream(
+                stream_id=stream_id, device_index=device_index, device_type=device_type
+            )
 
 
 class _Pending:
@@ -56,11 +122,12 @@ class DeviceOperations:
         """`backend` is `torch.cuda` or a module of the same shape."""
         self._backend = backend
         self._log = log
+        self._events = StreamEvents(backend)
         self._clock = clock
-        self._free: list[Any] = []
+        self._num_recent = 0
+        self._stride = 1
         self._pending: deque[_Pending] = deque()
         self._lock = threading.Lock()
-        self._side_streams: dict[int, Any] = {}
         self._anchor: Any = None
         self._anchor_device_ns = 0
         self._offsets: deque[int] = deque(maxlen=NUM_OFFSETS)
@@ -70,54 +137,49 @@ class DeviceOperations:
         self.num_given_up = 0
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._is_capturing: Callable[[], bool] = getattr(
-            backend, "is_current_stream_capturing", lambda: False
-        )
-
-    def _record(self) -> Any:
-        event = self._free.pop() if self._free else self._backend.Event(enable_timing=True)
-        event.record()
-        return event
 
     def enter(self, operation: Operation, now_ns: int) -> None:
         """Before the call: marks when the stream gets there."""
         if now_ns >= self._next_read_ns:
+            self._set_stride(now_ns)
             self._next_read_ns = now_ns + READ_EVERY_NS
             self.read()
-        if not self._is_capturing():
-            operation.start_event = self._record()
+        self._num_recent += 1
+        is_chosen = not (operation.b & 0xFFFFFFFF) % self._stride
+        if is_chosen and not self._events.is_capturing():
+            operation.start_event = self._events.record()
+
+    def _set_stride(self, now_ns: int) -> None:
+        """Chosen anew at every reading, from the operations since the last one."""
+        elapsed_ns = now_ns - self._next_read_ns + READ_EVERY_NS
+        stride = 1
+        while self._num_recent * COST_NS > elapsed_ns * MAX_SHARE * stride and stride < MAX_STRIDE:
+            stride *= 2
+        self._stride = stride
+        self._num_recent = 0
 
     def _is_unmarked(self, operation: Operation) -> bool:
         if operation.start_event is not None:
             return False
-        # Part of a graph that is being captured: it will run many times, and not now.
-        self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
+        # Not chosen, or part of a graph that is being captured: it will run later, many times.
+        self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN, MISSING)
         return True
 
     def issued(self, operation: Operation) -> None:
         """After a call without a handle: it is over when the stream is past it."""
         if not self._is_unmarked(operation):
-            self._push(_Pending([operation], self._record(), EndSource.DEVICE))
+            self._push(_Pending([operation], self._events.record(), EndSource.DEVICE))
 
     def issued_by_engine(self, operation: Operation, future: Any) -> None:
         """After a reducer's call: a stream of ours waits for it, so that its end can be marked."""
         if self._is_unmarked(operation):
             return
-        with self._backend.stream(self._side_stream()):
-            future.wait()
-            end = self._record()
+        end = self._events.record_beside(future.wait)
         self._push(_Pending([operation], end, EndSource.DEVICE))
-
-    def _side_stream(self) -> Any:
-        index = int(self._backend.current_device())
-        found = self._side_streams.get(index)
-        if found is None:
-            found = self._side_streams[index] = self._backend.Stream()
-        return found
 
     def begin_wait(self) -> Any:
         """Before the program's wait; None while a graph is captured."""
-        return None if self._is_capturing() else self._record()
+        return None if self._events.is_capturing() else self._events.record()
 
     def end_wait(
         self,
@@ -129,14 +191,17 @@ class DeviceOperations:
     ) -> None:
         """After the program's wait, which was queued on its stream; `wait_again` queues another."""
         end_ns = self._clock()
-        if begin is None or any(self._is_unmarked(operation) for operation in operations):
+        if begin is None:
+            for operation in operations:
+                self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN, MISSING)
             return
-        past = self._record()
+        operations = [operation for operation in operations if not self._is_unmarked(operation)]
+        if not operations:
+            return
+        past = self._events.record()
         source, end = EndSource.DEVICE_LATE, past
         if wait_again is not None:
-            with self._backend.stream(self._side_stream()):
-                wait_again()
-                end = self._record()
+            end = self._events.record_beside(wait_again)
             source = EndSource.DEVICE
         pending = _Pending(operations, end, source)
         pending.wait_begin, pending.wait_end = begin, past
@@ -155,6 +220,8 @@ class DeviceOperations:
             for operation in pending.operations:
                 self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
             return
+        for operation in pending.operations:
+            operation.has_future = True  # what becomes of the handle no longer matters
         self._pending.append(pending)
 
     def _watch(self) -> None:
@@ -242,7 +309,7 @@ class DeviceOperations:
                 used[id(operation.start_event)] = operation.start_event
         used.pop(id(new_anchor), None)
         used.pop(id(None), None)
-        self._free += used.values()
+        self._events.free += used.values()
 
     def drain(self, deadline_ns: int) -> None:
         """At the end of a run: polls, without synchronising, until all is read or time is up."""

@@ -255,4 +255,4 @@ class OperationLog:
         self._messages.clear()
         self._num_over = self.num_unrecognised = 0
         if self.groups is not None:
-            self.groups.entries.clear()
+            self.groups.forget()

@@ -1,6 +1,8 @@
 """The process groups a rank communicates in, numbered as they are met and written down once."""
 
 import itertools
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +30,9 @@ class Channel:
 class GroupEntry(Channel):
     """A process group and its channels."""
 
-    __slots__ = ("channels", "code", "group_id", "is_host", "is_plain", "name", "ranks", "size")
+    __slots__ = (
+        "channels", "code", "group_id", "is_host", "is_plain", "name", "ranks", "ref", "size",
+    )  # fmt: skip
 
     def __init__(self, group_id: int, name: str, ranks: tuple[int, ...], size: int, row: int):
         super().__init__(row)
@@ -41,12 +45,18 @@ class GroupEntry(Channel):
         self.is_host = True
         """Its operations run on host threads."""
         self.is_plain = True
-        """On the host, and no batch is being put together: the short way through the kernel."""
+        """No batch is being put together: the short way through the kernel."""
         self.channels: dict[tuple[int, int, int], Channel] = {}
+        self.ref: Callable[[], Any] = _no_group
+        """Gives torch's group while it exists: its name may be used again afterwards."""
 
     def global_rank(self, group_rank: int) -> int:
         """The global rank of a member; -1 when it is not known."""
         return self.ranks[group_rank] if 0 <= group_rank < len(self.ranks) else -1
+
+
+def _no_group() -> None:
+    """The reference of a group that torch does not know."""
 
 
 class GroupBook:
@@ -60,24 +70,45 @@ class GroupBook:
         self.on_group: Callable[[GroupEntry, str], None] | None = None
         """Told of every new group, with its description."""
         self._is_batching = False
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        self._met: dict[tuple[str, tuple[int, ...]], GroupEntry] = {}
+        """All groups so far, those that were given up included."""
 
     def set_batching(self, *, is_batching: bool) -> None:
         """While a batch is put together, no operation goes the short way."""
         self._is_batching = is_batching
-        for entry in self.entries.values():
-            entry.is_plain = entry.is_host and not is_batching
+        for entry in list(self._met.values()):  # another thread may meet one meanwhile
+            entry.is_plain = not is_batching
 
-    def meet(self, group: Any) -> GroupEntry:
+    def find(self, group: Any) -> GroupEntry:
+        """The entry of a group, which is made when it is met for the first time."""
+        entry = self.entries.get(group.group_name)
+        if entry is not None and entry.ref() is group:
+            return entry
+        with self._lock:  # two threads may meet it at once
+            name, ranks = str(group.group_name), self._ranks_of(group)
+            # A group that is made again goes on counting: its members all make it again.
+            entry = self._met.get((name, ranks)) or self._meet(group, name, ranks)
+            entry.ref = weakref.ref(group)
+            self.entries[name] = entry
+            return entry
+
+    def forget(self) -> None:
+        """A new attempt begins: groups are numbered again."""
+        self.entries.clear()
+        self._met.clear()
+        self._ids = itertools.count()
+
+    def _meet(self, group: Any, name: str, ranks: tuple[int, ...]) -> GroupEntry:
         """Numbers a group that was not seen before and writes it into the journal."""
-        name = str(group.group_name)
-        group_id = min(len(self.entries), MAX_GROUPS)
-        ranks = self._ranks_of(group)
+        group_id = min(next(self._ids), MAX_GROUPS)
         row = self._open_row(channel_code(group_id, -1, 0))
         entry = GroupEntry(group_id, name, ranks, int(group.size()), row)
         backend = self._backend_of(group)
         entry.is_host = all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
-        entry.is_plain = entry.is_host and not self._is_batching
-        self.entries[name] = entry
+        entry.is_plain = not self._is_batching
+        self._met[name, ranks] = entry
         description = str(getattr(group, "group_desc", "") or "")
         self._journal(
             GROUP_KIND,
@@ -96,7 +127,7 @@ class GroupBook:
         key = f"timed:{axis}:{name}"
         found = self.entries.get(key)
         if found is None:
-            group_id = min(len(self.entries), MAX_GROUPS)
+            group_id = min(next(self._ids), MAX_GROUPS)
             row = self._open_row(channel_code(group_id, -1, 0))
             found = self.entries[key] = GroupEntry(group_id, key, (), size, row)
             self._journal(
@@ -125,7 +156,7 @@ class GroupBook:
         try:
             return tuple(int(rank) for rank in self._dist.get_process_group_ranks(group))
         except (KeyError, ValueError, RuntimeError):  # a group made below torch.distributed
-            return tuple(range(int(group.size()))) if int(group.size()) == 1 else ()
+            return ()
 
     def _backend_of(self, group: Any) -> str:
         try:
