@@ -18,11 +18,12 @@ from threading import get_ident
 from typing import Any
 
 from meshscope.capture.device_operations import DeviceOperations
+from meshscope.capture.group_hooks import GroupHooks
 from meshscope.capture.guard import Guard
 from meshscope.capture.operation_log import Operation, OperationLog
 from meshscope.capture.operation_shapes import NAMESPACE, OperationShape, find_shapes
-from meshscope.capture.process_groups import Channel, GroupBook
-from meshscope.core.operations import EndSource, Kind, Outcome
+from meshscope.capture.process_groups import Channel, GroupBook, GroupEntry
+from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind, Outcome
 from meshscope.errors import CaptureError
 from meshscope.store.schema import BUILTIN_NAMES, MISSING, NoteCode, OperationFlag, WaitSource
 
@@ -91,6 +92,7 @@ class CollectiveTap:
         self._device: DeviceOperations | None = None
         self._tensor = torch.Tensor
         self._after: Any = None
+        self._hooks: GroupHooks | None = None
         self._has_wait_kernel = False
         self._has_wait_function = False
         self._num_functional = 0
@@ -108,19 +110,38 @@ class CollectiveTap:
         torch = self._torch
         if not self._dist.is_available():
             raise CaptureError("this torch was built without torch.distributed")
-        full_after = getattr(torch._C, "_dispatch_keyset_full_after", None)
-        if full_after is None:
-            raise CaptureError("this torch has no _dispatch_keyset_full_after")
         _installed = self
         try:
-            self._after = full_after(torch._C.DispatchKey.BackendSelect)
-            self._install_kernels()
             self._install_taps()
             self._install_wait_function()
+            full_after = getattr(torch._C, "_dispatch_keyset_full_after", None)
+            if full_after is None:
+                self._install_hooks()
+            else:
+                self._after = full_after(torch._C.DispatchKey.BackendSelect)
+                self._install_kernels()
             self._test()
         except BaseException:
             self.remove()
             raise
+
+    def _install_hooks(self) -> None:
+        """Without the dispatcher: hooks on each group, as they are made."""
+        hooks = GroupHooks(self._torch, self._book, self, self._clock, self._guard.caught)
+        hooks.install()
+        self._hooks = hooks
+
+        def make(original: Any) -> Callable[..., Any]:
+            def new_group(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                group = result[0] if isinstance(result, tuple) else result
+                if isinstance(group, self._dist.ProcessGroup):
+                    self._guard.run("group hooks", lambda: hooks.attach(group))
+                return result
+
+            return new_group
+
+        self._replace(self._dist.distributed_c10d, "_new_process_group_helper", make)
 
     def _install_kernels(self) -> None:
         library = self._torch.library.Library(NAMESPACE, "IMPL")
@@ -194,6 +215,8 @@ class CollectiveTap:
         backend = getattr(fake, "_create_internal", fake)(0, 1)
         group._register_backend(cpu, kind, backend)
         group._set_default_backend(kind)
+        if self._hooks is not None:
+            self._hooks.attach(group)
         before = self.num_seen
         self._log.is_on, was_on = True, self._log.is_on
         self._is_testing = True
@@ -212,6 +235,8 @@ class CollectiveTap:
         global _installed
         if _installed is self:
             _installed = None
+        if self._hooks is not None:
+            self._guard.run("tap removal", self._hooks.remove)
         for library in self._libraries:
             self._guard.run("tap removal", library._destroy)
         self._libraries.clear()
@@ -231,6 +256,10 @@ class CollectiveTap:
             operation.has_future for operation in list(self._log.under_way.values())
         ):
             time.sleep(0.001)
+        for operation in list(self._by_pointer.values()):
+            if not (operation.has_future or operation.a >> 24 & OperationFlag.ENGINE):
+                # Functional, and nobody wanted the result.
+                self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
 
     @property
     def device_clock_uncertainty_ns(self) -> int:
@@ -331,34 +360,47 @@ class CollectiveTap:
         now_ns: int,
     ) -> Operation | None:
         """The first of a group, with a peer or several tensors, or in a batch."""
-        log = self._log
-        if log.in_flight is None and (self._is_testing or not log.open()):
-            self.num_seen += 1
+        if not self.is_ready():
             return None
-        boxed = self._dist.ProcessGroup.unbox(args[shape.group_index])
-        group = self._book.find(boxed)
+        group = self._book.find(self._dist.ProcessGroup.unbox(args[shape.group_index]))
         size_bytes, dtype, tensor = shape.measure(args, group.size)
-        code = shape.kind_code | (_ASYNC << 24 if is_async else 0)
-        peer, tag = MISSING, 0
-        channel: Channel = group
-        if shape.peer_index >= 0:
-            peer = group.global_rank(args[shape.peer_index])
-        if shape.tag_index >= 0:
-            tag = min(max(args[shape.tag_index], 0), 127)  # larger ones share a channel
-            channel = self._book.channel(group, shape.kind_code, peer, tag)
+        peer = group.global_rank(args[shape.peer_index]) if shape.peer_index >= 0 else MISSING
+        tag = args[shape.tag_index] if shape.tag_index >= 0 else 0
         if tensor is None and shape.kind is Kind.BARRIER:
             tensor = args[0]
+        return self.enter_operation(
+            group, shape.kind, shape.op_name, peer, tag, size_bytes, dtype, tensor, now_ns,
+            is_async=is_async,
+        )  # fmt: skip
+
+    def is_ready(self) -> bool:
+        """Whether operations can be recorded; opens the run at the first."""
+        if self._is_testing:
+            self.num_seen += 1
+            return False
+        return self._log.in_flight is not None or self._log.open()
+
+    def enter_operation(
+        self, group: GroupEntry, kind: Kind, name: str, peer: int, tag: int, size_bytes: int,
+        dtype: int, tensor: Any, now_ns: int, *, is_async: bool,
+    ) -> Operation | None:  # fmt: skip
+        """An operation of any kind is called."""
+        log = self._log
+        code = int(kind) | (_ASYNC << 24 if is_async else 0)
+        channel: Channel = group
+        if kind in POINT_TO_POINT:
+            channel = self._book.channel(group, int(kind), peer, tag)
         is_device = tensor is not None and not group.is_host and tensor.device.type != "cpu"
         if is_device:
             code |= OperationFlag.DEVICE << 24
         batch = self._batches.get(get_ident())
         if batch is not None:
             code |= OperationFlag.COALESCED << 24
-        detail = dtype << 48 | tag << 56
+        detail = dtype << 48 | min(max(tag, 0), 127) << 56
         operation = log.enter(group, channel, code, peer, detail, size_bytes, now_ns)
-        if shape.kind is Kind.CUSTOM:
+        if kind is Kind.CUSTOM:
             log.num_unrecognised += 1
-            log.note(operation, NoteCode.NAME, shape.op_name)
+            log.note(operation, NoteCode.NAME, name)
         if batch is not None:
             batch.append(operation)
         if is_device:
@@ -379,24 +421,32 @@ class CollectiveTap:
         result: Any,
         frame: Any,
     ) -> None:
-        """torch has taken the operation: what will tell us about its end?"""
+        """torch has taken the operation, and gave a handle, or none."""
+        box = result[-1] if type(result) is tuple else result
+        output = args[shape.output_index] if shape.output_index >= 0 else None
+        get_work = None if box is None else lambda: self._dist.Work.unbox(box)
+        self.follow(operation, get_work, output, frame)
+
+    def follow(
+        self, operation: Operation, get_work: Callable[[], Any] | None, output: Any, frame: Any
+    ) -> None:
+        """What will tell us about the end of an operation? `frame` is that of whoever called it."""
         flags = operation.a >> 24
         if flags & OperationFlag.COALESCED:
             return  # the batch will have a handle
-        box = result[-1] if type(result) is tuple else result
         is_device = flags & OperationFlag.DEVICE
-        if box is None or (is_device and not flags & _ASYNC):
+        if get_work is None or (is_device and not flags & _ASYNC):
             if is_device and self._device is not None:
                 self._device.issued(operation)
             else:
                 self._log.end(operation, self._clock(), EndSource.CALL)
             return
         if not flags & _ASYNC:
-            self._hold(self._dist.Work.unbox(box), [operation])
+            self._hold(get_work(), [operation])
             return
         caller = self._caller_of(frame)
         if caller == PROGRAM:
-            work = self._dist.Work.unbox(box)
+            work = get_work()
             self._hold(work, [operation])
             self._watch_handle(work, [operation])
             if not is_device and not (operation.b & 0xFFFFFFFF) % FUTURE_STRIDE:
@@ -404,24 +454,27 @@ class CollectiveTap:
             return
         if caller == HELPER:
             operation.a &= ~(_ASYNC << 24)  # its caller gets no handle: it blocks
-            work = self._dist.Work.unbox(box)
+            work = get_work()
+            if is_device and self._device is not None:
+                self._device.issued_by_engine(operation, self._get_future(work))
+                return
             self._call_back(operation, work)
             if not operation.has_future:
                 self._hold(work, [operation])
             return
         if self._num_functional < NUM_FUNCTIONAL_LOOKED_AT and caller == FUNCTIONAL:
             self._meet_functional(frame)
-        if shape.output_index >= 0:
-            self._remember_result(operation, args[shape.output_index])
+        if output is not None:
+            self._remember_result(operation, output)
         if caller == ENGINE:
             operation.a |= OperationFlag.ENGINE << 24
-            work = self._dist.Work.unbox(box)
+            work = get_work()
             if is_device and self._device is not None:
-                self._device.issued_by_engine(operation, work.get_future())
+                self._device.issued_by_engine(operation, self._get_future(work))
             else:
                 self._call_back(operation, work)
         elif not is_device and not (operation.b & 0xFFFFFFFF) % FUTURE_STRIDE:
-            self._call_back(operation, self._dist.Work.unbox(box))
+            self._call_back(operation, get_work())
 
     def _caller_of(self, frame: Any) -> int:
         """Who called the operation, by the code of the frame above the kernel."""

@@ -79,6 +79,7 @@ class OperationShape:
 def find_shapes(torch: Any) -> list[OperationShape]:
     """Every operation of the running torch that takes a process group."""
     shapes = []
+    codes = dtype_codes_of(torch)
     names = {
         schema.name.partition("::")[2]
         for schema in torch._C._jit_get_all_schemas()
@@ -87,13 +88,14 @@ def find_shapes(torch: Any) -> list[OperationShape]:
     for name in sorted(names - NOT_OPERATIONS):
         packet = getattr(torch.ops.c10d, name)
         for overload_name in packet.overloads():
-            shape = _read_shape(name, getattr(packet, overload_name), _dtype_codes(torch))
+            shape = _read_shape(name, getattr(packet, overload_name), codes)
             if shape is not None:
                 shapes.append(shape)
     return shapes
 
 
-def _dtype_codes(torch: Any) -> dict[Any, int]:
+def dtype_codes_of(torch: Any) -> dict[Any, int]:
+    """Number formats of the running torch and their codes."""
     codes = {}
     for code, name in enumerate(DTYPES):
         dtype = getattr(torch, name, None) if name.isidentifier() else None
@@ -160,20 +162,20 @@ def _make_measure(size_index: int, is_size_per_rank: bool, codes: dict[Any, int]
     def measure(args: tuple[Any, ...], num_ranks: int) -> tuple[int, int, Any]:
         if size_index < 0:
             return 0, 0, None
-        size_bytes, dtype, tensor = _add_up(args[size_index], codes)
+        size_bytes, dtype, tensor = add_up(args[size_index], codes)
         return size_bytes * (num_ranks if is_size_per_rank else 1), dtype, tensor
 
     return measure
 
 
-def _add_up(value: Any, codes: dict[Any, int]) -> tuple[int, int, Any]:
+def add_up(value: Any, codes: dict[Any, int]) -> tuple[int, int, Any]:
     """Bytes, dtype code and first tensor of a tensor, a list of them, or a list of lists."""
     if type(value) is list:
         if len(value) == 1:  # the usual case, and the hot one
-            return _add_up(value[0], codes)
+            return add_up(value[0], codes)
         if not value:
             return 0, 0, None
-        parts = [_add_up(part, codes) for part in value]
+        parts = [add_up(part, codes) for part in value]
         found = {code for _, code, tensor in parts if tensor is not None}
         size_bytes = sum(part[0] for part in parts)
         first = next((part[2] for part in parts if part[2] is not None), None)
