@@ -9,7 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from meshscope.core.operations import EndSource, Kind, Outcome
-from meshscope.store.query import NAME_COLUMNS, RANK_COLUMNS
+from meshscope.store.query import GROUP_COLUMNS, NAME_COLUMNS, RANK_COLUMNS
 from meshscope.store.schema import (
     BUILTIN_NAMES,
     FIRST_CUSTOM_NAME_ID,
@@ -126,7 +126,11 @@ def render() -> str:
     lines += ["## Built-in names", "", "The same ids in every rank; a program's own names begin at"]
     lines += [f"{FIRST_CUSTOM_NAME_ID}.", "", "| id | name | meaning |", "|---|---|---|"]
     lines += [f"| {BUILTIN_NAMES[role.name]} | `{role.name}` | {role.meaning} |" for role in ROLES]
-    for name, columns in (("ranks", RANK_COLUMNS), ("names", NAME_COLUMNS)):
+    for name, columns in (
+        ("ranks", RANK_COLUMNS),
+        ("names", NAME_COLUMNS),
+        ("groups", GROUP_COLUMNS),
+    ):
         lines += ["", f"## {name} (SQL only)", "", "| column | type | meaning |", "|---|---|---|"]
         lines += [f"| `{column}` | {kind} | {meaning} |" for column, kind, meaning in columns]
     return "\n".join(lines) + "\n"

@@ -388,6 +388,7 @@ class CollectiveTap:
         log = self._log
         code = int(kind) | (_ASYNC << 24 if is_async else 0)
         channel: Channel = group
+        tag = min(max(tag, 0), 127)  # as it is recorded: larger ones share a channel
         if kind in POINT_TO_POINT:
             channel = self._book.channel(group, int(kind), peer, tag)
         is_device = tensor is not None and not group.is_host and tensor.device.type != "cpu"
@@ -396,7 +397,7 @@ class CollectiveTap:
         batch = self._batches.get(get_ident())
         if batch is not None:
             code |= OperationFlag.COALESCED << 24
-        detail = dtype << 48 | min(max(tag, 0), 127) << 56
+        detail = dtype << 48 | tag << 56
         operation = log.enter(group, channel, code, peer, detail, size_bytes, now_ns)
         if kind is Kind.CUSTOM:
             log.num_unrecognised += 1

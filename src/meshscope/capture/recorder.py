@@ -66,6 +66,8 @@ FLUSH_SECONDS = 0.2
 """How long the append sink (network file systems) holds records back at most."""
 MAX_WAITING_RECORDS = 256
 """Records kept until the first training step; older ones are forgotten."""
+SILENT_STEPS = 20
+"""Steps of a job of several ranks after which communication should have been seen."""
 DRAIN_SECONDS = 2.0
 """How long `close` waits at most for marks the device has not reached."""
 
@@ -148,6 +150,7 @@ class Recorder:
         self._collectives: CollectiveTap | None = None
         self._stack_dumps: StackDumps | None = None
         self._num_calibrations = 0
+        self._has_said_silent = False
         self._phases: dict[str, Phase] = {}
         self._spans: dict[str, Span] = {}
         self._name_ids: dict[str, int] = {}
@@ -743,6 +746,8 @@ class Recorder:
         self._marking.find()
         if self._layout is None:
             self._learn_layout()
+        if step >= SILENT_STEPS and self._collectives is not None:
+            self._check_communication(step)
         if self.config.memory:
             memory = sample_memory(sys.modules.get("torch"))
             writer.table("memory").put(step, end_ns, *memory)
@@ -754,6 +759,20 @@ class Recorder:
     def _put_device_span(self, *words: int) -> None:
         if self._writer is not None and not self._is_paused:
             self._writer.table("device_spans").put(*words)
+
+    def _check_communication(self, step: int) -> None:
+        """Many ranks, many steps and not one operation: something goes by unseen. Said once."""
+        dist = initialized_distributed()
+        is_silent = not self.operations.num_entered and self.operations.is_on
+        if dist is not None and is_silent and not self._has_said_silent:
+            self._has_said_silent = True
+            if int(dist.get_world_size()) > 1:
+                self._note_gap(
+                    "communication",
+                    f"{step + 1} steps on {dist.get_world_size()} ranks, and no communication "
+                    "was seen: either these ranks do not communicate through torch.distributed, "
+                    "or it is not recorded",
+                )
 
     def _learn_layout(self) -> None:
         """A DistributedDataParallel model over all ranks: the mesh is dp and nothing else."""

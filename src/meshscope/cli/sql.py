@@ -13,7 +13,14 @@ import click
 from meshscope.cli.locate import locate_run
 from meshscope.errors import UsageError
 from meshscope.report.format import clean_text
-from meshscope.store.query import NAME_COLUMNS, QUERY_TABLES, RANK_COLUMNS, connect
+from meshscope.store.query import (
+    GROUP_COLUMNS,
+    LABELS,
+    NAME_COLUMNS,
+    QUERY_TABLES,
+    RANK_COLUMNS,
+    connect,
+)
 from meshscope.store.reader import open_run
 from meshscope.store.schema import TABLES
 
@@ -80,6 +87,13 @@ def _run_query(con: Any, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         raise UsageError(f"the query does not run: {clean_text(first)}") from error
 
 
+OTHER_TABLES = {
+    "ranks": ("One row per recording.", RANK_COLUMNS),
+    "names": ("What name ids stand for.", NAME_COLUMNS),
+    "groups": ("Process groups, as each of their ranks numbers them.", GROUP_COLUMNS),
+}
+
+
 def _describe_tables() -> str:
     lines = []
     for name in QUERY_TABLES:
@@ -90,12 +104,15 @@ def _describe_tables() -> str:
             for column in table.columns:
                 missing = "; NULL when missing" if column.can_be_missing else ""
                 rows.append((column.name, column.unit, column.meaning + missing))
-                if column.name == "name_id":
-                    rows.append(("name", "", "its text"))
+                if column.name in ("name_id", "phase_id"):
+                    rows.append((column.name.removesuffix("_id"), "", "its text"))
+                if column.name == "group_id":
+                    rows.append(("group_description", "", "what the group's maker calls it"))
+                if (name, column.name) in LABELS:
+                    rows.append((f"{column.name}_name", "", "its text"))
         else:
-            about = {"ranks": "One row per recording.", "names": "What name ids stand for."}
-            lines.append(f"{name}: {about[name]}")
-            columns = RANK_COLUMNS if name == "ranks" else NAME_COLUMNS
+            about, columns = OTHER_TABLES[name]
+            lines.append(f"{name}: {about}")
             rows = [(column, "", meaning) for column, _, meaning in columns]
         lines += [f"  {column:<26} {unit:<6} {meaning}" for column, unit, meaning in rows]
         lines.append("")

@@ -1,4 +1,4 @@
-"""A run as SQL tables in memory: one view per table, and `ranks` and `names`.
+"""A run as SQL tables in memory: one view per table, and `ranks`, `names` and `groups`.
 
     con = connect(open_run("runs/a"))
     con.execute("select rank, avg(duration_ns) from spans group by rank").fetchall()
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
 from meshscope.errors import UsageError
 from meshscope.store.columns import Columns
 from meshscope.store.parquet import select_stored, sql_type, to_duckdb
@@ -44,8 +45,25 @@ NAME_COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("name_id", "USMALLINT", "id in the rank's tables"),
     ("name", "VARCHAR", "what it stands for"),
 )
-QUERY_TABLES = (*(name for name in TABLES if name != "phases"), "ranks", "names")
+GROUP_COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("attempt", "INTEGER", "which launch of the job, from 0"),
+    ("rank", "INTEGER", "global rank"),
+    ("group_id", "USMALLINT", "id in the rank's tables; other ranks number groups differently"),
+    ("name", "VARCHAR", "torch's name of the process group, the same on its ranks"),
+    ("description", "VARCHAR", "what its maker calls it, such as mesh_tp"),
+    ("backend", "VARCHAR", "gloo, nccl, …"),
+    ("size", "BIGINT", "number of its ranks"),
+    ("ranks", "VARCHAR", "its global ranks, separated by commas"),
+)
+QUERY_TABLES = (*(name for name in TABLES if name != "phases"), "ranks", "names", "groups")
 """Tables a query can name. Packed `phases` are shown as `spans`."""
+LABELS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("collectives", "kind"): tuple(kind.label for kind in Kind),
+    ("collectives", "outcome"): tuple(outcome.label for outcome in Outcome),
+    ("collectives", "end_source"): tuple(source.name.lower() for source in EndSource),
+    ("collectives", "dtype"): DTYPES,
+}
+"""Coded columns that have their text beside them, as `…_name`."""
 
 
 def connect(run: Run, attempt: int | None = None, *, tables: Collection[str] | None = None) -> Any:
@@ -60,6 +78,7 @@ def connect(run: Run, attempt: int | None = None, *, tables: Collection[str] | N
     con = duckdb.connect()
     _make_ranks(con, attempts)
     _make_names(con, attempts)
+    _make_groups(con, attempts)
     for name in wanted:
         if name in TABLES:
             _load_table(con, TABLES[name], attempts)
@@ -122,16 +141,34 @@ def _recordings(attempts: Iterable[Attempt]) -> Iterator[tuple[Attempt, RankReco
 def _view_sql(table: Table) -> str:
     """The table as users see it: names as text beside their ids, missing values as NULL."""
     parts = ["t.rank", "t.attempt"]
-    has_names = any(column.name == "name_id" for column in table.columns)
+    joins = []
     for column in table.columns:
+        name = column.name
         if column.can_be_missing:
-            parts.append(f"nullif(t.{column.name}, {MISSING}) AS {column.name}")
+            parts.append(f"nullif(t.{name}, {MISSING}) AS {name}")
         else:
-            parts.append(f"t.{column.name}")
-        if column.name == "name_id":
-            parts.append("coalesce(n.name, '(unnamed ' || t.name_id || ')') AS name")
-    join = "LEFT JOIN names n USING (attempt, rank, name_id)" if has_names else ""
-    return f"SELECT {', '.join(parts)} FROM _{table.name} t {join}"
+            parts.append(f"t.{name}")
+        labels = LABELS.get((table.name, name))
+        if labels is not None:
+            listed = ", ".join(f"'{label}'" for label in labels)
+            parts.append(f"[{listed}][t.{name}::INTEGER + 1] AS {name}_name")
+        if name in ("name_id", "phase_id"):
+            text, source = name.removesuffix("_id"), f"n_{name}"
+            unnamed = f"'(unnamed ' || t.{name} || ')'"
+            if name == "phase_id":  # 0 is outside of any phase
+                unnamed = f"CASE WHEN t.{name} != 0 THEN {unnamed} END"
+            parts.append(f"coalesce({source}.name, {unnamed}) AS {text}")
+            joins.append(
+                f"LEFT JOIN names {source} ON ({source}.attempt = t.attempt AND "
+                f"{source}.rank = t.rank AND {source}.name_id = t.{name})"
+            )
+        if name == "group_id":
+            parts.append("g.description AS group_description")
+            joins.append(
+                "LEFT JOIN groups g ON (g.attempt = t.attempt AND g.rank = t.rank AND "
+                "g.group_id = t.group_id)"
+            )
+    return f"SELECT {', '.join(parts)} FROM _{table.name} t {' '.join(joins)}"
 
 
 def _make_ranks(con: Any, attempts: Iterable[Attempt]) -> None:
@@ -152,6 +189,23 @@ def _make_names(con: Any, attempts: Iterable[Attempt]) -> None:
         if 0 <= name_id < 1 << 16
     ]
     _make_table(con, "names", NAME_COLUMNS, rows)
+
+
+def _make_groups(con: Any, attempts: Iterable[Attempt]) -> None:
+    rows = [
+        (
+            attempt.index,
+            recording.rank,
+            group.group_id,
+            *(_plain(text, "VARCHAR") for text in (group.name, group.description, group.backend)),
+            len(group.ranks),
+            ",".join(map(str, group.ranks)),
+        )
+        for attempt, recording in _recordings(attempts)
+        for group in recording.groups.values()
+        if 0 <= group.group_id < 1 << 16
+    ]
+    _make_table(con, "groups", GROUP_COLUMNS, rows)
 
 
 def _plain(value: object, kind: str) -> object:

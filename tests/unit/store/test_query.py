@@ -132,3 +132,24 @@ def test_what_is_no_query_is_one_line_and_exit_2_and_the_run_is_unchanged(
     assert result.exit_code == 2
     assert len(result.output.strip().splitlines()) == 1
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_operations_have_the_texts_of_their_codes_beside_them(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path / "run", 0, header={"rank": 0, "world_size": 2})
+    writer.journal.write(
+        "group", id=3, name="1", description="mesh_tp", backend="gloo", ranks=[0, 1]
+    )
+    all_reduce, ok, by_wait, backward = 1, 1, 1, 3
+    word = all_reduce | ok << 8 | by_wait << 16 | 3 << 32 | backward << 48
+    writer.table("collectives").put(word, 7 | 2 << 32, 10, 10, 30, 4096, 5 | 1 << 48)
+    writer.close()
+    query = (
+        "select kind_name, outcome_name, end_source_name, group_description, phase, sequence, peer,"
+        " step, microbatch, dtype_name, g.ranks from collectives c join groups g"
+        " on (c.rank = g.rank and c.group_id = g.group_id)"
+    )
+    con = connect(open_run(tmp_path / "run"))
+    expected = (
+        "all_reduce", "ok", "wait", "mesh_tp", "backward", 7, 1, 4, None, "float32", "0,1",
+    )  # fmt: skip
+    assert con.execute(query).fetchall() == [expected]
