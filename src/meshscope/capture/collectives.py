@@ -253,7 +253,7 @@ class CollectiveTap:
             self._device.drain(deadline_ns)
         give_up_ns = min(deadline_ns, self._clock() + int(DRAIN_SECONDS * 1e9))
         while self._clock() < give_up_ns and any(
-            operation.has_future for operation in list(self._log.under_way.values())
+            operation.has_future for operation in self._log.under_way()
         ):
             time.sleep(0.001)
         for operation in list(self._by_pointer.values()):
@@ -544,12 +544,12 @@ class CollectiveTap:
     def _call_back(self, operation: Operation, work: Any) -> None:
         """Has torch tell us when the operation is over, where it can."""
         kind = operation.a & 0xFF
-        if (operation.group.group_id, kind) in self._no_future:
+        if (operation.group_id, kind) in self._no_future:
             return
         try:
             self._add_callback([operation], self._get_future(work))
         except RuntimeError:  # not every back end has one for every kind
-            self._no_future.add((operation.group.group_id, kind))
+            self._no_future.add((operation.group_id, kind))
 
     def _add_callback(self, operations: list[Operation], future: Any) -> None:
         log, clock, caught = self._log, self._clock, self._guard.caught

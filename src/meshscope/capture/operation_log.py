@@ -16,11 +16,12 @@ from meshscope.capture.guard import Guard, safe_text
 from meshscope.capture.process_groups import Channel, GroupBook, GroupEntry
 from meshscope.capture.timeline import NullSink, Sink, Timeline
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
-from meshscope.store.in_flight import NO_SLOT, InFlightWriter
+from meshscope.store.in_flight import NO_SLOT, NUM_SLOTS, InFlightWriter
 from meshscope.store.open_step import PHASE_IDS
 from meshscope.store.schema import MISSING, NoteCode, OperationFlag
 
 MAX_MESSAGE_CHARACTERS = 400
+HAND_OVER_EVERY = 128
 MAX_MESSAGES = 200
 """Different texts one rank writes down; the rest is counted as failed without one."""
 _OK = int(Outcome.OK)
@@ -30,11 +31,10 @@ Observe = Callable[[int, int, int, int, int, int, int, int, int, int, int], None
 
 
 class Operation:
-    """One operation of this rank that is not over yet: the words of its record, and its slot."""
+    """One operation of this rank that is not over yet: the words of its record, and its slot.
 
-    __slots__ = (
-        "a", "b", "c", "f", "g", "group", "has_future", "is_over", "slot", "start_event",
-    )  # fmt: skip
+    Fields that are seldom set have their usual value in the class: one is made per operation.
+    """
 
     a: int
     """Words 1, 2, 3, 6 and 7 of its record, as they were when it was called."""
@@ -42,14 +42,16 @@ class Operation:
     c: int
     f: int
     g: int
-    group: GroupEntry
     slot: int
+    is_over = False
+    has_future = False
+    """Its end will be told: by torch's callback, or by a device's event."""
+    start_event: Any = None
 
-    def __init__(self) -> None:
-        self.is_over = False
-        self.has_future = False
-        """torch will call back at its end."""
-        self.start_event: Any = None
+    @property
+    def group_id(self) -> int:
+        """Of its process group, as the rank numbers them."""
+        return self.a >> 32 & 0xFFFF
 
 
 class OperationLog:
@@ -79,11 +81,13 @@ class OperationLog:
         self.observe: Observe | None = None
         """Told of every operation that ended: the in-process statistics."""
         self.groups: GroupBook | None = None
-        self.under_way: dict[int, Operation] = {}
-        """By enqueue time."""
-        self._num_over = 0
+        self._by_slot: list[Operation | None] = [None] * NUM_SLOTS
+        self._without_slot: dict[int, Operation] = {}
+        """More are under way than there are slots; by enqueue time."""
+        self._num_handed_over = 0
         self.num_unrecognised = 0
         self._last_enqueue_ns = 0
+        self._observed: list[tuple[int, ...]] = []
         self._messages: set[str] = set()
 
     def enter(
@@ -105,25 +109,33 @@ class OperationLog:
         step = timeline.step if timeline.step_start_ns else timeline.last_step
         sequence = next(channel.numbers)
         operation = Operation()
-        operation.group = group
         operation.a = a = code | group.code | phase_id << 48
         operation.b = b = sequence & 0xFFFFFFFF | peer + 1 << 32
         operation.c = now_ns
         operation.f = size_bytes
         operation.g = g = step + 1 & 0xFFFFFFFF | (timeline.microbatch + 1 & 0xFFFF) << 32 | detail
         in_flight = self.in_flight
-        operation.slot = (
-            NO_SLOT
-            if in_flight is None
-            else in_flight.enter(channel.row, sequence + 1, a, b, now_ns, size_bytes, g)
+        if in_flight is None:
+            operation.slot = NO_SLOT
+            return operation
+        operation.slot = slot = in_flight.enter(
+            channel.row, sequence + 1, a, b, now_ns, size_bytes, g
         )
-        self.under_way[now_ns] = operation
+        if slot >= 0:
+            self._by_slot[slot] = operation
+        else:
+            self._without_slot[now_ns] = operation
         return operation
+
+    def under_way(self) -> list[Operation]:
+        """Operations that are not over."""
+        found = [operation for operation in self._by_slot if operation is not None]
+        return [*found, *self._without_slot.values()]
 
     @property
     def num_entered(self) -> int:
         """Operations seen so far."""
-        return self._num_over + len(self.under_way)
+        return self._num_handed_over + len(self._observed) + len(self.under_way())
 
     def end(
         self,
@@ -137,23 +149,39 @@ class OperationLog:
         if operation.is_over:
             return
         operation.is_over = True
-        self._num_over += 1
         enqueue_ns = operation.c
-        self.under_way.pop(enqueue_ns, None)
         a, b, f, g = operation.a, operation.b, operation.f, operation.g
         start_ns = start_ns or enqueue_ns
         self.collectives.put(a | outcome << 8 | source << 16, b, enqueue_ns, start_ns, end_ns, f, g)
-        if self.in_flight is not None:
-            self.in_flight.release(operation.slot)
-        observe = self.observe
-        if observe is not None:
+        slot = operation.slot
+        if slot >= 0:
+            self._by_slot[slot] = None
+            if self.in_flight is not None:
+                self.in_flight.release(slot)
+        else:
+            self._without_slot.pop(enqueue_ns, None)
+        observed = self._observed
+        observed.append((a, b, f, g, start_ns, end_ns, outcome))
+        if len(observed) >= HAND_OVER_EVERY:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Gives the in-process statistics what has ended since the last time."""
+        observed, observe = self._observed, self.observe
+        num_taken = len(observed)  # other threads go on appending: cut off the front
+        batch = observed[:num_taken]
+        del observed[:num_taken]
+        self._num_handed_over += num_taken
+        if observe is None:
+            return
+        for a, b, f, g, start_ns, end_ns, outcome in batch:
             observe(
                 a & 0xFF,
                 a >> 32 & 0xFFFF,
                 b & 0xFFFFFFFF,
                 f,
                 start_ns,
-                end_ns - start_ns if end_ns >= 0 else MISSING,
+                end_ns - start_ns if end_ns >= 0 and start_ns >= 0 else MISSING,
                 outcome,
                 (g & 0xFFFFFFFF) - 1,
                 g >> 48 & 0xFF,
@@ -234,11 +262,8 @@ class OperationLog:
         if details.message:
             self.note(operation, NoteCode.ERROR, details.message)
         end_ns = operation.c + duration_ns if duration_ns >= 0 else MISSING
-        observe, self.observe = self.observe, None  # it comes from there
-        try:
-            self.end(operation, end_ns, EndSource.CALL, outcome)
-        finally:
-            self.observe = observe
+        self.end(operation, end_ns, EndSource.CALL, outcome)
+        self._observed.pop()  # it comes from there
 
     def open(self) -> bool:
         """Opens the run if it is not open yet: a rank that communicates is worth a recording."""
@@ -246,13 +271,15 @@ class OperationLog:
 
     def finish(self) -> None:
         """At the end of a recording: what is still under way is written as unfinished."""
-        for operation in list(self.under_way.values()):
+        for operation in self.under_way():
             self.end(operation, MISSING, EndSource.NONE, Outcome.UNFINISHED)
 
     def forget(self) -> None:
         """A new attempt begins: groups and sequence numbers start again."""
-        self.under_way.clear()
+        self._by_slot = [None] * NUM_SLOTS
+        self._without_slot.clear()
+        self._observed.clear()
         self._messages.clear()
-        self._num_over = self.num_unrecognised = 0
+        self._num_handed_over = self.num_unrecognised = 0
         if self.groups is not None:
             self.groups.forget()

@@ -264,6 +264,7 @@ class Recorder:
         """The process's profiler counts what is recorded, and hands on what the program times."""
         profiler = communication()
         profiler.find_step = lambda: self.timeline.current_step
+        profiler.before_asking = self.operations.hand_over
         self.operations.observe = profiler.observe
         if self.operations.groups is not None:
             self.operations.groups.on_group = lambda entry, axis: profiler.set_group(
@@ -346,6 +347,7 @@ class Recorder:
     def _finish_operations(self) -> None:
         log = self.operations
         log.finish()
+        log.hand_over()
         if log.in_flight is not None:
             log.in_flight.close()
             log.in_flight = None

@@ -6,7 +6,7 @@ every channel (a group's collectives, or sends to or receives from one peer) has
 number of operations entered. Reading it takes no time, however long the run has been going on.
 
     64 bytes                      magic, epoch_host_mono_ns, -epoch, operations without a slot
-    NUM_CHANNELS x 64 bytes       channel, operations entered, time of the last, its kind
+    NUM_CHANNELS x 64 bytes       channel, operations entered and kind of the last, its time
     NUM_SLOTS x 64 bytes          a record as in table `collectives`; checksum 0: a free slot
 
 Words of channel rows are stored times 257, as in `open_step`: any flipped byte shows. Standard
@@ -34,6 +34,8 @@ _MAGIC = 0x4C464E49_4853454D
 _OVERFLOW_WORD = 3
 _RECORD = struct.Struct("<Q7q")
 _PACK_INTO = _RECORD.pack_into
+_FIRST_SLOT_WORD = SLOTS_OFFSET // 8
+_SALTS = tuple((slot + 1) * CHECK_SALT for slot in range(NUM_SLOTS))
 
 
 def channel_code(group_id: int, peer: int, direction: int) -> int:
@@ -70,7 +72,7 @@ class InFlightWriter:
         self.words = memoryview(self._buffer).cast("q")
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
         self._num_rows = 0
-        self._is_dirty = False
+        self.is_dirty = False
 
     def open_channel(self, code: int) -> int:
         """First word of a new row for a channel; 0 when there is no row left."""
@@ -91,18 +93,17 @@ class InFlightWriter:
         """
         words = self.words
         if row:
-            words[row + 3] = ((a & 0xFF) + 1) * FACTOR
-            words[row + 2] = (time_ns - self.epoch_ns) * FACTOR
-            words[row + 1] = num_entered * FACTOR
-        self._is_dirty = True
+            words[row + 2] = (time_ns - self.epoch_ns) * 257
+            words[row + 1] = (num_entered << 8 | a & 0xFF) * 257
+        self.is_dirty = True
         if not self._free:
             words[_OVERFLOW_WORD] += 1
             return NO_SLOT
         slot = self._free.pop()
         _PACK_INTO(
             self._buffer,
-            SLOTS_OFFSET + slot * ROW_BYTES,
-            (a + b + time_ns + time_ns - 1 + f + g + (slot + 1) * CHECK_SALT) & CHECK_MASK,
+            SLOTS_OFFSET + (slot << 6),
+            (a + b + time_ns + time_ns - 1 + f + g + _SALTS[slot]) & CHECK_MASK,
             a,
             b,
             time_ns,
@@ -115,15 +116,15 @@ class InFlightWriter:
 
     def release(self, slot: int) -> None:
         """The operation is over."""
-        if slot != NO_SLOT:
-            self.words[(SLOTS_OFFSET // 8) + slot * ROW_WORDS] = 0
+        if slot >= 0:
+            self.words[_FIRST_SLOT_WORD + (slot << 3)] = 0
             self._free.append(slot)
-            self._is_dirty = True
+            self.is_dirty = True
 
     def flush(self) -> None:
         """Writes the file where it is not mapped."""
-        if self._fd >= 0 and self._is_dirty:
-            self._is_dirty = False
+        if self._fd >= 0 and self.is_dirty:
+            self.is_dirty = False
             os.pwrite(self._fd, bytes(self._buffer), 0)
 
     def close(self) -> None:
@@ -178,7 +179,7 @@ def read_in_flight(data: bytes) -> InFlight:
         words = struct.unpack_from("<8q", data, ROW_BYTES * (1 + row))
         if not words[0]:
             break
-        if any(word % FACTOR for word in words[:4]):
+        if any(word % FACTOR for word in words[:3]):
             num_damaged += 1
             continue
         code = words[0] // FACTOR - 1
@@ -187,9 +188,9 @@ def read_in_flight(data: bytes) -> InFlight:
                 group_id=code & 0xFFFF,
                 direction=code >> 16 & 0xF,
                 peer=(code >> 20) - 1,
-                num_entered=words[1] // FACTOR,
+                num_entered=words[1] // FACTOR >> 8,
                 last_host_mono_ns=words[2] // FACTOR + epoch_ns,
-                last_kind=words[3] // FACTOR - 1,
+                last_kind=words[1] // FACTOR & 0xFF,
             )
         )
     records = []

@@ -81,7 +81,7 @@ def test_every_flipped_byte_of_what_is_in_use_shows(tmp_path):
     data = (tmp_path / "in_flight.bin").read_bytes()
     good = read_in_flight(data)
     slot_start = 64 * (1 + NUM_CHANNELS)
-    for offset in [*range(24), *range(64, 64 + 32), *range(slot_start, slot_start + 64)]:
+    for offset in [*range(24), *range(64, 64 + 24), *range(slot_start, slot_start + 64)]:
         spoiled = bytearray(data)
         spoiled[offset] ^= 0x5A
         try:

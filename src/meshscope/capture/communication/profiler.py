@@ -65,6 +65,8 @@ class CommunicationProfiler:
         self.guard = Guard()
         self.find_step: Callable[[], int] | None = None
         """Asked for the step of operations that the program times; -1 when there is none."""
+        self.before_asking: Callable[[], None] | None = None
+        """Called before every query: automatic capture hands over what it holds back."""
         self.on_event: Listener | None = None
         """Told of every operation the program times: a recorder writes it into its run."""
         self._config = config or CommunicationConfig()
@@ -284,6 +286,8 @@ class CommunicationProfiler:
         self._learn_rank()
 
     def _ask(self, question: Callable[[Ledger], T]) -> T:
+        if self.before_asking is not None:
+            self.guard.run("capture", self.before_asking)
         with self._lock:
             self._fold()
             was_busy, self._is_busy = self._is_busy, True
@@ -420,6 +424,8 @@ class CommunicationProfiler:
         Settings stay, and so do the groups and the numbering of their operations: ranks agree on
         it without talking, so none may begin anew alone.
         """
+        if self.before_asking is not None:
+            self.guard.run("capture", self.before_asking)
         with self._lock:
             self._fold()  # what is pending has numbers to take
             self._ledger.clear()
