@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "distributed"))
 
-from fork_ranks import run_ranks  # noqa: E402
+from fork_ranks import run_ranks
 
 NUM_RANKS = 3
 NUM_STEPS = 60
