@@ -1,0 +1,274 @@
+"""Who arrived when at each operation, who waited for whom, and how long the transfer took.
+
+On the aligned clock, for a rank r of an operation: arrival is when r was there for it; it is ready
+for r when everyone r depends on has arrived; wait = ready - arrival, transfer = end - ready. In an
+all-reduce, all-gather, reduce-scatter, barrier or all-to-all everyone depends on everyone; in a
+broadcast or scatter on the root; in a reduce or gather the root on everyone; a recv and its send on
+each other, as far as the send did not end before.
+
+A wait that is smaller than the uncertainty between the two clocks is not known to be one and counts
+as transfer. A group's operations run in order, one at a time (two with gloo): the part of a
+transfer in which an earlier one was still going on is `queued`.
+
+Wrong where a rank that took part recorded nothing: it may have been the last.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.clocks import ClockAlignment
+from meshscope.analyze.matching import Matches
+from meshscope.analyze.operations import (
+    Bools,
+    Int32s,
+    OperationRows,
+    Operations,
+    Uint8s,
+    slice_runs,
+)
+from meshscope.analyze.phases import Int64s
+from meshscope.core.operations import POINT_TO_POINT, SYMMETRIC, Kind
+from meshscope.store.schema import OperationFlag
+
+CLOCK_ERROR_NS = 10_000_000
+"""A transfer that ends this long before it can begin is an error of the clocks (OSDI'25)."""
+_NEVER = -(1 << 62)
+
+EVERYONE = frozenset((*SYMMETRIC, Kind.ALL_TO_ALL))
+"""Kinds in which every rank waits for every other."""
+FROM_ROOT = frozenset((Kind.BROADCAST, Kind.SCATTER))
+TO_ROOT = frozenset((Kind.REDUCE, Kind.GATHER))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AlignedTimes:
+    """Times of all operations on the reference clock."""
+
+    enqueue_ns: Int64s
+    arrival_ns: Int64s
+    end_ns: Int64s
+    """The arrival where no end is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowTimes:
+    """What became of the time of each operation on each rank; one entry per row."""
+
+    span_ns: Int64s
+    """From arrival to end; 0 without an end. `wait_ns` + `transfer_ns` where `is_split`."""
+    is_split: Bools
+    """The operation was found on all ranks, so that waiting can be told from transfer."""
+    ready_ns: Int64s
+    """On the reference clock."""
+    wait_ns: Int64s
+    transfer_ns: Int64s
+    """`queued_ns` included."""
+    queued_ns: Int64s
+    pure_transfer_ns: Int64s
+    """From the last arrival, whatever the clocks' uncertainty, and without the queue; for
+    bandwidths. Negative where clocks are off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrivals:
+    """Operations in which everyone waits for everyone, by who came last."""
+
+    match: Int64s
+    """Place in `Matches`."""
+    row: Int64s
+    """The row of the last to arrive."""
+    rank: Int32s
+    """The last to arrive."""
+    is_decided: Bools
+    """It is known to be the last: later than each other by more than the clocks' uncertainty."""
+    last_ns: Int64s
+    """When it arrived, on the reference clock."""
+    gap_ns: Int64s
+    """Last less second-to-last arrival: what this rank alone cost."""
+    wait_ns: Int64s
+    """What all ranks together waited for the last."""
+
+
+def align_rows(rows: OperationRows, alignment: ClockAlignment) -> AlignedTimes:
+    """Brings the times of all rows onto the reference clock."""
+    enqueue, arrival = np.empty_like(rows.enqueue_ns), np.empty_like(rows.start_ns)
+    end = np.empty_like(rows.end_ns)
+    for rank, part in slice_runs(rows.rank):
+        enqueue[part] = alignment.to_reference(rank, rows.enqueue_ns[part])
+        arrival[part] = alignment.to_reference(rank, rows.start_ns[part])
+        end[part] = alignment.to_reference(rank, rows.end_ns[part])
+    # Rounding may put an end a nanosecond before its start.
+    end = np.where(rows.has_end, np.maximum(end, arrival), arrival)
+    return AlignedTimes(enqueue_ns=enqueue, arrival_ns=arrival, end_ns=end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Members:
+    """Members of the operations that are complete and trusted, those of one next to each other."""
+
+    match: Int64s
+    """The operations: places in `Matches`."""
+    first: Int64s
+    """Where each one's members begin."""
+    place: Int64s
+    """Each member's operation, counted from 0."""
+    row: Int64s
+    rank: Int32s
+    kind: Uint8s
+    arrival: Int64s
+    last: Int64s
+    """For each operation the member that arrived last."""
+
+
+def measure_arrivals(
+    operations: Operations, matches: Matches, times: AlignedTimes, alignment: ClockAlignment
+) -> tuple[RowTimes, Arrivals, int]:
+    """Waits and transfers of all rows, the last arrivers, and how many ends contradict clocks."""
+    rows = operations.rows
+    members = _collect_members(rows, matches, times)
+    row, arrival = members.row, members.arrival
+    ready, blocker = _find_ready(rows, members)
+    has_end, end = rows.has_end[row], times.end_ns[row]
+    is_early = has_end & (end - ready <= -CLOCK_ERROR_NS) & (members.kind != Kind.SEND)
+    is_split = np.zeros(len(rows), dtype=np.bool_)
+    is_split[row] = has_end & (members.kind != Kind.CUSTOM)
+    last_ns, ready_ns = times.arrival_ns.copy(), times.arrival_ns.copy()
+    last_ns[row] = ready
+    unsure = alignment.uncertainty_between(members.rank, blocker)
+    known = np.where(ready - arrival <= unsure, arrival, ready)
+    ready_ns[row] = np.where(has_end, np.minimum(known, end), known)
+    span = times.end_ns - times.arrival_ns
+    wait = np.where(is_split, ready_ns - times.arrival_ns, 0)
+    transfer = np.where(is_split, span - wait, 0)
+    free_ns = find_free_times(operations, times)
+    pure = times.end_ns - last_ns
+    row_times = RowTimes(
+        span_ns=span,
+        is_split=is_split,
+        ready_ns=ready_ns,
+        wait_ns=wait,
+        transfer_ns=transfer,
+        queued_ns=np.clip(free_ns - ready_ns, 0, transfer),
+        pure_transfer_ns=pure - np.clip(free_ns - last_ns, 0, np.maximum(pure, 0)),
+    )
+    return row_times, _rank_arrivals(members, alignment), int(np.count_nonzero(is_early))
+
+
+def _collect_members(rows: OperationRows, matches: Matches, times: AlignedTimes) -> _Members:
+    is_chosen = matches.is_usable
+    row = matches.member[is_chosen[matches.of_member]]
+    size = matches.size[is_chosen]
+    first = np.cumsum(size) - size
+    place = np.repeat(np.arange(len(size)), size)
+    arrival = times.arrival_ns[row]
+    return _Members(
+        match=np.flatnonzero(is_chosen),
+        first=first,
+        place=place,
+        row=row,
+        rank=rows.rank[row],
+        kind=rows.kind[row],
+        arrival=arrival,
+        last=_find_last(arrival, first, place),
+    )
+
+
+def _find_ready(rows: OperationRows, members: _Members) -> tuple[Int64s, Int32s]:
+    """When everyone that each member depends on had arrived, and the last of those."""
+    arrival, rank, kind, place = members.arrival, members.rank, members.kind, members.place
+    root = rows.peer[members.row]
+    root_arrival = _find_root_arrivals(root == rank, members)[place]
+    on_all = _is_kind(kind, EVERYONE | POINT_TO_POINT) | (_is_kind(kind, TO_ROOT) & (root == rank))
+    on_root = _is_kind(kind, FROM_ROOT) & (root_arrival > _NEVER)
+    ready = np.where(on_all, arrival[members.last][place], arrival)
+    ready = np.maximum(np.where(on_root, root_arrival, ready), arrival)
+    blocker = np.where(on_all, rank[members.last][place], rank)
+    return ready, np.where(on_root, root, blocker).astype(np.int32)
+
+
+def _is_kind(kind: np.ndarray, kinds: frozenset[Kind]) -> Bools:
+    return np.isin(kind, [int(k) for k in kinds])
+
+
+def _find_last(arrival: Int64s, first: Int64s, place: Int64s) -> Int64s:
+    """For each operation the member that arrived last; the lowest rank of several."""
+    if not len(first):
+        return np.empty(0, dtype=np.int64)
+    latest = np.maximum.reduceat(arrival, first)
+    found = np.flatnonzero(arrival == latest[place])
+    owner = place[found]
+    return np.asarray(found[np.append(True, owner[1:] != owner[:-1])], dtype=np.int64)
+
+
+def _find_root_arrivals(is_root: Bools, members: _Members) -> Int64s:
+    """For each operation when its root arrived; _NEVER where no root is recorded."""
+    if not len(members.first):
+        return np.empty(0, dtype=np.int64)
+    own = np.where(is_root, members.arrival, _NEVER)
+    return np.asarray(np.maximum.reduceat(own, members.first), dtype=np.int64)
+
+
+def find_free_times(operations: Operations, times: AlignedTimes) -> Int64s:
+    """For each row, on the reference clock, when its group could begin it on this rank.
+
+    That is the end of the operation before it, or with gloo, which runs two at a time, the earlier
+    of the two ends before it. Only exact ends count: others are too late.
+    """
+    rows = operations.rows
+    free = np.full(len(rows), _NEVER, dtype=np.int64)
+    is_ordered = rows.has_numbered_group & ~_is_kind(rows.kind, POINT_TO_POINT)
+    picked = np.flatnonzero(is_ordered)
+    key = rows.rank[picked].astype(np.int64) * (len(operations.groups) + 1) + rows.group[picked]
+    order = np.argsort(key, kind="stable")
+    picked, key = picked[order], key[order]
+    end = np.where(rows.has_exact_end[picked], times.end_ns[picked], _NEVER)
+    before = _shift(end, key, 1)
+    is_gloo = np.array(["gloo" in group.backend for group in operations.groups] + [False])
+    on_host = is_gloo[rows.group[picked]] & ~rows.has_flag(OperationFlag.DEVICE)[picked]
+    free[picked] = np.where(on_host, np.minimum(before, _shift(end, key, 2)), before)
+    return free
+
+
+def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:
+    """The value `count` places before, where it has the same key."""
+    moved = np.full(len(values), _NEVER, dtype=np.int64)
+    is_same = key[count:] == key[: len(key) - count]
+    moved[count:][is_same] = values[: len(values) - count][is_same]
+    return moved
+
+
+def _rank_arrivals(members: _Members, alignment: ClockAlignment) -> Arrivals:
+    first, last, place = members.first, members.last, members.place
+    kept = np.flatnonzero(_is_kind(members.kind[first], EVERYONE))
+    if not len(kept):
+        return _no_arrivals()
+    is_last = np.zeros(len(members.row), dtype=np.bool_)
+    is_last[last] = True
+    behind = members.arrival[last][place] - members.arrival
+    unsure = alignment.uncertainty_between(members.rank, members.rank[last][place])
+    margin = np.where(is_last, np.inf, behind - unsure)
+    gap = np.where(is_last, -_NEVER, behind)
+    waited = np.where(behind > unsure, behind, 0)
+    return Arrivals(
+        match=members.match[kept],
+        row=members.row[last][kept],
+        rank=members.rank[last][kept],
+        is_decided=(np.minimum.reduceat(margin, first) > 0)[kept],
+        last_ns=members.arrival[last][kept],
+        gap_ns=np.minimum.reduceat(gap, first)[kept],
+        wait_ns=np.add.reduceat(waited, first)[kept],
+    )
+
+
+def _no_arrivals() -> Arrivals:
+    none = np.empty(0, dtype=np.int64)
+    return Arrivals(
+        match=none,
+        row=none,
+        rank=none.astype(np.int32),
+        is_decided=none > 0,
+        last_ns=none,
+        gap_ns=none,
+        wait_ns=none,
+    )
