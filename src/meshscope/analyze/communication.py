@@ -41,7 +41,7 @@ from meshscope.analyze.communication_sums import (
     tabulate_parts,
 )
 from meshscope.analyze.exposed import measure_exposed
-from meshscope.analyze.group_axes import OTHER, JobGroup
+from meshscope.analyze.group_axes import JobGroup
 from meshscope.analyze.host_clocks import find_host_clocks
 from meshscope.analyze.last_arrivers import LastArriver, rank_last_arrivers
 from meshscope.analyze.matching import (
@@ -63,6 +63,7 @@ from meshscope.analyze.operations import (
 )
 from meshscope.analyze.phases import Int64s
 from meshscope.analyze.steps import count_warmup
+from meshscope.core.group_axis import OTHER
 from meshscope.core.operations import Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.reader import Attempt

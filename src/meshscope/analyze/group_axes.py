@@ -3,46 +3,21 @@
 Ranks number their groups as they meet them; the same group is known by its members and by torch's
 name for it, which is alike on all of them. Where names are not (another launcher's, or none), the
 k-th group with these members on one rank is taken for the k-th on the others.
-
-The axis is looked up, in this order: the description of a DeviceMesh's group (`mesh_tp`), the
-groups that the layout has, all ranks of the job. `axis_source` says which of these it was.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
-import numpy as np
-
-from meshscope.core.layout import Axis, Layout
+from meshscope.core.group_axis import AxisSource, name_axis
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.groups import Group
 from meshscope.store.reader import Attempt, RankRecording
 
-WORLD = "world"
-OTHER = "other"
 UNKNOWN_GROUP = -1
 
-_MESH_DESCRIPTION = re.compile(r"mesh_(?!dim_[0-9]+$|default$)([A-Za-z0-9_]{1,40})")
-_AXIS_NAME = r"(?:dp_replicate|dp_shard|dp|tp|pp|cp|ep)"
-_AXES_JOINED = re.compile(rf"{_AXIS_NAME}(?:_{_AXIS_NAME})*")
 
 _Key = tuple[tuple[int, ...], str, int]
 """Members in order, name, and how many earlier groups of the rank have the same two."""
-
-
-class AxisSource(StrEnum):
-    """Where the name of a group's axis comes from."""
-
-    DESCRIPTION = "description"
-    """The group's maker described it so."""
-    LAYOUT = "layout"
-    """Its members are those of a group of the layout."""
-    WORLD = "world"
-    """It holds every rank, and no single axis does."""
-    NONE = "none"
-    """It lies along no axis that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +120,8 @@ def _make_group(
     hosts: set[str | None],
 ) -> JobGroup:
     described = next((group.description for _, group in found if group.description), "")
-    axis, source = name_axis(ranks, described, layout=attempt.layout, world_size=attempt.world_size)
+    layout = None if isinstance(attempt.layout, Unavailable) else attempt.layout
+    axis, source = name_axis(ranks, described, layout=layout, world_size=attempt.world_size)
     return JobGroup(
         ranks=ranks,
         name=found[0][1].name,
@@ -156,41 +132,3 @@ def _make_group(
         num_hosts=Unavailable("the host of a member is not known") if None in hosts else len(hosts),
         recorded_ranks=tuple(rank for rank, _ in found),
     )
-
-
-def name_axis(
-    ranks: tuple[int, ...], description: str, *, layout: Layout | Unavailable, world_size: int
-) -> tuple[str, AxisSource]:
-    """The axis of a group with these members, and where its name comes from."""
-    described = _MESH_DESCRIPTION.fullmatch(description)
-    if described is not None:
-        return _join_axes(described[1]), AxisSource.DESCRIPTION
-    is_world = len(ranks) == world_size
-    if not isinstance(layout, Unavailable):
-        axes = axes_along(ranks, layout)
-        if axes and (len(axes) == 1 or not is_world):
-            return "+".join(axes), AxisSource.LAYOUT
-    return (WORLD, AxisSource.WORLD) if is_world else (OTHER, AxisSource.NONE)
-
-
-def _join_axes(name: str) -> str:
-    """`dp_cp` → `dp+cp`; any other name of a dim stays as it is."""
-    if _AXES_JOINED.fullmatch(name) is None:
-        return name
-    return "+".join(re.findall(_AXIS_NAME, name))
-
-
-def axes_along(ranks: tuple[int, ...], layout: Layout) -> tuple[str, ...]:
-    """The axes that a group spans in full; none when it holds only a part, or is no such group."""
-    if len(ranks) < 2 or ranks[-1] >= layout.world_size:
-        return ()
-    members = np.array(ranks, dtype=np.int64)
-    spanned = []
-    for axis in Axis:
-        position = members // layout.stride(axis) % layout.degree(axis)
-        if bool((position != position[0]).any()):
-            spanned.append(axis)
-    size = 1
-    for axis in spanned:
-        size *= layout.degree(axis)
-    return tuple(str(axis) for axis in spanned) if size == len(ranks) else ()

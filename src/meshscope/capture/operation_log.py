@@ -144,6 +144,8 @@ class OperationLog:
         source: int,
         outcome: int = _OK,
         start_ns: int = 0,
+        *,
+        is_observed: bool = True,
     ) -> None:
         """Its end is known: writes its row and frees its slot. Only the first call counts."""
         if operation.is_over:
@@ -160,6 +162,9 @@ class OperationLog:
                 self.in_flight.release(slot)
         else:
             self._without_slot.pop(enqueue_ns, None)
+        if not is_observed:  # it comes from there
+            self._num_handed_over += 1
+            return
         observed = self._observed
         observed.append((a, b, f, g, start_ns, end_ns, outcome))
         if len(observed) >= HAND_OVER_EVERY:
@@ -262,8 +267,7 @@ class OperationLog:
         if details.message:
             self.note(operation, NoteCode.ERROR, details.message)
         end_ns = operation.c + duration_ns if duration_ns >= 0 else MISSING
-        self.end(operation, end_ns, EndSource.CALL, outcome)
-        self._observed.pop()  # it comes from there
+        self.end(operation, end_ns, EndSource.CALL, outcome, is_observed=False)
 
     def open(self) -> bool:
         """Opens the run if it is not open yet: a rank that communicates is worth a recording."""

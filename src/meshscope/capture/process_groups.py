@@ -31,7 +31,8 @@ class GroupEntry(Channel):
     """A process group and its channels."""
 
     __slots__ = (
-        "channels", "code", "group_id", "is_host", "is_plain", "name", "ranks", "ref", "size",
+        "channels", "code", "description", "group_id", "is_host", "is_plain", "name", "ranks",
+        "ref", "size",
     )  # fmt: skip
 
     def __init__(self, group_id: int, name: str, ranks: tuple[int, ...], size: int, row: int):
@@ -40,6 +41,8 @@ class GroupEntry(Channel):
         self.code = group_id << 32
         """As it stands in a record's first word."""
         self.name = name
+        self.description = ""
+        """What its maker calls it."""
         self.ranks = ranks
         self.size = size
         self.is_host = True
@@ -67,8 +70,8 @@ class GroupBook:
         self._journal = journal
         self.in_flight: InFlightWriter | None = None
         self.entries: dict[str, GroupEntry] = {}
-        self.on_group: Callable[[GroupEntry, str], None] | None = None
-        """Told of every new group, with its description."""
+        self.on_group: Callable[[GroupEntry], None] | None = None
+        """Told of every new group of torch's."""
         self._is_batching = False
         self._lock = threading.Lock()
         self._ids = itertools.count()
@@ -109,17 +112,17 @@ class GroupBook:
         entry.is_host = all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
         entry.is_plain = not self._is_batching
         self._met[name, ranks] = entry
-        description = str(getattr(group, "group_desc", "") or "")
+        entry.description = str(getattr(group, "group_desc", "") or "")
         self._journal(
             GROUP_KIND,
             id=group_id,
             name=name,
-            description=description,
+            description=entry.description,
             backend=backend,
             ranks=pack_ranks(ranks),
         )
         if self.on_group is not None:
-            self.on_group(entry, description)
+            self.on_group(entry)
         return entry
 
     def named(self, name: str, axis: str, size: int) -> GroupEntry:

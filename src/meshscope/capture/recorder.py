@@ -44,11 +44,13 @@ from meshscope.capture.lifetime import forget, remember
 from meshscope.capture.marking import Marking
 from meshscope.capture.memory import sample_memory
 from meshscope.capture.operation_log import OperationLog
+from meshscope.capture.process_groups import GroupEntry
 from meshscope.capture.provenance import collect_provenance
 from meshscope.capture.scalars import ScalarLog
 from meshscope.capture.stacks import STACKS_NAME, StackDumps
 from meshscope.capture.step_inference import StepInference
 from meshscope.capture.timeline import NullSink, Timeline
+from meshscope.core.group_axis import name_axis
 from meshscope.core.layout import Layout
 from meshscope.errors import CaptureError, UsageError
 from meshscope.store.in_flight import IN_FLIGHT_NAME, InFlightWriter
@@ -267,9 +269,15 @@ class Recorder:
         profiler.before_asking = self.operations.hand_over
         self.operations.observe = profiler.observe
         if self.operations.groups is not None:
-            self.operations.groups.on_group = lambda entry, axis: profiler.set_group(
-                entry.group_id, entry.name, axis, entry.ranks
-            )
+            self.operations.groups.on_group = self._name_group
+
+    def _name_group(self, entry: GroupEntry) -> None:
+        """Tells the profiler a group's axis, as far as it is known by now."""
+        ranks = tuple(sorted(entry.ranks))
+        dist = initialized_distributed()
+        world_size = 0 if dist is None else int(dist.get_world_size())
+        axis, _ = name_axis(ranks, entry.description, layout=self._layout, world_size=world_size)
+        communication().set_group(entry.group_id, entry.name, axis, entry.ranks)
 
     def _connect_operations(self) -> None:
         log, writer = self.operations, self._writer
@@ -487,6 +495,9 @@ class Recorder:
         """Tells the recorder the mesh, if it was not known at the start."""
         self._layout = layout
         self._layout_source = source
+        if self.operations.groups is not None:
+            for entry in [e for e in self.operations.groups.entries.values() if e.ranks]:
+                self._name_group(entry)
         self.guard.run(
             "layout",
             lambda: self._journal("update", layout=layout.to_dict(), layout_source=source),

@@ -3,7 +3,8 @@ import pytest
 from communication_builders import Job, operation_words
 
 from builders import MS, SECOND, START_MONO_NS, make_writer
-from meshscope.analyze.group_axes import OTHER, WORLD, AxisSource, merge_groups, name_axis
+from meshscope.analyze.group_axes import merge_groups
+from meshscope.core.group_axis import OTHER, WORLD, AxisSource, name_axis
 from meshscope.analyze.operations import (
     NO_PHASE,
     load_failures,

@@ -1,0 +1,67 @@
+"""Which axis of the mesh a process group lies along, and how that is known.
+
+Looked up in this order: the description of a DeviceMesh's group (`mesh_tp`), the groups that the
+layout has, all ranks of the job. Nothing is guessed: `AxisSource` says which of these it was.
+"""
+
+import re
+from enum import StrEnum
+
+from meshscope.core.layout import Axis, Layout
+
+WORLD = "world"
+OTHER = "other"
+
+_MESH_DESCRIPTION = re.compile(r"mesh_(?!dim_[0-9]+$|default$)([A-Za-z0-9_]{1,40})")
+_AXIS_NAME = r"(?:dp_replicate|dp_shard|dp|tp|pp|cp|ep)"
+_AXES_JOINED = re.compile(rf"{_AXIS_NAME}(?:_{_AXIS_NAME})*")
+
+
+class AxisSource(StrEnum):
+    """Where the name of a group's axis comes from."""
+
+    DESCRIPTION = "description"
+    """The group's maker described it so."""
+    LAYOUT = "layout"
+    """Its members are those of a group of the layout."""
+    WORLD = "world"
+    """It holds every rank, and no single axis does."""
+    NONE = "none"
+    """It lies along no axis that is known."""
+
+
+def name_axis(
+    ranks: tuple[int, ...], description: str, *, layout: Layout | None, world_size: int
+) -> tuple[str, AxisSource]:
+    """The axis of a group with these members in ascending order, and where its name comes from."""
+    described = _MESH_DESCRIPTION.fullmatch(description)
+    if described is not None:
+        return _join_axes(described[1]), AxisSource.DESCRIPTION
+    is_world = len(ranks) == world_size
+    if layout is not None:
+        axes = axes_along(ranks, layout)
+        if axes and (len(axes) == 1 or not is_world):
+            return "+".join(axes), AxisSource.LAYOUT
+    return (WORLD, AxisSource.WORLD) if is_world else (OTHER, AxisSource.NONE)
+
+
+def _join_axes(name: str) -> str:
+    """`dp_cp` → `dp+cp`; any other name of a dim stays as it is."""
+    if _AXES_JOINED.fullmatch(name) is None:
+        return name
+    return "+".join(re.findall(_AXIS_NAME, name))
+
+
+def axes_along(ranks: tuple[int, ...], layout: Layout) -> tuple[str, ...]:
+    """The axes that a group spans in full; none when it holds only a part, or is no such group."""
+    if len(ranks) < 2 or ranks[-1] >= layout.world_size:
+        return ()
+    spanned = []
+    size = 1
+    for axis in Axis:
+        stride, degree = layout.stride(axis), layout.degree(axis)
+        first = ranks[0] // stride % degree
+        if any(rank // stride % degree != first for rank in ranks):
+            spanned.append(str(axis))
+            size *= degree
+    return tuple(spanned) if size == len(ranks) else ()
