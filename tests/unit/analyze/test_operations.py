@@ -19,7 +19,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.groups import GROUP_KIND
 from meshscope.store.reader import open_run
 
-NO_LAYOUT = Unavailable("none declared")
+NO_LAYOUT = None
 LAYOUT_3D = Layout(dp=2, tp=2, pp=2)
 
 
