@@ -23,7 +23,7 @@ def import_everything() -> None:
     import torch.distributed.device_mesh
     import torch.distributed.fsdp
     import torch.distributed.pipelining
-    import torch.distributed.tensor.parallel  # noqa: F401
+    import torch.distributed.tensor.parallel
 
 
 def run_ranks(

@@ -449,6 +449,7 @@ class Recorder:
         self.config = replace(self.config, **changes)
         self._marking.is_wanted = self.config.device_events
         self.operations.is_on = self.config.communication
+        self.watch_communication()
         if self.config.enabled != was_enabled:
             self.resume() if self.config.enabled else self.pause()
         if not self.config.device_events:

@@ -1,0 +1,214 @@
+"""The tap on torch.distributed, in one process; several ranks are in tests/distributed."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from meshscope.capture import collectives, operation_shapes
+from meshscope.capture.clock_calibration import measure_offset
+from meshscope.capture.operation_shapes import find_shapes, kind_of
+from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.core.operations import Kind, Outcome
+from meshscope.store.reader import open_run
+
+
+@pytest.fixture
+def alone():
+    """A gloo group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, alone: None):
+    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    made.watch_communication()
+    assert made.guard.first_messages == {}
+    yield made
+    made.close()
+    assert made.guard.counts == {}
+
+
+def rows(recorder: Recorder, table: str = "collectives") -> list[dict[str, int]]:
+    path = recorder.run_dir
+    recorder.close()
+    columns = open_run(path).last_attempt.ranks[0].read(table)
+    size = len(next(iter(columns.values())))
+    found = [{name: int(v[i]) for name, v in columns.items()} for i in range(size)]
+    return sorted(found, key=lambda row: row.get("enqueue_host_mono_ns", 0))
+
+
+@pytest.mark.parametrize(
+    ("op_name", "kind"),
+    [
+        ("allreduce_", Kind.ALL_REDUCE),
+        ("allreduce_coalesced_", Kind.ALL_REDUCE),
+        ("_allgather_base_", Kind.ALL_GATHER),
+        ("allgather_into_tensor_coalesced_", Kind.ALL_GATHER),
+        ("_reduce_scatter_base_", Kind.REDUCE_SCATTER),
+        ("reduce_scatter_tensor_coalesced_", Kind.REDUCE_SCATTER),
+        ("gather_into_tensor_", Kind.GATHER),
+        ("alltoall_base_", Kind.ALL_TO_ALL),
+        ("recv_any_source_", Kind.RECV),
+        ("monitored_barrier_", Kind.BARRIER),
+        ("teleport_", Kind.CUSTOM),
+    ],
+)
+def test_the_kind_follows_from_the_name_in_torch(op_name, kind):
+    assert kind_of(op_name) is kind
+
+
+def test_every_operation_of_this_torch_is_recognised():
+    shapes = find_shapes(torch)
+    assert {shape.op_name for shape in shapes if shape.kind is Kind.CUSTOM} == set()
+    assert len(shapes) >= 20
+
+
+@pytest.mark.parametrize(
+    ("op_name", "arguments", "size_bytes"),
+    [
+        ("allreduce_", ([torch.ones(6)],), 24),
+        ("allreduce_coalesced_", ([torch.ones(6), torch.ones(2, dtype=torch.float64)],), 40),
+        ("allgather_", ([[torch.ones(3)] * 4], [torch.ones(3)]), 48),
+        ("_allgather_base_", (torch.ones(12), torch.ones(3)), 48),
+        ("reduce_scatter_", ([torch.ones(3)], [[torch.ones(3)] * 4]), 48),
+        ("_reduce_scatter_base_", (torch.ones(3), torch.ones(12)), 48),
+        ("gather_", ([], [torch.ones(3)]), 48),
+        ("scatter_", ([torch.ones(3)], []), 48),
+        ("broadcast_", ([torch.ones(3, dtype=torch.bfloat16)],), 6),
+        ("alltoall_", ([torch.ones(1)] * 4, [torch.ones(2)] * 4), 32),
+        ("alltoall_base_", (torch.ones(9), torch.ones(5)), 20),
+        ("send", ([torch.ones(3, dtype=torch.bool)],), 3),
+        ("barrier", (torch.ones(1),), 0),
+        ("allreduce_", ([torch.eye(4).to_sparse()],), 4 * 4 + 2 * 4 * 8),
+        ("allreduce_", ([torch.ones(0)],), 0),
+    ],
+)
+def test_the_size_is_the_whole_array_counted_once(op_name, arguments, size_bytes):
+    shape = next(shape for shape in find_shapes(torch) if shape.op_name == op_name)
+    assert shape.measure(arguments, 4)[0] == size_bytes
+
+
+def test_a_blocking_and_an_asynchronous_operation(recorder):
+    tensor = torch.ones(16)
+    dist.all_reduce(tensor)
+    handle = dist.all_reduce(tensor, async_op=True)
+    handle.wait()
+    found = rows(recorder)
+    assert [(row["kind"], row["outcome"], row["flags"]) for row in found] == [
+        (Kind.ALL_REDUCE, Outcome.OK, 0),
+        (Kind.ALL_REDUCE, Outcome.OK, 1),
+    ]
+    assert [row["sequence"] for row in found] == [0, 1]
+    assert all(row["end_host_mono_ns"] >= row["enqueue_host_mono_ns"] for row in found)
+
+
+def test_a_wait_is_a_row_of_its_own(recorder):
+    dist.all_reduce(torch.ones(4), async_op=True).wait()
+    [wait] = rows(recorder, "waits")
+    assert wait["operation_enqueue_host_mono_ns"] > 0
+    assert wait["duration_ns"] >= 0
+
+
+def test_another_recorder_is_told_apart(recorder, tmp_path, caplog):
+    second = Recorder(tmp_path / "second", config=RecorderConfig(provenance=False))
+    second.watch_communication()
+    assert "another recorder" in second.guard.first_messages["communication"]
+    second.close()
+
+
+def test_an_old_torch_is_told_and_timed_blocks_remain(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "__version__", "2.10.1")
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    recorder.watch_communication()
+    assert "older than 2.11" in caplog.text
+    assert "meshscope.communication()" in caplog.text
+    recorder.close()
+
+
+def test_nothing_seen_in_the_test_is_loud(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(collectives, "find_shapes", lambda torch: [])
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    recorder.watch_communication()
+    assert "a test operation went by unseen" in caplog.text
+    recorder.close()
+
+
+def test_without_either_way_it_says_so(tmp_path, monkeypatch, caplog):
+    if hasattr(dist.ProcessGroup, "register_pre_hook"):
+        pytest.skip("this torch has hooks on groups")
+    monkeypatch.delattr(torch._C, "_dispatch_keyset_full_after")
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    recorder.watch_communication()
+    assert "neither" in caplog.text
+    recorder.close()
+
+
+def test_an_operation_this_version_does_not_know_is_custom_with_its_name(
+    tmp_path, monkeypatch, alone
+):
+    monkeypatch.setattr(
+        operation_shapes,
+        "_KINDS",
+        {name: kind for name, kind in operation_shapes._KINDS.items() if name != "allreduce"},
+    )
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    recorder.watch_communication()
+    dist.all_reduce(torch.ones(2))
+    assert recorder.operations.num_unrecognised == 1
+    recorder.close()
+    recording = open_run(tmp_path / "run").last_attempt.ranks[0]
+    assert recording.read("collectives")["kind"].tolist() == [Kind.CUSTOM]
+    [name_id] = recording.read("operation_notes")["name_id"].tolist()
+    assert recording.name_of(name_id) == "allreduce_"
+
+
+def test_closing_gives_everything_back(tmp_path, alone):
+    before = (dist.Work.wait, dist.Work.is_completed, dist.Work.get_future)
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    recorder.watch_communication()
+    assert dist.Work.wait is not before[0]
+    dist.all_reduce(torch.ones(2))
+    recorder.close()
+    assert (dist.Work.wait, dist.Work.is_completed, dist.Work.get_future) == before
+    num_rows = len(open_run(tmp_path / "run").last_attempt.ranks[0].read("collectives")["kind"])
+    dist.all_reduce(torch.ones(2))
+    assert num_rows == 1
+
+
+def test_clocks_are_measured_through_the_store():
+    store = dist.HashStore()
+    ahead_ns = 3_000_000_000
+    found = {}
+
+    def ask(rank: int) -> None:
+        def clock() -> int:
+            return time.monotonic_ns() + rank * ahead_ns
+
+        found[rank] = measure_offset(store, rank, 3, clock, "test")
+
+    threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0].offset_ns == 0
+    for rank in (1, 2):
+        offset = found[rank]
+        assert abs(offset.offset_ns - rank * ahead_ns) <= offset.uncertainty_ns
+        assert offset.uncertainty_ns < 50_000_000
+
+
+def test_calibration_is_in_the_journal(recorder):
+    assert recorder.calibrate_clocks() is not None
+    path = recorder.run_dir
+    recorder.close()
+    updates = open_run(path).last_attempt.ranks[0].updates
+    [found] = [line["clock_calibration"] for line in updates if "clock_calibration" in line]
+    assert found["reference_rank"] == 0
+    assert found["offset_ns"] == 0
