@@ -37,6 +37,7 @@ FLAGS = {
     "report": [
         "--all-ranks",
         "--attempt",
+        "--communication",
         "--json",
         "--output",
         "--strict",
@@ -174,4 +175,4 @@ def test_the_store_schema():
 
 
 def test_the_report_document_version():
-    assert DOCUMENT_VERSION == 2
+    assert DOCUMENT_VERSION == 3

@@ -1,12 +1,14 @@
 """One attempt in numbers: what every rank did, what the job did, how good the recording is.
 
 Ranks are read one after another and reduced at once to a few numbers and one duration per step,
-so a thousand ranks need no more memory than one rank's tables and those.
+so a thousand ranks need no more memory than one rank's tables and those. Communication is between
+ranks: where any was recorded, the operations of all of them are read together.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -73,9 +75,13 @@ from meshscope.analyze.throughput import (
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.columns import Columns, Problem, ProblemKind
+from meshscope.store.in_flight import IN_FLIGHT_NAME
 from meshscope.store.reader import Attempt, RankRecording
 from meshscope.store.schema import StepFlag
 from meshscope.store.usual_phases import is_recorded
+
+if TYPE_CHECKING:
+    from meshscope.analyze.communication import Communication
 
 _WANTED_SCALARS = frozenset(
     ("tokens", *(name for names in SIGNAL_NAMES.values() for name in names))
@@ -180,6 +186,7 @@ class AttemptSummary:
     """Of the slowest of the ranks that finished most steps."""
     tokens: TokenRate | Unavailable
     signals: Mapping[str, JobSignal | Unavailable]
+    communication: "Communication | Unavailable"
     health: RecordingHealth
 
 
@@ -210,6 +217,8 @@ def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> A
         durations, intervals, num_ranks=len(ranks), asked_warmup=warmup_steps
     )
     step_time = job_steps.time
+    communication = _analyze_communication(attempt, job_steps)
+    ranks = _recount_problems(ranks, attempt, {problem.rank for problem in problems})
     peer_groups = group_peers(attempt.layout, attempt.ranks)
     return AttemptSummary(
         ranks=tuple(ranks),
@@ -226,10 +235,42 @@ def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> A
         steps_per_s=longest[0] * 1e9 / longest[1] if longest[1] > 0 else Unavailable(NO_STEP),
         tokens=sum_tokens(tokens, attempt.layout, attempt.world_size),
         signals=merge_signals([dict(rank.signals) for rank in ranks]),
+        communication=communication,
         health=assess_recording(
             attempt, {rank.rank: rank.num_steps for rank in ranks}, problems, overhead
         ),
     )
+
+
+def _analyze_communication(
+    attempt: Attempt, steps: JobStepSummary
+) -> "Communication | Unavailable":
+    """Of the steps after warm-up, or of everything where no step finished."""
+    if not any(_has_communication(recording) for recording in attempt):
+        return Unavailable("no communication was recorded: there was none, or it was not watched")
+    # Not needed, and so not loaded, for runs that do not communicate.
+    from meshscope.analyze.communication import analyze_communication
+
+    if not steps.num_steps:
+        return analyze_communication(attempt, first_step=-1)
+    is_any_left = steps.num_warmup < steps.num_steps
+    first = int(steps.step[steps.num_warmup]) if is_any_left else int(steps.step[-1]) + 1
+    return analyze_communication(attempt, first_step=first)
+
+
+def _has_communication(recording: RankRecording) -> bool:
+    """Whether an operation was recorded, or was under way when the process died."""
+    return recording.has_table("collectives") or (recording.directory / IN_FLIGHT_NAME).exists()
+
+
+def _recount_problems(
+    ranks: list[RankSummary], attempt: Attempt, others: set[int | None]
+) -> list[RankSummary]:
+    """Reading is what finds damage, and communication is read last. `others` have one more."""
+    return [
+        replace(rank, num_problems=len(attempt.ranks[rank.rank].problems) + (rank.rank in others))
+        for rank in ranks
+    ]
 
 
 def _summarize_rank(

@@ -125,6 +125,8 @@ class DeviceTimeline:
 
     def end_step(self, now_ns: int) -> None:
         """Closes the step's account; now and then reads the steps the device has finished."""
+        if self._is_capturing():
+            return  # a step inside a graph: even asking for an event would break the capture
         step = self._open
         if step.spans or step.scalars:
             if step.last_event is None:

@@ -31,8 +31,6 @@ is marked, by its sequence number, so that ranks mark the same ones. The others 
 COST_NS = 40_000
 """What marking and reading an operation takes; measured by `benchmarks/communication_gpu.py`."""
 MAX_STRIDE = 1024
-WATCH_SECONDS = 1.0
-"""How often a thread looks for ended operations while the program itself calls none."""
 MAX_PENDING = 4096
 HELD_UP_NS = 20_000
 """A stream that took longer than this over a wait was held up by the operation."""
@@ -133,20 +131,18 @@ class DeviceOperations:
         self._offsets: deque[int] = deque(maxlen=NUM_OFFSETS)
         self.offset_uncertainty_ns = MISSING
         self._next_read_ns = 0
-        self._last_read_ns = 0
         self.num_given_up = 0
-        self._stop = threading.Event()
-        self._watcher: threading.Thread | None = None
 
     def enter(self, operation: Operation, now_ns: int) -> None:
         """Before the call: marks when the stream gets there."""
+        if self._events.is_capturing():
+            return  # an event, or the question whether one was reached, would break the capture
         if now_ns >= self._next_read_ns:
             self._set_stride(now_ns)
             self._next_read_ns = now_ns + READ_EVERY_NS
             self.read()
         self._num_recent += 1
-        is_chosen = not (operation.b & 0xFFFFFFFF) % self._stride
-        if is_chosen and not self._events.is_capturing():
+        if not (operation.b & 0xFFFFFFFF) % self._stride:
             operation.start_event = self._events.record()
 
     def _set_stride(self, now_ns: int) -> None:
@@ -210,11 +206,6 @@ class DeviceOperations:
         self._push(pending)
 
     def _push(self, pending: _Pending) -> None:
-        if self._watcher is None:
-            self._watcher = threading.Thread(
-                target=self._watch, name="meshscope-operations", daemon=True
-            )
-            self._watcher.start()
         if len(self._pending) >= MAX_PENDING:
             self.num_given_up += 1
             for operation in pending.operations:
@@ -224,18 +215,11 @@ class DeviceOperations:
             operation.has_future = True  # what becomes of the handle no longer matters
         self._pending.append(pending)
 
-    def _watch(self) -> None:
-        """Only while the program is silent: a stuck one still shows which operations ended."""
-        while not self._stop.wait(WATCH_SECONDS):
-            if self._pending and self._clock() - self._last_read_ns > WATCH_SECONDS * 1e9:
-                self._log.guard.run("device operations", self.read)
-
     def read(self) -> None:
-        """Writes what the device has finished. Several threads may ask."""
-        if not self._lock.acquire(blocking=False):
+        """Writes what the device has finished. Several threads may ask, none while capturing."""
+        if self._events.is_capturing() or not self._lock.acquire(blocking=False):
             return
         try:
-            self._last_read_ns = self._clock()
             pending = self._pending
             done = []
             while pending and pending[0].end.query():
@@ -313,7 +297,6 @@ class DeviceOperations:
 
     def drain(self, deadline_ns: int) -> None:
         """At the end of a run: polls, without synchronising, until all is read or time is up."""
-        self._stop.set()
         while self._pending and self._clock() < deadline_ns:
             self.read()
 

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,8 +11,11 @@ from meshscope.analyze.summary import summarize_attempt
 from meshscope.cli import is_color_wanted
 from meshscope.cli.locate import locate_run
 from meshscope.errors import UsageError
-from meshscope.report.document import Report, build_report, encode_report
+from meshscope.report.document import build_report, encode_report
 from meshscope.store.reader import Attempt, Run, open_run
+
+if TYPE_CHECKING:
+    from meshscope.report.screen import Screen
 
 FILE_WIDTH = 100
 """Columns of a report written to a file."""
@@ -40,6 +44,11 @@ FILE_WIDTH = 100
 )
 @click.option("--all-ranks", is_flag=True, help="Show every rank, in order of rank.")
 @click.option(
+    "--communication",
+    is_flag=True,
+    help="Show the section on communication in full: every kind, rank, size, pair and clock.",
+)
+@click.option(
     "--strict",
     is_flag=True,
     help="Exit with 1 unless every rank is there, finished and undamaged and no error was caught.",
@@ -54,6 +63,7 @@ def command(
     attempt_index: int | None,
     warmup_steps: int | None,
     all_ranks: bool,
+    communication: bool,
     strict: bool,
 ) -> None:
     """Says where the time of RUN went: a run directory, or a folder with one run below it.
@@ -68,7 +78,10 @@ def command(
     if as_json:
         _write(encode_report(report).decode(), output)
     else:
-        _write(_render(context, report, output, all_ranks=all_ranks), output)
+        from meshscope.report.terminal import render_report  # Rich is not needed for JSON
+
+        screen = _choose_screen(context, output, all_ranks=all_ranks, communication=communication)
+        _write(render_report(report, screen), output)
     if strict and not report.health.is_complete:
         context.exit(1)
 
@@ -82,21 +95,21 @@ def _pick_attempt(run: Run, index: int | None) -> Attempt:
     return run.attempts[index]
 
 
-def _render(context: click.Context, report: Report, output: Path | None, *, all_ranks: bool) -> str:
-    from meshscope.report.terminal import Screen, render_report  # Rich is not needed for JSON
+def _choose_screen(
+    context: click.Context, output: Path | None, *, all_ranks: bool, communication: bool
+) -> "Screen":
+    from meshscope.report.screen import Screen
 
-    if output is not None:
-        screen = Screen(width=FILE_WIDTH, shows_all_ranks=all_ranks, directory=Path.cwd())
-        return render_report(report, screen)
+    is_file = output is not None
     encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-    screen = Screen(
-        width=shutil.get_terminal_size((FILE_WIDTH, 24)).columns,
-        is_colored=is_color_wanted(context),
-        is_unicode=encoding.startswith("utf"),
+    return Screen(
+        width=FILE_WIDTH if is_file else shutil.get_terminal_size((FILE_WIDTH, 24)).columns,
+        is_colored=not is_file and is_color_wanted(context),
+        is_unicode=is_file or encoding.startswith("utf"),
         shows_all_ranks=all_ranks,
+        shows_all_communication=communication,
         directory=Path.cwd(),
     )
-    return render_report(report, screen)
 
 
 def _write(text: str, output: Path | None) -> None:

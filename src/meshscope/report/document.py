@@ -5,10 +5,8 @@ Names carry their units, times are nanoseconds, ratios are 0..1. What is not kno
 is generated from the types here; `document_version` rises when a field changes its meaning.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -24,22 +22,23 @@ from meshscope.analyze.summary import AttemptSummary, RankSummary
 from meshscope.analyze.throughput import TOKEN_SOURCES, TokenRate
 from meshscope.core.layout import Axis
 from meshscope.core.unavailable import Unavailable
+from meshscope.report.communication_facts import CommunicationFacts
+from meshscope.report.values import (
+    Absent,
+    RankRange,
+    as_number,
+    as_ranges,
+    as_string,
+    as_text,
+    as_value,
+)
 from meshscope.store.columns import Problem
 from meshscope.store.reader import Attempt, JsonFields, Run
 
 DOCUMENT_NAME = "meshscope-report"
-DOCUMENT_VERSION = 2
+DOCUMENT_VERSION = 3
 MAX_SERIES_BINS = 240
 """Longer runs are binned to this many points."""
-
-T = TypeVar("T")
-
-
-class Absent(msgspec.Struct, frozen=True):
-    """Stands where a value could not be had."""
-
-    unavailable: str
-    """Why."""
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,13 +282,6 @@ class OverheadFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time a rank took to open its files, once."""
 
 
-class RankRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive ranks, both ends included."""
-
-    first: int
-    last: int
-
-
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """How good the recording is."""
 
@@ -367,6 +359,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_s: float | Absent
     tokens: Tokens
     signals: list[SignalFacts]
+    communication: CommunicationFacts | None
+    """Null with `communication_reason`."""
+    communication_reason: str | None
     time: JobTimeFacts
     device_reason: str | None
     """Why there is no device time; null when there is some."""
@@ -387,7 +382,7 @@ def report_schema() -> bytes:
 
 def build_report(run: Run, attempt: Attempt, summary: AttemptSummary) -> Report:
     """Everything the summary says, as values that JSON can hold."""
-    device = summary.time.device_phase_ns
+    device, communication = summary.time.device_phase_ns, summary.communication
     return Report(
         run=_run_facts(run, attempt, summary),
         layout=_layout_facts(attempt),
@@ -395,11 +390,15 @@ def build_report(run: Run, attempt: Attempt, summary: AttemptSummary) -> Report:
         phases=_phase_shares(summary),
         spreads=_spreads(summary),
         clues=[_clue(clue) for clue in summary.clues],
-        steps_per_s=_number(summary.steps_per_s),
+        steps_per_s=as_number(summary.steps_per_s),
         tokens=_tokens(summary.tokens),
         signals=[_signal(name, found) for name, found in summary.signals.items()],
+        communication=_communication(summary),
+        communication_reason=as_text(communication.reason)
+        if isinstance(communication, Unavailable)
+        else None,
         time=_job_time(summary),
-        device_reason=_text(device.reason) if isinstance(device, Unavailable) else None,
+        device_reason=as_text(device.reason) if isinstance(device, Unavailable) else None,
         ranks=[_rank_facts(rank) for rank in summary.ranks],
         health=_health(run.path, summary),
     )
@@ -408,28 +407,9 @@ def build_report(run: Run, attempt: Attempt, summary: AttemptSummary) -> Report:
 # --- values ---------------------------------------------------------------------------------
 
 
-def _text(text: str) -> str:
-    """JSON is UTF-8; half a surrogate pair from a hostile name is not."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _value(value: T | Unavailable) -> T | Absent:
-    return Absent(_text(value.reason)) if isinstance(value, Unavailable) else value
-
-
-def _string(value: str | Unavailable) -> str | Absent:
-    return Absent(_text(value.reason)) if isinstance(value, Unavailable) else _text(value)
-
-
-def _number(value: float | Unavailable) -> float | Absent:
-    if isinstance(value, Unavailable):
-        return Absent(_text(value.reason))
-    return value if math.isfinite(value) else Absent(f"not a finite number ({value})")
-
-
 def _times(found: Distribution | Unavailable) -> Times:
     if isinstance(found, Unavailable):
-        none = Absent(_text(found.reason))
+        none = Absent(as_text(found.reason))
         return Times(
             count=0,
             mean_ns=none,
@@ -448,7 +428,7 @@ def _times(found: Distribution | Unavailable) -> Times:
         p99_ns=found.p99_ns,
         min_ns=found.min_ns,
         max_ns=found.max_ns,
-        cv_ratio=_number(found.cv_ratio),
+        cv_ratio=as_number(found.cv_ratio),
     )
 
 
@@ -463,7 +443,7 @@ def _split(split: TimeSplit) -> Split:
 def _named(values: Mapping[str, int]) -> dict[str, int]:
     named: dict[str, int] = {}
     for name, value in sorted(values.items(), key=lambda item: -item[1]):
-        named[_text(name)] = named.get(_text(name), 0) + value
+        named[as_text(name)] = named.get(as_text(name), 0) + value
     return named
 
 
@@ -478,11 +458,11 @@ def _run_facts(run: Run, attempt: Attempt, summary: AttemptSummary) -> RunFacts:
     hosts: dict[str, int] = {}
     for rank in summary.ranks:
         if isinstance(rank.host, str):
-            hosts[_text(rank.host)] = hosts.get(_text(rank.host), 0) + 1
+            hosts[as_text(rank.host)] = hosts.get(as_text(rank.host), 0) + 1
     argv = provenance.get("argv")
     is_dirty = git.get("is_dirty")
     return RunFacts(
-        path=_text(str(run.path)),
+        path=as_text(str(run.path)),
         run_id=_string_field(run.manifest, "run_id", "run.json is missing or has none"),
         attempt=attempt.index,
         num_attempts=len(run.attempts),
@@ -491,7 +471,7 @@ def _run_facts(run: Run, attempt: Attempt, summary: AttemptSummary) -> RunFacts:
         world_size=summary.world_size,
         num_ranks=len(summary.ranks),
         hosts=[HostFacts(host=host, num_ranks=count) for host, count in hosts.items()],
-        argv=[_text(str(word)) for word in argv] if isinstance(argv, list) else [],
+        argv=[as_text(str(word)) for word in argv] if isinstance(argv, list) else [],
         git_revision=_string_field(git, "revision", str(git.get("reason", "not recorded"))),
         is_git_dirty=is_dirty if isinstance(is_dirty, bool) else None,
         torch_version=_string_field(torch, "version", "not recorded"),
@@ -505,7 +485,7 @@ def _fields(value: object) -> JsonFields:
 
 def _string_field(fields: JsonFields, name: str, reason: str) -> str | Absent:
     value = fields.get(name)
-    return _text(value) if isinstance(value, str) else Absent(_text(reason))
+    return as_text(value) if isinstance(value, str) else Absent(as_text(reason))
 
 
 def _device_name(torch: JsonFields) -> str | Absent:
@@ -517,7 +497,7 @@ def _device_name(torch: JsonFields) -> str | Absent:
 def _layout_facts(attempt: Attempt) -> LayoutFacts:
     layout = attempt.layout
     if isinstance(layout, Unavailable):
-        none = Absent(_text(layout.reason))
+        none = Absent(as_text(layout.reason))
         return LayoutFacts(text=none, degrees={}, source=none)
     known = (fields for rank in attempt for fields in (rank.header, *rank.updates))
     sources = (fields.get("layout_source") for fields in known if fields.get("layout"))
@@ -525,7 +505,7 @@ def _layout_facts(attempt: Attempt) -> LayoutFacts:
     return LayoutFacts(
         text=layout.describe(),
         degrees={str(axis): layout.degree(axis) for axis in Axis},
-        source=Absent("not recorded") if source is None else _text(source),
+        source=Absent("not recorded") if source is None else as_text(source),
     )
 
 
@@ -591,7 +571,7 @@ def _device_mean(
     name: str, device: Mapping[str, int] | Unavailable, num_steps: int
 ) -> float | Absent:
     if isinstance(device, Unavailable):
-        return Absent(_text(device.reason))
+        return Absent(as_text(device.reason))
     if name not in device or not num_steps:
         return Absent("no device time was recorded for this phase")
     return device[name] / num_steps
@@ -605,22 +585,22 @@ def _spreads(summary: AttemptSummary) -> list[Spread]:
 
 def _spread(spread: PhaseSpread) -> Spread:
     return Spread(
-        phase=_text(spread.phase),
+        phase=as_text(spread.phase),
         num_ranks=spread.num_ranks,
         min_ns=spread.min_ns,
         median_ns=spread.median_ns,
         max_ns=spread.max_ns,
         min_rank=spread.min_rank,
         max_rank=spread.max_rank,
-        furthest_rank=_value(spread.furthest_rank),
-        excess_ns=_number(spread.excess_ns),
+        furthest_rank=as_value(spread.furthest_rank),
+        excess_ns=as_number(spread.excess_ns),
     )
 
 
 def _clue(clue: PhaseClue) -> Clue:
     return Clue(
         rank=clue.rank,
-        phase=_text(clue.phase),
+        phase=as_text(clue.phase),
         median_ns=clue.median_ns,
         peers_median_ns=clue.peers_median_ns,
         num_peers=clue.num_peers,
@@ -631,10 +611,10 @@ def _clue(clue: PhaseClue) -> Clue:
 
 def _tokens(rate: TokenRate | Unavailable) -> Tokens:
     if isinstance(rate, Unavailable):
-        none = Absent(_text(rate.reason))
+        none = Absent(as_text(rate.reason))
         return Tokens(tokens_per_s=none, source=none, num_ranks=0, num_steps=0, num_nonfinite=0)
     return Tokens(
-        tokens_per_s=_number(rate.tokens_per_s),
+        tokens_per_s=as_number(rate.tokens_per_s),
         source=TOKEN_SOURCES[rate.source],
         num_ranks=rate.num_ranks,
         num_steps=rate.num_steps,
@@ -644,7 +624,7 @@ def _tokens(rate: TokenRate | Unavailable) -> Tokens:
 
 def _signal(signal: str, found: JobSignal | Unavailable) -> SignalFacts:
     if isinstance(found, Unavailable):
-        none = Absent(_text(found.reason))
+        none = Absent(as_text(found.reason))
         return SignalFacts(
             signal=signal,
             name=none,
@@ -662,16 +642,24 @@ def _signal(signal: str, found: JobSignal | Unavailable) -> SignalFacts:
     return SignalFacts(
         signal=signal,
         name=shown.name,
-        source=_string(shown.source),
+        source=as_string(shown.source),
         rank=shown.rank,
-        first=_number(shown.first),
-        last=_number(shown.last),
-        last_step=_value(shown.last_step),
+        first=as_number(shown.first),
+        last=as_number(shown.last),
+        last_step=as_value(shown.last_step),
         num_values=shown.num_values,
         num_ranks=found.num_ranks,
         num_nonfinite=found.num_nonfinite,
         nonfinite_ranks=list(found.nonfinite_ranks),
     )
+
+
+def _communication(summary: AttemptSummary) -> CommunicationFacts | None:
+    if isinstance(summary.communication, Unavailable):
+        return None
+    from meshscope.report.communication import build_communication  # loads the analysis
+
+    return build_communication(summary.communication, summary)
 
 
 def _job_time(summary: AttemptSummary) -> JobTimeFacts:
@@ -695,19 +683,19 @@ def _rank_facts(rank: RankSummary) -> RankFacts:
     device = rank.device
     return RankFacts(
         rank=rank.rank,
-        label=_string(rank.label),
-        host=_string(rank.host),
+        label=as_string(rank.label),
+        host=as_string(rank.host),
         state=str(rank.state),
         num_steps=rank.num_steps,
         num_warmup=rank.num_warmup,
         num_aborted_steps=rank.num_aborted_steps,
         num_skipped_updates=rank.num_skipped_updates,
-        last_step=_value(rank.last_step),
-        last_record_unix_ns=_value(rank.last_record_unix_ns),
-        open_phase=None if rank.open_phase is None else _text(rank.open_phase),
+        last_step=as_value(rank.last_step),
+        last_record_unix_ns=as_value(rank.last_record_unix_ns),
+        open_phase=None if rank.open_phase is None else as_text(rank.open_phase),
         step_time=_times(rank.step_time),
         step_interval=_times(rank.step_interval),
-        steps_per_s=_number(rank.steps_per_s),
+        steps_per_s=as_number(rank.steps_per_s),
         tokens=_tokens(rank.tokens),
         wall_ns=rank.time.wall_ns,
         before_first=_split(rank.time.before_first),
@@ -716,9 +704,9 @@ def _rank_facts(rank: RankSummary) -> RankFacts:
         after_last=_split(rank.time.after_last),
         steady_steps=_split(rank.time.steady_steps),
         device_phase_ns=None if isinstance(device, Unavailable) else _named(device.phase_ns),
-        device_reason=_text(device.reason) if isinstance(device, Unavailable) else None,
-        peak_rss_bytes=_value(rank.peak_rss_bytes),
-        peak_device_bytes=_value(rank.peak_device_bytes),
+        device_reason=as_text(device.reason) if isinstance(device, Unavailable) else None,
+        peak_rss_bytes=as_value(rank.peak_rss_bytes),
+        peak_device_bytes=as_value(rank.peak_device_bytes),
         num_errors=rank.num_errors,
         num_problems=rank.num_problems,
     )
@@ -730,22 +718,22 @@ def _health(run_path: Path, summary: AttemptSummary) -> Health:
         is_complete=health.is_complete,
         errors=[
             ErrorFacts(
-                site=_text(error.site),
+                site=as_text(error.site),
                 count=error.count,
                 is_at_least=error.is_at_least,
                 ranks=list(error.ranks),
-                first_message=_text(error.first_message),
+                first_message=as_text(error.first_message),
             )
             for error in health.errors
         ],
         notes=[
-            NoteFacts(where=_text(note.where), text=_text(note.text), ranks=list(note.ranks))
+            NoteFacts(where=as_text(note.where), text=as_text(note.text), ranks=list(note.ranks))
             for note in health.notes
         ],
         problems=[_problem(run_path, problem) for problem in health.problems],
         num_dropped=health.num_dropped,
         num_missing_ranks=len(health.missing_ranks),
-        missing_ranks=[RankRange(first=s[0], last=s[-1]) for s in health.missing_ranks.stretches],
+        missing_ranks=as_ranges(health.missing_ranks),
         short_ranks=list(health.short_ranks),
         unfinished_ranks=list(health.unfinished_ranks),
         num_pauses=health.num_pauses,
@@ -760,9 +748,9 @@ def _problem(run_path: Path, problem: Problem) -> ProblemFacts:
         path = path.relative_to(run_path)
     return ProblemFacts(
         kind=str(problem.kind),
-        text=_text(problem.text),
+        text=as_text(problem.text),
         rank=problem.rank,
-        file=None if path is None else _text(str(path)),
+        file=None if path is None else as_text(str(path)),
         offset=problem.offset,
         num_records=problem.num_records,
     )
@@ -770,9 +758,9 @@ def _problem(run_path: Path, problem: Problem) -> ProblemFacts:
 
 def _overhead(health: RecordingHealth, num_rank_steps: int) -> OverheadFacts:
     cost = health.overhead
-    opening_cost_ns = _value(health.opening_cost_ns)
+    opening_cost_ns = as_value(health.opening_cost_ns)
     if isinstance(cost, Unavailable):
-        none = Absent(_text(cost.reason))
+        none = Absent(as_text(cost.reason))
         return OverheadFacts(
             num_steps=0,
             num_rank_steps=num_rank_steps,
@@ -792,8 +780,8 @@ def _overhead(health: RecordingHealth, num_rank_steps: int) -> OverheadFacts:
         median_ns=cost.median_ns,
         p95_ns=cost.p95_ns,
         max_ns=cost.max_ns,
-        median_ratio=_number(cost.median_ratio),
-        p95_ratio=_number(cost.p95_ratio),
-        max_ratio=_number(cost.max_ratio),
+        median_ratio=as_number(cost.median_ratio),
+        p95_ratio=as_number(cost.p95_ratio),
+        max_ratio=as_number(cost.max_ratio),
         opening_cost_ns=opening_cost_ns,
     )

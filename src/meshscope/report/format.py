@@ -7,12 +7,13 @@ become percent. A value that is not there is `n/a: reason`.
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TypeVar
 
-from meshscope.report.document import Absent
+from meshscope.report.values import Absent
+from meshscope.store.rank_ranges import abbreviate_ranks
 
 T = TypeVar("T")
 
@@ -31,6 +32,9 @@ _ASCII_FOR = {
     "…": "~",
     "×": "x",
     "→": ">",
+    "←": "<",
+    "α": "a",
+    "β": "b",
     "µ": "u",
     "–": "-",
     "−": "-",
@@ -115,6 +119,26 @@ def memory(num_bytes: float) -> str:
     return f"{_three_digits(value)} TiB"
 
 
+def bandwidth(bytes_per_s: float) -> str:
+    """`850 kB/s`, `12.3 MB/s`, `1.21 GB/s`: powers of 1000, as links are sold."""
+    value = float(bytes_per_s)
+    for unit in ("B", "kB", "MB"):
+        if value < 999.5:
+            return f"{value:.0f} B/s" if unit == "B" else f"{_three_digits(value)} {unit}/s"
+        value /= 1000
+    return f"{_three_digits(value)} GB/s"
+
+
+def drift(ppm: float) -> str:
+    """`+12.3 ppm`."""
+    return f"{ppm:+.1f} ppm"
+
+
+def expected(times: float) -> str:
+    """`12.5`: how often something is expected."""
+    return f"{times:,.1f}"
+
+
 def ratio(value: float) -> str:
     """`71 %`, `3.2 %`, `0.018 %`."""
     percent = value * 100
@@ -138,6 +162,11 @@ def count(value: int) -> str:
 def plural(value: int, noun: str, nouns: str = "") -> str:
     """`1 step`, `12,345 steps`."""
     return f"{count(value)} {noun if value == 1 else nouns or noun + 's'}"
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """`rank 3`, `ranks 0-3, 7`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {abbreviate_ranks(ranks)}"
 
 
 def rate(per_s: float, unit: str) -> str:

@@ -1,24 +1,16 @@
 """The report as text: where the time went, in the first lines, then the details.
 
-Everything shown is a number of the JSON document. Text that comes from a run is cleaned and
-handed to Rich as plain `Text`, so neither markup nor an escape sequence in it has any effect.
-Tables have no boxes and drop their least important columns when the terminal is narrow.
+Everything shown is a number of the JSON document, and text that comes from a run is cleaned.
+`screen` has the lines and tables, `communication_text` the section on communication.
 """
 
-import io
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from meshscope.report import format as form
 from meshscope.report.document import (
-    Absent,
     PhaseShare,
     ProblemFacts,
     RankFacts,
@@ -28,9 +20,9 @@ from meshscope.report.document import (
     Spread,
     Times,
 )
-from meshscope.store.rank_ranges import abbreviate_ranks
+from meshscope.report.screen import Column, Screen, ScreenWriter
+from meshscope.report.values import Absent
 
-MIN_WIDTH = 40
 MAX_RANK_ROWS = 16
 """Ranks shown unless all are asked for."""
 MAX_PROBLEM_ROWS = 12
@@ -41,7 +33,6 @@ MAX_OPEN_ROWS = 4
 """Unfinished ranks of which it is said where they stopped."""
 _PHASE_IMPORTANCE = (70, 60, 28, 20)
 """Of the columns for the largest phases in the table of ranks."""
-_INDENT = 2
 _OPEN = "running or killed"
 """Said of a rank without a closing line."""
 _PHASE_STYLES = {
@@ -55,41 +46,11 @@ _PHASE_STYLES = {
 _SIGNAL_TITLES = {"loss": "Loss", "grad_norm": "Gradient norm", "lr": "Learning rate"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Screen:
-    """What the report is written for."""
-
-    width: int = 100
-    """Columns; below 40 lines may be wrapped by the terminal."""
-    is_colored: bool = False
-    is_unicode: bool = True
-    """Whether blocks and typographic characters can be shown."""
-    shows_all_ranks: bool = False
-    directory: Path | None = None
-    """Where the reader is; paths below it are shown relative to it."""
-
-
 def render_report(report: Report, screen: Screen) -> str:
     """The whole report; ends with a newline."""
-    width = max(screen.width, MIN_WIDTH)
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        force_terminal=screen.is_colored,
-        color_system="standard" if screen.is_colored else None,
-        no_color=not screen.is_colored,
-        legacy_windows=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
-    writer = _Writer(console=console, report=report, screen=screen, width=width)
-    writer.write()
-    buffer = console.file
-    assert isinstance(buffer, io.StringIO)
-    lines = (line.rstrip() for line in buffer.getvalue().splitlines())
-    text = "\n".join(lines) + "\n"
-    return text if screen.is_unicode else form.to_ascii(text)
+    out = ScreenWriter(screen)
+    _Writer(out=out, report=report).write()
+    return out.finish()
 
 
 def headline(report: Report) -> str:
@@ -143,32 +104,10 @@ def _share(phase: PhaseShare) -> str:
     return form.or_dash(phase.ratio, form.ratio)
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-3, 7`."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {abbreviate_ranks(ranks)}"
-
-
-@dataclass(slots=True, kw_only=True)
-class _Column:
-    """A column of a table that may be dropped."""
-
-    title: str
-    cells: list[Text]
-    importance: int
-    """The lowest goes first."""
-    is_right: bool = True
-
-    @property
-    def width(self) -> int:
-        return max(len(self.title), *(cell.cell_len for cell in self.cells), 1)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Writer:
-    console: Console
+    out: ScreenWriter
     report: Report
-    screen: Screen
-    width: int
 
     def write(self) -> None:
         self._write_head()
@@ -176,45 +115,10 @@ class _Writer:
         self._write_step_times()
         self._write_rates()
         self._write_spreads()
+        self._write_communication()
         self._write_time()
         self._write_ranks()
         self._write_recording()
-
-    # --- pieces -------------------------------------------------------------------------------
-
-    def _section(self, title: str, note: str = "") -> None:
-        self.console.print()
-        line = Text(title, style="bold")
-        fits = len(title) + 2 + len(note) <= self.width
-        if note and fits:
-            line.append(f"  {note}", style="dim")
-        self.console.print(line)
-        if note and not fits:
-            self._line(note, "dim")
-
-    def _line(self, text: str | Text, style: str = "") -> None:
-        shown = Text(text, style=style) if isinstance(text, str) else text
-        self.console.print(Padding(shown, (0, 0, 0, _INDENT)))
-
-    def _facts(self, facts: Iterable[tuple[str, str]]) -> None:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in facts:
-            table.add_row(Text(name), Text(value))
-        self.console.print(Padding(table, (0, 0, 0, _INDENT)))
-
-    def _table(self, columns: list[_Column]) -> None:
-        kept = _fit(columns, self.width - _INDENT)
-        widths = [column.width for column in kept]
-        rows = [Text("  ").join(_pad_row(kept, widths, [Text(c.title) for c in kept]))]
-        rows[0].stylize("dim")
-        rows += [
-            Text("  ").join(_pad_row(kept, widths, [column.cells[at] for column in kept]))
-            for at in range(len(kept[0].cells))
-        ]
-        body = Text("\n", no_wrap=True, overflow="ellipsis").join(rows)
-        self.console.print(Padding(body, (0, 0, 0, _INDENT)))
 
     def _count_of(self, part: int, whole: int) -> str:
         """`72 of 1,200 rank-steps`."""
@@ -225,14 +129,15 @@ class _Writer:
 
     def _write_head(self) -> None:
         run = self.report.run
-        self.console.print(Text(headline(self.report), style="bold"))
+        self.out.headline(headline(self.report), "bold")
         warning = describe_incompleteness(self.report)
         if warning:
-            self.console.print(Text(f"! The recording is not complete: {warning}.", style="red"))
+            self.out.headline(f"! The recording is not complete: {warning}.", "red")
+        self._write_alarms()
         clue = describe_clues(self.report)
         if clue:
-            self.console.print(Text(f"Clue: {clue}.", style="yellow"))
-        self.console.print()
+            self.out.headline(f"Clue: {clue}.", "yellow")
+        self.out.blank()
         started = form.or_reason(run.started_unix_ns, form.moment)
         attempt = f" · attempt {run.attempt} of {run.num_attempts}" if run.num_attempts > 1 else ""
         hosts = [f"{form.clean_text(h.host, 40)} ({h.num_ranks})" for h in run.hosts[:4]]
@@ -245,7 +150,7 @@ class _Writer:
             ("Layout", self._describe_layout()),
         ]
         program = self._describe_program()
-        self._facts([*facts, ("Program", program)] if program else facts)
+        self.out.facts([*facts, ("Program", program)] if program else facts)
 
     def _describe_layout(self) -> str:
         layout = self.report.layout
@@ -264,7 +169,7 @@ class _Writer:
         run = self.report.run
         parts = []
         if run.argv:
-            words = [form.script(run.argv[0], self.screen.directory), *run.argv[1:]]
+            words = [form.script(run.argv[0], self.out.screen.directory), *run.argv[1:]]
             parts.append(form.clean_text(" ".join(words), 120))
         if isinstance(run.git_revision, str):
             dirty = " (modified)" if run.is_git_dirty else ""
@@ -273,20 +178,20 @@ class _Writer:
             parts.append(f"torch {form.clean_text(run.torch_version, 30)}")
         if isinstance(run.device_name, str):
             parts.append(form.clean_text(run.device_name, 40))
-        room = self.width - _INDENT - len("Recorded") - 2
+        room = self.out.room - len("Recorded") - 2
         return fit_words(" · ".join(parts), room)
 
     def _write_breakdown(self) -> None:
         report = self.report
-        self._section("Where a step's time goes", f"mean per step and rank{_without(report)}")
+        self.out.section("Where a step's time goes", f"mean per step and rank{_without(report)}")
         if not report.phases:
             reason = report.steps.time.mean_ns
-            self._line(form.or_reason(reason, form.duration), "dim")
+            self.out.line(form.or_reason(reason, form.duration), "dim")
             return
         shown, rest = report.phases[:-1][:MAX_PHASE_ROWS], report.phases[:-1][MAX_PHASE_ROWS:]
         rows = [*shown, report.phases[-1]]
         has_device = report.device_reason is None
-        room = self.width - _INDENT - 18 - 9 - 11 - (11 if has_device else 0) - 4
+        room = self.out.room - 18 - 9 - 11 - (11 if has_device else 0) - 4
         bar_width = max(8, min(44, room))
         names = [
             Text(form.clean_text(row.phase, 24), style=_phase_style(row.phase)) for row in rows
@@ -297,12 +202,12 @@ class _Writer:
         ]
         total = report.time.steady_steps.wall_ns / report.time.num_steady_rank_steps
         columns = [
-            _Column(title="phase", cells=[*names, Text("step")], importance=9, is_right=False),
-            _Column(title="", cells=[*bars, Text("")], importance=5, is_right=False),
-            _Column(
+            Column(title="phase", cells=[*names, Text("step")], importance=9, is_right=False),
+            Column(title="", cells=[*bars, Text("")], importance=5, is_right=False),
+            Column(
                 title="share", cells=[*map(Text, map(_share, rows)), Text("100 %")], importance=8
             ),
-            _Column(
+            Column(
                 title="host",
                 cells=[
                     *(Text(form.or_dash(row.mean_ns, form.duration)) for row in rows),
@@ -313,17 +218,17 @@ class _Writer:
         ]
         if has_device:
             device = [Text(form.or_dash(row.device_mean_ns, form.duration)) for row in rows]
-            columns.append(_Column(title="device", cells=[*device, Text("")], importance=6))
-        self._table(columns)
+            columns.append(Column(title="device", cells=[*device, Text("")], importance=6))
+        self.out.table(columns)
         if rest:
-            self._line(f"and {form.plural(len(rest), 'smaller phase')} (see --json)", "dim")
+            self.out.line(f"and {form.plural(len(rest), 'smaller phase')} (see --json)", "dim")
         time = report.time
         if report.device_reason is not None:
             why = form.clean_text(report.device_reason)
-            self._line(f"device time: none recorded: {why}", "dim")
+            self.out.line(f"device time: none recorded: {why}", "dim")
         elif time.num_device_rank_steps < time.num_markable_rank_steps:
             marked, steps = time.num_device_rank_steps, time.num_markable_rank_steps
-            self._line(f"device time: marked in {self._count_of(marked, steps)}", "dim")
+            self.out.line(f"device time: marked in {self._count_of(marked, steps)}", "dim")
         self._write_left_out()
 
     def _write_left_out(self) -> None:
@@ -331,25 +236,25 @@ class _Writer:
         if time.num_containers:
             named = ", ".join(form.clean_text(name, 24) for name in list(time.num_containers)[:3])
             spans = form.plural(sum(time.num_containers.values()), "span")
-            self._line(f"{spans} across step boundaries left out ({named})", "dim")
+            self.out.line(f"{spans} across step boundaries left out ({named})", "dim")
         if time.num_other_threads:
             phases = form.plural(time.num_other_threads, "phase")
-            self._line(f"{phases} of other threads left out", "dim")
+            self.out.line(f"{phases} of other threads left out", "dim")
 
     def _write_step_times(self) -> None:
         steps = self.report.steps
         is_one = self.report.run.num_ranks == 1
         note = "" if is_one else "median over ranks of each step"
-        self._section("Step time", f"{note}{_without(self.report, comma=bool(note))}")
+        self.out.section("Step time", f"{note}{_without(self.report, comma=bool(note))}")
         if isinstance(steps.time.mean_ns, Absent):
-            self._line(form.or_reason(steps.time.mean_ns, form.duration), "dim")
+            self.out.line(form.or_reason(steps.time.mean_ns, form.duration), "dim")
             return
         rows = [("step", steps.time), ("start to start", steps.interval)]
         if not is_one:
             rows.append(("slowest rank", steps.slowest_rank_time))
-        self._table(_times_columns(rows))
+        self.out.table(_times_columns(rows))
         if not is_one:
-            self._line("slowest rank: the longest of each step, not the job's pace", "dim")
+            self.out.line("slowest rank: the longest of each step, not the job's pace", "dim")
         self._write_sparkline()
         facts = []
         if steps.warmup_ns:
@@ -363,30 +268,30 @@ class _Writer:
             partial = form.plural(steps.num_partial, "step")
             facts.append(("Partial", f"{partial} not finished by every rank"))
         if facts:
-            self._facts(facts)
+            self.out.facts(facts)
 
     def _write_sparkline(self) -> None:
         """One mark per step or group of steps, warm-up left out, its highest step shown."""
         steps = self.report.steps
         series = steps.series[-steps.time.count :] if steps.num_steps <= len(steps.series) else []
         series = series or steps.series[1 if steps.num_warmup else 0 :]
-        room = min(self.width - _INDENT, 80)
+        room = min(self.out.room, 80)
         if len(series) < 2:
             return
         size = -(-len(series) // room)
         groups = [series[at : at + size] for at in range(0, len(series), size)]
         marks = [max(bin_.max_ns for bin_ in group) for group in groups]
-        self._line(form.sparkline(marks, is_unicode=self.screen.is_unicode), "cyan")
+        self.out.line(form.sparkline(marks, is_unicode=self.out.screen.is_unicode), "cyan")
         per_mark = max(sum(bin_.num_steps for bin_ in group) for group in groups)
         meaning = "one step" if per_mark == 1 else f"the longest of up to {per_mark} steps"
         first, last = series[0].first_step, series[-1].first_step + series[-1].num_steps - 1
         span = f"{form.duration(min(marks))} to {form.duration(max(marks))}"
         span += ", drawn from 0" if form.is_steady(marks) else ""
-        self._line(f"steps {first} to {last}, a mark is {meaning}: {span}", "dim")
+        self.out.line(f"steps {first} to {last}, a mark is {meaning}: {span}", "dim")
 
     def _write_rates(self) -> None:
         report = self.report
-        self._section("Throughput and training", "gaps included")
+        self.out.section("Throughput and training", "gaps included")
         facts = [("Steps", form.or_reason(report.steps_per_s, lambda v: form.rate(v, "steps")))]
         tokens = report.tokens
         text = form.or_reason(tokens.tokens_per_s, lambda v: form.rate(v, "tokens"))
@@ -399,19 +304,37 @@ class _Writer:
                 text += f"; known in {tokens.num_steps} of {report.steps.num_steps} steps"
         facts.append(("Tokens", text))
         facts += [(_SIGNAL_TITLES[s.signal], _describe_signal(s)) for s in report.signals]
-        self._facts(facts)
+        self.out.facts(facts)
 
     def _write_spreads(self) -> None:
         report = self.report
         if report.run.num_ranks < 2 or not report.spreads:
             return
         order = "furthest above its peers first"
-        self._section("Phases over ranks", f"mean per step{_without(report)}, {order}")
-        self._table(_spread_columns(report.spreads[:MAX_PHASE_ROWS]))
+        self.out.section("Phases over ranks", f"mean per step{_without(report)}, {order}")
+        self.out.table(_spread_columns(report.spreads[:MAX_PHASE_ROWS]))
+
+    def _write_alarms(self) -> None:
+        if self.report.communication is not None:
+            from meshscope.report.communication_text import describe_alarms
+
+            for alarm in describe_alarms(self.report.communication):
+                self.out.headline(f"! {alarm}", "red")
+
+    def _write_communication(self) -> None:
+        """Says for several ranks that none was recorded, too."""
+        report = self.report
+        if report.communication is not None:
+            from meshscope.report.communication_text import write_communication
+
+            write_communication(self.out, report.communication, without=_without(report))
+        elif report.run.num_ranks > 1:
+            self.out.section("Communication")
+            self.out.line(f"n/a: {form.clean_text(report.communication_reason or '')}", "dim")
 
     def _write_time(self) -> None:
         time, num_ranks = self.report.time, self.report.run.num_ranks
-        self._section("The recorded time", "mean per rank; the parts add up")
+        self.out.section("The recorded time", "mean per rank; the parts add up")
         parts = [
             ("before the first step", time.before_first),
             ("steps", time.steps),
@@ -426,39 +349,39 @@ class _Writer:
         ]  # fmt: skip
         rows.append(("recorded", form.duration(time.wall_ns / num_ranks), "100 %", ""))
         columns = [
-            _Column(title="", cells=[Text(r[0]) for r in rows], importance=9, is_right=False),
-            _Column(title="time", cells=[Text(row[1]) for row in rows], importance=8),
-            _Column(title="share", cells=[Text(row[2]) for row in rows], importance=7),
+            Column(title="", cells=[Text(r[0]) for r in rows], importance=9, is_right=False),
+            Column(title="time", cells=[Text(row[1]) for row in rows], importance=8),
+            Column(title="share", cells=[Text(row[2]) for row in rows], importance=7),
         ]
         if any(row[3] for row in rows):
             cells = [Text(row[3], style="dim") for row in rows]
-            columns.append(_Column(title="of which", cells=cells, importance=10, is_right=False))
-        self._table(columns)
+            columns.append(Column(title="of which", cells=cells, importance=10, is_right=False))
+        self.out.table(columns)
 
     def _write_ranks(self) -> None:
         ranks = self.report.ranks
         hidden = 0
         note = "in order of rank"
-        if len(ranks) > MAX_RANK_ROWS and not self.screen.shows_all_ranks:
+        if len(ranks) > MAX_RANK_ROWS and not self.out.screen.shows_all_ranks:
             ordered = sorted(ranks, key=lambda r: (-_known(r.step_time.median_ns), r.rank))
             hidden = len(ranks) - MAX_RANK_ROWS
             ranks, note = ordered[:MAX_RANK_ROWS], "slowest median step first"
-        self._section("Ranks", f"{note}{_without(self.report, comma=True)}")
-        self._table(_rank_columns(ranks, self.report))
+        self.out.section("Ranks", f"{note}{_without(self.report, comma=True)}")
+        self.out.table(_rank_columns(ranks, self.report))
         if hidden:
-            self._line(f"{form.plural(hidden, 'rank')} not shown (--all-ranks)", "dim")
+            self.out.line(f"{form.plural(hidden, 'rank')} not shown (--all-ranks)", "dim")
         unfinished = [rank for rank in self.report.ranks if rank.state != "finished"]
         for rank in unfinished[:MAX_OPEN_ROWS]:
             when = form.or_reason(rank.last_record_unix_ns, form.moment)
             where = f" in {form.clean_text(rank.open_phase, 40)}" if rank.open_phase else ""
-            self._line(f"rank {rank.rank}: {rank.state}{where}, last record {when}", "yellow")
+            self.out.line(f"rank {rank.rank}: {rank.state}{where}, last record {when}", "yellow")
         if len(unfinished) > MAX_OPEN_ROWS:
             more = form.plural(len(unfinished) - MAX_OPEN_ROWS, "more rank")
-            self._line(f"and {more} {_OPEN} (see --json)", "dim")
+            self.out.line(f"and {more} {_OPEN} (see --json)", "dim")
 
     def _write_recording(self) -> None:
         health, overhead = self.report.health, self.report.health.overhead
-        self._section("The recording itself")
+        self.out.section("The recording itself")
         cost = form.or_reason(overhead.median_ns, form.duration)
         if not isinstance(overhead.median_ns, Absent):
             cost = (
@@ -484,10 +407,10 @@ class _Writer:
             given_up = form.plural(health.num_device_steps_given_up, "step")
             facts.append(("Device", f"marks of {given_up} were never reached and given up"))
         facts += [
-            ("Note", f"{form.clean_text(note.text)} ({name_ranks(note.ranks)})")
+            ("Note", f"{form.clean_text(note.text)} ({form.name_ranks(note.ranks)})")
             for note in health.notes[:4]
         ]
-        self._facts(facts)
+        self.out.facts(facts)
         self._write_problems(health.problems)
 
     def _describe_errors(self) -> str:
@@ -496,7 +419,7 @@ class _Writer:
             return "none caught"
         return "; ".join(
             f"{'at least ' if error.is_at_least else ''}{form.count(error.count)} in "
-            f"{form.clean_text(error.site, 40)} ({name_ranks(error.ranks)}): "
+            f"{form.clean_text(error.site, 40)} ({form.name_ranks(error.ranks)}): "
             f"{form.clean_text(error.first_message, 100)}"
             for error in errors[:4]
         )
@@ -504,11 +427,11 @@ class _Writer:
     def _write_problems(self, problems: list[ProblemFacts]) -> None:
         if not problems:
             return
-        self._section("Problems")
+        self.out.section("Problems")
         for problem in problems[:MAX_PROBLEM_ROWS]:
-            self._line(describe_problem(problem), "red")
+            self.out.line(describe_problem(problem), "red")
         if len(problems) > MAX_PROBLEM_ROWS:
-            self._line(f"and {len(problems) - MAX_PROBLEM_ROWS} more (see --json)", "dim")
+            self.out.line(f"and {len(problems) - MAX_PROBLEM_ROWS} more (see --json)", "dim")
 
 
 # --- words ------------------------------------------------------------------------------------
@@ -525,7 +448,7 @@ def describe_incompleteness(report: Report) -> str:
     if health.unfinished_ranks:
         parts.append(f"{form.plural(len(health.unfinished_ranks), 'rank')} without an end")
     if health.short_ranks:
-        parts.append(f"{name_ranks(health.short_ranks)} with fewer steps")
+        parts.append(f"{form.name_ranks(health.short_ranks)} with fewer steps")
     if health.num_dropped:
         parts.append(f"{form.plural(health.num_dropped, 'record')} lost")
     told = ("missing-rank", "short-rank", "dropped")
@@ -578,7 +501,7 @@ def _describe_signal(signal: SignalFacts) -> str:
     text += f" (rank {form.or_dash(signal.rank, str)}: {name})"
     if signal.num_nonfinite:
         bad = form.plural(signal.num_nonfinite, "value")
-        text += f"; {bad} NaN or infinite on {name_ranks(signal.nonfinite_ranks)}"
+        text += f"; {bad} NaN or infinite on {form.name_ranks(signal.nonfinite_ranks)}"
     return text
 
 
@@ -629,51 +552,33 @@ def _cut(word: str, width: int) -> str:
 # --- tables -----------------------------------------------------------------------------------
 
 
-def _fit(columns: list[_Column], room: int) -> list[_Column]:
-    """Drops the least important columns until the rest fits beside two-space gutters."""
-    kept = list(columns)
-    while len(kept) > 2 and sum(column.width + 2 for column in kept) - 2 > room:
-        kept.remove(min(kept, key=lambda column: column.importance))
-    return kept
-
-
-def _pad_row(columns: list[_Column], widths: list[int], cells: list[Text]) -> list[Text]:
-    padded = []
-    for column, width, cell in zip(columns, widths, cells, strict=True):
-        shown = cell.copy()
-        missing = width - shown.cell_len
-        shown.pad_left(missing) if column.is_right else shown.pad_right(missing)
-        padded.append(shown)
-    return padded
-
-
-def _times_columns(rows: list[tuple[str, Times]]) -> list[_Column]:
+def _times_columns(rows: list[tuple[str, Times]]) -> list[Column]:
     def cells(name: str) -> list[Text]:
         return [Text(form.or_dash(getattr(times, name), form.duration)) for _, times in rows]
 
     variation = [Text(form.or_dash(times.cv_ratio, form.ratio)) for _, times in rows]
     return [
-        _Column(title="", cells=[Text(name) for name, _ in rows], importance=9, is_right=False),
-        _Column(title="median", cells=cells("median_ns"), importance=8),
-        _Column(title="mean", cells=cells("mean_ns"), importance=7),
-        _Column(title="p95", cells=cells("p95_ns"), importance=6),
-        _Column(title="p99", cells=cells("p99_ns"), importance=5),
-        _Column(title="min", cells=cells("min_ns"), importance=1),
-        _Column(title="max", cells=cells("max_ns"), importance=3),
-        _Column(title="CV", cells=variation, importance=4),
-        _Column(
+        Column(title="", cells=[Text(name) for name, _ in rows], importance=9, is_right=False),
+        Column(title="median", cells=cells("median_ns"), importance=8),
+        Column(title="mean", cells=cells("mean_ns"), importance=7),
+        Column(title="p95", cells=cells("p95_ns"), importance=6),
+        Column(title="p99", cells=cells("p99_ns"), importance=5),
+        Column(title="min", cells=cells("min_ns"), importance=1),
+        Column(title="max", cells=cells("max_ns"), importance=3),
+        Column(title="CV", cells=variation, importance=4),
+        Column(
             title="count", cells=[Text(form.count(times.count)) for _, times in rows], importance=2
         ),
     ]
 
 
-def _spread_columns(rows: list[Spread]) -> list[_Column]:
-    def column(title: str, cells: list[str], importance: int) -> _Column:
-        return _Column(title=title, cells=[Text(cell) for cell in cells], importance=importance)
+def _spread_columns(rows: list[Spread]) -> list[Column]:
+    def column(title: str, cells: list[str], importance: int) -> Column:
+        return Column(title=title, cells=[Text(cell) for cell in cells], importance=importance)
 
     names = [Text(form.clean_text(s.phase, 24), style=_phase_style(s.phase)) for s in rows]
     columns = [
-        _Column(title="phase", cells=names, importance=9, is_right=False),
+        Column(title="phase", cells=names, importance=9, is_right=False),
         column("min", [form.duration(s.min_ns) for s in rows], 3),
         column("median", [form.duration(s.median_ns) for s in rows], 6),
         column("max", [form.duration(s.max_ns) for s in rows], 8),
@@ -685,9 +590,9 @@ def _spread_columns(rows: list[Spread]) -> list[_Column]:
     return columns
 
 
-def _rank_columns(ranks: list[RankFacts], report: Report) -> list[_Column]:
-    def column(title: str, cells: list[str], importance: int, *, is_right: bool = True) -> _Column:
-        return _Column(
+def _rank_columns(ranks: list[RankFacts], report: Report) -> list[Column]:
+    def column(title: str, cells: list[str], importance: int, *, is_right: bool = True) -> Column:
+        return Column(
             title=title, cells=[Text(c) for c in cells], importance=importance, is_right=is_right
         )
 

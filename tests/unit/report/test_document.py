@@ -34,7 +34,7 @@ def test_the_document_names_itself_and_reads_back_as_the_same_values(tmp_path):
     text = encode_report(report)
     assert msgspec.json.decode(text, type=Report) == report
     document = json.loads(text)
-    assert (document["document"], document["document_version"]) == ("meshscope-report", 2)
+    assert (document["document"], document["document_version"]) == ("meshscope-report", 3)
 
 
 def test_the_committed_schema_is_current(request):

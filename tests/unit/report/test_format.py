@@ -53,6 +53,19 @@ def test_rates_and_counts_are_readable():
     assert form.plural(12345, "step") == "12,345 steps"
 
 
+def test_bandwidths_are_in_powers_of_1000():
+    assert [form.bandwidth(n) for n in (12, 850e3, 12_345_678, 1.214e9, 4.5e11, 2e12)] == [
+        "12 B/s", "850 kB/s", "12.3 MB/s", "1.21 GB/s", "450 GB/s", "2000 GB/s"
+    ]  # fmt: skip
+
+
+def test_drifts_expectations_and_ranks_are_readable():
+    assert (form.drift(12.34), form.drift(-0.04)) == ("+12.3 ppm", "-0.0 ppm")
+    assert form.expected(1234.56) == "1,234.6"
+    assert form.name_ranks([3]) == "rank 3"
+    assert form.name_ranks([0, 1, 2, 7]) == "ranks 0-2, 7"
+
+
 def test_what_is_missing_shows_its_reason():
     assert form.or_reason(Absent("no \x1b[31mdata"), form.duration) == "n/a: no data"
     assert form.or_reason(5000, form.duration) == "5.00 µs"
@@ -178,6 +191,6 @@ def test_a_sparkline_draws_steady_values_from_zero_and_shows_spikes():
 
 @given(st.floats(min_value=0, max_value=1e30, allow_nan=False))
 def test_every_number_has_a_text(value):
-    for show in (form.duration, form.ratio, form.memory, form.numbers):
+    for show in (form.duration, form.ratio, form.memory, form.bandwidth, form.numbers):
         assert show(value)
     assert math.isfinite(value)

@@ -1,0 +1,162 @@
+"""A screen of a given width: headings, lines, facts and tables, as all sections share them.
+
+Text from a run is handed to Rich as plain `Text`, so neither markup nor an escape sequence in it
+has any effect. Tables have no boxes and drop their least important columns when they do not fit.
+"""
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from meshscope.report import format as form
+
+MIN_WIDTH = 40
+INDENT = 2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """What the report is written for."""
+
+    width: int = 100
+    """Columns; below 40 lines may be wrapped by the terminal."""
+    is_colored: bool = False
+    is_unicode: bool = True
+    """Whether blocks and typographic characters can be shown."""
+    shows_all_ranks: bool = False
+    shows_all_communication: bool = False
+    """The whole section on communication instead of its head."""
+    directory: Path | None = None
+    """Where the reader is; paths below it are shown relative to it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Column:
+    """A column of a table that may be dropped."""
+
+    title: str
+    cells: list[Text]
+    importance: int
+    """The lowest goes first."""
+    is_right: bool = True
+
+    @property
+    def width(self) -> int:
+        """Cells of the widest line."""
+        return max(len(self.title), *(cell.cell_len for cell in self.cells), 1)
+
+
+def make_column(
+    title: str,
+    rows: Iterable[T],
+    show: Callable[[T], str],
+    importance: int,
+    *,
+    is_right: bool = True,
+) -> Column:
+    """A column with what `show` says about each row."""
+    cells = [Text(show(row)) for row in rows]
+    return Column(title=title, cells=cells, importance=importance, is_right=is_right)
+
+
+class ScreenWriter:
+    """Writes for one screen; `finish` gives the text."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.width = max(screen.width, MIN_WIDTH)
+        self._buffer = io.StringIO()
+        self._console = Console(
+            file=self._buffer,
+            width=self.width,
+            force_terminal=screen.is_colored,
+            color_system="standard" if screen.is_colored else None,
+            no_color=not screen.is_colored,
+            legacy_windows=False,
+            markup=False,
+            emoji=False,
+            highlight=False,
+        )
+
+    def finish(self) -> str:
+        """All that was written; ends with a newline."""
+        lines = (line.rstrip() for line in self._buffer.getvalue().splitlines())
+        text = "\n".join(lines) + "\n"
+        return text if self.screen.is_unicode else form.to_ascii(text)
+
+    @property
+    def room(self) -> int:
+        """Columns beside the indentation."""
+        return self.width - INDENT
+
+    def blank(self) -> None:
+        """An empty line."""
+        self._console.print()
+
+    def headline(self, text: str, style: str) -> None:
+        """A line at the left edge."""
+        self._console.print(Text(text, style=style))
+
+    def section(self, title: str, note: str = "") -> None:
+        """Begins a section; the note stands beside its title, or below where it does not fit."""
+        self.blank()
+        line = Text(title, style="bold")
+        fits = len(title) + 2 + len(note) <= self.width
+        if note and fits:
+            line.append(f"  {note}", style="dim")
+        self._console.print(line)
+        if note and not fits:
+            self.line(note, "dim")
+
+    def line(self, text: str, style: str = "") -> None:
+        """An indented line, wrapped where it is too long."""
+        self._console.print(Padding(Text(text, style=style), (0, 0, 0, INDENT)))
+
+    def facts(self, facts: Iterable[tuple[str, str | Text]]) -> None:
+        """Names and what is to be said about them."""
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in facts:
+            table.add_row(Text(name), Text(value) if isinstance(value, str) else value)
+        self._console.print(Padding(table, (0, 0, 0, INDENT)))
+
+    def table(self, columns: Sequence[Column]) -> None:
+        """Rows under a line of titles; never a row less, but columns."""
+        kept = _fit(columns, self.room)
+        widths = [column.width for column in kept]
+        rows = [Text("  ").join(_pad_row(kept, widths, [Text(c.title) for c in kept]))]
+        rows[0].stylize("dim")
+        rows += [
+            Text("  ").join(_pad_row(kept, widths, [column.cells[at] for column in kept]))
+            for at in range(len(kept[0].cells))
+        ]
+        body = Text("\n", no_wrap=True, overflow="ellipsis").join(rows)
+        self._console.print(Padding(body, (0, 0, 0, INDENT)))
+
+
+def _fit(columns: Sequence[Column], room: int) -> list[Column]:
+    """Drops the least important columns until the rest fits beside two-space gutters."""
+    kept = list(columns)
+    while len(kept) > 2 and sum(column.width + 2 for column in kept) - 2 > room:
+        kept.remove(min(kept, key=lambda column: column.importance))
+    return kept
+
+
+def _pad_row(columns: list[Column], widths: list[int], cells: list[Text]) -> list[Text]:
+    padded = []
+    for column, width, cell in zip(columns, widths, cells, strict=True):
+        shown = cell.copy()
+        missing = width - shown.cell_len
+        shown.pad_left(missing) if column.is_right else shown.pad_right(missing)
+        padded.append(shown)
+    return padded
