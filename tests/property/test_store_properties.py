@@ -55,7 +55,7 @@ def expected_column(column: Column, records: list[tuple[int, ...]]) -> list[int]
     values = [(words[column.word - 1] >> column.shift) & mask for words in records]
     if column.width == 64:
         return [value - (1 << 64) if value >> 63 else value for value in values]
-    return values
+    return [value - column.is_stored_plus_one for value in values]
 
 
 def assert_columns(table: Table, columns: Columns, records: list[tuple[int, ...]]) -> None:
