@@ -4,15 +4,18 @@
 
 1. One rank, gloo: CPU time of the calling thread per operation, with nothing, with a kernel that
    only passes on (the floor of any tap in Python), with the recorder, with torch.profiler, and
-   with CommDebugMode. CPU time, because waking gloo's thread makes wall time jump.
+   with CommDebugMode, in blocks of 200 in random order, round after round; lower quartiles. CPU
+   time, because waking gloo's thread makes wall time jump.
 2. Two ranks, gloo: wall time of small blocking all-reduces, recorder on and off in turns.
 3. Eight ranks, dp2 x tp2 x pp2 (plain tensors, 1F1B-like sends and receives): wall time of steps,
    recorder on and off in turns (paused and resumed, with the taps in place but passing on).
 """
 
 import argparse
+import contextlib
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -30,21 +33,16 @@ from recorder_overhead import describe_machine
 import meshscope
 
 GOAL_US = 15.0
+BLOCK = 200
+"""Operations measured at a time."""
 
 
-def measure_cpu_us(call, *, repeats: int, count: int = 200) -> float:
-    """CPU microseconds of this thread per call: the least of several blocks.
-
-    gloo's thread needs the interpreter now and then, which doubles the time of some blocks, with
-    and without us; the least is the cost without such meetings.
-    """
-    times = []
-    for _ in range(repeats):
-        begin = time.thread_time_ns()
-        for _ in range(count):
-            call()
-        times.append((time.thread_time_ns() - begin) / count / 1e3)
-    return min(times)
+def measure_cpu_us(call, count: int) -> float:
+    """CPU microseconds of this thread per call."""
+    begin = time.thread_time_ns()
+    for _ in range(count):
+        call()
+    return (time.thread_time_ns() - begin) / count / 1e3
 
 
 def make_calls() -> dict[str, object]:
@@ -59,16 +57,14 @@ def make_calls() -> dict[str, object]:
     }
 
 
-def cost_per_operation(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Part 1, in a process of its own."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    calls = make_calls()
-    for call in calls.values():
-        measure_cpu_us(call, repeats=5)
-    plain = {name: measure_cpu_us(call, repeats=repeats) for name, call in calls.items()}
-    results: dict[str, dict[str, float]] = {"plain": plain}
+@contextlib.contextmanager
+def nothing(folder: Path):
+    yield
 
+
+@contextlib.contextmanager
+def bare_tap(folder: Path):
+    """A kernel that only passes on."""
     after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     library = torch.library.Library("c10d", "IMPL")
     for name in ("allreduce_", "allreduce_coalesced_", "barrier"):
@@ -78,26 +74,61 @@ def cost_per_operation(folder: Path, repeats: int) -> dict[str, dict[str, float]
             return redispatch(keyset & after, *args)
 
         library.impl(overload, kernel, "BackendSelect", with_keyset=True)
-    results["bare tap"] = {n: measure_cpu_us(c, repeats=repeats) for n, c in calls.items()}
+    yield
     library._destroy()
 
-    recorder = meshscope.start(folder / "cost")
-    results["meshscope"] = {n: measure_cpu_us(c, repeats=repeats) for n, c in calls.items()}
-    recorder.close()
-    assert not recorder.guard.counts, recorder.guard.first_messages
 
-    few = max(5, repeats // 5)
+@contextlib.contextmanager
+def recording(folder: Path):
+    """The recorder, as a program would have it."""
+    with tempfile.TemporaryDirectory(dir=folder) as run_dir:
+        recorder = meshscope.start(run_dir, provenance=False)
+        yield
+        recorder.close()
+        assert not recorder.guard.counts, recorder.guard.first_messages
+
+
+@contextlib.contextmanager
+def profiling(folder: Path):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        results["torch.profiler"] = {n: measure_cpu_us(c, repeats=few) for n, c in calls.items()}
+        yield
+
+
+@contextlib.contextmanager
+def debugging(folder: Path):
     from torch.distributed.tensor.debug import CommDebugMode
 
     with CommDebugMode():
-        results["CommDebugMode"] = {
-            n: measure_cpu_us(c, repeats=few, count=50) for n, c in calls.items()
-        }
-    results["plain again"] = {n: measure_cpu_us(c, repeats=repeats) for n, c in calls.items()}
+        yield
+
+
+VARIANTS = {
+    "plain": nothing,
+    "bare tap": bare_tap,
+    "meshscope": recording,
+    "torch.profiler": profiling,
+    "CommDebugMode": debugging,
+}
+
+
+def cost_per_operation(folder: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Part 1, in a process of its own: blocks of each variant in turn, round after round."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    calls = make_calls()
+    found = {variant: {name: [] for name in calls} for variant in VARIANTS}
+    for turn in range(rounds + 1):
+        order = list(VARIANTS)
+        random.Random(turn).shuffle(order)
+        for variant in order:
+            with VARIANTS[variant](folder):
+                for name, call in calls.items():
+                    measure_cpu_us(call, 30)
+                    cost_us = measure_cpu_us(call, BLOCK)
+                    if turn:
+                        found[variant][name].append(cost_us)
     dist.destroy_process_group()
-    return results
+    return found
 
 
 def wall_of_two_ranks(folder: Path, rounds: int) -> dict[str, float]:
@@ -195,6 +226,12 @@ def step_of_a_mesh(folder: Path, rounds: int) -> dict[str, object]:
     return json.loads((folder / "mesh.json").read_text())
 
 
+def quartile(values: list[float]) -> float:
+    """The lower quartile of blocks: gloo's thread needs the interpreter now and then, which doubles
+    the time of some blocks, with and without us."""
+    return statistics.quantiles(values, n=4)[0]
+
+
 def in_a_child(function) -> object:
     """A process group of its own, without leaving one behind here."""
     read, write = os.pipe()
@@ -219,28 +256,26 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    repeats, rounds = (10, 3) if arguments.quick else (60, 15)
+    rounds = 3 if arguments.quick else 15
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        costs = in_a_child(lambda: cost_per_operation(folder, repeats))
-        plain = {
-            call: min(costs["plain"][call], costs["plain again"][call]) for call in costs["plain"]
-        }
+        costs = in_a_child(lambda: cost_per_operation(folder, rounds * 4))
+        plain = {call: quartile(values) for call, values in costs["plain"].items()}
         added = {
-            tool: {call: round(value - plain[call], 1) for call, value in found.items()}
+            tool: {call: round(quartile(values) - plain[call], 1) for call, values in found.items()}
             for tool, found in costs.items()
+            if tool != "plain"
         }
+        ours = added["meshscope"]
         result = {
             "goal_us": GOAL_US,
             "plain_cpu_us": {call: round(value, 1) for call, value in plain.items()},
             "added_cpu_us": added,
-            "ratio_to_bare_tap": {
-                call: round(added["meshscope"][call] / added["bare tap"][call], 2) for call in plain
-            },
-            "ratio_to_torch_profiler": {
-                call: round(added["meshscope"][call] / added["torch.profiler"][call], 2)
-                for call in plain
+            "ratio_to": {
+                tool: {call: round(ours[call] / found[call], 2) for call in plain}
+                for tool, found in added.items()
+                if tool != "meshscope"
             },
             "two_ranks_wall": wall_of_two_ranks(folder, rounds),
             "mesh_2x2x2_wall": step_of_a_mesh(folder, rounds),

@@ -280,6 +280,7 @@ class CollectiveTap:
             self._issued, self._enter_unusual, sys._getframe, self._held,
         )  # fmt: skip
         unbox_group, unbox_work = self._dist.ProcessGroup.unbox, self._dist.Work.unbox
+        timeline = log.timeline
         entries, enter = self._book.entries, log.enter
         handle = getattr(shape.overload, "_handle", None)
         # What `redispatch` does, less one Python call.
@@ -331,6 +332,8 @@ class CollectiveTap:
                             self._on_device(value).enter(operation, now_ns)
                 else:
                     operation = enter_unusual(shape, args, is_async, now_ns)
+                if timeline.is_sampled:
+                    timeline.own_ns += clock() - now_ns
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                 caught("operation begin", error)
             try:
@@ -339,6 +342,7 @@ class CollectiveTap:
                 self._fail(operation, error)
                 raise
             if operation is not None:
+                now_ns = clock()
                 try:
                     thread = get_ident()
                     box = result[-1] if type(result) is tuple else result
@@ -346,6 +350,8 @@ class CollectiveTap:
                         issued(operation, shape, args, result, get_frame(0).f_back)
                     else:  # its caller waits for the handle at once
                         held[thread] = (unbox_work(box), [operation])
+                    if timeline.is_sampled:
+                        timeline.own_ns += clock() - now_ns
                 except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                     caught("operation issued", error)
             return result
@@ -597,7 +603,7 @@ class CollectiveTap:
     def _make_wait(self, original: Any) -> Callable[..., Any]:
         log, clock, caught, find = self._log, self._clock, self._guard.caught, self._find
         is_completed = self._is_completed
-        held = self._held
+        held, timeline = self._held, log.timeline
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             if not log.is_on:
@@ -617,7 +623,10 @@ class CollectiveTap:
                     raise
                 try:
                     if not waiting[1][0].has_future:
-                        log.end(waiting[1][0], clock(), _WAIT)
+                        now_ns = clock()
+                        log.end(waiting[1][0], now_ns, _WAIT)
+                        if timeline.is_sampled:
+                            timeline.own_ns += clock() - now_ns
                 except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                     caught("wait end", error)
                 return result

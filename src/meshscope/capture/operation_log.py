@@ -67,7 +67,7 @@ class OperationLog:
         journal: Callable[..., None],
     ) -> None:
         self._journal = journal
-        self._timeline = timeline
+        self.timeline = timeline
         self.guard = guard
         self._clock = clock
         self._name_id = name_id
@@ -101,7 +101,7 @@ class OperationLog:
         if now_ns <= self._last_enqueue_ns:  # the time is the row's key
             now_ns = self._last_enqueue_ns + 1
         self._last_enqueue_ns = now_ns
-        timeline = self._timeline
+        timeline = self.timeline
         place = timeline.place_open
         phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
         if phase_id > _MAX_PHASE_ID:
@@ -222,7 +222,7 @@ class OperationLog:
         device_ns: int = MISSING,
     ) -> None:
         """The program waited for an operation that it had started earlier."""
-        timeline = self._timeline
+        timeline = self.timeline
         place = timeline.place_open
         phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
         step = timeline.step if timeline.step_start_ns else timeline.last_step
