@@ -20,12 +20,15 @@ from typing import Any
 from meshscope.capture.device_operations import DeviceOperations
 from meshscope.capture.group_hooks import GroupHooks
 from meshscope.capture.guard import Guard
-from meshscope.capture.operation_log import Operation, OperationLog
+from meshscope.capture.operation_log import HAND_OVER_EVERY, Blocking, Operation, OperationLog
 from meshscope.capture.operation_shapes import NAMESPACE, OperationShape, find_shapes
 from meshscope.capture.process_groups import Channel, GroupBook, GroupEntry
 from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind, Outcome
 from meshscope.errors import CaptureError
+from meshscope.store.in_flight import pack_row
+from meshscope.store.open_step import PHASE_IDS
 from meshscope.store.schema import BUILTIN_NAMES, MISSING, NoteCode, OperationFlag, WaitSource
+from meshscope.store.table_file import CHECK_MASK
 
 FUTURE_STRIDE = 8
 """Of operations whose handle the program holds, every this many-th (by its sequence number, so the
@@ -44,11 +47,9 @@ PROGRAM, ENGINE, FUNCTIONAL, HELPER = 0, 1, 2, 3
 a function of torch in C++ that waits itself (broadcasting buffers, comparing parameters)."""
 _HELPER_FILES = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
 _ASYNC = OperationFlag.ASYNC
-_HOW = OperationFlag.DEVICE | OperationFlag.COALESCED
-_NOT_BLOCKING = _HOW | _ASYNC
 _BACKWARD = BUILTIN_NAMES["backward"]
 _OWN_REFERENCES = 6
-_WAIT = int(EndSource.WAIT)
+_OK_BY_WAIT = int(Outcome.OK) << 8 | int(EndSource.WAIT) << 16
 _installed: "CollectiveTap | None" = None
 
 
@@ -80,6 +81,8 @@ class CollectiveTap:
         self._book = log.groups = GroupBook(self._dist, journal)
         self._libraries: list[Any] = []
         self._originals: list[tuple[Any, str, Any, Any]] = []
+        self._blocked: dict[int, tuple[Any, Blocking]] = {}
+        """Per thread the blocking operation it is in, between its call and torch's own wait."""
         self._held: dict[int, tuple[Any, list[Operation]]] = {}
         """Per thread the last handle: kept until it has reached the caller, or the next one."""
         self._refs: dict[int, _HandleRef] = {}
@@ -249,6 +252,10 @@ class CollectiveTap:
     def drain(self, deadline_ns: int) -> None:
         """At the end of a recording: gives callbacks and the device a moment."""
         self._held.clear()
+        for thread in list(self._blocked):  # a thread that is held up right now
+            entry = self._blocked.pop(thread, None)
+            if entry is not None:
+                self._log.adopt(entry[1])
         if self._device is not None:
             self._device.drain(deadline_ns)
         give_up_ns = min(deadline_ns, self._clock() + int(DRAIN_SECONDS * 1e9))
@@ -276,9 +283,10 @@ class CollectiveTap:
     def _make_kernel(self, shape: OperationShape) -> Callable[..., Any]:
         """The kernel of one operation; long, so that the usual call on the host is flat."""
         log, clock, caught, after = self._log, self._clock, self._guard.caught, self._after
-        issued, enter_unusual, get_frame, held = (
-            self._issued, self._enter_unusual, sys._getframe, self._held,
+        issued, enter_unusual, get_frame, follow_blocking = (
+            self._issued, self._enter_unusual, sys._getframe, self._follow_blocking,
         )  # fmt: skip
+        strided = self._torch.strided
         unbox_group, unbox_work = self._dist.ProcessGroup.unbox, self._dist.Work.unbox
         timeline = log.timeline
         entries, enter = self._book.entries, log.enter
@@ -294,13 +302,16 @@ class CollectiveTap:
         codes = (shape.kind_code, shape.kind_code | _ASYNC << 24)
         device_codes = tuple(code | OperationFlag.DEVICE << 24 for code in codes)
         is_async_by_default = shape.is_async_by_default
+        blocked, held = self._blocked, self._held
+        kind_code, is_barrier = shape.kind_code, shape.kind is Kind.BARRIER
         is_plain = shape.peer_index < 0 and not shape.is_size_per_rank and size_index >= 0
-        is_plain = is_plain and shape.kind is not Kind.CUSTOM and shape.tag_index < 0
+        is_plain = (is_plain or is_barrier) and shape.kind is not Kind.CUSTOM
+        is_plain = is_plain and shape.tag_index < 0
 
         def kernel(keyset: Any, *args: Any) -> Any:
             if not log.is_on:
                 return redispatch(keyset & after, *args)
-            operation = None
+            operation = blocking = None
             is_async = is_async_by_default
             now_ns = clock()
             try:
@@ -311,27 +322,48 @@ class CollectiveTap:
                 value = args[size_index]
                 if type(value) is list and len(value) == 1:
                     value = value[0]
-                if (
+                if not (
                     is_plain
                     and group is not None
                     and group.ref() is boxed
                     and group.is_plain
-                    and type(value) is tensor_type
+                    and (is_barrier or (type(value) is tensor_type and value.layout is strided))
                 ):
-                    try:
-                        size_bytes = value.nbytes
-                    except RuntimeError:  # a sparse tensor
-                        operation = enter_unusual(shape, args, is_async, now_ns)
-                    else:
-                        is_device = not group.is_host and value.is_cuda
-                        operation = enter(
-                            group, group, (device_codes if is_device else codes)[is_async], MISSING,
-                            dtype_codes.get(value.dtype, 0) << 48, size_bytes, now_ns,
-                        )  # fmt: skip
-                        if is_device:
-                            self._on_device(value).enter(operation, now_ns)
-                else:
                     operation = enter_unusual(shape, args, is_async, now_ns)
+                elif is_async or not group.is_host:
+                    detail = size_bytes = 0
+                    if is_barrier:
+                        value = args[0]
+                    else:
+                        detail = dtype_codes.get(value.dtype, 0) << 48
+                        size_bytes = value.nbytes
+                    is_device = not group.is_host and value.is_cuda
+                    code = (device_codes if is_device else codes)[is_async]
+                    operation = enter(group, group, code, MISSING, detail, size_bytes, now_ns)
+                    if is_device:
+                        self._on_device(value).enter(operation, now_ns)
+                else:  # a blocking call on the host: what `OperationLog.enter` does, flat
+                    if now_ns <= log.last_enqueue_ns:
+                        now_ns = log.last_enqueue_ns + 1
+                    log.last_enqueue_ns = now_ns
+                    place = timeline.place_open
+                    phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
+                    step = timeline.step if timeline.step_start_ns else timeline.last_step
+                    a = kind_code | group.code | (phase_id if phase_id < 32768 else 0) << 48
+                    g = step + 1 & 0xFFFFFFFF | (timeline.microbatch + 1 & 0xFFFF) << 32
+                    f = 0
+                    if not is_barrier:
+                        f = value.nbytes
+                        g |= dtype_codes.get(value.dtype, 0) << 48
+                    b = next(group.numbers) & 0xFFFFFFFF
+                    in_flight: Any = log.in_flight
+                    pack_row(
+                        in_flight.buffer, group.row_offset, (b + 1 << 8 | kind_code) * 257,
+                        (now_ns - in_flight.epoch_ns) * 257, a, b, f, g,
+                        (a + b + now_ns + f + g + group.row_salt) & CHECK_MASK,
+                    )  # fmt: skip
+                    in_flight.is_dirty = True
+                    blocking = (a, b, now_ns, f, g, group)
                 if timeline.is_sampled:
                     timeline.own_ns += clock() - now_ns
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
@@ -339,24 +371,41 @@ class CollectiveTap:
             try:
                 result = redispatch(keyset & after, *args)
             except BaseException as error:
-                self._fail(operation, error)
+                self._fail(log.adopt(blocking) if blocking is not None else operation, error)
                 raise
-            if operation is not None:
-                now_ns = clock()
-                try:
+            now_ns = clock()
+            try:
+                if blocking is not None:
                     thread = get_ident()
                     box = result[-1] if type(result) is tuple else result
-                    if is_async or box is None or thread in held or operation.a >> 24 & _HOW:
-                        issued(operation, shape, args, result, get_frame(0).f_back)
+                    if box is None or thread in blocked or thread in held:
+                        follow_blocking(blocking, box)
                     else:  # its caller waits for the handle at once
-                        held[thread] = (unbox_work(box), [operation])
-                    if timeline.is_sampled:
-                        timeline.own_ns += clock() - now_ns
-                except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
-                    caught("operation issued", error)
+                        blocked[thread] = (unbox_work(box), blocking)
+                elif operation is not None:
+                    issued(operation, shape, args, result, get_frame(0).f_back)
+                if timeline.is_sampled:
+                    timeline.own_ns += clock() - now_ns
+            except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+                caught("operation issued", error)
             return result
 
         return kernel
+
+    def _follow_blocking(self, blocking: Blocking, box: Any) -> None:
+        """A blocking call that is over already, or whose thread has not waited for the last."""
+        operation = self._log.adopt(blocking)
+        if box is None:
+            self._log.end(operation, self._clock(), EndSource.CALL)
+            return
+        thread = get_ident()
+        self._let_go_of_blocked(thread)
+        self._hold(self._dist.Work.unbox(box), [operation])
+
+    def _let_go_of_blocked(self, thread: int) -> None:
+        entry = self._blocked.pop(thread, None)
+        if entry is not None:
+            self._watch_handle(entry[0], [self._log.adopt(entry[1])])
 
     def _enter_unusual(
         self,
@@ -593,9 +642,14 @@ class CollectiveTap:
     # --- handles --------------------------------------------------------------------------
 
     def _find(self, work: Any) -> list[Operation] | None:
-        held = self._held.get(get_ident())
+        thread = get_ident()
+        blocked = self._blocked.get(thread)
+        if blocked is not None and blocked[0] is work:
+            del self._blocked[thread]
+            return [self._log.adopt(blocked[1])]
+        held = self._held.get(thread)
         if held is not None and held[0] is work:
-            del self._held[get_ident()]
+            del self._held[thread]
             return held[1]
         ref = self._refs.get(id(work))
         return ref.operations if ref is not None and ref() is work else None
@@ -603,33 +657,37 @@ class CollectiveTap:
     def _make_wait(self, original: Any) -> Callable[..., Any]:
         log, clock, caught, find = self._log, self._clock, self._guard.caught, self._find
         is_completed = self._is_completed
-        held, timeline = self._held, log.timeline
+        blocked, timeline = self._blocked, log.timeline
+
+        def end_blocking(blocking: Blocking, work: Any, args: Any, kwargs: Any) -> Any:
+            try:
+                result = original(work, *args, **kwargs)
+            except BaseException as error:
+                self._wait_failed([log.adopt(blocking)], error)
+                raise
+            try:  # what `OperationLog.end` does, flat
+                end_ns = clock()
+                a, b, c, f, g, group = blocking
+                log.collectives.put(a | _OK_BY_WAIT, b, c, c, end_ns, f, g)
+                log.in_flight.words[group.open_word] = 0  # type: ignore[union-attr]
+                observed = log.observed
+                observed.append((a, b, f, g, c, end_ns, 1))
+                if len(observed) >= HAND_OVER_EVERY:
+                    log.hand_over()
+                if timeline.is_sampled:
+                    timeline.own_ns += clock() - end_ns
+            except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+                caught("wait end", error)
+            return result
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             if not log.is_on:
                 return original(work, *args, **kwargs)
-            waiting = held.get(get_ident())
-            if (
-                waiting is not None
-                and waiting[0] is work
-                and not waiting[1][0].a >> 24 & _NOT_BLOCKING
-            ):
-                # A blocking call: torch waits for its own handle.
-                del held[get_ident()]
-                try:
-                    result = original(work, *args, **kwargs)
-                except BaseException as error:
-                    self._wait_failed(waiting[1], error)
-                    raise
-                try:
-                    if not waiting[1][0].has_future:
-                        now_ns = clock()
-                        log.end(waiting[1][0], now_ns, _WAIT)
-                        if timeline.is_sampled:
-                            timeline.own_ns += clock() - now_ns
-                except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
-                    caught("wait end", error)
-                return result
+            entry = blocked.pop(get_ident(), None)
+            if entry is not None:
+                if entry[0] is work:  # a blocking call: torch waits for its own handle
+                    return end_blocking(entry[1], work, args, kwargs)
+                blocked[get_ident()] = entry
             begin_ns = clock()
             operations, was_over, mark = None, False, None
             try:

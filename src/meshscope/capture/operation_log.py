@@ -30,6 +30,10 @@ _MAX_PHASE_ID = 0x7FFF
 Observe = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
 
 
+Blocking = tuple[int, int, int, int, int, GroupEntry]
+"""Words 1, 2, 3, 6 and 7 of a blocking operation's record, and its group."""
+
+
 class Operation:
     """One operation of this rank that is not over yet: the words of its record, and its slot.
 
@@ -47,6 +51,8 @@ class Operation:
     has_future = False
     """Its end will be told: by torch's callback, or by a device's event."""
     start_event: Any = None
+    open_word = 0
+    """In its channel's row, for a blocking one that stands there."""
 
     @property
     def group_id(self) -> int:
@@ -86,8 +92,8 @@ class OperationLog:
         """More are under way than there are slots; by enqueue time."""
         self._num_handed_over = 0
         self.num_unrecognised = 0
-        self._last_enqueue_ns = 0
-        self._observed: list[tuple[int, ...]] = []
+        self.last_enqueue_ns = 0
+        self.observed: list[tuple[int, ...]] = []
         self._messages: set[str] = set()
 
     def enter(
@@ -98,9 +104,9 @@ class OperationLog:
 
         `code` is kind and flags as they stand in word 1, `detail` dtype and tag as in word 7.
         """
-        if now_ns <= self._last_enqueue_ns:  # the time is the row's key
-            now_ns = self._last_enqueue_ns + 1
-        self._last_enqueue_ns = now_ns
+        if now_ns <= self.last_enqueue_ns:  # the time is the row's key
+            now_ns = self.last_enqueue_ns + 1
+        self.last_enqueue_ns = now_ns
         timeline = self.timeline
         place = timeline.place_open
         phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
@@ -127,6 +133,15 @@ class OperationLog:
             self._without_slot[now_ns] = operation
         return operation
 
+    def adopt(self, blocking: Blocking) -> Operation:
+        """A blocking operation that stands in its channel's row and takes an unusual course."""
+        operation = Operation()
+        operation.a, operation.b, operation.c, operation.f, operation.g, group = blocking
+        operation.slot = NO_SLOT
+        operation.open_word = group.open_word
+        self._without_slot[operation.c] = operation
+        return operation
+
     def under_way(self) -> list[Operation]:
         """Operations that are not over."""
         found = [operation for operation in self._by_slot if operation is not None]
@@ -135,7 +150,7 @@ class OperationLog:
     @property
     def num_entered(self) -> int:
         """Operations seen so far."""
-        return self._num_handed_over + len(self._observed) + len(self.under_way())
+        return self._num_handed_over + len(self.observed) + len(self.under_way())
 
     def end(
         self,
@@ -162,17 +177,19 @@ class OperationLog:
                 self.in_flight.release(slot)
         else:
             self._without_slot.pop(enqueue_ns, None)
+            if operation.open_word and self.in_flight is not None:
+                self.in_flight.words[operation.open_word] = 0
         if not is_observed:  # it comes from there
             self._num_handed_over += 1
             return
-        observed = self._observed
+        observed = self.observed
         observed.append((a, b, f, g, start_ns, end_ns, outcome))
         if len(observed) >= HAND_OVER_EVERY:
             self.hand_over()
 
     def hand_over(self) -> None:
         """Gives the in-process statistics what has ended since the last time."""
-        observed, observe = self._observed, self.observe
+        observed, observe = self.observed, self.observe
         num_taken = len(observed)  # other threads go on appending: cut off the front
         batch = observed[:num_taken]
         del observed[:num_taken]
@@ -253,11 +270,11 @@ class OperationLog:
             code |= OperationFlag.ASYNC << 24
         peer = MISSING if details.peer is None else details.peer
         dtype_code = DTYPES.index(dtype) if dtype in DTYPES else DTYPES.index("(other)")
-        last_ns, self._last_enqueue_ns = self._last_enqueue_ns, 0  # it began in the past
+        last_ns, self.last_enqueue_ns = self.last_enqueue_ns, 0  # it began in the past
         operation = self.enter(
             group, group, code, peer, dtype_code << 48, details.size_bytes, start_ns
         )
-        self._last_enqueue_ns = max(last_ns, operation.c)
+        self.last_enqueue_ns = max(last_ns, operation.c)
         if details.name:
             self.note(operation, NoteCode.NAME, details.name)
         if details.metadata:
@@ -282,7 +299,7 @@ class OperationLog:
         """A new attempt begins: groups and sequence numbers start again."""
         self._by_slot = [None] * NUM_SLOTS
         self._without_slot.clear()
-        self._observed.clear()
+        self.observed.clear()
         self._messages.clear()
         self._num_handed_over = self.num_unrecognised = 0
         if self.groups is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshscope.core.operations import Kind
 from meshscope.store.groups import GROUP_KIND, pack_ranks
-from meshscope.store.in_flight import InFlightWriter, channel_code
+from meshscope.store.in_flight import InFlightWriter, channel_code, row_salt
 
 MAX_GROUPS = 0xFFFE
 HOST_BACKENDS = frozenset(("gloo", "mpi", "ucc", "fake", "threaded"))
@@ -31,8 +31,8 @@ class GroupEntry(Channel):
     """A process group and its channels."""
 
     __slots__ = (
-        "channels", "code", "description", "group_id", "is_host", "is_plain", "name", "ranks",
-        "ref", "size",
+        "channels", "code", "description", "group_id", "is_host", "is_plain", "name", "open_word",
+        "ranks", "ref", "row_offset", "row_salt", "size",
     )  # fmt: skip
 
     def __init__(self, group_id: int, name: str, ranks: tuple[int, ...], size: int, row: int):
@@ -48,7 +48,12 @@ class GroupEntry(Channel):
         self.is_host = True
         """Its operations run on host threads."""
         self.is_plain = True
-        """No batch is being put together: the short way through the kernel."""
+        """It has a row, and no batch is being put together: the short way through the kernel."""
+        self.row_offset = 8 * (row + 1)
+        """Of word 1 of its row, in bytes."""
+        self.row_salt = row_salt(row)
+        self.open_word = row + 7
+        """Says whether a blocking operation is under way."""
         self.channels: dict[tuple[int, int, int], Channel] = {}
         self.ref: Callable[[], Any] = _no_group
         """Gives torch's group while it exists: its name may be used again afterwards."""
@@ -82,7 +87,7 @@ class GroupBook:
         """While a batch is put together, no operation goes the short way."""
         self._is_batching = is_batching
         for entry in list(self._met.values()):  # another thread may meet one meanwhile
-            entry.is_plain = not is_batching
+            entry.is_plain = bool(entry.row) and not is_batching
 
     def find(self, group: Any) -> GroupEntry:
         """The entry of a group, which is made when it is met for the first time."""
@@ -110,7 +115,7 @@ class GroupBook:
         entry = GroupEntry(group_id, name, ranks, int(group.size()), row)
         backend = self._backend_of(group)
         entry.is_host = all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
-        entry.is_plain = not self._is_batching
+        entry.is_plain = bool(row) and not self._is_batching
         self._met[name, ranks] = entry
         entry.description = str(getattr(group, "group_desc", "") or "")
         self._journal(

@@ -6,11 +6,13 @@ every channel (a group's collectives, or sends to or receives from one peer) has
 number of operations entered. Reading it takes no time, however long the run has been going on.
 
     64 bytes                      magic, epoch_host_mono_ns, -epoch, operations without a slot
-    NUM_CHANNELS x 64 bytes       channel, operations entered and kind of the last, its time
+    NUM_CHANNELS x 64 bytes       channel, operations entered and kind of the last, its time; and
+                                  the blocking one that is under way, checksum 0: none is
     NUM_SLOTS x 64 bytes          a record as in table `collectives`; checksum 0: a free slot
 
-Words of channel rows are stored times 257, as in `open_step`: any flipped byte shows. Standard
-library only.
+The first three words of channel rows are stored times 257, as in `open_step`: any flipped byte
+shows. A thread that is held up by an operation calls no other one, so most blocking operations
+stand in their channel's row and need no slot. Standard library only.
 """
 
 import mmap
@@ -34,6 +36,9 @@ _MAGIC = 0x4C464E49_4853454D
 _OVERFLOW_WORD = 3
 _RECORD = struct.Struct("<Q7q")
 _PACK_INTO = _RECORD.pack_into
+_ROW = struct.Struct("<6qQ")
+pack_row = _ROW.pack_into
+"""Fills words 1-7 of a channel's row: what the hot path does for a blocking operation."""
 _FIRST_SLOT_WORD = SLOTS_OFFSET // 8
 _SALTS = tuple((slot + 1) * CHECK_SALT for slot in range(NUM_SLOTS))
 
@@ -41,6 +46,16 @@ _SALTS = tuple((slot + 1) * CHECK_SALT for slot in range(NUM_SLOTS))
 def channel_code(group_id: int, peer: int, direction: int) -> int:
     """One number for a channel: `direction` is 0 for collectives, 1 for sends, 2 for receives."""
     return group_id | direction << 16 | (peer + 1) << 20
+
+
+def row_salt(row: int) -> int:
+    """What makes the checksum of one row differ from that of another."""
+    return (row + 1) * CHECK_SALT
+
+
+def row_check(row: int, a: int, b: int, time_ns: int, f: int, g: int) -> int:
+    """Checksum of the blocking operation in a row, whose first word is number `row`."""
+    return (a + b + time_ns + f + g + row_salt(row)) & CHECK_MASK
 
 
 class InFlightWriter:
@@ -57,7 +72,7 @@ class InFlightWriter:
         try:
             if os.write(fd, content) != FILE_BYTES:
                 raise OSError(28, os.strerror(28), str(path))
-            self._buffer: mmap.mmap | bytearray = (
+            self.buffer: mmap.mmap | bytearray = (
                 mmap.mmap(fd, FILE_BYTES) if mapped else bytearray(content)
             )
             os.rename(draft, path)
@@ -69,7 +84,7 @@ class InFlightWriter:
             fd = -1
         self._fd = fd
         """Open only where the file cannot be mapped and has to be written by `flush`."""
-        self.words = memoryview(self._buffer).cast("q")
+        self.words = memoryview(self.buffer).cast("q")
         self._free = list(range(NUM_SLOTS - 1, -1, -1))
         self._num_rows = 0
         self.is_dirty = False
@@ -101,7 +116,7 @@ class InFlightWriter:
             return NO_SLOT
         slot = self._free.pop()
         _PACK_INTO(
-            self._buffer,
+            self.buffer,
             SLOTS_OFFSET + (slot << 6),
             (a + b + time_ns + time_ns - 1 + f + g + _SALTS[slot]) & CHECK_MASK,
             a,
@@ -125,7 +140,7 @@ class InFlightWriter:
         """Writes the file where it is not mapped."""
         if self._fd >= 0 and self.is_dirty:
             self.is_dirty = False
-            os.pwrite(self._fd, bytes(self._buffer), 0)
+            os.pwrite(self._fd, bytes(self.buffer), 0)
 
     def close(self) -> None:
         """After a clean end; the file stays: it says what was entered last."""
@@ -137,8 +152,8 @@ class InFlightWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self._buffer = bytearray(FILE_BYTES)
-        self.words = memoryview(self._buffer).cast("q")
+        self.buffer = bytearray(FILE_BYTES)
+        self.words = memoryview(self.buffer).cast("q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +176,7 @@ class InFlight:
 
     channels: tuple[Channel, ...]
     records: tuple[bytes, ...]
-    """64-byte records of table `collectives` without an end, in no order."""
+    """64-byte records of table `collectives` without an end, in no order; word 0 means nothing."""
     num_without_slot: int
     num_damaged: int
 
@@ -174,6 +189,7 @@ def read_in_flight(data: bytes) -> InFlight:
     if magic != _MAGIC or epoch_ns != -negated:
         raise ValueError("its head does not match")
     channels = []
+    records = []
     num_damaged = 0
     for row in range(NUM_CHANNELS):
         words = struct.unpack_from("<8q", data, ROW_BYTES * (1 + row))
@@ -193,7 +209,13 @@ def read_in_flight(data: bytes) -> InFlight:
                 last_kind=words[1] // FACTOR & 0xFF,
             )
         )
-    records = []
+        if words[7]:
+            time_ns = words[2] // FACTOR + epoch_ns
+            a, b, f, g = words[3:7]
+            if (words[7] & CHECK_MASK) == row_check(ROW_WORDS * (1 + row), a, b, time_ns, f, g):
+                records.append(_RECORD.pack(0, a, b, time_ns, time_ns, -1, f, g))
+            else:
+                num_damaged += 1
     for slot in range(NUM_SLOTS):
         record = data[SLOTS_OFFSET + slot * ROW_BYTES : SLOTS_OFFSET + (slot + 1) * ROW_BYTES]
         if record[:8] == bytes(8):

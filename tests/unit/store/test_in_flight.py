@@ -13,7 +13,9 @@ from meshscope.store.in_flight import (
     Channel,
     InFlightWriter,
     channel_code,
+    pack_row,
     read_in_flight,
+    row_check,
 )
 
 EPOCH = 10**12
@@ -105,3 +107,38 @@ def test_after_a_fork_the_child_writes_nowhere(tmp_path):
     writer.enter(row, 9, 1, 0, EPOCH, 0, 0)
     writer.enter(0, 1, 1, 2, EPOCH, 6, 7)
     assert read_in_flight((tmp_path / "in_flight.bin").read_bytes()).records == ()
+
+
+def test_a_blocking_operation_stands_in_its_channels_row(writer, tmp_path):
+    row = writer.open_channel(channel_code(3, -1, 0))
+    a, b, time_ns, f, g = 1 | 3 << 32, 6, EPOCH + 5, 4096, 77
+    words = (7 << 8 | 1) * 257, (time_ns - writer.epoch_ns) * 257, a, b, f, g
+    pack_row(writer.buffer, 8 * (row + 1), *words, row_check(row, a, b, time_ns, f, g))
+    writer.is_dirty = True
+    found = read(writer, tmp_path)
+    assert [(c.num_entered, c.last_host_mono_ns, c.last_kind) for c in found.channels] == [
+        (7, EPOCH + 5, 1)
+    ]
+    assert [struct.unpack("<8q", r)[1:] for r in found.records] == [
+        (a, b, time_ns, time_ns, -1, f, g)
+    ]
+    writer.words[row + 7] = 0
+    writer.is_dirty = True
+    assert read(writer, tmp_path).records == ()
+
+
+def test_every_flipped_byte_of_a_blocking_operation_shows(tmp_path):
+    writer = InFlightWriter(tmp_path / "in_flight.bin", EPOCH, mapped=True)
+    row = writer.open_channel(channel_code(3, -1, 0))
+    words = (7 << 8 | 1) * 257, 6 * 257, 5, 6, 7, 8
+    check = row_check(row, 5, 6, 6 + writer.epoch_ns, 7, 8)
+    pack_row(writer.buffer, 8 * (row + 1), *words, check)
+    data = (tmp_path / "in_flight.bin").read_bytes()
+    good = read_in_flight(data)
+    assert len(good.records) == 1
+    for offset in range(64, 128):
+        spoiled = bytearray(data)
+        spoiled[offset] ^= 0x5A
+        found = read_in_flight(bytes(spoiled))
+        assert found.num_damaged, offset
+        assert not set(found.records) - set(good.records), offset
