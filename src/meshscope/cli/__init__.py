@@ -18,6 +18,7 @@ from meshscope.errors import MeshscopeError
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("meshscope.cli.run", "Run a training command and record every rank."),
     "report": ("meshscope.cli.report", "Explain a recorded run."),
+    "hang": ("meshscope.cli.hang", "Say which rank a stuck or dead job waits for."),
     "ls": ("meshscope.cli.ls", "List the runs below a folder."),
     "sql": ("meshscope.cli.sql", "Ask a run questions in SQL."),
     "compact": ("meshscope.cli.compact", "Turn a finished run into Parquet files."),
@@ -35,6 +36,7 @@ Exit codes:
   2    a flag, argument or setting is wrong
   3    the run cannot be read
   4    an optional package is missing
+  5    only from hang: the job hangs, or a rank died
   130  interrupted
 `meshscope run` passes on the exit code of the command it ran."""
 

@@ -4,7 +4,6 @@ from communication_builders import Job, operation_words
 
 from builders import MS, SECOND, START_MONO_NS, make_writer
 from meshscope.analyze.group_axes import merge_groups
-from meshscope.core.group_axis import OTHER, WORLD, AxisSource, name_axis
 from meshscope.analyze.operations import (
     NO_PHASE,
     load_failures,
@@ -13,6 +12,7 @@ from meshscope.analyze.operations import (
     number_values,
     slice_runs,
 )
+from meshscope.core.group_axis import OTHER, WORLD, AxisSource, name_axis
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
