@@ -37,12 +37,18 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/recorder_overhead.py --output benchmarks/results/recorder_overhead.json
 	$(BIN)/python benchmarks/store_load.py
 	$(BIN)/python benchmarks/kill_storm.py
+	$(BIN)/python -W ignore benchmarks/communication_overhead.py --output benchmarks/results/communication_overhead.json
+	$(BIN)/python -W ignore benchmarks/communication_stress.py
+	$(BIN)/python -W ignore benchmarks/ddp_delay.py --output benchmarks/results/ddp_delay.json
+	$(BIN)/python -W ignore benchmarks/clock_alignment.py --output benchmarks/results/clock_alignment.json
+	$(BIN)/python -W ignore benchmarks/hang_trials.py
 
 # On a machine with a CUDA device and torch; needs nothing that is not in such an image.
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q tests/gpu -o addopts= -o timeout=0 -o filterwarnings=default
 	PYTHONPATH=src $(PYTHON) benchmarks/recorder_overhead.py --device cuda --rounds 26 --steps 8 --output benchmarks/results/recorder_overhead_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/device_shares.py --output benchmarks/results/device_shares.json
+	PYTHONPATH=src $(PYTHON) benchmarks/communication_gpu.py --output benchmarks/results/communication_gpu.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

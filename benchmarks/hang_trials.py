@@ -319,10 +319,10 @@ def run_child(plan: Plan, rank: int, folder: Path, orders: memoryview) -> None:
         pass
     except ArithmeticError as error:
         code = 1
-        from meshscope.capture import boot_hook
+        from meshscope.capture import default
 
         sys.last_value = error  # where the interpreter leaves it at a program's end
-        boot_hook._write_exception(job.recorder)
+        default._write_exception(job.recorder)
     except RuntimeError:
         code = 1
         if plan.survivor == "stay":
@@ -464,7 +464,8 @@ def _ask(run: Path, result: Result, *, is_shown: bool) -> dict[str, Any]:
 def read_logs(plan: Plan, folder: Path) -> dict[int, list[dict[str, Any]]]:
     logs = {}
     for rank in range(plan.world_size):
-        text = (folder / f"log{rank}.jsonl").read_text(encoding="utf-8")
+        path = folder / f"log{rank}.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""  # it never got that far
         logs[rank] = [json.loads(line) for line in text.splitlines()]
     return logs
 

@@ -1,7 +1,9 @@
 """The process's own recorder: one, started on first use."""
 
+import atexit
 import logging
 import os
+import sys
 from typing import Any
 
 from meshscope.capture.identity import RUN_DIR_VARIABLE
@@ -9,6 +11,10 @@ from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.layout import Layout
 
 logger = logging.getLogger(__name__)
+
+EXIT_LINE = "exit"
+"""Kind of the journal line that says with which exception a rank's program ended."""
+MAX_EXCEPTION_CHARACTERS = 500
 
 _default: Recorder | None = None
 
@@ -38,9 +44,27 @@ def start(
         return _default
     _default = Recorder(run_dir, layout=layout, config=RecorderConfig(**settings))
     _default.watch_communication()
+    # Registered after the recorder's own exit function, so it runs before the files are closed.
+    atexit.register(_write_exception, _default)
     return _default
 
 
 def recorder() -> Recorder:
     """The process's recorder; one is started with the defaults if there is none."""
     return start() if _default is None or _default.is_closed else _default
+
+
+def _write_exception(recorder: Recorder) -> None:
+    """The uncaught exception the interpreter is about to end with, if there is one.
+
+    It is read where the interpreter leaves it for debuggers, so that no hook needs replacing.
+    """
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, BaseException):
+        return
+
+    def write() -> None:
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        recorder._journal(EXIT_LINE, exception=text[:MAX_EXCEPTION_CHARACTERS])
+
+    recorder.guard.run("exit", write)  # even an error's text may raise

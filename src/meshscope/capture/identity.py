@@ -130,3 +130,11 @@ def process_start_ticks() -> int | None:
     except OSError:
         return None
     return int(text.rpartition(")")[2].split()[19])
+
+
+def pid_namespace() -> int | None:
+    """Within which a process id means this process: two containers may both have a pid 7."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None

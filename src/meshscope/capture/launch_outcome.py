@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshscope.capture.boot_hook import EXIT_LINE
+from meshscope.capture.default import EXIT_LINE
 from meshscope.capture.launch import SIGNAL_EXIT_BASE, Launch, find_ignored_environment
 from meshscope.store.journal import JOURNAL_NAME, read_journal
 from meshscope.store.tail import list_attempts, list_ranks, read_step_tail

@@ -36,6 +36,7 @@ from meshscope.capture.hooks import DATA, Hooks
 from meshscope.capture.identity import (
     clock_id,
     initialized_distributed,
+    pid_namespace,
     process_start_ticks,
     resolve_identity,
     resolve_run_dir,
@@ -208,6 +209,8 @@ class Recorder:
             "pid": identity.pid,
             "process_start_ticks": self.guard.run("process start", process_start_ticks),
             "clock_id": self.guard.run("clock id", clock_id),
+            "pid_namespace": self.guard.run("pid namespace", pid_namespace),
+            "communication": self.config.communication,
             "start_host_mono_ns": mono_ns,
             "start_unix_ns": unix_ns,
             "clock_uncertainty_ns": uncertainty_ns,
