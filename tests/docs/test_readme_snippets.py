@@ -77,7 +77,9 @@ def test_every_command_shown_exists(page):
     assert shown <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", ["kill_storm", "store_load"])
+@pytest.mark.parametrize(
+    "name", ["kill_storm", "store_load", "communication_stress", "hang_trials"]
+)
 def test_numbers_are_those_of_the_committed_results(name):
     results = json.loads(read(f"benchmarks/results/{name}.json"))
     assert results["summary"] in read("benchmarks/README.md")
