@@ -1,16 +1,20 @@
 """Sees every communication operation of torch, whoever calls it.
 
-A kernel at the dispatcher's BackendSelect key stands before every `c10d` operation: those of
-`torch.distributed`, of DistributedDataParallel's reducer, of FSDP, of functional collectives and
-compiled graphs all pass it. It notes the call, hands it on with `redispatch` (which releases the
-interpreter lock; calling a fetched kernel would keep it and can deadlock with gloo's threads), and
-notes what came back. Ends come from the handle: `Work.wait` and the like are tapped, and
-`wait_tensor` for the functional ones; where no handle reaches the program, from torch's callback.
+As long as only Python communicates, by the methods of `ProcessGroup` (`group_methods`). Before
+something in C++ can (DistributedDataParallel's reducer, functional collectives, compiled graphs), a
+kernel at the dispatcher's BackendSelect key takes their place: every `c10d` operation passes it. It
+notes the call, hands it on with `redispatch` (which releases the interpreter lock; calling a
+fetched kernel would keep it and can deadlock with gloo's threads), and notes what came back. Ends
+come from the handle: `Work.wait` and the like are tapped, and `wait_tensor` for the functional
+ones; where no handle reaches the program, from torch's callback.
 
 Which of these applies is told by who called: the frame above the kernel.
 """
 
+import functools
+import gc
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -19,16 +23,14 @@ from typing import Any
 
 from meshscope.capture.device_operations import DeviceOperations
 from meshscope.capture.group_hooks import GroupHooks
+from meshscope.capture.group_methods import METHODS, GroupMethods, covers
 from meshscope.capture.guard import Guard
 from meshscope.capture.operation_log import HAND_OVER_EVERY, Blocking, Operation, OperationLog
 from meshscope.capture.operation_shapes import NAMESPACE, OperationShape, find_shapes
 from meshscope.capture.process_groups import Channel, GroupBook, GroupEntry
 from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind, Outcome
 from meshscope.errors import CaptureError
-from meshscope.store.in_flight import pack_row
-from meshscope.store.open_step import PHASE_IDS
 from meshscope.store.schema import BUILTIN_NAMES, MISSING, NoteCode, OperationFlag, WaitSource
-from meshscope.store.table_file import CHECK_MASK
 
 FUTURE_STRIDE = 8
 """Of operations whose handle the program holds, every this many-th (by its sequence number, so the
@@ -38,6 +40,7 @@ NOTED_WAIT_NS = 50_000
 DRAIN_SECONDS = 0.2
 """How long the end of a recording waits for callbacks that are due."""
 
+FUNCTIONAL_NAMESPACE = "_c10d_functional"
 NUM_FUNCTIONAL_LOOKED_AT = 256
 """Functional collectives whose callers are looked at, to see whether a compiled graph is one."""
 MAX_FRAMES = 12
@@ -49,6 +52,7 @@ _HELPER_FILES = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py
 _ASYNC = OperationFlag.ASYNC
 _BACKWARD = BUILTIN_NAMES["backward"]
 _OWN_REFERENCES = 6
+_INHERITED = object()
 _OK_BY_WAIT = int(Outcome.OK) << 8 | int(EndSource.WAIT) << 16
 _installed: "CollectiveTap | None" = None
 
@@ -95,6 +99,12 @@ class CollectiveTap:
         self._device: DeviceOperations | None = None
         self._tensor = torch.Tensor
         self._after: Any = None
+        self._shapes: list[OperationShape] = []
+        self._sentinels: Any = None
+        self._sees_all = False
+        self._trigger_code: Any = None
+        """Stands between a helper in C++ and torch's Python function that calls it."""
+        self._lock = threading.Lock()
         self._hooks: GroupHooks | None = None
         self._has_wait_kernel = False
         self._has_wait_function = False
@@ -122,11 +132,80 @@ class CollectiveTap:
                 self._install_hooks()
             else:
                 self._after = full_after(torch._C.DispatchKey.BackendSelect)
-                self._install_kernels()
+                self._install_short_way()
             self._test()
         except BaseException:
             self.remove()
             raise
+
+    def _install_short_way(self) -> None:
+        """Methods of groups for Python callers, and what tells us when they no longer suffice."""
+        self._shapes = find_shapes(self._torch)
+        if not covers(self._shapes) or self._has_reducer():
+            self._install_kernels()
+            return
+        book, caught = self._book, self._guard.caught
+        methods = GroupMethods(self._torch, self._log, book, self, self._clock, caught)
+        for name, method in METHODS.items():
+            make = functools.partial(methods.make, name, method)
+            self._replace(self._dist.ProcessGroup, name, make)
+        self._install_sentinels()
+        for owner, name in (
+            (self._torch.nn.parallel.DistributedDataParallel, "__init__"),
+            (self._dist, "_broadcast_coalesced"),
+            (self._dist, "_verify_params_across_processes"),
+        ):
+            self._replace(owner, name, self._make_trigger)
+
+    def _has_reducer(self) -> bool:
+        """Whether a DistributedDataParallel model was made before the recorder was started."""
+        if not self._dist.is_initialized():
+            return False
+        wrapper = self._torch.nn.parallel.DistributedDataParallel
+        return any(issubclass(type(found), wrapper) for found in gc.get_objects())
+
+    def _make_trigger(self, original: Any) -> Callable[..., Any]:
+        def trigger(*args: Any, **kwargs: Any) -> Any:
+            self._guard.run("dispatcher kernels", self.see_all)
+            return original(*args, **kwargs)
+
+        self._trigger_code = trigger.__code__
+        return functools.update_wrapper(trigger, original)
+
+    def _install_sentinels(self) -> None:
+        """Kernels before functional collectives: the first one is the sign to see all."""
+        library = self._torch.library.Library(FUNCTIONAL_NAMESPACE, "IMPL")
+        self._sentinels = library
+        after = self._after
+        for schema in self._torch._C._jit_get_all_schemas():
+            namespace, _, name = schema.name.partition("::")
+            if namespace != FUNCTIONAL_NAMESPACE or name == "wait_tensor":
+                continue
+            overload = getattr(getattr(self._torch.ops._c10d_functional, name), "default", None)
+            if overload is None or schema.overload_name:
+                continue
+
+            def kernel(keyset: Any, *args: Any, redispatch: Any = overload.redispatch) -> Any:
+                self._guard.run("dispatcher kernels", self.see_all)
+                return redispatch(keyset & after, *args)
+
+            library.impl(overload, kernel, "BackendSelect", with_keyset=True)
+
+    def see_all(self) -> None:
+        """From now on by the dispatcher's kernels: something in C++ is about to communicate."""
+        with self._lock:
+            if self._sentinels is None or self._sees_all:
+                return
+            self._sees_all = True
+            self._install_kernels()
+            group = self._dist.ProcessGroup
+            self._restore(lambda owner, name: owner is group and name in METHODS)
+
+    def _drop_sentinels(self) -> None:
+        """Not inside one of them: it would be destroyed while it runs."""
+        library, self._sentinels = self._sentinels, None
+        if library is not None:
+            self._guard.run("tap removal", library._destroy)
 
     def _install_hooks(self) -> None:
         """Without the dispatcher: hooks on each group, as they are made."""
@@ -149,7 +228,7 @@ class CollectiveTap:
     def _install_kernels(self) -> None:
         library = self._torch.library.Library(NAMESPACE, "IMPL")
         self._libraries.append(library)
-        for shape in find_shapes(self._torch):
+        for shape in self._shapes:
             kernel = self._make_kernel(shape)
             library.impl(shape.overload, kernel, "BackendSelect", with_keyset=True)
 
@@ -202,10 +281,27 @@ class CollectiveTap:
         original = getattr(owner, name, None)
         if original is None:
             return
+        # As it stands in the class: asking the class for it would lose how it takes its object.
+        stored = vars(owner).get(name, _INHERITED)
         tapped = make(original)
         tapped.__name__, tapped.__doc__ = name, original.__doc__
         setattr(owner, name, tapped)
-        self._originals.append((owner, name, original, tapped))
+        self._originals.append((owner, name, stored, tapped))
+
+    def _restore(self, is_wanted: Callable[[Any, str], bool]) -> None:
+        """Puts originals back, where nobody has wrapped ours since."""
+        kept = []
+        for entry in reversed(self._originals):
+            owner, name, stored, tapped = entry
+            if not is_wanted(owner, name):
+                kept.append(entry)
+            elif vars(owner).get(name) is not tapped:
+                continue
+            elif stored is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, stored)
+        self._originals = kept[::-1]
 
     def _test(self) -> None:
         """One barrier of a private group of one must be seen, or nothing will be."""
@@ -243,10 +339,8 @@ class CollectiveTap:
         for library in self._libraries:
             self._guard.run("tap removal", library._destroy)
         self._libraries.clear()
-        for owner, name, original, tapped in reversed(self._originals):
-            if getattr(owner, name, None) is tapped:
-                setattr(owner, name, original)
-        self._originals.clear()
+        self._drop_sentinels()
+        self._restore(lambda owner, name: True)
         self._log.is_on = False  # a tap that someone else has wrapped passes everything on
 
     def drain(self, deadline_ns: int) -> None:
@@ -283,13 +377,13 @@ class CollectiveTap:
     def _make_kernel(self, shape: OperationShape) -> Callable[..., Any]:
         """The kernel of one operation; long, so that the usual call on the host is flat."""
         log, clock, caught, after = self._log, self._clock, self._guard.caught, self._after
-        issued, enter_unusual, get_frame, follow_blocking = (
-            self._issued, self._enter_unusual, sys._getframe, self._follow_blocking,
+        issued, enter_unusual, get_frame, hold_blocking = (
+            self._issued, self._enter_unusual, sys._getframe, self.hold_blocking,
         )  # fmt: skip
         strided = self._torch.strided
         unbox_group, unbox_work = self._dist.ProcessGroup.unbox, self._dist.Work.unbox
         timeline = log.timeline
-        entries, enter = self._book.entries, log.enter
+        entries, enter, enter_blocking = self._book.entries, log.enter, log.enter_blocking
         handle = getattr(shape.overload, "_handle", None)
         # What `redispatch` does, less one Python call.
         redispatch = getattr(handle, "redispatch_boxed", shape.overload.redispatch)
@@ -302,7 +396,6 @@ class CollectiveTap:
         codes = (shape.kind_code, shape.kind_code | _ASYNC << 24)
         device_codes = tuple(code | OperationFlag.DEVICE << 24 for code in codes)
         is_async_by_default = shape.is_async_by_default
-        blocked, held = self._blocked, self._held
         kind_code, is_barrier = shape.kind_code, shape.kind is Kind.BARRIER
         is_plain = shape.peer_index < 0 and not shape.is_size_per_rank and size_index >= 0
         is_plain = (is_plain or is_barrier) and shape.kind is not Kind.CUSTOM
@@ -342,28 +435,12 @@ class CollectiveTap:
                     operation = enter(group, group, code, MISSING, detail, size_bytes, now_ns)
                     if is_device:
                         self._on_device(value).enter(operation, now_ns)
-                else:  # a blocking call on the host: what `OperationLog.enter` does, flat
-                    if now_ns <= log.last_enqueue_ns:
-                        now_ns = log.last_enqueue_ns + 1
-                    log.last_enqueue_ns = now_ns
-                    place = timeline.place_open
-                    phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
-                    step = timeline.step if timeline.step_start_ns else timeline.last_step
-                    a = kind_code | group.code | (phase_id if phase_id < 32768 else 0) << 48
-                    g = step + 1 & 0xFFFFFFFF | (timeline.microbatch + 1 & 0xFFFF) << 32
-                    f = 0
+                else:  # a blocking call on the host
+                    detail = size_bytes = 0
                     if not is_barrier:
-                        f = value.nbytes
-                        g |= dtype_codes.get(value.dtype, 0) << 48
-                    b = next(group.numbers) & 0xFFFFFFFF
-                    in_flight: Any = log.in_flight
-                    pack_row(
-                        in_flight.buffer, group.row_offset, (b + 1 << 8 | kind_code) * 257,
-                        (now_ns - in_flight.epoch_ns) * 257, a, b, f, g,
-                        (a + b + now_ns + f + g + group.row_salt) & CHECK_MASK,
-                    )  # fmt: skip
-                    in_flight.is_dirty = True
-                    blocking = (a, b, now_ns, f, g, group)
+                        size_bytes = value.nbytes
+                        detail = dtype_codes.get(value.dtype, 0) << 48
+                    blocking = enter_blocking(group, kind_code, detail, size_bytes, now_ns)
                 if timeline.is_sampled:
                     timeline.own_ns += clock() - now_ns
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
@@ -371,17 +448,15 @@ class CollectiveTap:
             try:
                 result = redispatch(keyset & after, *args)
             except BaseException as error:
-                self._fail(log.adopt(blocking) if blocking is not None else operation, error)
+                self.fail_operation(
+                    log.adopt(blocking) if blocking is not None else operation, error
+                )
                 raise
             now_ns = clock()
             try:
                 if blocking is not None:
-                    thread = get_ident()
                     box = result[-1] if type(result) is tuple else result
-                    if box is None or thread in blocked or thread in held:
-                        follow_blocking(blocking, box)
-                    else:  # its caller waits for the handle at once
-                        blocked[thread] = (unbox_work(box), blocking)
+                    hold_blocking(blocking, None if box is None else unbox_work(box))
                 elif operation is not None:
                     issued(operation, shape, args, result, get_frame(0).f_back)
                 if timeline.is_sampled:
@@ -392,15 +467,18 @@ class CollectiveTap:
 
         return kernel
 
-    def _follow_blocking(self, blocking: Blocking, box: Any) -> None:
-        """A blocking call that is over already, or whose thread has not waited for the last."""
+    def hold_blocking(self, blocking: Blocking, work: Any) -> None:
+        """torch has taken a blocking call: its caller waits for the handle at once."""
+        thread = get_ident()
+        if work is not None and thread not in self._blocked and thread not in self._held:
+            self._blocked[thread] = (work, blocking)
+            return
         operation = self._log.adopt(blocking)
-        if box is None:
+        if work is None:
             self._log.end(operation, self._clock(), EndSource.CALL)
             return
-        thread = get_ident()
         self._let_go_of_blocked(thread)
-        self._hold(self._dist.Work.unbox(box), [operation])
+        self._hold(work, [operation])
 
     def _let_go_of_blocked(self, thread: int) -> None:
         entry = self._blocked.pop(thread, None)
@@ -545,7 +623,7 @@ class CollectiveTap:
                 found = FUNCTIONAL
             elif code.co_name == "_engine_run_backward":
                 found = ENGINE
-            elif file_name.endswith(_HELPER_FILES):
+            elif file_name.endswith(_HELPER_FILES) or code is self._trigger_code:
                 found = HELPER
             self._callers[code] = found
         return found
@@ -627,7 +705,7 @@ class CollectiveTap:
             operation.has_future = True
         future.add_done_callback(over)
 
-    def _fail(self, operation: Operation | None, error: BaseException) -> None:
+    def fail_operation(self, operation: Operation | None, error: BaseException) -> None:
         """The call itself raised."""
         if operation is None:
             return
@@ -855,6 +933,8 @@ class CollectiveTap:
         by_pointer, plain = self._by_pointer, self._tensor
 
         def waited(keyset: Any, tensor: Any) -> Any:
+            if self._sentinels is not None and self._sees_all:
+                self._drop_sentinels()
             if not log.is_on or not by_pointer or type(tensor) is not plain:
                 return original(keyset, tensor)
             begin_ns = clock()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Protocol
 
-from meshscope.capture.operation_log import Operation
+from meshscope.capture.operation_log import Blocking, Operation
 from meshscope.capture.operation_shapes import add_up, dtype_codes_of, kind_of
 from meshscope.capture.process_groups import GroupBook, GroupEntry
 from meshscope.core.operations import POINT_TO_POINT, Kind
@@ -38,6 +38,12 @@ class Follower(Protocol):
 
     def is_ready(self) -> bool:
         """Whether it can be recorded."""
+
+    def hold_blocking(self, blocking: Blocking, work: Any) -> None:
+        """torch has taken a blocking one, and its caller waits for it at once."""
+
+    def fail_operation(self, operation: Operation | None, error: BaseException) -> None:
+        """The call itself raised."""
 
 
 class GroupHooks:

@@ -16,9 +16,10 @@ from meshscope.capture.guard import Guard, safe_text
 from meshscope.capture.process_groups import Channel, GroupBook, GroupEntry
 from meshscope.capture.timeline import NullSink, Sink, Timeline
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
-from meshscope.store.in_flight import NO_SLOT, NUM_SLOTS, InFlightWriter
+from meshscope.store.in_flight import NO_SLOT, NUM_SLOTS, InFlightWriter, pack_row
 from meshscope.store.open_step import PHASE_IDS
 from meshscope.store.schema import MISSING, NoteCode, OperationFlag
+from meshscope.store.table_file import CHECK_MASK
 
 MAX_MESSAGE_CHARACTERS = 400
 HAND_OVER_EVERY = 128
@@ -132,6 +133,35 @@ class OperationLog:
         else:
             self._without_slot[now_ns] = operation
         return operation
+
+    def enter_blocking(
+        self, group: GroupEntry, code: int, detail: int, size_bytes: int, now_ns: int
+    ) -> Blocking:
+        """Like `enter`, for a call that holds its thread up: it stands in its channel's row."""
+        if now_ns <= self.last_enqueue_ns:
+            now_ns = self.last_enqueue_ns + 1
+        self.last_enqueue_ns = now_ns
+        timeline = self.timeline
+        place = timeline.place_open
+        phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
+        step = timeline.step if timeline.step_start_ns else timeline.last_step
+        a = code | group.code | (phase_id if phase_id <= _MAX_PHASE_ID else 0) << 48
+        b = next(group.numbers) & 0xFFFFFFFF
+        g = step + 1 & 0xFFFFFFFF | (timeline.microbatch + 1 & 0xFFFF) << 32 | detail
+        in_flight: Any = self.in_flight
+        pack_row(
+            in_flight.buffer,
+            group.row_offset,
+            (b + 1 << 8 | code & 0xFF) * 257,
+            (now_ns - in_flight.epoch_ns) * 257,
+            a,
+            b,
+            size_bytes,
+            g,
+            (a + b + now_ns + size_bytes + g + group.row_salt) & CHECK_MASK,
+        )
+        in_flight.is_dirty = True
+        return (a, b, now_ns, size_bytes, g, group)
 
     def adopt(self, blocking: Blocking) -> Operation:
         """A blocking operation that stands in its channel's row and takes an unusual course."""

@@ -1,5 +1,6 @@
 """The tap on torch.distributed, in one process; several ranks are in tests/distributed."""
 
+import dataclasses
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from meshscope.capture import collectives, operation_shapes
 from meshscope.capture.clock_calibration import measure_offset
+from meshscope.capture.group_methods import covers
 from meshscope.capture.operation_shapes import find_shapes, kind_of
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.operations import Kind, Outcome
@@ -132,7 +134,7 @@ def test_an_old_torch_is_told_and_timed_blocks_remain(tmp_path, monkeypatch, cap
 
 
 def test_nothing_seen_in_the_test_is_loud(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(collectives, "find_shapes", lambda torch: [])
+    monkeypatch.setattr(collectives, "METHODS", {})
     recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
     recorder.watch_communication()
     assert "a test operation went by unseen" in caplog.text
@@ -152,6 +154,7 @@ def test_without_either_way_it_says_so(tmp_path, monkeypatch, caplog):
 def test_an_operation_this_version_does_not_know_is_custom_with_its_name(
     tmp_path, monkeypatch, alone
 ):
+    monkeypatch.setattr(collectives, "covers", lambda shapes: False)
     monkeypatch.setattr(
         operation_shapes,
         "_KINDS",
@@ -212,3 +215,58 @@ def test_calibration_is_in_the_journal(recorder):
     [found] = [line["clock_calibration"] for line in updates if "clock_calibration" in line]
     assert found["reference_rank"] == 0
     assert found["offset_ns"] == 0
+
+
+def test_an_operation_without_a_known_method_is_seen_by_the_dispatcher(
+    tmp_path, monkeypatch, alone
+):
+    shapes = find_shapes(torch)
+    assert covers(shapes)
+    strange = dataclasses.replace(shapes[0], op_name="teleport_")
+    assert not covers([*shapes, strange])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group, tensor: group.allreduce([tensor]),
+        lambda group, tensor: group.allreduce(tensor),
+        lambda group, tensor: group.allreduce(tensor, dist.ReduceOp.SUM),
+        lambda group, tensor: group.allreduce(tensors=[tensor]),
+        lambda group, tensor: group.broadcast(tensor, 0),
+        lambda group, tensor: group.broadcast(tensor, root=0),
+        lambda group, tensor: group.allgather([[tensor]], [tensor]),
+        lambda group, tensor: group.allgather([tensor], tensor),
+        lambda group, tensor: group.gather([tensor], tensor, 0),
+    ],
+)
+def test_every_form_of_a_groups_method_is_recorded(recorder, call):
+    call(dist.group.WORLD, torch.ones(16)).wait()
+    [row] = rows(recorder)
+    assert (row["size_bytes"], row["outcome"], row["flags"]) == (64, Outcome.OK, 1)
+    assert row["peer"] in (-1, 0)
+
+
+def test_the_dispatcher_takes_over_before_something_in_c_communicates(recorder):
+    import torch.distributed._functional_collectives as functional
+
+    dist.all_reduce(torch.ones(4))
+    result = functional.all_reduce(torch.ones(8), "sum", dist.group.WORLD)
+    assert float((result + 0).sum()) == 8
+    dist.all_reduce(torch.ones(2))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    found = [row for row in rows(recorder) if row["kind"] == Kind.ALL_REDUCE]
+    assert [row["size_bytes"] for row in found] == [16, 32, 8, 24]
+    assert [row["sequence"] for row in found][:3] == [0, 1, 2]
+    assert {row["outcome"] for row in found} == {Outcome.OK}
+
+
+def test_a_reducer_made_before_the_recorder_is_seen(tmp_path, alone):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    recorder.watch_communication()
+    model(torch.ones(1, 2)).sum().backward()
+    recorder.close()
+    kinds = open_run(tmp_path / "run").last_attempt.ranks[0].read("collectives")["kind"].tolist()
+    assert kinds == [Kind.ALL_REDUCE]
