@@ -1,0 +1,134 @@
+"""What pipeline ranks send each other, and in which order.
+
+All transfers of a step stand in one order, which every rank keeps: it issues its sends and
+receives as they come there. The order is that of a replay in which every action takes its time
+(F = I = W), by when the thing sent is made. So whatever a rank needs for an action stands behind
+nothing but sends it has made and receives it can issue at once, and, going along the order, every
+transfer completes. That holds where operations of a pair, or of a whole group, run one after the
+other (NCCL's streams), and where they run side by side (gloo).
+
+A send's tensor is kept until its receive is known to be issued: the next thing that the receiver
+sent later in the order tells. The rest is waited for at the end of the step.
+
+Wrong where sizes differ between microbatches, or where ranks disagree about the schedule.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from meshscope.core.schedule import ActionKind, Output, Product, Schedule, output_of
+from meshscope.core.schedule_replay import ActionCosts, replay_schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One tensor on its way from a pipeline rank to another."""
+
+    order: int
+    """Its place among all transfers of the step."""
+    output: Output
+    """What is sent: product, the stage that made it, microbatch."""
+    source: int
+    target: int
+
+
+def order_transfers(schedule: Schedule) -> tuple[Transfer, ...]:
+    """All transfers of a step, in the order that all ranks keep."""
+    equal_ns = {
+        (kind, stage): 1
+        for kind in (ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
+        for stage in range(schedule.num_stages)
+    }
+    replay = replay_schedule(schedule, ActionCosts(by_stage=equal_ns))
+    made_ns = {output_of(time.action): time.end_ns for rank in replay.ranks for time in rank.times}
+    targets = {
+        output: rank
+        for rank, row in enumerate(schedule.actions)
+        for action in row
+        for output in schedule.needs(action)
+        if schedule.stage_ranks[output[1]] != rank
+    }
+
+    def key(output: Output) -> tuple[float, int, int]:
+        product, stage, _ = output
+        # Equal times: along the way data goes, so that a rank's receive comes before its send.
+        return made_ns[output], product, stage if product is Product.ACTIVATION else -stage
+
+    return tuple(
+        Transfer(order, output, schedule.stage_ranks[output[1]], targets[output])
+        for order, output in enumerate(sorted(targets, key=key))
+    )
+
+
+class StepTransfers:
+    """One rank's transfers in one step."""
+
+    def __init__(
+        self,
+        transfers: Iterable[Transfer],
+        group: dist.ProcessGroup,
+        make_buffer: Callable[[Output], Tensor],
+        *,
+        max_ahead: int,
+    ) -> None:
+        self._rank = group.rank()
+        self._to_issue = deque(one for one in transfers if self._rank in (one.source, one.target))
+        self._group = group
+        self._make_buffer = make_buffer
+        self._max_ahead = max_ahead
+        self._arriving: dict[Output, tuple[Transfer, dist.Work, Tensor]] = {}
+        self._sent: dict[int, deque[tuple[Transfer, dist.Work, Tensor]]] = {}
+
+    def issue_ahead(self) -> None:
+        """Issues receives that nothing needs yet, up to the next send and the limit."""
+        while self._to_issue and len(self._arriving) < self._max_ahead:
+            if self._to_issue[0].source == self._rank:
+                return
+            self._issue_receive()
+
+    def receive(self, output: Output) -> Tensor:
+        """Waits for what another rank made."""
+        while output not in self._arriving:
+            self._issue_receive()
+        transfer, work, buffer = self._arriving.pop(output)
+        work.wait()
+        self._release(transfer)
+        return buffer
+
+    def send(self, output: Output, tensor: Tensor) -> None:
+        """Begins to send; `tensor` must not change any more."""
+        while self._to_issue[0].output != output:
+            self._issue_receive()
+        transfer = self._to_issue.popleft()
+        work = dist.isend(tensor, group=self._group, group_dst=transfer.target, tag=transfer.order)
+        assert work is not None, "this rank is in its own group"
+        sent = self._sent.setdefault(transfer.target, deque())
+        sent.append((transfer, work, tensor))
+        # gloo tells only whoever waits; NCCL tells at once.
+        while sent and sent[0][1].is_completed():
+            sent.popleft()
+
+    def finish(self) -> None:
+        """Waits until everything sent has been taken."""
+        assert not self._to_issue, "the schedule's end comes after its last transfer"
+        for sent in self._sent.values():
+            while sent:
+                sent.popleft()[1].wait()
+
+    def _issue_receive(self) -> None:
+        transfer = self._to_issue.popleft()
+        assert transfer.target == self._rank, "a send is made before what comes after it"
+        buffer = self._make_buffer(transfer.output)
+        work = dist.irecv(buffer, group=self._group, group_src=transfer.source, tag=transfer.order)
+        assert work is not None, "this rank is in its own group"
+        self._arriving[transfer.output] = transfer, work, buffer
+
+    def _release(self, received: Transfer) -> None:
+        """Its sender had issued before it all receives that come before it."""
+        sent = self._sent.get(received.source)
+        while sent and sent[0][0].order < received.order:
+            sent.popleft()[1].wait()
