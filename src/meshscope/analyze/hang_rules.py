@@ -243,7 +243,11 @@ def _final_failures(state: RankState) -> tuple[Operation, ...]:
     """Failed operations after which the rank completed no other: it did not get over them."""
     good = [o.entered_unix_ns for o in state.recent if o.outcome is Outcome.OK]
     last_good_ns = max(good, default=0)
-    return tuple(o for o in state.failures if (o.ended_unix_ns or 0) >= last_good_ns)
+    final = [o for o in state.failures if (o.ended_unix_ns or 0) >= last_good_ns]
+    if state.is_closed and not state.exception:
+        # A block that the program timed itself, and it ended well: nobody else is in it.
+        final = [o for o in final if o.group.ranks]
+    return tuple(final)
 
 
 # --- the rules ------------------------------------------------------------------------------------
@@ -278,9 +282,30 @@ def _judge_processes(facts: Facts) -> Found | None:
     reasons = _without_victims(facts, reasons)
     if not reasons:
         return None
+    if set(reasons.values()) == {Reason.KILLED}:
+        before = _judge_timeouts_alone(facts) or _judge_before_the_end(facts, reasons)
+        if before is not None:
+            return before
     is_stopped = set(reasons.values()) == {Reason.STOPPED}
     kind = VerdictKind.STOPPED if is_stopped else VerdictKind.DEAD
     return Found(kind=kind, reasons=reasons)
+
+
+def _judge_timeouts_alone(facts: Facts) -> Found | None:
+    """Everybody else timed out, nobody lost a connection: whoever is gone was ended afterwards."""
+    errors = [_error_class(o) for operations in facts.failures.values() for o in operations]
+    if not errors or set(errors) != {ErrorClass.TIMEOUT}:
+        return None
+    return _judge_timeouts(facts)
+
+
+def _judge_before_the_end(facts: Facts, reasons: Mapping[int, Reason]) -> Found | None:
+    """All processes are gone alike: what they were in says more than that they were ended."""
+    recorded = {rank for rank, state in facts.states.items() if state.directory is not None}
+    if len(recorded) < 2 or set(reasons) != recorded:
+        return None
+    causes = [cause for cause in facts.causes if cause.kind is not CauseKind.TRANSFER]
+    return _found_from_cause(facts, causes[0]) if causes else None
 
 
 def _without_survivors(facts: Facts, reasons: Mapping[int, Reason]) -> dict[int, Reason]:
@@ -421,6 +446,8 @@ def is_stuck(facts: Facts, cause: Cause) -> bool:
     """Whether a wait is a hang: old enough, or for somebody who will never come."""
     if cause.kind is CauseKind.MISSING and any(facts.states[r].has_ended for r in cause.ranks):
         return True
+    if cause.kind is CauseKind.MISMATCH:
+        return cause.age_ns > facts.blur_ns  # different operations never meet
     return cause.age_ns > max(facts.after_ns, facts.blur_ns)
 
 

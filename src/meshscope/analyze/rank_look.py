@@ -220,7 +220,9 @@ class _Look:
             phase=OpenPhase(name=phase[0], since_unix_ns=phase[1] + offset_ns) if phase else None,
             last_phase=last_phase,
             step=_find_step(
-                operations, steps.last_step if steps else None, has_phase=phase is not None
+                operations,
+                steps.last_step if steps else None,
+                has_phase=phase is not None or bool(last_phase),  # of the step after the last
             ),
             step_ns=steps.mean_step_ns if steps else None,
             last_sign_unix_ns=max(signs_ns, default=None),

@@ -122,7 +122,9 @@ def _write_findings(out: ScreenWriter, facts: CommunicationFacts, *, is_full: bo
 
 
 def _describe_desynchronisation(found: DesynchronisationFacts) -> str:
-    sides = [_describe_side(side) for side in found.sides[:MAX_SIDES]]
+    sizes = {side.size_bytes for side in found.sides if not isinstance(side.size_bytes, Absent)}
+    is_exact = len({form.memory(size) for size in sizes}) < len(sizes)
+    sides = [_describe_side(side, is_exact=is_exact) for side in found.sides[:MAX_SIDES]]
     if len(found.sides) > MAX_SIDES:
         sides.append(f"and {len(found.sides) - MAX_SIDES} more (see --json)")
     untrusted = form.plural(found.num_untrusted, "operation")
@@ -132,9 +134,11 @@ def _describe_desynchronisation(found: DesynchronisationFacts) -> str:
     )
 
 
-def _describe_side(side: SideFacts) -> str:
+def _describe_side(side: SideFacts, *, is_exact: bool) -> str:
+    """One side of a disagreement; sizes to the byte where they would else look the same."""
     what = [f"{_name_ranges(side.ranks)} {side.kind}"]
-    what += [form.memory(side.size_bytes)] if not isinstance(side.size_bytes, Absent) else []
+    if not isinstance(side.size_bytes, Absent):
+        what.append(f"{side.size_bytes:,} B" if is_exact else form.memory(side.size_bytes))
     what += [form.clean_text(side.dtype)] if not isinstance(side.dtype, Absent) else []
     what += [f"root {side.root}"] if side.root is not None else []
     return " ".join(what) + _describe_place(side.step, side.phase)

@@ -252,8 +252,8 @@ def _say_transfer(hang: Hang) -> str:
             else f"ended in an error ({classify_error(error.message)})"
         )
         return (
-            f"{where[0].upper()}{where[1:]} {what}, first on rank {error.rank}; every rank had "
-            "entered it, and none was seen to die."
+            f"It was {where} that {what}, first on rank {error.rank}; every rank had entered it, "
+            "and none was seen to die."
         )
     since = f" for {duration(hang.age_ns)}" if hang.age_ns is not None else ""
     if not hang.is_certain:
@@ -299,6 +299,11 @@ def _say_moving(hang: Hang) -> str:
                 f"{duration(hang.age_ns)}, longer than usual; all of its ranks have entered it."
             )
         missing = [culprit.rank for culprit in hang.culprits]
+        if not waiting:  # a circle: everybody in it is both
+            return (
+                f"Nothing hangs yet: {name_ranks(missing)} have waited for each other for "
+                f"{duration(hang.age_ns)}, longer than usual, in {where} and elsewhere."
+            )
         return (
             f"Nothing hangs yet: {name_ranks(waiting)} {verb} waited {duration(hang.age_ns)} in "
             f"{where}, longer than usual, for {name_ranks(missing)}."

@@ -494,3 +494,37 @@ def test_what_is_damaged_is_left_out(tmp_path, waiter, sleeper):
 )
 def test_errors_of_connections_are_told_from_a_rank_s_own(text, expected):
     assert classify_error(text) is expected
+
+
+def test_a_disagreement_is_told_after_the_job_was_ended_as_a_whole(tmp_path, processes):
+    job = Job(tmp_path / "run", world_size=3)
+    gone = processes.killed()
+    for rank, kind in enumerate(("all_reduce", "all_reduce", "broadcast")):
+        job.rank(rank, gone).finishes("barrier", job.world, ago_s=9)
+        job.rank(rank).enters(kind, job.world, ago_s=8)
+    hang = job.diagnose()
+    assert hang.kind is VerdictKind.CYCLE
+    assert {culprit.reason for culprit in hang.culprits} == {Reason.MISMATCH}
+
+
+def test_a_disagreement_is_a_hang_at_any_age(tmp_path, waiter):
+    job = Job(tmp_path / "run", world_size=2)
+    for rank, kind in enumerate(("all_reduce", "barrier")):
+        job.rank(rank, waiter).enters(kind, job.world, ago_s=1)
+    hang = job.diagnose()
+    assert hang.kind is VerdictKind.CYCLE
+    assert hang.is_stuck
+
+
+def test_whoever_slept_through_a_timeout_and_was_ended_afterwards_did_not_die(
+    tmp_path, waiter, processes
+):
+    job = Job(tmp_path / "run", world_size=3)
+    gone = processes.killed()
+    for rank in range(3):
+        job.rank(rank, gone if rank == 2 else waiter).finishes("barrier", job.world, ago_s=20)
+    for rank in (0, 1):
+        job.rank(rank).fails("all_reduce", job.world, 6.0, TIMED_OUT, took_s=5.0).closes(5.9)
+    hang = job.diagnose()
+    assert hang.kind is VerdictKind.MISSING
+    assert [culprit.rank for culprit in hang.culprits] == [2]
