@@ -1,0 +1,27 @@
+import pytest
+
+torch = pytest.importorskip("torch", reason="the engine trains with torch")
+
+from torch import nn  # noqa: E402
+
+from meshscope.engine.channel import Traffic  # noqa: E402
+from meshscope.engine.data_parallel import GradientReducer  # noqa: E402
+from meshscope.errors import UsageError  # noqa: E402
+
+
+def test_without_a_group_nothing_happens() -> None:
+    model = nn.Linear(2, 1)
+    reducer = GradientReducer(model.parameters(), None, strategy="ring", compression="int8")
+    with reducer.accumulating():
+        model(torch.ones(1, 2)).sum().backward()
+    model(torch.ones(1, 2)).sum().backward()
+    reducer.finish()
+    assert model.weight.grad.tolist() == [[2.0, 2.0]]
+    assert reducer.buckets == []
+    assert reducer.statistics.traffic == Traffic()
+    reducer.close()
+
+
+def test_unknown_compressors_are_refused() -> None:
+    with pytest.raises(UsageError, match="'zip' is no compressor; expected one of fp16, bf16"):
+        GradientReducer([], None, compression="zip")
