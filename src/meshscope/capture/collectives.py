@@ -101,7 +101,8 @@ class CollectiveTap:
         self._after: Any = None
         self._shapes: list[OperationShape] = []
         self._sentinels: Any = None
-        self._sees_all = False
+        self.sees_all = False
+        """The dispatcher's kernels are in place; the methods of groups have had their day."""
         self._trigger_code: Any = None
         """Stands between a helper in C++ and torch's Python function that calls it."""
         self._lock = threading.Lock()
@@ -194,9 +195,9 @@ class CollectiveTap:
     def see_all(self) -> None:
         """From now on by the dispatcher's kernels: something in C++ is about to communicate."""
         with self._lock:
-            if self._sentinels is None or self._sees_all:
+            if self._sentinels is None or self.sees_all:
                 return
-            self._sees_all = True
+            self.sees_all = True
             self._install_kernels()
             group = self._dist.ProcessGroup
             self._restore(lambda owner, name: owner is group and name in METHODS)
@@ -240,7 +241,7 @@ class CollectiveTap:
         """
         self._has_wait_kernel = True
         overload = self._torch.ops._c10d_functional.wait_tensor.default
-        library = self._torch.library.Library("_c10d_functional", "IMPL")
+        library = self._torch.library.Library(FUNCTIONAL_NAMESPACE, "IMPL")
         self._libraries.append(library)
         redispatch = getattr(overload._handle, "redispatch_boxed", overload.redispatch)
         after = self._after
@@ -933,7 +934,7 @@ class CollectiveTap:
         by_pointer, plain = self._by_pointer, self._tensor
 
         def waited(keyset: Any, tensor: Any) -> Any:
-            if self._sentinels is not None and self._sees_all:
+            if self._sentinels is not None and self.sees_all:
                 self._drop_sentinels()
             if not log.is_on or not by_pointer or type(tensor) is not plain:
                 return original(keyset, tensor)

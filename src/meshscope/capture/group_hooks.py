@@ -25,6 +25,9 @@ NOT_OPERATIONS = frozenset(("SPLIT", "NEW_WINDOW"))
 class Follower(Protocol):
     """What is done with an operation once it is known; see `collectives`."""
 
+    sees_all: bool
+    """Whether it needs no telling any more."""
+
     def enter_operation(
         self, group: GroupEntry, kind: Kind, name: str, peer: int, tag: int, size_bytes: int,
         dtype: int, tensor: Any, now_ns: int, *, is_async: bool,

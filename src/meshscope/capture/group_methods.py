@@ -179,7 +179,8 @@ class GroupMethods:
         async_code = kind_code | OperationFlag.ASYNC << 24
 
         def tapped(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if not log.is_on:
+            # Once kernels see it all, a method that someone has wrapped since only passes on.
+            if not log.is_on or follower.sees_all:
                 return original(group, *args, **kwargs)
             operation: Operation | None = None
             blocking: Blocking | None = None

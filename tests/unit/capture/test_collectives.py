@@ -270,3 +270,15 @@ def test_a_reducer_made_before_the_recorder_is_seen(tmp_path, alone):
     recorder.close()
     kinds = open_run(tmp_path / "run").last_attempt.ranks[0].read("collectives")["kind"].tolist()
     assert kinds == [Kind.ALL_REDUCE]
+
+
+def test_a_method_that_the_program_wrapped_is_not_counted_twice(recorder, monkeypatch):
+    ours = dist.ProcessGroup.allreduce
+    monkeypatch.setattr(
+        dist.ProcessGroup, "allreduce", lambda group, *args: ours(group, *args), raising=True
+    )
+    dist.all_reduce(torch.ones(4))
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))  # kernels from here on
+    dist.all_reduce(torch.ones(2))
+    found = [row for row in rows(recorder) if row["kind"] == Kind.ALL_REDUCE]
+    assert [row["size_bytes"] for row in found] == [16, 8]
