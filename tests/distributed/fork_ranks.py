@@ -27,9 +27,16 @@ def import_everything() -> None:
 
 
 def run_ranks(
-    function: Callable[[int, int], None], world_size: int, *, timeout_s: float = 60.0
+    function: Callable[[int, int], None],
+    world_size: int,
+    *,
+    timeout_s: float = 60.0,
+    rank_timeout_s: float = RANK_TIMEOUT_SECONDS,
 ) -> list[int]:
-    """Exit codes of `function(rank, world_size)` in that many processes, with a process group."""
+    """Exit codes of `function(rank, world_size)` in that many processes, with a process group.
+
+    `timeout_s` is for one collective, `rank_timeout_s` for a whole rank.
+    """
     import_everything()
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
@@ -39,7 +46,7 @@ def run_ranks(
             if pid == 0:
                 os._exit(_run_rank(function, rank, world_size, store, timeout_s))
             pids.append(pid)
-        return [_wait_for(pid) for pid in pids]
+        return [_wait_for(pid, rank_timeout_s) for pid in pids]
 
 
 def _run_rank(
@@ -68,8 +75,8 @@ def _run_rank(
     return 0
 
 
-def _wait_for(pid: int) -> int:
-    deadline = time.monotonic() + RANK_TIMEOUT_SECONDS
+def _wait_for(pid: int, timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:

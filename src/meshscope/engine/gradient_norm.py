@@ -59,19 +59,72 @@ def clip_gradient_norm(
     tp. `dp_shard_group` is the one FSDP2 spreads gradients over. Collective over all three groups.
     Gradients that are not finite are left as they are.
     """
+    modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+    tp_group, dp_shard_group = drop_single(tp_group), drop_single(dp_shard_group)
+    square = measure_square(
+        modules,
+        counts_whole=group_rank(tp_group) == 0,
+        counts_undivided=group_rank(dp_shard_group) == 0,
+    )
+    for group in (tp_group, dp_shard_group, drop_single(pp_group)):
+        if group is not None:
+            dist.all_reduce(square, group=group)
+    return clip_to_norm(modules, square.sqrt().item(), max_norm)
+
+
+@torch.no_grad()
+def measure_square(
+    modules: Sequence[nn.Module], *, counts_whole: bool, counts_undivided: bool
+) -> Tensor:
+    """This rank's part of the squared norm, float64; the mesh's is the sum over its ranks.
+
+    `counts_whole` is for one rank of each tp group, which counts what every tp rank holds;
+    `counts_undivided` for one rank of each dp group, which counts what is not cut over dp.
+    """
+    counted: list[Tensor] = []
+    left_out: list[Tensor] = []
+    device = None
+    for parameter, shard in _find_parameters(modules).items():
+        device = parameter.device
+        grad = _local_gradient(parameter)
+        if grad is None or not grad.numel():
+            continue
+        is_counted = (
+            shard.tied_to is None
+            and (shard.num_shards > 1 or counts_whole)
+            and (hasattr(parameter, "to_local") or counts_undivided)
+        )
+        (counted if is_counted else left_out).append(grad)
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    # Those left out times 0 rather than not at all: nan and inf are seen on whatever rank they are.
+    for grads, weight in ((counted, 1.0), (left_out, 0.0)):
+        if grads:
+            square += _sum_squares(grads) * weight
+    return square
+
+
+@torch.no_grad()
+def clip_to_norm(
+    modules: Sequence[nn.Module], norm: float, max_norm: float | None
+) -> GradientHealth:
+    """Scales all gradients, whose norm over the mesh is known, so that it is at most `max_norm`."""
     if max_norm is not None and not max_norm > 0:
         raise UsageError(f"max_norm is {max_norm}; expected a number above 0, or None")
-    modules = [modules] if isinstance(modules, nn.Module) else list(modules)
-    norm = _measure_norm(modules, drop_single(tp_group), pp_group, drop_single(dp_shard_group))
     ratio = 1.0
     if max_norm is not None and isfinite(norm):
         ratio = min(1.0, max_norm / (norm + _EPSILON))
     if ratio < 1.0:
-        for parameter in _find_parameters(modules):
-            grad = _local_gradient(parameter)
-            if grad is not None:
-                grad.mul_(ratio)
+        scale_gradients(modules, ratio)
     return GradientHealth(norm=norm, clip_ratio=ratio)
+
+
+@torch.no_grad()
+def scale_gradients(modules: Sequence[nn.Module], ratio: float) -> None:
+    """Multiplies every gradient."""
+    grads = [_local_gradient(parameter) for parameter in _find_parameters(modules)]
+    present = [grad for grad in grads if grad is not None]
+    if present:
+        torch._foreach_mul_(present, ratio)  # one kernel for many tensors, as torch's optimizers
 
 
 @torch.no_grad()
@@ -96,37 +149,13 @@ def sync_tied_gradients(weight: nn.Parameter | None, group: Group) -> None:
         grad.copy_(summed)
 
 
-def _measure_norm(
-    modules: list[nn.Module], tp_group: Group, pp_group: Group, dp_shard_group: Group
-) -> float:
-    counts_whole = group_rank(tp_group) == 0
-    counts_undivided = group_rank(dp_shard_group) == 0
-    norms: list[Tensor] = []
-    is_counted: list[bool] = []
-    device = None
-    for parameter, shard in _find_parameters(modules).items():
-        device = parameter.device
-        grad = _local_gradient(parameter)
-        if grad is None or not grad.numel():
-            continue
-        norms.append(torch.linalg.vector_norm(grad, dtype=torch.float32))
-        is_counted.append(
-            shard.tied_to is None
-            and (shard.num_shards > 1 or counts_whole)
-            and (hasattr(parameter, "to_local") or counts_undivided)
-        )
-    square = torch.zeros((), dtype=torch.float64, device=device)
-    if norms:
-        squares = torch.stack(norms).double().square()
-        # Times 0 rather than left out: nan and inf are seen on whatever rank they are.
-        square += (squares * torch.tensor(is_counted, device=device)).sum()
-    for group in (tp_group, dp_shard_group, drop_single(pp_group)):
-        if group is not None:
-            dist.all_reduce(square, group=group)
-    return square.sqrt().item()
+def _sum_squares(grads: list[Tensor]) -> Tensor:
+    # Each norm in float32 whatever the gradient's dtype; their squares are added up in float64.
+    norms = torch._foreach_norm(grads, 2, torch.float32)
+    return torch.stack(norms).double().square().sum()
 
 
-def _find_parameters(modules: list[nn.Module]) -> dict[nn.Parameter, ParameterShard]:
+def _find_parameters(modules: Sequence[nn.Module]) -> dict[nn.Parameter, ParameterShard]:
     """Every parameter object once; one that several stages share is no copy if any says so."""
     found: dict[nn.Parameter, ParameterShard] = {}
     for module in modules:

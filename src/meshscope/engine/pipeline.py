@@ -40,7 +40,12 @@ from meshscope.core.schedule import (
 )
 from meshscope.engine.put_off_gradients import LaterGradients, PutOffGradients
 from meshscope.engine.tensor_parallel import put_off_weight_gradients
-from meshscope.engine.transfers import StepTransfers, Transfer, order_transfers
+from meshscope.engine.transfers import (
+    DirectTransfers,
+    StepTransfers,
+    Transfer,
+    order_transfers,
+)
 from meshscope.errors import MeshscopeError, UsageError
 
 Microbatch = tuple[Tensor | None, Tensor | None]
@@ -94,6 +99,22 @@ class ActionLog:
         begin_ns = self._clock()
         yield
         spans.append(ActionSpan(action, begin_ns, self._clock()))
+
+
+class Transfers(Protocol):
+    """Brings what other pipeline ranks make here, and takes there what this one makes."""
+
+    def issue_ahead(self) -> None:
+        """Begins to receive what nothing needs yet."""
+
+    def receive(self, output: Output) -> Tensor:
+        """Waits for what another rank made."""
+
+    def send(self, output: Output, tensor: Tensor) -> None:
+        """Begins to send; `tensor` must not change any more."""
+
+    def finish(self) -> None:
+        """Waits until everything sent has been taken."""
 
 
 class NoRecorder:
@@ -186,6 +207,15 @@ class PipelineExecutor:
         self._run(step)
         return step.take_results()
 
+    def begin_by_hand(
+        self, microbatches: Sequence[Microbatch], loss_weights: Sequence[float] | None = None
+    ) -> "PipelineStep":
+        """A step whose actions the caller runs, in one order of microbatches on all ranks."""
+        num_microbatches = self.schedule.num_microbatches
+        step = self._begin(self.schedule, (), microbatches, is_by_hand=True)
+        step.loss_weights = loss_weights or [1 / num_microbatches] * num_microbatches
+        return step
+
     def shape_after(self, stage: int) -> tuple[int, ...]:
         """The shape of what `stage` hands to the next one."""
         shape = self._hidden_shape
@@ -199,22 +229,29 @@ class PipelineExecutor:
         return tuple(shape)
 
     def _begin(
-        self, schedule: Schedule, transfers: Sequence[Transfer], microbatches: Sequence[Microbatch]
-    ) -> "_Step":
+        self,
+        schedule: Schedule,
+        transfers: Sequence[Transfer],
+        microbatches: Sequence[Microbatch],
+        *,
+        is_by_hand: bool = False,
+    ) -> "PipelineStep":
         if self._failure:
             raise PipelineError(
                 f"an earlier step failed ({self._failure}), and the ranks are no longer in step; "
                 f"start the processes again"
             )
         _check_count("microbatches", len(microbatches), schedule.num_microbatches)
-        queue = None
-        if self._group is not None:
+        queue: Transfers | None = None
+        if self._group is not None and is_by_hand:
+            queue = DirectTransfers(schedule, self._group, self._make_buffer)
+        elif self._group is not None:
             queue = StepTransfers(
                 transfers, self._group, self._make_buffer, max_ahead=self._max_receives_ahead
             )
-        return _Step(self, schedule, queue, microbatches)
+        return PipelineStep(self, schedule, queue, microbatches)
 
-    def _run(self, step: "_Step") -> None:
+    def _run(self, step: "PipelineStep") -> None:
         try:
             step.run_all()
         except BaseException as error:
@@ -242,14 +279,14 @@ class _Forwarded:
     """After I."""
 
 
-class _Step:
-    """One run over the schedule."""
+class PipelineStep:
+    """One run over the schedule, all at once or action by action."""
 
     def __init__(
         self,
         executor: PipelineExecutor,
         schedule: Schedule,
-        transfers: StepTransfers | None,
+        transfers: "Transfers | None",
         microbatches: Sequence[Microbatch],
     ) -> None:
         self.loss_weights: Sequence[float] = ()
@@ -271,15 +308,29 @@ class _Step:
         }
 
     def run_all(self) -> None:
+        """This rank's row."""
         for action in self._schedule.actions[self._executor.rank]:
-            with self._naming(action):
-                self._run(action)
+            self.run(action)
+        self.finish()
+
+    def run(self, action: Action) -> None:
+        """One action; what it needs has been run, here or on another rank."""
+        with self._naming(action):
+            self._run(action)
+
+    def finish(self) -> None:
+        """Waits until everything sent has been taken."""
         if self._transfers is not None:
             with self._naming(None):
                 self._transfers.finish()
 
     def take_results(self) -> list[Tensor]:
+        """What the last stage made of each microbatch that has come there."""
         return [self._results[index] for index in sorted(self._results)]
+
+    def result(self, index: int) -> Tensor:
+        """What the last stage, which is on this rank, made of one microbatch."""
+        return self._results[index]
 
     def _run(self, action: Action) -> None:
         received = self._take(action)

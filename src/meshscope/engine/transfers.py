@@ -132,3 +132,54 @@ class StepTransfers:
         sent = self._sent.get(received.source)
         while sent and sent[0][0].order < received.order:
             sent.popleft()[1].wait()
+
+
+class DirectTransfers:
+    """One after the other, as a caller goes along: every receive is waited for at once.
+
+    For steps that are driven by hand, where no order is known beforehand. Ranks must drive the
+    same microbatches in the same order.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        group: dist.ProcessGroup,
+        make_buffer: Callable[[Output], Tensor],
+    ) -> None:
+        self._schedule = schedule
+        self._group = group
+        self._make_buffer = make_buffer
+        self._sent: list[tuple[dist.Work, Tensor]] = []
+
+    def issue_ahead(self) -> None:
+        """Nothing: what comes next is not known."""
+
+    def receive(self, output: Output) -> Tensor:
+        """Waits for what another rank made."""
+        buffer = self._make_buffer(output)
+        source = self._schedule.stage_ranks[output[1]]
+        work = dist.irecv(buffer, group=self._group, group_src=source, tag=self._tag(output))
+        assert work is not None, "this rank is in its own group"
+        work.wait()
+        return buffer
+
+    def send(self, output: Output, tensor: Tensor) -> None:
+        """Begins to send; `tensor` must not change any more."""
+        product, stage, _ = output
+        user = stage + 1 if product is Product.ACTIVATION else stage - 1
+        target = self._schedule.stage_ranks[user]
+        work = dist.isend(tensor, group=self._group, group_dst=target, tag=self._tag(output))
+        assert work is not None, "this rank is in its own group"
+        self._sent.append((work, tensor))
+
+    def finish(self) -> None:
+        """Waits until everything sent has been taken."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
+
+    def _tag(self, output: Output) -> int:
+        product, stage, microbatch = output
+        place = int(product) * self._schedule.num_stages + stage
+        return place * self._schedule.num_microbatches + microbatch
