@@ -11,11 +11,13 @@ from pathlib import Path
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.store.query import GROUP_COLUMNS, NAME_COLUMNS, RANK_COLUMNS
 from meshscope.store.schema import (
+    ACTION_KINDS,
     BUILTIN_NAMES,
     FIRST_CUSTOM_NAME_ID,
     ROLES,
     SCHEMA_VERSION,
     TABLES,
+    ActionFlag,
     Column,
     NoteCode,
     OperationFlag,
@@ -47,6 +49,7 @@ FLAG_MEANINGS = {
         "WORK": "`Work.wait`",
         "TENSOR": "`wait_tensor` of the functional collectives",
     },
+    "ActionFlag": {"ABORTED": "left by an exception"},
     "NoteCode": {
         "ERROR": "the message of an operation that failed",
         "NAME": "the name of a custom operation, or torch's for one that is not known here",
@@ -123,6 +126,10 @@ def render() -> str:
             lines += describe_flags(WaitSource, "waits.source", "value")
         if table.name == "operation_notes":
             lines += describe_flags(NoteCode, "operation_notes.code", "value")
+        if table.name == "actions":
+            lines += describe_flags(ActionFlag, "actions.flags")
+            kinds = ", ".join(f"{code} `{kind}`" for code, kind in enumerate(ACTION_KINDS))
+            lines += ["### ACTION_KINDS", "", kinds + ".", ""]
     lines += ["## Built-in names", "", "The same ids in every rank; a program's own names begin at"]
     lines += [f"{FIRST_CUSTOM_NAME_ID}.", "", "| id | name | meaning |", "|---|---|---|"]
     lines += [f"| {BUILTIN_NAMES[role.name]} | `{role.name}` | {role.meaning} |" for role in ROLES]

@@ -144,6 +144,19 @@ STORE_TABLES = {
         "operation_enqueue_host_mono_ns",
         "time_host_mono_ns",
     ],
+    "actions": [
+        "kind",
+        "flags",
+        "chunk",
+        "stage",
+        "step",
+        "microbatch",
+        "begin_host_mono_ns",
+        "duration_ns",
+        "wait_begin_host_mono_ns",
+        "wait_ns",
+    ],
+    "faults": ["kind_id", "detail_id", "step", "begin_host_mono_ns", "end_host_mono_ns"],
 }
 
 

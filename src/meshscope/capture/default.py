@@ -23,11 +23,13 @@ def start(
     run_dir: str | os.PathLike[str] | None = None,
     *,
     layout: Layout | None = None,
+    attempt: int | None = None,
     **settings: Any,
 ) -> Recorder:
     """Starts the process's recorder, or returns it if it is running (as under `meshscope run`).
 
     `settings` are those of `RecorderConfig`. Nothing is written until the first step or phase.
+    `attempt` numbers this launch of the job on all ranks alike, where the launcher does not.
     Below `meshscope run` its directory wins over `run_dir`: whoever typed the command looks there.
     """
     global _default
@@ -42,7 +44,8 @@ def start(
         if settings:
             _default.configure(**settings)
         return _default
-    _default = Recorder(run_dir, layout=layout, config=RecorderConfig(**settings))
+    config = RecorderConfig(**settings)
+    _default = Recorder(run_dir, layout=layout, config=config, attempt=attempt)
     _default.watch_communication()
     # Registered after the recorder's own exit function, so it runs before the files are closed.
     atexit.register(_write_exception, _default)

@@ -111,6 +111,22 @@ class Hooks:
         self._takes_signals = False
         self._next_signals_ns = 0
 
+    # --- pipeline actions -----------------------------------------------------------------
+
+    def action_begins(self, phase_id: int) -> None:
+        """The program says itself what its time is: forwards or backwards inside are part of it."""
+        if phase_id == BACKWARD:
+            self._backward_depth += 1
+        else:
+            self._forward_depth += 1
+
+    def action_ends(self, phase_id: int) -> None:
+        """What the hooks see is theirs to time again."""
+        if phase_id == BACKWARD:
+            self._backward_depth = max(self._backward_depth - 1, 0)
+        else:
+            self._forward_depth = max(self._forward_depth - 1, 0)
+
     # --- forward --------------------------------------------------------------------------
 
     def forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from meshscope.capture.actions import ActionBlock, Actions, WaitBlock
 from meshscope.capture.automatic import Automatic
 from meshscope.capture.blocks import Phase, Span, StepBlock
 from meshscope.capture.clock_calibration import ClockOffset, measure_offset
@@ -56,7 +57,7 @@ from meshscope.core.layout import Layout
 from meshscope.errors import CaptureError, UsageError
 from meshscope.store.in_flight import IN_FLIGHT_NAME, InFlightWriter
 from meshscope.store.open_step import OPEN_STEP_NAME, OpenStepWriter
-from meshscope.store.schema import MAX_DETAIL_BYTES, StepFlag
+from meshscope.store.schema import MAX_DETAIL_BYTES, MISSING, StepFlag
 from meshscope.store.table_file import TableWriter
 from meshscope.store.writer import RankWriter
 
@@ -71,6 +72,7 @@ MAX_WAITING_RECORDS = 256
 """Records kept until the first training step; older ones are forgotten."""
 SILENT_STEPS = 20
 """Steps of a job of several ranks after which communication should have been seen."""
+MAX_FAULT_CHARACTERS = 500
 DRAIN_SECONDS = 2.0
 """How long `close` waits at most for marks the device has not reached."""
 
@@ -118,11 +120,15 @@ class Recorder:
         layout: Layout | None = None,
         config: RecorderConfig | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
+        attempt: int | None = None,
     ) -> None:
+        """`attempt`: which attempt of the job this is, the same number on every rank (see
+        `store.attempts.next_attempt`); by default MESHSCOPE_ATTEMPT, else found out by readers."""
         self.config = config or RecorderConfig()
         self.guard = Guard()
         self.clock = clock
         self._given_run_dir = run_dir
+        self._attempt = attempt
         self._layout = layout
         self._layout_source = "declared" if layout else ""
         self._lock = threading.RLock()
@@ -144,6 +150,7 @@ class Recorder:
         self._marking.is_wanted = self.config.device_events
         self._steps = StepInference(self.timeline)
         self._step_block = StepBlock(self.begin_step, self._end_step)
+        self._actions = Actions(self.timeline, self._steps, self.guard, clock)
         self._automatic: Automatic | None = None
         self._hooks: Hooks | None = None
         self.operations = OperationLog(
@@ -153,6 +160,7 @@ class Recorder:
         self._collectives: CollectiveTap | None = None
         self._stack_dumps: StackDumps | None = None
         self._num_calibrations = 0
+        self._first_sampled_step: int | None = None
         self._has_said_silent = False
         self._phases: dict[str, Phase] = {}
         self._spans: dict[str, Span] = {}
@@ -174,6 +182,7 @@ class Recorder:
             return
         self.timeline.spans = _OpeningSink(self, "spans")
         self.timeline.steps = _OpeningSink(self, "steps")
+        self.timeline.actions = _OpeningSink(self, "actions")
 
     def open(self) -> bool:
         """Opens the files; False (and silence from then on) when that is not possible."""
@@ -205,6 +214,7 @@ class Recorder:
             "placement_source": placement.source,
             "launch_id": identity.launch.launch_id,
             "restart_count": identity.launch.restart_count,
+            "job_attempt": identity.launch.attempt if self._attempt is None else self._attempt,
             "host": identity.host,
             "pid": identity.pid,
             "process_start_ticks": self.guard.run("process start", process_start_ticks),
@@ -298,6 +308,7 @@ class Recorder:
         timeline.spans = writer.table("spans")
         timeline.steps = writer.table("steps")
         timeline.phases = writer.table("phases")
+        timeline.actions = _FirstUseSink(self, "actions")  # most runs have no pipeline
         # Marks on a device need every phase on the stack; so does a file that cannot be mapped.
         timeline.store_stamps(self._open_step)
         timeline.mark_device(timeline.device)
@@ -309,7 +320,7 @@ class Recorder:
         timeline = self.timeline
         timeline.flush_stamps()
         timeline.store_stamps(None)
-        timeline.spans = timeline.steps = timeline.phases = NullSink()
+        timeline.spans = timeline.steps = timeline.phases = timeline.actions = NullSink()
 
     def _start_flusher(self) -> None:
         self._flusher = threading.Thread(
@@ -492,6 +503,7 @@ class Recorder:
             if self._hooks is not None:
                 self._hooks.reset()
             self._name_ids.clear()
+            self._first_sampled_step = None
             self._scalars.forget_table()
             self._arm()
 
@@ -588,6 +600,55 @@ class Recorder:
     def _set_microbatch(self, index: int, stride: int) -> None:
         self.timeline.microbatch = max(int(index), 0)
         self.timeline.microbatch_stride = stride
+
+    def action(self, kind: str, stage: int, microbatch: int, chunk: int = 0) -> ActionBlock:
+        """A pipeline action (F, B, I or W): one microbatch through one stage, as a block.
+
+        Its time is the phase `forward` (F) or `backward`. `stage` counts over the whole model,
+        `chunk` over this rank's stages. Enter each block once.
+        """
+        return self._actions.action(kind, stage, microbatch, chunk)
+
+    def action_wait(self, kind: str, stage: int, microbatch: int) -> WaitBlock:
+        """The wait for what an action needs from another rank, just before that action."""
+        return self._actions.wait(kind, stage, microbatch)
+
+    def fault(
+        self,
+        kind: str,
+        *,
+        step: int | None = None,
+        begin_host_mono_ns: int | None = None,
+        end_host_mono_ns: int | None = None,
+        detail: str = "",
+    ) -> None:
+        """Writes down a fault that was injected on this rank: the truth a diagnosis is to find.
+
+        By default it begins now, in the open step, and has no end. Of one that ends, or that the
+        process may not survive, write it first without an end; the same kind and begin with an end
+        replaces that.
+        """
+        begin_ns = self.clock() if begin_host_mono_ns is None else begin_host_mono_ns
+        self.guard.run(
+            "fault", lambda: self._put_fault(kind, step, begin_ns, end_host_mono_ns, detail)
+        )
+
+    def _put_fault(
+        self, kind: str, step: int | None, begin_ns: int, end_ns: int | None, detail: str
+    ) -> None:
+        if self._is_paused or not self.open() or self._writer is None:
+            return
+        kind_id = self.name_id(str(kind)[:MAX_FAULT_CHARACTERS])
+        detail_id = self.name_id(str(detail)[:MAX_FAULT_CHARACTERS]) if detail else 0
+        self._writer.table("faults").put(
+            kind_id | detail_id << 16,
+            self.timeline.current_step if step is None else int(step),
+            int(begin_ns),
+            MISSING if end_ns is None else int(end_ns),
+            0,
+            0,
+            0,
+        )
 
     def data(self, loader: Iterable[T]) -> Iterator[T]:
         """Iterates over `loader`, timing each fetch as the phase "data"."""
@@ -722,6 +783,7 @@ class Recorder:
         self._hooks = Hooks(
             torch, self.timeline, self._steps, self.guard, self.clock, self._take_signal
         )
+        self._actions.hooks = self._hooks
         self._automatic = Automatic(
             torch, self._hooks, self._steps, self.guard, note=self._note_gap
         )
@@ -763,8 +825,11 @@ class Recorder:
         self._marking.find()
         if self._layout is None:
             self._learn_layout()
-        if step >= SILENT_STEPS and self._collectives is not None:
-            self._check_communication(step)
+        if self._first_sampled_step is None:
+            self._first_sampled_step = step
+        num_steps = step - self._first_sampled_step + 1  # a resumed job does not begin at 0
+        if num_steps > SILENT_STEPS and self._collectives is not None:
+            self._check_communication(num_steps)
         if self.config.memory:
             memory = sample_memory(sys.modules.get("torch"))
             writer.table("memory").put(step, end_ns, *memory)
@@ -777,7 +842,7 @@ class Recorder:
         if self._writer is not None and not self._is_paused:
             self._writer.table("device_spans").put(*words)
 
-    def _check_communication(self, step: int) -> None:
+    def _check_communication(self, num_steps: int) -> None:
         """Many ranks, many steps and not one operation: something goes by unseen. Said once."""
         dist = initialized_distributed()
         is_silent = not self.operations.num_entered and self.operations.is_on
@@ -786,7 +851,7 @@ class Recorder:
             if int(dist.get_world_size()) > 1:
                 self._note_gap(
                     "communication",
-                    f"{step + 1} steps on {dist.get_world_size()} ranks, and no communication "
+                    f"{num_steps} steps on {dist.get_world_size()} ranks, and no communication "
                     "was seen: either these ranks do not communicate through torch.distributed, "
                     "or it is not recorded",
                 )
@@ -832,6 +897,22 @@ class _OpeningSink:
             table = getattr(recorder.timeline, self._table)
             while self._waiting:
                 table.put(*self._waiting.popleft())
+
+
+class _FirstUseSink:
+    """Stands where a table will be that is made only when something is put into it."""
+
+    def __init__(self, recorder: Recorder, table: str) -> None:
+        self._recorder = recorder
+        self._table = table
+
+    def put(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
+        """Makes the table, takes its own place away, and writes."""
+        writer = self._recorder._writer
+        if writer is not None:
+            table = writer.table(self._table)
+            setattr(self._recorder.timeline, self._table, table)
+            table.put(a, b, c, d, e, f, g)
 
 
 def torch_version(torch: Any) -> tuple[int, int]:

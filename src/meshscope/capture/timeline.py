@@ -82,6 +82,7 @@ class Timeline:
         "_has_place",
         "_other_stacks",
         "_own_thread",
+        "actions",
         "device",
         "epoch_ns",
         "input_tokens",
@@ -109,6 +110,7 @@ class Timeline:
         self.spans: Sink = NullSink()
         self.steps: Sink = NullSink()
         self.phases: Sink = NullSink()
+        self.actions: Sink = NullSink()
         self.stored = memoryview(bytearray(8 * NUM_STAMP_WORDS)).cast("q")
         """Where stamps are stored; scratch memory while there is no file for them."""
         self._has_place = False
@@ -276,7 +278,7 @@ class Timeline:
 
     def disarm(self) -> None:
         """In a forked child: nothing of this process may reach the parent's files."""
-        self.spans = self.steps = self.phases = NullSink()
+        self.spans = self.steps = self.phases = self.actions = NullSink()
         self.device = None
         self.place_open = -1
         self.store_stamps(None)

@@ -51,6 +51,8 @@ class LaunchIdentity:
     """How often the launcher has restarted it, 0 for the first attempt."""
     source: str
     """The variables this was read from."""
+    attempt: int | None = None
+    """Which attempt of the job this is, where whoever started it says so to all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ _LAUNCH_ID_VARIABLES = (
     "SLURM_JOB_ID",
     "PMIX_NAMESPACE",
 )
+_ATTEMPT_VARIABLE = "MESHSCOPE_ATTEMPT"
 _RESTART_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
@@ -119,15 +122,19 @@ def launch_identity(env: Mapping[str, str]) -> LaunchIdentity:
     """The launcher's name for this launch and its restart count.
 
     Two launches inside one Slurm allocation share SLURM_JOB_ID; MESHSCOPE_LAUNCH_ID, which comes
-    first, tells them apart. torchrun's default run id, `none`, counts as absent.
+    first, tells them apart. torchrun's default run id, `none`, counts as absent. Restart counts of
+    torchrun differ between nodes; MESHSCOPE_ATTEMPT is for whoever can tell all ranks one number.
     """
     id_variable = next((name for name in _LAUNCH_ID_VARIABLES if _names_a_launch(env, name)), None)
     restart_variable = next((name for name in _RESTART_VARIABLES if name in env), None)
-    used = [name for name in (id_variable, restart_variable) if name is not None]
+    attempt_variable = _ATTEMPT_VARIABLE if env.get(_ATTEMPT_VARIABLE, "").strip() else None
+    variables = (attempt_variable, id_variable, restart_variable)
+    used = [name for name in variables if name is not None]
     return LaunchIdentity(
         launch_id=None if id_variable is None else env[id_variable].strip(),
-        restart_count=0 if restart_variable is None else _read_restart_count(env, restart_variable),
+        restart_count=0 if restart_variable is None else _read_count(env, restart_variable),
         source=", ".join(used) or "no launcher variable is set",
+        attempt=None if attempt_variable is None else _read_count(env, attempt_variable),
     )
 
 
@@ -213,7 +220,7 @@ def _names_a_launch(env: Mapping[str, str], variable: str) -> bool:
     return bool(value) and not (variable == "TORCHELASTIC_RUN_ID" and value == "none")
 
 
-def _read_restart_count(env: Mapping[str, str], variable: str) -> int:
+def _read_count(env: Mapping[str, str], variable: str) -> int:
     count = _whole_number(env[variable])
     if count is None:
         raise LayoutError(

@@ -19,7 +19,7 @@ from meshscope.errors import UsageError
 from meshscope.store.columns import Columns
 from meshscope.store.parquet import select_stored, sql_type, to_duckdb
 from meshscope.store.reader import Attempt, RankRecording, Run
-from meshscope.store.schema import MISSING, TABLES, Table
+from meshscope.store.schema import ACTION_KINDS, MISSING, TABLES, Table
 
 BATCH_ROWS = 1 << 19
 """Rows handed to DuckDB at a time."""
@@ -62,8 +62,11 @@ LABELS: dict[tuple[str, str], tuple[str, ...]] = {
     ("collectives", "outcome"): tuple(outcome.label for outcome in Outcome),
     ("collectives", "end_source"): tuple(source.name.lower() for source in EndSource),
     ("collectives", "dtype"): DTYPES,
+    ("actions", "kind"): ACTION_KINDS,
 }
 """Coded columns that have their text beside them, as `…_name`."""
+NAMED_IDS = ("name_id", "phase_id", "kind_id", "detail_id")
+"""Columns that hold a name id and have its text beside them, without the `_id`."""
 
 
 def connect(run: Run, attempt: int | None = None, *, tables: Collection[str] | None = None) -> Any:
@@ -152,10 +155,10 @@ def _view_sql(table: Table) -> str:
         if labels is not None:
             listed = ", ".join(f"'{label}'" for label in labels)
             parts.append(f"[{listed}][t.{name}::INTEGER + 1] AS {name}_name")
-        if name in ("name_id", "phase_id"):
+        if name in NAMED_IDS:
             text, source = name.removesuffix("_id"), f"n_{name}"
             unnamed = f"'(unnamed ' || t.{name} || ')'"
-            if name == "phase_id":  # 0 is outside of any phase
+            if name in ("phase_id", "detail_id"):  # 0 is outside of any phase, or nothing said
                 unnamed = f"CASE WHEN t.{name} != 0 THEN {unnamed} END"
             parts.append(f"coalesce({source}.name, {unnamed}) AS {text}")
             joins.append(

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TypeGuard
 
@@ -19,6 +20,7 @@ import numpy as np
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import LayoutError, RunEmpty, RunError, RunNotFound, SchemaTooNew
+from meshscope.store.attempts import CLOCK_SKEW_NS, Extent, settle_by_time, stated_attempt
 from meshscope.store.columns import (
     Columns,
     Problem,
@@ -55,8 +57,6 @@ MAX_WORLD_SIZE = 1 << 20
 """Ranks a run can have; a header or a folder that claims more is not believed."""
 MAX_JOURNAL_BYTES = 64 << 20
 """Of a journal that is longer, this much is read."""
-CLOCK_SKEW_NS = 1_000_000_000
-"""How far wall clocks of two hosts may differ before recordings count as simultaneous."""
 
 JsonFields = Mapping[str, object]
 _GroupKey = tuple[str, int, int]
@@ -88,8 +88,14 @@ class RankRecording:
 
     @property
     def launch_key(self) -> tuple[str, int]:
-        """Launch and restart this attempt belongs to; unnamed launches go by their ordinal."""
+        """Launch and restart this attempt belongs to; unnamed launches go by their ordinal.
+
+        An attempt that the job stated itself comes before both.
+        """
         launch = self.header.get("launch_id")
+        stated = stated_attempt(self.header)
+        if stated is not None:
+            return (launch if isinstance(launch, str) else "", stated)
         number = _as_int(self.header.get("restart_count"))
         return (launch, number) if isinstance(launch, str) else ("", self.attempt)
 
@@ -107,10 +113,12 @@ class RankRecording:
 
         `spans` holds all phases: those with a record of their own, those packed into the step's
         record, and those of the step that was open when the process died. `collectives` holds
-        those that were under way, too.
+        those that were under way, too. Of `faults` the last row of each fault is given.
         """
         if name == "collectives":
             return self._read_collectives()
+        if name == "faults":
+            return keep_last_per_fault(self.read_raw(name))
         if name != "spans":
             return self.read_raw(name)
         # Stamps before tables: what a running process finishes in between is then in a table,
@@ -475,6 +483,7 @@ def _group_attempts(
                 duplicates.setdefault((*recording.launch_key, repeat + 1), []).append(problem)
             repeat += 1
         groups.setdefault((*recording.launch_key, repeat), {})[recording.rank] = recording
+    groups = _settle(groups)
     for recording in recordings:
         if not recording.header:
             key = _find_home(recording, groups) or (*recording.launch_key, 0)
@@ -485,6 +494,39 @@ def _group_attempts(
             index, key, dict(sorted(ranks.items())), (*run_problems, *duplicates.get(key, ()))
         )
         for index, (key, ranks) in enumerate(ordered)
+    )
+
+
+def _settle(groups: _Groups) -> _Groups:
+    """Corrects by their times what the numbers of recordings got wrong, launch by launch."""
+    settled: _Groups = {}
+    launches: dict[str, _Groups] = {}
+    for key, group in groups.items():
+        is_stated = any(
+            stated_attempt(recording.header) is not None for recording in group.values()
+        )
+        (settled if is_stated else launches.setdefault(key[0], {}))[key] = group
+    for launch in launches.values():
+        for (name, number, repeat), group in settle_by_time(launch, _extent_of):
+            free = next(r for r in count(repeat) if (name, number, r) not in settled)
+            settled[name, number, free] = group
+    return settled
+
+
+def _extent_of(recording: RankRecording) -> Extent | None:
+    """When it was made; None when its header does not say."""
+    if not _says_when(recording):
+        return None
+    return Extent(
+        host=recording.header.get("host"),
+        start_unix_ns=recording.start_unix_ns,
+        end_unix_ns=max(last_sign_of_life_ns(recording), recording.start_unix_ns),
+    )
+
+
+def _says_when(recording: RankRecording) -> bool:
+    return all(
+        _is_int64(recording.header.get(name)) for name in ("start_unix_ns", "start_host_mono_ns")
     )
 
 
@@ -506,11 +548,7 @@ def _find_overlap(first: RankRecording, second: RankRecording) -> Problem | None
 
     Not told of recordings whose headers do not say when they began.
     """
-    if not all(
-        _is_int64(recording.header.get(name))
-        for recording in (first, second)
-        for name in ("start_unix_ns", "start_host_mono_ns")
-    ):
+    if not (_says_when(first) and _says_when(second)):
         return None
     first, second = sorted((first, second), key=lambda recording: recording.start_unix_ns)
     is_one_host = first.header.get("host") == second.header.get("host")
@@ -629,6 +667,15 @@ def keep_last_per_step(columns: Columns) -> Columns:
         return columns
     _, first_from_end = np.unique(steps[::-1], return_index=True)
     return select_rows(columns, len(steps) - 1 - first_from_end)
+
+
+def keep_last_per_fault(columns: Columns) -> Columns:
+    """Keeps the last row of each kind and begin, in order of begin (see table `faults`)."""
+    begins, kinds = columns["begin_host_mono_ns"], columns["kind_id"]
+    rows = {
+        (int(at), int(kind)): row for row, (at, kind) in enumerate(zip(begins, kinds, strict=True))
+    }
+    return select_rows(columns, np.array([rows[key] for key in sorted(rows)], dtype=np.int64))
 
 
 def _is_int64(value: object) -> TypeGuard[int]:

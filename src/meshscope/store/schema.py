@@ -435,6 +435,91 @@ OPERATION_NOTES = Table(
     ),
 )
 
+ACTIONS = Table(
+    name="actions",
+    meaning="One row per pipeline action this rank ran: one microbatch through one stage, forward "
+    "or (a part of) backward. Its time is also a phase in `spans`, and on an accelerator in "
+    "`device_spans`, with the same begin. Rows are in the order in which actions ended.",
+    is_detail=True,
+    columns=(
+        Column(name="kind", word=1, width=8, meaning="place in ACTION_KINDS"),
+        Column(name="flags", word=1, shift=8, width=8, meaning="see ActionFlag"),
+        Column(
+            name="chunk",
+            word=1,
+            shift=16,
+            width=16,
+            meaning="which of the rank's stages this is, from 0 in forward order",
+        ),
+        Column(
+            name="stage",
+            word=1,
+            shift=32,
+            width=31,
+            meaning="the stage in the whole model, from 0 in forward order",
+        ),
+        Column(
+            name="step",
+            word=2,
+            can_be_missing=True,
+            meaning="the open step; missing outside of any, as in an evaluation",
+        ),
+        Column(name="microbatch", word=3, meaning="microbatch index within the step"),
+        Column(
+            name="begin_host_mono_ns",
+            word=4,
+            unit="ns",
+            meaning="when it began, after the wait for its input",
+        ),
+        Column(name="duration_ns", word=5, unit="ns", meaning="host time from begin to end"),
+        Column(
+            name="wait_begin_host_mono_ns",
+            word=6,
+            unit="ns",
+            can_be_missing=True,
+            meaning="when this rank began to wait for the action's input; missing when nothing "
+            "was to be waited for",
+        ),
+        Column(
+            name="wait_ns",
+            word=7,
+            unit="ns",
+            can_be_missing=True,
+            meaning="how long it waited for it, just before the action; missing likewise",
+        ),
+    ),
+)
+
+FAULTS = Table(
+    name="faults",
+    meaning="One row per fault that was injected on this rank on purpose: the truth that a "
+    "diagnosis is to find. A later row with the same kind and begin replaces an earlier one (the "
+    "end of a fault that was written down when it began).",
+    columns=(
+        Column(
+            name="kind_id", word=1, width=16, meaning="what was done: an id in the rank's name list"
+        ),
+        Column(
+            name="detail_id",
+            word=1,
+            shift=16,
+            width=16,
+            meaning="how and how much, as text: an id in the rank's name list; 0 when not said",
+        ),
+        Column(
+            name="step", word=2, can_be_missing=True, meaning="the step in which it began, or -1"
+        ),
+        Column(name="begin_host_mono_ns", word=3, unit="ns", meaning="when it began"),
+        Column(
+            name="end_host_mono_ns",
+            word=4,
+            unit="ns",
+            can_be_missing=True,
+            meaning="when it ended; missing when it did not: it goes on, or ended the process",
+        ),
+    ),
+)
+
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
@@ -448,6 +533,8 @@ TABLES: dict[str, Table] = {
         COLLECTIVES,
         WAITS,
         OPERATION_NOTES,
+        ACTIONS,
+        FAULTS,
     )
 }
 
@@ -496,6 +583,18 @@ class WaitSource:
     """`wait_tensor` of the functional collectives."""
 
 
+class ActionFlag:
+    """Bits of `actions.flags`."""
+
+    ABORTED = 1
+    """Left by an exception."""
+
+
+ACTION_KINDS = ("F", "B", "I", "W")
+"""Forward, whole backward, gradient of the input, gradient of the weights, as in `core.schedule`.
+A kind is written as its place in this list: only ever append."""
+
+
 class NoteCode:
     """Values of `operation_notes.code`."""
 
@@ -527,6 +626,7 @@ ROLES: tuple[Role, ...] = (
     Role("checkpoint", 8, "saving or loading state"),
     Role("logging", 9, "writing metrics"),
     Role("compute", 10, "forward and backward together, where a framework hides the split"),
+    Role("pipeline wait", 11, "waiting for what another pipeline stage makes"),
 )
 """Built-in phase names have the same id in every rank, so that readers need no translation."""
 
