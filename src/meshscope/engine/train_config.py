@@ -1,0 +1,227 @@
+"""Everything a training run is told, typed: the tables of its TOML file are the classes here.
+
+    [parallel]
+    dp = 2
+    tp = 2
+    pp = 2
+    schedule = "1f1b"
+
+is `TrainConfig(parallel=ParallelConfig(dp=2, tp=2, pp=2, schedule="1f1b"), …)`. Values only:
+`config_file` reads them, `config_problems` says what is wrong with them. No torch here.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from meshscope.core.layout import DEFAULT_ORDER, Layout
+from meshscope.core.schedule import Schedule
+from meshscope.core.schedule_builders import build_schedule
+from meshscope.engine.model_config import ModelConfig
+from meshscope.engine.timed_model import TimedModelConfig
+
+Precision = Literal["fp32", "bf16", "fp16"]
+DataParallelKind = Literal["reducer", "ddp", "fsdp"]
+TensorParallelKind = Literal["plain", "dtensor"]
+OptimizerKind = Literal["sgd", "adamw"]
+RateSchedule = Literal["constant", "linear", "cosine", "wsd"]
+MemoryKind = Literal["basic", "standard", "aggressive", "extreme", "cpu_offload"]
+AllReduceKind = Literal["flat", "hierarchical", "ring", "tree", "adaptive"]
+CompressionKind = Literal["none", "fp16", "bf16", "topk", "int8", "powersgd"]
+DataKind = Literal["synthetic", "file"]
+DeviceKind = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How the model and the batch are spread over ranks."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    order: tuple[str, ...] = DEFAULT_ORDER
+    """Axis names from slowest to fastest varying rank."""
+    schedule: str = "1f1b"
+    """Of the pipeline; a name of `core.schedule_builders.BUILDERS`."""
+    chunks_per_rank: int | None = None
+    """Stages on each pipeline rank, for the schedules that loop; None is the schedule's default."""
+    stage_sizes: tuple[int, ...] | None = None
+    """Layers of each stage; None is as even as it goes."""
+    tensor_parallel: TensorParallelKind = "plain"
+    sequence_parallel: bool = False
+    data_parallel: DataParallelKind = "reducer"
+    zero_stage: int = 3
+    """With `fsdp`: 1 shards optimizer states, 2 gradients too, 3 parameters too."""
+
+    @property
+    def layout(self) -> Layout:
+        """Raises LayoutError where degrees or order are wrong."""
+        return Layout(dp=self.dp, tp=self.tp, pp=self.pp, order=self.order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """How many sequences a step takes. Two of the three say it all."""
+
+    microbatch_size: int = 1
+    """Sequences that go through the model at once on one dp rank."""
+    num_microbatches: int | None = None
+    """Per dp rank and step."""
+    global_batch_size: int | None = None
+    """Sequences of a step over all dp ranks: microbatch_size · num_microbatches · dp."""
+
+    def count_microbatches(self, dp: int) -> int:
+        """Per dp rank and step; one when nothing says otherwise."""
+        if self.num_microbatches is not None:
+            return self.num_microbatches
+        if self.global_batch_size is None:
+            return 1
+        return self.global_batch_size // (self.microbatch_size * dp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionConfig:
+    """What the model computes in. Weights, gradients and optimizer states are float32."""
+
+    compute: Precision = "fp32"
+    initial_loss_scale: float = 65536.0
+    """With fp16 only, as the two below."""
+    loss_scale_growth_steps: int = 2000
+    """Finite steps in a row after which the scale doubles; it halves when a step is not finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """What is kept between forward and backward, and where."""
+
+    strategy: MemoryKind = "basic"
+    cap_gib: float | None = None
+    """Memory a rank may use, GiB; None is what its device has."""
+    offload_dir: Path | None = None
+    """With `extreme`, which needs it: a folder on a local disk where activations are put."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationConfig:
+    """How gradients of data-parallel ranks are summed."""
+
+    strategy: AllReduceKind = "flat"
+    compression: CompressionKind = "none"
+    bucket_mib: float = 25.0
+    ranks_per_node: int | None = None
+    """For `hierarchical`; None is what the launcher says."""
+    timeout_s: float = 600.0
+    """Of every collective: how long a rank waits for a peer that is late or dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """What a step does with gradients."""
+
+    kind: OptimizerKind = "adamw"
+    learning_rate: float = 3e-4
+    momentum: float = 0.0
+    """With sgd."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    """With adamw, decoupled; of matrices only."""
+    max_gradient_norm: float | None = 1.0
+    """Over the whole mesh; None does not clip."""
+    rate_schedule: RateSchedule = "constant"
+    num_warmup_steps: int = 0
+    num_decay_steps: int | None = None
+    """Of `wsd`; None is a fifth of all steps."""
+    final_rate_ratio: float = 0.1
+    """Of the learning rate, at the last step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Where tokens come from."""
+
+    kind: DataKind = "synthetic"
+    path: Path | None = None
+    """Of a file of tokens."""
+    token_dtype: Literal["uint16", "uint32"] = "uint16"
+    shuffle: bool = True
+    evaluate_every: int | None = None
+    """Steps between evaluations on the held-out part; None never."""
+    num_evaluation_batches: int = 1
+    held_out_fraction: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """When the run is saved, and what it begins from."""
+
+    folder: Path | None = None
+    """None saves nothing."""
+    every: int | None = None
+    """Steps between checkpoints; None only at the end."""
+    keep: int | None = 3
+    """The newest so many stay; None keeps all."""
+    resume: bool = True
+    """Whether to go on from the folder's newest checkpoint, if it has one."""
+    load: Path | None = None
+    """A checkpoint to begin from where the folder has none to go on from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingConfig:
+    """What meshscope records of the run."""
+
+    enabled: bool = True
+    run_dir: Path | None = None
+    """None is a new folder below `runs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One training run."""
+
+    model: ModelConfig | TimedModelConfig
+    num_steps: int = 100
+    name: str = "train"
+    seed: int = 0
+    device: DeviceKind = "auto"
+    compile: bool = False
+    """Whether torch.compile compiles every layer."""
+    max_restarts: int = 0
+    """How often all ranks are started again after one has died. Under torchrun it restarts."""
+    log_every: int = 1
+    """Steps between lines of progress."""
+    parallel: ParallelConfig = ParallelConfig()
+    batch: BatchConfig = BatchConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    memory: MemoryConfig = MemoryConfig()
+    communication: CommunicationConfig = CommunicationConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    data: DataConfig = DataConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    recording: RecordingConfig = RecordingConfig()
+    faults: tuple[Any, ...] = field(default=())
+    """`faults.Fault`s to inject: a test tool, off by default."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of the mesh."""
+        return self.parallel.layout
+
+    @property
+    def num_microbatches(self) -> int:
+        """Per dp rank and step."""
+        return self.batch.count_microbatches(self.parallel.dp)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one step."""
+        return self.batch.microbatch_size * self.num_microbatches * self.parallel.dp
+
+    @property
+    def schedule(self) -> Schedule:
+        """The pipeline's; on one pipeline rank, of one stage unless it loops."""
+        parallel = self.parallel
+        return build_schedule(
+            parallel.schedule, parallel.pp, self.num_microbatches, parallel.chunks_per_rank
+        )
