@@ -35,7 +35,7 @@ from meshscope.analyze.wait_graph import (
     is_elsewhere,
 )
 from meshscope.core.operations import Outcome
-from meshscope.store.reader import CLOCK_SKEW_NS
+from meshscope.store.attempts import CLOCK_SKEW_NS
 
 AFTER_NS = 5_000_000_000
 """Waits older than this are a hang."""

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.analyze.phases import Int64s, int64_column
-from meshscope.store.reader import CLOCK_SKEW_NS, Attempt, RankRecording
+from meshscope.store.attempts import CLOCK_SKEW_NS
+from meshscope.store.reader import Attempt, RankRecording
 
 WALL_CLOCK_UNCERTAINTY_NS = CLOCK_SKEW_NS
 """Hosts that keep time over the network differ by 1 ms to 1 s; nobody says by how much."""

@@ -17,6 +17,7 @@ from meshscope.errors import MeshscopeError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("meshscope.cli.run", "Run a training command and record every rank."),
+    "train": ("meshscope.cli.train", "Train what a TOML file says, in 3D, and record it."),
     "report": ("meshscope.cli.report", "Explain a recorded run."),
     "hang": ("meshscope.cli.hang", "Say which rank a stuck or dead job waits for."),
     "ls": ("meshscope.cli.ls", "List the runs below a folder."),
@@ -37,6 +38,7 @@ Exit codes:
   3    the run cannot be read
   4    an optional package is missing
   5    only from hang: the job hangs, or a rank died
+  6    only from train: a rank failed
   130  interrupted
 `meshscope run` passes on the exit code of the command it ran."""
 

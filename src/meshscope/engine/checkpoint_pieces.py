@@ -74,7 +74,8 @@ class PiecedTensor:
 
 def cut_into_pieces(tensor: Tensor, shard: ParameterShard) -> PiecedTensor:
     """The pieces of this rank's part, itself possibly a DTensor, of the full tensor."""
-    if shard.num_shards > 1 and tuple(tensor.shape) == shard.full_shape:
+    is_cut = shard.dim is not None and shard.num_shards > 1
+    if is_cut and hasattr(tensor, "to_local") and tuple(tensor.shape) == shard.full_shape:
         # A DTensor over tp: its own cut and the shard's would both be applied.
         raise UsageError(
             "parameters are DTensors over tensor parallel, which checkpoints cannot hold; train "

@@ -7,6 +7,7 @@ Shape suffixes: B batch, S sequence, s this rank's part of it under sequence par
 D hidden size, N heads and K kv heads of this rank, H head size.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshscope.engine.activation_recompute import StageRunner
 from meshscope.engine.initialization import initialize_parameters
 from meshscope.engine.model_config import ModelConfig, split_layers
 from meshscope.engine.sharding import ParameterShard
@@ -104,6 +106,8 @@ class Stage(nn.Module):
         self.is_last = layers.stop == config.num_layers
         self.tp_group = options.tp_group
         self.sequence_parallel = options.sequence_parallel
+        self.runner = StageRunner()
+        """Calls the layers and the loss; memory strategies put theirs here and into the blocks."""
         if self.is_first:
             self.token_embedding = VocabParallelEmbedding(
                 config.vocab_size,
@@ -166,16 +170,16 @@ class Stage(nn.Module):
         targets in this batch that are not ignored; without targets, the logits of all tokens. To
         average over microbatches and dp ranks exactly, pass the number of targets in all of them.
         """
-        x_BsD = self._embed(x) if self.is_first else x
         rotation = self.rotation if self.config.position == "rope" else None
-        for block in self.layers.values():
-            x_BsD = block(x_BsD, rotation)
+        blocks = list(self.layers.values())
+        first = self._embed if self.is_first else None
+        x_BsD = self.runner.run_layers(blocks, x, rotation, first=first)
         if not self.is_last:
             return x_BsD
-        logits = self.head(self.final_norm(x_BsD))
         if targets_BS is None:
+            logits = self.head(self.final_norm(x_BsD))
             return gather_from_region(logits, self.tp_group, -1, self.config.vocab_size)
-        return self._average_loss(logits, targets_BS, num_targets)
+        return self._average_loss(x_BsD, targets_BS, num_targets)
 
     def _embed(self, ids_BS: Tensor) -> Tensor:
         if ids_BS.shape[1] > self.config.sequence_length:
@@ -189,19 +193,32 @@ class Stage(nn.Module):
         return x_BsD
 
     def _average_loss(
-        self, logits: Tensor, targets_BS: Tensor, num_targets: Tensor | int | None
+        self, x_BsD: Tensor, targets_BS: Tensor, num_targets: Tensor | int | None
     ) -> Tensor:
+        if num_targets is None:
+            # At least 1: a batch of nothing but ignored targets has loss 0, not nan.
+            num_targets = (targets_BS != IGNORED_TARGET).sum().clamp(min=1)
+        total = self.runner.sum_losses(
+            self._sum_losses,
+            x_BsD,
+            targets_BS,
+            # The logits of a chunk are then no larger than what an MLP computes inside.
+            num_chunks=math.ceil(
+                self.config.vocab_size / (self.config.num_ffn_inputs * self.config.ffn_hidden_size)
+            ),
+            num_sequence_parts=group_size(self.tp_group) if self.sequence_parallel else 1,
+        )
+        return total / num_targets
+
+    def _sum_losses(self, x_BsD: Tensor, targets_BS: Tensor) -> Tensor:
         losses_BS = vocab_parallel_cross_entropy(
-            logits,
+            self.head(self.final_norm(x_BsD)),
             targets_BS,
             vocab_size=self.config.vocab_size,
             group=self.tp_group,
             ignore_index=IGNORED_TARGET,
         )
-        if num_targets is None:
-            # At least 1: a batch of nothing but ignored targets has loss 0, not nan.
-            num_targets = (targets_BS != IGNORED_TARGET).sum().clamp(min=1)
-        return losses_BS.sum() / num_targets
+        return losses_BS.sum()
 
 
 class Block(nn.Module):
@@ -213,12 +230,20 @@ class Block(nn.Module):
         self.attention = Attention(config, options)
         self.mlp_norm = make_norm(config, options)
         self.mlp = Mlp(config, options)
+        self.runner = StageRunner()
 
     def forward(self, x_BsD: Tensor, rotation: "Rotation | None") -> Tensor:
         """The residual stream after this block."""
-        x_BsD = x_BsD + self.attention(self.attention_norm(x_BsD), rotation)
-        x_BsD = x_BsD + self.mlp(self.mlp_norm(x_BsD))
-        return x_BsD
+        x_BsD = self.runner.run_part(self._attend, x_BsD, rotation)
+        return self.runner.run_part(self._feed_forward, x_BsD)
+
+    def _attend(self, x_BsD: Tensor, rotation: "Rotation | None") -> Tensor:
+        added: Tensor = self.attention(self.attention_norm(x_BsD), rotation)
+        return x_BsD + added
+
+    def _feed_forward(self, x_BsD: Tensor) -> Tensor:
+        added: Tensor = self.mlp(self.mlp_norm(x_BsD))
+        return x_BsD + added
 
 
 class Attention(nn.Module):

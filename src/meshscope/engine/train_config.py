@@ -98,7 +98,8 @@ class MemoryConfig:
     cap_gib: float | None = None
     """Memory a rank may use, GiB; None is what its device has."""
     offload_dir: Path | None = None
-    """With `extreme`, which needs it: a folder on a local disk where activations are put."""
+    """With `extreme`: a folder on a local disk where activations are put; None is the system's
+    temporary folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

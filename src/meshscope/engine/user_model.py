@@ -20,10 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from meshscope.engine.activation_recompute import StageRunner
 from meshscope.engine.initialization import seeded_by_name
 from meshscope.engine.model_config import find_split_problems, split_layers
 from meshscope.engine.sharding import ParameterShard
@@ -123,14 +125,19 @@ class UserStage(nn.Module):
         self.is_first = self.layer_range.start == 0
         self.is_last = self.layer_range.stop == num_layers
         self.loss = loss
+        self.runner = StageRunner()
+        """Calls the layers and the loss; memory strategies put theirs here."""
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """The last layer's output, or the loss where this stage has one and targets are given."""
-        for layer in self.layers.values():
-            x = layer(x)
+        last = None
         if self.is_last and self.loss is not None and targets is not None:
-            return self.loss(x, targets)
-        return x
+            last = partial(_call_loss, self.loss, targets)
+        return self.runner.run_layers(list(self.layers.values()), x, last=last)
+
+
+def _call_loss(loss: Loss, targets: Tensor, x: Tensor) -> Tensor:
+    return loss(x, targets)
 
 
 def build_user_stage(

@@ -1,0 +1,45 @@
+"""Makes the data parallelism a configuration asks for: the reducer, DDP or FSDP2."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from meshscope.core.layout import Axis
+from meshscope.engine.fully_sharded import FullyShardedDataParallel
+from meshscope.engine.mesh import Mesh
+from meshscope.engine.torch_ddp import DataParallel, ReducedDataParallel, TorchDdp
+from meshscope.engine.train_config import TrainConfig
+
+_PARAM_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def make_data_parallel(
+    config: TrainConfig, stages: Mapping[int, nn.Module], mesh: Mesh
+) -> DataParallel:
+    """Around this rank's stages; FSDP2 changes them in place. Collective.
+
+    With dp 1 there is nothing to average, and it is the reducer, which then does nothing; except
+    for FSDP2 in a process group, which cuts over one rank.
+    """
+    kind, communication = config.parallel.data_parallel, config.communication
+    bucket_bytes = round(communication.bucket_mib * 2**20)
+    if kind == "fsdp" and mesh.device_mesh is not None:
+        return FullyShardedDataParallel(
+            stages,
+            mesh.submesh(Axis.DP),
+            zero_stage=config.parallel.zero_stage,
+            param_dtype=_PARAM_DTYPES.get(config.precision.compute),
+            reduce_dtype=torch.float32,
+        )
+    if kind == "ddp" and mesh.dp_group is not None:
+        return TorchDdp(stages, mesh.dp_group, bucket_bytes=bucket_bytes)
+    compression = communication.compression
+    return ReducedDataParallel(
+        stages,
+        mesh.dp_group,
+        bucket_bytes=bucket_bytes,
+        strategy=communication.strategy,
+        compression=None if compression == "none" else compression,
+        local_world_size=communication.ranks_per_node,
+    )

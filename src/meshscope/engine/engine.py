@@ -1,0 +1,603 @@
+"""The engine: a model spread over the mesh, and what a training step does with it.
+
+    engine = Engine(config)                     # on every rank, in an initialised process group
+    for step in range(config.num_steps):
+        result = engine.train_step(tokens)      # [microbatches, size, length + 1] of this dp rank
+    engine.save(folder)
+
+or microbatch by microbatch, in one order on all ranks:
+
+    engine.begin_step()
+    for index, (inputs, targets) in enumerate(microbatches):
+        engine.forward(index, inputs, targets)
+        engine.backward(index)
+    result = engine.finish_step()
+
+A step: forwards and backwards in the order of the schedule, gradients averaged over dp while the
+last backwards run, sums over tp (sequence parallel) and between the copies of a tied table, one
+all-reduce over all ranks for loss, norm and wishes to stop, clipping, and the optimizer. All ranks
+take a step or none: one that is not finite anywhere is skipped everywhere.
+
+`config`, `layout`, `mesh`, `stages`, `shards`, `schedule`, `optimizer` and `statistics` are there
+to be read. Collective means: every rank must call it.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshscope.core.layout import Axis, Layout
+from meshscope.core.placement import launch_identity
+from meshscope.core.schedule import Action, ActionKind
+from meshscope.engine.activation_memory import (
+    MemoryStatistics,
+    MemoryStrategy,
+    make_memory_strategy,
+)
+from meshscope.engine.checkpoint import load_checkpoint, save_checkpoint
+from meshscope.engine.config_file import to_document
+from meshscope.engine.config_problems import require_valid_config
+from meshscope.engine.data_parallel_choice import make_data_parallel
+from meshscope.engine.dtensor_parallel import parallelize_stage, reduce_partial_gradients
+from meshscope.engine.faults import FaultInjector
+from meshscope.engine.fully_sharded import FullyShardedDataParallel
+from meshscope.engine.gradient_norm import (
+    GradientHealth,
+    clip_to_norm,
+    measure_square,
+    scale_gradients,
+    sync_tied_gradients,
+)
+from meshscope.engine.learning_rate import set_learning_rate
+from meshscope.engine.loss_scale import LossScale
+from meshscope.engine.memory_estimate import count_in_flight
+from meshscope.engine.mesh import Mesh
+from meshscope.engine.model import Stage
+from meshscope.engine.model_source import ModelSource, StagePlace, make_source
+from meshscope.engine.optimizer import make_learning_rate, make_optimizer
+from meshscope.engine.pipeline import Microbatch, PipelineExecutor, PipelineStep
+from meshscope.engine.sharding import ParameterShard, find_parameter_shards
+from meshscope.engine.step_actions import StepActions
+from meshscope.engine.tensor_parallel import reduce_sequence_parallel_gradients
+from meshscope.engine.train_config import TrainConfig
+from meshscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from meshscope.capture.recorder import Recorder
+
+Batch = Tensor | Sequence[Microbatch]
+"""Tokens [microbatches, size, length + 1], or inputs and targets of each microbatch."""
+
+_AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step did; the same on every rank."""
+
+    step: int
+    """Counted from 0."""
+    loss: float
+    """Mean over the global batch, before the step."""
+    gradient_norm: float
+    """L2 over the whole model, before clipping."""
+    clip_ratio: float
+    """What gradients were multiplied by."""
+    learning_rate: float
+    loss_scale: float
+    """What the loss was multiplied by; 1 without fp16."""
+    is_skipped: bool
+    """Gradients were not finite, so no rank took the step."""
+    num_tokens: int
+    """Of all dp ranks."""
+    is_stop_wanted: bool
+    """Some rank was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatistics:
+    """What this rank has done so far."""
+
+    num_steps: int
+    num_skipped_steps: int
+    num_tokens: int
+    """Of all dp ranks."""
+    peak_activations: int
+    """Stage activations held at once in the latest step, stages × microbatches."""
+    gradients: Any
+    """Of gradient synchronisation; what it is depends on `parallel.data_parallel`."""
+    memory: MemoryStatistics
+
+
+class Engine:
+    """One rank's part in training. Making one is collective."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        model: ModelSource | None = None,
+        mesh: Mesh | None = None,
+        device: torch.device | str | None = None,
+        recorder: "Recorder | None" = None,
+    ) -> None:
+        """`model` is for models of one's own; the configuration's is the default. A `mesh` made
+        before saves its groups. `recorder` gets steps, phases and pipeline actions. Raises
+        UsageError with every problem."""
+        self.config = config
+        self.device = torch.device(device or pick_device(config))
+        require_valid_config(config, device_type=self.device.type, has_own_model=model is not None)
+        self.mesh = mesh or Mesh(config.layout, self.device)
+        self.schedule = config.schedule
+        self.recorder = recorder
+        self._source = model or make_source(config)
+        self._memory = self._make_memory_strategy()
+        self.stages: dict[int, nn.Module] = {
+            index: self._build_stage(index) for index in self.schedule.stages_of(self.mesh.here.pp)
+        }
+        self.data_parallel = make_data_parallel(config, self.stages, self.mesh)
+        self.optimizer = make_optimizer(config.optimizer, self.stages.values(), self.device)
+        self.loss_scale = LossScale(
+            config.precision.initial_loss_scale,
+            config.precision.loss_scale_growth_steps,
+            is_enabled=config.precision.compute == "fp16",
+        )
+        self.learning_rate = make_learning_rate(config.optimizer, config.num_steps)
+        self.faults = make_injector(config, self.mesh, recorder)
+        self.faults.attach(self.stages)
+        self._actions = StepActions(
+            self.schedule,
+            self.stages,
+            self.data_parallel,
+            record=self.faults.wrap_recorder(make_action_recorder(recorder, tuple(self.stages))),
+        )
+        self.executor = PipelineExecutor(
+            self.schedule,
+            self.data_parallel.modules,
+            self.mesh.pp_group,
+            hidden_shape=self._hidden_shape(),
+            dtype=self._pipeline_dtype(),
+            device=self.device,
+            record=self._actions,
+            forward_context=self._forward_context,
+        )
+        self.step = 0
+        """The next step's number."""
+        self.num_tokens = 0
+        self._num_skipped = 0
+        self._by_hand: _StepByHand | None = None
+
+    # --- what it is made of ------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """Of the mesh."""
+        return self.mesh.layout
+
+    @property
+    def shards(self) -> dict[str, ParameterShard]:
+        """What of each parameter this rank holds, by the model's parameter names."""
+        found: dict[str, ParameterShard] = {}
+        for stage in self.stages.values():
+            found |= find_parameter_shards(stage)
+        return found
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """Since the engine was made. Reading it may wait for an accelerator."""
+        return EngineStatistics(
+            num_steps=self.step,
+            num_skipped_steps=self._num_skipped,
+            num_tokens=self.num_tokens,
+            peak_activations=self.executor.peak_activations,
+            gradients=self.data_parallel.statistics,
+            memory=self._memory.statistics,
+        )
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the last stage is on this rank."""
+        return self.schedule.num_stages - 1 in self.stages
+
+    def close(self) -> None:
+        """Takes hooks off and removes offloaded activations; process groups stay."""
+        self.faults.close()
+        self.data_parallel.close()
+        self._memory.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- a step ------------------------------------------------------------------------------
+
+    def train_step(
+        self,
+        batch: Batch | Callable[[], Batch],
+        *,
+        loss_weights: Sequence[float] | None = None,
+        wants_stop: bool = False,
+    ) -> StepResult:
+        """Forward, backward and optimizer for this dp rank's batch. Collective.
+
+        A callable is asked for the batch inside of the step, as its phase `data`. `loss_weights`
+        are the microbatches' parts in this dp rank's loss, by default 1/m each.
+        """
+        if self._by_hand is not None:
+            raise UsageError("a step begun by hand is open; call finish_step first")
+        with self._recorded_step():
+            self.faults.begin_step(self.step)
+            with self._phase("data"), self.faults.phase("data"):
+                microbatches = self._to_microbatches(batch() if callable(batch) else batch)
+            self._open_step()
+            weights = self._weigh(loss_weights)
+            losses = self.executor.run_step(
+                microbatches, loss_weights=[weight * self.loss_scale.value for weight in weights]
+            )
+            return self._complete(losses, weights, wants_stop=wants_stop)
+
+    def begin_step(self, *, loss_weights: Sequence[float] | None = None) -> None:
+        """Begins a step whose microbatches the caller runs."""
+        if self._by_hand is not None:
+            raise UsageError("a step begun by hand is open; call finish_step first")
+        recording = self._recorded_step()
+        recording.__enter__()
+        self.faults.begin_step(self.step)
+        self._open_step()
+        weights = self._weigh(loss_weights)
+        microbatches: list[Microbatch] = [(None, None)] * self.schedule.num_microbatches
+        scaled = [weight * self.loss_scale.value for weight in weights]
+        self._by_hand = _StepByHand(
+            step=self.executor.begin_by_hand(microbatches, scaled),
+            microbatches=microbatches,
+            weights=weights,
+            recording=recording,
+        )
+
+    def forward(
+        self, index: int, inputs: Tensor | None = None, targets: Tensor | None = None
+    ) -> Tensor | None:
+        """Microbatch `index` through this rank's stages; its loss where the last one is.
+
+        Waits for the stages before. Ranks that hold neither the first nor the last stage need
+        neither inputs nor targets.
+        """
+        by_hand = self._require_by_hand()
+        self._check_index(index)
+        by_hand.microbatches[index] = self._to_device((inputs, targets))
+        for stage in sorted(self.stages):
+            by_hand.step.run(Action(ActionKind.FORWARD, stage, index))
+        return by_hand.step.result(index) if self.has_loss else None
+
+    def backward(self, index: int) -> None:
+        """Microbatch `index` back through this rank's stages; gradients add up."""
+        by_hand = self._require_by_hand()
+        self._check_index(index)
+        for stage in sorted(self.stages, reverse=True):
+            is_split = stage in self.executor.put_off
+            kinds = (
+                (ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD)
+                if is_split
+                else (ActionKind.BACKWARD,)
+            )
+            for kind in kinds:
+                by_hand.step.run(Action(kind, stage, index))
+
+    def finish_step(self, *, wants_stop: bool = False) -> StepResult:
+        """After all microbatches: synchronises gradients and takes the step. Collective."""
+        by_hand = self._require_by_hand()
+        by_hand.step.finish()
+        self._by_hand = None
+        try:
+            return self._complete(
+                by_hand.step.take_results(), by_hand.weights, wants_stop=wants_stop
+            )
+        finally:
+            by_hand.recording.__exit__(None, None, None)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> float:
+        """The mean loss of a batch over all dp ranks, without learning from it. Collective."""
+        with self._phase("evaluation"):
+            losses = self.executor.evaluate(self._to_microbatches(batch))
+            weights = self._weigh(None)
+            return self._sum_over_mesh([self._own_loss(losses, weights)])[0]
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    def save(self, folder: Path, *, keep: int | None = None) -> Path:
+        """Saves everything needed to go on, on this or another layout. Collective."""
+        state: dict[str, Any] = {
+            "num_tokens": self.num_tokens,
+            "loss_scale": self.loss_scale.to_document(),
+            "config": to_document(self.config),
+        }
+        with self._phase("checkpoint"):
+            return save_checkpoint(
+                folder,
+                step=self.step,
+                stages=self.stages,
+                optimizer=self.optimizer,
+                state=state,
+                keep=keep,
+            )
+
+    def load(self, path: Path) -> None:
+        """Goes on from a checkpoint of the same model, saved on whatever layout. Collective."""
+        with self._phase("checkpoint"):
+            loaded = load_checkpoint(path, stages=self.stages, optimizer=self.optimizer)
+        self.step = loaded.step
+        self.num_tokens = int(loaded.state.get("num_tokens", 0))
+        scale = loaded.state.get("loss_scale")
+        if isinstance(scale, dict):
+            self.loss_scale.restore(scale)
+
+    # --- parts of a step ---------------------------------------------------------------------
+
+    def _open_step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self._actions.begin_step()
+
+    def _complete(
+        self, losses: Sequence[Tensor], weights: Sequence[float], *, wants_stop: bool
+    ) -> StepResult:
+        modules = list(self.stages.values())
+        with self._phase("gradient sync"):
+            self.data_parallel.finish()
+            for module in modules:
+                self._sum_over_tp(module)
+            self._sync_tied(modules)
+        self.faults.on_gradients(modules)
+        with self._phase("gradient norm"):
+            loss, health, is_stop_wanted = self._measure(
+                modules, self._own_loss(losses, weights), wants_stop=wants_stop
+            )
+        rate = self.learning_rate.at(self.step)
+        set_learning_rate(self.optimizer, rate)
+        with self._phase("optimizer"), self.faults.phase("optimizer"):
+            if health.is_finite:
+                self.optimizer.step()
+        result = StepResult(
+            step=self.step,
+            loss=loss,
+            gradient_norm=health.norm,
+            clip_ratio=health.clip_ratio,
+            learning_rate=rate,
+            loss_scale=self.loss_scale.value,
+            is_skipped=not health.is_finite,
+            num_tokens=self._tokens_per_step,
+            is_stop_wanted=is_stop_wanted,
+        )
+        self.loss_scale.update(is_finite=health.is_finite)
+        self._note(result)
+        return result
+
+    def _sum_over_tp(self, module: nn.Module) -> None:
+        """Gradients of which each tp rank has its part of the sequence only."""
+        if self.config.parallel.tensor_parallel == "dtensor":
+            reduce_partial_gradients(module)
+        else:
+            reduce_sequence_parallel_gradients(module, self.mesh.tp_group)
+
+    def _sync_tied(self, modules: Sequence[nn.Module]) -> None:
+        tied = [
+            weight
+            for module in modules
+            if (weight := getattr(module, "tied_weight", None)) is not None
+        ]
+        if len(tied) == 2:
+            # First and last stage on one rank: nothing to send, but both copies need the sum.
+            _add_gradients(*tied)
+        elif tied:
+            sync_tied_gradients(tied[0], self.mesh.tied_group)
+
+    def _measure(
+        self, modules: Sequence[nn.Module], own_loss: Tensor, *, wants_stop: bool
+    ) -> tuple[float, GradientHealth, bool]:
+        """Loss, norm and wishes to stop of all ranks, in one all-reduce; clips gradients."""
+        scale = self.loss_scale.value
+        if scale != 1.0:
+            scale_gradients(modules, 1.0 / scale)
+        here = self.mesh.here
+        square = measure_square(modules, counts_whole=here.tp == 0, counts_undivided=here.dp == 0)
+        loss, total, num_stops = self._sum_over_mesh([own_loss, square, float(wants_stop)])
+        # A square below zero cannot be; nan stays nan.
+        health = clip_to_norm(modules, total**0.5, self.config.optimizer.max_gradient_norm)
+        return loss, health, num_stops > 0
+
+    def _own_loss(self, losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """This rank's part of the step's loss: the sum over all ranks is its mean over dp."""
+        own = torch.zeros((), dtype=torch.float64, device=self.device)
+        if losses and self.mesh.here.tp == 0:
+            factors = torch.tensor(weights, dtype=torch.float64, device=self.device)
+            own = (torch.stack(list(losses)).double() * factors).sum() / self.layout.dp
+        return own
+
+    def _sum_over_mesh(self, values: Sequence[Tensor | float]) -> list[float]:
+        device = self.device
+        parts = [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
+        total = torch.stack(parts)
+        if self.mesh.world_group is not None:
+            dist.all_reduce(total, group=self.mesh.world_group)
+        numbers: list[float] = total.tolist()
+        return numbers
+
+    def _note(self, result: StepResult) -> None:
+        self.step += 1
+        self.num_tokens += result.num_tokens
+        self._num_skipped += result.is_skipped
+        if self.recorder is not None:
+            self.recorder.log(
+                loss=result.loss,
+                grad_norm=result.gradient_norm,
+                lr=result.learning_rate,
+                tokens=result.num_tokens // self.layout.dp,
+            )
+
+    @property
+    def _tokens_per_step(self) -> int:
+        return self.config.global_batch_size * self.config.model.sequence_length
+
+    # --- batches -----------------------------------------------------------------------------
+
+    def _to_microbatches(self, batch: Batch) -> list[Microbatch]:
+        if isinstance(batch, Tensor):
+            tokens = batch.to(self.device, non_blocking=True)
+            return [(part[:, :-1], part[:, 1:]) for part in tokens]
+        return [self._to_device(microbatch) for microbatch in batch]
+
+    def _to_device(self, microbatch: Microbatch) -> Microbatch:
+        inputs, targets = (
+            None if part is None else part.to(self.device, non_blocking=True) for part in microbatch
+        )
+        return inputs, targets
+
+    def _weigh(self, loss_weights: Sequence[float] | None) -> Sequence[float]:
+        num_microbatches = self.schedule.num_microbatches
+        if loss_weights is None:
+            return [1 / num_microbatches] * num_microbatches
+        if len(loss_weights) != num_microbatches:
+            raise UsageError(
+                f"got {len(loss_weights)} loss weights, but a step has {num_microbatches} "
+                "microbatches; give one for each"
+            )
+        return loss_weights
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < self.schedule.num_microbatches:
+            raise UsageError(
+                f"microbatch {index} is outside 0..{self.schedule.num_microbatches - 1}; "
+                "batch.num_microbatches says how many a step has"
+            )
+
+    def _require_by_hand(self) -> "_StepByHand":
+        if self._by_hand is None:
+            raise UsageError("no step is open; call begin_step first")
+        return self._by_hand
+
+    # --- how it is made ----------------------------------------------------------------------
+
+    def _make_memory_strategy(self) -> MemoryStrategy:
+        pp_rank, memory = self.mesh.here.pp, self.config.memory
+        strategy = make_memory_strategy(
+            memory.strategy,
+            device=self.device,
+            offload_dir=memory.offload_dir or Path(tempfile.gettempdir()),
+            num_in_flight=count_in_flight(self.schedule, pp_rank),
+        )
+        strategy.follow(self.schedule, pp_rank)
+        return strategy
+
+    def _build_stage(self, index: int) -> nn.Module:
+        parallel = self.config.parallel
+        place = StagePlace(
+            index=index,
+            num_stages=self.schedule.num_stages,
+            stage_sizes=parallel.stage_sizes,
+            tp_group=self.mesh.tp_group if parallel.tensor_parallel == "plain" else None,
+            sequence_parallel=parallel.sequence_parallel,
+            seed=self.config.seed,
+            device=self.device,
+        )
+        stage = self._source.build(place)
+        if parallel.tensor_parallel == "dtensor" and self.mesh.tp_group is not None:
+            assert isinstance(stage, Stage), "validation refuses other models"
+            parallelize_stage(
+                stage, self.mesh.submesh(Axis.TP), sequence_parallel=parallel.sequence_parallel
+            )
+        self._memory.prepare(stage)
+        if self.config.compile:
+            stage.compile()
+        return stage
+
+    def _hidden_shape(self) -> tuple[int, ...]:
+        stage = next(iter(self.stages.values()))
+        return self._source.hidden_shape(stage, self.config.batch.microbatch_size)
+
+    def _pipeline_dtype(self) -> torch.dtype:
+        """The dtype of what stages hand on: under autocast the residual stream stays float32."""
+        if self._has_own_casts:
+            return _AUTOCAST_DTYPES.get(self.config.precision.compute, torch.float32)
+        return torch.float32
+
+    @property
+    def _has_own_casts(self) -> bool:
+        """FSDP2 gathers parameters in the dtype to compute in: autocast has nothing to do."""
+        return isinstance(self.data_parallel, FullyShardedDataParallel)
+
+    @contextmanager
+    def _forward_context(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._memory.forward_context())
+            dtype = _AUTOCAST_DTYPES.get(self.config.precision.compute)
+            if dtype is not None and not self._has_own_casts:
+                stack.enter_context(torch.autocast(self.device.type, dtype))
+            yield
+
+    def _phase(self, name: str) -> AbstractContextManager[object]:
+        return nullcontext() if self.recorder is None else self.recorder.phase(name)
+
+    def _recorded_step(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.recorder is None else self.recorder.step(self.step)
+
+
+@dataclass(slots=True, kw_only=True)
+class _StepByHand:
+    """A step between `begin_step` and `finish_step`."""
+
+    step: PipelineStep
+    microbatches: list[Microbatch]
+    weights: Sequence[float]
+    recording: AbstractContextManager[object]
+
+
+def pick_device(config: TrainConfig) -> torch.device:
+    """The device of this process: as configured, or an accelerator where there is one."""
+    kind = config.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> Any:
+    """What writes pipeline actions into the recording; None where nothing is recorded."""
+    if recorder is None:
+        return None
+    from meshscope.engine.action_recording import RecordedActions
+
+    return RecordedActions(recorder, stages)
+
+
+def make_injector(config: TrainConfig, mesh: Mesh, recorder: "Recorder | None") -> FaultInjector:
+    """The configured faults of this rank; without any it does nothing."""
+    injector = FaultInjector(
+        config.faults,
+        mesh.rank,
+        mesh.here,
+        attempt=launch_identity(os.environ).restart_count,
+        record=recorder,
+        device=mesh.device,
+    )
+    injector.watch_groups({"dp": mesh.dp_group, "tp": mesh.tp_group, "pp": mesh.pp_group})
+    return injector
+
+
+@torch.no_grad()
+def _add_gradients(first: nn.Parameter, second: nn.Parameter) -> None:
+    grads = [weight.grad for weight in (first, second) if weight.grad is not None]
+    if not grads:
+        return
+    total = torch.stack(grads).sum(0)
+    first.grad, second.grad = total, total.clone()

@@ -1,0 +1,54 @@
+"""What happens around every pipeline action of a training step.
+
+Before it, data parallelism is told whether this backward is the last of its stage: gradients are
+sent while the others still run. Around it, the action is recorded and faults are injected.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+from torch import nn
+
+from meshscope.core.schedule import Action, ActionKind, Schedule
+from meshscope.engine.pipeline import ActionRecorder, NoRecorder
+from meshscope.engine.torch_ddp import DataParallel
+
+
+class StepActions:
+    """The engine's `ActionRecorder`."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, nn.Module],
+        data_parallel: DataParallel,
+        *,
+        record: ActionRecorder | None = None,
+    ) -> None:
+        self._stages = stages
+        self._data_parallel = data_parallel
+        self._record = record or NoRecorder()
+        self._num_microbatches = schedule.num_microbatches
+        self._num_done: dict[int, int] = {}
+
+    def begin_step(self) -> None:
+        """Nothing is complete yet."""
+        self._num_done = dict.fromkeys(self._stages, 0)
+        self._data_parallel.start_accumulating()
+
+    @contextmanager
+    def run(self, action: Action) -> Iterator[None]:
+        """Around the computation of an action."""
+        # Weight gradients of their own action are seen by no hook: `finish` sends those.
+        if action.kind is ActionKind.BACKWARD and self._is_last(action):
+            self._data_parallel.start_last_backward(action.stage)
+        with self._record.run(action):
+            yield
+
+    def wait(self, action: Action) -> AbstractContextManager[object]:
+        """Around waiting for what it needs."""
+        return self._record.wait(action)
+
+    def _is_last(self, action: Action) -> bool:
+        self._num_done[action.stage] += 1
+        return self._num_done[action.stage] == self._num_microbatches

@@ -1,0 +1,412 @@
+"""Trains whole engines in many layouts, and the same model in one process, and compares.
+
+    python -m tests.distributed.engine_equality FOLDER [--full]
+
+Leaves `FOLDER/results.jsonl`, one line for each case: the largest differences of losses, gradients
+and weights from the single-process model over all steps and ranks. Plain SGD with momentum at a
+real learning rate: Adam would hide wrong scales.
+"""
+
+import dataclasses
+import itertools
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.distributed.fork_ranks import import_everything, run_ranks
+from torch import Tensor
+
+from meshscope.core.layout import Layout
+from meshscope.core.schedule_builders import BUILDERS
+from meshscope.engine import ModelConfig, build_stage, find_parameter_shards, gather_parameter
+from meshscope.engine.dtensor_parallel import gather_full_tensors
+from meshscope.engine.engine import Engine
+from meshscope.engine.mesh import Mesh
+from meshscope.engine.train_config import (
+    BatchConfig,
+    MemoryConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+
+NUM_STEPS = 5
+LEARNING_RATE = 0.5
+MOMENTUM = 0.9
+SEED = 5
+GLOBAL_BATCH_SIZE = 16
+TOLERANCE = 1e-5
+NUM_MICROBATCHES = {1: 8, 2: 8, 4: 4}
+"""By dp: with pp 4 every schedule needs at least 4."""
+
+LLAMA = ModelConfig(
+    vocab_size=61,
+    num_layers=8,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    ffn_hidden_size=48,
+    sequence_length=16,
+    init_std=0.14,  # where five steps at this learning rate amplify rounding little
+)
+MODELS = {
+    "llama": LLAMA,
+    "gpt tied": dataclasses.replace(
+        LLAMA,
+        num_kv_heads=4,
+        norm="layernorm",
+        position="learned",
+        activation="gelu",
+        bias=True,
+        tie_embeddings=True,
+    ),
+}
+OFFLOAD_DIR = Path(tempfile.gettempdir()) / "meshscope-equality"
+UNEVEN_SIZES = {1: (8,), 2: (5, 3), 4: (3, 1, 2, 2), 8: (1,) * 8}
+"""Layers of each stage, by the number of stages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way to train the model."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    schedule: str = "1f1b"
+    is_uneven: bool = False
+    data_parallel: str = "reducer"
+    zero_stage: int = 3
+    tensor_parallel: str = "plain"
+    memory: str = "basic"
+    sequence_parallel: bool = False
+    order: tuple[str, ...] = ("pp", "dp", "tp")
+    model: str = "llama"
+    by_hand: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.tp * self.pp
+
+    @property
+    def num_stages(self) -> int:
+        return self.pp * BUILDERS[self.schedule].default_chunks
+
+    @property
+    def name(self) -> str:
+        data_parallel = self.data_parallel
+        if data_parallel == "fsdp":
+            data_parallel += f" zero {self.zero_stage}"
+        parts = [
+            f"{self.dp}×{self.tp}×{self.pp}",
+            self.schedule,
+            "uneven" if self.is_uneven else "",
+            data_parallel,
+            self.memory,
+            "SP" if self.sequence_parallel else "",
+            "DTensor" if self.tensor_parallel == "dtensor" else "",
+            ",".join(self.order) if self.order != ("pp", "dp", "tp") else "",
+            self.model,
+            "by hand" if self.by_hand else "",
+        ]
+        return " ".join(part for part in parts if part)
+
+    def make_config(self) -> TrainConfig:
+        num_microbatches = NUM_MICROBATCHES[self.dp]
+        return TrainConfig(
+            model=MODELS[self.model],
+            num_steps=NUM_STEPS,
+            seed=SEED,
+            device="cpu",
+            parallel=ParallelConfig(
+                dp=self.dp,
+                tp=self.tp,
+                pp=self.pp,
+                order=self.order,
+                schedule=self.schedule,
+                stage_sizes=UNEVEN_SIZES[self.num_stages] if self.is_uneven else None,
+                data_parallel=self.data_parallel,
+                zero_stage=self.zero_stage,
+                tensor_parallel=self.tensor_parallel,
+                sequence_parallel=self.sequence_parallel,
+            ),
+            batch=BatchConfig(
+                microbatch_size=GLOBAL_BATCH_SIZE // self.dp // num_microbatches,
+                num_microbatches=num_microbatches,
+            ),
+            memory=MemoryConfig(
+                strategy=self.memory,
+                offload_dir=OFFLOAD_DIR if self.memory == "extreme" else None,
+            ),
+            optimizer=OptimizerConfig(
+                kind="sgd",
+                learning_rate=LEARNING_RATE,
+                momentum=MOMENTUM,
+                max_gradient_norm=None,
+            ),
+        )
+
+
+def make_tokens() -> Tensor:
+    """One batch for all steps, so that it learns."""
+    shape = (GLOBAL_BATCH_SIZE, LLAMA.sequence_length + 1)
+    return torch.randint(0, 61, shape, generator=torch.Generator().manual_seed(3))
+
+
+@dataclass
+class Reference:
+    """What one process computes."""
+
+    losses: list[float]
+    gradients: list[dict[str, Tensor]]
+    norms: list[float]
+    weights: dict[str, Tensor]
+
+
+def train_reference(config: ModelConfig) -> Reference:
+    model = build_stage(config, seed=SEED)
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum=MOMENTUM)
+    found = Reference([], [], [], {})
+    tokens = make_tokens()
+    for _ in range(NUM_STEPS):
+        optimizer.zero_grad()
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        found.losses.append(loss.item())
+        found.gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        found.norms.append(norm.item())
+        optimizer.step()
+    found.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return found
+
+
+REFERENCES: dict[str, Reference] = {}
+"""Filled before ranks are forked, from what a process of its own has trained."""
+
+
+@dataclass
+class Differences:
+    """The largest over steps; of gradients and weights, over elements."""
+
+    loss: float = 0.0
+    gradient: float = 0.0
+    worst_gradient: str = ""
+    weight: float = 0.0
+    norm: float = 0.0
+    last_loss: float = 0.0
+    seconds: float = 0.0
+
+
+def gather_all(engine: Engine, what: str) -> Iterator[tuple[str, Tensor]]:
+    def read(parameter: torch.nn.Parameter) -> Tensor:
+        return parameter.grad if what == "grad" else parameter.detach()
+
+    for stage in engine.stages.values():
+        shards = find_parameter_shards(stage)
+        if engine.config.parallel.tensor_parallel == "dtensor":
+            for name, full in gather_full_tensors(stage, read).items():
+                yield (shards[name].tied_to if name in shards else None) or name, full
+            continue
+        for name, parameter in stage.named_parameters():
+            value = read(parameter)
+            local = value.full_tensor() if hasattr(value, "full_tensor") else value
+            full = gather_parameter(local, shards[name], engine.mesh.tp_group)
+            yield shards[name].tied_to or name, full
+
+
+def take_step(engine: Engine, case: Case, tokens: Tensor) -> Any:
+    """This dp rank's part of the batch, at once or microbatch by microbatch."""
+    config = engine.config
+    own = tokens.unflatten(0, (case.dp, config.num_microbatches, -1))[engine.mesh.here.dp]
+    if not case.by_hand:
+        return engine.train_step(own)
+    engine.begin_step()
+    for index, part in enumerate(own):
+        engine.forward(index, part[:, :-1], part[:, 1:])
+    for index in range(len(own)):
+        engine.backward(index)
+    return engine.finish_step()
+
+
+def compare(case: Case, mesh: Mesh) -> Differences:
+    began = time.monotonic()
+    reference = REFERENCES[case.model]
+    engine = Engine(case.make_config(), mesh=mesh)
+    tokens = make_tokens()
+    found = Differences()
+
+    def widen(name: str, difference: float, culprit: str = "") -> None:
+        if not difference <= getattr(found, name):  # nan is a difference as well
+            setattr(found, name, difference)
+            if culprit:
+                found.worst_gradient = culprit
+
+    for step in range(NUM_STEPS):
+        result = take_step(engine, case, tokens)
+        found.last_loss = result.loss
+        widen("loss", abs(result.loss - reference.losses[step]))
+        widen("norm", abs(result.gradient_norm - reference.norms[step]))
+        for name, full in gather_all(engine, "grad"):
+            expected = reference.gradients[step][name]
+            widen("gradient", (full - expected).abs().max().item(), f"{name} step {step}")
+    for name, full in gather_all(engine, "weight"):
+        widen("weight", (full - reference.weights[name]).abs().max().item())
+    engine.close()
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def run_cases(cases: Sequence[Case], folder: Path) -> None:
+    """Cases of one world size."""
+
+    def job(rank: int, world_size: int) -> None:
+        meshes: dict[Layout, Mesh] = {}
+        with open(folder / f"{world_size}_{rank}.jsonl", "w", encoding="utf-8") as out:
+            for case in cases:
+                layout = case.make_config().layout
+                if layout not in meshes:
+                    meshes[layout] = Mesh(layout)
+                line: dict[str, Any] = {"case": case.name, **asdict(case)}
+                try:
+                    line["differences"] = asdict(compare(case, meshes[layout]))
+                except Exception as error:
+                    traceback.print_exc()
+                    line["error"] = f"{type(error).__name__}: {error}"
+                    print(json.dumps(line), file=out, flush=True)
+                    raise  # ranks are out of step now
+                print(json.dumps(line), file=out, flush=True)
+
+    world_size = cases[0].world_size
+    codes = run_ranks(job, world_size, timeout_s=120, rank_timeout_s=3000)
+    if any(codes):
+        print(f"{world_size} ranks: exit codes {codes}", file=sys.stderr)
+
+
+def merge(folder: Path, world_sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """The worst rank of every case."""
+    merged: dict[str, dict[str, Any]] = {}
+    for world_size in world_sizes:
+        for rank in range(world_size):
+            path = folder / f"{world_size}_{rank}.jsonl"
+            for text in path.read_text(encoding="utf-8").splitlines():
+                line = json.loads(text)
+                known = merged.setdefault(line["case"], line)
+                known.setdefault("num_ranks_done", 0)
+                if "error" in line:
+                    known["error"] = line["error"]
+                    continue
+                known["num_ranks_done"] += 1
+                for name, value in line["differences"].items():
+                    if isinstance(value, float) and name not in ("last_loss", "seconds"):
+                        known["differences"][name] = max(known["differences"][name], value)
+    return list(merged.values())
+
+
+# --- which cases ---------------------------------------------------------------------------------
+
+LAYOUTS = (
+    {"dp": 1, "tp": 1, "pp": 1},
+    {"dp": 2, "tp": 1, "pp": 1},
+    {"dp": 1, "tp": 2, "pp": 1},
+    {"dp": 1, "tp": 1, "pp": 2},
+    {"dp": 2, "tp": 2, "pp": 2},
+    {"dp": 1, "tp": 2, "pp": 4},
+    {"dp": 1, "tp": 1, "pp": 4},
+    {"dp": 4, "tp": 2, "pp": 1},
+    {"dp": 1, "tp": 1, "pp": 2, "is_uneven": True},
+    {"dp": 2, "tp": 1, "pp": 2, "is_uneven": True},
+)
+
+
+def make_full_cross() -> list[Case]:
+    """Every schedule × layout × data parallelism × checkpointing × sequence parallelism."""
+    cases = []
+    for number, (layout, schedule, data_parallel, memory, is_sp) in enumerate(
+        itertools.product(
+            LAYOUTS,
+            BUILDERS,
+            ("reducer", "fsdp"),
+            ("basic", "standard"),
+            (False, True),
+        )
+    ):
+        if is_sp and layout["tp"] == 1:
+            continue  # nothing to cut the sequence over
+        if data_parallel == "fsdp" and layout == LAYOUTS[0]:
+            continue  # one process has no process group
+        cases.append(
+            Case(
+                **layout,
+                schedule=schedule,
+                data_parallel=data_parallel,
+                # Every ZeRO stage and both models meet every layout.
+                zero_stage=1 + number // 4 % 3,
+                model=tuple(MODELS)[number // 2 % 2],
+                memory=memory,
+                sequence_parallel=is_sp,
+            )
+        )
+    return cases
+
+
+def make_covering_selection() -> list[Case]:
+    """Every value of every dimension, most pairs of them, in few cases."""
+    tied = "gpt tied"
+    return [
+        Case(),
+        Case(schedule="zb_v", memory="standard", model=tied),
+        Case(dp=2, memory="standard", model=tied),
+        Case(dp=2, data_parallel="ddp"),
+        Case(dp=2, data_parallel="fsdp", zero_stage=3, memory="aggressive", model=tied),
+        Case(tp=2, sequence_parallel=True, memory="standard"),
+        Case(tp=2, tensor_parallel="dtensor", sequence_parallel=True),
+        Case(pp=2, schedule="gpipe", model=tied),
+        Case(pp=2, schedule="zb_v", model=tied, memory="standard"),
+        Case(pp=2, is_uneven=True, memory="extreme"),
+        Case(pp=2, schedule="zb_h2", by_hand=True, model=tied),
+        Case(pp=4, schedule="interleaved_1f1b", model=tied),
+        Case(pp=4, schedule="looped_bfs", by_hand=True),
+        Case(dp=2, pp=2, is_uneven=True, data_parallel="fsdp", zero_stage=2, model=tied),
+        Case(dp=2, pp=2, schedule="zb_h1", data_parallel="fsdp", zero_stage=1),
+        Case(dp=2, tp=2, data_parallel="ddp", sequence_parallel=True),
+        Case(dp=2, tp=2, data_parallel="fsdp", tensor_parallel="dtensor"),
+        Case(dp=2, tp=2, pp=2, model=tied, sequence_parallel=True),
+        Case(dp=2, tp=2, pp=2, schedule="zb_h1", order=("dp", "tp", "pp"), memory="standard"),
+        Case(dp=2, tp=2, pp=2, schedule="round_robin", data_parallel="fsdp", memory="standard"),
+        Case(tp=2, pp=4, schedule="interleaved_1f1b", sequence_parallel=True, memory="aggressive"),
+        Case(tp=2, pp=4, schedule="zb_v", model=tied),
+        Case(dp=4, tp=2, data_parallel="fsdp", zero_stage=2, sequence_parallel=True),
+        Case(dp=4, tp=2, schedule="zb_h1", model=tied),
+    ]
+
+
+def main(folder: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    import_everything()
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def train_references(rank: int, world_size: int) -> None:
+        found = {name: train_reference(config) for name, config in MODELS.items()}
+        torch.save(found, folder / "references.pt")
+
+    assert run_ranks(train_references, 1) == [0]
+    REFERENCES.update(torch.load(folder / "references.pt", weights_only=False))
+    world_sizes = sorted({case.world_size for case in cases})
+    for world_size in world_sizes:
+        run_cases([case for case in cases if case.world_size == world_size], folder)
+    results = merge(folder, world_sizes)
+    lines = [json.dumps(line) for line in results]
+    (folder / "results.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return results
+
+
+if __name__ == "__main__":
+    chosen = make_full_cross() if "--full" in sys.argv else make_covering_selection()
+    main(Path(sys.argv[1]), chosen)
