@@ -201,6 +201,7 @@ class Differences:
     worst_gradient: str = ""
     weight: float = 0.0
     norm: float = 0.0
+    first_loss: float = 0.0
     last_loss: float = 0.0
     seconds: float = 0.0
 
@@ -251,7 +252,7 @@ def compare(case: Case, mesh: Mesh) -> Differences:
 
     for step in range(NUM_STEPS):
         result = take_step(engine, case, tokens)
-        found.last_loss = result.loss
+        found.first_loss, found.last_loss = found.first_loss or result.loss, result.loss
         widen("loss", abs(result.loss - reference.losses[step]))
         widen("norm", abs(result.gradient_norm - reference.norms[step]))
         for name, full in gather_all(engine, "grad"):
@@ -304,9 +305,9 @@ def merge(folder: Path, world_sizes: Sequence[int]) -> list[dict[str, Any]]:
                     known["error"] = line["error"]
                     continue
                 known["num_ranks_done"] += 1
-                for name, value in line["differences"].items():
-                    if isinstance(value, float) and name not in ("last_loss", "seconds"):
-                        known["differences"][name] = max(known["differences"][name], value)
+                for name in ("loss", "gradient", "weight", "norm"):
+                    value = line["differences"][name]
+                    known["differences"][name] = max(known["differences"][name], value)
     return list(merged.values())
 
 
