@@ -2,8 +2,8 @@
 
     python benchmarks/engine_equality.py [--output FILE] [--jobs N]
 
-Every schedule × layout × {reducer, FSDP2} × {no checkpointing, per layer} × sequence parallel on and
-off, five SGD steps with momentum at a learning rate of 0.5, against the single-process model: the
+Every schedule × layout × {reducer, FSDP2} × {no checkpointing, per layer} × sequence parallel on,
+off: five SGD steps with momentum at a learning rate of 0.5, against the single-process model: the
 largest difference of loss, gradient, weight and norm over all steps, ranks and elements. The suite
 runs a covering selection of these (`tests/distributed/engine_equality.py`, which has the cases).
 `--jobs` programs share the cases, for machines with many cores.

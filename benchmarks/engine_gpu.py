@@ -23,13 +23,13 @@ from recorder_overhead import describe_machine
 from torch import Tensor, nn
 
 from meshscope.engine import ModelConfig, build_stage
-from meshscope.engine.engine import Engine
-from meshscope.engine.train_config import (
+from meshscope.engine.config.train_config import (
     BatchConfig,
     OptimizerConfig,
     PrecisionConfig,
     TrainConfig,
 )
+from meshscope.engine.engine import Engine
 
 CONFIG = ModelConfig(
     vocab_size=50304,

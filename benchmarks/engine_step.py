@@ -32,14 +32,14 @@ from recorder_overhead import describe_machine
 from torch import Tensor
 
 from meshscope.engine import ModelConfig, build_stage
-from meshscope.engine.engine import Engine
-from meshscope.engine.mesh import Mesh
-from meshscope.engine.train_config import (
+from meshscope.engine.config.train_config import (
     BatchConfig,
     OptimizerConfig,
     ParallelConfig,
     TrainConfig,
 )
+from meshscope.engine.engine import Engine
+from meshscope.engine.mesh import Mesh
 
 MICROBATCH_SIZE = 2
 NUM_MICROBATCHES = 4

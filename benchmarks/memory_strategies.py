@@ -33,7 +33,7 @@ from torch import Tensor
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.engine import ModelConfig, build_stage
-from meshscope.engine.activation_memory import (
+from meshscope.engine.memory.strategy import (
     MemoryStatistics,
     MemoryStrategy,
     make_memory_strategy,

@@ -33,12 +33,12 @@ from meshscope.engine import (
     find_parameter_shards,
     gather_parameter,
 )
-from meshscope.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from meshscope.engine.checkpoint_folder import find_latest
+from meshscope.engine.checkpoint.folder import find_latest
+from meshscope.engine.checkpoint.save_load import CheckpointError, load_checkpoint, save_checkpoint
+from meshscope.engine.data.token_data import TokenData, make_data, split_tokens
 from meshscope.engine.data_parallel import GradientReducer
 from meshscope.engine.gradient_norm import sync_tied_gradients
 from meshscope.engine.pipeline import PipelineExecutor
-from meshscope.engine.token_data import TokenData, make_data, split_tokens
 
 NUM_STEPS = 3
 SEED = 5

@@ -26,16 +26,16 @@ from torch import Tensor
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import BUILDERS
 from meshscope.engine import ModelConfig, build_stage, find_parameter_shards, gather_parameter
-from meshscope.engine.dtensor_parallel import gather_full_tensors
-from meshscope.engine.engine import Engine
-from meshscope.engine.mesh import Mesh
-from meshscope.engine.train_config import (
+from meshscope.engine.config.train_config import (
     BatchConfig,
     MemoryConfig,
     OptimizerConfig,
     ParallelConfig,
     TrainConfig,
 )
+from meshscope.engine.dtensor_parallel import gather_full_tensors
+from meshscope.engine.engine import Engine
+from meshscope.engine.mesh import Mesh
 
 NUM_STEPS = 5
 LEARNING_RATE = 0.5

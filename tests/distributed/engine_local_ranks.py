@@ -12,9 +12,9 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from meshscope.engine.failures import note_step
-from meshscope.engine.local_ranks import LocalLaunch, run_local_ranks
-from meshscope.engine.rendezvous import joined
+from meshscope.engine.launch.failures import note_step
+from meshscope.engine.launch.local_ranks import LocalLaunch, run_local_ranks
+from meshscope.engine.launch.rendezvous import joined
 from meshscope.errors import UsageError
 
 FOLDER = Path(sys.argv[1])

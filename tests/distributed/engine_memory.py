@@ -32,7 +32,7 @@ from meshscope.engine import (
     gather_parameter,
     reduce_sequence_parallel_gradients,
 )
-from meshscope.engine.activation_memory import MemoryStrategy, make_memory_strategy
+from meshscope.engine.memory.strategy import MemoryStrategy, make_memory_strategy
 from meshscope.engine.model import IGNORED_TARGET
 from meshscope.engine.pipeline import Microbatch, PipelineExecutor
 

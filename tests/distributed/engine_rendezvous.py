@@ -17,7 +17,7 @@ def meet() -> None:
     import torch
     import torch.distributed as dist
 
-    from meshscope.engine.rendezvous import joined, share_from_first
+    from meshscope.engine.launch.rendezvous import joined, share_from_first
 
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     with joined("cpu", timeout_s=30.0) as place:
@@ -38,7 +38,7 @@ def measure_memory(rank: int, world_size: int) -> None:
     import torch.distributed as dist
     from tests.unit.engine.test_memory_estimate import GPT, LLAMA, measure_kept_bytes
 
-    from meshscope.engine.memory_estimate import LayerShape, estimate_stage
+    from meshscope.engine.config.memory_estimate import LayerShape, estimate_stage
     from meshscope.engine.model import build_stage
 
     rows = []

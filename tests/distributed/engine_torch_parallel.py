@@ -34,7 +34,6 @@ from meshscope.engine import (
     gather_parameter,
     reduce_sequence_parallel_gradients,
 )
-from meshscope.engine.activation_memory import make_memory_strategy
 from meshscope.engine.dtensor_parallel import (
     gather_full_tensors,
     load_full_tensors,
@@ -43,6 +42,7 @@ from meshscope.engine.dtensor_parallel import (
 )
 from meshscope.engine.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.gradient_norm import clip_gradient_norm, sync_tied_gradients
+from meshscope.engine.memory.strategy import make_memory_strategy
 from meshscope.engine.pipeline import Microbatch, NoRecorder, PipelineExecutor
 from meshscope.engine.torch_ddp import (
     DataParallel,

@@ -18,8 +18,8 @@ from meshscope.errors import MeshscopeError, UsageError
 
 if TYPE_CHECKING:
     from meshscope.core.placement import Placement
-    from meshscope.engine.stop_request import StopRequest
-    from meshscope.engine.train_config import TrainConfig
+    from meshscope.engine.config.train_config import TrainConfig
+    from meshscope.engine.launch.stop_request import StopRequest
 
 EXIT_RANK_FAILED = 6
 
@@ -85,8 +85,8 @@ def command(
         meshscope train examples/train_2x2x2.toml --steps 50 --set optimizer.learning_rate=1e-3
         torchrun --nproc-per-node 8 -m meshscope train examples/train_2x2x2.toml
     """
-    from meshscope.engine.config_file import load_config
-    from meshscope.engine.rendezvous import find_placement
+    from meshscope.engine.config.toml_file import load_config
+    from meshscope.engine.launch.rendezvous import find_placement
 
     told = [f"{FLAG_KEYS[name]}={value}" for name, value in flags.items() if value is not None]
     loaded = load_config(config, [*settings, *told])
@@ -119,7 +119,7 @@ def command(
 
 def _check(config: "TrainConfig", placement: "Placement | None", path: Path) -> None:
     """Raises UsageError with everything that is wrong."""
-    from meshscope.engine.config_problems import find_notes, find_problems
+    from meshscope.engine.config.problems import find_notes, find_problems
 
     world_size = None if placement is None else placement.world_size
     local_world_size = None if placement is None else placement.local_world_size
@@ -143,7 +143,11 @@ def _find_device(
     config: "TrainConfig", local_world_size: int | None
 ) -> tuple[str, int | None, int]:
     """The kind of device, how much memory of it a rank may use, and how many GPUs there are."""
-    from meshscope.engine.local_ranks import DeviceProbe, find_host_memory_bytes, probe_devices
+    from meshscope.engine.launch.local_ranks import (
+        DeviceProbe,
+        find_host_memory_bytes,
+        probe_devices,
+    )
 
     try:
         num_ranks = max(1, local_world_size or config.layout.world_size)
@@ -217,7 +221,7 @@ def _find_costs(config: "TrainConfig") -> tuple[Any, str]:
 
 
 def _stage_rows(config: "TrainConfig") -> list[list[str]]:
-    from meshscope.engine.memory_estimate import count_stage_parameters
+    from meshscope.engine.config.memory_estimate import count_stage_parameters
     from meshscope.engine.model_config import split_layers
     from meshscope.report.format import count
 
@@ -238,7 +242,7 @@ def _stage_rows(config: "TrainConfig") -> list[list[str]]:
 
 
 def _memory_rows(config: "TrainConfig") -> list[list[str]]:
-    from meshscope.engine.memory_estimate import estimate_memory
+    from meshscope.engine.config.memory_estimate import estimate_memory
     from meshscope.report.format import memory
 
     parts = ("parameters", "gradients", "optimizer", "activations", "logits", "communication")
@@ -265,7 +269,7 @@ def _align(rows: list[list[str]]) -> list[str]:
 
 def train_rank(config: "TrainConfig", stop: "StopRequest") -> None:
     """One rank, with its place in the environment."""
-    from meshscope.engine.rendezvous import joined
+    from meshscope.engine.launch.rendezvous import joined
     from meshscope.engine.worker import run_worker
 
     with joined(config.device, timeout_s=config.communication.timeout_s) as place:
@@ -273,7 +277,7 @@ def train_rank(config: "TrainConfig", stop: "StopRequest") -> None:
 
 
 def _train_locally(config: "TrainConfig") -> int:
-    from meshscope.engine.local_ranks import LocalLaunch, run_local_ranks
+    from meshscope.engine.launch.local_ranks import LocalLaunch, run_local_ranks
 
     import_module("meshscope.engine.worker")  # once, before ranks are forked
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -299,15 +303,15 @@ def _train_locally(config: "TrainConfig") -> int:
 def _train_as_one_rank(config: "TrainConfig", placement: "Placement") -> int:
     """Under a launcher: whoever caused the end says so in one line, the others keep quiet."""
     from meshscope.core.placement import launch_identity
-    from meshscope.engine.failures import (
+    from meshscope.engine.launch.failures import (
         attempt_folder,
         explain,
         find_failure,
         is_consequence,
         write_failure,
     )
-    from meshscope.engine.rendezvous import joined, share_from_first
-    from meshscope.engine.stop_request import StopRequest
+    from meshscope.engine.launch.rendezvous import joined, share_from_first
+    from meshscope.engine.launch.stop_request import StopRequest
     from meshscope.engine.worker import run_worker
 
     identity = launch_identity(os.environ)

@@ -1,43 +1,162 @@
-"""Trains in 3D on torch.distributed: models in tensor-parallel shards and pipeline stages."""
+"""Trains in 3D on torch.distributed: `Engine` and `TrainConfig`, and the parts they are made of.
 
-from meshscope.engine.initialization import initialize_parameters
-from meshscope.engine.model import Stage, build_stage
-from meshscope.engine.model_config import ModelConfig, split_layers
-from meshscope.engine.sharding import (
-    ParameterCount,
-    ParameterShard,
-    count_parameters,
-    find_parameter_shards,
-)
-from meshscope.engine.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    put_off_weight_gradients,
-    reduce_sequence_parallel_gradients,
-    vocab_parallel_cross_entropy,
-)
-from meshscope.engine.tensor_regions import gather_parameter
-from meshscope.engine.user_model import LayerPlan, UserStage, build_user_stage
+    from meshscope.engine import Engine, load_config
+    engine = Engine(load_config("train.toml"))
+
+Names are loaded when they are used: parts are of use without the rest.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshscope.engine.checkpoint.folder import find_checkpoints, find_latest
+    from meshscope.engine.checkpoint.save_load import load_checkpoint, save_checkpoint
+    from meshscope.engine.config.problems import find_problems
+    from meshscope.engine.config.toml_file import load_config
+    from meshscope.engine.config.train_config import (
+        BatchConfig,
+        CheckpointConfig,
+        CommunicationConfig,
+        DataConfig,
+        MemoryConfig,
+        OptimizerConfig,
+        ParallelConfig,
+        PrecisionConfig,
+        RecordingConfig,
+        TrainConfig,
+    )
+    from meshscope.engine.data.token_data import make_data
+    from meshscope.engine.data_parallel import GradientReducer
+    from meshscope.engine.engine import Engine, EngineStatistics, StepResult
+    from meshscope.engine.gradient_norm import clip_gradient_norm, sync_tied_gradients
+    from meshscope.engine.initialization import initialize_parameters
+    from meshscope.engine.mesh import Mesh
+    from meshscope.engine.model import Stage, build_stage
+    from meshscope.engine.model_config import ModelConfig, split_layers
+    from meshscope.engine.model_source import UserModel
+    from meshscope.engine.pipeline import PipelineExecutor
+    from meshscope.engine.sharding import (
+        ParameterCount,
+        ParameterShard,
+        count_parameters,
+        find_parameter_shards,
+    )
+    from meshscope.engine.tensor_parallel import (
+        ColumnParallelLinear,
+        RowParallelLinear,
+        VocabParallelEmbedding,
+        put_off_weight_gradients,
+        reduce_sequence_parallel_gradients,
+        vocab_parallel_cross_entropy,
+    )
+    from meshscope.engine.tensor_regions import gather_parameter
+    from meshscope.engine.timed_model import TimedModelConfig
+    from meshscope.engine.user_model import LayerPlan, UserStage, build_user_stage
+    from meshscope.engine.worker import run_worker
+
+_HOMES = {
+    "checkpoint.folder": ("find_checkpoints", "find_latest"),
+    "checkpoint.save_load": ("load_checkpoint", "save_checkpoint"),
+    "config.problems": ("find_problems",),
+    "config.toml_file": ("load_config",),
+    "config.train_config": (
+        "BatchConfig",
+        "CheckpointConfig",
+        "CommunicationConfig",
+        "DataConfig",
+        "MemoryConfig",
+        "OptimizerConfig",
+        "ParallelConfig",
+        "PrecisionConfig",
+        "RecordingConfig",
+        "TrainConfig",
+    ),
+    "data.token_data": ("make_data",),
+    "data_parallel": ("GradientReducer",),
+    "engine": ("Engine", "EngineStatistics", "StepResult"),
+    "gradient_norm": ("clip_gradient_norm", "sync_tied_gradients"),
+    "initialization": ("initialize_parameters",),
+    "mesh": ("Mesh",),
+    "model": ("Stage", "build_stage"),
+    "model_config": ("ModelConfig", "split_layers"),
+    "model_source": ("UserModel",),
+    "pipeline": ("PipelineExecutor",),
+    "sharding": ("ParameterCount", "ParameterShard", "count_parameters", "find_parameter_shards"),
+    "tensor_parallel": (
+        "ColumnParallelLinear",
+        "RowParallelLinear",
+        "VocabParallelEmbedding",
+        "put_off_weight_gradients",
+        "reduce_sequence_parallel_gradients",
+        "vocab_parallel_cross_entropy",
+    ),
+    "tensor_regions": ("gather_parameter",),
+    "timed_model": ("TimedModelConfig",),
+    "user_model": ("LayerPlan", "UserStage", "build_user_stage"),
+    "worker": ("run_worker",),
+}
+"""Module to the names it is home of."""
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BatchConfig",
+    "CheckpointConfig",
     "ColumnParallelLinear",
+    "CommunicationConfig",
+    "DataConfig",
+    "Engine",
+    "EngineStatistics",
+    "GradientReducer",
     "LayerPlan",
+    "MemoryConfig",
+    "Mesh",
     "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
     "ParameterCount",
     "ParameterShard",
+    "PipelineExecutor",
+    "PrecisionConfig",
+    "RecordingConfig",
     "RowParallelLinear",
     "Stage",
+    "StepResult",
+    "TimedModelConfig",
+    "TrainConfig",
+    "UserModel",
     "UserStage",
     "VocabParallelEmbedding",
     "build_stage",
     "build_user_stage",
+    "clip_gradient_norm",
     "count_parameters",
+    "find_checkpoints",
+    "find_latest",
     "find_parameter_shards",
+    "find_problems",
     "gather_parameter",
     "initialize_parameters",
+    "load_checkpoint",
+    "load_config",
+    "make_data",
     "put_off_weight_gradients",
     "reduce_sequence_parallel_gradients",
+    "run_worker",
+    "save_checkpoint",
     "split_layers",
+    "sync_tied_gradients",
     "vocab_parallel_cross_entropy",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'meshscope.engine' has no attribute {name!r}")
+    return getattr(import_module(f"meshscope.engine.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

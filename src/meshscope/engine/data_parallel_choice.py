@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from meshscope.core.layout import Axis
+from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.mesh import Mesh
 from meshscope.engine.torch_ddp import DataParallel, ReducedDataParallel, TorchDdp
-from meshscope.engine.train_config import TrainConfig
 
 _PARAM_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -37,17 +37,14 @@ from torch import Tensor, nn
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.placement import launch_identity
 from meshscope.core.schedule import Action, ActionKind
-from meshscope.engine.activation_memory import (
-    MemoryStatistics,
-    MemoryStrategy,
-    make_memory_strategy,
-)
-from meshscope.engine.checkpoint import load_checkpoint, save_checkpoint
-from meshscope.engine.config_file import to_document
-from meshscope.engine.config_problems import require_valid_config
+from meshscope.engine.checkpoint.save_load import load_checkpoint, save_checkpoint
+from meshscope.engine.config.memory_estimate import count_in_flight
+from meshscope.engine.config.problems import require_valid_config
+from meshscope.engine.config.toml_file import to_document
+from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.data_parallel_choice import make_data_parallel
 from meshscope.engine.dtensor_parallel import parallelize_stage, reduce_partial_gradients
-from meshscope.engine.faults import FaultInjector
+from meshscope.engine.faults.injector import FaultInjector
 from meshscope.engine.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.gradient_norm import (
     GradientHealth,
@@ -58,7 +55,11 @@ from meshscope.engine.gradient_norm import (
 )
 from meshscope.engine.learning_rate import set_learning_rate
 from meshscope.engine.loss_scale import LossScale
-from meshscope.engine.memory_estimate import count_in_flight
+from meshscope.engine.memory.strategy import (
+    MemoryStatistics,
+    MemoryStrategy,
+    make_memory_strategy,
+)
 from meshscope.engine.mesh import Mesh
 from meshscope.engine.model import Stage
 from meshscope.engine.model_source import ModelSource, StagePlace, make_source
@@ -67,7 +68,6 @@ from meshscope.engine.pipeline import Microbatch, PipelineExecutor, PipelineStep
 from meshscope.engine.sharding import ParameterShard, find_parameter_shards
 from meshscope.engine.step_actions import StepActions
 from meshscope.engine.tensor_parallel import reduce_sequence_parallel_gradients
-from meshscope.engine.train_config import TrainConfig
 from meshscope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshscope.engine.activation_recompute import StageRunner
 from meshscope.engine.initialization import initialize_parameters
+from meshscope.engine.memory.recompute import StageRunner
 from meshscope.engine.model_config import ModelConfig, split_layers
 from meshscope.engine.sharding import ParameterShard
 from meshscope.engine.tensor_parallel import (

@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.model import build_stage
 from meshscope.engine.model_config import ModelConfig
 from meshscope.engine.tensor_regions import Group
 from meshscope.engine.timed_model import TimedModelConfig, build_timed_stage
-from meshscope.engine.train_config import TrainConfig
 from meshscope.engine.user_model import LayerPlan, Loss, UserLayer, build_user_stage
 
 

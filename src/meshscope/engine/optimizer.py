@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from meshscope.engine.config.train_config import OptimizerConfig
 from meshscope.engine.learning_rate import LearningRate
-from meshscope.engine.train_config import OptimizerConfig
 
 WSD_DECAY_FRACTION = 0.2
 """Of all steps, where the configuration leaves it open."""

@@ -25,8 +25,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from meshscope.engine.activation_recompute import StageRunner
 from meshscope.engine.initialization import seeded_by_name
+from meshscope.engine.memory.recompute import StageRunner
 from meshscope.engine.model_config import find_split_problems, split_layers
 from meshscope.engine.sharding import ParameterShard
 from meshscope.engine.tensor_parallel import (

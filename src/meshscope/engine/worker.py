@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from meshscope.capture.default import start
-from meshscope.engine.checkpoint_folder import find_latest
+from meshscope.engine.checkpoint.folder import find_latest
+from meshscope.engine.config.train_config import TrainConfig
+from meshscope.engine.data.token_data import Prefetch, TokenData, make_data
 from meshscope.engine.engine import Engine, StepResult
-from meshscope.engine.failures import note_step
-from meshscope.engine.stop_request import StopRequest
-from meshscope.engine.token_data import Prefetch, TokenData, make_data
-from meshscope.engine.train_config import TrainConfig
+from meshscope.engine.launch.failures import note_step
+from meshscope.engine.launch.stop_request import StopRequest
 
 if TYPE_CHECKING:
     from meshscope.capture.recorder import Recorder

@@ -11,12 +11,12 @@ from tests.distributed.engine_memory import TensorPeak
 from torch import Tensor, nn
 
 from meshscope.core.unavailable import Unavailable
-from meshscope.engine.activation_memory import (
+from meshscope.engine.memory.recompute import choose_num_segments, cut_evenly
+from meshscope.engine.memory.strategy import (
     MemoryStrategy,
     find_memory_problems,
     make_memory_strategy,
 )
-from meshscope.engine.activation_recompute import choose_num_segments, cut_evenly
 from meshscope.engine.model import Stage, build_stage
 from meshscope.engine.model_config import ModelConfig
 from meshscope.engine.user_model import UserStage, build_user_stage

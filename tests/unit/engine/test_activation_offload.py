@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshscope.engine.activation_offload import Offloader, OffloadError, flatten_dense
-from meshscope.engine.spool_file import SpoolFile, find_folder_problems
+from meshscope.engine.memory.offload import Offloader, OffloadError, flatten_dense
+from meshscope.engine.memory.spool_file import SpoolFile, find_folder_problems
 
 CPU = torch.device("cpu")
 
@@ -251,7 +251,7 @@ def test_a_tensor_changed_before_it_was_written_is_reported(tmp_path: Path) -> N
 CHILD = """
 import sys, time, torch
 from pathlib import Path
-from meshscope.engine.activation_offload import Offloader
+from meshscope.engine.memory.offload import Offloader
 offloader = Offloader(torch.device("cpu"), folder=Path(sys.argv[1]))
 with offloader.around_forward():
     packed = [offloader.pack(torch.randn(1 << 16)) for _ in range(4)]

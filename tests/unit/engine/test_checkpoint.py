@@ -23,18 +23,18 @@ from torch.distributed.checkpoint.planner import (  # noqa: E402
     WriteItemType,
 )
 
-from meshscope.engine.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
-from meshscope.engine.checkpoint_folder import (  # noqa: E402
+from meshscope.engine.checkpoint.folder import (  # noqa: E402
     CheckpointError,
     find_checkpoints,
     find_latest,
     remove_old,
 )
-from meshscope.engine.checkpoint_pieces import choose_writers, cut_into_pieces  # noqa: E402
-from meshscope.engine.random_state import (  # noqa: E402
+from meshscope.engine.checkpoint.pieces import choose_writers, cut_into_pieces  # noqa: E402
+from meshscope.engine.checkpoint.random_state import (  # noqa: E402
     capture_random_state,
     restore_random_state,
 )
+from meshscope.engine.checkpoint.save_load import load_checkpoint, save_checkpoint  # noqa: E402
 from meshscope.engine.sharding import ParameterShard  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 

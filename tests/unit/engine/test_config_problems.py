@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshscope.core.schedule_builders import BUILDERS
-from meshscope.engine.config_file import from_document, load_config
-from meshscope.engine.config_problems import find_notes, find_problems, require_valid_config
+from meshscope.engine.config.problems import find_notes, find_problems, require_valid_config
+from meshscope.engine.config.toml_file import from_document, load_config
 from meshscope.errors import UsageError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from meshscope.engine.failures import (
+from meshscope.engine.launch.failures import (
     Failure,
     attempt_folder,
     describe_error,

@@ -20,8 +20,6 @@ from torch import Tensor  # noqa: E402
 from meshscope.core.layout import Coordinates, Layout  # noqa: E402
 from meshscope.core.schedule import Action, ActionKind  # noqa: E402
 from meshscope.core.schedule_builders import build_schedule  # noqa: E402
-from meshscope.engine.fault_kinds import Fault, FaultKind, Phase, StepRange  # noqa: E402
-from meshscope.engine.fault_text import KEYS_OF, write_fault  # noqa: E402
 from meshscope.engine.faults import (  # noqa: E402
     FaultInjector,
     FaultLog,
@@ -30,6 +28,8 @@ from meshscope.engine.faults import (  # noqa: E402
     find_fault_problems,
     parse_fault,
 )
+from meshscope.engine.faults.kinds import Fault, FaultKind, Phase, StepRange  # noqa: E402
+from meshscope.engine.faults.text import KEYS_OF, write_fault  # noqa: E402
 from meshscope.engine.pipeline import (  # noqa: E402
     ActionLog,
     NoRecorder,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.engine.local_ranks import count_threads, find_host_memory_bytes, probe_devices
+from meshscope.engine.launch.local_ranks import count_threads, find_host_memory_bytes, probe_devices
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-m", "tests.distributed.engine_local_ranks"]

@@ -7,15 +7,15 @@ import torch
 
 from meshscope.core.schedule import count_peak_activations
 from meshscope.core.schedule_builders import BUILDERS, build_schedule
-from meshscope.engine.activation_memory import make_memory_strategy
-from meshscope.engine.config_file import from_document
-from meshscope.engine.memory_estimate import (
+from meshscope.engine.config.memory_estimate import (
     LayerShape,
     count_published_layer_bytes,
     estimate_memory,
     estimate_stage,
     find_peak,
 )
+from meshscope.engine.config.toml_file import from_document
+from meshscope.engine.memory.strategy import make_memory_strategy
 from meshscope.engine.model import build_stage
 from meshscope.engine.model_config import ModelConfig
 

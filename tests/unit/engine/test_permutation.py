@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshscope.engine.permutation import Permutation
+from meshscope.engine.data.permutation import Permutation
 from meshscope.errors import UsageError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshscope.engine.rendezvous import (
+from meshscope.engine.launch.rendezvous import (
     _find_master,
     _find_place,
     choose_backend,

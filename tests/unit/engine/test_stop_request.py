@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from meshscope.engine.stop_request import STOP_SIGNALS, StopRequest
+from meshscope.engine.launch.stop_request import STOP_SIGNALS, StopRequest
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine trains with torch")
 
-from meshscope.engine.token_data import Prefetch, TokenData, make_data, split_tokens  # noqa: E402
-from meshscope.engine.token_sources import TokenFile  # noqa: E402
+from meshscope.engine.data.token_data import Prefetch, TokenData, make_data, split_tokens  # noqa: E402
+from meshscope.engine.data.token_sources import TokenFile  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshscope.engine.token_sources import SyntheticTokens, TokenFile
+from meshscope.engine.data.token_sources import SyntheticTokens, TokenFile
 from meshscope.errors import UsageError
 
 

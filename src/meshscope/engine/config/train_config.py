@@ -7,7 +7,7 @@
     schedule = "1f1b"
 
 is `TrainConfig(parallel=ParallelConfig(dp=2, tp=2, pp=2, schedule="1f1b"), …)`. Values only:
-`config_file` reads them, `config_problems` says what is wrong with them. No torch here.
+`toml_file` reads them, `problems` says what is wrong with them. No torch here.
 """
 
 from dataclasses import dataclass, field

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from meshscope.engine.checkpoint_folder import DESCRIPTION, CheckpointError
+from meshscope.engine.checkpoint.folder import DESCRIPTION, CheckpointError
 
 _NUM_LISTED = 4
 """Names that a message lists before it only counts."""

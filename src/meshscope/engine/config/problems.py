@@ -17,15 +17,15 @@ from typing import Any
 from meshscope.core.layout import find_groups_across_nodes, find_layout_problems
 from meshscope.core.schedule import Schedule, check_schedule
 from meshscope.core.schedule_builders import build_schedule
-from meshscope.engine.activation_memory import find_memory_problems
+from meshscope.engine.config.memory_estimate import MemoryEstimate, RankMemory, estimate_memory
+from meshscope.engine.config.train_config import TrainConfig
+from meshscope.engine.data.token_sources import TokenFile
 from meshscope.engine.dtensor_parallel import find_dtensor_problems
-from meshscope.engine.fault_text import find_fault_problems
+from meshscope.engine.faults.text import find_fault_problems
 from meshscope.engine.fully_sharded import find_fsdp_problems
-from meshscope.engine.memory_estimate import MemoryEstimate, RankMemory, estimate_memory
+from meshscope.engine.memory.strategy import find_memory_problems
 from meshscope.engine.timed_model import TimedModelConfig
-from meshscope.engine.token_sources import TokenFile
 from meshscope.engine.torch_ddp import find_ddp_problems
-from meshscope.engine.train_config import TrainConfig
 from meshscope.errors import LayoutError, UsageError
 
 GIB = 2**30

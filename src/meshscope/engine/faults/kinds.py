@@ -1,6 +1,6 @@
 """What can be made to go wrong on purpose: faults as values.
 
-`engine.fault_text` reads and checks them, `engine.faults` makes them happen. docs/faults.md says
+`text` reads and checks them, `injector` makes them happen. docs/faults.md says
 what each kind does. No torch here.
 """
 

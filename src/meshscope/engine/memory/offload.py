@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from meshscope.engine.spool_file import SpoolFile
+from meshscope.engine.memory.spool_file import SpoolFile
 from meshscope.errors import MeshscopeError
 
 MIN_OFFLOAD_BYTES = 4096

@@ -18,7 +18,7 @@ Gradients are those of basic: recomputed tensors have the same bits, and only th
 head add in another order. Under zero-bubble schedules recomputation is part of I, and what linear
 layers keep from I to W is in memory under every strategy.
 
-Wrong where layers must not be called twice (see `activation_recompute`). A stage without a
+Wrong where layers must not be called twice (see `recompute`). A stage without a
 `runner`, unlike those of `model` and `user_model`, has its layers recomputed one by one.
 """
 
@@ -36,19 +36,19 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from meshscope.core.schedule import ActionKind, Schedule
 from meshscope.core.unavailable import Unavailable
-from meshscope.engine.activation_offload import (
+from meshscope.engine.memory.offload import (
     Offloader,
     Packed,
     is_of_parameter,
     refer_to_storage,
 )
-from meshscope.engine.activation_recompute import (
+from meshscope.engine.memory.recompute import (
     Recompute,
     RecomputeTimer,
     StageRunner,
     choose_num_segments,
 )
-from meshscope.engine.spool_file import find_folder_problems
+from meshscope.engine.memory.spool_file import find_folder_problems
 from meshscope.errors import UsageError
 
 HOST_WINDOW_BYTES = 256 << 20

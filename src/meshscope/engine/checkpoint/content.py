@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from meshscope.engine.checkpoint_pieces import (
+from meshscope.engine.checkpoint.pieces import (
     PiecedTensor,
     cut_into_pieces,
     local_values,

@@ -31,7 +31,7 @@ from typing import NoReturn
 
 import torch
 
-from meshscope.engine.failures import (
+from meshscope.engine.launch.failures import (
     Failure,
     attempt_folder,
     explain,
@@ -42,8 +42,8 @@ from meshscope.engine.failures import (
     share_steps,
     write_failure,
 )
-from meshscope.engine.rendezvous import STORE_FILE_VARIABLE
-from meshscope.engine.stop_request import STOP_SIGNALS, StopRequest
+from meshscope.engine.launch.rendezvous import STORE_FILE_VARIABLE
+from meshscope.engine.launch.stop_request import STOP_SIGNALS, StopRequest
 
 EXIT_RANK_FAILED = 6
 SIGNAL_EXIT_BASE = 128

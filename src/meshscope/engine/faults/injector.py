@@ -34,30 +34,13 @@ from torch import Tensor, nn
 
 from meshscope.core.layout import Coordinates
 from meshscope.core.schedule import Action, ActionKind
-from meshscope.engine.fault_kinds import Fault, FaultKind, Phase
-from meshscope.engine.fault_links import watch_groups
-from meshscope.engine.fault_text import (
-    fault_from_mapping,
-    find_fault_problems,
-    parse_fault,
+from meshscope.engine.faults.kinds import Fault, FaultKind, Phase
+from meshscope.engine.faults.links import watch_groups
+from meshscope.engine.faults.text import (
     write_fault,
 )
 from meshscope.engine.pipeline import ActionRecorder, NoRecorder
 from meshscope.errors import MeshscopeError
-
-__all__ = [
-    "Fault",
-    "FaultInjector",
-    "FaultKind",
-    "FaultLog",
-    "FaultRecorder",
-    "FaultSpan",
-    "InjectedFault",
-    "fault_from_mapping",
-    "find_fault_problems",
-    "parse_fault",
-    "write_fault",
-]
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshscope.engine.permutation import Permutation
+from meshscope.engine.data.permutation import Permutation
 from meshscope.errors import UsageError
 
 Tokens = NDArray[np.int64]

@@ -6,7 +6,7 @@
 Strict: an unknown key, a wrong type and a value outside of its choices are errors, and one
 UsageError lists all of them by their dotted path. TOML has no null, so "none" stands for it where a
 value may be left out. Paths in the file are relative to the file, those of overrides to the current
-folder. Whether values fit together is for `config_problems` to say.
+folder. Whether values fit together is for `problems` to say.
 """
 
 import difflib
@@ -20,12 +20,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from meshscope.engine.fault_kinds import Fault
-from meshscope.engine.fault_text import fault_from_mapping, parse_fault, write_fault
+from meshscope.engine.config.presets import PRESETS, fill_model_defaults
+from meshscope.engine.config.train_config import TrainConfig
+from meshscope.engine.faults.kinds import Fault
+from meshscope.engine.faults.text import fault_from_mapping, parse_fault, write_fault
 from meshscope.engine.model_config import ModelConfig
-from meshscope.engine.model_presets import PRESETS, fill_model_defaults
 from meshscope.engine.timed_model import TimedModelConfig
-from meshscope.engine.train_config import TrainConfig
 from meshscope.errors import UsageError
 
 MODEL_KINDS: dict[str, type[Any]] = {"transformer": ModelConfig, "timed": TimedModelConfig}

@@ -6,8 +6,8 @@
     loaded.step, loaded.state
 
 Tensors go through `torch.distributed.checkpoint` as pieces of the full ones
-(`checkpoint_pieces`), by names that no layout changes (`checkpoint_content`), into a folder that is
-complete or not there (`checkpoint_folder`). Degrees, number and sizes of stages, FSDP2 or not may
+(`pieces`), by names that no layout changes (`content`), into a folder that is
+complete or not there (`folder`). Degrees, number and sizes of stages, FSDP2 or not may
 all differ between saving and loading, as may dtypes: values are cast to the loading parameter's.
 
 All ranks of the group call each function together and raise together, whichever of them failed.
@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from meshscope.engine.checkpoint_content import (
+from meshscope.engine.checkpoint.content import (
     BUFFER,
     MODEL,
     Content,
@@ -47,13 +47,13 @@ from meshscope.engine.checkpoint_content import (
     prepare_optimizer_state,
     require_known,
 )
-from meshscope.engine.checkpoint_description import (
+from meshscope.engine.checkpoint.description import (
     DescribedReader,
     describe_tensors,
     list_names,
     read_description,
 )
-from meshscope.engine.checkpoint_folder import (
+from meshscope.engine.checkpoint.folder import (
     DESCRIPTION,
     CheckpointError,
     Json,
@@ -69,12 +69,12 @@ from meshscope.engine.checkpoint_folder import (
     require_undamaged,
     start_writing,
 )
-from meshscope.engine.checkpoint_pieces import (
+from meshscope.engine.checkpoint.pieces import (
     PieceLoadPlanner,
     PieceSavePlanner,
     whole_tensor,
 )
-from meshscope.engine.random_state import capture_random_state, restore_random_state
+from meshscope.engine.checkpoint.random_state import capture_random_state, restore_random_state
 from meshscope.engine.tensor_regions import Group
 from meshscope.errors import MeshscopeError, UsageError
 

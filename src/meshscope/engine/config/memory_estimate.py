@@ -33,12 +33,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from meshscope.core.schedule import Action, ActionKind, Schedule, count_peak_activations
-from meshscope.engine.activation_memory import HOST_WINDOW_BYTES, WEIGHT_ON_DISK
-from meshscope.engine.activation_recompute import choose_num_segments
+from meshscope.engine.config.train_config import TrainConfig
+from meshscope.engine.memory.recompute import choose_num_segments
+from meshscope.engine.memory.strategy import HOST_WINDOW_BYTES, WEIGHT_ON_DISK
 from meshscope.engine.model_config import ModelConfig, split_layers
 from meshscope.engine.pipeline import MAX_RECEIVES_AHEAD
 from meshscope.engine.timed_model import TimedModelConfig
-from meshscope.engine.train_config import TrainConfig
 
 FULL_BYTES = 4
 """Of a float32."""

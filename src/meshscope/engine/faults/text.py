@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshscope.core.layout import Axis, Layout
-from meshscope.engine.fault_kinds import (
+from meshscope.engine.faults.kinds import (
     CRASH_WAYS,
     EVERY_ATTEMPT,
     LINK_OPERATIONS,

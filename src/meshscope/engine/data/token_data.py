@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from meshscope.engine.permutation import Permutation
-from meshscope.engine.token_sources import SyntheticTokens, TokenFile, TokenSource
+from meshscope.engine.data.permutation import Permutation
+from meshscope.engine.data.token_sources import SyntheticTokens, TokenFile, TokenSource
 from meshscope.errors import UsageError
 
 DATA_KINDS = ("synthetic", "file")

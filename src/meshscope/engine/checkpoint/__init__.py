@@ -1,0 +1,1 @@
+"""Saves a model in training and loads it on any other layout."""

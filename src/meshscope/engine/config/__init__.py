@@ -1,0 +1,1 @@
+"""What a training run is told: values, their file, what is wrong with them, what they need."""

@@ -1,0 +1,1 @@
+"""Batches of tokens, the same for any layout."""

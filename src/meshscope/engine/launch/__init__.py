@@ -1,0 +1,1 @@
+"""How ranks are started, meet, fail and are asked to stop."""
