@@ -63,6 +63,14 @@ FLAG_KEYS = {
 @click.option("--device", help="auto, cpu or cuda.")
 @click.option("--memory", help="basic, standard, aggressive, extreme or cpu_offload.")
 @click.option("--seed", type=int, help="Of weights and data.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="TEXT",
+    help="Make something go wrong, such as 'slow rank=5 ms=20 steps=10-20' (docs/faults.md), "
+    "beside the file's faults; any number of times.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -73,6 +81,7 @@ def command(
     settings: tuple[str, ...],
     check: bool,
     no_record: bool,
+    faults: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Trains what CONFIG.toml says; every key is in docs/training.md.
@@ -85,26 +94,24 @@ def command(
         meshscope train examples/train_2x2x2.toml --steps 50 --set optimizer.learning_rate=1e-3
         torchrun --nproc-per-node 8 -m meshscope train examples/train_2x2x2.toml
     """
-    from meshscope.engine.config.toml_file import load_config
     from meshscope.engine.launch.rendezvous import find_placement
 
     told = [f"{FLAG_KEYS[name]}={value}" for name, value in flags.items() if value is not None]
-    loaded = load_config(config, [*settings, *told])
-    recording = replace(
-        loaded.recording,
-        enabled=loaded.recording.enabled and not no_record,
-        run_dir=run_dir or loaded.recording.run_dir,
-    )
-    loaded = replace(loaded, recording=recording)
     placement = find_placement(os.environ)
-    if placement is not None and placement.rank > 0:
-        # All ranks find the same problems; one of them says so.
-        try:
-            _check(loaded, placement, config)
-        except MeshscopeError as error:
-            context.exit(error.exit_code)
-    else:
+    try:
+        loaded = _load(config, [*settings, *told], faults)
+        recording = replace(
+            loaded.recording,
+            enabled=loaded.recording.enabled and not no_record,
+            run_dir=run_dir or loaded.recording.run_dir,
+        )
+        loaded = replace(loaded, recording=recording)
         _check(loaded, placement, config)
+    except MeshscopeError as error:
+        # All ranks find the same problems; one of them says so.
+        if placement is None or placement.rank == 0:
+            raise
+        context.exit(error.exit_code)
     if check:
         if placement is None or placement.rank == 0:
             click.echo(describe_plan(loaded))
@@ -115,6 +122,26 @@ def command(
 
 
 # --- before it starts ----------------------------------------------------------------------------
+
+
+def _load(path: Path, overrides: list[str], fault_texts: tuple[str, ...]) -> "TrainConfig":
+    """The file with what the command line adds; UsageError with what is wrong in either."""
+    from meshscope.engine.config.toml_file import load_config
+    from meshscope.engine.faults.text import parse_fault
+
+    faults, problems = [], []
+    for text in fault_texts:
+        try:
+            faults.append(parse_fault(text))
+        except UsageError as error:
+            problems.append(str(error))
+    try:
+        loaded = load_config(path, overrides)
+    except UsageError as error:
+        raise UsageError("; ".join([str(error), *problems])) from None
+    if problems:
+        raise UsageError("; ".join(problems))
+    return replace(loaded, faults=(*loaded.faults, *faults))
 
 
 def _check(config: "TrainConfig", placement: "Placement | None", path: Path) -> None:

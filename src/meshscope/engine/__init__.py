@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from meshscope.engine.data.token_data import make_data
     from meshscope.engine.data_parallel import GradientReducer
-    from meshscope.engine.engine import Engine, EngineStatistics, StepResult
+    from meshscope.engine.engine import Engine, EngineStatistics
     from meshscope.engine.gradient_norm import clip_gradient_norm, sync_tied_gradients
     from meshscope.engine.initialization import initialize_parameters
     from meshscope.engine.mesh import Mesh
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         count_parameters,
         find_parameter_shards,
     )
+    from meshscope.engine.step_result import StepResult
     from meshscope.engine.tensor_parallel import (
         ColumnParallelLinear,
         RowParallelLinear,
@@ -74,7 +75,7 @@ _HOMES = {
     ),
     "data.token_data": ("make_data",),
     "data_parallel": ("GradientReducer",),
-    "engine": ("Engine", "EngineStatistics", "StepResult"),
+    "engine": ("Engine", "EngineStatistics"),
     "gradient_norm": ("clip_gradient_norm", "sync_tied_gradients"),
     "initialization": ("initialize_parameters",),
     "mesh": ("Mesh",),
@@ -83,6 +84,7 @@ _HOMES = {
     "model_source": ("UserModel",),
     "pipeline": ("PipelineExecutor",),
     "sharding": ("ParameterCount", "ParameterShard", "count_parameters", "find_parameter_shards"),
+    "step_result": ("StepResult",),
     "tensor_parallel": (
         "ColumnParallelLinear",
         "RowParallelLinear",

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshscope.core.layout import Axis, Layout
@@ -43,17 +42,9 @@ from meshscope.engine.config.problems import require_valid_config
 from meshscope.engine.config.toml_file import to_document
 from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.data_parallel_choice import make_data_parallel
-from meshscope.engine.dtensor_parallel import parallelize_stage, reduce_partial_gradients
+from meshscope.engine.dtensor_parallel import parallelize_stage
 from meshscope.engine.faults.injector import FaultInjector
 from meshscope.engine.fully_sharded import FullyShardedDataParallel
-from meshscope.engine.gradient_norm import (
-    GradientHealth,
-    clip_to_norm,
-    measure_square,
-    scale_gradients,
-    sync_tied_gradients,
-)
-from meshscope.engine.learning_rate import set_learning_rate
 from meshscope.engine.loss_scale import LossScale
 from meshscope.engine.memory.strategy import (
     MemoryStatistics,
@@ -63,11 +54,11 @@ from meshscope.engine.memory.strategy import (
 from meshscope.engine.mesh import Mesh
 from meshscope.engine.model import Stage
 from meshscope.engine.model_source import ModelSource, StagePlace, make_source
-from meshscope.engine.optimizer import make_learning_rate, make_optimizer
 from meshscope.engine.pipeline import Microbatch, PipelineExecutor, PipelineStep
 from meshscope.engine.sharding import ParameterShard, find_parameter_shards
 from meshscope.engine.step_actions import StepActions
-from meshscope.engine.tensor_parallel import reduce_sequence_parallel_gradients
+from meshscope.engine.step_result import StepResult
+from meshscope.engine.step_update import StepUpdate
 from meshscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,29 +68,6 @@ Batch = Tensor | Sequence[Microbatch]
 """Tokens [microbatches, size, length + 1], or inputs and targets of each microbatch."""
 
 _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What one step did; the same on every rank."""
-
-    step: int
-    """Counted from 0."""
-    loss: float
-    """Mean over the global batch, before the step."""
-    gradient_norm: float
-    """L2 over the whole model, before clipping."""
-    clip_ratio: float
-    """What gradients were multiplied by."""
-    learning_rate: float
-    loss_scale: float
-    """What the loss was multiplied by; 1 without fp16."""
-    is_skipped: bool
-    """Gradients were not finite, so no rank took the step."""
-    num_tokens: int
-    """Of all dp ranks."""
-    is_stop_wanted: bool
-    """Some rank was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +112,7 @@ class Engine:
             index: self._build_stage(index) for index in self.schedule.stages_of(self.mesh.here.pp)
         }
         self.data_parallel = make_data_parallel(config, self.stages, self.mesh)
-        self.optimizer = make_optimizer(config.optimizer, self.stages.values(), self.device)
-        self.loss_scale = LossScale(
-            config.precision.initial_loss_scale,
-            config.precision.loss_scale_growth_steps,
-            is_enabled=config.precision.compute == "fp16",
-        )
-        self.learning_rate = make_learning_rate(config.optimizer, config.num_steps)
+        self._update = StepUpdate(config, self.stages, self.mesh, self.data_parallel)
         self.faults = make_injector(config, self.mesh, recorder)
         self.faults.attach(self.stages)
         self._actions = StepActions(
@@ -172,7 +134,6 @@ class Engine:
         self.step = 0
         """The next step's number."""
         self.num_tokens = 0
-        self._num_skipped = 0
         self._by_hand: _StepByHand | None = None
 
     # --- what it is made of ------------------------------------------------------------------
@@ -195,12 +156,22 @@ class Engine:
         """Since the engine was made. Reading it may wait for an accelerator."""
         return EngineStatistics(
             num_steps=self.step,
-            num_skipped_steps=self._num_skipped,
+            num_skipped_steps=self._update.num_skipped,
             num_tokens=self.num_tokens,
             peak_activations=self.executor.peak_activations,
             gradients=self.data_parallel.statistics,
             memory=self._memory.statistics,
         )
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Over this rank's parts of the parameters."""
+        return self._update.optimizer
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """What keeps fp16 gradients from vanishing."""
+        return self._update.loss_scale
 
     @property
     def has_loss(self) -> bool:
@@ -311,7 +282,7 @@ class Engine:
         with self._phase("evaluation"):
             losses = self.executor.evaluate(self._to_microbatches(batch))
             weights = self._weigh(None)
-            return self._sum_over_mesh([self._own_loss(losses, weights)])[0]
+            return self._update.sum_over_mesh([self._own_loss(losses, weights)]).item()
 
     # --- checkpoints -------------------------------------------------------------------------
 
@@ -351,102 +322,36 @@ class Engine:
     def _complete(
         self, losses: Sequence[Tensor], weights: Sequence[float], *, wants_stop: bool
     ) -> StepResult:
-        modules = list(self.stages.values())
+        update = self._update
         with self._phase("gradient sync"):
-            self.data_parallel.finish()
-            for module in modules:
-                self._sum_over_tp(module)
-            self._sync_tied(modules)
-        self.faults.on_gradients(modules)
+            update.synchronise()
+        self.faults.on_gradients(self.stages.values())
         with self._phase("gradient norm"):
-            loss, health, is_stop_wanted = self._measure(
-                modules, self._own_loss(losses, weights), wants_stop=wants_stop
-            )
-        rate = self.learning_rate.at(self.step)
-        set_learning_rate(self.optimizer, rate)
+            totals = update.measure(self._own_loss(losses, weights), wants_stop=wants_stop)
         with self._phase("optimizer"), self.faults.phase("optimizer"):
-            if health.is_finite:
-                self.optimizer.step()
-        result = StepResult(
-            step=self.step,
-            loss=loss,
-            gradient_norm=health.norm,
-            clip_ratio=health.clip_ratio,
-            learning_rate=rate,
-            loss_scale=self.loss_scale.value,
-            is_skipped=not health.is_finite,
-            num_tokens=self._tokens_per_step,
-            is_stop_wanted=is_stop_wanted,
-        )
-        self.loss_scale.update(is_finite=health.is_finite)
-        self._note(result)
+            result = update.take(totals, step=self.step)
+        self._note(result, totals)
         return result
-
-    def _sum_over_tp(self, module: nn.Module) -> None:
-        """Gradients of which each tp rank has its part of the sequence only."""
-        if self.config.parallel.tensor_parallel == "dtensor":
-            reduce_partial_gradients(module)
-        else:
-            reduce_sequence_parallel_gradients(module, self.mesh.tp_group)
-
-    def _sync_tied(self, modules: Sequence[nn.Module]) -> None:
-        tied = [
-            weight
-            for module in modules
-            if (weight := getattr(module, "tied_weight", None)) is not None
-        ]
-        if len(tied) == 2:
-            # First and last stage on one rank: nothing to send, but both copies need the sum.
-            _add_gradients(*tied)
-        elif tied:
-            sync_tied_gradients(tied[0], self.mesh.tied_group)
-
-    def _measure(
-        self, modules: Sequence[nn.Module], own_loss: Tensor, *, wants_stop: bool
-    ) -> tuple[float, GradientHealth, bool]:
-        """Loss, norm and wishes to stop of all ranks, in one all-reduce; clips gradients."""
-        scale = self.loss_scale.value
-        if scale != 1.0:
-            scale_gradients(modules, 1.0 / scale)
-        here = self.mesh.here
-        square = measure_square(modules, counts_whole=here.tp == 0, counts_undivided=here.dp == 0)
-        loss, total, num_stops = self._sum_over_mesh([own_loss, square, float(wants_stop)])
-        # A square below zero cannot be; nan stays nan.
-        health = clip_to_norm(modules, total**0.5, self.config.optimizer.max_gradient_norm)
-        return loss, health, num_stops > 0
 
     def _own_loss(self, losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """This rank's part of the step's loss: the sum over all ranks is its mean over dp."""
         own = torch.zeros((), dtype=torch.float64, device=self.device)
-        if losses and self.mesh.here.tp == 0:
-            factors = torch.tensor(weights, dtype=torch.float64, device=self.device)
-            own = (torch.stack(list(losses)).double() * factors).sum() / self.layout.dp
+        if self.mesh.here.tp == 0:
+            for loss, weight in zip(losses, weights if losses else (), strict=True):
+                own += loss * (weight / self.layout.dp)
         return own
 
-    def _sum_over_mesh(self, values: Sequence[Tensor | float]) -> list[float]:
-        device = self.device
-        parts = [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
-        total = torch.stack(parts)
-        if self.mesh.world_group is not None:
-            dist.all_reduce(total, group=self.mesh.world_group)
-        numbers: list[float] = total.tolist()
-        return numbers
-
-    def _note(self, result: StepResult) -> None:
+    def _note(self, result: StepResult, totals: Tensor) -> None:
         self.step += 1
         self.num_tokens += result.num_tokens
-        self._num_skipped += result.is_skipped
         if self.recorder is not None:
+            # Tensors: the recorder does not wait for a device either.
             self.recorder.log(
-                loss=result.loss,
-                grad_norm=result.gradient_norm,
+                loss=totals[0],
+                grad_norm=totals[1].sqrt() / result.loss_scale,
                 lr=result.learning_rate,
                 tokens=result.num_tokens // self.layout.dp,
             )
-
-    @property
-    def _tokens_per_step(self) -> int:
-        return self.config.global_batch_size * self.config.model.sequence_length
 
     # --- batches -----------------------------------------------------------------------------
 
@@ -592,12 +497,3 @@ def make_injector(config: TrainConfig, mesh: Mesh, recorder: "Recorder | None") 
     )
     injector.watch_groups({"dp": mesh.dp_group, "tp": mesh.tp_group, "pp": mesh.pp_group})
     return injector
-
-
-@torch.no_grad()
-def _add_gradients(first: nn.Parameter, second: nn.Parameter) -> None:
-    grads = [weight.grad for weight in (first, second) if weight.grad is not None]
-    if not grads:
-        return
-    total = torch.stack(grads).sum(0)
-    first.grad, second.grad = total, total.clone()

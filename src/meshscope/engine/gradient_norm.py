@@ -13,7 +13,7 @@ Call it when gradients are complete: after `GradientReducer.finish`,
 `reduce_sequence_parallel_gradients` and `sync_tied_gradients`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -59,72 +59,79 @@ def clip_gradient_norm(
     tp. `dp_shard_group` is the one FSDP2 spreads gradients over. Collective over all three groups.
     Gradients that are not finite are left as they are.
     """
-    modules = [modules] if isinstance(modules, nn.Module) else list(modules)
+    if max_norm is not None and not max_norm > 0:
+        raise UsageError(f"max_norm is {max_norm}; expected a number above 0, or None")
     tp_group, dp_shard_group = drop_single(tp_group), drop_single(dp_shard_group)
-    square = measure_square(
-        modules,
+    gradients = ModelGradients(
+        [modules] if isinstance(modules, nn.Module) else modules,
         counts_whole=group_rank(tp_group) == 0,
         counts_undivided=group_rank(dp_shard_group) == 0,
     )
+    square = gradients.square()
     for group in (tp_group, dp_shard_group, drop_single(pp_group)):
         if group is not None:
             dist.all_reduce(square, group=group)
-    return clip_to_norm(modules, square.sqrt().item(), max_norm)
-
-
-@torch.no_grad()
-def measure_square(
-    modules: Sequence[nn.Module], *, counts_whole: bool, counts_undivided: bool
-) -> Tensor:
-    """This rank's part of the squared norm, float64; the mesh's is the sum over its ranks.
-
-    `counts_whole` is for one rank of each tp group, which counts what every tp rank holds;
-    `counts_undivided` for one rank of each dp group, which counts what is not cut over dp.
-    """
-    counted: list[Tensor] = []
-    left_out: list[Tensor] = []
-    device = None
-    for parameter, shard in _find_parameters(modules).items():
-        device = parameter.device
-        grad = _local_gradient(parameter)
-        if grad is None or not grad.numel():
-            continue
-        is_counted = (
-            shard.tied_to is None
-            and (shard.num_shards > 1 or counts_whole)
-            and (hasattr(parameter, "to_local") or counts_undivided)
-        )
-        (counted if is_counted else left_out).append(grad)
-    square = torch.zeros((), dtype=torch.float64, device=device)
-    # Those left out times 0 rather than not at all: nan and inf are seen on whatever rank they are.
-    for grads, weight in ((counted, 1.0), (left_out, 0.0)):
-        if grads:
-            square += _sum_squares(grads) * weight
-    return square
-
-
-@torch.no_grad()
-def clip_to_norm(
-    modules: Sequence[nn.Module], norm: float, max_norm: float | None
-) -> GradientHealth:
-    """Scales all gradients, whose norm over the mesh is known, so that it is at most `max_norm`."""
-    if max_norm is not None and not max_norm > 0:
-        raise UsageError(f"max_norm is {max_norm}; expected a number above 0, or None")
-    ratio = 1.0
-    if max_norm is not None and isfinite(norm):
-        ratio = min(1.0, max_norm / (norm + _EPSILON))
+    norm = square.sqrt().item()
+    ratio = clip_ratio(norm, max_norm)
     if ratio < 1.0:
-        scale_gradients(modules, ratio)
+        gradients.scale(ratio)
     return GradientHealth(norm=norm, clip_ratio=ratio)
 
 
-@torch.no_grad()
-def scale_gradients(modules: Sequence[nn.Module], ratio: float) -> None:
-    """Multiplies every gradient."""
-    grads = [_local_gradient(parameter) for parameter in _find_parameters(modules)]
-    present = [grad for grad in grads if grad is not None]
-    if present:
-        torch._foreach_mul_(present, ratio)  # one kernel for many tensors, as torch's optimizers
+def clip_ratio(norm: float, max_norm: float | None) -> float:
+    """What brings a norm down to `max_norm`; 1 where it is below, and where it is not finite."""
+    if max_norm is None or not isfinite(norm):
+        return 1.0
+    return min(1.0, max_norm / (norm + _EPSILON))
+
+
+def clip_ratio_on_device(norm: Tensor, max_norm: float | None) -> Tensor:
+    """`clip_ratio` without waiting for the device."""
+    if max_norm is None:
+        return torch.ones_like(norm)
+    ratio = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
+    return torch.where(norm.isfinite(), ratio, 1.0)
+
+
+class ModelGradients:
+    """All gradients of this rank's stages, and which of them it counts for the mesh.
+
+    Looks up once which parameters there are: make a new one after parameters have changed.
+    """
+
+    def __init__(
+        self, modules: Iterable[nn.Module], *, counts_whole: bool, counts_undivided: bool
+    ) -> None:
+        """`counts_whole` is for one rank of each tp group, which counts what every tp rank holds;
+        `counts_undivided` for one rank of each dp group, which counts what is not cut over dp."""
+        found = _find_parameters(modules)
+        self._is_counted = {
+            parameter: shard.tied_to is None
+            and (shard.num_shards > 1 or counts_whole)
+            and (hasattr(parameter, "to_local") or counts_undivided)
+            for parameter, shard in found.items()
+        }
+        self._device = next((parameter.device for parameter in found), torch.device("cpu"))
+
+    @torch.no_grad()
+    def square(self) -> Tensor:
+        """This rank's part of the squared norm, float64; the mesh's is the sum over its ranks."""
+        square = torch.zeros((), dtype=torch.float64, device=self._device)
+        # Those not counted times 0 rather than left out: nan and inf are seen wherever they are.
+        for is_counted, weight in ((True, 1.0), (False, 0.0)):
+            chosen = [p for p, counted in self._is_counted.items() if counted is is_counted]
+            grads = _local_gradients(chosen)
+            if grads:
+                square += _sum_squares(grads) * weight
+        return square
+
+    @torch.no_grad()
+    def scale(self, ratio: float | Tensor) -> None:
+        """Multiplies every gradient, in place."""
+        grads = _local_gradients(self._is_counted)
+        if grads:
+            # One kernel for many tensors, as in torch's own optimizers.
+            torch._foreach_mul_(grads, ratio)
 
 
 @torch.no_grad()
@@ -155,7 +162,7 @@ def _sum_squares(grads: list[Tensor]) -> Tensor:
     return torch.stack(norms).double().square().sum()
 
 
-def _find_parameters(modules: Sequence[nn.Module]) -> dict[nn.Parameter, ParameterShard]:
+def _find_parameters(modules: Iterable[nn.Module]) -> dict[nn.Parameter, ParameterShard]:
     """Every parameter object once; one that several stages share is no copy if any says so."""
     found: dict[nn.Parameter, ParameterShard] = {}
     for module in modules:
@@ -174,3 +181,9 @@ def _local_gradient(parameter: nn.Parameter) -> Tensor | None:
         return grad
     local: Tensor = grad.to_local()
     return local
+
+
+def _local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """This rank's parts of those there are."""
+    grads = (_local_gradient(parameter) for parameter in parameters)
+    return [grad for grad in grads if grad is not None and grad.numel()]

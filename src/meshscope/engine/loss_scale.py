@@ -21,11 +21,11 @@ class LossScale:
         self.num_finite_steps = 0
         """In a row, since the scale last changed."""
         self._growth_steps = growth_steps
-        self._is_enabled = is_enabled
+        self.is_enabled = is_enabled
 
     def update(self, *, is_finite: bool) -> None:
         """After every step, taken or skipped."""
-        if not self._is_enabled:
+        if not self.is_enabled:
             return
         if not is_finite:
             self.value = max(self.value * BACKOFF_FACTOR, SMALLEST_SCALE)
@@ -42,6 +42,6 @@ class LossScale:
 
     def restore(self, document: Mapping[str, float]) -> None:
         """From a checkpoint; where scaling is off, nothing."""
-        if self._is_enabled:
+        if self.is_enabled:
             self.value = float(document["value"])
             self.num_finite_steps = int(document["num_finite_steps"])

@@ -25,7 +25,12 @@ def make_optimizer(
     ]
     present = [group for group in groups if group["params"]]
     if config.kind == "sgd":
-        return torch.optim.SGD(present, config.learning_rate, momentum=config.momentum)
+        return torch.optim.SGD(
+            present,
+            config.learning_rate,
+            momentum=config.momentum,
+            fused=device.type == "cuda",
+        )
     return torch.optim.AdamW(
         present,
         config.learning_rate,

@@ -6,8 +6,7 @@ its memory as it is: `initialization.initialize_parameters` fills it, the same f
 With `sequence_parallel` the activations between these layers hold a part of the sequence
 (dimension SEQUENCE_DIM) instead of being the same on every rank. Parameters used there (norms,
 biases of row-parallel layers, positions) then get a gradient from their own tokens only:
-`reduce_sequence_parallel_gradients` sums these over the group, once per step, before clipping and
-before gradients are averaged over data parallel.
+`reduce_sequence_parallel_gradients` sums these over the group, once per step, before clipping.
 """
 
 from collections.abc import Sequence
@@ -325,18 +324,28 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         return grad_logits.to(logits.dtype), None, None, None, None
 
 
-@torch.no_grad()
 def reduce_sequence_parallel_gradients(module: nn.Module, group: Group) -> None:
     """Sums over the group the gradients that each rank has from its part of the sequence only."""
+    sum_gradients(find_sequence_parallel_parameters(module), group)
+
+
+def find_sequence_parallel_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Those whose gradients each rank has from its part of the sequence only."""
+    shards = find_parameter_shards(module)
+    return [p for name, p in module.named_parameters() if shards[name].is_sequence_parallel]
+
+
+@torch.no_grad()
+def sum_gradients(parameters: Sequence[nn.Parameter], group: Group) -> None:
+    """Sums gradients over the group, in one all-reduce for each dtype; in place."""
     group = drop_single(group)
     if group is None:
         return
-    shards = find_parameter_shards(module)
     # FSDP2's gradients are DTensors over data parallel; over tp their local parts are summed.
     partial: list[Tensor] = [
         grad.to_local() if hasattr(grad, "to_local") else grad
-        for name, parameter in module.named_parameters()
-        if shards[name].is_sequence_parallel and (grad := parameter.grad) is not None
+        for parameter in parameters
+        if (grad := parameter.grad) is not None
     ]
     for dtype in dict.fromkeys(grad.dtype for grad in partial):
         grads = [grad for grad in partial if grad.dtype == dtype]
@@ -351,8 +360,8 @@ def put_off_weight_gradients(module: nn.Module) -> PutOffGradients:
     """Lets backward leave the weight gradients of all linear layers in `module` for later."""
     put_off = PutOffGradients()
     for layer in module.modules():
-        if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
-            layer.put_off = put_off
+        if hasattr(layer, "put_off"):
+            layer.put_off = put_off  # type: ignore[assignment]  # a module takes any attribute
     return put_off
 
 

@@ -4,7 +4,8 @@
         summary = run_worker(config, device=place.device, stop=stop)
 
 Ranks stop together: a rank that was asked to says so in the step's one all-reduce, and all leave
-after that step, having saved. Every step's loss is known to every rank; the first one reports.
+after the step that follows, having saved. Every step's loss is known to every rank; the first one
+reports it. Results are read a step late, while the next step runs: a device is never idle for them.
 """
 
 import sys
@@ -19,9 +20,10 @@ from meshscope.capture.default import start
 from meshscope.engine.checkpoint.folder import find_latest
 from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.data.token_data import Prefetch, TokenData, make_data
-from meshscope.engine.engine import Engine, StepResult
+from meshscope.engine.engine import Engine
 from meshscope.engine.launch.failures import note_step
 from meshscope.engine.launch.stop_request import StopRequest
+from meshscope.engine.step_result import StepResult
 
 if TYPE_CHECKING:
     from meshscope.capture.recorder import Recorder
@@ -111,15 +113,20 @@ def _train(
         return data.batch(step, dp_rank, dp)
 
     result: StepResult | None = None
+    is_stop_wanted = False
     with Prefetch(read, first_step=first_step) as batches:
         while engine.step < config.num_steps:
             note_step(engine.step)
-            result = engine.train_step(batches.take, wants_stop=stop.is_set)
-            progress.show(result)
-            _evaluate_if_due(engine, data, progress)
-            if result.is_stop_wanted:
+            before, result = result, engine.train_step(batches.take, wants_stop=stop.is_set)
+            if before is not None:
+                progress.show(before)
+                is_stop_wanted = before.is_stop_wanted
+            if is_stop_wanted:
                 break
+            _evaluate_if_due(engine, data, progress)
             _save_if_due(engine)
+    if result is not None:
+        progress.show(result)
     is_stopped = engine.step < config.num_steps
     if config.checkpoint.folder is not None and engine.step > first_step:
         engine.save(config.checkpoint.folder, keep=config.checkpoint.keep)
