@@ -42,6 +42,10 @@ bench: $(VENV)/.installed
 	$(BIN)/python -W ignore benchmarks/ddp_delay.py --output benchmarks/results/ddp_delay.json
 	$(BIN)/python -W ignore benchmarks/clock_alignment.py --output benchmarks/results/clock_alignment.json
 	$(BIN)/python -W ignore benchmarks/hang_trials.py
+	$(BIN)/python -W ignore benchmarks/engine_step.py --output benchmarks/results/engine_step.json
+	$(BIN)/python -W ignore benchmarks/engine_equality.py --jobs 1 --output benchmarks/results/engine_equality.json
+	$(BIN)/python -W ignore benchmarks/memory_strategies.py --output benchmarks/results/memory_strategies.json
+	$(BIN)/python -W ignore benchmarks/timed_bubble.py --output benchmarks/results/timed_bubble.json
 
 # On a machine with a CUDA device and torch; needs nothing that is not in such an image.
 bench-gpu:
@@ -49,6 +53,8 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/recorder_overhead.py --device cuda --rounds 26 --steps 8 --output benchmarks/results/recorder_overhead_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/device_shares.py --output benchmarks/results/device_shares.json
 	PYTHONPATH=src $(PYTHON) benchmarks/communication_gpu.py --output benchmarks/results/communication_gpu.json
+	PYTHONPATH=src $(PYTHON) benchmarks/engine_gpu.py --output benchmarks/results/engine_gpu.json
+	PYTHONPATH=src $(PYTHON) benchmarks/memory_strategies.py --device cuda --output benchmarks/results/memory_strategies_gpu.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

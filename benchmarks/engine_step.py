@@ -8,7 +8,8 @@ model with the same weights (their losses must agree over three steps): the engi
 DTensor tensor parallel and FSDP2 (DTensors are not for the reducer); and the least code that does
 it in plain torch, written out below without layers, options, checks or overlap: Megatron's two
 autograd functions, sends in 1F1B's order, one flat buffer of gradients summed at the end.
-Blocks of steps take turns; ratios are of blocks of the same round, by the slowest rank.
+Blocks of steps take turns; ratios are of blocks of the same round, by the
+slowest rank; CPU time is the sum over ranks.
 """
 
 import argparse
@@ -245,39 +246,46 @@ def measure(
             difference = max(abs(a - b) for a, b in zip(found, losses["engine"], strict=True))
             assert difference < 1e-4, (name, losses)
         times: dict[str, list[float]] = {name: [] for name in steps}
+        cpu_times: dict[str, list[float]] = {name: [] for name in steps}
         for turn in range(rounds):
             order = list(steps)[turn % len(steps) :] + list(steps)[: turn % len(steps)]
             for name in order:
                 dist.barrier()
-                begin_ns = time.perf_counter_ns()
+                begin_ns, begin_cpu_ns = time.perf_counter_ns(), time.process_time_ns()
                 for _ in range(num_steps):
                     steps[name](tokens)
-                dist.barrier()
+                cpu_ms = torch.tensor((time.process_time_ns() - begin_cpu_ns) / num_steps / 1e6)
+                dist.all_reduce(cpu_ms)
                 times[name].append((time.perf_counter_ns() - begin_ns) / num_steps / 1e6)
+                cpu_times[name].append(cpu_ms.item())
         if rank == 0:
-            output.write_text(json.dumps({"losses": losses, "times_ms": times}), encoding="utf-8")
+            found = {"losses": losses, "times_ms": times, "cpu_times_ms": cpu_times}
+            output.write_text(json.dumps(found), encoding="utf-8")
 
     return job
 
 
 def summarize(found: dict[str, dict[str, list[float]]]) -> dict[str, object]:
-    times = found["times_ms"]
-    ratios = {
-        f"{name} / written out": [
-            a / b for a, b in zip(times[name], times["written out"], strict=True)
-        ]
-        for name in times
-        if name != "written out"
-    }
-    return {
-        "first_losses": found["losses"],
-        "step_ms_median": {name: round(statistics.median(t), 2) for name, t in times.items()},
-        "ratio_median": {name: round(statistics.median(r), 3) for name, r in ratios.items()},
-        "ratio_quartiles": {
-            name: [round(value, 3) for value in statistics.quantiles(r, n=4)[::2]]
-            for name, r in ratios.items()
-        },
-    }
+    result: dict[str, object] = {"first_losses": found["losses"]}
+    for prefix, times in (("", found["times_ms"]), ("cpu_", found["cpu_times_ms"])):
+        ratios = {
+            f"{name} / written out": [
+                a / b for a, b in zip(times[name], times["written out"], strict=True)
+            ]
+            for name in times
+            if name != "written out"
+        }
+        result |= {
+            f"{prefix}step_ms_median": {
+                n: round(statistics.median(t), 2) for n, t in times.items()
+            },
+            f"{prefix}ratio_median": {n: round(statistics.median(r), 3) for n, r in ratios.items()},
+            f"{prefix}ratio_quartiles": {
+                name: [round(value, 3) for value in statistics.quantiles(r, n=4)[::2]]
+                for name, r in ratios.items()
+            },
+        }
+    return result
 
 
 def main() -> None:

@@ -242,6 +242,7 @@ def main() -> None:
         return
     print(HEADER)
     place = options.offload_dir or Path(tempfile.gettempdir())
+    place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place) as folder:
         options.offload_dir = Path(folder)
         rows = measure_all(options, Path(folder))

@@ -1,6 +1,6 @@
 """Trains whole engines in many layouts, and the same model in one process, and compares.
 
-    python -m tests.distributed.engine_equality FOLDER [--full]
+    python -m tests.distributed.engine_equality FOLDER [--full | --cuda]
 
 Leaves `FOLDER/results.jsonl`, one line for each case: the largest differences of losses, gradients
 and weights from the single-process model over all steps and ranks. Plain SGD with momentum at a
@@ -43,6 +43,7 @@ MOMENTUM = 0.9
 SEED = 5
 GLOBAL_BATCH_SIZE = 16
 TOLERANCE = 1e-5
+SECONDS_PER_CASE = 60
 NUM_MICROBATCHES = {1: 8, 2: 8, 4: 4}
 """By dp: with pp 4 every schedule needs at least 4."""
 
@@ -90,6 +91,7 @@ class Case:
     order: tuple[str, ...] = ("pp", "dp", "tp")
     model: str = "llama"
     by_hand: bool = False
+    device: str = "cpu"
 
     @property
     def world_size(self) -> int:
@@ -115,6 +117,7 @@ class Case:
             ",".join(self.order) if self.order != ("pp", "dp", "tp") else "",
             self.model,
             "by hand" if self.by_hand else "",
+            self.device if self.device != "cpu" else "",
         ]
         return " ".join(part for part in parts if part)
 
@@ -124,7 +127,7 @@ class Case:
             model=MODELS[self.model],
             num_steps=NUM_STEPS,
             seed=SEED,
-            device="cpu",
+            device=self.device,
             parallel=ParallelConfig(
                 dp=self.dp,
                 tp=self.tp,
@@ -240,7 +243,7 @@ def take_step(engine: Engine, case: Case, tokens: Tensor) -> Any:
 def compare(case: Case, mesh: Mesh) -> Differences:
     began = time.monotonic()
     reference = REFERENCES[case.model]
-    engine = Engine(case.make_config(), mesh=mesh)
+    engine = Engine(case.make_config(), mesh=mesh, device=mesh.device)
     tokens = make_tokens()
     found = Differences()
 
@@ -256,10 +259,10 @@ def compare(case: Case, mesh: Mesh) -> Differences:
         widen("loss", abs(result.loss - reference.losses[step]))
         widen("norm", abs(result.gradient_norm - reference.norms[step]))
         for name, full in gather_all(engine, "grad"):
-            expected = reference.gradients[step][name]
-            widen("gradient", (full - expected).abs().max().item(), f"{name} step {step}")
+            difference = full.cpu() - reference.gradients[step][name]
+            widen("gradient", difference.abs().max().item(), f"{name} step {step}")
     for name, full in gather_all(engine, "weight"):
-        widen("weight", (full - reference.weights[name]).abs().max().item())
+        widen("weight", (full.cpu() - reference.weights[name]).abs().max().item())
     engine.close()
     found.seconds = time.monotonic() - began
     return found
@@ -274,7 +277,7 @@ def run_cases(cases: Sequence[Case], folder: Path) -> None:
             for case in cases:
                 layout = case.make_config().layout
                 if layout not in meshes:
-                    meshes[layout] = Mesh(layout)
+                    meshes[layout] = Mesh(layout, case.device)
                 line: dict[str, Any] = {"case": case.name, **asdict(case)}
                 try:
                     line["differences"] = asdict(compare(case, meshes[layout]))
@@ -286,7 +289,7 @@ def run_cases(cases: Sequence[Case], folder: Path) -> None:
                 print(json.dumps(line), file=out, flush=True)
 
     world_size = cases[0].world_size
-    codes = run_ranks(job, world_size, timeout_s=120, rank_timeout_s=3000)
+    codes = run_ranks(job, world_size, timeout_s=120, rank_timeout_s=SECONDS_PER_CASE * len(cases))
     if any(codes):
         print(f"{world_size} ranks: exit codes {codes}", file=sys.stderr)
 
@@ -389,6 +392,24 @@ def make_covering_selection() -> list[Case]:
     ]
 
 
+def make_cuda_selection() -> list[Case]:
+    """For ranks that share one GPU and talk over gloo, which has no reduce-scatter there."""
+    tied = "gpt tied"
+    cases = [
+        Case(model=tied),
+        Case(memory="aggressive"),
+        Case(memory="extreme"),
+        Case(memory="cpu_offload", model=tied),
+        Case(dp=2, memory="standard"),
+        Case(dp=2, data_parallel="ddp", model=tied),
+        Case(tp=2, model=tied),
+        Case(pp=2, model=tied, memory="cpu_offload"),
+        Case(pp=2, schedule="zb_v", memory="extreme"),
+        Case(dp=2, pp=2, schedule="zb_h1", model=tied),
+    ]
+    return [dataclasses.replace(case, device="cuda") for case in cases]
+
+
 def main(folder: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
     import_everything()
     folder.mkdir(parents=True, exist_ok=True)
@@ -409,5 +430,6 @@ def main(folder: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    chosen = make_full_cross() if "--full" in sys.argv else make_covering_selection()
-    main(Path(sys.argv[1]), chosen)
+    make_cases = {"--full": make_full_cross, "--cuda": make_cuda_selection}
+    make = make_cases.get(sys.argv[-1], make_covering_selection)
+    main(Path(sys.argv[1]), make())

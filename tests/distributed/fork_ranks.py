@@ -4,6 +4,7 @@ Run as a program of its own (`python -m tests.distributed.…`), never inside py
 torch has used its thread pool hangs its children.
 """
 
+import faulthandler
 import os
 import sys
 import tempfile
@@ -44,6 +45,8 @@ def run_ranks(
         for rank in range(world_size):
             pid = os.fork()
             if pid == 0:
+                # Before it is killed from outside, a rank that hangs says where.
+                faulthandler.dump_traceback_later(rank_timeout_s - 1, exit=True)
                 os._exit(_run_rank(function, rank, world_size, store, timeout_s))
             pids.append(pid)
         return [_wait_for(pid, rank_timeout_s) for pid in pids]

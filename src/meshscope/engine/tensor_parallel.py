@@ -275,12 +275,10 @@ def vocab_parallel_cross_entropy(
     the vocabulary gives inf (on one rank torch raises an IndexError).
     """
     if drop_single(group) is None:
-        flat = F.cross_entropy(
-            _widen(logits.flatten(0, -2)),
-            targets.flatten(),
-            ignore_index=ignore_index,
-            reduction="none",
-        )
+        # Given the dtype, softmax widens as it reads: a wide copy of all logits would cost more
+        # time and memory than the softmax itself.
+        logs = F.log_softmax(logits.flatten(0, -2), -1, dtype=_wide_dtype(logits))
+        flat = F.nll_loss(logs, targets.flatten(), ignore_index=ignore_index, reduction="none")
         return flat.view_as(targets)
     return apply_function(
         _VocabParallelCrossEntropy, logits, targets, vocab_size, group, ignore_index
@@ -381,8 +379,12 @@ def _localize(ids: Tensor, own: range) -> tuple[Tensor, Tensor]:
     return is_elsewhere, (ids - own.start).masked_fill_(is_elsewhere, 0)
 
 
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def _widen(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(_wide_dtype(x))
 
 
 def _cast_like_autocast(*tensors: Tensor | None) -> Any:
