@@ -338,6 +338,14 @@ def train_all(world: int) -> dict[str, Any]:
 # --- the reducer's manners --------------------------------------------------------------------
 
 
+def count_gradient_bytes(reducer: GradientReducer, model: nn.Module) -> int:
+    """Of buckets and gradients, each storage once."""
+    held = [bucket.buffer for bucket in reducer.buckets]
+    held += [p.grad for p in model.parameters() if p.grad is not None]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
+    return sum(storages.values())
+
+
 def check_manners() -> dict[str, Any]:
     """On two ranks: things that are not done every step."""
     rank, group = dist.get_rank(), dist.group.WORLD
@@ -355,6 +363,23 @@ def check_manners() -> dict[str, Any]:
     backward(model)
     reducer.finish()
     found["works after an error"] = model.weight.grad.tolist()
+
+    model.zero_grad()
+    with reducer.accumulating():
+        backward(model)
+        found["copies while accumulating"] = count_gradient_bytes(reducer, model) / sum(
+            p.nbytes for p in model.parameters()
+        )
+    backward(model)
+    found["copies when sent"] = count_gradient_bytes(reducer, model) / sum(
+        p.nbytes for p in model.parameters()
+    )
+    reducer.finish()
+
+    model.zero_grad()
+    backward(model)  # sends, and then nobody calls finish
+    found["next step"] = raises(reducer.start_accumulating)
+    reducer.finish()
 
     model.zero_grad()
     backward(model)
@@ -504,8 +529,13 @@ def converge(make: Callable[[], Compressor | None], num_steps: int = 60) -> dict
     }
 
 
-def check_error_feedback(make: Callable[[], Compressor | None]) -> float:
-    """The same gradient thirty times: what was left out comes later, so the mean is right."""
+def check_error_feedback(
+    make: Callable[[], Compressor | None], *, last_scale: float = 1.0
+) -> float:
+    """The same gradient thirty times: what was left out comes later, so the mean is right.
+
+    For the last twenty it is larger by `last_scale`, as when a loss scale changes.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     compressor = make()
     parameter = nn.Parameter(torch.zeros(24, 40))
@@ -513,11 +543,14 @@ def check_error_feedback(make: Callable[[], Compressor | None]) -> float:
     grad = torch.randn(24, 40, generator=torch.Generator().manual_seed(rank))
     exact = grad.clone()
     dist.all_reduce(exact)
-    total, num_rounds = torch.zeros(24, 40), 30
-    for _ in range(num_rounds):
-        bucket.views[0].copy_(grad)
+    total, num_rounds, scale = torch.zeros(24, 40), 30, 1.0
+    for index in range(num_rounds):
+        if index == 10 and last_scale != scale:
+            compressor.rescale(last_scale / scale)
+            scale = last_scale
+        bucket.views[0].copy_(grad * scale)
         compressor.reduce(bucket, Channel(dist.group.WORLD)).wait()
-        total += bucket.views[0]
+        total += bucket.views[0] / scale
     assert world > 1
     return ((total / num_rounds - exact).norm() / exact.norm()).item()
 
@@ -561,6 +594,10 @@ def check_compressors(world: int) -> dict[str, Any]:
             found[bad] = {name: survive_nan(make, float(bad)) for name, make in COMPRESSORS.items()}
         found["convergence"] = {name: converge(make) for name, make in COMPRESSORS.items()}
         found["feedback"] = {name: check_error_feedback(make) for name, make in compressed.items()}
+        found["feedback, rescaled"] = {
+            name: check_error_feedback(make, last_scale=2.0**-8)
+            for name, make in compressed.items()
+        }
         by_ring = train(world, strategy="ring", compression="fp16", bucket_bytes=2000)
         found["fp16 by ring"] = by_ring
         by_tree = train(

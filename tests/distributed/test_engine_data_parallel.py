@@ -153,6 +153,17 @@ def test_gradients_that_change_after_they_were_sent_are_reported(results: Result
     assert manners["works after an error"] == [[[3.0] * 3] * 2] * 2
 
 
+def test_gradients_are_beside_their_buckets_until_they_are_sent(results: Results) -> None:
+    manners = results[2]["manners"]
+    assert manners["copies while accumulating"] == [2.0, 2.0]
+    assert manners["copies when sent"] == [1.0, 1.0]
+
+
+def test_a_step_that_ended_in_the_middle_is_named_by_the_next(results: Results) -> None:
+    for message in results[2]["manners"]["next step"]:
+        assert message.startswith("an earlier step ended after 1 of 1 buckets of gradients had")
+
+
 def test_a_rebuild_takes_in_frozen_and_new_parameters(results: Results) -> None:
     manners = results[2]["manners"]
     assert all("call rebuild()" in message for message in manners["frozen"])
@@ -248,6 +259,10 @@ def test_what_is_left_out_is_told(results: Results, compressor: str) -> None:
 def test_what_is_left_out_comes_later(results: Results, compressor: str, largest: float) -> None:
     found = results[4]["compression"]
     assert found["feedback"][compressor] < largest
+    # Powers of two: the same numbers with another exponent, so the same elements are chosen.
+    assert found["feedback, rescaled"][compressor] == pytest.approx(
+        found["feedback"][compressor], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ FLAGS = {
         "--check",
         "--device",
         "--dp",
+        "--fault",
         "--memory",
         "--no-record",
         "--pp",

@@ -410,7 +410,7 @@ def make_strategy(
         if nodes is None:
             raise UsageError(
                 "strategy 'hierarchical' needs to know the nodes; give local_world_size (ranks "
-                "per node) or nodes"
+                "per node; communication.ranks_per_node in a configuration) or nodes"
             )
         return HierarchicalAllReduce(nodes=nodes)
     candidates = make_candidates(nodes)

@@ -17,9 +17,11 @@ forgotten, so one bad step does not spoil the next. All ranks end with the same 
 rank decodes the same bytes; PowerSGD needs the ranks' CPUs or GPUs to be of one kind for that.
 
 State (error feedback, PowerSGD's last factors) belongs to buckets and goes with them when
-a reducer is rebuilt; it is in no checkpoint.
+a reducer is rebuilt; it is in no checkpoint. What was left out has the loss scale of its step:
+`rescale` it when that changes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Protocol
@@ -72,6 +74,9 @@ class Compressor(Protocol):
     def read_error(self, bucket: Bucket) -> float | Unavailable:
         """The relative L2 error of what this rank sent last for the bucket."""
 
+    def rescale(self, ratio: float) -> None:
+        """Gradients to come are larger by that much: what was left out is made so too."""
+
 
 def make_compressor(name: str) -> Compressor:
     """A compressor by its name, with its defaults."""
@@ -119,6 +124,9 @@ class CastCompressor:
         """Of the cast."""
         return self._errors.read(bucket)
 
+    def rescale(self, ratio: float) -> None:
+        """Nothing is left out."""
+
     def _steps(self, bucket: Bucket, channel: Channel, strategy: Strategy) -> Steps:
         short = bucket.buffer.to(self.dtype)
         self._errors.note(bucket, (bucket.buffer - short).norm(), bucket.buffer.norm())
@@ -152,6 +160,10 @@ class TopKCompressor:
     def read_error(self, bucket: Bucket) -> float | Unavailable:
         """What was left out, with what earlier steps had left out."""
         return self._errors.read(bucket)
+
+    def rescale(self, ratio: float) -> None:
+        """What was left out."""
+        _scale_all(self._left_out.values(), ratio)
 
     def _steps(self, bucket: Bucket, channel: Channel) -> Steps:
         left_out = _take_left_out(self._left_out, bucket)
@@ -205,6 +217,10 @@ class Int8Compressor:
     def read_error(self, bucket: Bucket) -> float | Unavailable:
         """Of this rank's gradients; what the rounding of the sum loses is kept, but not in it."""
         return self._errors.read(bucket)
+
+    def rescale(self, ratio: float) -> None:
+        """What was left out."""
+        _scale_all(self._left_out.values(), ratio)
 
     def _steps(self, bucket: Bucket, channel: Channel) -> Steps:
         num_elements = bucket.buffer.numel()
@@ -298,6 +314,10 @@ class PowerSgdCompressor:
         """What the low rank left out, with what earlier steps had left out."""
         return self._errors.read(bucket)
 
+    def rescale(self, ratio: float) -> None:
+        """What was left out; of the factors only the directions count."""
+        _scale_all((state.left_out for state in self._states.values()), ratio)
+
     def _steps(self, bucket: Bucket, channel: Channel, strategy: Strategy) -> Steps:
         state = self._states.get(bucket)
         if state is None:
@@ -374,6 +394,12 @@ def _take_left_out(known: "WeakKeyDictionary[Bucket, Tensor]", bucket: Bucket) -
     if left_out is None:
         left_out = known[bucket] = torch.zeros_like(bucket.buffer, dtype=torch.float32)
     return left_out.add_(bucket.buffer)
+
+
+@torch.no_grad()
+def _scale_all(tensors: Iterable[Tensor], ratio: float) -> None:
+    for tensor in tensors:
+        tensor.mul_(ratio)
 
 
 def _forget_not_finite(left_out: Tensor) -> None:

@@ -148,6 +148,12 @@ class GradientReducer:
 
     def start_accumulating(self) -> None:
         """Backwards from now on add to gradients and send nothing."""
+        if self._transfers:
+            raise UsageError(
+                f"an earlier step ended after {len(self._transfers)} of {len(self.buckets)} "
+                "buckets of gradients had been sent and before finish(), so ranks may no longer be "
+                "in step; start the processes again"
+            )
         self._is_accumulating = True
 
     def start_last_backward(self) -> None:
@@ -167,6 +173,14 @@ class GradientReducer:
         """Says of gradients that no hook sees that they are complete."""
         for parameter in parameters:
             self._on_gradient(parameter)
+
+    def rescale(self, ratio: float) -> None:
+        """Gradients to come are larger by that much, since the loss scale was changed: what
+        compression keeps of earlier ones is made so too. Between steps.
+        """
+        if self.compressor is not None:
+            with self._on_side_stream():
+                self.compressor.rescale(ratio)
 
     @torch.no_grad()
     def finish(self) -> None:

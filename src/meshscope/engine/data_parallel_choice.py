@@ -1,11 +1,13 @@
 """Makes the data parallelism a configuration asks for: the reducer, DDP or FSDP2."""
 
+import os
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from meshscope.core.layout import Axis
+from meshscope.core.placement import Placement, placement_from_environment
 from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.mesh import Mesh
@@ -41,5 +43,14 @@ def make_data_parallel(
         bucket_bytes=bucket_bytes,
         strategy=communication.strategy,
         compression=None if compression == "none" else compression,
-        local_world_size=communication.ranks_per_node,
+        local_world_size=communication.ranks_per_node
+        or _find_ranks_per_node(communication.strategy),
     )
+
+
+def _find_ranks_per_node(strategy: str) -> int | None:
+    """As the launcher says; None where it does not, or where nobody asks."""
+    if strategy not in ("hierarchical", "adaptive"):
+        return None
+    placement = placement_from_environment(os.environ)
+    return placement.local_world_size if isinstance(placement, Placement) else None

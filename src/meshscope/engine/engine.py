@@ -46,6 +46,7 @@ from meshscope.engine.dtensor_parallel import parallelize_stage
 from meshscope.engine.faults.injector import FaultInjector
 from meshscope.engine.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.loss_scale import LossScale
+from meshscope.engine.memory.recompute import Recompute
 from meshscope.engine.memory.strategy import (
     MemoryStatistics,
     MemoryStrategy,
@@ -53,7 +54,7 @@ from meshscope.engine.memory.strategy import (
 )
 from meshscope.engine.mesh import Mesh
 from meshscope.engine.model import Stage
-from meshscope.engine.model_source import ModelSource, StagePlace, make_source
+from meshscope.engine.model_source import ModelSource, StagePlace, UserModel, make_source
 from meshscope.engine.pipeline import Microbatch, PipelineExecutor, PipelineStep
 from meshscope.engine.sharding import ParameterShard, find_parameter_shards
 from meshscope.engine.step_actions import StepActions
@@ -101,9 +102,10 @@ class Engine:
         before saves its groups. `recorder` gets steps, phases and pipeline actions. Raises
         UsageError with every problem."""
         self.config = config
-        self.device = torch.device(device or pick_device(config))
+        self.device = pick_device(config, device)
         require_valid_config(config, device_type=self.device.type, has_own_model=model is not None)
         self.mesh = mesh or Mesh(config.layout, self.device)
+        self._check_mesh()
         self.schedule = config.schedule
         self.recorder = recorder
         self._source = model or make_source(config)
@@ -135,6 +137,7 @@ class Engine:
         """The next step's number."""
         self.num_tokens = 0
         self._by_hand: _StepByHand | None = None
+        self._failure = ""
 
     # --- what it is made of ------------------------------------------------------------------
 
@@ -180,6 +183,7 @@ class Engine:
 
     def close(self) -> None:
         """Takes hooks off and removes offloaded activations; process groups stay."""
+        self._failure = self._failure or "the engine was closed"
         self.faults.close()
         self.data_parallel.close()
         self._memory.close()
@@ -210,22 +214,25 @@ class Engine:
             self.faults.begin_step(self.step)
             with self._phase("data"), self.faults.phase("data"):
                 microbatches = self._to_microbatches(batch() if callable(batch) else batch)
-            self._open_step()
             weights = self._weigh(loss_weights)
-            losses = self.executor.run_step(
-                microbatches, loss_weights=[weight * self.loss_scale.value for weight in weights]
-            )
-            return self._complete(losses, weights, wants_stop=wants_stop)
+            with self._guarded():
+                self._open_step()
+                losses = self.executor.run_step(
+                    microbatches,
+                    loss_weights=[weight * self.loss_scale.value for weight in weights],
+                )
+                return self._complete(losses, weights, wants_stop=wants_stop)
 
     def begin_step(self, *, loss_weights: Sequence[float] | None = None) -> None:
         """Begins a step whose microbatches the caller runs."""
         if self._by_hand is not None:
             raise UsageError("a step begun by hand is open; call finish_step first")
+        weights = self._weigh(loss_weights)
+        with self._guarded():
+            self._open_step()
         recording = self._recorded_step()
         recording.__enter__()
         self.faults.begin_step(self.step)
-        self._open_step()
-        weights = self._weigh(loss_weights)
         microbatches: list[Microbatch] = [(None, None)] * self.schedule.num_microbatches
         scaled = [weight * self.loss_scale.value for weight in weights]
         self._by_hand = _StepByHand(
@@ -246,8 +253,9 @@ class Engine:
         by_hand = self._require_by_hand()
         self._check_index(index)
         by_hand.microbatches[index] = self._to_device((inputs, targets))
-        for stage in sorted(self.stages):
-            by_hand.step.run(Action(ActionKind.FORWARD, stage, index))
+        with self._guarded():
+            for stage in sorted(self.stages):
+                by_hand.step.run(Action(ActionKind.FORWARD, stage, index))
         return by_hand.step.result(index) if self.has_loss else None
 
     def backward(self, index: int) -> None:
@@ -261,8 +269,9 @@ class Engine:
                 if is_split
                 else (ActionKind.BACKWARD,)
             )
-            for kind in kinds:
-                by_hand.step.run(Action(kind, stage, index))
+            with self._guarded():
+                for kind in kinds:
+                    by_hand.step.run(Action(kind, stage, index))
 
     def finish_step(self, *, wants_stop: bool = False) -> StepResult:
         """After all microbatches: synchronises gradients and takes the step. Collective."""
@@ -270,9 +279,10 @@ class Engine:
         by_hand.step.finish()
         self._by_hand = None
         try:
-            return self._complete(
-                by_hand.step.take_results(), by_hand.weights, wants_stop=wants_stop
-            )
+            with self._guarded():
+                return self._complete(
+                    by_hand.step.take_results(), by_hand.weights, wants_stop=wants_stop
+                )
         finally:
             by_hand.recording.__exit__(None, None, None)
 
@@ -312,6 +322,28 @@ class Engine:
         scale = loaded.state.get("loss_scale")
         if isinstance(scale, dict):
             self.loss_scale.restore(scale)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Ranks that wait for one whose step failed must not be met by its next step."""
+        if self._failure:
+            raise UsageError(
+                f"no step can be taken: {self._failure}; make a new engine, after a failed step in "
+                "new processes"
+            )
+        try:
+            yield
+        except UsageError:
+            raise  # said before anything was sent
+        except BaseException as error:
+            if self._by_hand is not None:
+                self._by_hand.recording.__exit__(type(error), error, error.__traceback__)
+                self._by_hand = None
+            if self.layout.world_size > 1:
+                self._failure = (
+                    f"step {self.step} failed ({error}), and ranks are no longer in step"
+                )
+            raise
 
     # --- parts of a step ---------------------------------------------------------------------
 
@@ -356,10 +388,26 @@ class Engine:
     # --- batches -----------------------------------------------------------------------------
 
     def _to_microbatches(self, batch: Batch) -> list[Microbatch]:
-        if isinstance(batch, Tensor):
-            tokens = batch.to(self.device, non_blocking=True)
-            return [(part[:, :-1], part[:, 1:]) for part in tokens]
-        return [self._to_device(microbatch) for microbatch in batch]
+        if not isinstance(batch, Tensor):
+            return [self._to_device(microbatch) for microbatch in batch]
+        if not isinstance(self._source, UserModel):
+            self._check_tokens(batch)
+        tokens = batch.to(self.device, torch.int64, non_blocking=True)
+        return [(part[:, :-1], part[:, 1:]) for part in tokens]
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        config = self.config
+        expected = (
+            config.num_microbatches,
+            config.batch.microbatch_size,
+            config.model.sequence_length + 1,
+        )
+        if tuple(tokens.shape) != expected or tokens.is_floating_point():
+            raise UsageError(
+                f"the batch is {tokens.dtype} of shape {tuple(tokens.shape)}, expected whole "
+                f"numbers of shape {expected}: microbatches, sequences of this dp rank, tokens and "
+                "one more"
+            )
 
     def _to_device(self, microbatch: Microbatch) -> Microbatch:
         inputs, targets = (
@@ -387,10 +435,23 @@ class Engine:
 
     def _require_by_hand(self) -> "_StepByHand":
         if self._by_hand is None:
-            raise UsageError("no step is open; call begin_step first")
+            raise UsageError(
+                f"no step is open, since {self._failure}"
+                if self._failure
+                else "no step is open; call begin_step first"
+            )
         return self._by_hand
 
     # --- how it is made ----------------------------------------------------------------------
+
+    def _check_mesh(self) -> None:
+        mesh, layout = self.mesh, self.config.layout
+        if mesh.layout != layout or mesh.device.type != self.device.type:
+            raise UsageError(
+                f"the mesh is {mesh.layout.describe()} on {mesh.device.type}, but the "
+                f"configuration has {layout.describe()} on {self.device.type}; make it with "
+                "Mesh(config.layout, device), or leave it out"
+            )
 
     def _make_memory_strategy(self) -> MemoryStrategy:
         pp_rank, memory = self.mesh.here.pp, self.config.memory
@@ -422,8 +483,17 @@ class Engine:
             )
         self._memory.prepare(stage)
         if self.config.compile:
-            stage.compile()
+            self._compile(stage)
         return stage
+
+    def _compile(self, stage: nn.Module) -> None:
+        """As much in one graph as recomputation allows, which torch.compile cannot trace."""
+        layers = getattr(stage, "layers", None)
+        if self._memory.recompute is Recompute.LAYERS and isinstance(layers, nn.ModuleDict):
+            for layer in layers.values():
+                layer.compile()
+        else:
+            stage.compile()
 
     def _hidden_shape(self) -> tuple[int, ...]:
         stage = next(iter(self.stages.values()))
@@ -466,14 +536,25 @@ class _StepByHand:
     recording: AbstractContextManager[object]
 
 
-def pick_device(config: TrainConfig) -> torch.device:
-    """The device of this process: as configured, or an accelerator where there is one."""
-    kind = config.device
+def pick_device(config: TrainConfig, given: torch.device | str | None = None) -> torch.device:
+    """The device of this process: as given, as configured, or a GPU where there is one.
+
+    Local ranks take GPUs in turn, where a launcher says which local rank this is.
+    """
+    kind = torch.device(given).type if given is not None else config.device
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    if kind != "cuda":
+        return torch.device(given or kind)
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "device is cuda, but torch finds no GPU here; check the driver and "
+            "CUDA_VISIBLE_DEVICES, or use cpu"
+        )
+    if given is not None and torch.device(given).index is not None:
+        return torch.device(given)
+    local_rank = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> Any:

@@ -212,6 +212,9 @@ class FullyShardedDataParallel:
         for stage in self.modules.values():
             _reshard(stage)
 
+    def rescale(self, ratio: float) -> None:
+        """Nothing is kept."""
+
     def close(self) -> None:
         """Takes our hooks off; what FSDP2 did to the stages stays."""
         for handle in self._handles:

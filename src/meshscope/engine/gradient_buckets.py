@@ -4,10 +4,11 @@ Parameters are taken in reverse order of registration, about the order in which 
 gradients, and one buffer holds one dtype on one device. The cut depends on the parameters only, so
 it is the same on every rank.
 
-From then on a parameter's gradient is its part of the buffer, as under DDP's
-`gradient_as_bucket_view`: nothing is copied back, and gradients take their memory once. Whoever
-wants to keep one over the next step copies it. Where buffers have another dtype than parameters,
-gradients stay tensors of their own.
+From the moment it is sent a parameter's gradient is its part of the buffer, as under DDP's
+`gradient_as_bucket_view`: nothing is copied back. Whoever wants to keep one over the next step
+copies it. Until then backward adds up a tensor of its own, so at the last of several microbatches
+gradients take their memory twice. Where buffers have another dtype than parameters, gradients stay
+tensors of their own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -81,6 +82,11 @@ class Bucket:
                     parameter.grad = view.data  # with a version counter of its own
         self.sent = [SentGradient.of(parameter) for parameter in self.parameters]
         _copy_all(targets, sources, scale)
+        for source in sources:
+            if source.is_cuda:
+                # Made on the stream of backward and let go of here: not to be used again for what
+                # that stream makes next before this one has copied it.
+                source.record_stream(torch.cuda.current_stream(source.device))
 
     @torch.no_grad()
     def write_back(self, is_used: Sequence[bool] | None = None) -> None:

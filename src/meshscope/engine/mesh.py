@@ -24,7 +24,7 @@ class Mesh:
 
     def __init__(self, layout: Layout, device: torch.device | str = "cpu") -> None:
         self.layout = layout
-        self.device = torch.device(device)
+        self.device = _open_device(torch.device(device))
         is_joined = dist.is_available() and dist.is_initialized()
         world_size = dist.get_world_size() if is_joined else 1
         if world_size != layout.world_size:
@@ -89,3 +89,15 @@ class Mesh:
             if self.rank in ends:
                 found = group
         return found
+
+
+def _open_device(device: torch.device) -> torch.device:
+    """Makes an accelerator this process's, by its index.
+
+    A DeviceMesh would otherwise choose one by local rank, which fails where ranks share a GPU.
+    """
+    if device.type != "cuda":
+        return device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

@@ -25,12 +25,18 @@ def make_optimizer(
     ]
     present = [group for group in groups if group["params"]]
     if config.kind == "sgd":
-        return torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             present,
             config.learning_rate,
             momentum=config.momentum,
             fused=device.type == "cuda",
         )
+        if config.momentum and device.type == "cuda":
+            # The fused kernel leaves buffers uninitialised where the first step is skipped; from
+            # zero the first step taken is the same.
+            for parameter in parameters:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
     return torch.optim.AdamW(
         present,
         config.learning_rate,

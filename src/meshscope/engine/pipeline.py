@@ -255,9 +255,13 @@ class PipelineExecutor:
         try:
             step.run_all()
         except BaseException as error:
-            # Receives that are still out would take the next step's data.
-            self._failure = str(error) if self._group is not None else ""
+            self.note_failure(str(error) or type(error).__name__)
             raise
+
+    def note_failure(self, what: str) -> None:
+        """Later steps raise: receives that are still out would take the next step's data."""
+        if self._group is not None:
+            self._failure = self._failure or what
 
     def _make_buffer(self, output: Output) -> Tensor:
         product, stage, _ = output
@@ -297,6 +301,8 @@ class PipelineStep:
         self._transfers = transfers
         self._microbatches = microbatches
         self._live: dict[tuple[int, int], _Forwarded] = {}
+        self._has_begun: set[tuple[int, int]] = set()
+        """Stages and microbatches whose forward has been called."""
         self._handed_over: dict[Output, Tensor] = {}
         self._results: dict[int, Tensor] = {}
         self._awaited: Output | None = None
@@ -315,11 +321,13 @@ class PipelineStep:
 
     def run(self, action: Action) -> None:
         """One action; what it needs has been run, here or on another rank."""
+        self._check_turn(action)
         with self._naming(action):
             self._run(action)
 
     def finish(self) -> None:
-        """Waits until everything sent has been taken."""
+        """Waits until everything sent has been taken. Raises UsageError while something is left."""
+        self._check_complete()
         if self._transfers is not None:
             with self._naming(None):
                 self._transfers.finish()
@@ -331,6 +339,35 @@ class PipelineStep:
     def result(self, index: int) -> Tensor:
         """What the last stage, which is on this rank, made of one microbatch."""
         return self._results[index]
+
+    def _check_turn(self, action: Action) -> None:
+        """Before anything is sent or awaited, so that a caller who drives by hand may go on."""
+        key = action.stage, action.microbatch
+        if action.kind is ActionKind.FORWARD:
+            if key in self._has_begun:
+                raise UsageError(f"{_describe(action)} has been called before; call it once a step")
+            self._has_begun.add(key)
+        elif key not in self._live:
+            why = "its backward has been called" if key in self._has_begun else "it had no forward"
+            raise UsageError(
+                f"{_describe(action)} was called, but {why}; call forward, then backward, once each"
+            )
+
+    def _check_complete(self) -> None:
+        num_microbatches = self._schedule.num_microbatches
+        everything = {(s, i) for s in self._executor.stages for i in range(num_microbatches)}
+        problems = [
+            f"{what} of microbatches {', '.join(map(str, sorted({i for _, i in left})))}"
+            for what, left in (
+                ("forward", everything - self._has_begun),
+                ("backward", self._live),
+            )
+            if left
+        ]
+        if problems:
+            raise UsageError(
+                f"the step is not complete: it had no {' and no '.join(problems)}; call these first"
+            )
 
     def _run(self, action: Action) -> None:
         received = self._take(action)
@@ -442,10 +479,12 @@ class PipelineStep:
                     f", waiting for the {product.name.lower()} of stage {stage} from pipeline rank "
                     f"{self._schedule.stage_ranks[stage]},"
                 )
-            raise PipelineError(
+            message = (
                 f"{what} failed on pipeline rank {self._executor.rank}, schedule "
                 f"{self._schedule.name}: {type(error).__name__}: {error}"
-            ) from error
+            )
+            self._executor.note_failure(message)
+            raise PipelineError(message) from error
 
 
 _KIND_NAMES = {

@@ -112,6 +112,8 @@ class StepUpdate:
             self._step(result)
         if self.loss_scale.is_enabled:
             self.loss_scale.update(is_finite=not result.is_skipped)
+            if self.loss_scale.value != result.loss_scale:
+                self._data_parallel.rescale(self.loss_scale.value / result.loss_scale)
         return result
 
     def _step(self, result: StepResult) -> None:

@@ -275,14 +275,44 @@ def vocab_parallel_cross_entropy(
     the vocabulary gives inf (on one rank torch raises an IndexError).
     """
     if drop_single(group) is None:
-        # Given the dtype, softmax widens as it reads: a wide copy of all logits would cost more
-        # time and memory than the softmax itself.
-        logs = F.log_softmax(logits.flatten(0, -2), -1, dtype=_wide_dtype(logits))
-        flat = F.nll_loss(logs, targets.flatten(), ignore_index=ignore_index, reduction="none")
-        return flat.view_as(targets)
+        flat_logits, flat_targets = logits.flatten(0, -2), targets.flatten()
+        if torch.compiler.is_compiling():  # which fuses what `_CrossEntropy` does by hand
+            logs = F.log_softmax(flat_logits, -1, dtype=_wide_dtype(logits))
+            losses = F.nll_loss(logs, flat_targets, ignore_index=ignore_index, reduction="none")
+        else:
+            losses = apply_function(_CrossEntropy, flat_logits, flat_targets, ignore_index)
+        return losses.view_as(targets)
     return apply_function(
         _VocabParallelCrossEntropy, logits, targets, vocab_size, group, ignore_index
     )
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """On one rank: float32 throughout, and fewer passes over the logits than torch's own.
+
+    Those are by far the largest tensors of a model. Torch would fill a tensor of that size with
+    zeros but for the targets, and go through three of them for the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        logs = F.log_softmax(logits, -1, dtype=_wide_dtype(logits))
+        ctx.save_for_backward(logs, targets)
+        ctx.dtype, ctx.ignore_index = logits.dtype, ignore_index
+        # Checks targets, and leaves out those to ignore.
+        return F.nll_loss(logs, targets, ignore_index=ignore_index, reduction="none")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logs, targets = ctx.saved_tensors
+        is_ignored = targets == ctx.ignore_index
+        rows = grad.masked_fill(is_ignored, 0.0).unsqueeze(-1)
+        grad_logits = torch.exp(logs, out=torch.empty_like(logs, dtype=ctx.dtype))
+        # softmax less 1 at the target; the 1 is taken off in float32, as it may be all there is.
+        places = targets.masked_fill(is_ignored, 0).unsqueeze(-1)
+        at_target = logs.gather(-1, places).expm1_()
+        grad_logits.scatter_(-1, places, at_target.to(ctx.dtype)).mul_(rows.to(ctx.dtype))
+        return grad_logits, None, None
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):

@@ -18,7 +18,8 @@ W (zero-bubble): weight gradients computed there are seen by no hook.
 Gradients are views of DDP's buckets. Clipping and unscaling may change them in place after
 `finish`; `zero_grad` must set them to None (its default), since views cannot be detached in place.
 
-Wrong where a parameter gets no gradient in a step: DDP waits for it, and the next step raises.
+Wrong where a parameter gets no gradient in a step: DDP waits for it, what shares its bucket is not
+averaged, and `finish` raises.
 `find_unused_parameters`, static graphs and communication hooks are off. The reducer has
 compression and strategies; this is here to compare with, and for those who trust DDP more.
 """
@@ -81,6 +82,9 @@ class DataParallel(Protocol):
 
     def finish(self) -> None:
         """After a step's last backward: the gradients of all stages are averages over dp."""
+
+    def rescale(self, ratio: float) -> None:
+        """Between steps: gradients to come are larger by that much (the loss scale changed)."""
 
     def close(self) -> None:
         """Takes its hooks off the parameters."""
@@ -145,6 +149,10 @@ class ReducedDataParallel:
         """Sends what was not sent, and waits."""
         self._announced = []
         self.reducer.finish()
+
+    def rescale(self, ratio: float) -> None:
+        """What compression has kept."""
+        self.reducer.rescale(ratio)
 
     def close(self) -> None:
         """Takes the hooks off."""
@@ -259,8 +267,10 @@ class TorchDdp:
             self._wrapped[index].reducer.prepare_for_backward([])
 
     def finish(self) -> None:
-        """Raises UsageError unless each stage's last backward was announced, and was the last."""
+        """Raises UsageError unless each stage's last backward was announced, and was the last, and
+        all parameters have gradients."""
         began_ns = time.perf_counter_ns()
+        self._raise_if_unused()
         counts = {index: self._num_announced_backwards.get(index, 0) for index in self._wrapped}
         self._num_announced_backwards = {}
         wrong = [f"stage {index} had {n}" for index, n in counts.items() if n != 1]
@@ -271,6 +281,23 @@ class TorchDdp:
             )
         self.statistics.num_steps += 1
         self.statistics.finish_ns += time.perf_counter_ns() - began_ns
+
+    def _raise_if_unused(self) -> None:
+        """DDP itself says so in the next forward, when a step with wrong gradients was taken."""
+        unused, num_used = [], 0
+        for index, wrapped in self._wrapped.items():
+            for name, parameter in wrapped.module.named_parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    unused.append(f"stage {index}'s {name}")
+                num_used += parameter.grad is not None
+        if unused and num_used:  # else there was no backward at all
+            raise UsageError(
+                f"{len(unused)} parameters got no gradient in this step ({', '.join(unused[:3])}), "
+                "for which DDP waits; use the reducer, freeze them, or leave them out of the model"
+            )
+
+    def rescale(self, ratio: float) -> None:
+        """Nothing is kept."""
 
     def close(self) -> None:
         """Takes our hooks off; DDP's go with the wrappers."""

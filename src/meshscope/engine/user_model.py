@@ -129,11 +129,17 @@ class UserStage(nn.Module):
         """Calls the layers and the loss; memory strategies put theirs here."""
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The last layer's output, or the loss where this stage has one and targets are given."""
+        """The last layer's output, or the loss where this stage has one and targets are given.
+
+        Under autocast what goes to the next stage is float32, as the engine's pipeline expects,
+        whatever the layer makes.
+        """
         last = None
         if self.is_last and self.loss is not None and targets is not None:
             last = partial(_call_loss, self.loss, targets)
-        return self.runner.run_layers(list(self.layers.values()), x, last=last)
+        x = self.runner.run_layers(list(self.layers.values()), x, last=last)
+        is_cast = not self.is_last and torch.is_autocast_enabled(x.device.type)
+        return x.float() if is_cast and x.is_floating_point() else x
 
 
 def _call_loss(loss: Loss, targets: Tensor, x: Tensor) -> Tensor:

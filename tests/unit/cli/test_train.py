@@ -115,6 +115,28 @@ def test_all_problems_are_one_line_and_exit_2():
     assert result.stderr.count("\n") == 1
 
 
+def test_faults_of_the_command_line_come_beside_those_of_the_file(tmp_path):
+    path = tmp_path / "faulty.toml"
+    path.write_text(
+        EXAMPLE.read_text(encoding="utf-8") + '\n[[faults]]\nkind = "leak"\nmb = 1\nrank = 8\n',
+        encoding="utf-8",
+    )
+    result = invoke(path, "--check", "--fault", "leak mb=1 rank=9", "--fault", "leak mb=1 rank=7")
+    assert result.exit_code == 2
+    assert re.findall(r"there is no rank (\d+) among 8", result.stderr) == ["8", "9"]
+
+
+def test_every_fault_that_cannot_be_read_is_told_with_the_problems_of_the_file():
+    result = invoke(
+        EXAMPLE, "--fault", "slw rank=1", "--fault", "crash", "--set", "parallel.pp=two"
+    )
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert 'parallel.pp: got "two"' in result.stderr
+    assert "did you mean slow?" in result.stderr
+    assert "fault 'crash'" in result.stderr
+
+
 def test_a_model_that_does_not_fit_is_refused_before_anything_starts():
     result = invoke(EXAMPLE, "--check", "--set", "memory.cap_gib=0.001")
     assert result.exit_code == 2
@@ -133,6 +155,10 @@ def test_under_a_launcher_only_the_first_rank_speaks(rank, says):
     result = invoke(EXAMPLE, **env)
     assert result.exit_code == 2
     assert ("= 8, but the world size is 4" in result.stderr) == says
+    assert bool(result.stderr) == says
+    # Nor does it when the file cannot be read at all.
+    result = invoke("missing.toml", **env)
+    assert result.exit_code == 2
     assert bool(result.stderr) == says
 
 
@@ -156,8 +182,8 @@ def test_ranks_are_started_train_and_are_recorded(tmp_path):
 
 @pytest_real
 def test_a_rank_that_fails_is_one_line_and_exit_6(tmp_path):
-    fault = 'faults=["crash rank=1 steps=1 how=exception"]'
-    done = run(EXAMPLE, *TWO_RANKS, "--set", fault, "-o", "run", cwd=tmp_path)
+    fault = "crash rank=1 steps=1 how=exception"
+    done = run(EXAMPLE, *TWO_RANKS, "--fault", fault, "-o", "run", cwd=tmp_path)
     assert done.returncode == 6, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("meshscope: ")]
     assert lines[0].startswith("meshscope: rank 1 (dp1.tp0.pp0) failed")

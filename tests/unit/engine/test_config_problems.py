@@ -41,6 +41,9 @@ def test_every_schedule_can_be_used(schedule):
 @pytest.mark.parametrize(
     ("tables", "given", "texts"),
     [
+        # Recordings go into a folder of that name.
+        ({"name": ""}, {}, ["name is , expected a name without slashes"]),
+        ({"name": "../a"}, {}, ["name is ../a, expected a name without slashes"]),
         # No degree is zero, and nothing divides by it.
         ({"parallel": {"pp": 0}}, {}, ["parallel: pp is 0, but a degree is a whole number"]),
         ({"parallel": {"dp": -1, "tp": 0}}, {}, ["dp is -1", "tp is 0"]),
@@ -243,6 +246,19 @@ def test_a_file_with_too_few_tokens_is_refused(tmp_path):
     assert problems(data={"kind": "file", "path": str(path)}) == []
 
 
+def test_an_evaluation_that_would_have_too_few_samples_is_refused(tmp_path):
+    path = tmp_path / "tokens.bin"
+    np.zeros(64 * 100 + 1, dtype=np.uint16).tofile(path)  # 100 samples of llama-tiny
+    data = {"kind": "file", "path": str(path), "evaluate_every": 2, "held_out_fraction": 0.1}
+    assert problems(data=data, batch={"global_batch_size": 10}) == []
+    assert problems(data={**data, "evaluate_every": 2}, batch={"global_batch_size": 5}) == []
+    for more in ({"batch": {"global_batch_size": 11}}, {"data": {"num_evaluation_batches": 11}}):
+        (found,) = problems(data=data | more.get("data", {}), batch=more.get("batch", {}))
+        assert "of the 100 samples" in found
+        assert "10 are held out" in found
+        assert "= 11 are needed" in found
+
+
 def test_a_folder_that_can_be_made_is_fine(tmp_path):
     assert problems(checkpoint={"folder": str(tmp_path / "a" / "b"), "every": 2}) == []
 
@@ -257,6 +273,14 @@ def test_a_folder_that_can_be_made_is_fine(tmp_path):
         ({"communication": {"compression": "fp16"}}, "compression has no effect with dp 1"),
         ({"parallel": {"pp": 4}}, "1 microbatches cannot fill 4 pipeline ranks"),
         ({"max_restarts": 2}, "a restart begins at step 0"),
+        (
+            {
+                "parallel": {"dp": 2},
+                "communication": {"compression": "topk", "strategy": "ring"},
+            },
+            "communication.strategy ring has no effect with compression topk",
+        ),
+        ({"data": {"path": "tokens.bin"}}, "data.path has no effect with data.kind synthetic"),
     ],
 )
 def test_what_runs_but_not_as_meant_is_a_note(tables, text):

@@ -113,3 +113,20 @@ def test_marked_parameters_are_reduced_elsewhere() -> None:
 def test_buckets_of_no_size_are_refused() -> None:
     with pytest.raises(UsageError, match="bucket_bytes is 0; expected at least 1"):
         build_buckets(make_parameters(1), 0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gradient_s_memory_is_not_used_again_before_the_side_stream_has_copied_it() -> None:
+    parameter = nn.Parameter(torch.zeros(1 << 20, device="cuda"))
+    bucket = make_bucket(0, [parameter])
+    parameter.grad = torch.ones_like(parameter)
+    address = parameter.grad.data_ptr()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)  # cycles: about a tenth of a second in which it only waits
+        bucket.fill(1.0)
+    others = [torch.full_like(parameter, 5.0) for _ in range(4)]  # what backward makes next
+    assert address not in [other.data_ptr() for other in others]
+    torch.cuda.synchronize()
+    assert bool(bucket.buffer.eq(1.0).all())

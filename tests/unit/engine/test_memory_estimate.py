@@ -160,7 +160,7 @@ def test_with_equal_stages_the_peak_is_that_of_the_schedule(name):
 
 def make_config(**tables):
     model = {"preset": "gpt2-small", "vocab_size": 50_304}
-    return from_document({"model": model, "batch": {"num_microbatches": 8}, **tables})
+    return from_document({"model": model, "batch": {"num_microbatches": 8}} | tables)
 
 
 def test_states_are_four_bytes_each():
@@ -224,12 +224,23 @@ def test_the_first_rank_of_1f1b_is_worst_and_the_last_has_the_logits():
 @pytest.mark.parametrize(
     ("compression", "num_copies"), [("none", 0.0), ("fp16", 0.5), ("int8", 1.0), ("topk", 1.0)]
 )
-def test_compression_costs_a_copy_of_the_gradients(compression, num_copies):
+@pytest.mark.parametrize(
+    ("num_microbatches", "schedule", "num_buckets"),
+    # That buckets are whole beside gradients is counted in tests/distributed/engine_data_parallel.
+    [(8, "1f1b", 1.0), (1, "1f1b", 0.0), (1, "zb_h1", 1.0)],
+)
+def test_buckets_and_compression_cost_copies_of_the_gradients(
+    compression, num_copies, num_microbatches, schedule, num_buckets
+):
     config = make_config(
-        parallel={"dp": 2}, communication={"compression": compression, "bucket_mib": 1}
+        batch={"num_microbatches": num_microbatches},
+        parallel={"dp": 2, "schedule": schedule},
+        communication={"compression": compression, "bucket_mib": 1},
     )
     worst = estimate_memory(config).worst
-    assert worst.communication_bytes == pytest.approx(num_copies * worst.gradients_bytes, abs=2**20)
+    assert worst.communication_bytes == pytest.approx(
+        (num_buckets + num_copies) * worst.gradients_bytes, abs=2 * 2**20
+    )
 
 
 def test_a_timed_model_needs_next_to_nothing():

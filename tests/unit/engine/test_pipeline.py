@@ -318,3 +318,32 @@ def test_what_does_not_fit_the_schedule_is_refused() -> None:
         executor.run_step(make_microbatches(2), loss_weights=[1.0])
     with torch.no_grad(), pytest.raises(UsageError, match="call evaluate instead"):
         executor.run_step(make_microbatches(2))
+
+
+def test_a_step_by_hand_says_what_is_out_of_turn_and_goes_on() -> None:
+    schedule = build_schedule("interleaved_1f1b", 1, 2)
+    stages = build_all(schedule)
+    microbatches = make_microbatches(2)
+    step = PipelineExecutor(schedule, stages).begin_by_hand(microbatches, [0.5, 0.5])
+
+    def run(kind: ActionKind, index: int) -> None:
+        for stage in sorted(stages, reverse=kind is ActionKind.BACKWARD):
+            step.run(Action(kind, stage, index))
+
+    with pytest.raises(UsageError, match=r"1B0 .* was called, but it had no forward"):
+        run(ActionKind.BACKWARD, 0)
+    run(ActionKind.FORWARD, 0)
+    with pytest.raises(UsageError, match=r"0F0 .* has been called before"):
+        run(ActionKind.FORWARD, 0)
+    message = "no forward of microbatches 1 and no backward of microbatches 0; call these first"
+    with pytest.raises(UsageError, match=message):
+        step.finish()
+    run(ActionKind.BACKWARD, 0)
+    with pytest.raises(UsageError, match=r"1B0 .* but its backward has been called"):
+        run(ActionKind.BACKWARD, 0)
+    run(ActionKind.FORWARD, 1)
+    run(ActionKind.BACKWARD, 1)
+    step.finish()
+    _, expected = run_plainly([0, 1], [0.5, 0.5])
+    found = {n: p.grad for stage in stages.values() for n, p in stage.named_parameters()}
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []

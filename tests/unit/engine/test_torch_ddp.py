@@ -151,3 +151,18 @@ def test_ddp_on_one_rank_leaves_gradients_as_they_are(group: dist.ProcessGroup) 
 def test_ddp_raises_at_buckets_of_nothing(group: dist.ProcessGroup) -> None:
     with pytest.raises(UsageError, match="bucket_bytes is 0; expected at least 1"):
         TorchDdp({0: nn.Linear(2, 2)}, group, bucket_bytes=0)
+
+
+def test_parameters_without_gradient_are_named_before_a_step_is_taken(
+    group: dist.ProcessGroup,
+) -> None:
+    stage = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    stage.register_parameter("unused", nn.Parameter(torch.zeros(2)))
+    parallel = TorchDdp({0: stage}, group)
+    parallel.start_accumulating()
+    loss = parallel.module(0)(torch.ones(2, 3)).sum()
+    parallel.start_last_backward(0)
+    loss.backward()
+    message = r"1 parameters got no gradient in this step \(stage 0's unused\), for which DDP waits"
+    with pytest.raises(UsageError, match=message):
+        parallel.finish()

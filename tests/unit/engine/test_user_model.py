@@ -60,6 +60,20 @@ def test_stages_in_a_row_equal_the_whole_model_exactly() -> None:
     ]  # fmt: skip
 
 
+def test_stages_hand_on_float32_under_autocast() -> None:
+    layers = [lambda: nn.Linear(8, 8) for _ in range(3)]
+    whole = build_user_stage(layers, {}, seed=1)
+    stages = [build_user_stage(layers, {}, index, 3, seed=1) for index in range(3)]
+    x = inputs = torch.randn(2, 5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = whole(inputs)
+        for stage in stages[:-1]:
+            x = stage(x)
+            assert x.dtype == torch.float32
+        assert expected.dtype == torch.bfloat16
+        assert torch.equal(stages[-1](x), expected)
+
+
 def test_parallel_layers_on_one_rank_are_the_users_own() -> None:
     own, planned = (build_user_stage(make_layers(), plan, seed=2) for plan in ({}, PLAN))
     assert own.state_dict().keys() == planned.state_dict().keys()

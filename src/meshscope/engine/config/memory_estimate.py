@@ -397,7 +397,8 @@ def _estimate_activations(
 
 
 def _estimate_communication(config: TrainConfig, schedule: Schedule, num_parameters: int) -> int:
-    """Messages of the pipeline on their way, and what gradient synchronisation keeps."""
+    """Messages of the pipeline on their way, and what gradient synchronisation keeps: buckets,
+    and with compression what was left out."""
     parallel, compression = config.parallel, config.communication.compression
     total = 0
     if schedule.num_ranks > 1:
@@ -406,15 +407,25 @@ def _estimate_communication(config: TrainConfig, schedule: Schedule, num_paramet
         message = FULL_BYTES * tokens * config.model.hidden_size // num_parts
         # As many receives as may wait, and a message each way that is being sent.
         total += (MAX_RECEIVES_AHEAD + 2) * message
-    if parallel.dp > 1 and parallel.data_parallel == "reducer":
-        bucket = min(round(config.communication.bucket_mib * 2**20), FULL_BYTES * num_parameters)
-        if compression in _KEEPS_ERRORS:
-            total += FULL_BYTES * num_parameters + bucket
-        elif compression in ("fp16", "bf16"):
-            total += FULL_BYTES * num_parameters // 2
-    elif parallel.dp > 1 and parallel.data_parallel == "fsdp":
+    if parallel.dp > 1 and parallel.data_parallel == "fsdp":
         total += 2 * FULL_BYTES * ceil(num_parameters / config.model.num_layers)
+    elif parallel.dp > 1:
+        whole = FULL_BYTES * num_parameters
+        bucket = min(round(config.communication.bucket_mib * 2**20), whole)
+        # Gradients of microbatches add up beside the buckets, which stay: both are whole at the
+        # last backward. Where the first backward is the last, a gradient goes as it is sent.
+        total += whole if _adds_up(schedule) else bucket
+        if compression in _KEEPS_ERRORS:
+            total += whole + bucket
+        elif compression in ("fp16", "bf16"):
+            total += whole // 2
     return total
+
+
+def _adds_up(schedule: Schedule) -> bool:
+    """Whether gradients are kept beside buckets until the end of a step."""
+    has_weight_grads = any(a.kind is ActionKind.WEIGHT_GRAD for a in schedule.actions[0])
+    return schedule.num_microbatches > 1 or has_weight_grads
 
 
 # --- published formulas --------------------------------------------------------------------------

@@ -49,6 +49,7 @@ def _ratio(*, with_one: bool) -> tuple[Callable[[Any], bool], str]:
 
 
 _RULES: tuple[Rule, ...] = (
+    ("name", lambda value: bool(value.strip()) and "/" not in value, "a name without slashes"),
     ("num_steps", *_at_least(1)),
     ("max_restarts", *_at_least(0)),
     ("log_every", *_at_least(1)),
@@ -140,6 +141,14 @@ def find_notes(config: TrainConfig, *, local_world_size: int | None = None) -> l
         notes.append("parallel.sequence_parallel has no effect with tp 1")
     if parallel.dp == 1 and config.communication.compression != "none":
         notes.append("communication.compression has no effect with dp 1")
+    strategy, compression = config.communication.strategy, config.communication.compression
+    if compression in ("topk", "int8") and strategy != "flat":
+        notes.append(
+            f"communication.strategy {strategy} has no effect with compression {compression}, "
+            "which has collectives of its own"
+        )
+    if config.data.kind == "synthetic" and config.data.path is not None:
+        notes.append("data.path has no effect with data.kind synthetic; set data.kind to file")
     if num_microbatches < parallel.pp:
         notes.append(
             f"{num_microbatches} microbatches cannot fill {parallel.pp} pipeline ranks; with at "
@@ -277,6 +286,7 @@ def _find_combination_problems(
             has_checkpoints=config.checkpoint.folder is not None
             or config.checkpoint.load is not None,
         )
+    problems += _find_compile_problems(config, uses_dtensor=uses_dtensor)
     per_node = communication.ranks_per_node
     if per_node is not None and config.layout.world_size % per_node:
         problems.append(
@@ -286,12 +296,30 @@ def _find_combination_problems(
     return problems
 
 
+def _find_compile_problems(config: TrainConfig, *, uses_dtensor: bool) -> list[str]:
+    """What torch.compile cannot do with the rest."""
+    if not config.compile:
+        return []
+    problems = []
+    if config.memory.strategy in ("aggressive", "extreme"):
+        problems.append(
+            f"compile is on, but torch.compile cannot trace how {config.memory.strategy} "
+            "recomputes; use basic or standard, or compile = false"
+        )
+    if uses_dtensor:
+        problems.append(
+            "compile is on, but torch.compile fails on DTensor tensor parallel; use "
+            'tensor_parallel "plain", or compile = false'
+        )
+    return problems
+
+
 def _find_data_problems(config: TrainConfig) -> list[str]:
     data = config.data
     if data.kind != "file" or data.path is None or not data.path.is_file():
         return []  # said with the paths, where it is wrong
     try:
-        TokenFile(
+        tokens = TokenFile(
             data.path,
             config.model.vocab_size,
             config.model.sequence_length,
@@ -299,7 +327,16 @@ def _find_data_problems(config: TrainConfig) -> list[str]:
         )
     except UsageError as error:
         return [f"data.path: {error}"]
-    return []
+    num_held_out = round(tokens.num_samples * data.held_out_fraction)
+    needed = config.global_batch_size * data.num_evaluation_batches
+    if data.evaluate_every is None or num_held_out >= needed:
+        return []
+    return [
+        f"data.evaluate_every is set, but of the {tokens.num_samples} samples in {data.path} "
+        f"{num_held_out} are held out, and num_evaluation_batches({data.num_evaluation_batches}) * "
+        f"global batch({config.global_batch_size}) = {needed} are needed; raise "
+        "data.held_out_fraction, or give more data"
+    ]
 
 
 def _find_memory_problems(

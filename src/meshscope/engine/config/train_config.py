@@ -126,7 +126,7 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    """With adamw, decoupled; of matrices only."""
+    """Of matrices only; decoupled with adamw, added to gradients with sgd."""
     max_gradient_norm: float | None = 1.0
     """Over the whole mesh; None does not clip."""
     rate_schedule: RateSchedule = "constant"
@@ -187,7 +187,7 @@ class TrainConfig:
     seed: int = 0
     device: DeviceKind = "auto"
     compile: bool = False
-    """Whether torch.compile compiles every layer."""
+    """Whether torch.compile compiles the stages; with `standard`, their layers."""
     max_restarts: int = 0
     """How often all ranks are started again after one has died. Under torchrun it restarts."""
     log_every: int = 1
