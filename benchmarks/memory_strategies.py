@@ -59,12 +59,12 @@ CONFIGS = {
         sequence_length=512,
     ),
     "cuda": ModelConfig(
-        vocab_size=50304,
-        num_layers=24,
-        hidden_size=1024,
-        num_heads=16,
-        num_kv_heads=16,
-        ffn_hidden_size=2816,
+        vocab_size=16384,
+        num_layers=16,
+        hidden_size=512,
+        num_heads=8,
+        num_kv_heads=8,
+        ffn_hidden_size=1408,
         sequence_length=2048,
     ),
 }

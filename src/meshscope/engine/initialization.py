@@ -9,8 +9,10 @@ device and dtype, and memory stays at one block.
 Wrong when a parameter's name, full shape or BLOCK_ELEMENTS changes: the weights change with them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -25,14 +27,28 @@ BLOCK_ELEMENTS = 1 << 20
 
 @torch.no_grad()
 def initialize_parameters(module: nn.Module, *, seed: int) -> None:
-    """Fills every parameter as its shard says. Names within `module` must be the model's."""
+    """Fills every parameter as its shard says. Names within `module` must be the model's.
+
+    Blocks are made by as many threads as torch uses; which makes one has no effect on it.
+    """
     shards = find_parameter_shards(module)
+    blocks: list[_Block] = []
     for name, parameter in module.named_parameters():
         shard = shards[name]
         if shard.init_std == 0:
             parameter.fill_(shard.init_mean)
         else:
-            _fill_normal(parameter, shard, shard.tied_to or name, seed)
+            blocks += _list_blocks(parameter, shard, shard.tied_to or name, seed)
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        for block in blocks:
+            block.put(block.make())
+        return
+    with ThreadPoolExecutor(num_threads) as threads:
+        # A few at a time, or blocks would pile up until they are the whole model.
+        for some in _batched(blocks, 2 * num_threads):
+            for block, values in zip(some, threads.map(_Block.make, some), strict=True):
+                block.put(values)
 
 
 @contextmanager
@@ -43,35 +59,63 @@ def seeded_by_name(name: str, *, seed: int) -> Iterator[None]:
         yield
 
 
-def _fill_normal(parameter: Tensor, shard: ParameterShard, name: str, seed: int) -> None:
-    local = parameter if parameter.ndim == 2 else parameter.unsqueeze(1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Some rows of a full parameter, and what of them this rank holds."""
+
+    local: Tensor
+    shard: ParameterShard
+    key: int
+    rows: range
+    kept_rows: list[tuple[int, range]]
+    """Where kept rows begin in `local`, and which of the full parameter they are."""
+    kept_columns: list[tuple[int, range]]
+    num_columns: int
+
+    def make(self) -> Tensor:
+        """All its values; in any thread."""
+        generator = np.random.Generator(np.random.Philox(key=self.key))
+        shape = (len(self.rows), self.num_columns)
+        values = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
+        return values.mul_(self.shard.init_std).add_(self.shard.init_mean)
+
+    def put(self, values: Tensor) -> None:
+        """The kept ones into the parameter."""
+        start = self.rows.start
+        for row, kept in self.kept_rows:
+            for column, kept_columns in self.kept_columns:
+                part = values[kept.start - start : kept.stop - start]
+                self.local[row : row + len(kept), column : column + len(kept_columns)] = part[
+                    :, kept_columns.start : kept_columns.stop
+                ]
+
+
+def _list_blocks(
+    parameter: Tensor, shard: ParameterShard, name: str, seed: int
+) -> Iterator[_Block]:
+    """Those that this rank holds a part of."""
     num_rows, num_columns = (*shard.full_shape, 1)[:2]
-    whole_rows, whole_columns = [range(num_rows)], [range(num_columns)]
-    rows = shard.ranges() if shard.dim == 0 else whole_rows
-    columns = shard.ranges() if shard.dim == 1 else whole_columns
+    rows = shard.ranges() if shard.dim == 0 else [range(num_rows)]
+    columns = shard.ranges() if shard.dim == 1 else [range(num_columns)]
     block_rows = max(1, BLOCK_ELEMENTS // num_columns)
     for index, start in enumerate(range(0, num_rows, block_rows)):
         block_range = range(start, min(start + block_rows, num_rows))
-        wanted = list(_overlaps(rows, block_range))
-        if not wanted:
-            continue
-        block = _make_block(_make_key(seed, name, index), len(block_range), num_columns)
-        block.mul_(shard.init_std).add_(shard.init_mean)
-        for local_row, kept in wanted:
-            for local_column, column in _with_offsets(columns):
-                local[
-                    local_row : local_row + len(kept), local_column : local_column + len(column)
-                ] = block[kept.start - start : kept.stop - start, column.start : column.stop]
+        kept_rows = list(_overlaps(rows, block_range))
+        if kept_rows:
+            yield _Block(
+                local=parameter if parameter.ndim == 2 else parameter.unsqueeze(1),
+                shard=shard,
+                key=_make_key(seed, name, index),
+                rows=block_range,
+                kept_rows=kept_rows,
+                kept_columns=list(_with_offsets(columns)),
+                num_columns=num_columns,
+            )
 
 
 def _make_key(seed: int, name: str, block_index: int) -> int:
     text = f"{seed}/{name}/{block_index}"
     return int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
-
-
-def _make_block(key: int, num_rows: int, num_columns: int) -> Tensor:
-    generator = np.random.Generator(np.random.Philox(key=key))
-    return torch.from_numpy(generator.standard_normal((num_rows, num_columns), dtype=np.float32))
 
 
 def _with_offsets(ranges: list[range]) -> Iterator[tuple[int, range]]:
@@ -88,3 +132,8 @@ def _overlaps(ranges: list[range], block: range) -> Iterator[tuple[int, range]]:
         kept = range(max(own.start, block.start), min(own.stop, block.stop))
         if kept:
             yield offset + kept.start - own.start, kept
+
+
+def _batched(blocks: Sequence[_Block], size: int) -> Iterator[Sequence[_Block]]:
+    for start in range(0, len(blocks), size):
+        yield blocks[start : start + size]
