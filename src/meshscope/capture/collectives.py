@@ -163,7 +163,7 @@ class CollectiveTap:
         if not self._dist.is_initialized():
             return False
         wrapper = self._torch.nn.parallel.DistributedDataParallel
-        return any(issubclass(type(found), wrapper) for found in gc.get_objects())
+        return any(issubclass(kind, wrapper) for kind in set(map(type, gc.get_objects())))
 
     def _make_trigger(self, original: Any) -> Callable[..., Any]:
         def trigger(*args: Any, **kwargs: Any) -> Any:

@@ -278,13 +278,12 @@ class Engine:
         by_hand = self._require_by_hand()
         by_hand.step.finish()
         self._by_hand = None
-        try:
-            with self._guarded():
-                return self._complete(
-                    by_hand.step.take_results(), by_hand.weights, wants_stop=wants_stop
-                )
-        finally:
-            by_hand.recording.__exit__(None, None, None)
+        self.executor.peak_activations = by_hand.step.peak_activations
+        with ExitStack() as stack, self._guarded():
+            stack.push(by_hand.recording)  # told of an exception: the step is then aborted
+            return self._complete(
+                by_hand.step.take_results(), by_hand.weights, wants_stop=wants_stop
+            )
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> float:

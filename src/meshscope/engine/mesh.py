@@ -8,6 +8,8 @@ axes by name. Axes of degree 1 have no group: None, nothing to send. One process
 torch.distributed is a mesh of one.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -74,18 +76,42 @@ class Mesh:
         names = [axis for axis in self.layout.order if axis in AXES]
         names += [axis for axis in AXES if axis not in names]
         shape = tuple(self.layout.degree(axis) for axis in names)
-        return init_device_mesh(
-            self.device.type, shape, mesh_dim_names=tuple(str(axis) for axis in names)
+        names_of = [str(axis) for axis in names]
+        # torch gives a new group its own timeout, 10 or 30 minutes, not that of the world. To gloo
+        # it must be told in the making: point-to-point operations keep what they began with.
+        options = self._find_world_options()
+        is_gloo = dist.get_backend() == "gloo"
+        override: Any = dict.fromkeys(names_of, ("gloo", options))
+        mesh = init_device_mesh(
+            self.device.type,
+            shape,
+            mesh_dim_names=tuple(names_of),
+            backend_override=override if is_gloo and options is not None else None,
         )
+        if not is_gloo and options is not None:
+            set_timeout: Any = dist.distributed_c10d._set_pg_timeout
+            for name in names_of:
+                set_timeout(options._timeout, mesh.get_group(name))
+        return mesh
+
+    def _find_world_options(self) -> Any:
+        """None where this torch does not tell: groups then have torch's own timeout."""
+        assert self.world_group is not None, "there are other ranks"
+        try:
+            return self.world_group._get_backend(self.device).options
+        except (AttributeError, RuntimeError):
+            return None
 
     def _make_tied_group(self) -> Group:
         if self.layout.pp == 1:
             return None
         found: Group = None
+        options = self._find_world_options()
+        timeout = None if options is None else options._timeout
         # All ranks make all groups, in one order: torch asks for it.
         for pipeline in self.layout.groups(Axis.PP):
             ends = [pipeline[0], pipeline[-1]]
-            group = dist.new_group(ends, group_desc="mesh_pp_ends")
+            group = dist.new_group(ends, timeout=timeout, group_desc="mesh_pp_ends")
             if self.rank in ends:
                 found = group
         return found
