@@ -183,34 +183,19 @@ class Case:
 
 CASES = {
     2: [
-        *(Case(dp=2, data_parallel=kind) for kind in ("reducer", "fsdp1", "fsdp2", "fsdp3", "ddp")),
+        *(Case(dp=2, data_parallel=kind) for kind in ("reducer", "fsdp1", "fsdp2", "ddp")),
         Case(dp=2, data_parallel="fsdp1", config="tied", memory="standard", announces=False),
-        Case(dp=2, data_parallel="fsdp3", config="gpt", memory="aggressive"),
-        Case(tp=2, uses_dtensor=True, config="tied_gpt"),
         Case(tp=2, uses_dtensor=True, sequence_parallel=True, memory="aggressive"),
     ],
     4: [
-        Case(dp=2, pp=2, schedule="1f1b", data_parallel="fsdp1"),
-        Case(dp=2, pp=2, schedule="1f1b", data_parallel="fsdp2", config="tied", memory="standard"),
         Case(dp=2, pp=2, schedule="1f1b", data_parallel="fsdp3"),
         Case(dp=2, pp=2, schedule="zb_h1", data_parallel="fsdp1", config="gpt"),
-        Case(dp=2, pp=2, schedule="zb_h1", data_parallel="fsdp3", memory="aggressive"),
         Case(dp=2, pp=2, schedule="zb_v", data_parallel="fsdp2", config="tied"),
         *(
             Case(dp=2, pp=2, schedule="interleaved_1f1b", config="tied", data_parallel=kind)
-            for kind in ("reducer", "fsdp1", "fsdp3", "ddp")
+            for kind in ("reducer", "ddp")
         ),
-        Case(
-            dp=2, tp=2, config="gpt", data_parallel="fsdp3", sequence_parallel=True,
-            memory="standard",
-        ),
-        Case(dp=2, tp=2, config="tied", data_parallel="fsdp1"),
         Case(dp=2, tp=2, config="gpt", data_parallel="ddp", sequence_parallel=True),
-        Case(tp=2, pp=2, schedule="1f1b", uses_dtensor=True, sequence_parallel=True, config="tied"),
-        Case(
-            dp=2, tp=2, data_parallel="fsdp3", uses_dtensor=True, sequence_parallel=True,
-            config="gpt", memory="standard",
-        ),
         Case(dp=2, tp=2, data_parallel="fsdp1", uses_dtensor=True, config="tied"),
     ],
 }  # fmt: skip

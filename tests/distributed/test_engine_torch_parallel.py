@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
-pytestmark = [pytest.mark.gloo, pytest.mark.slow, pytest.mark.xdist_group("engine_torch_parallel")]
+pytestmark = [pytest.mark.gloo, pytest.mark.slow, pytest.mark.xdist_group("many_ranks")]
 
 REPOSITORY = Path(__file__).parents[2]
 TOLERANCE = 1e-5
@@ -75,7 +75,7 @@ def assert_equal_training(cases: dict[str, Ranks], expected_count: int) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "expected_count"),
-    [("fsdp1", 7), ("fsdp2", 3), ("fsdp3", 7), ("ddp", 3), ("reducer", 5)],
+    [("fsdp1", 4), ("fsdp2", 2), ("fsdp3", 1), ("ddp", 3), ("reducer", 3)],
 )
 def test_five_steps_of_sgd_equal_those_of_one_process(
     results: dict[int, Ranks], variant: str, expected_count: int
@@ -86,14 +86,12 @@ def test_five_steps_of_sgd_equal_those_of_one_process(
 @pytest.mark.parametrize(
     ("words", "expected_count"),
     [
-        (("uses_dtensor",), 5),
-        (("uses_dtensor", "fsdp3"), 1),
-        (("uses_dtensor", "1x2x2"), 1),
-        (("sequence_parallel",), 5),
-        (("aggressive",), 3),
-        (("zb_h1",), 2),
+        (("uses_dtensor",), 2),
+        (("sequence_parallel",), 2),
+        (("aggressive",), 1),
+        (("zb_h1",), 1),
         (("zb_v",), 1),
-        (("interleaved_1f1b",), 4),
+        (("interleaved_1f1b",), 2),
     ],
 )
 def test_the_cases_cover_what_must_go_together(

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.gloo,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("engine_training"),
+    pytest.mark.xdist_group("many_ranks"),
 ]
 
 REPOSITORY = Path(__file__).parents[2]
