@@ -18,8 +18,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py --run-dir $(DEMO_DIR)
 
+# A file stays on one worker: what its ranks did is computed once.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -25,7 +25,7 @@ from meshscope.store.schema import NoteCode, OperationFlag, WaitSource
 
 pytest.importorskip("torch", reason="communication is recorded in torch")
 
-pytestmark = [pytest.mark.gloo, pytest.mark.xdist_group("many_ranks")]
+pytestmark = [pytest.mark.gloo]
 
 REPOSITORY = Path(__file__).parents[2]
 PROFILED = ("plain", "ddp", "ddp_hook", "fsdp2", "tp", "pp", "mesh", "compiled")

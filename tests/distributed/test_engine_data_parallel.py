@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
-pytestmark = [pytest.mark.gloo, pytest.mark.slow, pytest.mark.xdist_group("many_ranks")]
+pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
 REPOSITORY = Path(__file__).parents[2]
 WORLDS = (2, 3, 4, 8)

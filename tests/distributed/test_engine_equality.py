@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.gloo,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("many_ranks"),
 ]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
-pytestmark = [pytest.mark.gloo, pytest.mark.slow, pytest.mark.xdist_group("many_ranks")]
+pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
 REPOSITORY = Path(__file__).parents[2]
 TOLERANCE = 5e-6  # of a parameter's largest gradient; tp alone has 1.5e-6

@@ -16,7 +16,7 @@ from meshscope.core.schedule_builders import BUILDERS
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
-pytestmark = [pytest.mark.gloo, pytest.mark.slow, pytest.mark.xdist_group("many_ranks")]
+pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
 REPOSITORY = Path(__file__).parents[2]
 TOLERANCE = 1e-5

@@ -247,7 +247,6 @@ def pick_rows(case: str, *, is_first: bool) -> list[list[str]]:
 
 
 @pytest.mark.gloo
-@pytest.mark.xdist_group("many_ranks")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("rank", [0, 7])
 def test_ranks_send_what_the_tables_say(traffic, case, rank):
