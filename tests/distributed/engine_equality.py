@@ -25,7 +25,7 @@ from torch import Tensor
 
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import BUILDERS
-from meshscope.engine import ModelConfig, build_stage, find_parameter_shards, gather_parameter
+from meshscope.engine import ModelConfig, build_stage, find_parameter_shards
 from meshscope.engine.config.train_config import (
     BatchConfig,
     MemoryConfig,
@@ -209,21 +209,29 @@ class Differences:
     seconds: float = 0.0
 
 
-def gather_all(engine: Engine, what: str) -> Iterator[tuple[str, Tensor]]:
+def pair_up(
+    engine: Engine, what: str, reference: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """What this rank holds of each gradient or weight, and the same part of the reference's."""
+
     def read(parameter: torch.nn.Parameter) -> Tensor:
         return parameter.grad if what == "grad" else parameter.detach()
 
+    dp_rank, dp = engine.mesh.here.dp, engine.layout.dp
     for stage in engine.stages.values():
         shards = find_parameter_shards(stage)
         if engine.config.parallel.tensor_parallel == "dtensor":
             for name, full in gather_full_tensors(stage, read).items():
-                yield (shards[name].tied_to if name in shards else None) or name, full
+                yield name, full, reference[name]
             continue
         for name, parameter in stage.named_parameters():
-            value = read(parameter)
-            local = value.full_tensor() if hasattr(value, "full_tensor") else value
-            full = gather_parameter(local, shards[name], engine.mesh.tp_group)
-            yield shards[name].tied_to or name, full
+            whole_name = shards[name].tied_to or name
+            value, expected = read(parameter), shards[name].take(reference[whole_name])
+            if hasattr(value, "to_local"):  # FSDP2 cuts rows as torch.chunk does
+                parts = expected.chunk(dp)
+                value = value.to_local()
+                expected = parts[dp_rank] if dp_rank < len(parts) else expected[:0]
+            yield whole_name, value.cpu(), expected
 
 
 def take_step(engine: Engine, case: Case, tokens: Tensor) -> Any:
@@ -238,6 +246,11 @@ def take_step(engine: Engine, case: Case, tokens: Tensor) -> Any:
     for index in range(len(own)):
         engine.backward(index)
     return engine.finish_step()
+
+
+def measure_difference(found: Tensor, expected: Tensor) -> float:
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    return (found - expected).abs().max().item() if found.numel() else 0.0
 
 
 def compare(case: Case, mesh: Mesh) -> Differences:
@@ -258,11 +271,10 @@ def compare(case: Case, mesh: Mesh) -> Differences:
         found.first_loss, found.last_loss = found.first_loss or result.loss, result.loss
         widen("loss", abs(result.loss - reference.losses[step]))
         widen("norm", abs(result.gradient_norm - reference.norms[step]))
-        for name, full in gather_all(engine, "grad"):
-            difference = full.cpu() - reference.gradients[step][name]
-            widen("gradient", difference.abs().max().item(), f"{name} step {step}")
-    for name, full in gather_all(engine, "weight"):
-        widen("weight", (full.cpu() - reference.weights[name]).abs().max().item())
+        for name, found_part, expected in pair_up(engine, "grad", reference.gradients[step]):
+            widen("gradient", measure_difference(found_part, expected), f"{name} step {step}")
+    for _, found_part, expected in pair_up(engine, "weight", reference.weights):
+        widen("weight", measure_difference(found_part, expected))
     engine.close()
     found.seconds = time.monotonic() - began
     return found

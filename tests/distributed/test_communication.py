@@ -584,15 +584,20 @@ def test_a_failed_operation_is_recorded_with_its_message(
     scenarios: Path, description: str, outcome: Outcome, sources: set[EndSource]
 ) -> None:
     done = faults_of(scenarios)
+    outcomes = set()
     for rank in SURVIVORS:
         message = done.facts(rank)["messages"][description]
         assert message, "the program saw the error"
         failed = [o for o in in_group(done, rank, description) if o.outcome is not Outcome.OK]
-        assert [o.outcome for o in failed] == [outcome]
+        # A peer whose patience ends first closes its connections: the others then see an error.
+        seen = Outcome.TIMEOUT if "Timed out" in message else Outcome.ERROR
+        assert [o.outcome for o in failed] == [seen], message
+        outcomes.add(seen)
         assert failed[0].end_source in sources
         assert failed[0].end_ns >= failed[0].enqueue_ns
         note = notes_of(done, rank)[failed[0].enqueue_ns]
         assert note == f"RuntimeError: {message}"[:400]
+    assert outcome in outcomes
 
 
 def test_after_an_error_in_the_call_the_group_goes_on(scenarios: Path) -> None:
