@@ -54,7 +54,7 @@ from meshscope.engine.memory.strategy import (
 )
 from meshscope.engine.mesh import Mesh
 from meshscope.engine.model import Stage
-from meshscope.engine.model_source import ModelSource, StagePlace, UserModel, make_source
+from meshscope.engine.model_source import ConfiguredModel, ModelSource, StagePlace, UserModel
 from meshscope.engine.pipeline import Microbatch, PipelineExecutor, PipelineStep
 from meshscope.engine.sharding import ParameterShard, find_parameter_shards
 from meshscope.engine.step_actions import StepActions
@@ -108,7 +108,7 @@ class Engine:
         self._check_mesh()
         self.schedule = config.schedule
         self.recorder = recorder
-        self._source = model or make_source(config)
+        self._source = model or ConfiguredModel(config.model)
         self._memory = self._make_memory_strategy()
         self.stages: dict[int, nn.Module] = {
             index: self._build_stage(index) for index in self.schedule.stages_of(self.mesh.here.pp)

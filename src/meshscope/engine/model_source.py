@@ -6,12 +6,11 @@ Engine(config, model=UserModel(layers, plan, loss, lambda n: (n, 128, 64)))
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.model import build_stage
 from meshscope.engine.model_config import ModelConfig
 from meshscope.engine.tensor_regions import Group
@@ -43,46 +42,23 @@ class ModelSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TransformerSource:
-    """The family of `model`."""
+class ConfiguredModel:
+    """The family of `model`, or the model whose layers take a stated time."""
 
-    config: ModelConfig
-
-    def build(self, place: StagePlace) -> nn.Module:
-        """Spread over tp."""
-        return build_stage(
-            self.config,
-            place.index,
-            place.num_stages,
-            stage_sizes=place.stage_sizes,
-            tp_group=place.tp_group,
-            sequence_parallel=place.sequence_parallel,
-            seed=place.seed,
-            device=place.device,
-        )
-
-    def hidden_shape(self, stage: nn.Module, microbatch_size: int) -> tuple[int, ...]:
-        """As the stage says."""
-        shape: tuple[int, ...] = stage.hidden_shape(microbatch_size)  # type: ignore[operator]
-        return shape
-
-
-@dataclass(frozen=True, slots=True)
-class TimedSource:
-    """The model whose layers take a stated time."""
-
-    config: TimedModelConfig
+    config: ModelConfig | TimedModelConfig
 
     def build(self, place: StagePlace) -> nn.Module:
-        """Every tp rank has the whole stage."""
-        return build_timed_stage(
-            self.config,
-            place.index,
-            place.num_stages,
-            stage_sizes=place.stage_sizes,
-            seed=place.seed,
-            device=place.device,
-        )
+        """Spread over tp; of a timed model every tp rank has the whole stage."""
+        options: dict[str, Any] = {
+            "stage_sizes": place.stage_sizes,
+            "tp_group": place.tp_group,
+            "sequence_parallel": place.sequence_parallel,
+            "seed": place.seed,
+            "device": place.device,
+        }
+        if isinstance(self.config, TimedModelConfig):
+            return build_timed_stage(self.config, place.index, place.num_stages, **options)
+        return build_stage(self.config, place.index, place.num_stages, **options)
 
     def hidden_shape(self, stage: nn.Module, microbatch_size: int) -> tuple[int, ...]:
         """As the stage says."""
@@ -117,10 +93,3 @@ class UserModel:
     def hidden_shape(self, stage: nn.Module, microbatch_size: int) -> tuple[int, ...]:
         """As the user says."""
         return tuple(self.shape(microbatch_size))
-
-
-def make_source(config: TrainConfig) -> ModelSource:
-    """The model that the configuration names."""
-    if isinstance(config.model, TimedModelConfig):
-        return TimedSource(config.model)
-    return TransformerSource(config.model)
