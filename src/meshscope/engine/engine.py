@@ -76,9 +76,11 @@ class EngineStatistics:
     """What this rank has done so far."""
 
     num_steps: int
+    """In all, those before a resume included."""
     num_skipped_steps: int
+    """Since the engine was made; gradients were not finite."""
     num_tokens: int
-    """Of all dp ranks."""
+    """Of all dp ranks, those before a resume included."""
     peak_activations: int
     """Stage activations held at once in the latest step, stages × microbatches."""
     gradients: Any
@@ -156,7 +158,7 @@ class Engine:
 
     @property
     def statistics(self) -> EngineStatistics:
-        """Since the engine was made. Reading it may wait for an accelerator."""
+        """Reading it may wait for an accelerator."""
         return EngineStatistics(
             num_steps=self.step,
             num_skipped_steps=self._update.num_skipped,
@@ -206,7 +208,9 @@ class Engine:
         """Forward, backward and optimizer for this dp rank's batch. Collective.
 
         A callable is asked for the batch inside of the step, as its phase `data`. `loss_weights`
-        are the microbatches' parts in this dp rank's loss, by default 1/m each.
+        are the microbatches' parts in this dp rank's loss, by default 1/m each. Where they have
+        unequal numbers of targets, n·dp/N gives the mean over all: n of the microbatch's, N of all
+        dp ranks' targets.
         """
         if self._by_hand is not None:
             raise UsageError("a step begun by hand is open; call finish_step first")
