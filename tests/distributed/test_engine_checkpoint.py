@@ -4,19 +4,16 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.run_program import run_program
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
-REPOSITORY = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 PLACES = [
     (1, "llama_sgd: mesh on 1×1×1"),
@@ -43,16 +40,7 @@ and beside the layers there are 3 or, with a tied head, 4."""
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every rank left what it found."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.distributed.engine_checkpoint", folder],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program("engine_checkpoint", folder, timeout_s=170)
     return folder
 
 

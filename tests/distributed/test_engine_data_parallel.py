@@ -4,20 +4,16 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 from math import ceil, isnan
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.run_program import run_program
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
-REPOSITORY = Path(__file__).parents[2]
 WORLDS = (2, 3, 4, 8)
 Results = dict[int, dict[str, Any]]
 
@@ -37,16 +33,7 @@ COMPRESSORS = (
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What rank 0 wrote, by number of ranks."""
     folder = tmp_path_factory.mktemp("data_parallel")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.distributed.engine_data_parallel", folder],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program("engine_data_parallel", folder, timeout_s=170)
     return {
         world: json.loads((folder / f"world{world}.json").read_text(encoding="utf-8"))
         for world in WORLDS

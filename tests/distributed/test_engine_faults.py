@@ -4,19 +4,16 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.run_program import run_program
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
-REPOSITORY = Path(__file__).parents[2]
 DELAY_NS = 30_000_000
 """`engine_faults.DELAY_MS`."""
 
@@ -27,16 +24,7 @@ Lines = list[dict[str, Any]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every rank left what it saw."""
     folder = tmp_path_factory.mktemp("faults")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.distributed.engine_faults", folder],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program("engine_faults", folder, timeout_s=170)
     return folder
 
 

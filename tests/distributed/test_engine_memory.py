@@ -4,19 +4,15 @@
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.run_program import run_program
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
-REPOSITORY = Path(__file__).parents[2]
 TOLERANCE = 5e-6  # of a parameter's largest gradient; tp alone has 1.5e-6
 STRATEGIES = ["basic", "standard", "aggressive", "extreme"]
 PIPELINES = [
@@ -33,16 +29,7 @@ Ranks = list[dict[str, Any]]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What each rank found."""
     folder = tmp_path_factory.mktemp("memory")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.distributed.engine_memory", folder],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program("engine_memory", folder, timeout_s=170)
     assert list((folder / "activations").iterdir()) == []
     return [json.loads((folder / f"{i}.json").read_text(encoding="utf-8")) for i in range(2)]
 

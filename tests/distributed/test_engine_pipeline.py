@@ -4,13 +4,11 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.run_program import run_program
 
 from meshscope.core.schedule_builders import BUILDERS
 
@@ -18,7 +16,6 @@ pytest.importorskip("torch", reason="the engine trains with torch")
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
-REPOSITORY = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 DEGREES = (2, 4)
 VARIANTS = ["1f1b, uneven", "zb_h1, uneven", "1f1b, tied", "interleaved_1f1b, tied", "zb_v, tied"]
@@ -45,16 +42,7 @@ Ranks = list[dict[str, Any]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every rank left what it found."""
     folder = tmp_path_factory.mktemp("pipeline")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.distributed.engine_pipeline", folder],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program("engine_pipeline", folder, timeout_s=170)
     return folder
 
 

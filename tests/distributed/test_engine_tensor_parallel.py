@@ -4,20 +4,17 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.run_program import run_program
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
 pytestmark = [pytest.mark.gloo]
 
-REPOSITORY = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 ARCHITECTURES = ("llama", "llama tied", "gpt", "gpt untied", "layernorm rope", "rmsnorm learned")
 
@@ -29,16 +26,7 @@ Results = list[dict[str, Any]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every rank of every degree left what it found."""
     folder = tmp_path_factory.mktemp("tensor_parallel")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.distributed.engine_tensor_parallel", folder],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program("engine_tensor_parallel", folder, timeout_s=150)
     return folder
 
 

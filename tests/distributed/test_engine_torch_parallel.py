@@ -4,19 +4,15 @@
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.run_program import run_program
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
-REPOSITORY = Path(__file__).parents[2]
 TOLERANCE = 1e-5
 NUM_LAYERS = 2
 """Of the model whose collectives are counted."""
@@ -30,16 +26,7 @@ Ranks = list[dict[str, Any]]
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Ranks]:
     """What each rank found, by the number of ranks."""
     folder = tmp_path_factory.mktemp("torch_parallel")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.distributed.engine_torch_parallel", folder],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program("engine_torch_parallel", folder, timeout_s=170)
     return {
         num_ranks: [json.loads((folder / f"{num_ranks}_{rank}.json").read_text(encoding="utf-8"))
                     for rank in range(num_ranks)]
