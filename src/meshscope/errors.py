@@ -7,6 +7,7 @@ MeshscopeError
 │   ├── RunNotFound     nothing there, or it is not a run
 │   ├── RunEmpty        a run directory in which no rank has recorded anything
 │   └── SchemaTooNew    written by a later meshscope
+├── TraceError        a trace, or another tool's file, cannot be read             (exit 3)
 └── CaptureError      the recorder could not be set up (never raised into training)
 """
 
@@ -45,6 +46,12 @@ class RunEmpty(RunError):
 
 class SchemaTooNew(RunError):
     """The run was written by a later version of meshscope."""
+
+
+class TraceError(MeshscopeError):
+    """A trace, or another tool's file, cannot be read."""
+
+    exit_code = 3
 
 
 class CaptureError(MeshscopeError):

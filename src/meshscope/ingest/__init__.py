@@ -1,0 +1,1 @@
+"""Files of other tools, read into the columns of the store."""

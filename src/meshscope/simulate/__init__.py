@@ -1,0 +1,1 @@
+"""What a recorded run would have taken, had something been different."""
