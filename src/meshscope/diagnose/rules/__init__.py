@@ -1,0 +1,1 @@
+"""The rules, one module per subject; `diagnose.registry` lists them."""
