@@ -1,0 +1,165 @@
+"""`meshscope trace` on small traces with known answers, and on files that are none."""
+
+import gzip
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from meshscope.cli import main
+from meshscope.store.trace_cache import cache_path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["trace", *(str(argument) for argument in arguments)])
+
+
+def make_trace(path, rank=0, shift_us=0.0, late_us=0.0, num=4, world_size=2):
+    """`num` all-reduces that all ranks end together; this one may begin late, its clock be off."""
+    events = []
+    for place in range(num):
+        begin = 1000.0 + 100 * place + shift_us
+        events += [
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": "gemm",
+                "pid": rank,
+                "tid": 7,
+                "ts": begin,
+                "dur": 40,
+                "args": {"device": rank, "stream": 7, "correlation": 10 + place},
+            },
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+                "pid": rank,
+                "tid": 20,
+                "ts": begin + 50 + late_us,
+                "dur": 30 - late_us,
+                "args": {
+                    "device": rank,
+                    "stream": 20,
+                    "Collective name": "allreduce",
+                    "dtype": "Float",
+                    "In msg nelems": 1_000_000,
+                    "Out msg nelems": 1_000_000,
+                    "Group size": 2,
+                    "Process Group Name": "0",
+                    "Process Group Ranks": "[0, 1]",
+                },
+            },
+        ]
+    header = {"distributedInfo": {"rank": rank, "world_size": world_size, "backend": "nccl"}}
+    data = json.dumps({**header, "traceEvents": events}).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def test_a_trace_is_explained_and_kept_beside_it(tmp_path):
+    path = make_trace(tmp_path / "a.json.gz")
+    first, second = invoke(path), invoke(path)
+    assert first.exit_code == 0, first.output
+    assert "recognised 8 kernels, 4 collectives" in first.output
+    assert "rank 0 of 2" in first.output
+    assert first.output == second.output
+    assert cache_path(path).exists()
+
+
+def test_no_cache_leaves_nothing_behind(tmp_path):
+    path = make_trace(tmp_path / "a.json")
+    assert invoke(path, "--no-cache").exit_code == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_stale_or_damaged_cache_is_not_used(tmp_path):
+    path = make_trace(tmp_path / "a.json")
+    invoke(path)
+    make_trace(path, num=7)
+    assert "recognised 14 kernels" in invoke(path).output
+    cache_path(path).write_bytes(b"PK\x03\x04 nonsense")
+    assert "recognised 14 kernels" in invoke(path).output
+
+
+def test_json_has_the_numbers(tmp_path):
+    result = invoke(make_trace(tmp_path / "a.json"), "--json")
+    document = json.loads(result.stdout)
+    time = document["traces"][0]["devices"][0]["breakdown"]["time"]
+    assert time["compute_ns"] == 160_000
+    assert time["communication_ns"] == time["exposed_ns"] == 120_000
+    assert document["across_ranks"] == {"unavailable": "it takes traces of two ranks or more"}
+
+
+def test_clocks_are_aligned_and_the_late_rank_is_named(tmp_path):
+    """Rank 1's clock is 5 ms ahead and it comes 12 µs late: closed form."""
+    make_trace(tmp_path / "r0.json", rank=0)
+    make_trace(tmp_path / "r1.json", rank=1, shift_us=5000, late_us=12)
+    document = json.loads(invoke(tmp_path, "--json").stdout)
+    across = document["across_ranks"]
+    assert across["clocks"][1]["offset_ns"] == 5_000_000
+    assert across["late"] == [{"rank": 1, "num_last": 4, "caused_wait_ns": 48_000}]
+    matched = across["matched"][0]
+    assert matched["wait_ns"] == [12_000, 0]
+    assert matched["transfer_ns"] == 18_000
+    # nccl-tests: 2(n-1)/n = 1 for two ranks, so busbw is bytes over time.
+    assert matched["bus_bytes_per_s"] == pytest.approx(4_000_000 / 18e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty"),
+        (b"hello", "no event in it"),
+        (b'{"a": 1}', "JSON without `traceEvents`"),
+        (gzip.compress(b'{"traceEvents": [')[:-9], "cut off"),
+    ],
+)
+def test_what_is_no_trace_gets_one_line(tmp_path, content, words):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    result = invoke(path)
+    assert result.exit_code in (0, 3), result.output
+    if result.exit_code == 3:
+        assert result.stderr.count("\n") == 1
+    assert words in result.output
+
+
+def test_a_cut_trace_gives_what_was_whole_with_a_warning(tmp_path):
+    path = make_trace(tmp_path / "a.json")
+    path.write_bytes(path.read_bytes()[:-200])
+    result = invoke(path)
+    assert result.exit_code == 0
+    assert "warning: the JSON is cut off" in result.output
+    assert "recognised 7 kernels" in result.output
+
+
+def test_a_missing_path_and_an_empty_folder_are_said(tmp_path):
+    assert "there is no such file" in invoke(tmp_path / "x").output
+    result = invoke(tmp_path)
+    assert result.exit_code == 3
+    assert "no trace below this folder" in result.output
+
+
+def test_one_bad_file_among_several_is_left_out(tmp_path):
+    make_trace(tmp_path / "a.json")
+    (tmp_path / "b.json").write_bytes(b"nothing")
+    result = invoke(tmp_path)
+    assert result.exit_code == 0
+    assert "left out" in result.output
+
+
+def test_hostile_names_reach_no_terminal(tmp_path):
+    event = {"ph": "X", "cat": "kernel", "name": "\x1b[31mred\x07\u202e", "ts": 1, "dur": 2}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([event]), encoding="utf-8")
+    assert "\x1b" not in invoke(path).output
+    assert "\u202e" not in invoke(path).output
+
+
+def test_a_bomb_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("meshscope.ingest.compressed.FREE_BYTES", 1 << 20)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 24)))
+    result = invoke(path)
+    assert "expands more than 400 times" in result.output
