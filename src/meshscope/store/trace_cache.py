@@ -57,7 +57,10 @@ def store_trace(path: Path, trace: Trace) -> bool:
 def load_trace(path: Path) -> Trace | None:
     """The columns, if they are there and of this file."""
     try:
-        with np.load(cache_path(path), allow_pickle=False) as archive:
+        with (
+            cache_path(path).open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):
             head = json.loads(archive["head"].tobytes().decode(_ENCODING))
             if head.get("stamp") != _stamp(path):
                 return None
