@@ -1,0 +1,205 @@
+"""How fast, and in how much memory, is a trace read, beside HTA and TraceLens?
+
+    python benchmarks/trace_ingest.py --traces ../shared/data/traces --peers PYTHON \
+        --tracelens CHECKOUT [--size-gb 1] [--output FILE]
+
+PYTHON has HolisticTraceAnalysis (with pandas<3) and what TraceLens imports; CHECKOUT is a copy of
+TraceLens's source. Each tool reads the same file in a fresh process, which reports its own CPU
+seconds (user and system, imports included) and its peak memory, and answers the same question:
+compute, communication, exposed and idle time of the device. The large trace is the A100 trace over
+and over, later times and other ids each time. Then the answers on all shared traces, and our peak
+memory as files are added.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+OURS = """
+import json, resource, sys
+from pathlib import Path
+from meshscope.ingest.kineto import read_trace
+from meshscope.analyze.trace_kernels import classify_kernels
+from meshscope.analyze.trace_steps import assign_steps, find_launches, find_steps
+from meshscope.analyze.trace_time import break_down_devices
+use_native = None if sys.argv[1] == "native" else False
+answer = []
+for path in sys.argv[2:]:
+    trace = read_trace(Path(path), use_native=use_native)
+    steps = find_steps(trace)
+    step_of = assign_steps(trace, steps, find_launches(trace))
+    for device in break_down_devices(trace, classify_kernels(trace), steps, step_of):
+        time = device.time
+        answer.append([time.compute_ns / 1e3, time.communication_ns / 1e3, time.exposed_ns / 1e3,
+                       time.idle_ns / 1e3])
+    del trace, step_of
+"""
+
+TRACELENS = """
+import json, resource, sys
+sys.path.insert(0, sys.argv[1])
+from TraceLens.util import DataLoader
+from TraceLens.TreePerf.gpu_event_analyser import GPUEventAnalyser
+answer = []
+for path in sys.argv[2:]:
+    events = DataLoader.load_data(path)["traceEvents"]
+    for place, event in enumerate(events):
+        event["UID"] = place
+        if "dur" in event and "ts" in event:
+            event["t_end"] = event["ts"] + event["dur"]
+    found = GPUEventAnalyser(events).compute_metrics()
+    answer.append([found["computation_time"], found["total_comm_time"],
+                   found["exposed_comm_time"], found["idle_time"]])
+"""
+
+HTA = """
+import json, resource, sys, warnings, logging
+warnings.filterwarnings("ignore")
+logging.disable(logging.CRITICAL)
+from hta.trace_analysis import TraceAnalysis
+answer = []
+for path in sys.argv[2:]:
+    analysis = TraceAnalysis(trace_files={0: path}, trace_dir="", include_last_profiler_step=True)
+    found = analysis.get_temporal_breakdown(visualize=False).iloc[0]
+    overlap = analysis.get_comm_comp_overlap(visualize=False)
+    percent = float(overlap["comp_comm_overlap_pctg"].iloc[0]) if len(overlap) else float("nan")
+    answer.append([float(found["compute_time(us)"]), None, percent, float(found["idle_time(us)"])])
+"""
+
+END = """
+used = resource.getrusage(resource.RUSAGE_SELF)
+print("RESULT " + json.dumps({"answer": answer, "cpu_s": used.ru_utime + used.ru_stime,
+                              "peak_bytes": used.ru_maxrss * 1024}))
+"""
+
+
+def run_tool(python: str, script: str, *arguments: object) -> dict:
+    """What a fresh process says of itself."""
+    result = subprocess.run(
+        [python, "-c", script + END, *(str(argument) for argument in arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    lines = [line for line in result.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        return {"error": (result.stderr or result.stdout).strip()[-400:]}
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def write_large(source: Path, target: Path, size_bytes: int) -> None:
+    """The events of `source` again and again, as json.dumps writes them."""
+    document = json.loads(gzip.decompress(source.read_bytes()))
+    events = document.pop("traceEvents")
+    begins = [event["ts"] for event in events if event.get("ph") == "X"]
+    span_us = max(begins) - min(begins) + 1000
+    repeated = [event for event in events if event.get("ph") != "M"]
+    with target.open("w", encoding="utf-8") as file:
+        size = file.write(json.dumps(document)[:-1] + ', "traceEvents": [\n')
+        size += file.write(",\n".join(json.dumps(e) for e in events if e.get("ph") == "M"))
+        turn = 0
+        while size < size_bytes:
+            size += sum(file.write(",\n" + json.dumps(shift(e, turn, span_us))) for e in repeated)
+            turn += 1
+        file.write("]}\n")
+
+
+def shift(event: dict, turn: int, span_us: float) -> dict:
+    """The event, `turn` spans later, with ids of its own."""
+    moved = dict(event)
+    if "ts" in moved:
+        moved["ts"] = round(moved["ts"] + turn * span_us, 3)
+    if "args" in moved:
+        moved["args"] = dict(moved["args"])
+        for key in ("External id", "correlation"):
+            if key in moved["args"]:
+                moved["args"][key] += turn * 10_000_000
+    return moved
+
+
+def measure_large(options: argparse.Namespace, path: Path) -> dict:
+    size = path.stat().st_size
+    runs = [run_tool(sys.executable, OURS, "native", path) for _ in range(3)]
+    ours = min(runs, key=lambda run: run["cpu_s"])
+    result = {
+        "bytes": size,
+        "meshscope": ours,
+        "meshscope_cpu_s": [run["cpu_s"] for run in runs],
+        "meshscope_bytes_per_byte": ours["peak_bytes"] / size,
+    }
+    if options.with_python:
+        result["meshscope_without_compiler"] = run_tool(sys.executable, OURS, "python", path)
+    median = statistics.median(result["meshscope_cpu_s"])
+    for name, script, first in (("tracelens", TRACELENS, options.tracelens), ("hta", HTA, "-")):
+        if options.peers is None or first is None:
+            continue
+        result[name] = found = run_tool(options.peers, script, first, path)
+        if "cpu_s" in found:
+            result[f"{name}_cpu_ratio"] = found["cpu_s"] / median
+            result[f"{name}_memory_ratio"] = found["peak_bytes"] / ours["peak_bytes"]
+    return result
+
+
+def measure_answers(options: argparse.Namespace) -> dict:
+    """Ours beside the peers' on each shared trace, in µs."""
+    found = {}
+    for path in sorted(options.traces.glob("*.json.gz")):
+        row = {"meshscope": run_tool(sys.executable, OURS, "native", path).get("answer")}
+        if options.peers and options.tracelens:
+            row["tracelens"] = run_tool(options.peers, TRACELENS, options.tracelens, path)
+            row["tracelens"] = row["tracelens"].get("answer") or row["tracelens"]
+        if options.peers:
+            row["hta"] = run_tool(options.peers, HTA, "-", path)
+            row["hta"] = row["hta"].get("answer") or row["hta"]
+        found[path.name] = row
+        print(path.name, json.dumps(row))
+    return found
+
+
+def measure_flatness(path: Path) -> list[dict]:
+    """Peak memory over 1, 2, 4 and 8 readings of files of one size, one after another."""
+    rows = []
+    for num_files in (1, 2, 4, 8):
+        found = run_tool(sys.executable, OURS, "native", *([path] * num_files))
+        rows.append({"num_files": num_files, "peak_bytes": found["peak_bytes"]})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--traces", type=Path, default=Path("../shared/data/traces"))
+    parser.add_argument("--peers")
+    parser.add_argument("--tracelens")
+    parser.add_argument("--size-gb", type=float, default=1.0)
+    parser.add_argument("--with-python", action="store_true", help="also without the C scanner")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    source = options.traces / "a100-ddp-rank0of2.json.gz"
+    with tempfile.TemporaryDirectory() as folder:
+        large = Path(folder) / "large.json"
+        write_large(source, large, int(options.size_gb * 1e9))
+        result = {
+            "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+            "load_at_begin": os.getloadavg()[0],
+            "large": measure_large(options, large),
+        }
+        print(json.dumps(result["large"], indent=1))
+        small = Path(folder) / "small.json"
+        write_large(source, small, int(options.size_gb * 1e8))
+        result["flatness"] = measure_flatness(small)
+    result["answers_us"] = measure_answers(options)
+    print(json.dumps(result["flatness"]))
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
