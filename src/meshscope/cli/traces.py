@@ -2,10 +2,12 @@
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from meshscope.analyze.trace_diff import compare_traces
 from meshscope.analyze.trace_ranks import compare_ranks
 from meshscope.analyze.trace_summary import TraceSummary, summarize_trace
 from meshscope.cli import is_color_wanted
@@ -35,6 +37,11 @@ PIPE_WIDTH = 100
 @click.option(
     "--no-cache", is_flag=True, help="Neither use nor write the columns kept beside a trace."
 )
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    help="A trace or folder to compare with: what changed from it to PATHS.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -43,23 +50,17 @@ def command(
     as_json: bool,
     num_rows: int,
     no_cache: bool,
+    against: Path | None,
 ) -> None:
     """Says where the time of devices went in PATHS: traces, or folders with traces below them.
 
     JSON of Kineto or Chrome, plain, gzip or zstd. Several ranks of a job are put together. Exit
     codes: 0 fine, 2 usage, 3 a trace cannot be read.
     """
-    files = find_traces(paths)
-    summaries: list[TraceSummary] = []
-    for file in files:
-        try:
-            summaries.append(summarize_trace(_load(file, use_cache=not no_cache)))
-        except TraceError as error:
-            if len(files) == 1:
-                raise
-            click.echo(f"meshscope: left out: {error}", err=True)
-    if not summaries:
-        raise TraceError(f"none of {len(files)} files could be read")
+    summaries = _summarize(paths, use_cache=not no_cache)
+    difference = None
+    if against is not None:
+        difference = compare_traces(_summarize([against], use_cache=not no_cache), summaries)
     comparison = compare_ranks(summaries)
     if as_json:
         document = {
@@ -67,11 +68,12 @@ def command(
             "document_version": DOCUMENT_VERSION,
             "traces": summaries,
             "across_ranks": comparison,
+            "difference": difference,
         }
         click.echo(encode_plain(document), nl=False)
         return
     from meshscope.report.screen import Screen
-    from meshscope.report.trace_text import render_traces
+    from meshscope.report.trace_text import render_difference, render_traces
 
     encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
     screen = Screen(
@@ -79,8 +81,27 @@ def command(
         is_colored=is_color_wanted(context),
         is_unicode=encoding.startswith("utf"),
     )
-    text = render_traces(summaries, comparison, screen, num_rows=num_rows)
+    if difference is None:
+        text = render_traces(summaries, comparison, screen, num_rows=num_rows)
+    else:
+        text = render_difference(difference, screen, num_rows=num_rows)
     click.echo(text, nl=False, color=True)  # colours were decided when the text was made
+
+
+def _summarize(paths: Sequence[Path], *, use_cache: bool) -> list[TraceSummary]:
+    """Every trace that can be read; a folder may have a few that cannot."""
+    files = find_traces(paths)
+    summaries = []
+    for file in files:
+        try:
+            summaries.append(summarize_trace(_load(file, use_cache=use_cache)))
+        except TraceError as error:
+            if len(files) == 1:
+                raise
+            click.echo(f"meshscope: left out: {error}", err=True)
+    if not summaries:
+        raise TraceError(f"none of {len(files)} files could be read")
+    return summaries
 
 
 def _load(path: Path, *, use_cache: bool) -> Trace:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from meshscope.analyze.trace_diff import TraceDifference
 from meshscope.analyze.trace_ranks import RankComparison
 from meshscope.analyze.trace_summary import DeviceSummary, TraceSummary
 from meshscope.analyze.trace_time import DeviceTime
@@ -32,6 +33,45 @@ def render_traces(
     if len(summaries) > 1:
         _write_comparison(out, comparison, num_rows)
     return out.finish()
+
+
+def render_difference(
+    difference: TraceDifference | Unavailable, screen: Screen, *, num_rows: int = NUM_ROWS
+) -> str:
+    """What changed from one set of traces to another; ends with a newline."""
+    out = ScreenWriter(screen)
+    if isinstance(difference, Unavailable):
+        out.line(f"n/a: {form.clean_text(difference.reason)}")
+        return out.finish()
+    unit = "a device's step" if difference.is_per_step else "a device's trace"
+    out.headline(f"What changed, mean of {unit}", "bold")
+    parts = difference.parts
+    out.table(
+        [
+            make_column("part", parts, lambda row: row.part, 9, is_right=False),
+            make_column("before", parts, lambda row: form.duration(row.first_ns), 8),
+            make_column("now", parts, lambda row: form.duration(row.second_ns), 8),
+            make_column("change", parts, lambda row: _signed(row.change_ns), 9),
+        ]
+    )
+    kernels = [row for row in difference.kernels if row.change_ns][:num_rows]
+    if kernels:
+        out.blank()
+        out.table(
+            [
+                make_column("kernel", kernels, lambda row: _name(row.name), 9, is_right=False),
+                make_column("change", kernels, lambda row: _signed(row.change_ns), 9),
+                make_column("before", kernels, lambda row: form.duration(row.first_ns), 7),
+                make_column("now", kernels, lambda row: form.duration(row.second_ns), 7),
+                make_column("count before", kernels, lambda row: f"{row.first_count:g}", 4),
+                make_column("count now", kernels, lambda row: f"{row.second_count:g}", 4),
+            ]
+        )
+    return out.finish()
+
+
+def _signed(ns: float) -> str:
+    return f"{'-' if ns < 0 else '+'}{form.duration(abs(ns))}" if ns else "0"
 
 
 def _write_trace(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None:

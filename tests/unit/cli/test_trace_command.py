@@ -163,3 +163,16 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (1 << 24)))
     result = invoke(path)
     assert "expands more than 400 times" in result.output
+
+
+def test_two_sets_are_compared_part_by_part(tmp_path):
+    make_trace(tmp_path / "before.json", num=4)
+    make_trace(tmp_path / "now.json", num=6)
+    result = invoke(tmp_path / "now.json", "--against", tmp_path / "before.json", "--json")
+    found = json.loads(result.stdout)["difference"]
+    parts = {row["part"]: (row["first_ns"], row["second_ns"]) for row in found["parts"]}
+    assert parts["compute"] == (160_000, 240_000)
+    assert parts["exposed communication"] == (120_000, 180_000)
+    assert {row["name"]: row["second_count"] for row in found["kernels"]}["gemm"] == 6
+    text = invoke(tmp_path / "now.json", "--against", tmp_path / "before.json").output
+    assert "+80.0 µs" in text
