@@ -15,6 +15,7 @@ from meshscope.analyze.trace_kernels import (
     classify_kernels,
 )
 from meshscope.analyze.trace_modules import ModuleRow, tabulate_modules
+from meshscope.analyze.trace_roofline import OperatorRate, measure_rates
 from meshscope.analyze.trace_steps import TraceSteps, assign_steps, find_launches, find_steps
 from meshscope.analyze.trace_tables import (
     KernelRow,
@@ -59,6 +60,7 @@ class DeviceSummary:
     launches: LaunchQueue | Unavailable
     kernels: tuple[KernelRow, ...]
     operators: tuple[OperatorRow, ...]
+    rates: tuple[OperatorRate, ...]
     modules: tuple[ModuleRow, ...]
     collectives: tuple[TraceCollective, ...]
     symmetric_ns: int
@@ -133,12 +135,14 @@ def _summarize_device(
 ) -> DeviceSummary:
     compute = unite_work(trace, classes, rows, Work.COMPUTE)
     symmetric = rows[classes.is_symmetric[rows]]
+    operators = tabulate_operators(trace, rows, operator_of)
     return DeviceSummary(
         breakdown=breakdown,
         idle=explain_idle(trace, rows, launch, breakdown.begin_ns, breakdown.end_ns),
         launches=_measure_launches(trace, rows, launch),
         kernels=tabulate_kernels(trace, classes, rows),
-        operators=tabulate_operators(trace, rows, operator_of),
+        operators=operators,
+        rates=measure_rates(operators, breakdown.name),
         modules=tabulate_modules(trace, rows, launch),
         collectives=list_collectives(trace, classes, rows, compute, operator_of),
         symmetric_ns=unite(

@@ -141,6 +141,7 @@ def _write_device(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> No
     _write_launches(out, device)
     _write_kernels(out, device, num_rows)
     _write_operators(out, device, num_rows)
+    _write_rates(out, device, num_rows)
     _write_modules(out, device, num_rows)
 
 
@@ -250,6 +251,29 @@ def _write_operators(out: ScreenWriter, device: DeviceSummary, num_rows: int) ->
             make_column("device", rows, lambda row: form.duration(row.device_ns), 8),
             make_column("host", rows, lambda row: form.duration(row.host_ns), 5),
             make_column("calls", rows, lambda row: form.count(row.count), 6),
+        ]
+    )
+
+
+def _write_rates(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
+    rows = device.rates[:num_rows]
+    if not rows:
+        return
+    out.blank()
+    out.table(
+        [
+            make_column("arithmetic", rows, lambda row: _name(row.name), 9, is_right=False),
+            make_column("shapes", rows, lambda row: _name(row.shapes)[:40], 4, is_right=False),
+            make_column("device", rows, lambda row: form.duration(row.device_ns), 6),
+            make_column("rate", rows, lambda row: f"{row.flops_per_s / 1e12:.3g} TFLOP/s", 8),
+            make_column(
+                "of peak",
+                rows,
+                lambda row: (
+                    "n/a" if isinstance(row.peak_ratio, Unavailable) else form.ratio(row.peak_ratio)
+                ),
+                7,
+            ),
         ]
     )
 
