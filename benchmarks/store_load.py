@@ -250,14 +250,14 @@ def run_benchmark(
         "print(len(open_run(sys.argv[1]).attempts))"
     )
     commands = {
-        "meshscope report --json": [
+        "meshscope report --json --no-diagnosis": [
             sys.executable, "-c", "from meshscope.cli import main; main()",
-            "report", str(ours), "--json",
+            "report", str(ours), "--json", "--no-diagnosis",
         ],
         "meshscope open_run only": [sys.executable, "-c", open_code, str(ours)],
         "pytscope load + analyze_distributed": [sys.executable, "-c", PYTSCOPE, str(theirs)],
     }  # fmt: skip
-    check_report(commands["meshscope report --json"], num_ranks, num_steps)
+    check_report(commands["meshscope report --json --no-diagnosis"], num_ranks, num_steps)
     samples: dict[str, list[tuple[float, int, float]]] = {name: [] for name in commands}
     for _ in range(repeats):
         for name, command in commands.items():
@@ -310,7 +310,7 @@ def main() -> int:
             f"{name:38} {result['cpu_s']:>7} s CPU  {rss_mb:>7.0f} MB  {result['wall_s']:>7} s wall"
         )
     ours, theirs = (
-        results["meshscope report --json"],
+        results["meshscope report --json --no-diagnosis"],
         results["pytscope load + analyze_distributed"],
     )
     ratios = {

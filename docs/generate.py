@@ -1,7 +1,7 @@
 """Writes the reference pages that come from the code.
 
-python docs/generate.py            # writes docs/columns.md
-python docs/generate.py --check    # exits with 1 when it is not current
+python docs/generate.py            # writes docs/columns.md and docs/rules
+python docs/generate.py --check    # exits with 1 when a page is not current, or is one too many
 """
 
 import sys
@@ -9,6 +9,10 @@ from enum import IntEnum
 from pathlib import Path
 
 from meshscope.core.operations import EndSource, Kind, Outcome
+from meshscope.diagnose.counterparts import COUNTERPARTS
+from meshscope.diagnose.registry import RULES
+from meshscope.diagnose.rule import SUBJECTS, describe
+from meshscope.diagnose.rule_page import describe_severities, render_page
 from meshscope.store.query import GROUP_COLUMNS, NAME_COLUMNS, RANK_COLUMNS
 from meshscope.store.schema import (
     ACTION_KINDS,
@@ -27,7 +31,7 @@ from meshscope.store.schema import (
     WaitSource,
 )
 
-TARGET = Path(__file__).parent / "columns.md"
+DOCS = Path(__file__).parent
 FLAG_MEANINGS = {
     "StepFlag": {
         "ABORTED": "the step's block was left by an exception",
@@ -103,8 +107,8 @@ def describe_flags(holder: type, title: str, what: str = "bit") -> list[str]:
     return [*lines, ""]
 
 
-def render() -> str:
-    """The whole page."""
+def render_columns() -> str:
+    """The page on columns."""
     lines = [
         "# Columns",
         "",
@@ -143,16 +147,63 @@ def render() -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_rule_index() -> str:
+    """The list of all rules, by subject."""
+    lines = [
+        "# Rules",
+        "",
+        "Generated from the docstrings in `src/meshscope/diagnose/rules` by `docs/generate.py`; do "
+        "not edit. How rules and findings work: [diagnosis.md](../diagnosis.md).",
+        "",
+    ]
+    for letters, subject in SUBJECTS.items():
+        codes = sorted(code for code in RULES if code.startswith(letters))
+        if not codes:
+            continue
+        lines += [f"## {letters}: {subject}", "", "| rule | severity | what |", "|---|---|---|"]
+        lines += [
+            f"| [{code} {RULES[code].name}]({code}.md) | {describe_severities(RULES[code])} | "
+            f"{describe(RULES[code])} |"
+            for code in codes
+        ]
+        lines += [""]
+    lines += ["## What became of other monitors' rules", ""]
+    lines += ["| rule | here | difference |", "|---|---|---|"]
+    lines += [
+        f"| {one.tool} `{one.rule}` | {', '.join(one.codes) or 'none'} | {one.difference} |"
+        for one in COUNTERPARTS
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render_pages() -> dict[Path, str]:
+    """Every generated page and its text."""
+    pages = {DOCS / "columns.md": render_columns()}
+    pages[DOCS / "rules" / "README.md"] = render_rule_index()
+    for code, rule in RULES.items():
+        pages[DOCS / "rules" / f"{code}.md"] = render_page(rule)
+    return pages
+
+
 def main() -> int:
-    """Writes or checks the page."""
-    text = render()
+    """Writes or checks the pages."""
+    pages = render_pages()
+    extra = [page for page in (DOCS / "rules").glob("*.md") if page not in pages]
     if "--check" not in sys.argv[1:]:
-        TARGET.write_text(text, encoding="utf-8")
+        (DOCS / "rules").mkdir(exist_ok=True)
+        for page in extra:
+            page.unlink()
+        for page, text in pages.items():
+            page.write_text(text, encoding="utf-8")
         return 0
-    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text:
-        return 0
-    sys.stderr.write(f"{TARGET.name} is not current; run python docs/generate.py\n")
-    return 1
+    stale = [
+        page
+        for page, text in pages.items()
+        if not page.exists() or page.read_text(encoding="utf-8") != text
+    ]
+    for page in sorted([*stale, *extra]):
+        sys.stderr.write(f"{page.name} is not current; run python docs/generate.py\n")
+    return 1 if stale or extra else 0
 
 
 if __name__ == "__main__":

@@ -193,9 +193,26 @@ def put_span(
     )
 
 
-def put_device_span(writer: RankWriter, name: str, host_start_ns: int, duration_ns: int) -> None:
-    """One row of `device_spans`."""
-    writer.table("device_spans").put(writer.name_id(name), host_start_ns, 0, duration_ns, 0, 0, 0)
+def put_device_span(
+    writer: RankWriter,
+    name: str,
+    host_start_ns: int,
+    duration_ns: int,
+    *,
+    start_device_ns: int = 0,
+    offset_min_ns: int = 0,
+    offset_max_ns: int = 0,
+) -> None:
+    """One row of `device_spans`; without bounds it cannot be placed on the host's clock."""
+    writer.table("device_spans").put(
+        writer.name_id(name),
+        host_start_ns,
+        start_device_ns,
+        duration_ns,
+        offset_min_ns,
+        offset_max_ns,
+        0,
+    )
 
 
 def put_scalar(writer: RankWriter, name: str, step: int, time_ns: int, value: float) -> None:

@@ -1,4 +1,4 @@
-"""What the README and the recorder's page show runs, and says what the benchmarks found."""
+"""What the README and the recorder's pages show runs, and says what the benchmarks found."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from meshscope.cli import COMMANDS
 from meshscope.store.reader import open_run
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/recorder.md")
+PAGES = ("README.md", "docs/recorder.md", "docs/monitor.md")
 RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", flags=re.DOTALL)
 
 # What a training program has before a snippet begins.
@@ -42,7 +42,7 @@ SNIPPETS = [
 ]
 
 
-def test_both_pages_have_snippets_that_run():
+def test_the_pages_have_snippets_that_run():
     assert all(RUNNABLE.search(read(page)) for page in PAGES)
 
 

@@ -6,6 +6,7 @@ Statistics leave out the operations of warm-up steps and those before the first 
 matching use all. Operations of groups with one rank are left out: nothing can be late there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,6 +153,18 @@ class CommunicationHealth:
     partial_groups: tuple[PartialGroup, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPart:
+    """The steps that the communication of a long run was read of."""
+
+    num_steps: Mapping[int, int]
+    """By rank."""
+    wall_ns: Mapping[int, int]
+    """By rank: these steps' own durations."""
+    num_left_out: int
+    """Steps after warm-up that were not read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Communication:
     """Communication of one attempt."""
@@ -180,6 +193,8 @@ class Communication:
     num_desynchronised: int
     shifts: tuple[SequenceShift, ...]
     health: CommunicationHealth
+    part: StepPart | None = None
+    """None: all steps were read."""
 
 
 def analyze_communication(

@@ -42,7 +42,7 @@ def split_device_time(
     warmup_steps: int,
 ) -> DeviceSplit:
     """Device time per phase, over the steps after the warm-up."""
-    host_row = _join(spans, device_spans)
+    host_row = join_spans(spans, device_spans)
     is_matched = host_row >= 0
     duration = int64_column(device_spans, "duration_ns")
     device_ns = np.zeros(len(spans.start_ns), dtype=np.int64)
@@ -82,7 +82,7 @@ def _saw_devices(recording: RankRecording) -> bool:
     return isinstance(facts, dict) and bool(facts.get("devices"))
 
 
-def _join(spans: PhaseSpans, device_spans: Columns) -> npt.NDArray[np.int64]:
+def join_spans(spans: PhaseSpans, device_spans: Columns) -> npt.NDArray[np.int64]:
     """For each device span the row of its host span, by start and name; -1 without one."""
     starts = int64_column(device_spans, "host_start_host_mono_ns")
     names = device_spans["name_id"]

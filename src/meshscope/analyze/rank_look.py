@@ -206,7 +206,7 @@ class _Look:
             looked_unix_ns=now_ns,
             is_closed=recording.closing is not None,
             closed_unix_ns=end_ns + offset_ns if isinstance(end_ns, int) else None,
-            exception=_read_exception(recording),
+            exception=read_exception(recording),
             stack_signal=_find_stack_signal(recording),
             entered=counts.entered,
             entered_last_kind=counts.last_kinds,
@@ -413,7 +413,7 @@ def _find_step(
     return max(reached, named) if named is not None else reached
 
 
-def _read_exception(recording: RankRecording) -> str:
+def read_exception(recording: RankRecording) -> str:
     """What the program ended with, from the last lines of the journal."""
     if recording.closing is None:
         return ""

@@ -2,7 +2,8 @@
 
 Ranks are read one after another and reduced at once to a few numbers and one duration per step,
 so a thousand ranks need no more memory than one rank's tables and those. Communication is between
-ranks: where any was recorded, the operations of all of them are read together.
+ranks: where any was recorded, the operations of all of them are read together. Of a run with more
+operations than fit, those of some stretches of steps are, and `Communication.part` says so.
 """
 
 from collections.abc import Mapping
@@ -55,6 +56,7 @@ from meshscope.analyze.signals import (
     merge_signals,
     read_scalars,
 )
+from meshscope.analyze.step_choice import StepChoice
 from meshscope.analyze.steps import (
     NO_STEP,
     JobSteps,
@@ -72,6 +74,7 @@ from meshscope.analyze.throughput import (
     stepping_ns,
     sum_tokens,
 )
+from meshscope.analyze.timeline_steps import KeptSteps, keep_steps
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.columns import Columns, Problem, ProblemKind
@@ -81,11 +84,17 @@ from meshscope.store.schema import StepFlag
 from meshscope.store.usual_phases import is_recorded
 
 if TYPE_CHECKING:
-    from meshscope.analyze.communication import Communication
+    from meshscope.analyze.communication import Communication, StepPart
 
 _WANTED_SCALARS = frozenset(
     ("tokens", *(name for names in SIGNAL_NAMES.values() for name in names))
 )
+
+
+MAX_OPERATION_ROWS = 2_000_000
+"""Rows of `collectives`, all ranks together, that are read at once: about a gigabyte."""
+_PART_OF_STEPS = StepChoice(max_rank_steps=60_000, max_rows=1_000_000)
+"""What is read of runs with more."""
 
 
 class RankState(StrEnum):
@@ -217,7 +226,7 @@ def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> A
         durations, intervals, num_ranks=len(ranks), asked_warmup=warmup_steps
     )
     step_time = job_steps.time
-    communication = _analyze_communication(attempt, job_steps)
+    communication = _analyze_communication(attempt, job_steps, warmup_steps)
     ranks = _recount_problems(ranks, attempt, {problem.rank for problem in problems})
     peer_groups = group_peers(attempt.layout, attempt.ranks)
     return AttemptSummary(
@@ -243,7 +252,7 @@ def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> A
 
 
 def _analyze_communication(
-    attempt: Attempt, steps: JobStepSummary
+    attempt: Attempt, steps: JobStepSummary, asked_warmup: int | None
 ) -> "Communication | Unavailable":
     """Of the steps after warm-up, or of everything where no step finished."""
     if not any(_has_communication(recording) for recording in attempt):
@@ -255,7 +264,25 @@ def _analyze_communication(
         return analyze_communication(attempt, first_step=-1)
     is_any_left = steps.num_warmup < steps.num_steps
     first = int(steps.step[steps.num_warmup]) if is_any_left else int(steps.step[-1]) + 1
+    if sum(recording.count_rows("collectives") for recording in attempt) > MAX_OPERATION_ROWS:
+        kept = keep_steps(attempt, warmup_steps=asked_warmup, choice=_PART_OF_STEPS)
+        if not isinstance(kept, Unavailable) and kept.num_left_out:
+            found = analyze_communication(kept.attempt, first_step=first)
+            part = _describe_part(kept, first)
+            return found if isinstance(found, Unavailable) else replace(found, part=part)
     return analyze_communication(attempt, first_step=first)
+
+
+def _describe_part(kept: KeptSteps, first_step: int) -> "StepPart":
+    from meshscope.analyze.communication import StepPart
+
+    counted = [own.step >= first_step for own in kept.by_rank]
+    pairs = list(zip(kept.ranks, kept.by_rank, counted, strict=True))
+    return StepPart(
+        num_steps={rank: int(np.count_nonzero(rows)) for rank, _, rows in pairs},
+        wall_ns={rank: int(own.duration_ns[rows].sum()) for rank, own, rows in pairs},
+        num_left_out=kept.num_left_out,
+    )
 
 
 def _has_communication(recording: RankRecording) -> bool:

@@ -74,7 +74,9 @@ def measure_tokens(
         finite = in_steps & np.isfinite(series.value)
         num_logged = _count_distinct(series.step[finite])
         if num_logged:
-            with np.errstate(over="ignore"):  # absurd values make inf, which the report names
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # absurd values: the report names inf
                 total = float(series.value[finite].sum())
             rates[name] = TokenRate(
                 tokens_per_s=total * 1e9 / span_ns,

@@ -95,6 +95,17 @@ class Automatic:
             model.register_forward_hook(self._hooks.forward_ends, always_call=True),
         ]
 
+    def call_at_first_forward(self, model: Any, function: Callable[[Any, Any, Any], None]) -> None:
+        """Calls `function(model, args, kwargs)` once, before the model's next training forward."""
+
+        def call(module: Any, args: Any, kwargs: Any) -> None:
+            if module.training and self._torch.is_grad_enabled():
+                handle.remove()
+                self._guard.run("first forward", lambda: function(module, args, kwargs))
+
+        handle = model.register_forward_pre_hook(call, with_kwargs=True, prepend=True)
+        self._handles.append(handle)
+
     def attach_optimizer(self, optimizer: Any) -> None:
         """Times an optimizer's steps; its last one ends the training step."""
         if self._watches_all_optimizers or optimizer in self._optimizers:

@@ -35,6 +35,8 @@ from meshscope.store.schema import BUILTIN_NAMES, MISSING, NoteCode, OperationFl
 FUTURE_STRIDE = 8
 """Of operations whose handle the program holds, every this many-th (by its sequence number, so the
 same ones on every rank) also gets a callback: its exact end is known even if nobody waits."""
+SLOW_CALL_NS = 100_000
+"""A call that gives a handle and takes longer than this held the program up."""
 NOTED_WAIT_NS = 50_000
 """A wait for something unknown is written down when it took longer than this."""
 DRAIN_SECONDS = 0.2
@@ -567,6 +569,8 @@ class CollectiveTap:
     ) -> None:
         """What will tell us about the end of an operation? `frame` is that of whoever called it."""
         flags = operation.a >> 24
+        if flags & _ASYNC:
+            self._note_slow_call(operation, frame)
         if flags & OperationFlag.COALESCED:
             return  # the batch will have a handle
         is_device = flags & OperationFlag.DEVICE
@@ -610,6 +614,16 @@ class CollectiveTap:
                 self._call_back(operation, work)
         elif not is_device and not (operation.b & 0xFFFFFFFF) % FUTURE_STRIDE:
             self._call_back(operation, get_work())
+
+    def _note_slow_call(self, operation: Operation, frame: Any) -> None:
+        """A call that should return at once and did not held the program up. Not the first of a
+        channel: it sets things up, ours among them."""
+        now_ns = self._clock()
+        is_first = not operation.b & 0xFFFFFFFF
+        if is_first or now_ns - operation.c <= SLOW_CALL_NS:
+            return
+        if self._caller_of(frame) in (PROGRAM, FUNCTIONAL):
+            self._log.wait(operation, WaitSource.CALL, operation.c, now_ns)
 
     def _caller_of(self, frame: Any) -> int:
         """Who called the operation, by the code of the frame above the kernel."""

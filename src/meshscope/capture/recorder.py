@@ -10,6 +10,9 @@
 Nothing is opened until the first record; nothing here raises into the program, but for a UsageError
 when a setting's name is wrong; everything is undone by `close`. Standard library only; torch is
 used if the program has imported it.
+
+Long because it is the one face of the package: what its methods do is in the modules it puts
+together, and here is who owns what, when files open, and what happens after each step.
 """
 
 import contextlib
@@ -19,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -32,8 +35,12 @@ from meshscope.capture.clock_calibration import ClockOffset, measure_offset
 from meshscope.capture.collectives import CollectiveTap
 from meshscope.capture.communication import communication
 from meshscope.capture.communication.default import listen
+from meshscope.capture.flops import CountedFlops
+from meshscope.capture.gc_pauses import GcPauses, pause_name
+from meshscope.capture.gemm_peak import MeasuredPeak
 from meshscope.capture.guard import Guard
-from meshscope.capture.hooks import DATA, Hooks
+from meshscope.capture.hooks import BACKWARD, DATA, Hooks
+from meshscope.capture.host_memory import read_host_memory
 from meshscope.capture.identity import (
     clock_id,
     initialized_distributed,
@@ -42,9 +49,13 @@ from meshscope.capture.identity import (
     resolve_identity,
     resolve_run_dir,
 )
+from meshscope.capture.layer_counts import check_stage_layers, count_layers
 from meshscope.capture.lifetime import forget, remember
 from meshscope.capture.marking import Marking
-from meshscope.capture.memory import sample_memory
+from meshscope.capture.memory import pause_after, sample_memory
+from meshscope.capture.model_facts import PER_STEP, ModelFacts
+from meshscope.capture.monitor import Monitor, Surroundings
+from meshscope.capture.monitor_results import MonitorAnalysis, MonitorStats
 from meshscope.capture.operation_log import OperationLog
 from meshscope.capture.process_groups import GroupEntry
 from meshscope.capture.provenance import collect_provenance
@@ -59,7 +70,8 @@ from meshscope.store.in_flight import IN_FLIGHT_NAME, InFlightWriter
 from meshscope.store.open_step import OPEN_STEP_NAME, OpenStepWriter
 from meshscope.store.schema import MAX_DETAIL_BYTES, MISSING, StepFlag
 from meshscope.store.table_file import TableWriter
-from meshscope.store.writer import RankWriter
+from meshscope.store.tail import Record, read_last_records
+from meshscope.store.writer import TABLE_SUFFIX, RankWriter
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +103,11 @@ class RecorderConfig:
     device_events: bool = True
     """Mark phases on the accelerator's stream as well."""
     memory: bool = True
-    """Sample memory about once a second."""
+    """Read memory at step ends, as often as it costs a thousandth of the time."""
+    gc_pauses: bool = True
+    """Record garbage collections over 0.2 ms as detail spans."""
+    count_flops: bool = False
+    """Count the FLOPs of a model given to `attach`, on fake tensors, at its first forward."""
     communication: bool = True
     """Record every operation of torch.distributed."""
     stack_dumps: bool = True
@@ -131,8 +147,11 @@ class Recorder:
         self._attempt = attempt
         self._layout = layout
         self._layout_source = "declared" if layout else ""
+        self._stage_layers: dict[str, dict[str, int]] = {}
+        self._has_counted_layers = False
         self._lock = threading.RLock()
         self._writer: RankWriter | None = None
+        self._last_writer: RankWriter | None = None
         self._open_step: OpenStepWriter | None = None
         self.waits_for_training = False
         self._is_closed = False
@@ -159,6 +178,13 @@ class Recorder:
         self.operations.is_on = self.config.communication
         self._collectives: CollectiveTap | None = None
         self._stack_dumps: StackDumps | None = None
+        self._facts = ModelFacts(self._journal)
+        self._gc_pauses = GcPauses(clock, self._wake)
+        self.monitor = Monitor(self._look_around, clock)
+        """Behind `stats`, `analysis` and `report`; its `thresholds` may be replaced."""
+        self._host_limit_bytes = MISSING
+        self._world_size = 1
+        self._next_memory_ns = 0
         self._num_calibrations = 0
         self._first_sampled_step: int | None = None
         self._has_said_silent = False
@@ -203,6 +229,7 @@ class Recorder:
         begin_ns = self.clock()
         identity = resolve_identity(os.environ)
         placement = identity.placement
+        self._world_size = placement.world_size
         run_dir = resolve_run_dir(self._given_run_dir, identity)
         unix_ns, mono_ns, uncertainty_ns = _read_clocks(self.clock)
         header: dict[str, object] = {
@@ -226,13 +253,14 @@ class Recorder:
             "clock_uncertainty_ns": uncertainty_ns,
             "layout": self._layout.to_dict() if self._layout else None,
             "layout_source": self._layout_source or None,
+            "stage_layers": self._stage_layers or None,
         }
         if self.config.provenance:
             # Packages and git are the same for all ranks: one of them writes them down.
             header["provenance"] = self.guard.run(
                 "provenance", lambda: collect_provenance(in_full=placement.rank == 0)
             )
-        self._writer = writer = RankWriter(
+        self._writer = self._last_writer = writer = RankWriter(
             run_dir, placement.rank, header=header, max_detail_bytes=self.config.max_detail_bytes
         )
         self.guard.on_first = lambda site, text: writer.journal.write(
@@ -248,6 +276,10 @@ class Recorder:
             self._start_flusher()
         if self.config.stack_dumps:
             self._offer_stacks(writer)
+        self.guard.run("host memory", lambda: self._journal_host_memory(writer))
+        self._facts.write_all()
+        if self.config.gc_pauses:
+            self._gc_pauses.install()
         self._connect()
         self._opening_cost_ns = self.clock() - begin_ns
         return True
@@ -259,6 +291,12 @@ class Recorder:
             logger.info("meshscope hang will have no stacks of this process: %s", error)
             return
         writer.journal.write("update", stack_signal=self._stack_dumps.signal_number)
+
+    def _journal_host_memory(self, writer: RankWriter) -> None:
+        found = read_host_memory()
+        self._host_limit_bytes = min(found.values(), default=MISSING)
+        if found:
+            writer.journal.write("update", host_memory=found)
 
     def _open_operations(self) -> bool:
         """The first communication: opens the run, and the file of operations under way."""
@@ -349,6 +387,8 @@ class Recorder:
 
     def _close(self) -> None:
         self._stop.set()
+        self._gc_pauses.remove()
+        self.guard.run("gc pauses", self._put_pauses)
         if self._automatic is not None:
             self._automatic.remove()
         deadline_ns = self.clock() + int(DRAIN_SECONDS * 1e9)
@@ -415,6 +455,7 @@ class Recorder:
         if self._writer is None:
             return
         self.operations.is_on = False
+        self._gc_pauses.remove()
         if self._stack_dumps is not None:
             self._stack_dumps.remove()
             self._stack_dumps = None
@@ -427,7 +468,7 @@ class Recorder:
         self._scalars.forget_table()
         self._open_step = None
         self._writer.disarm()
-        self._writer = None
+        self._writer = self._last_writer = None
 
     # --- state ----------------------------------------------------------------------------
 
@@ -468,6 +509,10 @@ class Recorder:
             self.resume() if self.config.enabled else self.pause()
         if not self.config.device_events:
             self._marking.drop()
+        if not self.config.gc_pauses:
+            self._gc_pauses.remove()
+        elif self._writer is not None and not self._is_closed:
+            self._gc_pauses.install()
         if self._writer is not None:
             written = {name: repr(value) for name, value in changes.items()}
             self.guard.run("configure", lambda: self._journal("update", config=written))
@@ -504,6 +549,9 @@ class Recorder:
                 self._hooks.reset()
             self._name_ids.clear()
             self._first_sampled_step = None
+            self._has_counted_layers = False
+            self._last_writer = None
+            self.monitor.reset()
             self._scalars.forget_table()
             self._arm()
 
@@ -519,9 +567,129 @@ class Recorder:
             lambda: self._journal("update", layout=layout.to_dict(), layout_source=source),
         )
 
+    def set_stage_layers(self, stages: Mapping[int, int | Mapping[str, int]]) -> None:
+        """Tells what each pipeline stage of this rank holds, so that uneven stages are told from
+        slow ones: `{2: 4}` is four layers, `{0: {"Block": 4, "embedding": 1}}` names them."""
+
+        def note() -> None:
+            self._stage_layers |= check_stage_layers(stages)
+            self._journal("update", stage_layers=self._stage_layers)
+
+        self.guard.run("stage layers", note)
+
+    def set_flops(
+        self,
+        *,
+        model_flops_per_step: float,
+        hardware_flops_per_step: float | None = None,
+        dtype: str | None = None,
+        source: str = "declared",
+    ) -> None:
+        """Says what this rank computes in a step, in FLOPs: what its part of the model needs, and
+        with what is computed again. `dtype` is that of most of it; it decides the peak."""
+        self.guard.run(
+            "flops",
+            lambda: self._facts.set_flops(
+                model_flops_per_step,
+                hardware_flops_per_step,
+                per=PER_STEP,
+                source=source,
+                dtype=dtype,
+            ),
+        )
+
+    def count_flops(
+        self,
+        model: Any,
+        *inputs: Any,
+        loss_of: Callable[[Any], Any] | None = None,
+        is_real: bool = False,
+        **kwargs: Any,
+    ) -> CountedFlops | None:
+        """Counts one forward and backward of `model(*inputs, **kwargs)`, a microbatch, and records
+        it; None when that was not possible (see `guard`).
+
+        The pass is on fake tensors: no memory, no gradients, no random numbers. `is_real` makes it
+        a real one, for models whose course depends on values. `loss_of(output)` is the loss, by
+        default `output.loss` or the sum of what comes out.
+        """
+
+        def count() -> CountedFlops:
+            return self._facts.count(model, inputs, kwargs, loss_of, is_real=is_real)
+
+        return self.guard.run("count flops", lambda: self._unseen(count))
+
+    def _unseen(self, function: Callable[[], T]) -> T:
+        """Calls the program's model without recording it: hooks take it for a part of something."""
+        hooks, was_on = self._hooks, self.operations.is_on
+        self.operations.is_on = False
+        if hooks is not None:
+            hooks.action_begins(BACKWARD)
+        try:
+            return function()
+        finally:
+            self.operations.is_on = was_on
+            if hooks is not None:
+                hooks.action_ends(BACKWARD)
+
+    def set_peak(self, flops_per_s: float, dtype: str, source: str = "declared") -> None:
+        """Says what this rank's device reaches at best in `dtype`, FLOP/s (989e12, not 989)."""
+        self.guard.run("peak", lambda: self._facts.set_peak(flops_per_s, dtype, source))
+
+    def measure_peak(self, dtype: Any = None, device: Any = None) -> MeasuredPeak | None:
+        """Measures the fastest matrix product for about a third of a second, and records it as the
+        peak. Waits for the device: call it before training, while nothing else runs."""
+        return self.guard.run("peak", lambda: self._facts.measure_peak(dtype, device))
+
     def _journal(self, kind: str, **fields: object) -> None:
         if self._writer is not None:
             self._writer.journal.write(kind, **fields)
+
+    # --- the monitor ----------------------------------------------------------------------
+
+    def stats(self) -> MonitorStats:
+        """Counts, sums and rates of this rank since the last reset; see docs/monitor.md."""
+        found = self.guard.run("monitor", self.monitor.stats)
+        return self.monitor.empty_stats() if found is None else found
+
+    def analysis(self) -> MonitorAnalysis:
+        """Shares of the step, efficiencies and bottlenecks of this rank, over up to 50 steps."""
+        found = self.guard.run("monitor", self.monitor.analysis)
+        return self.monitor.empty_analysis() if found is None else found
+
+    def report(self) -> str:
+        """Both as text, with what to try."""
+        found = self.guard.run("monitor", self.monitor.report)
+        return "monitor: an error of the recorder's own, see the log" if found is None else found
+
+    def reset_stats(self) -> None:
+        """The monitor forgets what was; the recording goes on. (`reset` begins a new attempt.)"""
+        self.monitor.reset()
+
+    def _look_around(self) -> Surroundings:
+        # What was recorded can be looked at after `close`, too.
+        writer, groups = self._writer or self._last_writer, self.operations.groups
+        if writer is self._writer and writer is not None:
+            writer.flush()
+        entries = [] if groups is None else list(groups.entries.values())
+        return Surroundings(
+            read=lambda name, count: [] if writer is None else _read_newest(writer, name, count),
+            layout=self._layout,
+            rank=0 if writer is None else writer.rank,
+            world_size=self._world_size,
+            axes={entry.group_id: self._axis_of(entry) for entry in entries},
+            has_communication=self.operations.is_on and self._collectives is not None,
+            host_limit_bytes=self._host_limit_bytes,
+            tokens_name_id=self._name_ids.get("tokens", 0),
+            facts=dict(self._facts.lines),
+        )
+
+    def _axis_of(self, entry: GroupEntry) -> str:
+        if not entry.ranks:  # timed by the program, which named the axis
+            return entry.name.split(":")[1] if entry.name.startswith("timed:") else ""
+        ranks = tuple(sorted(entry.ranks))
+        world_size = self._world_size
+        return name_axis(ranks, entry.description, layout=self._layout, world_size=world_size)[0]
 
     # --- manual recording -----------------------------------------------------------------
 
@@ -705,9 +873,14 @@ class Recorder:
         automatic.install_taps()
         for model in models:
             automatic.attach_model(model)
+            if self.config.count_flops:
+                automatic.call_at_first_forward(model, self._count_first)
         for optimizer in optimizers:
             automatic.attach_optimizer(optimizer)
         return True
+
+    def _count_first(self, model: Any, args: Any, kwargs: Any) -> None:
+        self._unseen(lambda: self._facts.count(model, args, kwargs, None, is_real=False))
 
     def watch_everything(self) -> None:
         """Attaches to whatever trains in this process (what `meshscope run` does)."""
@@ -802,7 +975,8 @@ class Recorder:
     # --- after each step ------------------------------------------------------------------
 
     def _visit(self, step: int, end_ns: int) -> None:
-        """At the end of a step: every step once a device is in use, else once a second."""
+        """At the end of a step: of every one once a device is in use, else as often as memory is
+        read, and once a second."""
         marking = self._marking
         if marking.device is not None:
             try:
@@ -810,29 +984,59 @@ class Recorder:
             except RuntimeError as error:  # a device error: training will meet it, and report it
                 marking.drop()
                 self.guard.caught("device events", error)
+        if end_ns >= self._next_memory_ns:
+            self.guard.run("memory", lambda: self._sample_memory(step, end_ns))
+            self.guard.run("gc pauses", self._put_pauses)
         if end_ns >= self._next_sample_ns:
             self._next_sample_ns = end_ns + SAMPLE_EVERY_NS
             if self._collectives is not None:
                 self.guard.run("device operations", self._collectives.visit)
             self.guard.run("sample", lambda: self._sample(step, end_ns))
-        self.timeline.next_visit_ns = self._next_sample_ns if marking.device is None else 0
+        next_ns = min(self._next_sample_ns, self._next_memory_ns)
+        self.timeline.next_visit_ns = next_ns if marking.device is None else 0
+
+    def _wake(self) -> None:
+        """There is something to write: look at the end of this step. Takes no lock."""
+        self._next_memory_ns = self.timeline.next_visit_ns = 0
+
+    def _sample_memory(self, step: int, end_ns: int) -> None:
+        """Memory, and when to read it next: a reading may cost a thousandth of the time."""
+        writer = self._writer
+        if writer is None:  # the first step's own record opens the run
+            return
+        self._next_memory_ns = end_ns + SAMPLE_EVERY_NS
+        if self._is_paused or not self.config.memory:
+            return
+        table = writer.table("memory")  # making its file is no part of a reading's cost
+        begin_ns = self.clock()
+        sample = sample_memory(sys.modules.get("torch"))
+        table.put(step, end_ns, *sample.memory)
+        if sample.allocator is not None:
+            writer.table("allocator").put(step, end_ns, *sample.allocator)
+        self._next_memory_ns = end_ns + pause_after(self.clock() - begin_ns)
+
+    def _put_pauses(self) -> None:
+        """Writes the collector's pauses since the last time as detail spans."""
+        for generation, begin_ns, end_ns, ident in self._gc_pauses.take():
+            if self._writer is not None and not self._is_paused:
+                name_id = self.name_id(pause_name(generation))
+                self.timeline.put_pause(name_id, begin_ns, end_ns, ident)
 
     def _sample(self, step: int, end_ns: int) -> None:
-        """Once a second: memory, the wall clock, and whether an accelerator has appeared."""
+        """Once a second: the wall clock, and whether an accelerator has appeared."""
         writer = self._writer
         if writer is None or self._is_paused:
             return
         self._marking.find()
         if self._layout is None:
             self._learn_layout()
+        if not self._has_counted_layers:
+            self._count_layers()
         if self._first_sampled_step is None:
             self._first_sampled_step = step
         num_steps = step - self._first_sampled_step + 1  # a resumed job does not begin at 0
         if num_steps > SILENT_STEPS and self._collectives is not None:
             self._check_communication(num_steps)
-        if self.config.memory:
-            memory = sample_memory(sys.modules.get("torch"))
-            writer.table("memory").put(step, end_ns, *memory)
         if end_ns >= self._next_clock_ns:
             self._next_clock_ns = end_ns + CLOCK_EVERY_NS
             unix_ns, mono_ns, uncertainty_ns = _read_clocks(self.clock)
@@ -872,6 +1076,16 @@ class Recorder:
                     Layout(dp=world_size), "a DistributedDataParallel model spans all ranks"
                 )
                 return
+
+    def _count_layers(self) -> None:
+        """Once: the repeated parts of the models watched; of one stage, if there is a pipeline."""
+        models = list(self._automatic.models) if self._automatic is not None else []
+        if not models or self._stage_layers:
+            return
+        self._has_counted_layers = True
+        counted = [parts for parts in map(count_layers, models) if parts]
+        if counted:
+            self._journal("update", model_layers=counted)
 
 
 class _OpeningSink:
@@ -913,6 +1127,14 @@ class _FirstUseSink:
             table = writer.table(self._table)
             setattr(self._recorder.timeline, self._table, table)
             table.put(a, b, c, d, e, f, g)
+
+
+def _read_newest(writer: RankWriter, table: str, count: int) -> list[Record]:
+    """The newest records this process has put into a table; none while there is no such table."""
+    try:
+        return read_last_records(writer.directory / f"{table}{TABLE_SUFFIX}", count)
+    except OSError:
+        return []
 
 
 def torch_version(torch: Any) -> tuple[int, int]:

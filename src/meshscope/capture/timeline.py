@@ -330,6 +330,14 @@ class Timeline:
             0,
         )
 
+    def put_pause(self, name_id: int, start_ns: int, end_ns: int, ident: int) -> None:
+        """A detail span of the past, of the thread of that ident."""
+        known = self.stack if ident == self._own_thread else self._other_stacks.get(ident)
+        thread_bits = _MAX_THREAD_NUMBER << 32 if known is None else known.thread_bits
+        code = name_id | SpanFlag.DETAIL << 24 | thread_bits
+        duration_ns = end_ns - start_ns
+        self.spans.put(code, start_ns, duration_ns, duration_ns, MISSING, 0, 0)
+
     def begin_step(self, start_ns: int) -> None:
         """A step begins (at a moment that may lie a little in the past)."""
         if get_ident() != self._own_thread:

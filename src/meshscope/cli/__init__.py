@@ -19,6 +19,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("meshscope.cli.run", "Run a training command and record every rank."),
     "train": ("meshscope.cli.train", "Train what a TOML file says, in 3D, and record it."),
     "report": ("meshscope.cli.report", "Explain a recorded run."),
+    "rules": ("meshscope.cli.rules", "List what the diagnosis looks for."),
+    "simulate": ("meshscope.cli.simulate", "Replay a run with other durations."),
+    "trace": ("meshscope.cli.traces", "Explain traces of torch.profiler."),
+    "compare": ("meshscope.cli.compare", "Compare two runs: step time, budget, loss, settings."),
     "hang": ("meshscope.cli.hang", "Say which rank a stuck or dead job waits for."),
     "ls": ("meshscope.cli.ls", "List the runs below a folder."),
     "sql": ("meshscope.cli.sql", "Ask a run questions in SQL."),
@@ -39,6 +43,7 @@ Exit codes:
   4    an optional package is missing
   5    only from hang: the job hangs, or a rank died
   6    only from train: a rank failed
+  7    only with --fail-on: report has a finding that severe, or compare a run that slow
   130  interrupted
 `meshscope run` passes on the exit code of the command it ran."""
 
@@ -48,6 +53,7 @@ _PACKAGES = {
     "msgspec": "msgspec",
     "numpy": "numpy",
     "rich": "rich",
+    "backports": "backports.zstd",
 }
 """Packages a command may find missing, and what to install for them."""
 

@@ -57,6 +57,7 @@ from meshscope.engine.model import Stage
 from meshscope.engine.model_source import ConfiguredModel, ModelSource, StagePlace, UserModel
 from meshscope.engine.pipeline import Microbatch, PipelineExecutor, PipelineStep
 from meshscope.engine.sharding import ParameterShard, find_parameter_shards
+from meshscope.engine.stage_flops import record_flops
 from meshscope.engine.step_actions import StepActions
 from meshscope.engine.step_result import StepResult
 from meshscope.engine.step_update import StepUpdate
@@ -115,6 +116,10 @@ class Engine:
         self.stages: dict[int, nn.Module] = {
             index: self._build_stage(index) for index in self.schedule.stages_of(self.mesh.here.pp)
         }
+        if recorder is not None:
+            recorder.set_stage_layers({i: count_parts(stage) for i, stage in self.stages.items()})
+            if model is None:
+                record_flops(recorder, config, self.mesh.here.pp)
         self.data_parallel = make_data_parallel(config, self.stages, self.mesh)
         self._update = StepUpdate(config, self.stages, self.mesh, self.data_parallel)
         self.faults = make_injector(config, self.mesh, recorder)
@@ -567,6 +572,17 @@ def make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> 
     from meshscope.engine.action_recording import RecordedActions
 
     return RecordedActions(recorder, stages)
+
+
+def count_parts(stage: nn.Module) -> dict[str, int]:
+    """Layers of a stage by class, and what else it holds."""
+    parts: dict[str, int] = {}
+    for name, child in stage.named_children():
+        is_list = name == "layers"
+        for part in child.children() if is_list else (child,):
+            kind = type(part).__name__ if is_list else name
+            parts[kind] = parts.get(kind, 0) + 1
+    return parts
 
 
 def make_injector(config: TrainConfig, mesh: Mesh, recorder: "Recorder | None") -> FaultInjector:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from meshscope.analyze.bandwidth import BandwidthRow, FitRefused, LatencyFit, MessageFlow
 from meshscope.analyze.clocks import Clock
-from meshscope.analyze.communication import Communication, SlowOperation
+from meshscope.analyze.communication import Communication, SlowOperation, StepPart
 from meshscope.analyze.communication_sums import CommunicationSum
 from meshscope.analyze.group_axes import JobGroup
 from meshscope.analyze.last_arrivers import LastArriver
 from meshscope.analyze.matching import Desynchronisation, OperationSide
 from meshscope.analyze.operations import NO_PHASE, Failure
-from meshscope.analyze.summary import AttemptSummary
+from meshscope.analyze.summary import AttemptSummary, RankSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.communication_facts import (
     AxisKindTimes,
@@ -60,18 +60,12 @@ def build_communication(found: Communication, summary: AttemptSummary) -> Commun
     """Everything the analysis says, as values that JSON can hold."""
     step_time = summary.steps.time
     reason = step_time.reason if isinstance(step_time, Unavailable) else "no step finished"
-    time = summary.time
+    of_rank = {rank.rank: _steps_of(rank, found.part, reason) for rank in summary.ranks}
     steps = _Steps(
-        num_rank_steps=time.num_steady_rank_steps, wall_ns=time.steady_steps.wall_ns, reason=reason
+        num_rank_steps=sum(one.num_rank_steps for one in of_rank.values()),
+        wall_ns=sum(one.wall_ns for one in of_rank.values()),
+        reason=reason,
     )
-    of_rank = {
-        rank.rank: _Steps(
-            num_rank_steps=rank.num_steady_steps,
-            wall_ns=rank.time.steady_steps.wall_ns,
-            reason=reason,
-        )
-        for rank in summary.ranks
-    }
     sizes = [group.axis for group in found.groups if len(group.ranks) > 1]
     messages = sorted(found.messages, key=lambda flow: (-flow.size_bytes, flow.source, flow.target))
     arrivers = sorted(found.last_arrivers, key=lambda entry: not entry.is_beyond_chance)
@@ -79,6 +73,7 @@ def build_communication(found: Communication, summary: AttemptSummary) -> Commun
     return CommunicationFacts(
         first_step=first_step if first_step >= 0 else Absent("all operations count"),
         num_rank_steps=steps.num_rank_steps,
+        num_steps_left_out=0 if found.part is None else found.part.num_left_out,
         total=_sums(found.total),
         per_rank_step=_means(found.total, steps),
         axes=[
@@ -123,6 +118,20 @@ def build_communication(found: Communication, summary: AttemptSummary) -> Commun
         num_desynchronised=found.num_desynchronised,
         failures=[_failure(failure) for failure in found.health.failures],
         health=_health(found),
+    )
+
+
+def _steps_of(rank: RankSummary, part: StepPart | None, reason: str) -> _Steps:
+    if part is not None:
+        return _Steps(
+            num_rank_steps=part.num_steps.get(rank.rank, 0),
+            wall_ns=part.wall_ns.get(rank.rank, 0),
+            reason=reason,
+        )
+    return _Steps(
+        num_rank_steps=rank.num_steady_steps,
+        wall_ns=rank.time.steady_steps.wall_ns,
+        reason=reason,
     )
 
 

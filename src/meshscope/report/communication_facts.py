@@ -351,6 +351,9 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics are over the operations of this step and later ones."""
     num_rank_steps: int
     """Finished steps after warm-up, counted on every rank: what `per_rank_step` divides by."""
+    num_steps_left_out: int
+    """Steps after warm-up that were not read, because the run has too many operations; the rest
+    of the section is about stretches of steps spread over the run."""
     total: TimeSums
     per_rank_step: RankStepTimes
     axes: list[AxisTimes]

@@ -99,7 +99,9 @@ def _describe_basis(facts: CommunicationFacts, without: str) -> str:
     reason = facts.per_rank_step.exposed_ns
     if isinstance(reason, Absent):
         return f"times per rank, because {form.clean_text(reason.unavailable)}"
-    return f"times per step and rank{without}"
+    left_out = facts.num_steps_left_out
+    part = f", {form.plural(left_out, 'step')} of a long run not read" if left_out else ""
+    return f"times per step and rank{without}{part}"
 
 
 # --- findings -------------------------------------------------------------------------------------

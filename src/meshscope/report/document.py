@@ -22,7 +22,11 @@ from meshscope.analyze.summary import AttemptSummary, RankSummary
 from meshscope.analyze.throughput import TOKEN_SOURCES, TokenRate
 from meshscope.core.layout import Axis
 from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.runner import Diagnosis
+from meshscope.report.budget_document import BudgetFacts
 from meshscope.report.communication_facts import CommunicationFacts
+from meshscope.report.findings_document import DiagnosisFacts, build_diagnosis
+from meshscope.report.pipeline_document import PipelineFacts
 from meshscope.report.values import (
     Absent,
     RankRange,
@@ -348,6 +352,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     document_version: int = DOCUMENT_VERSION
     meshscope_version: str = __version__
     run: RunFacts
+    diagnosis: DiagnosisFacts | None
+    """Null where none was asked for."""
+    budget: BudgetFacts | None
+    """Where the wall clock of steps went; null where it was not asked for, or with the reason."""
+    budget_reason: str | None
+    pipeline: PipelineFacts | None
+    """Null where there is none, where it cannot be seen, or no diagnosis was asked for."""
+    pipeline_reason: str | None
+    """Why a declared pipeline cannot be seen; null otherwise."""
     layout: LayoutFacts
     steps: StepFacts
     phases: list[PhaseShare]
@@ -380,11 +393,23 @@ def report_schema() -> bytes:
     return msgspec.json.format(msgspec.json.encode(schema, order="sorted"), indent=2) + b"\n"
 
 
-def build_report(run: Run, attempt: Attempt, summary: AttemptSummary) -> Report:
-    """Everything the summary says, as values that JSON can hold."""
+def build_report(
+    run: Run,
+    attempt: Attempt,
+    summary: AttemptSummary,
+    diagnosis: Diagnosis | None = None,
+    budget: BudgetFacts | Absent | None = None,
+    pipeline: PipelineFacts | Absent | None = None,
+) -> Report:
+    """Everything the summary and the diagnosis say, as values that JSON can hold."""
     device, communication = summary.time.device_phase_ns, summary.communication
     return Report(
         run=_run_facts(run, attempt, summary),
+        diagnosis=None if diagnosis is None else build_diagnosis(diagnosis),
+        budget=budget if isinstance(budget, BudgetFacts) else None,
+        budget_reason=budget.unavailable if isinstance(budget, Absent) else None,
+        pipeline=None if isinstance(pipeline, Absent) else pipeline,
+        pipeline_reason=pipeline.unavailable if isinstance(pipeline, Absent) else None,
         layout=_layout_facts(attempt),
         steps=_step_facts(summary.steps),
         phases=_phase_shares(summary),

@@ -1,7 +1,7 @@
-"""The report as text: where the time went, in the first lines, then the details.
+"""The report as text: what to change and where the time went, in the first lines, then the details.
 
 Everything shown is a number of the JSON document, and text that comes from a run is cleaned.
-`screen` has the lines and tables, `communication_text` the section on communication.
+`screen` has the lines and tables, `findings_text` and `communication_text` their sections.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from meshscope.report import format as form
+from meshscope.report.budget_text import write_budget
 from meshscope.report.document import (
     PhaseShare,
     ProblemFacts,
@@ -20,6 +21,8 @@ from meshscope.report.document import (
     Spread,
     Times,
 )
+from meshscope.report.findings_text import describe_worst, write_findings
+from meshscope.report.pipeline_text import write_pipeline
 from meshscope.report.screen import Column, Screen, ScreenWriter
 from meshscope.report.values import Absent
 
@@ -112,6 +115,8 @@ class _Writer:
     def write(self) -> None:
         self._write_head()
         self._write_breakdown()
+        write_budget(self.out, self.report.budget, self.report.budget_reason)
+        write_pipeline(self.out, self.report.pipeline, self.report.pipeline_reason)
         self._write_step_times()
         self._write_rates()
         self._write_spreads()
@@ -128,14 +133,19 @@ class _Writer:
     # --- sections -----------------------------------------------------------------------------
 
     def _write_head(self) -> None:
-        run = self.report.run
+        run, diagnosis = self.report.run, self.report.diagnosis
+        worst = "" if diagnosis is None else describe_worst(diagnosis)
+        if worst:
+            self.out.headline(worst, "bold red")
         self.out.headline(headline(self.report), "bold")
         warning = describe_incompleteness(self.report)
         if warning:
             self.out.headline(f"! The recording is not complete: {warning}.", "red")
         self._write_alarms()
         clue = describe_clues(self.report)
-        if clue:
+        if diagnosis is not None:
+            write_findings(self.out, diagnosis)
+        elif clue:  # what stands out, for want of what it means
             self.out.headline(f"Clue: {clue}.", "yellow")
         self.out.blank()
         started = form.or_reason(run.started_unix_ns, form.moment)

@@ -129,15 +129,18 @@ def _decode_column(column: Column, words: Words) -> npt.NDArray[np.generic]:
     return ((word >> column.shift) & ((1 << column.width) - 1)).astype(dtype)
 
 
-def check_records(words: Words) -> npt.NDArray[np.bool_]:
-    """Which records match their checksum. The salt makes an unwritten (zero) record fail."""
+def check_records(words: Words, *, first: int = 0) -> npt.NDArray[np.bool_]:
+    """Which records match their checksum. The salt makes an unwritten (zero) record fail.
+
+    `first`: the place in the file of the first of them.
+    """
     unsigned = words.view(np.uint64)
     good = np.empty(len(words), dtype=np.bool_)
     salts = np.arange(1, min(len(words), _CHUNK_RECORDS) + 1, dtype=np.uint64)
     salts *= np.uint64(CHECK_SALT)
     for start in range(0, len(words), _CHUNK_RECORDS):
         chunk = unsigned[start : start + _CHUNK_RECORDS]
-        total = salts[: len(chunk)] + np.uint64(start * CHECK_SALT % (1 << 64))
+        total = salts[: len(chunk)] + np.uint64((first + start) * CHECK_SALT % (1 << 64))
         for word in range(1, NUM_WORDS):
             total += chunk[:, word]
         np.equal(total, chunk[:, 0], out=good[start : start + len(chunk)])

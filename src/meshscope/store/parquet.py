@@ -28,6 +28,7 @@ from meshscope.store.columns import (
 )
 from meshscope.store.manifest import unseal
 from meshscope.store.schema import SCHEMA_VERSION, TABLES, Column, Table
+from meshscope.store.table_window import TIME_SQL, TimeWindows
 
 COMPACT_DIR = "compact"
 COMPACT_MANIFEST = "manifest.json"
@@ -139,6 +140,7 @@ class _CompactedTable:
     """Why the file cannot be used; found when it is first read."""
     is_checked: bool = False
     block: dict[Recording, Columns] = field(default_factory=dict)
+    window_block: dict[Recording, Columns] = field(default_factory=dict)
 
 
 class CompactedRun:
@@ -147,10 +149,82 @@ class CompactedRun:
     def __init__(self, tables: dict[str, _CompactedTable]) -> None:
         self._tables = tables
         self._connection: Any = None
+        self._windows: dict[Recording, TimeWindows] = {}
 
     def covers(self, table: str, rank: int, attempt: int) -> bool:
         """Whether the rows of this recording are here."""
         return table in self._tables and (rank, attempt) in self._tables[table].num_rows
+
+    def count_rows(self, table: str, rank: int, attempt: int) -> int:
+        """Rows of one recording that is covered."""
+        return self._tables[table].num_rows[rank, attempt]
+
+    def note_windows(self, rank: int, attempt: int, windows: TimeWindows) -> None:
+        """Says which stretches of a recording will be asked for: those known are read together."""
+        self._windows[rank, attempt] = windows
+        for table in self._tables.values():
+            table.window_block.pop((rank, attempt), None)
+
+    def read_windows(self, table: str, rank: int, attempt: int, windows: TimeWindows) -> Columns:
+        """The rows of one recording inside the windows; none when the file cannot be used."""
+        found = self._tables[table]
+        if not found.is_checked:
+            found.is_checked = True
+            found.verdict = _find_fault(found)
+        if found.verdict is not None or not len(windows):
+            return empty_columns(TABLES[table])
+        if self._windows.get((rank, attempt)) is not windows:
+            self.note_windows(rank, attempt, windows)
+        if (rank, attempt) not in found.window_block:
+            found.window_block = self._read_window_block(table, found, rank, attempt)
+        return found.window_block.pop((rank, attempt))
+
+    def _read_window_block(
+        self, name: str, found: _CompactedTable, rank: int, attempt: int
+    ) -> dict[Recording, Columns]:
+        """The recordings from this one on whose windows are known, as many as a block takes."""
+        order = sorted(r for r in found.num_rows if r[1] == attempt and r[0] >= rank)
+        wanted = [r for r in order[:_BLOCK_RANKS] if r in self._windows]
+        bounds = ", ".join(
+            f"({own}, {begin}, {end})"
+            for own, _ in wanted
+            for begin, end in zip(
+                self._windows[own, attempt].begin_ns.tolist(),
+                self._windows[own, attempt].end_ns.tolist(),
+                strict=True,
+            )
+        )
+        columns = ", ".join(column for column, _ in stored_columns(TABLES[name]))
+        query = (
+            f"SELECT rank AS _rank, {columns} FROM read_parquet(?, file_row_number = true) "
+            f"JOIN (VALUES {bounds}) AS wanted(own, low, high) "
+            f"ON rank = own AND {TIME_SQL[name]} BETWEEN low AND high "
+            "WHERE attempt_dir = ? AND rank BETWEEN ? AND ? ORDER BY file_row_number"
+        )
+        given = [str(found.path), attempt, rank, wanted[-1][0]]
+        rows: Columns = self._connect().execute(query, given).fetchnumpy()
+        return self._split_by_rank(TABLES[name], rows, wanted)
+
+    @staticmethod
+    def _split_by_rank(
+        table: Table, rows: Columns, wanted: list[Recording]
+    ) -> dict[Recording, Columns]:
+        """Rows in the file's order, which is by attempt and rank, as those of each recording."""
+        ranks = np.asarray(rows.pop("_rank"))
+        starts = np.searchsorted(ranks, [r[0] for r in wanted], side="left")
+        ends = np.searchsorted(ranks, [r[0] for r in wanted], side="right")
+        plain = _from_stored(table, rows)
+        return {
+            recording: select_rows(plain, np.arange(start, end))
+            for recording, start, end in zip(wanted, starts, ends, strict=True)
+        }
+
+    def _connect(self) -> Any:
+        if self._connection is None:
+            import duckdb
+
+            self._connection = duckdb.connect()
+        return self._connection
 
     def read(self, table: str, rank: int, attempt: int) -> tuple[Columns, tuple[Problem, ...]]:
         """The rows of one recording, and what was wrong with its file when it was compacted."""
@@ -173,24 +247,16 @@ class CompactedRun:
         first = order.index((rank, attempt))
         wanted = [r for r in order[first : first + _BLOCK_RANKS] if r[1] == attempt]
         columns = [column for column, _ in stored_columns(TABLES[name])]
-        if self._connection is None:
-            import duckdb
-
-            self._connection = duckdb.connect()
-        rows: Columns = self._connection.execute(
-            f"SELECT rank AS _rank, {', '.join(columns)} FROM read_parquet(?) "
-            "WHERE attempt_dir = ? AND rank BETWEEN ? AND ?",
-            [str(found.path), attempt, rank, wanted[-1][0]],
-        ).fetchnumpy()
-        ranks = np.asarray(rows.pop("_rank"))
-        # Rows come back in the file's order, which is by attempt and rank.
-        starts = np.searchsorted(ranks, [r[0] for r in wanted], side="left")
-        ends = np.searchsorted(ranks, [r[0] for r in wanted], side="right")
-        plain = _from_stored(TABLES[name], rows)
-        return {
-            recording: select_rows(plain, np.arange(start, end))
-            for recording, start, end in zip(wanted, starts, ends, strict=True)
-        }
+        rows: Columns = (
+            self._connect()
+            .execute(
+                f"SELECT rank AS _rank, {', '.join(columns)} FROM read_parquet(?) "
+                "WHERE attempt_dir = ? AND rank BETWEEN ? AND ?",
+                [str(found.path), attempt, rank, wanted[-1][0]],
+            )
+            .fetchnumpy()
+        )
+        return self._split_by_rank(TABLES[name], rows, wanted)
 
 
 def _find_fault(table: _CompactedTable) -> Problem | None:

@@ -9,8 +9,8 @@ whose journal has no readable header goes with those of the other ranks that hav
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TypeGuard
@@ -40,7 +40,15 @@ from meshscope.store.manifest import unseal
 from meshscope.store.open_step import OPEN_STEP_NAME, OpenPhase, read_open_step
 from meshscope.store.parquet import CompactedRun, open_compacted
 from meshscope.store.rank_ranges import RankRanges
-from meshscope.store.schema import BUILTIN_NAMES, NUM_WORDS, SCHEMA_VERSION, TABLES
+from meshscope.store.schema import BUILTIN_NAMES, NUM_WORDS, RECORD_BYTES, SCHEMA_VERSION, TABLES
+from meshscope.store.table_file import HEADER_BYTES
+from meshscope.store.table_window import (
+    TIME_OF,
+    TimeWindows,
+    find_step_extent,
+    read_step_windows,
+    read_time_windows,
+)
 from meshscope.store.usual_phases import expand_phases, is_recorded, open_phase_rows
 from meshscope.store.writer import (
     MANIFEST_NAME,
@@ -85,6 +93,8 @@ class RankRecording:
     """Process groups by the rank's own numbers."""
     problems: list[Problem] = field(default_factory=list)
     compacted: CompactedRun | None = field(default=None, repr=False, compare=False)
+    windows: TimeWindows | None = field(default=None, repr=False, compare=False)
+    """Read only what lies in these stretches of the rank's clock, of tables that have times."""
 
     @property
     def launch_key(self) -> tuple[str, int]:
@@ -123,7 +133,8 @@ class RankRecording:
             return self.read_raw(name)
         # Stamps before tables: what a running process finishes in between is then in a table,
         # and is left out here. The other way round it would be in neither.
-        stamped = self.open_phases() if self.closing is None else []
+        is_open = self.closing is None and self.windows is None
+        stamped = self.open_phases() if is_open else []
         parts = [expand_phases(self.read_raw("phases")), self.read_raw("spans")]
         unwritten = [p for p in stamped if not any(is_recorded(p, part) for part in parts)]
         parts.append(open_phase_rows(unwritten))
@@ -155,7 +166,8 @@ class RankRecording:
 
     def _read_collectives(self) -> Columns:
         # Slots before the table, for the same reason as the stamps.
-        found = self.in_flight() if self.closing is None else None
+        is_open = self.closing is None and self.windows is None
+        found = self.in_flight() if is_open else None
         table = self.read_raw("collectives")
         if found is None or not found.records:
             return table
@@ -184,8 +196,56 @@ class RankRecording:
             self._note_problem(ProblemKind.DAMAGED, path, text)
         return found
 
+    def count_rows(self, name: str) -> int:
+        """About how many rows a table has: of a table that is being written, a few more."""
+        try:
+            size = self._table_path(name).stat().st_size
+        except OSError:
+            if self.compacted is None or not self._is_compacted(name):
+                return 0
+            return self.compacted.count_rows(name, self.rank, self.attempt)
+        return max(size - HEADER_BYTES, 0) // RECORD_BYTES
+
+    def find_step_extent(self) -> tuple[int, int] | None:
+        """The first and the last step number; None when no step was finished."""
+        try:
+            return find_step_extent(self._table_path("steps"))
+        except OSError:
+            steps = self.read_raw("steps")["step"]
+            return (int(steps[0]), int(steps[-1])) if len(steps) else None
+
+    def read_steps(self, numbers: Sequence[tuple[int, int]]) -> Columns:
+        """The rows of `steps` in some ranges of step numbers, both ends included."""
+        table = TABLES["steps"]
+        try:
+            return keep_last_per_step(read_step_windows(self._table_path("steps"), table, numbers))
+        except OSError:
+            columns = self.read_raw("steps")
+        step = columns["step"].astype(np.int64, copy=False)
+        is_inside = np.zeros(len(step), dtype=np.bool_)
+        for low, high in numbers:
+            is_inside |= (step >= low) & (step <= high)
+        return select_rows(columns, is_inside)
+
+    def narrow(self, windows: TimeWindows) -> "RankRecording":
+        """The same recording, of which only rows inside the windows are read."""
+        if self.compacted is not None:
+            self.compacted.note_windows(self.rank, self.attempt, windows)
+        return replace(self, windows=windows)
+
+    def _read_windows(self, name: str, windows: TimeWindows) -> Columns:
+        """A table's rows inside the windows. What is damaged is named when all is read."""
+        try:
+            return read_time_windows(self._table_path(name), TABLES[name], windows)
+        except OSError:
+            if self.compacted is None or not self._is_compacted(name):
+                return empty_columns(TABLES[name])
+        return self.compacted.read_windows(name, self.rank, self.attempt, windows)
+
     def read_raw(self, name: str) -> Columns:
         """A table's columns as stored."""
+        if self.windows is not None and name in TIME_OF:
+            return self._read_windows(name, self.windows)
         table = TABLES[name]
         path = self._table_path(name)
         try:

@@ -227,8 +227,8 @@ SCALARS = Table(
 
 MEMORY = Table(
     name="memory",
-    meaning="Memory of the process and its accelerator, sampled at a step's end at most once a "
-    "second.",
+    meaning="Memory of the process and its accelerator, read at a step's end: at every one, as far "
+    "as a reading costs at most a thousandth of the time between two, else about once a second.",
     columns=(
         Column(name="step", word=1, meaning="the step that had just ended"),
         Column(name="time_host_mono_ns", word=2, unit="ns", meaning="when it was read"),
@@ -266,6 +266,63 @@ MEMORY = Table(
             word=7,
             unit="bytes",
             meaning="likewise, reserved, or -1",
+        ),
+    ),
+)
+
+ALLOCATOR = Table(
+    name="allocator",
+    meaning="What the caching allocator of the accelerator and its driver say, one row per row of "
+    "`memory` (same step and time) while an accelerator is in use.",
+    is_detail=True,
+    columns=(
+        Column(name="step", word=1, meaning="the step that had just ended"),
+        Column(name="time_host_mono_ns", word=2, unit="ns", meaning="when it was read"),
+        Column(
+            name="active_bytes",
+            can_be_missing=True,
+            word=3,
+            unit="bytes",
+            meaning="in blocks that are in use, or freed but still needed by a stream",
+        ),
+        Column(
+            name="inactive_split_bytes",
+            can_be_missing=True,
+            word=4,
+            unit="bytes",
+            meaning="in free blocks that are parts of a segment in use: taken, and of use only to "
+            "requests that fit into a hole",
+        ),
+        Column(
+            name="device_free_bytes",
+            can_be_missing=True,
+            word=5,
+            unit="bytes",
+            meaning="free on the device, whoever uses the rest",
+        ),
+        Column(
+            name="device_total_bytes",
+            can_be_missing=True,
+            word=6,
+            unit="bytes",
+            meaning="of the whole device",
+        ),
+        Column(
+            name="num_alloc_retries",
+            word=7,
+            width=32,
+            can_be_missing=True,
+            is_stored_plus_one=True,
+            meaning="allocations so far that succeeded only after the cache was emptied",
+        ),
+        Column(
+            name="num_ooms",
+            word=7,
+            shift=32,
+            width=31,
+            can_be_missing=True,
+            is_stored_plus_one=True,
+            meaning="allocations so far that failed",
         ),
     ),
 )
@@ -371,7 +428,8 @@ COLLECTIVES = Table(
 WAITS = Table(
     name="waits",
     meaning="One row per time the program waited for an operation it had started earlier "
-    "(`Work.wait`, `wait_tensor`). A blocking operation has none: its whole time is a wait.",
+    "(`Work.wait`, `wait_tensor`), or was held up by the call that started it. A blocking "
+    "operation has none: its whole time is a wait.",
     is_detail=True,
     columns=(
         Column(name="source", word=1, width=8, meaning="see WaitSource"),
@@ -529,6 +587,7 @@ TABLES: dict[str, Table] = {
         DEVICE_SPANS,
         SCALARS,
         MEMORY,
+        ALLOCATOR,
         CLOCKS,
         COLLECTIVES,
         WAITS,
@@ -581,6 +640,8 @@ class WaitSource:
     """`Work.wait`."""
     TENSOR = 2
     """`wait_tensor` of the functional collectives."""
+    CALL = 3
+    """The call itself, of one that gives a handle: torch returned late (over 100 µs)."""
 
 
 class ActionFlag:

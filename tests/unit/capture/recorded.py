@@ -49,6 +49,8 @@ class Recorded:
     outside: list[Phase]
     """Phases of gaps, in order."""
     scalars: list[tuple[int, str, float]]
+    pauses: list[Phase]
+    """Of the garbage collector."""
 
     def values(self, name: str) -> list[float]:
         return [value for _, scalar, value in self.scalars if scalar == name]
@@ -79,8 +81,12 @@ def read_recorded(run_dir: Path, *, attempt: int = -1) -> Recorded:
         ),
         key=lambda phase: phase.start_ns,
     )
+    # When Python collects garbage is no test's business, but that of the collector's own.
+    pauses = [phase for phase in phases if phase.name.startswith("gc gen")]
     outside = []
     for phase in phases:
+        if phase in pauses:
+            continue
         home = [s for s in steps if s.start_ns <= phase.start_ns and phase.end_ns <= s.end_ns]
         (home[0].phases if home else outside).append(phase)
     scalars = rank.read("scalars")
@@ -91,7 +97,7 @@ def read_recorded(run_dir: Path, *, attempt: int = -1) -> Recorded:
         )
     ]
     assert not rank.problems, rank.problems
-    return Recorded(rank, steps, outside, logged)
+    return Recorded(rank, steps, outside, logged, pauses)
 
 
 _STEP_COLUMNS = (

@@ -16,6 +16,7 @@ from meshscope.capture.operation_shapes import find_shapes, kind_of
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.operations import Kind, Outcome
 from meshscope.store.reader import open_run
+from meshscope.store.schema import WaitSource
 
 
 @pytest.fixture
@@ -115,6 +116,22 @@ def test_a_wait_is_a_row_of_its_own(recorder):
     [wait] = rows(recorder, "waits")
     assert wait["operation_enqueue_host_mono_ns"] > 0
     assert wait["duration_ns"] >= 0
+
+
+def test_a_call_that_returns_late_is_a_wait_too(recorder, monkeypatch):
+    monkeypatch.setattr(collectives, "SLOW_CALL_NS", -1)  # every call is late
+    dist.all_reduce(torch.ones(4), async_op=True).wait()
+    dist.all_reduce(torch.ones(4))
+    dist.all_reduce(torch.ones(4), async_op=True).wait()
+    path = recorder.run_dir
+    waits = rows(recorder, "waits")
+    operations = open_run(path).last_attempt.ranks[0].read("collectives")
+    last = max(operations["enqueue_host_mono_ns"].tolist())
+    late = [wait for wait in waits if wait["source"] == WaitSource.CALL]
+    # Not the first, which sets things up, and not the one that blocks: it is a wait as a whole.
+    assert [wait["operation_enqueue_host_mono_ns"] for wait in late] == [last]
+    assert [wait["start_host_mono_ns"] for wait in late] == [last]
+    assert len(waits) == 3
 
 
 def test_another_recorder_is_told_apart(recorder, tmp_path, caplog):

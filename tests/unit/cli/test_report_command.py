@@ -219,3 +219,52 @@ def test_a_compacted_run_gives_the_same_report(run_dir):
     before = invoke("report", run_dir, "--json").stdout
     assert invoke("compact", run_dir, "--remove-raw").exit_code == 0
     assert invoke("report", run_dir, "--json").stdout == before
+
+
+# --- findings ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead_rank(tmp_path):
+    return make_run(
+        tmp_path / "dead", layout=Layout(dp=2), num_steps=20, faults=Faults(killed={1: 9})
+    )
+
+
+def test_a_finding_leads_the_report_and_is_in_the_document(dead_rank):
+    result = invoke("report", dead_rank)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Rank 1 stopped without an end.\n20 steps on 2 ranks")
+    document = json.loads(invoke("report", dead_rank, "--json").stdout)
+    assert document["diagnosis"]["findings"][0]["code"] == "HE002"
+
+
+def test_fail_on_exits_with_7_from_that_severity_on(dead_rank, run_dir):
+    for word, exit_code in (("low", 7), ("medium", 7), ("high", 7), ("critical", 0)):
+        assert invoke("report", dead_rank, "--fail-on", word).exit_code == exit_code
+    assert invoke("report", run_dir, "--fail-on", "medium").exit_code == 0
+    assert invoke("report", dead_rank, "--fail-on", "high", "--strict").exit_code == 1
+    assert invoke("report", dead_rank, "--fail-on", "worse").exit_code == 2
+
+
+def test_without_a_diagnosis_there_is_the_report_alone(dead_rank):
+    result = invoke("report", dead_rank, "--no-diagnosis")
+    assert result.stdout.startswith("20 steps on 2 ranks")
+    assert "Findings" not in result.stdout
+    document = json.loads(invoke("report", dead_rank, "--no-diagnosis", "--json").stdout)
+    assert document["diagnosis"] is None
+    assert_one_line(invoke("report", dead_rank, "--no-diagnosis", "--fail-on", "low"), 2, "nothing")
+
+
+def test_thresholds_come_from_a_file_and_from_flags(run_dir, tmp_path):
+    def codes(*options):
+        document = json.loads(invoke("report", run_dir, "--json", *options).stdout)
+        return [finding["code"] for finding in document["diagnosis"]["findings"]]
+
+    limits = tmp_path / "limits.toml"
+    limits.write_text("[thresholds]\ndiagnosis_min_steps = 3\n", encoding="utf-8")
+    assert "HE008" in codes()
+    assert "HE008" not in codes("--thresholds", limits)
+    assert "HE008" in codes("--thresholds", limits, "--threshold", "diagnosis_min_steps=30")
+    result = invoke("report", run_dir, "--threshold", "diagnosis_min_step=3")
+    assert_one_line(result, 2, "nearest is 'diagnosis_min_steps'")

@@ -1,6 +1,5 @@
 import json
 import math
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -115,7 +114,7 @@ def test_problems_name_files_relative_to_the_run(tmp_path):
     assert problem["num_records"] == 1
 
 
-def test_a_million_missing_ranks_make_a_small_report_at_once(tmp_path):
+def test_a_million_missing_ranks_make_a_small_report(tmp_path):
     """A header can claim them; what it costs must depend on the ranks that are there."""
     layouts = {"nolayout": None, "dp": Layout(dp=1 << 20), "tp": Layout(dp=1 << 17, tp=8)}
     for name, layout in layouts.items():
@@ -130,14 +129,11 @@ def test_a_million_missing_ranks_make_a_small_report_at_once(tmp_path):
                 num_steps=2,
             )
         tracemalloc.start()
-        begin = time.perf_counter()
         report = report_of(tmp_path / name)
         document = encode_report(report)
         text = render_report(report, Screen())
-        elapsed_s = time.perf_counter() - begin
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert elapsed_s < 1  # under tracemalloc, which takes several times as long
         assert peak_bytes < 4 << 20
         assert len(document) < 40_000
         assert "! The recording is not complete: 1,048,573 ranks missing." in text

@@ -160,8 +160,8 @@ def test_every_character_of_the_report_has_an_ascii_form():
     package = Path(form.__file__).parents[1]
     modules = [
         path
-        for part in ("report", "analyze", "core", "store")
-        for path in (package / part).glob("*.py")
+        for part in ("report", "diagnose", "simulate", "analyze", "core", "store")
+        for path in (package / part).rglob("*.py")
     ]
     used = {c for path in modules for text in literals(path) for c in text if not c.isascii()}
     assert {"▍", "▎", "▁", "µ", "→"} <= used

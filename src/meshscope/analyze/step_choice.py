@@ -1,0 +1,54 @@
+"""Which steps of a run are looked at in full, so that a long run stays within memory.
+
+A run that fits is taken whole. Of a longer one several stretches of consecutive steps are, spread
+over the run, the last one longest: what ended long ago is seen as well as what goes on now. What
+happened only between two stretches is not seen; `Timeline.num_left_out` says how many steps that
+were.
+"""
+
+from dataclasses import dataclass
+
+MIN_WINDOW_STEPS = 5
+"""Shorter stretches are not worth their borders."""
+LAST_SHARE = 0.4
+"""Of the steps, that the last stretch takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChoice:
+    """How much a timeline may hold at most."""
+
+    max_rank_steps: int = 200_000
+    """Ranks times steps."""
+    max_rows: int = 2_000_000
+    """Recorded rows of phases, operations, waits and actions, all ranks together."""
+    num_windows: int = 8
+    """Stretches of consecutive steps at most."""
+
+
+def choose_windows(first: int, last: int, num_kept: int, num_windows: int) -> list[tuple[int, int]]:
+    """Stretches of step numbers (both ends included) between `first` and `last`, in order."""
+    num_steps = last - first + 1
+    if num_kept >= num_steps:
+        return [(first, last)] if num_steps > 0 else []
+    num_kept = max(num_kept, 1)
+    count = max(1, min(num_windows, num_kept // MIN_WINDOW_STEPS))
+    if count == 1:
+        return [(last - num_kept + 1, last)]
+    last_length = max(int(num_kept * LAST_SHARE), num_kept // count)
+    length = max((num_kept - last_length) // (count - 1), 1)
+    stride = (num_steps - last_length) / (count - 1)
+    begins = [first + int(place * stride) for place in range(count - 1)]
+    windows = [(begin, begin + length - 1) for begin in begins]
+    windows.append((last - last_length + 1, last))
+    return _join_touching(windows)
+
+
+def _join_touching(windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined = windows[:1]
+    for begin, end in windows[1:]:
+        if begin <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined

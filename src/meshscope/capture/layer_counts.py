@@ -1,0 +1,59 @@
+"""What a pipeline stage is made of, by kind of part: so many blocks, an embedding, a head.
+
+Stages are uneven when they hold more of the same, slow when they take longer for as much; only who
+knows the parts can tell. A program says it (`Recorder.set_stage_layers`), or the recorder looks at
+the modules it watches: the children of the outermost list of modules, counted by class. Wrong where
+layers of one class differ in size.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from operator import index
+from typing import Any
+
+CONTAINERS = frozenset(("ModuleList", "Sequential", "ModuleDict"))
+"""Of torch; by name, so that torch is not needed."""
+PLAIN_LAYER = "layer"
+"""The name of parts that were only counted."""
+MAX_SEARCHED = 256
+"""Modules looked at for the outermost list; it is never deep."""
+MAX_KINDS = 32
+MAX_NAME_CHARACTERS = 80
+
+
+def check_stage_layers(
+    stages: Mapping[int, int | Mapping[str, int]],
+) -> dict[str, dict[str, int]]:
+    """As the journal holds it, by the stage's number in text; raises on what is not counts."""
+    return {str(_count("stage", stage)): _check_parts(parts) for stage, parts in stages.items()}
+
+
+def _check_parts(parts: int | Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(parts, Mapping):
+        return {PLAIN_LAYER: _count("layers", parts)}
+    return {
+        str(name)[:MAX_NAME_CHARACTERS]: _count("parts", number)
+        for name, number in list(parts.items())[:MAX_KINDS]
+    }
+
+
+def _count(what: str, value: Any) -> int:
+    number = index(value)
+    if number < 0:
+        raise ValueError(f"{what}: {number} is negative")
+    return number
+
+
+def count_layers(model: Any) -> dict[str, int]:
+    """Parts of the outermost list of modules in `model`, by class; empty when it has none."""
+    waiting = deque([model])
+    for _ in range(MAX_SEARCHED):
+        if not waiting:
+            break
+        module = waiting.popleft()
+        children = list(module.children())
+        if children and CONTAINERS & {kind.__name__ for kind in type(module).__mro__}:
+            counts = Counter(type(child).__name__[:MAX_NAME_CHARACTERS] for child in children)
+            return dict(counts.most_common(MAX_KINDS))
+        waiting.extend(children)
+    return {}

@@ -1,0 +1,141 @@
+"""What the monitor answers with: frozen values. What is not known is `Unavailable` with its reason.
+
+Ratios are of 0..1, times in ns, rates per second. Every ratio of a step is the median over the
+steps looked at, so that one odd step decides nothing.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from meshscope.core.unavailable import Unavailable
+
+WINDOWS = (1, 10, 50)
+"""Steps over which rates are given."""
+
+
+class Severity(IntEnum):
+    """How much a bottleneck matters."""
+
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+    CRITICAL = 3
+
+    @property
+    def label(self) -> str:
+        """`high`."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorThresholds:
+    """From when on a bottleneck is one."""
+
+    min_steps: int = 5
+    """Fewer steps give no verdict."""
+    communication_ratio: float = 0.10
+    """Exposed communication of an axis, of the step."""
+    input_ratio: float = 0.05
+    """Waiting for data, of the step."""
+    bubble_excess_ratio: float = 0.05
+    """Pipeline utilisation below what the plain schedule reaches."""
+    memory_used_ratio: float = 0.90
+    """Of the device's memory, or of what the host allows."""
+    medium_ratio: float = 0.03
+    """From this share of the step on a bottleneck is medium, then high, then critical."""
+    high_ratio: float = 0.10
+    critical_ratio: float = 0.30
+
+    def grade(self, ratio: float) -> Severity:
+        """By the share of the step that could be won at most."""
+        limits = (self.medium_ratio, self.high_ratio, self.critical_ratio)
+        return Severity(sum(ratio >= limit for limit in limits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRate:
+    """The newest steps, the gaps before them included."""
+
+    num_steps: int
+    step_ns: float
+    """Wall clock per step."""
+    tokens_per_s: float | Unavailable
+    """Of the whole job."""
+    device_tokens_per_s: float | Unavailable
+    """The job's divided by its devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorStats:
+    """Counts and sums since the last reset, of this rank."""
+
+    num_steps: int
+    """Finished steps looked at: all, or the newest 20,000."""
+    num_forwards: int
+    num_backwards: int
+    forward_ns: int
+    """Sums of self times; host times, where `clock` says so: the time to issue work."""
+    backward_ns: int
+    optimizer_ns: int
+    data_ns: int
+    clock: str
+    """`host` or `device`: of forward, backward and optimizer."""
+    exposed_communication_ns: int | Unavailable
+    """Time in which communication held this rank up, waiting for others included."""
+    wall_ns: int
+    """From the first step's begin to the last one's end."""
+    num_tokens: int | Unavailable
+    """Of this rank."""
+    windows: dict[int, WindowRate]
+    """By how many steps were asked for; a window that is not full says so in `num_steps`."""
+    rss_bytes: int | Unavailable
+    allocated_bytes: int | Unavailable
+    peak_allocated_bytes: int | Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """Something that costs time, or will end the run."""
+
+    category: str
+    """`communication`, `dp`, `tp`, `pp`, `input`, `memory`."""
+    severity: Severity
+    description: str
+    suggested_fix: str
+    recoverable_ns: int | None
+    """At most so much per step; None where it is not about time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorAnalysis:
+    """What the numbers say about this rank, over the newest steps."""
+
+    num_steps: int
+    step_ns: float | Unavailable
+    tokens_per_s: float | Unavailable
+    device_tokens_per_s: float | Unavailable
+    forward_ns: float | Unavailable
+    """Mean per step."""
+    backward_ns: float | Unavailable
+    clock: str
+    communication_ratio: float | Unavailable
+    """Exposed communication, of the step: what overlaps with computing is not in it."""
+    communication_ratio_by_axis: dict[str, float]
+    input_ratio: float | Unavailable
+    memory_efficiency_ratio: float | Unavailable
+    """At the peak: tensors, of what the allocator has taken from the device."""
+    memory_used_ratio: float | Unavailable
+    """Of the device's memory at the peak, or of the host's limit now."""
+    pipeline_utilization_ratio: float | Unavailable
+    """Time inside pipeline actions, of the step without its update."""
+    pipeline_plain_ratio: float | Unavailable
+    """What GPipe and 1F1B reach with as many stages, chunks and microbatches."""
+    tp_efficiency_ratio: float | Unavailable
+    """1 − exposed communication over tp, of the step."""
+    dp_efficiency_ratio: float | Unavailable
+    mfu_ratio: float | Unavailable
+    """Of this rank, by its own step; above 1 something is wrong."""
+    bottlenecks: tuple[Bottleneck, ...]
+    """The one that costs most first; empty with too few steps."""
+    has_verdict: bool
+    """Whether there were enough steps to look for bottlenecks."""

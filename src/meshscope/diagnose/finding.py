@@ -1,0 +1,110 @@
+"""What a rule says: one cause, with its evidence, how sure it is, what to change, what it wins.
+
+A finding is about a cause, not about a number that is high: ranks and steps say where, `evidence`
+holds the numbers a reader can check against the report, `gain` what a step would save, replayed
+with the cause taken out wherever a replay can be had. `edit` is that replay's edit: the runner
+combines the edits of two findings to see whether they speak of the same waits.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.severity import Severity
+
+if TYPE_CHECKING:
+    from meshscope.simulate.what_if import Edit, Gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One number or fact a finding rests on."""
+
+    name: str
+    """What it is, in words: "work of rank 5 in forward"."""
+    value: float | int | str
+    """In `unit`, never rounded."""
+    unit: str = ""
+    """`ns`, `bytes`, `ratio`, `per_s`, `steps`, …; empty for counts and words. `report.format`
+    makes text of it."""
+
+
+class ConfidenceLevel(StrEnum):
+    """How much a finding may be trusted."""
+
+    HIGH = "high"
+    """Counted, or past a test at the error rate of the pages."""
+    MEDIUM = "medium"
+    """The pattern fits and nothing speaks against it."""
+    LOW = "low"
+    """A hint: few steps, or another cause would look the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """How sure a finding is, and why."""
+
+    level: ConfidenceLevel
+    text: str
+    """One clause: "p < 1e-9 over 58 steps, Holm over 8 ranks; effect 18 to 22 %"."""
+    p_value: float | None = None
+    """Corrected for all that was looked at; None where no test was made."""
+
+
+MEASURED = Confidence(level=ConfidenceLevel.HIGH, text="counted, not estimated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A gain that was added up from measured times, not replayed; same fields as a `Gain`."""
+
+    saved_ns: float
+    """Per step."""
+    step_ns: float
+    """The step it is a part of."""
+    basis: str
+    """How it was had: "median over the slow steps, spread over all steps"."""
+
+    @property
+    def saved_ratio(self) -> float:
+        """Share of the step."""
+        return self.saved_ns / self.step_ns if self.step_ns > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One cause, found by one rule."""
+
+    code: str
+    """The rule's: "ST001"."""
+    title: str
+    """A few words, no full stop: "rank 5 is slow in forward"."""
+    severity: Severity
+    summary: str
+    """One sentence with the numbers."""
+    ranks: tuple[int, ...] = ()
+    """The culprits, not those who wait for them; empty: all ranks, or none in particular."""
+    first_step: int | None = None
+    """Step numbers between which it was seen; None: all that were looked at."""
+    last_step: int | None = None
+    evidence: tuple[Evidence, ...] = ()
+    confidence: Confidence = MEASURED
+    change: str
+    """What to do, as an order: "Replace the host …"."""
+    gain: "Gain | Estimate | Unavailable"
+    """Saved per step if the cause were gone; Unavailable where time is not what it costs."""
+    edit: "Edit | None" = field(default=None, compare=False, repr=False)
+    """What `gain` was replayed with, or would be."""
+    explained_by: str | None = None
+    """Set by the runner, on symptoms: "ST001 rank 5 is slow in forward"."""
+
+    @property
+    def saved_ns(self) -> float:
+        """Per step, for ranking; 0 where no gain is known."""
+        return 0.0 if isinstance(self.gain, Unavailable) else float(self.gain.saved_ns)
+
+    @property
+    def label(self) -> str:
+        """How another finding, or a person, refers to it."""
+        return f"{self.code} {self.title}"

@@ -1,0 +1,110 @@
+"""What the rules about pipelines, and the report, share of a run's pipelines."""
+
+from dataclasses import dataclass
+
+from meshscope.analyze.pipeline import PipelineAnalysis, analyze_pipeline
+from meshscope.analyze.pipeline_times import ActionSource
+from meshscope.analyze.pipeline_waits import PipelineWaits, measure_pipeline_waits
+from meshscope.analyze.stage_verdict import StageVerdict, judge_stages
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence
+from meshscope.diagnose.wording import plural
+from meshscope.simulate.pipeline_replay import (
+    PipelineReplay,
+    StageFactors,
+    build_pipeline_replay,
+    edit_stages,
+)
+from meshscope.simulate.what_if import Edit, Gain
+
+MIN_GAIN_RATIO = 0.01
+"""A change that wins less is not worth a line."""
+STRAGGLERS = frozenset({"ST001", "ST002", "ST003"})
+"""Causes on single ranks that make stages look slow, or the pipeline wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PipelineView:
+    """What the rules below share."""
+
+    timeline: Timeline
+    analysis: PipelineAnalysis
+    replay: PipelineReplay
+    verdict: StageVerdict
+
+    def price(self, context: Context, factors: StageFactors, name: str) -> "Priced":
+        """A change of stages' work: by the pipeline's own replay, else by that of the run."""
+        edit = edit_stages(self.timeline, self.analysis.times, factors, name)
+        gain = self.replay.price(duration_ns=self.replay.scale_work(factors))
+        if isinstance(gain, Unavailable):
+            (gain,) = context.price([edit])
+        return Priced(gain=gain, edit=edit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """A gain with the edit it is of."""
+
+    gain: Gain | Unavailable
+    edit: Edit
+
+    @property
+    def saved_ratio(self) -> float:
+        """0 where it is not known."""
+        return 0.0 if isinstance(self.gain, Unavailable) else self.gain.saved_ratio
+
+
+def pipeline_analysis(context: Context) -> PipelineAnalysis | Unavailable:
+    """The pipelines of the run."""
+    timeline = context.timeline
+    if isinstance(timeline, Unavailable):
+        return timeline
+    return analyze_pipeline(timeline, context.attempt)
+
+
+def pipeline_view(context: Context) -> PipelineView | Unavailable:
+    """The pipelines of the run and their replay."""
+    timeline, analysis = context.timeline, context.obtain(pipeline_analysis)
+    if isinstance(timeline, Unavailable):
+        return timeline
+    if isinstance(analysis, Unavailable):
+        return analysis
+    replay = build_pipeline_replay(
+        timeline, analysis.times, analysis.work, analysis.bubble.handovers
+    )
+    if isinstance(replay, Unavailable):
+        return replay
+    return PipelineView(
+        timeline=timeline, analysis=analysis, replay=replay, verdict=judge_stages(analysis.work)
+    )
+
+
+def pipeline_waits(context: Context) -> PipelineWaits | Unavailable:
+    """Waits for messages, where no stage can be looked into."""
+    timeline = context.timeline
+    return timeline if isinstance(timeline, Unavailable) else measure_pipeline_waits(timeline)
+
+
+def describe_confidence(view: PipelineView, text: str, level: ConfidenceLevel) -> Confidence:
+    """How sure a finding is, with what it rests on."""
+    times = view.analysis.times
+    what = (
+        f"{plural(times.num_runs, 'step')} of {plural(len(set(times.chain.tolist())), 'pipeline')}"
+    )
+    if times.source is ActionSource.PHASES:
+        what += ", actions taken from forward and backward phases"
+    return Confidence(level=level, text=f"{what}; {text}")
+
+
+def bubble_evidence(view: PipelineView) -> tuple[Evidence, ...]:
+    """The bubble and the schedule."""
+    bubble = view.analysis.bubble
+    return (
+        Evidence(name="bubble", value=bubble.bubble_ratio, unit="ratio"),
+        Evidence(name="bubble with equal stages", value=bubble.balanced_ratio, unit="ratio"),
+        Evidence(name="bubble with these stages", value=bubble.executed_ratio, unit="ratio"),
+        Evidence(name="schedule", value=bubble.executed.name),
+        Evidence(name="microbatches", value=bubble.executed.schedule.num_microbatches),
+    )

@@ -1,0 +1,73 @@
+"""The list of all rules: code to class. A code is never reused, not even when its rule is gone."""
+
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.rules import (
+    communication,
+    compute,
+    convergence,
+    health,
+    imbalance,
+    input_stalls,
+    links,
+    memory,
+    microbatches,
+    pauses,
+    pipeline,
+    step_time,
+    stragglers,
+)
+from meshscope.diagnose.thresholds import Threshold
+
+RULES: dict[str, type[Rule]] = {
+    "HE001": health.RuleFailed,
+    "HE002": health.RankStopped,
+    "HE003": health.RecordingDamaged,
+    "HE004": health.ClocksApart,
+    "HE005": health.RecorderCost,
+    "HE006": health.Desynchronised,
+    "HE007": health.ReplayRefused,
+    "HE008": health.PartOfTheSteps,
+    "ST001": stragglers.SlowRankRule,
+    "ST002": stragglers.SlowSetRule,
+    "ST003": stragglers.FailSlowRule,
+    "ST004": stragglers.UnevenLoadRule,
+    "IM001": imbalance.SequenceLengthRule,
+    "PA001": pauses.GarbageCollectionRule,
+    "PA002": pauses.HostPauseRule,
+    "IN001": input_stalls.SlowLoader,
+    "IN002": input_stalls.InputBound,
+    "PP001": microbatches.TooFewMicrobatches,
+    "PP002": pipeline.UnevenStages,
+    "PP003": pipeline.SlowStage,
+    "PP004": pipeline.SlowHandovers,
+    "LK001": links.SlowLinkRule,
+    "CO001": communication.ExposedDataParallel,
+    "CO002": communication.ExposedTensorParallel,
+    "CO003": communication.SmallOperations,
+    "CP001": compute.BackwardHeavy,
+    "CP002": compute.OptimizerHeavy,
+    "CP003": compute.LowUtilisation,
+    "CP004": compute.HostGap,
+    "ME001": memory.MemoryLeak,
+    "ME002": memory.NearCapacity,
+    "ME003": memory.Fragmentation,
+    "ME004": memory.MemorySkew,
+    "ME005": memory.AllocatorRetries,
+    "CV001": convergence.LossNotFinite,
+    "CV002": convergence.LossDiverged,
+    "CV003": convergence.LossPlateau,
+    "CV004": convergence.LossSpikes,
+    "CV005": convergence.GradientNorm,
+    "CV006": convergence.JointDisturbances,
+    "CV007": convergence.SkippedSteps,
+    "TI001": step_time.StepTimeDrift,
+    "TI002": step_time.PeriodicSlowSteps,
+    "TI003": step_time.LongWarmup,
+    "TI004": step_time.SlowStepsOnAllRanks,
+}
+
+
+def list_thresholds() -> tuple[Threshold, ...]:
+    """Every limit of every rule, once, in the order of the rules."""
+    found = {threshold.name: threshold for rule in RULES.values() for threshold in rule.thresholds}
+    return tuple(found.values())

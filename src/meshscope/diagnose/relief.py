@@ -1,0 +1,181 @@
+"""Edits that take a late rank's own time off a recorded run, for pricing.
+
+A slow rank gets, in each step, phase and segment, the work of peers that are not slow. One that has
+none gets its own of the steps in which it was not. A pause is taken off the longest piece of its
+step: it was in one place. Uneven load is given the mean of the peers, step by step: rebalancing
+conserves work.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshscope.analyze.operations import Bools
+from meshscope.analyze.paired_excess import Float64s
+from meshscope.analyze.peer_work import PeerWork, find_compared
+from meshscope.analyze.phases import Int64s
+from meshscope.analyze.pieces import PieceKind
+from meshscope.analyze.stragglers import FailSlowRank, FailSlowSet, SlowSet
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.pricing import join_edits
+from meshscope.simulate.edits import equalise
+from meshscope.simulate.what_if import Edit
+from meshscope.simulate.work_parts import cut_work
+
+MAX_SEGMENTED = 32
+"""Ranks whose segments are compared one by one, and peers they are compared with: more of either
+are compared by whole phases, or by a part of the peers."""
+
+
+def relieve_slow(timeline: Timeline, slow_set: SlowSet, work: PeerWork) -> Edit | Unavailable:
+    """All ranks of a set work as their peers do."""
+    able = [slow for slow in slow_set.slow if slow.reference]
+    everywhere = np.ones(len(timeline.steps), dtype=np.bool_)
+    if len(able) > MAX_SEGMENTED:
+        return _scale(timeline, work, [(one.rank, one.reference, everywhere) for one in able])
+    parts = cut_work(timeline)
+    made = [
+        equalise(timeline, (slow.rank,), peers=_thin(slow.reference), parts=parts) for slow in able
+    ]
+    return _join(timeline, made)
+
+
+def _thin(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """At most MAX_SEGMENTED of them, evenly spread."""
+    if len(ranks) <= MAX_SEGMENTED:
+        return ranks
+    return tuple(ranks[place * len(ranks) // MAX_SEGMENTED] for place in range(MAX_SEGMENTED))
+
+
+def _scale(
+    timeline: Timeline, work: PeerWork, late: Sequence[tuple[int, tuple[int, ...], Bools]]
+) -> Edit:
+    """The work of many ranks in some steps, phase by phase, at the median of their peers."""
+    place_of = {rank: place for place, rank in enumerate(work.ranks)}
+    factor = np.ones((len(timeline.phases), *work.total_ns.shape))
+    bases: dict[tuple[int, ...], Float64s] = {}
+    for rank, reference, inside in late:
+        if reference not in bases:
+            peers = [place_of[other] for other in reference]
+            bases[reference] = np.median(work.work_ns[:, :, peers], axis=2)
+        own = work.work_ns[:, :, place_of[rank]]
+        share = np.divide(bases[reference], own, where=own > 0, out=np.ones_like(own))
+        factor[list(work.phase_places), :, place_of[rank]] = np.where(inside, share, 1.0)
+    rows = find_compared(timeline)
+    pieces = timeline.pieces
+    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
+    durations = _measured(timeline)
+    scaled = durations[rows] * factor[pieces.phase[rows], pieces.step[rows], place]
+    durations[rows] = np.rint(scaled).astype(np.int64)
+    return Edit(name="slow ranks like their peers", work_ns=durations)
+
+
+def relieve_fail_slow(
+    timeline: Timeline, fail_set: FailSlowSet, work: PeerWork
+) -> Edit | Unavailable:
+    """All ranks of a set work in their slow steps as their peers do, or as they did before."""
+    late = [(one.rank, _thin(one.reference), _mark_inside(timeline, one)) for one in fail_set.slow]
+    if len(late) > MAX_SEGMENTED and all(reference for _, reference, _ in late):
+        return _scale(timeline, work, late)
+    parts = cut_work(timeline)
+    made: list[Edit | Unavailable] = []
+    for rank, reference, inside in late[:MAX_SEGMENTED]:
+        if reference:
+            steps = timeline.steps[inside].tolist()
+            made.append(equalise(timeline, (rank,), peers=reference, steps=steps, parts=parts))
+        else:
+            made.append(_restore(timeline, work, rank, inside))
+    return _join(timeline, made)
+
+
+def _mark_inside(timeline: Timeline, failed: FailSlowRank) -> Bools:
+    inside = np.zeros(len(timeline.steps), dtype=np.bool_)
+    inside[failed.change.onset : failed.change.recovery] = True
+    return inside
+
+
+def _join(timeline: Timeline, made: Sequence[Edit | Unavailable]) -> Edit | Unavailable:
+    edits = [edit for edit in made if not isinstance(edit, Unavailable)]
+    if not edits:
+        return next((edit for edit in made if isinstance(edit, Unavailable)), _NO_PEER)
+    return join_edits(timeline, edits) if len(edits) > 1 else edits[0]
+
+
+_NO_PEER = Unavailable("no peer is left whose work could be taken instead")
+
+
+def _restore(timeline: Timeline, work: PeerWork, rank: int, inside: Bools) -> Edit:
+    """The rank's work in some steps, phase by phase, at the level of its others."""
+    place = work.ranks.index(rank)
+    factors = np.ones(len(timeline.phases))
+    for index, phase in enumerate(work.phase_places):
+        own = work.work_ns[index][:, place]
+        high = float(np.median(own[inside]))
+        if high > 0:
+            factors[phase] = min(1.0, float(np.median(own[~inside])) / high)
+    rows = find_compared(timeline)
+    pieces = timeline.pieces
+    rows = rows[(pieces.rank[rows] == rank) & inside[pieces.step[rows]]]
+    durations = _measured(timeline)
+    durations[rows] = np.rint(durations[rows] * factors[pieces.phase[rows]]).astype(np.int64)
+    return Edit(name=f"rank {rank} as it was before", work_ns=durations)
+
+
+def _measured(timeline: Timeline) -> Int64s:
+    pieces = timeline.pieces
+    return np.where(pieces.kind == PieceKind.WORK, pieces.duration_ns, 0).astype(np.int64)
+
+
+def remove_pauses(
+    timeline: Timeline, excess_ns: Float64s, *, collected_ns: Int64s | None = None, name: str
+) -> Edit:
+    """Takes what the collector took off every piece, and `excess_ns` [step, rank] off the longest
+    piece of each cell."""
+    durations = _measured(timeline)
+    if collected_ns is not None:
+        durations = np.maximum(durations - collected_ns, 0)
+    rows = find_compared(timeline)
+    pieces = timeline.pieces
+    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
+    cell = pieces.step[rows].astype(np.int64) * len(timeline.ranks) + place
+    order = np.lexsort((durations[rows], cell))
+    is_longest = np.append(np.diff(cell[order]) != 0, True) if len(order) else np.empty(0, bool)
+    longest, cell = rows[order[is_longest]], cell[order[is_longest]]
+    shorter = durations[longest] - np.rint(excess_ns.ravel()[cell]).astype(np.int64)
+    durations[longest] = np.maximum(shorter, 0)
+    return Edit(name=name, work_ns=durations)
+
+
+def even_load(timeline: Timeline, work: PeerWork) -> Edit:
+    """Peers share their work of each step evenly."""
+    factor = np.ones(work.total_ns.shape)
+    for group in work.groups:
+        own = work.total_ns[:, list(group.places)]
+        mean = np.broadcast_to(own.mean(axis=1, keepdims=True), own.shape)
+        share = np.divide(mean, own, where=own > 0, out=np.ones_like(own))
+        factor[:, list(group.places)] = share
+    rows = find_compared(timeline)
+    pieces = timeline.pieces
+    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
+    durations = _measured(timeline)
+    scaled = durations[rows] * factor[pieces.step[rows], place]
+    durations[rows] = np.rint(scaled).astype(np.int64)
+    return Edit(name="peers share their work evenly", work_ns=durations)
+
+
+def even_microbatches(timeline: Timeline) -> Edit:
+    """Microbatches of a stage take, in each step, the mean of all its microbatches and replicas."""
+    actions, pieces = timeline.actions, timeline.pieces
+    durations = _measured(timeline)
+    if actions is None or not len(actions):
+        return Edit(name="even microbatches", work_ns=durations)
+    rows = np.flatnonzero((pieces.kind == PieceKind.WORK) & (pieces.action >= 0))
+    own = np.bincount(pieces.action[rows], durations[rows], minlength=len(actions))
+    columns = (actions.step, actions.stage, actions.chunk, actions.kind)
+    _, key = np.unique(np.stack(columns).astype(np.int64), axis=1, return_inverse=True)
+    key = key.ravel()
+    mean = (np.bincount(key, own) / np.maximum(np.bincount(key), 1))[key]
+    factor = np.divide(mean, own, where=own > 0, out=np.ones(len(own)))
+    durations[rows] = np.rint(durations[rows] * factor[pieces.action[rows]]).astype(np.int64)
+    return Edit(name="even microbatches", work_ns=durations)

@@ -1,0 +1,36 @@
+"""The page of a rule, as `meshscope rules CODE` prints it and `docs/rules` holds it."""
+
+from meshscope.diagnose.rule import SUBJECTS, Rule, describe, split_page
+
+
+def describe_severities(rule: type[Rule]) -> str:
+    """`medium`, `low to critical`."""
+    lowest, highest = rule.severities
+    return lowest.word if lowest is highest else f"{lowest.word} to {highest.word}"
+
+
+def name_subject(rule: type[Rule]) -> str:
+    """What the letters of its code stand for."""
+    return SUBJECTS[rule.code[:2]]
+
+
+def render_page(rule: type[Rule]) -> str:
+    """Markdown, from the docstring; ends with a newline."""
+    lines = [
+        f"# {rule.code} {rule.name}",
+        "",
+        describe(rule),
+        "",
+        f"Subject: {name_subject(rule)}. Severity: {describe_severities(rule)}.",
+        "",
+    ]
+    for heading, text in split_page(rule).items():
+        lines += [f"## {heading}", "", text, ""]
+    if rule.thresholds:
+        lines += ["## Thresholds", "", "| name | default | meaning |", "|---|---|---|"]
+        lines += [f"| `{t.name}` | {t.default:g} | {t.meaning} |" for t in rule.thresholds]
+        lines += [""]
+    if rule.symptom_of:
+        codes = ", ".join(sorted(rule.symptom_of))
+        lines += [f"Explained, and then low, by a finding of {codes} that wins as much.", ""]
+    return "\n".join(lines[:-1]) + "\n"

@@ -1,0 +1,296 @@
+"""Rules about exposed communication: transfers that nothing hides.
+
+Waiting is not counted here: it belongs to whoever is waited for. Inside one host without an
+accelerator a transfer is work of the same cores as everything else, and nothing could hide it:
+there findings are LOW, whatever they take.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.budget_lines import Share
+from meshscope.analyze.operations import Bools
+from meshscope.analyze.timeline import Timeline, TimelineCommunication
+from meshscope.core.layout import Axis
+from meshscope.core.operations import POINT_TO_POINT
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Evidence, Finding
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.severity import Severity
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import count, duration, memory, ratio
+from meshscope.simulate.what_if import Edit
+from meshscope.store.schema import OperationFlag
+
+MIN_DATA_PARALLEL_RATIO = Threshold(
+    name="exposed_dp_min_ratio",
+    default=0.10,
+    meaning="share of the wall clock in transfers along dp that nothing hides",
+)
+MIN_TENSOR_PARALLEL_RATIO = Threshold(
+    name="exposed_tp_min_ratio",
+    default=0.20,
+    meaning="share of the wall clock in transfers along tp that nothing hides",
+)
+MIN_SMALL_OPERATIONS = Threshold(
+    name="small_operations_min_count",
+    default=32,
+    meaning="collectives of less than 64 KiB that a rank must run per step along one axis",
+)
+MIN_SMALL_RATIO = Threshold(
+    name="small_operations_min_ratio",
+    default=0.05,
+    meaning="share of the wall clock that small collectives must hold ranks up",
+)
+SMALL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exposed:
+    """Exposed transfers along one axis."""
+
+    axis: str
+    ratio: float
+    """Of the wall clock."""
+    mean_ns: float
+    """Per rank and step."""
+    is_hideable: bool
+    """It goes over a network, or beside an accelerator."""
+
+
+def _rows_of(communication: TimelineCommunication, axis: str) -> Bools:
+    """Operations of groups along an axis."""
+    groups, rows = communication.operations.groups, communication.operations.rows
+    is_along = np.array([group.axis == axis for group in groups] + [False])
+    found: Bools = is_along[rows.group]
+    return found
+
+
+def _is_hideable(timeline: Timeline, communication: TimelineCommunication, row: Bools) -> bool:
+    rows, groups = communication.operations.rows, communication.operations.groups
+    if bool((rows.flags[row] & OperationFlag.DEVICE).any()) or bool(timeline.on_device.any()):
+        return True
+    used = np.unique(rows.group[row])
+    return any(groups[group].is_across_hosts for group in used.tolist() if group >= 0)
+
+
+def measure_transfers(context: Context) -> list[_Exposed] | Unavailable:
+    """Exposed transfers of every axis, the largest first."""
+    timeline, budget = context.timeline, context.budget
+    if isinstance(timeline, Unavailable):
+        return timeline
+    if isinstance(budget, Unavailable):
+        return budget
+    communication = timeline.communication
+    if communication is None:
+        return Unavailable("no communication was recorded")
+    found = []
+    for line, total in zip(budget.lines, budget.total_ns().tolist(), strict=True):
+        if line.share is not Share.TRANSFER or not budget.total_wall_ns:
+            continue
+        row = _rows_of(communication, line.axis)
+        found.append(
+            _Exposed(
+                axis=line.axis,
+                ratio=total / budget.total_wall_ns,
+                mean_ns=total / budget.wall_ns.size,
+                is_hideable=_is_hideable(timeline, communication, row),
+            )
+        )
+    return sorted(found, key=lambda one: -one.ratio)
+
+
+def _hide(communication: TimelineCommunication, axis: str) -> Edit:
+    transfer = communication.row_times.transfer_ns
+    hidden = np.where(_rows_of(communication, axis), 0, transfer)
+    return Edit(name=f"transfers along {axis} hidden", transfer_ns=hidden)
+
+
+def _tell(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> Iterable[Finding]:
+    timeline = context.timeline
+    if isinstance(timeline, Unavailable) or timeline.communication is None:
+        return
+    edit = _hide(timeline.communication, exposed.axis)
+    gain = context.price([edit])[0]
+    severity = severity_of(gain, otherwise=exposed.ratio)
+    yield Finding(
+        code=rule.code,
+        title=f"transfers along {exposed.axis} are not hidden",
+        severity=severity if exposed.is_hideable else Severity.LOW,
+        summary=f"a rank is held up {duration(exposed.mean_ns)} per step by transfers along "
+        f"{exposed.axis} that nothing hides, {ratio(exposed.ratio)} of the wall clock; waiting for "
+        "late ranks is not in this.",
+        evidence=(
+            Evidence(name="axis", value=exposed.axis),
+            Evidence(name="exposed transfer per rank and step", value=exposed.mean_ns, unit="ns"),
+            Evidence(name="share of the wall clock", value=exposed.ratio, unit="ratio"),
+        ),
+        change=change,
+        gain=gain,
+        edit=edit,
+    )
+
+
+def _pick(context: Context, *, axes: Collection[str] | None, limit: float) -> list[_Exposed]:
+    """Axes over a limit; without `axes` all but tp and pp."""
+    found = context.obtain(measure_transfers)
+    if isinstance(found, Unavailable):
+        return []
+    return [
+        one
+        for one in found
+        if one.ratio >= limit
+        and (one.axis in axes if axes is not None else one.axis not in (Axis.TP, Axis.PP))
+    ]
+
+
+class ExposedDataParallel(Rule):
+    """Transfers of gradients or parameters are not hidden behind computing.
+
+    What it finds: transfers along dp, or in groups that are neither tp nor pp, that hold ranks up
+    for `exposed_dp_min_ratio` of the wall clock or more.
+
+    Why it matters: these transfers can run beside backward; what is exposed is lost.
+
+    How it is measured: the budget's line: time in which a rank could do nothing else, after
+    everybody had arrived. The gain is a replay in which these transfers take no time, an upper
+    bound of what overlapping wins.
+
+    What to change: overlap: larger or fewer buckets, issue in the order in which gradients are
+    made, prefetch parameters (FSDP), reduce in bf16, accumulate over more microbatches.
+
+    When it is wrong: inside one host without accelerators nothing can be hidden; it is LOW there.
+    """
+
+    code = "CO001"
+    name = "exposed-data-parallel"
+    thresholds = (MIN_DATA_PARALLEL_RATIO,)
+    symptom_of = frozenset({"LK001"})
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per axis."""
+        limit = context.thresholds[MIN_DATA_PARALLEL_RATIO]
+        for one in _pick(context, axes=None, limit=limit):
+            yield from _tell(
+                self,
+                context,
+                one,
+                change="Overlap these transfers with backward: buckets, prefetch, fewer bytes.",
+            )
+
+
+class ExposedTensorParallel(Rule):
+    """Tensor parallelism spends much of the step in transfers.
+
+    What it finds: transfers along tp that hold ranks up for `exposed_tp_min_ratio` of the wall
+    clock or more.
+
+    Why it matters: they stand between two matrix products and are hard to hide; a smaller tp
+    degree, or ranks of a group on one host, costs nothing else but memory.
+
+    How it is measured: as for CO001, along tp.
+
+    What to change: keep tp inside a host; lower the degree; sequence parallelism, asynchronous tp.
+
+    When it is wrong: where the model does not fit with a smaller degree. It is LOW inside one host
+    without accelerators.
+    """
+
+    code = "CO002"
+    name = "exposed-tensor-parallel"
+    thresholds = (MIN_TENSOR_PARALLEL_RATIO,)
+    symptom_of = frozenset({"LK001"})
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        limit = context.thresholds[MIN_TENSOR_PARALLEL_RATIO]
+        for one in _pick(context, axes=(Axis.TP,), limit=limit):
+            yield from _tell(
+                self,
+                context,
+                one,
+                change="Keep tp groups inside a host and lower the degree as far as memory allows.",
+            )
+
+
+class SmallOperations(Rule):
+    """Many small collectives, each of which costs its latency.
+
+    What it finds: `small_operations_min_count` or more collectives of less than 64 KiB per rank and
+    step along one axis that together hold ranks up for `small_operations_min_ratio` of the wall
+    clock.
+
+    Why it matters: a small operation takes as long as its latency; a few large ones take less.
+
+    How it is measured: rows by size and axis; exposed transfer of these rows. The gain is a replay
+    in which they take no time, an upper bound.
+
+    What to change: put them together: buckets, flattened tensors, coalescing.
+
+    When it is wrong: where each depends on the one before. It is LOW inside one host without
+    accelerators.
+    """
+
+    code = "CO003"
+    name = "small-operations"
+    thresholds = (MIN_SMALL_OPERATIONS, MIN_SMALL_RATIO)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per axis."""
+        timeline = context.timeline
+        if isinstance(timeline, Unavailable) or timeline.communication is None:
+            return
+        communication = timeline.communication
+        rows = communication.operations.rows
+        is_pair = np.isin(rows.kind, [int(kind) for kind in POINT_TO_POINT])
+        is_small = ~is_pair & (rows.size_bytes >= 0) & (rows.size_bytes < SMALL_BYTES)
+        is_small &= np.isin(rows.step, timeline.steps)
+        for axis in dict.fromkeys(group.axis for group in communication.operations.groups):
+            row = is_small & _rows_of(communication, axis)
+            yield from self._judge(context, timeline, communication, axis, row)
+
+    def _judge(
+        self,
+        context: Context,
+        timeline: Timeline,
+        communication: TimelineCommunication,
+        axis: str,
+        row: Bools,
+    ) -> Iterable[Finding]:
+        pieces = timeline.pieces
+        num_rank_steps = len(timeline.ranks) * len(timeline.steps)
+        num_per_step = float(np.count_nonzero(row)) / num_rank_steps
+        if num_per_step < context.thresholds[MIN_SMALL_OPERATIONS]:
+            return
+        is_held = pieces.row >= 0
+        is_held[is_held] = row[pieces.row[is_held]]
+        total = int(pieces.duration_ns[is_held & (pieces.kind > 1)].sum())
+        share = total / max(int(pieces.duration_ns.sum()), 1)
+        if share < context.thresholds[MIN_SMALL_RATIO]:
+            return
+        transfer = np.where(row, 0, communication.row_times.transfer_ns)
+        edit = Edit(name=f"small operations along {axis} put together", transfer_ns=transfer)
+        gain = context.price([edit])[0]
+        size = float(np.median(communication.operations.rows.size_bytes[row]))
+        is_hideable = _is_hideable(timeline, communication, row)
+        yield Finding(
+            code=self.code,
+            title=f"many small operations along {axis}",
+            severity=severity_of(gain, otherwise=share) if is_hideable else Severity.LOW,
+            summary=f"a rank runs {count(round(num_per_step))} collectives of {memory(size)} "
+            f"(median) along {axis} per step; they hold it up {duration(total / num_rank_steps)}, "
+            f"{ratio(share)} of the wall clock.",
+            evidence=(
+                Evidence(name="axis", value=axis),
+                Evidence(name="small collectives per rank and step", value=num_per_step),
+                Evidence(name="median size", value=size, unit="bytes"),
+                Evidence(name="share of the wall clock", value=share, unit="ratio"),
+            ),
+            change="Put small tensors together before communicating: buckets, coalescing.",
+            gain=gain,
+            edit=edit,
+        )

@@ -1,0 +1,239 @@
+"""Rules about computing: phases out of proportion, utilisation, gaps in a device's work."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshscope.analyze.budget_lines import Share
+from meshscope.analyze.chance import MIN_STEPS
+from meshscope.analyze.pieces import PieceKind
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Evidence, Finding
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.severity import Severity
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import duration, ratio
+from meshscope.simulate.what_if import Edit
+
+MIN_BACKWARD_FACTOR = Threshold(
+    name="backward_min_factor",
+    default=4.0,
+    meaning="work of backward over that of forward; 2 by arithmetic, 3 with full recomputation",
+)
+MIN_OPTIMIZER_RATIO = Threshold(
+    name="optimizer_min_ratio",
+    default=0.15,
+    meaning="share of the wall clock in the optimizer's own work",
+)
+MAX_LOW_MFU_RATIO = Threshold(
+    name="mfu_low_ratio",
+    default=0.25,
+    meaning="model FLOPs utilisation below which it is worth a line",
+)
+MIN_GAP_RATIO = Threshold(
+    name="host_gap_min_ratio",
+    default=0.05,
+    meaning="share of the wall clock in which devices had nothing to do between phases",
+)
+
+
+class BackwardHeavy(Rule):
+    """Backward takes far longer than its arithmetic.
+
+    What it finds: backward whose own work is `backward_min_factor` times that of forward or more.
+
+    Why it matters: backward is twice the arithmetic of forward, three times with full
+    recomputation; beyond that something else is done in it.
+
+    How it is measured: WORK in the phases `backward` and `forward`, all ranks and steps; waits and
+    transfers in them are not counted.
+
+    What to change: look for hooks, copies of gradients, synchronisation and recomputation of what
+    is cheap to keep.
+
+    When it is wrong: where forward is partly frozen, or cached. Always LOW: nothing is priced.
+    """
+
+    code = "CP001"
+    name = "backward-heavy"
+    severities = (Severity.LOW, Severity.LOW)
+    thresholds = (MIN_BACKWARD_FACTOR,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        work = context.work
+        if isinstance(work, Unavailable) or len(work.steps) < MIN_STEPS:
+            return
+        forward, backward = (work.of_phases((name,)).mean() for name in ("forward", "backward"))
+        if forward <= 0 or backward < context.thresholds[MIN_BACKWARD_FACTOR] * forward:
+            return
+        yield Finding(
+            code=self.code,
+            title="backward is long for its forward",
+            severity=Severity.LOW,
+            summary=f"ranks work {duration(float(backward))} in backward and "
+            f"{duration(float(forward))} in forward per step, {backward / forward:.1f} times as "
+            "long.",
+            evidence=(
+                Evidence(
+                    name="work in backward per rank and step", value=float(backward), unit="ns"
+                ),
+                Evidence(name="work in forward per rank and step", value=float(forward), unit="ns"),
+            ),
+            change="Look for hooks, copies and synchronisation in backward, and at what is "
+            "recomputed.",
+            gain=Unavailable("what backward must take is not known"),
+        )
+
+
+class OptimizerHeavy(Rule):
+    """The optimizer takes a large part of the step.
+
+    What it finds: own work of the optimizer of `optimizer_min_ratio` of the wall clock or more.
+
+    Why it matters: an update reads and writes memory and little else; fused kernels and sharding
+    over dp make it small.
+
+    How it is measured: WORK in the phase `optimizer`; waits for gradients are not counted.
+
+    What to change: a fused or foreach optimizer, its state sharded over dp (ZeRO-1), more
+    microbatches per update.
+
+    When it is wrong: for optimizers that compute, such as those with matrix roots. Always LOW.
+    """
+
+    code = "CP002"
+    name = "optimizer-heavy"
+    severities = (Severity.LOW, Severity.LOW)
+    thresholds = (MIN_OPTIMIZER_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        work = context.work
+        if isinstance(work, Unavailable) or len(work.steps) < MIN_STEPS:
+            return
+        mean = float(work.of_phases(("optimizer",)).mean())
+        share = mean / max(float(work.period_ns.mean()), 1.0)
+        if share < context.thresholds[MIN_OPTIMIZER_RATIO]:
+            return
+        yield Finding(
+            code=self.code,
+            title="the optimizer is a large part of the step",
+            severity=Severity.LOW,
+            summary=f"the optimizer works {duration(mean)} per rank and step, {ratio(share)} of "
+            "the wall clock.",
+            evidence=(
+                Evidence(name="work in optimizer per rank and step", value=mean, unit="ns"),
+                Evidence(name="share of the wall clock", value=share, unit="ratio"),
+            ),
+            change="Use a fused optimizer, shard its state over dp, or update less often.",
+            gain=Unavailable("what a fused optimizer would take is not known"),
+        )
+
+
+class LowUtilisation(Rule):
+    """Model FLOPs utilisation is low, or impossible.
+
+    What it finds: an MFU below `mfu_low_ratio`, or above 1.
+
+    Why it matters: below, the hardware could do several times as much; above 1 the FLOPs, the peak
+    or the time is wrong, and so is every figure that rests on them.
+
+    How it is measured: FLOPs of the model per step over peak times period, summed over ranks; only
+    where FLOPs and peak are known. The budget says where the rest of the time goes.
+
+    What to change: follow the budget's largest lines; for kernel inefficiency larger matrices,
+    compilation, lower precision.
+
+    When it is wrong: small models cannot fill large devices. Always LOW: other rules price causes.
+    """
+
+    code = "CP003"
+    name = "low-utilisation"
+    severities = (Severity.LOW, Severity.LOW)
+    thresholds = (MAX_LOW_MFU_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        budget = context.budget
+        if isinstance(budget, Unavailable) or isinstance(budget.mfu, Unavailable):
+            return
+        mfu = budget.mfu
+        if context.thresholds[MAX_LOW_MFU_RATIO] <= mfu.ratio <= 1:
+            return
+        title = "MFU is over 1: FLOPs or peak are wrong" if mfu.is_impossible else "MFU is low"
+        yield Finding(
+            code=self.code,
+            title=title,
+            severity=Severity.LOW,
+            summary=f"MFU is {ratio(mfu.ratio)}: {mfu.flops_per_step:.3g} FLOPs per step, peak "
+            f"{mfu.peak_flops_per_s:.3g} FLOP/s ({mfu.peak_source}).",
+            evidence=(
+                Evidence(name="MFU", value=mfu.ratio, unit="ratio"),
+                Evidence(name="formula", value=mfu.formula),
+                Evidence(name="FLOPs per step, all ranks", value=mfu.flops_per_step),
+                Evidence(name="peak FLOP/s, all ranks", value=mfu.peak_flops_per_s),
+            ),
+            change="Check the FLOPs and the declared peak."
+            if mfu.is_impossible
+            else "Follow the largest lines of the budget.",
+            gain=Unavailable("other findings price the causes"),
+        )
+
+
+class HostGap(Rule):
+    """Devices idle because the host issues work too late.
+
+    What it finds: gaps between phases on the device's stream, in which the host neither fetched
+    data, saved, evaluated nor logged, of `host_gap_min_ratio` of the wall clock or more.
+
+    Why it matters: the device is what costs; a host that cannot keep up wastes it.
+
+    How it is measured: time between device spans, placed on the host's clock, that no operation and
+    no phase of the host explains. The gain is a replay without these gaps. Gaps inside a phase are
+    not seen.
+
+    What to change: fewer and larger kernels, compilation, CUDA graphs, no `.item()` and no
+    synchronisation in the loop, less Python between phases.
+
+    When it is wrong: where work on the device happens outside of any recorded phase: it looks idle.
+    """
+
+    code = "CP004"
+    name = "host-gap"
+    thresholds = (MIN_GAP_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        budget, timeline = context.budget, context.timeline
+        if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
+            return
+        share = budget.share_of(Share.GAP)
+        if share < context.thresholds[MIN_GAP_RATIO] or len(timeline.steps) < MIN_STEPS:
+            return
+        pieces = timeline.pieces
+        on_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), pieces.rank)]
+        is_gap = on_device & (pieces.kind == PieceKind.WORK) & (pieces.phase == 0)
+        edit = Edit(
+            name="no gaps between phases on devices",
+            work_ns=np.where(is_gap, 0, pieces.duration_ns),
+        )
+        gain = context.price([edit])[0]
+        mean = float(pieces.duration_ns[is_gap].sum()) / budget.wall_ns.size
+        yield Finding(
+            code=self.code,
+            title="devices wait for the host between phases",
+            severity=severity_of(gain, otherwise=share),
+            summary=f"a device has nothing to do for {duration(mean)} per step between phases, "
+            f"{ratio(share)} of the wall clock.",
+            evidence=(
+                Evidence(name="gap per rank and step", value=mean, unit="ns"),
+                Evidence(name="share of the wall clock", value=share, unit="ratio"),
+            ),
+            change="Issue work earlier: compile, capture graphs, and take synchronisation and "
+            "Python out of the loop.",
+            gain=gain,
+            edit=edit,
+        )

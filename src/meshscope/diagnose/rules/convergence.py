@@ -1,0 +1,541 @@
+"""Rules about training itself: the loss, the gradient norm, updates that were not made.
+
+They cost no time of a step, so severities are set by what they mean for the run: all steps after a
+loss that is not a number are lost.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshscope.analyze.convergence import (
+    Convergence,
+    JobSeries,
+    LossCourse,
+    NonFinite,
+    analyze_convergence,
+    find_level_change,
+)
+from meshscope.analyze.events import JointEvents, find_joint_events
+from meshscope.analyze.skipped_updates import SkippedUpdates, count_skipped
+from meshscope.analyze.spikes import Spike, find_spikes
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.severity import Severity, grade
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import count, name_ranks, p_value, plural, ratio
+
+MIN_SPIKES = Threshold(
+    name="loss_spikes_min_count", default=3, meaning="spikes of the loss from which they are told"
+)
+MANY_SPIKES_RATIO = Threshold(
+    name="loss_spikes_many_ratio",
+    default=0.01,
+    meaning="share of the steps that are spikes, from which they are more than a nuisance",
+)
+EXPLODING_FACTOR = Threshold(
+    name="grad_norm_exploding_factor",
+    default=10,
+    minimum=1.0,
+    meaning="gradient norm at the end over that of the middle of the run, when it explodes",
+)
+VANISHING_FACTOR = Threshold(
+    name="grad_norm_vanishing_factor",
+    default=0.01,
+    meaning="likewise, when it vanishes",
+)
+SLOW_STEP_RATIO = Threshold(
+    name="joint_slow_step_min_ratio",
+    default=0.5,
+    meaning="by which a step must be longer than its neighbours to count as slow",
+)
+MAX_JOINT_CHANCE = Threshold(
+    name="joint_max_chance_ratio",
+    default=0.01,
+    meaning="chance of as many joint events among independent signals",
+)
+MIN_SKIPPED_RATIO = Threshold(
+    name="skipped_min_ratio",
+    default=0.03,
+    meaning="share of the updates after the first tenth of the run that were skipped",
+)
+
+NOT_TIME = Unavailable("it costs no time of a step, but what the steps are for")
+_MIN_SKIPPED = 3
+_MAX_LISTED = 8
+
+
+def job_convergence(context: Context) -> Convergence | Unavailable:
+    """Shared by the rules below."""
+    return analyze_convergence(context.attempt)
+
+
+class LossNotFinite(Rule):
+    """The loss is NaN or infinite.
+
+    What it finds: values of the loss, on any rank, that are not finite numbers.
+
+    Why it matters: one such update makes every weight NaN, and all steps after it are lost; where
+    the update is skipped, the step is.
+
+    How it is measured: counted, over all values of every rank; the first step that has one, and the
+    ranks that had one there. Ranks that log the job's loss have it all at once, wherever it began.
+
+    What to change: go back to a checkpoint before the first one; look at the batch of that step;
+    lower the learning rate, clip gradients, scale the loss, compute softmax and norms in float32.
+
+    When it is wrong: where NaN is logged on purpose for a step without a loss.
+    """
+
+    code = "CV001"
+    name = "loss-not-finite"
+    severities = (Severity.HIGH, Severity.CRITICAL)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        found = context.obtain(job_convergence)
+        if isinstance(found, Unavailable) or found.loss_nonfinite is None:
+            return
+        bad = found.loss_nonfinite
+        is_everywhere = len(bad.first_ranks) == len(context.attempt.ranks) > 1
+        where = "on all ranks" if is_everywhere else f"on {name_ranks(bad.first_ranks)}"
+        since = "and stays so" if bad.is_lasting else f"last in step {bad.last_step}"
+        yield Finding(
+            code=self.code,
+            title=f"the loss is {bad.first_kind} from step {bad.first_step} on"
+            if bad.is_lasting
+            else f"the loss is {bad.first_kind} in step {bad.first_step}",
+            severity=Severity.CRITICAL if bad.is_lasting else Severity.HIGH,
+            summary=f"The loss is {bad.first_kind} first in step {bad.first_step} {where}, {since}"
+            f": {plural(bad.num_values, 'value')} in {plural(bad.num_steps, 'step')}.",
+            # Where all have it at once, the job's loss was logged: none of them is the culprit.
+            ranks=() if is_everywhere else bad.first_ranks,
+            first_step=bad.first_step,
+            last_step=bad.last_step,
+            evidence=(
+                Evidence(name="values that are not finite", value=bad.num_values),
+                Evidence(name="steps with one", value=bad.num_steps, unit="steps"),
+                *_rate_evidence(found, bad.first_step),
+            ),
+            change="Go back to a checkpoint before it, look at that step's batch, and lower the "
+            "learning rate, clip gradients or compute the loss in float32.",
+            gain=NOT_TIME,
+        )
+
+
+def _rate_evidence(found: Convergence, step: int) -> tuple[Evidence, ...]:
+    """The learning rate in a step, where one was logged."""
+    rate = _value_at(found.learning_rate, step)
+    return () if rate is None else (Evidence(name=f"learning rate in step {step}", value=rate),)
+
+
+def _value_at(series: JobSeries | Unavailable, step: int) -> float | None:
+    """The last value at or before a step."""
+    if isinstance(series, Unavailable):
+        return None
+    row = int(np.searchsorted(series.step, step, side="right")) - 1
+    return float(series.value[row]) if row >= 0 else None
+
+
+class LossDiverged(Rule):
+    """The loss has left its best level and stays above it.
+
+    What it finds: a loss whose last tenth lies above the best level reached before by 10 % and by
+    six times the noise, with no value back near that level.
+
+    Why it matters: training has stopped to make progress, and rarely recovers by itself.
+
+    How it is measured: the best level is the lowest running median of nine steps; the noise is the
+    spread about that median.
+
+    What to change: go back to the checkpoint before it rose, with a lower learning rate, gradient
+    clipping, or a longer warm-up; look at the data of the steps in which it began.
+
+    When it is wrong: where the data or the task changes during the run, and for numbers that are
+    meant to rise.
+    """
+
+    code = "CV002"
+    name = "loss-diverged"
+    severities = (Severity.HIGH, Severity.HIGH)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        found = context.obtain(job_convergence)
+        if isinstance(found, Unavailable) or found.divergence is None:
+            return
+        gone = found.divergence
+        yield Finding(
+            code=self.code,
+            title=f"the loss diverges from step {gone.since_step} on",
+            severity=Severity.HIGH,
+            summary=f"The loss was {gone.best:.4g} at step {gone.best_step}, has risen since step "
+            f"{gone.since_step} and ends at {gone.last:.4g}.",
+            first_step=gone.since_step,
+            evidence=(
+                Evidence(name="best level", value=gone.best),
+                Evidence(name="level at the end", value=gone.last),
+                Evidence(name="noise", value=gone.noise),
+                *_rate_evidence(found, gone.since_step),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.MEDIUM, text="beyond six times the noise, and not back since"
+            ),
+            change="Go back to the checkpoint before it rose, with a lower learning rate, a longer "
+            "warm-up or gradient clipping.",
+            gain=NOT_TIME,
+        )
+
+
+class LossPlateau(Rule):
+    """The loss fell and does not any more.
+
+    What it finds: a loss whose trend over the last half of at least 50 steps is within 1 % of its
+    level, up or down, after it had fallen by more than 5 %.
+
+    Why it matters: steps that change nothing may be saved, or made to count.
+
+    How it is measured: the 95 % interval of the Theil-Sen slope of the last half, autocorrelation
+    included: all of it has to lie within the limit, so noise alone makes no plateau.
+
+    What to change: nothing, if this is as good as the model gets; else a decay of the learning
+    rate, a larger model, more data.
+
+    When it is wrong: a slow decrease is a plateau for as long as the recording is short.
+    """
+
+    code = "CV003"
+    name = "loss-plateau"
+    severities = (Severity.LOW, Severity.LOW)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one, LOW."""
+        found = context.obtain(job_convergence)
+        if isinstance(found, Unavailable) or found.course is not LossCourse.PLATEAU:
+            return
+        change, loss = found.change_ratio, found.loss
+        assert not isinstance(change, Unavailable)
+        assert not isinstance(loss, Unavailable)
+        half = len(loss) // 2
+        yield Finding(
+            code=self.code,
+            title="the loss does not fall any more",
+            severity=Severity.LOW,
+            summary=f"Over the last {plural(len(loss) - half, 'step')} the loss changed by between "
+            f"{ratio(change[0])} and {ratio(change[2])} of its level, "
+            f"{float(np.median(loss.value[half:])):.4g}.",
+            first_step=int(loss.step[half]),
+            last_step=int(loss.step[-1]),
+            evidence=(
+                Evidence(name="change over the last half, low end", value=change[0], unit="ratio"),
+                Evidence(name="high end", value=change[2], unit="ratio"),
+                *_rate_evidence(found, int(loss.step[-1])),
+            ),
+            confidence=Confidence(level=ConfidenceLevel.MEDIUM, text="95 % interval"),
+            change="If this is not as good as the model gets, decay the learning rate, or look at "
+            "capacity and data.",
+            gain=NOT_TIME,
+        )
+
+
+class LossSpikes(Rule):
+    """The loss jumps up in single steps.
+
+    What it finds: at least `loss_spikes_min_count` steps whose loss is 20 % and seven robust
+    standard deviations above its neighbours.
+
+    Why it matters: spikes are the first sign of a learning rate at its limit, or of bad samples;
+    large ones undo the work of many steps.
+
+    How it is measured: 0.6745 times the distance from the median of twenty neighbours over the
+    median absolute deviation of all such distances, in logarithms where all values are positive.
+
+    What to change: look at the batches of these steps; clip gradients; lower the learning rate;
+    skip samples that repeat it.
+
+    When it is wrong: where batches differ by design, as in a mixture of tasks.
+    """
+
+    code = "CV004"
+    name = "loss-spikes"
+    severities = (Severity.LOW, Severity.MEDIUM)
+    thresholds = (MIN_SPIKES, MANY_SPIKES_RATIO)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        found = context.obtain(job_convergence)
+        if isinstance(found, Unavailable) or isinstance(found.loss_spikes, Unavailable):
+            return
+        spikes, num_values = found.loss_spikes.up, found.loss_spikes.num_values
+        if len(spikes) < context.thresholds[MIN_SPIKES]:
+            return
+        worst = max(spikes, key=lambda spike: spike.change_ratio)
+        is_many = len(spikes) >= context.thresholds[MANY_SPIKES_RATIO] * num_values
+        yield Finding(
+            code=self.code,
+            title=f"the loss spikes in {plural(len(spikes), 'step')}",
+            severity=Severity.MEDIUM if is_many else Severity.LOW,
+            summary=f"In {count(len(spikes))} of {plural(num_values, 'step')} the loss stands out "
+            f"from its neighbours, most in step {worst.step}: {worst.value:.4g} instead of "
+            f"{worst.usual:.4g}.",
+            first_step=spikes[0].step,
+            last_step=spikes[-1].step,
+            evidence=(
+                Evidence(name="spikes", value=len(spikes)),
+                Evidence(name="steps", value=_list_steps(spikes)),
+                Evidence(name="robust score of the worst", value=worst.score),
+                *_rate_evidence(found, worst.step),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.HIGH, text="robust score of 7 or more, and 20 % or more"
+            ),
+            change="Look at the batches of these steps; clip gradients or lower the learning rate.",
+            gain=NOT_TIME,
+        )
+
+
+def _list_steps(spikes: tuple[Spike, ...]) -> str:
+    more = "" if len(spikes) <= _MAX_LISTED else ", …"
+    return ", ".join(str(spike.step) for spike in spikes[:_MAX_LISTED]) + more
+
+
+class GradientNorm(Rule):
+    """Gradients explode, vanish, or are not finite.
+
+    What it finds: a gradient norm that ends `grad_norm_exploding_factor` times above its middle, or
+    `grad_norm_vanishing_factor` below it while the loss has not fallen likewise, or one that is NaN
+    or infinite while the loss is finite.
+
+    Why it matters: exploding gradients come before a divergence; vanished ones train nothing.
+
+    How it is measured: every value of the last tenth beyond the factor times the median of the
+    second to fifth tenth. Vanishing is not told where the loss has halved: a model that fits its
+    data has small gradients.
+
+    What to change: clip gradients, lower the learning rate, look at initialisation and at
+    normalisation; with float16, at the loss scale.
+
+    When it is wrong: a norm that is logged after clipping cannot explode, and a learning rate
+    schedule that ends at 0 lowers norms.
+    """
+
+    code = "CV005"
+    name = "gradient-norm"
+    severities = (Severity.MEDIUM, Severity.HIGH)
+    thresholds = (EXPLODING_FACTOR, VANISHING_FACTOR)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one: not finite, exploding, vanishing, in this order."""
+        found = context.obtain(job_convergence)
+        if isinstance(found, Unavailable) or found.loss_nonfinite is not None:
+            return  # a loss that is not finite has such gradients: told once
+        skipped = context.obtain(job_skipped)
+        is_scaled = not isinstance(skipped, Unavailable) and skipped.num_skipped > 0
+        if found.norm_nonfinite is not None and not is_scaled:
+            yield self._report_nonfinite(found.norm_nonfinite, context)
+            return
+        norm = found.grad_norm
+        if isinstance(norm, Unavailable):
+            return
+        limits = context.thresholds
+        up = find_level_change(norm, factor=limits[EXPLODING_FACTOR])
+        down = find_level_change(norm, factor=limits[VANISHING_FACTOR])
+        change = up or (None if _has_halved(found.loss) else down)
+        if change is None:
+            return
+        word = "explodes" if up else "vanishes"
+        yield Finding(
+            code=self.code,
+            title=f"the gradient norm {word} from step {change.since_step} on",
+            severity=Severity.HIGH if up else Severity.MEDIUM,
+            summary=f"The gradient norm ends at {change.last:.3g}; in the middle of the run it was "
+            f"{change.usual:.3g}.",
+            first_step=change.since_step,
+            evidence=(
+                Evidence(name="usual norm", value=change.usual),
+                Evidence(name="norm at the end", value=change.last),
+                *_rate_evidence(found, change.since_step),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.MEDIUM, text="every value of the last tenth"
+            ),
+            change="Clip gradients or lower the learning rate."
+            if up
+            else "Look at saturated activations, dead units and the loss scale.",
+            gain=NOT_TIME,
+        )
+
+    def _report_nonfinite(self, bad: NonFinite, context: Context) -> Finding:
+        is_everywhere = len(bad.first_ranks) == len(context.attempt.ranks)
+        return Finding(
+            code=self.code,
+            title=f"the gradient norm is {bad.first_kind} in step {bad.first_step}",
+            severity=Severity.HIGH,
+            summary=f"The gradient norm is not finite in {plural(bad.num_steps, 'step')}, first in "
+            f"step {bad.first_step}, while the loss is.",
+            ranks=() if is_everywhere else bad.first_ranks,
+            first_step=bad.first_step,
+            last_step=bad.last_step,
+            evidence=(Evidence(name="steps", value=bad.num_steps, unit="steps"),),
+            change="Clip gradients, lower the learning rate, and look at the batch of that step.",
+            gain=NOT_TIME,
+        )
+
+
+def _has_halved(loss: JobSeries | Unavailable) -> bool:
+    if isinstance(loss, Unavailable) or len(loss) < 6:
+        return False
+    tenth = max(3, len(loss) // 10)
+    first, last = float(np.median(loss.value[:tenth])), float(np.median(loss.value[-tenth:]))
+    return last < first / 2
+
+
+class JointDisturbances(Rule):
+    """Loss, gradient norm and step time are out of line in the same steps.
+
+    What it finds: spikes of two of loss, gradient norm and step time that meet, within one step,
+    more often than chance would have it.
+
+    Why it matters: two signals that are disturbed together have one cause: a bad batch (loss and
+    norm), a long or odd sample (loss and time).
+
+    How it is measured: spikes of each signal by robust score and effect; expected meetings are the
+    product of their rates; the chance of at least as many is Poisson's, times the pairs looked at.
+
+    What to change: look at the batches of the steps named.
+
+    When it is wrong: two signals of one formula (a norm after a loss) always meet: it is the steps
+    that are the news, not the meeting.
+    """
+
+    code = "CV006"
+    name = "joint-disturbances"
+    severities = (Severity.LOW, Severity.MEDIUM)
+    thresholds = (SLOW_STEP_RATIO, MAX_JOINT_CHANCE)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one: the pair least likely by chance."""
+        found = context.obtain(job_convergence)
+        if isinstance(found, Unavailable):
+            return
+        events = find_joint_events(*_mark_steps(context, found))
+        limit = context.thresholds[MAX_JOINT_CHANCE]
+        told = [event for event in events if event.p_value < limit and len(event.steps) > 1]
+        if told:
+            yield self._report(told[0])
+
+    def _report(self, event: JointEvents) -> Finding:
+        shown = ", ".join(map(str, event.steps[:_MAX_LISTED]))
+        return Finding(
+            code=self.code,
+            title=f"{event.first} and {event.second} are out of line in the same "
+            f"{plural(len(event.steps), 'step')}",
+            severity=Severity.LOW
+            if "slow step" in (event.first, event.second)
+            else Severity.MEDIUM,
+            summary=f"{event.first.capitalize()} and {event.second} meet in "
+            f"{plural(len(event.steps), 'step')} ({shown}); by chance {event.expected:.2g} of "
+            f"{count(event.num_first)} and {count(event.num_second)} would.",
+            first_step=event.steps[0],
+            last_step=event.steps[-1],
+            evidence=(
+                Evidence(name="meetings", value=len(event.steps)),
+                Evidence(name="expected by chance", value=event.expected),
+                Evidence(name="steps", value=shown),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.HIGH,
+                text=f"{p_value(event.p_value)} against independent signals",
+                p_value=event.p_value,
+            ),
+            change="Look at the batches of these steps.",
+            gain=NOT_TIME,
+        )
+
+
+def _mark_steps(
+    context: Context, found: Convergence
+) -> tuple[dict[str, "np.ndarray[tuple[int], np.dtype[np.int64]]"], int]:
+    """Steps marked by each signal, and the steps there are."""
+    steps = context.summary.steps
+    times = steps.duration_ns[steps.num_warmup :].astype(np.float64)
+    slow = find_spikes(
+        steps.step[steps.num_warmup :],
+        np.maximum(times, 1.0),
+        min_change_ratio=context.thresholds[SLOW_STEP_RATIO],
+    )
+    named = {
+        "loss spike": found.loss_spikes,
+        "gradient norm spike": found.norm_spikes,
+        "slow step": slow,
+    }
+    marks = {
+        name: np.array([spike.step for spike in spikes.up], dtype=np.int64)
+        for name, spikes in named.items()
+        if not isinstance(spikes, Unavailable)
+    }
+    return marks, steps.num_steps
+
+
+def job_skipped(context: Context) -> SkippedUpdates | Unavailable:
+    """Shared by two rules."""
+    return count_skipped(context.attempt)
+
+
+class SkippedSteps(Rule):
+    """Updates were skipped.
+
+    What it finds: steps after the first tenth of the run whose update the gradient scaler skipped,
+    `skipped_min_ratio` of them or more.
+
+    Why it matters: a skipped step costs its whole time and trains nothing.
+
+    How it is measured: counted from the step's flags on the rank that has most. A scaler that looks
+    for its scale in the first steps is left out.
+
+    What to change: use bfloat16, or lower the scaler's growth; look for what overflows.
+
+    When it is wrong: where a program skips updates itself and on purpose.
+    """
+
+    code = "CV007"
+    name = "skipped-updates"
+    thresholds = (MIN_SKIPPED_RATIO,)
+    symptom_of = frozenset({"CV001"})
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        found = context.obtain(job_skipped)
+        if isinstance(found, Unavailable) or found.num_late < _MIN_SKIPPED:
+            return
+        if found.late_ratio < context.thresholds[MIN_SKIPPED_RATIO]:
+            return
+        step_ns = context.step_ns
+        gain = (
+            step_ns
+            if isinstance(step_ns, Unavailable)
+            else Estimate(
+                saved_ns=found.late_ratio * step_ns,
+                step_ns=step_ns,
+                basis="the share of steps that trained nothing",
+            )
+        )
+        yield Finding(
+            code=self.code,
+            title=f"{plural(found.num_late, 'update')} were skipped",
+            severity=grade(found.late_ratio),
+            summary=f"{count(found.num_late)} of {plural(found.num_late_steps, 'step')} after the "
+            f"first tenth of the run made no update, {ratio(found.late_ratio)}.",
+            ranks=found.ranks,
+            first_step=found.first_late_step,
+            last_step=found.last_step,
+            evidence=(
+                Evidence(name="skipped updates", value=found.num_late, unit="steps"),
+                Evidence(name="share of the steps", value=found.late_ratio, unit="ratio"),
+            ),
+            change="Use bfloat16, let the loss scale grow more slowly, and look for what "
+            "overflows.",
+            gain=gain,
+        )

@@ -1,0 +1,474 @@
+"""Rules about the recording and the diagnosis itself: what the other findings may rest on."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.severity import Severity
+from meshscope.diagnose.stopped_ranks import StoppedRanks, find_stopped_ranks
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import be, count, duration, name_ranks, plural, ratio
+from meshscope.store.columns import ProblemKind
+
+MAX_RANKS_LISTED = 1024
+"""Of ranks that are missing: a header can claim a million."""
+NO_TIME_LOST = Unavailable("it does not make steps longer")
+
+MAX_OVERHEAD_RATIO = Threshold(
+    name="recorder_max_overhead_ratio",
+    default=0.02,
+    meaning="share of a step the recorder may take, median over the steps it timed itself in",
+)
+MIN_OVERHEAD_SAMPLES = Threshold(
+    name="recorder_min_timed_steps",
+    default=64,
+    meaning="steps in which the recorder timed itself below which its cost is a hint only",
+)
+MIN_KEPT_RATIO = Threshold(
+    name="diagnosis_min_steps_ratio",
+    default=0.5,
+    meaning="share of the steps after warm-up that the timeline should hold",
+)
+MIN_STEPS = Threshold(
+    name="diagnosis_min_steps",
+    default=10,
+    meaning="steps after warm-up below which tests have no power",
+)
+
+_TOLD_ELSEWHERE = frozenset(
+    (ProblemKind.MISSING_RANK, ProblemKind.SHORT_RANK, ProblemKind.TORN_TAIL)
+)
+_SERIOUS = frozenset((ProblemKind.DROPPED, ProblemKind.UNREADABLE, ProblemKind.DUPLICATE_RANK))
+
+
+class RuleFailed(Rule):
+    """A rule or an analysis broke, so the diagnosis may miss something.
+
+    What it finds: every rule and analysis that ended in an error while this run was diagnosed, with
+    the error and the line of code.
+
+    Why it matters: what broke found nothing, and a finding that is not there looks like a run that
+    is healthy.
+
+    How it is measured: errors are caught around each rule and each analysis; the others go on.
+
+    What to change: report it with the error's line. `meshscope report --no-diagnosis` shows the
+    report without findings.
+
+    When it is wrong: never; but a damaged recording can be the cause, see HE003.
+    """
+
+    code = "HE001"
+    name = "rule-failed"
+    severities = (Severity.MEDIUM, Severity.MEDIUM)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per failure; the runner calls this last."""
+        for failure in context.failures:
+            yield Finding(
+                code=self.code,
+                title=f"{failure.what} failed",
+                severity=Severity.MEDIUM,
+                summary=f"{failure.what} ended in an error, {failure.error} ({failure.place}); "
+                "what it would have found is missing here.",
+                evidence=(
+                    Evidence(name="error", value=failure.error),
+                    Evidence(name="place", value=failure.place),
+                ),
+                change="Report this error; the other findings stand.",
+                gain=NO_TIME_LOST,
+            )
+
+
+class RankStopped(Rule):
+    """A rank died, stopped before the others, or recorded nothing.
+
+    What it finds: ranks whose recording has no end although their process is gone or the others
+    went on, ranks whose program ended in an exception, ranks that stopped two or more steps before
+    the others, and ranks of the job that left no recording. Of several, the one that stopped first.
+
+    Why it matters: a job with a dead rank makes no more steps, and everything said about the others
+    holds only up to that moment.
+
+    How it is measured: a rank that ends writes a closing line. Where it is missing, the process is
+    looked up if it ran on this machine; else a rank counts as dead when another finished or wrote
+    records more than a minute later. Who was first is the verdict of `meshscope hang`: who waited
+    for whom, and whose error came first; where there is none, who made fewer steps.
+
+    What to change: look at that rank's log at the moment of its last record; `meshscope hang` says
+    what the others were waiting in.
+
+    When it is wrong: a rank on another machine that is only slow to write looks dead after a
+    minute. Where no rank wrote an end and nothing is known of the processes, the finding is LOW:
+    the run may still be going on.
+    """
+
+    code = "HE002"
+    name = "rank-stopped"
+    severities = (Severity.LOW, Severity.HIGH)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One for ranks that stopped, one for ranks that are missing."""
+        stopped = context.obtain(find_stopped_ranks)
+        if not isinstance(stopped, Unavailable):
+            yield from self._tell_stopped(stopped)
+        missing = context.summary.health.missing_ranks
+        if len(missing):
+            yield Finding(
+                code=self.code,
+                title=f"{name_ranks(missing)} {be(missing)} not recorded",
+                severity=Severity.MEDIUM,
+                summary=f"{plural(len(missing), 'rank')} of {count(context.num_ranks)} left no "
+                "recording: waits for them cannot be told from transfers.",
+                ranks=tuple(islice(missing, MAX_RANKS_LISTED)),
+                evidence=(Evidence(name="ranks without a recording", value=len(missing)),),
+                change="Start every rank under `meshscope run`, or make its run directory one that "
+                "all hosts share.",
+                gain=NO_TIME_LOST,
+            )
+
+    def _tell_stopped(self, stopped: StoppedRanks) -> Iterable[Finding]:
+        if stopped.ranks:
+            is_all = stopped.is_whole_job
+            who = "every rank" if is_all else name_ranks(stopped.ranks)
+            yield Finding(
+                code=self.code,
+                title=f"{who} stopped {stopped.how}",
+                severity=Severity.HIGH,
+                summary=f"{who} stopped {stopped.how}{stopped.where}; "
+                f"the job finished {plural(stopped.num_job_steps, 'step')}.",
+                ranks=() if is_all else stopped.ranks,
+                first_step=stopped.last_step,
+                last_step=stopped.last_step,
+                evidence=stopped.evidence,
+                confidence=Confidence(level=stopped.level, text=stopped.reason),
+                change="Read that rank's log at its last record; `meshscope hang` names the "
+                "operation the others wait in.",
+                gain=NO_TIME_LOST,
+            )
+        elif stopped.num_unknown:
+            yield Finding(
+                code=self.code,
+                title="the recording has no end",
+                severity=Severity.LOW,
+                summary=f"{plural(stopped.num_unknown, 'rank')} wrote no closing line: the job is "
+                "still running, or was killed as a whole.",
+                evidence=(Evidence(name="ranks without an end", value=stopped.num_unknown),),
+                confidence=Confidence(
+                    level=ConfidenceLevel.LOW, text="nothing is known of the processes"
+                ),
+                change="Nothing, if the job is still running.",
+                gain=NO_TIME_LOST,
+            )
+
+
+class RecordingDamaged(Rule):
+    """Part of the recording is damaged, was dropped, or ended in errors of the recorder.
+
+    What it finds: records that failed their checksum, files that cannot be read, records that found
+    no space, and errors the recorder caught inside training.
+
+    Why it matters: lost phases show as unattributed time, lost operations as waits that nobody
+    explains.
+
+    How it is measured: every record is checked when it is read; what is left out is counted, and
+    the recorder counts what it could not write.
+
+    What to change: make room where the run is written; report errors of the recorder with their
+    message.
+
+    When it is wrong: never about the damage. Whether a number suffers from it depends on where the
+    damage is; the report's problems name file and offset.
+    """
+
+    code = "HE003"
+    name = "recording-damaged"
+    severities = (Severity.LOW, Severity.MEDIUM)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One for all damage, one for all errors."""
+        health = context.summary.health
+        problems = [problem for problem in health.problems if problem.kind not in _TOLD_ELSEWHERE]
+        if problems:
+            is_serious = any(problem.kind in _SERIOUS for problem in problems)
+            ranks = tuple(sorted({p.rank for p in problems if p.rank is not None}))
+            lost = sum(problem.num_records or 0 for problem in problems)
+            records = f", {plural(lost, 'record')} lost" if lost else ""
+            yield Finding(
+                code=self.code,
+                title="part of the recording is lost",
+                severity=Severity.MEDIUM if is_serious else Severity.LOW,
+                summary=f"{plural(len(problems), 'place')} of the recording could not be used"
+                f"{records}; the first: {problems[0].text}.",
+                ranks=ranks,
+                evidence=(
+                    Evidence(name="places", value=len(problems)),
+                    Evidence(name="records lost", value=lost),
+                    Evidence(name="records that found no space", value=health.num_dropped),
+                ),
+                change="Free space where the run is written, and see the report's problems for "
+                "file and offset.",
+                gain=NO_TIME_LOST,
+            )
+        if health.num_errors:
+            first = health.errors[0]
+            yield Finding(
+                code=self.code,
+                title="the recorder caught errors of its own",
+                severity=Severity.LOW,
+                summary=f"{plural(health.num_errors, 'error')} inside the recorder, most in "
+                f"{first.site}: {first.first_message}.",
+                ranks=tuple(sorted({rank for error in health.errors for rank in error.ranks})),
+                evidence=(Evidence(name="errors", value=health.num_errors),),
+                change="Report the message; training was not touched by it.",
+                gain=NO_TIME_LOST,
+            )
+
+
+class ClocksApart(Rule):
+    """The clocks of the hosts could not be brought together.
+
+    What it finds: hosts whose clocks no operation connects, and clocks that contradict each other.
+
+    Why it matters: who waited for whom is told by comparing times of different hosts; without one
+    clock, waits and transfers between those hosts cannot be told apart.
+
+    How it is measured: collectives that end together on all ranks give each host's offset and
+    drift; messages in both directions bound them; loops of hosts must close.
+
+    What to change: call `recorder.calibrate_clocks()` once at the start, or record at least one
+    all-reduce or barrier over all hosts.
+
+    When it is wrong: where hosts really share a clock but say that they do not.
+    """
+
+    code = "HE004"
+    name = "clocks-apart"
+    severities = (Severity.LOW, Severity.MEDIUM)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One, if any host is not placed or contradicts."""
+        communication = context.summary.communication
+        if isinstance(communication, Unavailable):
+            return
+        clocks = communication.clocks
+        unplaced = [c for c in clocks.clocks if isinstance(c.offset_ns, Unavailable)]
+        if not unplaced and not clocks.problems:
+            return
+        ranks = tuple(sorted(rank for clock in unplaced for rank in clock.ranks))
+        what = (
+            f"{plural(len(unplaced), 'clock')} of {count(len(clocks.clocks))} cannot be placed"
+            if unplaced
+            else clocks.problems[0]
+        )
+        yield Finding(
+            code=self.code,
+            title="clocks of hosts could not be brought together",
+            severity=Severity.MEDIUM if unplaced else Severity.LOW,
+            summary=f"{what}; waits between these hosts are not told from transfers.",
+            ranks=ranks,
+            evidence=tuple(Evidence(name="clocks", value=text) for text in clocks.problems[:4]),
+            change="Call recorder.calibrate_clocks() once at the start of training.",
+            gain=NO_TIME_LOST,
+        )
+
+
+class RecorderCost(Rule):
+    """Recording takes a noticeable part of the steps.
+
+    What it finds: steps of which the recorder itself took more than
+    `recorder_max_overhead_ratio`.
+
+    Why it matters: the run is slower than it would be, and short phases look longer than they are.
+
+    How it is measured: on every 16th step the recorder times what it does inside its hooks and
+    calls; the median over these steps, without warm-up.
+
+    What to change: record less: fewer detail spans, no per-operation recording where steps have
+    thousands of operations.
+
+    When it is wrong: on hosts with more processes than cores, others' time is in it; with fewer
+    than `recorder_min_timed_steps` steps timed it is LOW. What the recorder does to caches is not
+    in it; a comparison with an unrecorded run shows that.
+    """
+
+    code = "HE005"
+    name = "recorder-cost"
+    severities = (Severity.LOW, Severity.CRITICAL)
+    thresholds = (MAX_OVERHEAD_RATIO, MIN_OVERHEAD_SAMPLES)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One, above the limit."""
+        overhead = context.summary.health.overhead
+        if isinstance(overhead, Unavailable) or overhead.is_warmup_only:
+            return
+        share = overhead.median_ratio
+        if isinstance(share, Unavailable) or share < context.thresholds[MAX_OVERHEAD_RATIO]:
+            return
+        gain = Estimate(
+            saved_ns=overhead.median_ns,
+            step_ns=overhead.median_ns / share,
+            basis="what the recorder timed of itself, median",
+        )
+        is_hint = overhead.num_steps < context.thresholds[MIN_OVERHEAD_SAMPLES]
+        yield Finding(
+            code=self.code,
+            title="recording takes a part of every step",
+            severity=Severity.LOW if is_hint else severity_of(gain),
+            summary=f"the recorder takes {duration(overhead.median_ns)} of a step "
+            f"({ratio(share)}), median over {plural(overhead.num_steps, 'step')}.",
+            evidence=(
+                Evidence(name="recorder per step", value=overhead.median_ns, unit="ns"),
+                Evidence(name="share of the step", value=share, unit="ratio"),
+            ),
+            change="Record fewer detail spans.",
+            gain=gain,
+        )
+
+
+class Desynchronised(Rule):
+    """Ranks of a group called different operations at the same place.
+
+    What it finds: the first operation of a group, or of a pair of ranks, of which ranks disagree in
+    kind, size, dtype or root.
+
+    Why it matters: the job computes with the wrong numbers, or hangs at the next operation.
+
+    How it is measured: operations are matched by group and sequence number, and each side's kind,
+    size, dtype and root are compared.
+
+    What to change: find the branch of the program that ranks take differently at that step.
+
+    When it is wrong: where one rank's recorder missed an operation without noticing. Recorders that
+    began later are recognised and shifted.
+    """
+
+    code = "HE006"
+    name = "desynchronised"
+    severities = (Severity.HIGH, Severity.HIGH)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per group that disagrees, of those kept."""
+        communication = context.summary.communication
+        if isinstance(communication, Unavailable):
+            return
+        for found in communication.desynchronisations:
+            sides = [
+                f"{name_ranks(side.ranks)}: {side.kind.name.lower()} of "
+                f"{count(side.size_bytes)} bytes {side.dtype}"
+                for side in found.sides
+            ]
+            fewest = min(found.sides, key=lambda side: len(side.ranks))
+            yield Finding(
+                code=self.code,
+                title=f"ranks disagree on operation {found.sequence} of a group along "
+                f"{found.group.axis}",
+                severity=Severity.HIGH,
+                summary=f"at operation {found.sequence} of {name_ranks(found.group.ranks)} "
+                f"{'; '.join(sides)}.",
+                ranks=fewest.ranks if len(found.sides) > 1 else (),
+                first_step=fewest.step if fewest.step >= 0 else None,
+                evidence=(
+                    Evidence(name="operations from there on", value=found.num_untrusted),
+                    *(Evidence(name="side", value=side) for side in sides),
+                ),
+                change="Make all ranks call the same operations in the same order; look for a "
+                "branch on rank, data or loss at that step.",
+                gain=NO_TIME_LOST,
+            )
+
+
+class ReplayRefused(Rule):
+    """The replay does not reproduce this run, so findings have no price.
+
+    What it finds: a replay with measured durations that misses the measured time by 5 % or more.
+
+    Why it matters: gains come from that replay. What it cannot reproduce it cannot change either,
+    so findings are then graded by the time their cause takes, an upper bound.
+
+    How it is measured: the run's dependency graph is timed with the durations as measured, and the
+    result is compared with the clock.
+
+    What to change: nothing in training; record all ranks and all communication, so that nothing is
+    missing from the graph.
+
+    When it is wrong: it says that nothing is known, not that something is wrong.
+    """
+
+    code = "HE007"
+    name = "replay-refused"
+    severities = (Severity.LOW, Severity.LOW)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One, where the replay misses the clock."""
+        replay = context.replay
+        if isinstance(replay, Unavailable) or replay.fidelity.is_enough:
+            return
+        fidelity = replay.fidelity
+        yield Finding(
+            code=self.code,
+            title="gains are not priced: the replay misses the clock",
+            severity=Severity.LOW,
+            summary=f"replayed with the durations measured, a step takes "
+            f"{duration(fidelity.replayed_ns)} instead of {duration(fidelity.measured_ns)} "
+            f"({ratio(fidelity.error_ratio)} off); findings are graded by the time their cause "
+            "takes.",
+            evidence=(
+                Evidence(name="replayed step", value=fidelity.replayed_ns, unit="ns"),
+                Evidence(name="measured step", value=fidelity.measured_ns, unit="ns"),
+                Evidence(name="error", value=fidelity.error_ratio, unit="ratio"),
+            ),
+            change="Record every rank and its communication.",
+            gain=NO_TIME_LOST,
+        )
+
+
+class PartOfTheSteps(Rule):
+    """The diagnosis rests on few steps, or on a part of them.
+
+    What it finds: runs with fewer than `diagnosis_min_steps` steps after warm-up, and runs of which
+    the timeline holds less than `diagnosis_min_steps_ratio`.
+
+    Why it matters: few steps give tests no power: a rank 10 % slow shows after some tens of steps.
+    Of long runs windows are taken, so that memory stays bounded; what happened between them is seen
+    only by the rules that read all steps.
+
+    How it is measured: counted.
+
+    What to change: record more steps; lower `--warmup`.
+
+    When it is wrong: never, but a part can be enough: windows are spread over the whole run.
+    """
+
+    code = "HE008"
+    name = "part-of-the-steps"
+    severities = (Severity.LOW, Severity.LOW)
+    thresholds = (MIN_STEPS, MIN_KEPT_RATIO)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One, where few steps were looked at."""
+        steady = context.num_steady_steps
+        timeline = context.timeline
+        kept = steady if isinstance(timeline, Unavailable) else len(timeline.steps)
+        is_short = steady < context.thresholds[MIN_STEPS]
+        if not is_short and kept >= context.thresholds[MIN_KEPT_RATIO] * steady:
+            return
+        yield Finding(
+            code=self.code,
+            title="the diagnosis rests on few steps"
+            if is_short
+            else "the diagnosis rests on a part of the steps",
+            severity=Severity.LOW,
+            summary=f"{count(kept)} of {plural(steady, 'step')} after warm-up were looked at on "
+            "all ranks together.",
+            evidence=(
+                Evidence(name="steps after warm-up", value=steady, unit="steps"),
+                Evidence(name="steps on the timeline", value=kept, unit="steps"),
+            ),
+            change="Record more steps." if is_short else "Nothing; windows cover the whole run.",
+            gain=NO_TIME_LOST,
+        )

@@ -1,0 +1,105 @@
+"""Rules about work that is uneven because of the data."""
+
+from collections.abc import Iterable
+
+from meshscope.analyze.load_imbalance import measure_load_imbalance
+from meshscope.analyze.sequence_imbalance import MIN_CORRELATION, SequenceImbalance
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
+from meshscope.diagnose.late_ranks import (
+    obtain_peer_work,
+    obtain_sequence_imbalance,
+    obtain_stragglers,
+)
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.relief import even_load, even_microbatches
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import plural, ratio
+
+MIN_SEQUENCE_CORRELATION = Threshold(
+    name="sequence_min_correlation",
+    default=MIN_CORRELATION,
+    minimum=MIN_CORRELATION,
+    meaning="Pearson's r of forward and backward of the same data (OSDI'25)",
+)
+
+
+class SequenceLengthRule(Rule):
+    """Forward and backward are long together: sequences have uneven lengths.
+
+    What it finds: microbatches, or steps of a rank, that take longer in forward and in backward by
+    the same factor.
+
+    Why it matters: in every step all wait for the rank with the longest batch, and in a pipeline
+    a long microbatch holds up every stage.
+
+    How it is measured: Pearson's r of forward and backward, each over what its rank and stage
+    usually take, is at least `sequence_min_correlation` (OSDI'25), and both vary by a tenth or
+    more. Where tokens were counted, their correlation with work is given. The gain is replayed
+    with the mean over microbatches and replicas.
+
+    What to change: sort batches by length or pack sequences so that each rank and microbatch has
+    the same cost; attention grows with the square of single sequences, so equal tokens may not do.
+
+    When it is wrong: where another program on a host slows forward and backward of some steps
+    alike, or clocks change over the run.
+    """
+
+    code = "IM001"
+    name = "sequence-length-imbalance"
+    thresholds = (MIN_SEQUENCE_CORRELATION,)
+    symptom_of = frozenset({"ST001", "ST002", "ST003"})
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        found = context.obtain(obtain_sequence_imbalance)
+        timeline, stragglers = context.timeline, context.obtain(obtain_stragglers)
+        if isinstance(found, Unavailable) or isinstance(timeline, Unavailable):
+            return
+        if not found.is_found:
+            return
+        if found.correlation < context.thresholds[MIN_SEQUENCE_CORRELATION]:
+            return
+        # A rank that became slow is long in both phases too, for the steps since.
+        if not isinstance(stragglers, Unavailable) and stragglers.fail_slow_sets:
+            return
+        yield _describe(self.code, found, timeline, context)
+
+
+def _describe(code: str, found: SequenceImbalance, timeline: Timeline, context: Context) -> Finding:
+    work = context.obtain(obtain_peer_work)
+    is_piped = found.unit == "microbatch"
+    load = None if isinstance(work, Unavailable) else measure_load_imbalance(work)
+    if is_piped or isinstance(work, Unavailable):
+        edit = even_microbatches(timeline)
+    else:
+        edit = even_load(timeline, work)
+    (gain,) = context.price([edit])
+    tokens = found.token_correlation
+    with_tokens = "" if isinstance(tokens, Unavailable) else f", r of tokens and work {tokens:.2f}"
+    evidence = [
+        Evidence(name="r of forward and backward", value=found.correlation),
+        Evidence(name="variation", value=found.variation_ratio, unit="ratio"),
+        Evidence(name="pairs", value=found.num_pairs),
+    ]
+    if not isinstance(tokens, Unavailable):
+        evidence.append(Evidence(name="r of tokens and work", value=tokens))
+    return Finding(
+        code=code,
+        title="sequences have uneven lengths",
+        severity=severity_of(gain, otherwise=None if load is None else load.lost_ratio),
+        summary=f"Forward and backward of the same {found.unit} vary together, r = "
+        f"{found.correlation:.2f}, by {ratio(found.variation_ratio)}{with_tokens}: the work of "
+        f"ranks follows from their data.",
+        evidence=tuple(evidence),
+        confidence=Confidence(
+            level=ConfidenceLevel.MEDIUM,
+            text=f"r = {found.correlation:.2f} over {plural(found.num_pairs, found.unit)}",
+        ),
+        change="Sort batches by length, or pack sequences so that each batch costs the same.",
+        gain=gain,
+        edit=edit,
+    )

@@ -1,0 +1,183 @@
+"""Rules about links between ranks."""
+
+from collections.abc import Iterable
+
+from meshscope.analyze.late_handover import LateHandover, find_late_handovers
+from meshscope.analyze.links import SlowLink, find_slow_links, shorten_transfers
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.operations import Kind
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import duration, name_ranks, p_value, plural, ratio
+from meshscope.simulate.what_if import Edit, Gain
+
+MIN_LINK_COST_RATIO = Threshold(
+    name="link_min_cost_ratio",
+    default=0.02,
+    meaning="share of the step that the extra time of a slow link's operations must be",
+)
+MAX_LINKS = 8
+"""Findings at most; the costliest."""
+
+
+def slow_links(context: Context) -> list[SlowLink] | Unavailable:
+    """All that cost enough."""
+    timeline = context.timeline
+    if isinstance(timeline, Unavailable):
+        return timeline
+    limit_ns = context.thresholds[MIN_LINK_COST_RATIO] * _period_ns(timeline)
+    return [link for link in find_slow_links(timeline) if link.cost_ns >= limit_ns]
+
+
+def late_handovers(context: Context) -> list[LateHandover] | Unavailable:
+    """All that cost enough."""
+    timeline = context.timeline
+    if isinstance(timeline, Unavailable):
+        return timeline
+    limit_ns = context.thresholds[MIN_LINK_COST_RATIO] * _period_ns(timeline)
+    return [one for one in find_late_handovers(timeline) if one.cost_ns >= limit_ns]
+
+
+def _period_ns(timeline: Timeline) -> float:
+    return float((timeline.period_end_ns - timeline.period_begin_ns).mean())
+
+
+class SlowLinkRule(Rule):
+    """Operations over one link, or along one axis, take longer than over others like them.
+
+    What it finds: a pair of ranks, a group, or a whole axis whose transfers take half as long again
+    as those of other links of the same axis, kind and size (a whole axis: five times what the other
+    axes of the job show possible); and ranks that hand operations of an axis over late.
+
+    Why it matters: collectives move at the pace of their slowest link, and a pipeline at that of
+    its slowest hop.
+
+    How it is measured: transfers from the last arrival to the end, without queues; of each link the
+    time that nine in ten operations exceed, against the lower quartile of the links; a sign test
+    over steps, corrected for all links. The gain is a replay in which these operations take the
+    usual time. Late handover: work right before operations of the axis that is not there elsewhere.
+
+    What to change: look at the cable, the adapter and the switch port between these ranks, at what
+    else uses them, and at how ranks were placed on hosts.
+
+    When it is wrong: where links are meant to differ. An axis of which all links are slow is judged
+    only where another axis of the same reach (inside hosts, across hosts) exists. A link that is
+    slow for a small part of the run is not seen.
+    """
+
+    code = "LK001"
+    name = "slow-link"
+    thresholds = (MIN_LINK_COST_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per link or axis."""
+        timeline = context.timeline
+        links, late = context.obtain(slow_links), context.obtain(late_handovers)
+        if isinstance(timeline, Unavailable):
+            return
+        known = [] if isinstance(links, Unavailable) else links[:MAX_LINKS]
+        edits = [
+            Edit(
+                name=f"{_name(link)} as fast as others",
+                transfer_ns=shorten_transfers(timeline, link),
+            )
+            for link in known
+        ]
+        for link, edit, gain in zip(known, edits, context.price(edits), strict=True):
+            yield self._tell_slow(link, edit, gain, timeline)
+        if isinstance(late, Unavailable):
+            return
+        edits = [
+            Edit(name=f"{one.axis} operations handed over in time", work_ns=one.new_work_ns)
+            for one in late
+        ]
+        for one, edit, gain in zip(late, edits, context.price(edits), strict=True):
+            yield self._tell_late(one, edit, gain, timeline)
+
+    def _tell_slow(
+        self, link: SlowLink, edit: Edit, gain: Gain | Unavailable, timeline: Timeline
+    ) -> Finding:
+        part = link.parts[0]
+        share = link.cost_ns / _period_ns(timeline)
+        kind = part.times.link_class.kind
+        what = "messages" if kind is Kind.RECV else kind.label
+        where = "going by other axes or by any network" if link.is_whole_axis else "elsewhere"
+        return Finding(
+            code=self.code,
+            title=f"{_name(link)} is slow",
+            severity=severity_of(gain, otherwise=share),
+            summary=f"{what} of {part.times.size_bytes:,.0f} bytes over {_name(link)} take "
+            f"{duration(part.times.floor_ns)} or more in nine of ten cases; {where} it is "
+            f"{duration(part.usual_ns)}.",
+            ranks=link.ranks,
+            evidence=(
+                Evidence(name="axis", value=link.axis),
+                Evidence(
+                    name="transfer that nine in ten exceed", value=part.times.floor_ns, unit="ns"
+                ),
+                Evidence(name="the same of other links", value=part.usual_ns, unit="ns"),
+                Evidence(name="operations compared", value=len(part.times.match)),
+                Evidence(
+                    name="extra time per step, if none is hidden", value=link.cost_ns, unit="ns"
+                ),
+            ),
+            confidence=_confidence(link),
+            change="Look at the cable, adapter and switch port between these ranks, and at what "
+            "else uses them.",
+            gain=gain,
+            edit=edit,
+        )
+
+    def _tell_late(
+        self, late: LateHandover, edit: Edit, gain: Gain | Unavailable, timeline: Timeline
+    ) -> Finding:
+        share = late.cost_ns / _period_ns(timeline)
+        return Finding(
+            code=self.code,
+            title=f"{late.axis} operations are handed over late by {name_ranks(late.ranks)}",
+            severity=severity_of(gain, otherwise=share),
+            summary=f"{name_ranks(late.ranks)} spend {duration(late.delay_ns)} before an operation "
+            f"of {late.axis} in which nothing else is known to be done, "
+            f"{late.num_per_step:.3g} times per step, {ratio(share)} of it.",
+            ranks=late.ranks,
+            evidence=(
+                Evidence(name="axis", value=late.axis),
+                Evidence(name="delay before an operation", value=late.delay_ns, unit="ns"),
+                Evidence(name="usual time of the same without", value=late.usual_ns, unit="ns"),
+                Evidence(name="per rank and step", value=late.num_per_step),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.MEDIUM,
+                text=f"nine in ten of them over {plural(late.num_steps, 'step')}; an action that "
+                "has more to compute looks the same",
+            ),
+            change="Look at what happens between the last gradient and the call: copies into "
+            "buffers, registration of memory, a throttled sender.",
+            gain=gain,
+            edit=edit,
+        )
+
+
+def _name(link: SlowLink) -> str:
+    if link.is_whole_axis:
+        return f"the whole {link.axis} axis"
+    return f"the {link.axis} link of {name_ranks(link.ranks)}"
+
+
+def _confidence(link: SlowLink) -> Confidence:
+    part = link.parts[0]
+    if link.is_whole_axis:
+        return Confidence(
+            level=ConfidenceLevel.MEDIUM,
+            text=f"in all {plural(part.num_steps, 'step')}; other axes may use other links",
+        )
+    return Confidence(
+        level=ConfidenceLevel.HIGH,
+        text=f"{p_value(part.p_value)}: slower in {part.num_slow_steps} of "
+        f"{plural(part.num_steps, 'step')}, corrected for all links",
+        p_value=part.p_value,
+    )

@@ -1,0 +1,507 @@
+"""Rules about memory: what grows, what is nearly full, what is taken and not used.
+
+Memory costs no time until it runs out, so severities are set by how near that is; where the
+recording does not say how much memory there is, by what is known.
+"""
+
+from collections.abc import Iterable
+
+from meshscope.analyze.memory import (
+    AllocatorState,
+    Forecast,
+    JobMemory,
+    PeerSkew,
+    Place,
+    RankMemory,
+    analyze_memory,
+    forecast_device,
+    forecast_host,
+)
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.severity import Severity
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import (
+    be,
+    count,
+    duration,
+    memory,
+    name_ranks,
+    p_value,
+    plural,
+    ratio,
+)
+
+MIN_LEAK_BYTES = Threshold(
+    name="leak_min_rise_bytes",
+    default=16 << 20,
+    meaning="growth over the recorded steps below which nothing is called a leak",
+)
+LEAK_CRITICAL_S = Threshold(
+    name="leak_critical_seconds",
+    default=3600,
+    meaning="memory that is full within this long is critical",
+)
+LEAK_HIGH_S = Threshold(
+    name="leak_high_seconds",
+    default=7 * 86400,
+    meaning="memory that is full within this long is high; a run of a week should end by itself",
+)
+NEAR_RATIO = Threshold(
+    name="memory_near_capacity_ratio",
+    default=0.9,
+    meaning="share of the memory there is from which it counts as nearly full",
+)
+CRITICAL_RATIO = Threshold(
+    name="memory_critical_ratio",
+    default=0.97,
+    meaning="share of the memory there is from which the next allocation may fail",
+)
+MIN_UNUSED_RATIO = Threshold(
+    name="fragmentation_min_unused_ratio",
+    default=0.2,
+    meaning="share of the reserved memory that was not in use at the peak",
+)
+FRAGMENTATION_FULL_RATIO = Threshold(
+    name="fragmentation_full_ratio",
+    default=0.85,
+    meaning="share of the device that is reserved, from which holes matter",
+)
+MIN_SKEW_RATIO = Threshold(
+    name="memory_skew_min_ratio",
+    default=0.2,
+    meaning="by which a rank's peak must exceed the median of its peers",
+)
+MIN_SKEW_BYTES = Threshold(
+    name="memory_skew_min_bytes",
+    default=128 << 20,
+    meaning="likewise, in bytes",
+)
+SKEW_FULL_RATIO = Threshold(
+    name="memory_skew_full_ratio",
+    default=0.8,
+    meaning="share of its memory that the rank must use for a skew to limit the job",
+)
+
+NOT_TIME = Unavailable("memory costs no time until it runs out")
+
+
+def job_memory(context: Context) -> JobMemory | Unavailable:
+    """Shared by the rules below."""
+    return analyze_memory(context.attempt)
+
+
+class MemoryLeak(Rule):
+    """Memory grows with every step, and will run out.
+
+    What it finds: ranks whose resident set, or whose allocation on the device, grows all the time
+    by at least `leak_min_rise_bytes` over the run.
+
+    Why it matters: the job ends when memory does, hours or days later, and takes the work since the
+    last checkpoint with it.
+
+    How it is measured: samples at step ends after the first tenth, the lowest of neighbours where
+    there are many. A Theil-Sen slope within four stretches of the run, a Mann-Kendall test within
+    them, residuals with their autocorrelation, growth from every stretch to the next, and a second
+    half that grows at least 0.6 times as fast as the first: a jump is no leak, and neither is a
+    warm-up. The forecast divides what is left of the host's (or control group's) or the device's
+    memory by the growth of all ranks that share it.
+
+    What to change: look for what is kept from step to step: losses or outputs with their graphs
+    (`.item()` or `.detach()` them), lists of metrics, caches without a limit, hooks that are added
+    again, data loader workers that copy. `tracemalloc`, or a memory snapshot of the device, names
+    the line.
+
+    When it is wrong: where something is released at an interval longer than the recording, and
+    where a cache grows to a limit the recording did not reach. Growth in a few large jumps is not
+    called a leak.
+    """
+
+    code = "ME001"
+    name = "memory-leak"
+    severities = (Severity.MEDIUM, Severity.CRITICAL)
+    thresholds = (MIN_LEAK_BYTES, LEAK_CRITICAL_S, LEAK_HIGH_S)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One for each host whose ranks grow, one for each rank whose device fills."""
+        found = context.obtain(job_memory)
+        if isinstance(found, Unavailable):
+            return
+        least = context.thresholds[MIN_LEAK_BYTES]
+        leaking = [
+            rank
+            for rank in found.ranks
+            if rank.is_leaking
+            and not isinstance(rank.growth, Unavailable)
+            and rank.growth.rise >= least
+        ]
+        for host in dict.fromkeys(r.host for r in leaking if r.place is Place.HOST):
+            here = [r for r in leaking if r.place is Place.HOST and r.host == host]
+            yield self._report(context, here, forecast_host(found, host, context.step_ns))
+        for rank in leaking:
+            if rank.place is Place.DEVICE:
+                yield self._report(context, [rank], forecast_device(rank, context.step_ns))
+
+    def _report(
+        self, context: Context, ranks: list[RankMemory], forecast: Forecast | Unavailable
+    ) -> Finding:
+        growths = [r.growth for r in ranks if not isinstance(r.growth, Unavailable)]
+        numbers = tuple(rank.rank for rank in ranks)
+        place = ranks[0].place
+        per_step = sum(growth.per_step for growth in growths)
+        worst_p = max(growth.p_value for growth in growths) * len(context.attempt.ranks)
+        what = "process" if place is Place.HOST else "device"
+        together = " together" if len(ranks) > 1 else ""
+        return Finding(
+            code=self.code,
+            title=f"{what} memory of {name_ranks(numbers)} grows with every step",
+            severity=self._grade(context, forecast),
+            summary=f"{name_ranks(numbers).capitalize()} {be(numbers)} growing by "
+            f"{memory(per_step)} a step{together}, {memory(sum(g.rise for g in growths))} over "
+            f"the {plural(growths[0].last_step - growths[0].first_step, 'step')} looked at"
+            f"{_tell_forecast(forecast)}.",
+            ranks=numbers,
+            first_step=min(growth.first_step for growth in growths),
+            last_step=max(growth.last_step for growth in growths),
+            evidence=(
+                *(
+                    Evidence(
+                        name=f"growth of rank {r.rank} per step", value=g.per_step, unit="bytes"
+                    )
+                    for r, g in zip(ranks[:8], growths, strict=False)
+                ),
+                Evidence(
+                    name="lower end of the 95 % interval",
+                    value=growths[0].per_step_low,
+                    unit="bytes",
+                ),
+                Evidence(
+                    name="upper end of the 95 % interval",
+                    value=growths[0].per_step_high,
+                    unit="bytes",
+                ),
+                *_forecast_evidence(forecast),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.HIGH,
+                text=f"{p_value(min(1.0, worst_p))} for growth within stretches of the run, "
+                f"{plural(growths[0].num_samples, 'sample')}, "
+                f"over {plural(len(context.attempt.ranks), 'rank')}",
+                p_value=min(1.0, worst_p),
+            ),
+            change="Find what is kept from step to step: tensors with their graphs in lists of "
+            "losses, caches without a limit, hooks added again; tracemalloc or a memory snapshot "
+            "names the line.",
+            gain=NOT_TIME,
+        )
+
+    def _grade(self, context: Context, forecast: Forecast | Unavailable) -> Severity:
+        if isinstance(forecast, Unavailable) or isinstance(forecast.seconds, Unavailable):
+            return Severity.HIGH
+        if forecast.seconds <= context.thresholds[LEAK_CRITICAL_S]:
+            return Severity.CRITICAL
+        is_near = forecast.seconds <= context.thresholds[LEAK_HIGH_S]
+        return Severity.HIGH if is_near else Severity.MEDIUM
+
+
+def _tell_forecast(forecast: Forecast | Unavailable) -> str:
+    if isinstance(forecast, Unavailable):
+        return f"; when memory runs out is not known: {forecast.reason}"
+    when = (
+        ""
+        if isinstance(forecast.seconds, Unavailable)
+        else f", {duration(forecast.seconds * 1e9)} at this pace"
+    )
+    return (
+        f"; {memory(forecast.limit_bytes)} are full after {count(round(forecast.num_steps))} more "
+        f"steps{when}"
+    )
+
+
+def _forecast_evidence(forecast: Forecast | Unavailable) -> tuple[Evidence, ...]:
+    if isinstance(forecast, Unavailable):
+        return ()
+    return (
+        Evidence(name="memory there is", value=forecast.limit_bytes, unit="bytes"),
+        Evidence(name="in use at the last sample", value=forecast.used_bytes, unit="bytes"),
+        Evidence(name="steps until it is full", value=round(forecast.num_steps), unit="steps"),
+    )
+
+
+class NearCapacity(Rule):
+    """Memory is nearly full.
+
+    What it finds: a device of which the allocator's peak takes `memory_near_capacity_ratio` or
+    more, or a host whose recorded ranks together do.
+
+    Why it matters: a longer sequence, another batch, a second process or fragmentation then ends
+    the job; before that, the allocator empties its cache and waits for the device again and again.
+
+    How it is measured: the allocator's own highest allocation over the device's memory; for hosts,
+    the sum of the ranks' highest resident sets over the smaller of the machine's memory and the
+    control group's limit.
+
+    What to change: recompute activations, use a smaller microbatch, shard the optimizer's state, or
+    use a device with more memory.
+
+    When it is wrong: on hosts, where ranks share pages, which count once for each of them, and
+    where their peaks do not come at the same time; where other programs use the device.
+    """
+
+    code = "ME002"
+    name = "near-capacity"
+    severities = (Severity.MEDIUM, Severity.HIGH)
+    thresholds = (NEAR_RATIO, CRITICAL_RATIO)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One for all devices that are nearly full, one for each such host."""
+        found = context.obtain(job_memory)
+        if isinstance(found, Unavailable):
+            return
+        devices = [r for r in found.ranks if r.place is Place.DEVICE]
+        full = [r for r in devices if _fill(r) >= context.thresholds[NEAR_RATIO]]
+        if full:
+            worst = max(full, key=_fill)
+            yield self._report(
+                context, "device", tuple(r.rank for r in full), worst.peak_bytes, worst.limit_bytes
+            )
+        hosts: dict[str, list[RankMemory]] = {}
+        for rank in found.ranks:
+            if rank.place is Place.HOST:
+                hosts.setdefault(rank.host, []).append(rank)
+        for ranks in hosts.values():
+            limits = [r.limit_bytes for r in ranks if not isinstance(r.limit_bytes, Unavailable)]
+            used = sum(rank.peak_bytes for rank in ranks)
+            if limits and used >= context.thresholds[NEAR_RATIO] * min(limits):
+                yield self._report(context, "host", tuple(r.rank for r in ranks), used, min(limits))
+
+    def _report(
+        self,
+        context: Context,
+        what: str,
+        ranks: tuple[int, ...],
+        used: int,
+        limit: int | Unavailable,
+    ) -> Finding:
+        assert not isinstance(limit, Unavailable)
+        share = used / limit
+        is_critical = share >= context.thresholds[CRITICAL_RATIO]
+        return Finding(
+            code=self.code,
+            title=f"{what} memory of {name_ranks(ranks)} is nearly full",
+            severity=Severity.HIGH if is_critical else Severity.MEDIUM,
+            summary=f"The peak on {name_ranks(ranks)} is {memory(used)} of {memory(limit)}, "
+            f"{ratio(share)}.",
+            ranks=ranks,
+            evidence=(
+                Evidence(name="highest use", value=used, unit="bytes"),
+                Evidence(name="memory there is", value=limit, unit="bytes"),
+                Evidence(name="share in use", value=share, unit="ratio"),
+            ),
+            change="Recompute activations, take a smaller microbatch, or shard the optimizer's "
+            "state over more ranks.",
+            gain=NOT_TIME,
+        )
+
+
+def _fill(rank: RankMemory) -> float:
+    if isinstance(rank.limit_bytes, Unavailable):
+        return 0.0
+    return rank.peak_bytes / rank.limit_bytes
+
+
+class Fragmentation(Rule):
+    """The allocator holds device memory that it cannot use.
+
+    What it finds: a device of which a share of `fragmentation_min_unused_ratio` or more of the
+    reserved memory was not in use when most was reserved.
+
+    Why it matters: what lies in holes is missing when a large tensor is wanted: an allocation fails
+    although enough is free.
+
+    How it is measured: the allocator's highest reservation less its highest allocation. At the
+    moment of the highest reservation at least this much was unused: a lower bound, and not the
+    cache at the end of a step, which is full by design. Holes of segments in use (inactive splits)
+    are told beside it. LOW while the device has room.
+
+    What to change: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, shapes that do not change
+    from step to step, fewer large temporary tensors.
+
+    When it is wrong: where a peak was reset between the two, or where one very large tensor came
+    and went: its memory is whole and can be used again.
+    """
+
+    code = "ME003"
+    name = "fragmentation"
+    severities = (Severity.LOW, Severity.MEDIUM)
+    thresholds = (MIN_UNUSED_RATIO, FRAGMENTATION_FULL_RATIO)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one, for the device on which most is unused."""
+        found = context.obtain(job_memory)
+        if isinstance(found, Unavailable):
+            return
+        least = context.thresholds[MIN_UNUSED_RATIO]
+        holed = [
+            (rank, rank.allocator)
+            for rank in found.ranks
+            if not isinstance(rank.allocator, Unavailable) and _unused(rank.allocator) >= least
+        ]
+        if not holed:
+            return
+        rank, state = max(holed, key=lambda pair: pair[1].unused_at_peak_bytes)
+        numbers = tuple(pair[0].rank for pair in holed)
+        is_full = not isinstance(rank.limit_bytes, Unavailable) and (
+            state.peak_reserved_bytes
+            >= context.thresholds[FRAGMENTATION_FULL_RATIO] * rank.limit_bytes
+        )
+        splits = state.inactive_split_bytes
+        holes = "" if isinstance(splits, Unavailable) else f", {memory(splits)} in holes"
+        yield Finding(
+            code=self.code,
+            title=f"{ratio(_unused(state))} of the reserved device memory is not used at the peak",
+            severity=Severity.MEDIUM if is_full else Severity.LOW,
+            summary=f"Rank {rank.rank} had {memory(state.peak_reserved_bytes)} reserved at its "
+            f"peak, of which at least {memory(state.unused_at_peak_bytes)} were not in use{holes}.",
+            ranks=numbers,
+            evidence=(
+                Evidence(name="highest reserved", value=state.peak_reserved_bytes, unit="bytes"),
+                Evidence(name="unused then", value=state.unused_at_peak_bytes, unit="bytes"),
+                Evidence(name="share unused", value=_unused(state), unit="ratio"),
+            ),
+            change="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes the same "
+            "from step to step.",
+            gain=NOT_TIME,
+        )
+
+
+def _unused(state: AllocatorState) -> float:
+    if state.peak_reserved_bytes <= 0:
+        return 0.0
+    return state.unused_at_peak_bytes / state.peak_reserved_bytes
+
+
+class MemorySkew(Rule):
+    """A rank needs more memory than ranks that do the same work.
+
+    What it finds: of the ranks that share every coordinate but dp, one whose peak exceeds the
+    median of the others by `memory_skew_min_ratio` and `memory_skew_min_bytes`.
+
+    Why it matters: the batch that fits is what fits on the fullest rank. LOW unless that rank uses
+    `memory_skew_full_ratio` of its memory.
+
+    How it is measured: highest resident set, or the allocator's highest allocation, against the
+    median of the other peers. Ranks that grow all the time are told by ME001.
+
+    What to change: look for work only this rank does: logging, evaluation, checkpoints, a second
+    model, uneven sequence lengths.
+
+    When it is wrong: where ranks are no peers although the layout says so.
+    """
+
+    code = "ME004"
+    name = "memory-skew"
+    severities = (Severity.LOW, Severity.MEDIUM)
+    thresholds = (MIN_SKEW_RATIO, MIN_SKEW_BYTES, SKEW_FULL_RATIO)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one for hosts and one for devices: the largest."""
+        found = context.obtain(job_memory)
+        if isinstance(found, Unavailable):
+            return
+        for place in Place:
+            growing = {rank.rank for rank in found.leaking(place)}
+            skew = next((s for s in found.skews if s.place is place), None)
+            if skew is not None and skew.rank not in growing and _is_skewed(context, skew):
+                rank = next(r for r in found.ranks if (r.rank, r.place) == (skew.rank, place))
+                yield self._report(context, skew, rank)
+
+    def _report(self, context: Context, skew: PeerSkew, rank: RankMemory) -> Finding:
+        excess = skew.peak_bytes - skew.peers_bytes
+        is_full = _fill(rank) >= context.thresholds[SKEW_FULL_RATIO]
+        return Finding(
+            code=self.code,
+            title=f"rank {skew.rank} needs more {skew.place} memory than its peers",
+            severity=Severity.MEDIUM if is_full else Severity.LOW,
+            summary=f"Rank {skew.rank} needs {memory(skew.peak_bytes)}, the median of its "
+            f"{plural(skew.num_peers, 'peer')} {memory(skew.peers_bytes)}: {memory(excess)} more.",
+            ranks=(skew.rank,),
+            first_step=rank.peak_step,
+            evidence=(
+                Evidence(name="peak of the rank", value=skew.peak_bytes, unit="bytes"),
+                Evidence(name="median of its peers", value=skew.peers_bytes, unit="bytes"),
+            ),
+            change="Look for what only this rank does: logging, evaluation, checkpoints, longer "
+            "sequences.",
+            gain=NOT_TIME,
+        )
+
+
+def _is_skewed(context: Context, skew: PeerSkew) -> bool:
+    excess = skew.peak_bytes - skew.peers_bytes
+    limits = context.thresholds
+    return excess >= limits[MIN_SKEW_BYTES] and excess >= limits[MIN_SKEW_RATIO] * skew.peers_bytes
+
+
+class AllocatorRetries(Rule):
+    """The allocator had to empty its cache to go on.
+
+    What it finds: ranks whose allocator repeated an allocation after it had given all cached memory
+    back, or on which an allocation failed.
+
+    Why it matters: each time, the host waits until the device has done everything it was given, and
+    memory is taken from the driver anew. It is the last thing that happens before the job ends for
+    want of memory.
+
+    How it is measured: the allocator's own counts, at the last sample.
+
+    What to change: as for a memory that is nearly full: recompute, smaller microbatches, sharding;
+    if much is unused at the peak, expandable segments.
+
+    When it is wrong: where the program provokes it, to find the largest batch.
+    """
+
+    code = "ME005"
+    name = "allocation-retries"
+    severities = (Severity.MEDIUM, Severity.HIGH)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        found = context.obtain(job_memory)
+        if isinstance(found, Unavailable):
+            return
+        states = {
+            rank.rank: rank.allocator
+            for rank in found.ranks
+            if not isinstance(rank.allocator, Unavailable)
+        }
+        retries = {rank: _count(state.num_retries) for rank, state in states.items()}
+        failures = {rank: _count(state.num_failures) for rank, state in states.items()}
+        ranks = tuple(r for r in sorted(states) if retries[r] or failures[r])
+        if not ranks:
+            return
+        num_retries, num_failures = sum(retries.values()), sum(failures.values())
+        first = [states[r].first_retry_step for r in ranks]
+        steps = [step for step in first if not isinstance(step, Unavailable)]
+        yield Finding(
+            code=self.code,
+            title=f"allocations were repeated or failed on {name_ranks(ranks)}",
+            severity=Severity.HIGH if num_failures else Severity.MEDIUM,
+            summary=f"On {name_ranks(ranks)} {plural(num_retries, 'allocation')} succeeded only "
+            f"after the cache had been emptied, and {count(num_failures)} failed.",
+            ranks=ranks,
+            first_step=min(steps, default=None),
+            evidence=(
+                Evidence(name="repeated allocations", value=num_retries),
+                Evidence(name="failed allocations", value=num_failures),
+            ),
+            change="Leave the device more room: recompute activations, take a smaller microbatch, "
+            "shard the optimizer's state; with much unused at the peak, expandable segments.",
+            gain=Unavailable("what a repeated allocation costs was not recorded"),
+        )
+
+
+def _count(value: int | Unavailable) -> int:
+    return 0 if isinstance(value, Unavailable) else value

@@ -1,0 +1,185 @@
+"""The rule about the number of microbatches a pipeline has."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshscope.analyze.pipeline_waits import PipelineWaits
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
+from meshscope.diagnose.pipeline_view import (
+    MIN_GAIN_RATIO,
+    STRAGGLERS,
+    PipelineView,
+    bubble_evidence,
+    describe_confidence,
+    pipeline_view,
+    pipeline_waits,
+)
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.severity import Severity
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import duration, plural, ratio
+from meshscope.simulate.schedule_edits import price_schedule, rank_schedules
+from meshscope.simulate.what_if import Gain
+
+MIN_INHERENT_RATIO = Threshold(
+    name="pipeline_min_inherent_ratio",
+    default=0.10,
+    meaning="share of a pipeline's time that its order of actions leaves idle with equal stages",
+)
+MIN_MICROBATCHES_PER_STAGE = Threshold(
+    name="pipeline_min_microbatches_per_stage",
+    default=1.5,
+    meaning="microbatches over stages below which they are called too few",
+)
+
+
+class TooFewMicrobatches(Rule):
+    """The pipeline has too few microbatches for its number of stages.
+
+    What it finds: a schedule that leaves ranks idle for `pipeline_min_inherent_ratio` of the
+    pipeline's time even with equal stages and instant transfers. It is above low only where
+    there are fewer than `pipeline_min_microbatches_per_stage` microbatches for each stage.
+
+    Why it matters: filling and draining the pipeline takes as long as p-1 microbatches, whatever
+    their number, so few microbatches spend much of the step on it.
+
+    How it is measured: the recorded order of actions is replayed with every stage at the mean of
+    all; what its ranks idle then is inherent. The gain is that of more microbatches with as many
+    samples per step, replayed with the recorded times: actions shrink in proportion to the samples
+    in them, what lies between actions stays as it is. Without recorded actions or phases it is
+    estimated from waits for messages and counts of them.
+
+    What to change: cut the batch into more, smaller microbatches, accumulate over more of them, or
+    use a schedule with a smaller bubble; the evidence has what others would win.
+
+    When it is wrong: where smaller microbatches run less efficiently (an action has a fixed part),
+    the gain is too high. Stages that differ are not part of it.
+    """
+
+    code = "PP001"
+    name = "too-few-microbatches"
+    thresholds = (MIN_INHERENT_RATIO, MIN_MICROBATCHES_PER_STAGE)
+    symptom_of = STRAGGLERS | {"PP002", "PP003", "PP004", "LK001"}
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One finding at most."""
+        view = context.obtain(pipeline_view)
+        if isinstance(view, Unavailable):
+            waits = context.obtain(pipeline_waits)
+            if not isinstance(waits, Unavailable):
+                yield from self._find_by_waits(context, waits)
+            return
+        yield from self._find_by_actions(context, view)
+
+    def _find_by_actions(self, context: Context, view: PipelineView) -> Iterable[Finding]:
+        bubble = view.analysis.bubble
+        inherent = bubble.part_ratio(bubble.parts.inherent_ns)
+        if inherent < context.thresholds[MIN_INHERENT_RATIO]:
+            return
+        schedule = bubble.executed.schedule
+        m, p = schedule.num_microbatches, schedule.num_ranks
+        wanted = _choose_microbatches(context, m, p)
+        gain = _price_microbatches(view, wanted)
+        if not isinstance(gain, Unavailable) and gain.saved_ratio < MIN_GAIN_RATIO:
+            return
+        yield Finding(
+            code=self.code,
+            title=f"{plural(m, 'microbatch', 'microbatches')} for {plural(p, 'stage')}",
+            severity=_cap(context, m, p, gain),
+            summary=(
+                f"{bubble.executed.name} with {m} microbatches on {p} pipeline ranks leaves them "
+                f"idle for {ratio(inherent)} of the pipeline's time ({duration(bubble.cost_ns)}) "
+                f"even with equal stages; measured are {ratio(bubble.bubble_ratio)}."
+            ),
+            evidence=(*bubble_evidence(view), *_list_alternatives(view, wanted)),
+            confidence=describe_confidence(
+                view,
+                "a microbatch is taken to need time in proportion to its samples",
+                ConfidenceLevel.MEDIUM,
+            ),
+            change=(
+                f"Cut each step into {wanted} microbatches instead of {m}, with as many samples "
+                f"in total, or use a schedule with a smaller bubble."
+            ),
+            gain=gain,
+        )
+
+    def _find_by_waits(self, context: Context, waits: PipelineWaits) -> Iterable[Finding]:
+        inherent = waits.inherent_ns / waits.step_ns
+        if inherent < context.thresholds[MIN_INHERENT_RATIO]:
+            return
+        m, p = waits.num_microbatches, waits.num_stages
+        wanted = _choose_microbatches(context, m, p)
+        gain = Estimate(
+            saved_ns=waits.saved_ns(wanted),
+            step_ns=waits.step_ns,
+            basis="waits for messages of the pipeline, as far as equal stages explain them, "
+            "in proportion to the size of a microbatch",
+        )
+        yield Finding(
+            code=self.code,
+            title=f"{plural(m, 'microbatch', 'microbatches')} for {plural(p, 'stage')}",
+            severity=_cap(context, m, p, gain),
+            summary=(
+                f"ranks of the pipeline wait {duration(waits.bubble_ns)} of a step of "
+                f"{duration(waits.step_ns)} for messages of each other, with "
+                f"{plural(m, 'message')} for each step."
+            ),
+            evidence=(
+                Evidence(name="wait for messages", value=waits.bubble_ns, unit="ns"),
+                Evidence(name="of it, by equal stages", value=waits.inherent_ns, unit="ns"),
+                Evidence(name="messages of a step", value=m),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.LOW,
+                text="no actions and no phases of stages were recorded: uneven stages or slow "
+                "transfers would look the same",
+            ),
+            change=f"Cut each step into {wanted} microbatches instead of {m}.",
+            gain=gain,
+        )
+
+
+def _choose_microbatches(context: Context, m: int, p: int) -> int:
+    """A multiple of `m` that is enough, at least twice as many."""
+    enough = context.thresholds[MIN_MICROBATCHES_PER_STAGE] * p
+    return m * max(2, int(np.ceil(enough / m)))
+
+
+def _price_microbatches(view: PipelineView, wanted: int) -> Gain | Estimate | Unavailable:
+    priced = price_schedule(view.replay, num_microbatches=wanted)
+    if not isinstance(priced, Unavailable):
+        return priced.gain
+    bubble = view.analysis.bubble
+    m = bubble.executed.schedule.num_microbatches
+    return Estimate(
+        saved_ns=bubble.parts.inherent_ns * (1 - m / wanted),
+        step_ns=view.replay.step_ns,
+        basis=f"the inherent bubble in proportion to microbatches; no replay: {priced.reason}",
+    )
+
+
+def _cap(context: Context, m: int, p: int, gain: Gain | Estimate | Unavailable) -> Severity:
+    """Enough microbatches are a choice, not a fault, whatever more would win."""
+    is_few = m < context.thresholds[MIN_MICROBATCHES_PER_STAGE] * p
+    return severity_of(gain) if is_few else Severity.LOW
+
+
+def _list_alternatives(view: PipelineView, wanted: int) -> tuple[Evidence, ...]:
+    """What other numbers of microbatches and the best schedules win."""
+    m = view.analysis.times.schedule.num_microbatches
+    found = []
+    for count in sorted({2 * m, 2 * wanted}):
+        priced = price_schedule(view.replay, num_microbatches=count)
+        if not isinstance(priced, Unavailable) and not isinstance(priced.gain, Unavailable):
+            name = f"saved with {count} microbatches"
+            found.append(Evidence(name=name, value=priced.gain.saved_ns, unit="ns"))
+    for other in rank_schedules(view.replay)[:2]:
+        if not isinstance(other.gain, Unavailable) and other.gain.saved_ratio >= MIN_GAIN_RATIO:
+            name = f"saved with {other.name}"
+            found.append(Evidence(name=name, value=other.gain.saved_ns, unit="ns"))
+    return tuple(found)

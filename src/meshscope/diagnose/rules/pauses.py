@@ -1,0 +1,228 @@
+"""Rules about ranks that pause now and then."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshscope.analyze.gc_collections import Collections
+from meshscope.analyze.paired_excess import Float64s
+from meshscope.analyze.pauses import PausedRank, Pauses
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
+from meshscope.diagnose.late_ranks import (
+    obtain_collected,
+    obtain_collections,
+    obtain_pauses,
+)
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.relief import remove_pauses
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import duration, name_ranks, plural, ratio
+
+MIN_COLLECTED_RATIO = Threshold(
+    name="gc_min_lost_ratio",
+    default=0.02,
+    meaning="share of all time that the collector must have taken on one rank or another",
+)
+MIN_PAUSES_RATIO = Threshold(
+    name="pauses_min_lost_ratio",
+    default=0.05,
+    meaning="share of all time that unexplained pauses must cost",
+)
+MIN_PAUSES_COUNT = Threshold(
+    name="pauses_min_count", default=5, meaning="pauses below which nothing is said"
+)
+EXPLAINED_RATIO = 0.5
+"""Of a pause, from which a collection inside it explains all of it: what leaves that much garbage
+made it just before."""
+MAIN_RANK_RATIO = 0.2
+"""Of the time of the rank that lost most, from which another is named too."""
+
+
+class GarbageCollectionRule(Rule):
+    """Python's garbage collector stops ranks at different moments.
+
+    What it finds: collections inside of work that cost `gc_min_lost_ratio` of the time or more.
+
+    Why it matters: each rank collects when its own counters say so; all others wait, so the job
+    pays for the pauses of every rank.
+
+    How it is measured: the recorder writes collections of 0.2 ms and more; what of them lies in
+    pieces of work is taken off and the run replayed. A pause of which a collection is at least
+    half is taken off whole.
+
+    What to change: `gc.disable()` (or `gc.freeze()` after start-up) and `gc.collect()` on all
+    ranks at the same step, every few hundred steps; make less garbage in the loop.
+
+    When it is wrong: where collections run while the device still has work queued; on ranks with
+    device marks only idle time of the stream counts.
+    """
+
+    code = "PA001"
+    name = "garbage-collection"
+    thresholds = (MIN_COLLECTED_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one, for all ranks together."""
+        collections, collected = (
+            context.obtain(obtain_collections),
+            context.obtain(obtain_collected),
+        )
+        timeline = context.timeline
+        if isinstance(collections, Unavailable) or isinstance(collected, Unavailable):
+            return
+        if isinstance(timeline, Unavailable) or not collections.has_any:
+            return
+        step_ns = float(np.mean(timeline.period_end_ns - timeline.period_begin_ns))
+        lost_ratio = float(collected.max(axis=1).mean()) / step_ns
+        if lost_ratio < context.thresholds[MIN_COLLECTED_RATIO]:
+            return
+        yield _describe_collections(
+            self.code, collections, collected, timeline, context, lost_ratio
+        )
+
+
+class HostPauseRule(Rule):
+    """A rank stops now and then, and nothing recorded says why.
+
+    What it finds: steps in which a rank works far longer than it usually does, sporadically, and
+    which no recorded collection explains.
+
+    Why it matters: all others wait for whoever pauses; with many ranks nearly every step has one
+    that does.
+
+    How it is measured: work of the rank and step beyond its median by a quarter of a step and by 8
+    robust deviations, in at most a third of its steps; `pauses_min_count` of them or more, and
+    `pauses_min_lost_ratio` of the time by the longest of each step. The gain is replayed without
+    them.
+
+    What to change: look for what runs beside training on the host: logging and checkpoint threads,
+    data workers on the same cores, memory that is reclaimed, the accelerator's allocator.
+
+    When it is wrong: on machines whose cores are shared with other programs, whose pauses these
+    are.
+    """
+
+    code = "PA002"
+    name = "host-pauses"
+    thresholds = (MIN_PAUSES_RATIO, MIN_PAUSES_COUNT)
+    symptom_of = frozenset({"PA001", "IM001"})
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one, for all ranks together."""
+        pauses, collected = context.obtain(obtain_pauses), context.obtain(obtain_collected)
+        timeline = context.timeline
+        if isinstance(pauses, Unavailable) or isinstance(timeline, Unavailable):
+            return
+        excess = pauses.excess_ns
+        if not isinstance(collected, Unavailable):
+            excess = np.where(_is_explained(excess, collected), 0.0, excess)
+        cost_ratio = float(excess.max(axis=1).mean()) / pauses.step_ns if excess.size else 0.0
+        counts = (excess > 0).sum(axis=0)
+        if int(counts.sum()) < context.thresholds[MIN_PAUSES_COUNT]:
+            return
+        if cost_ratio >= context.thresholds[MIN_PAUSES_RATIO]:
+            yield _describe_pauses(self.code, pauses, excess, timeline, context, cost_ratio)
+
+
+def _is_explained(excess: Float64s, collected: Float64s) -> np.typing.NDArray[np.bool_]:
+    return np.asarray((excess > 0) & (collected >= EXPLAINED_RATIO * excess))
+
+
+def _choose_ranks(ranks: tuple[int, ...], lost_ns: Float64s) -> tuple[int, ...]:
+    """Those that lost most."""
+    most = float(lost_ns.max(initial=0.0))
+    kept = np.flatnonzero((lost_ns > 0) & (lost_ns >= MAIN_RANK_RATIO * most))
+    return tuple(ranks[place] for place in kept.tolist())
+
+
+def _describe_collections(
+    code: str,
+    collections: Collections,
+    collected: Float64s,
+    timeline: Timeline,
+    context: Context,
+    lost_ratio: float,
+) -> Finding:
+    pauses = context.obtain(obtain_pauses)
+    rest = np.zeros_like(collected)
+    if not isinstance(pauses, Unavailable):
+        explained = _is_explained(pauses.excess_ns, collected)
+        rest = np.where(explained, np.maximum(pauses.excess_ns - collected, 0.0), 0.0)
+    edit = remove_pauses(
+        timeline, rest, collected_ns=collections.lost_ns, name="without collections"
+    )
+    (gain,) = context.price([edit])
+    ranks = _choose_ranks(timeline.ranks, collected.sum(axis=0))
+    number = sum(collections.num_collections.get(rank, 0) for rank in ranks)
+    longest_ns = float(collected.max())
+    return Finding(
+        code=code,
+        title=f"garbage collection stops {name_ranks(ranks)}",
+        severity=severity_of(gain, otherwise=lost_ratio),
+        summary=f"Python's garbage collector ran {plural(number, 'time')} on {name_ranks(ranks)} "
+        f"and took up to {duration(longest_ns)} of a step, {ratio(lost_ratio)} of all time.",
+        ranks=ranks if len(ranks) < len(timeline.ranks) else (),
+        evidence=(
+            Evidence(name="collections", value=number),
+            Evidence(name="most in one step", value=longest_ns, unit="ns"),
+            Evidence(name="share of time, worst rank of each step", value=lost_ratio, unit="ratio"),
+        ),
+        change="Call gc.disable() after start-up, and gc.collect() on all ranks at the same step; "
+        "make less garbage in the training loop.",
+        gain=gain,
+        edit=edit,
+    )
+
+
+def _describe_pauses(
+    code: str,
+    pauses: Pauses,
+    excess: Float64s,
+    timeline: Timeline,
+    context: Context,
+    cost_ratio: float,
+) -> Finding:
+    edit = remove_pauses(timeline, excess, name="without pauses")
+    (gain,) = context.price([edit])
+    ranks = _choose_ranks(timeline.ranks, excess.sum(axis=0))
+    number = int((excess > 0).sum())
+    typical_ns = float(np.median(excess[excess > 0]))
+    worst = next((one for one in pauses.ranks if one.rank in ranks), None)
+    return Finding(
+        code=code,
+        title=f"{name_ranks(ranks)} {'pauses' if len(ranks) == 1 else 'pause'} now and then",
+        severity=severity_of(gain, otherwise=cost_ratio),
+        summary=f"{plural(number, 'pause')} of {duration(typical_ns)} (median) on "
+        f"{name_ranks(ranks)}, which no recorded collection explains, cost {ratio(cost_ratio)} of "
+        f"all time{_name_signature(worst)}.",
+        ranks=ranks if len(ranks) < len(timeline.ranks) else (),
+        evidence=(
+            Evidence(name="pauses", value=number),
+            Evidence(name="median pause", value=typical_ns, unit="ns"),
+            Evidence(name="longest pause", value=float(excess.max()), unit="ns"),
+            Evidence(name="share of time", value=cost_ratio, unit="ratio"),
+        ),
+        confidence=Confidence(
+            level=ConfidenceLevel.MEDIUM,
+            text=f"{plural(number, 'step')} beyond 8 deviations of the rank's usual work",
+        ),
+        change=f"Look for what stops {_name_object(ranks)}: logging and checkpoint threads, data "
+        "workers on the same cores, the garbage collector, other programs.",
+        gain=gain,
+        edit=edit,
+    )
+
+
+def _name_object(ranks: tuple[int, ...]) -> str:
+    return name_ranks(ranks) if ranks else "them"
+
+
+def _name_signature(worst: PausedRank | None) -> str:
+    """Forward that is longer while backward is not points to the host."""
+    if worst is None or worst.forward_ratio < 0.6 or worst.backward_ratio > 0.2:
+        return ""
+    return "; they are in forward and not in backward, as pauses of the host are"

@@ -1,0 +1,374 @@
+"""Rules about the course of step times over a run, on all ranks together."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshscope.analyze.phases import Int64s
+from meshscope.analyze.slow_steps import PhaseExcess, find_excess
+from meshscope.analyze.step_pattern import (
+    Bools,
+    Recurrence,
+    StepPeriods,
+    find_recurrences,
+    measure_drift,
+    read_periods,
+)
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.severity import Severity
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import count, duration, p_value, plural, ratio
+
+MIN_DRIFT_RATIO = Threshold(
+    name="drift_min_change_ratio",
+    default=0.15,
+    meaning="growth of the step time from the first to the last quarter of the run",
+)
+MAX_DRIFT_CHANCE = Threshold(
+    name="drift_max_chance_ratio",
+    default=0.01,
+    meaning="chance of such a trend without a drift",
+)
+MIN_RECURRING_LOST_RATIO = Threshold(
+    name="periodic_min_lost_ratio",
+    default=0.02,
+    meaning="share of all time that slow steps at an interval must cost",
+)
+MIN_SPIKES_LOST_RATIO = Threshold(
+    name="spikes_min_lost_ratio",
+    default=0.05,
+    meaning="share of all time that single slow steps must cost",
+)
+MIN_SPIKES = Threshold(
+    name="spikes_min_count", default=3, meaning="single slow steps below which nothing is said"
+)
+MIN_WARMUP_STEPS = Threshold(
+    name="warmup_min_lost_steps",
+    default=20,
+    meaning="usual steps that the slow first steps must have cost",
+)
+WARMUP_FACTOR = Threshold(
+    name="warmup_slow_factor",
+    default=1.5,
+    minimum=1.0,
+    meaning="a first step this many times the median still warms up",
+)
+MAX_OTHERS_RATIO = 0.5
+"""A rank is alone with what slow steps do where no other works half as much more in them."""
+MIN_STEPS_FOR_WARMUP_ALARM = 200
+"""Of shorter runs a long warm-up is no news: they were made to look at something else."""
+
+_ONE_RANK_CAUSES = frozenset(
+    {"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IN002", "PP003"}
+)
+"""Causes that slow all ranks down and are told better by the rank they are on."""
+
+
+def job_periods(context: Context) -> StepPeriods | Unavailable:
+    """Shared by the rules below."""
+    return read_periods(context.attempt, num_warmup=context.summary.steps.num_warmup)
+
+
+def job_recurrences(context: Context) -> tuple[Recurrence, ...] | Unavailable:
+    """Shared: what recurs is no single slow step."""
+    periods = context.obtain(job_periods)
+    return periods if isinstance(periods, Unavailable) else find_recurrences(periods)
+
+
+class StepTimeDrift(Rule):
+    """Steps become longer over the run.
+
+    What it finds: a step time that grows over the run by `drift_min_change_ratio` or more, slowly
+    or at one step.
+
+    Why it matters: the run that was planned for the first steps takes longer, and what grows goes
+    on growing: memory that is swapped, a cache that fills, a host that heats up.
+
+    How it is measured: the medians of the first and the last quarter of the steps, and the
+    Mann-Kendall test for a trend in the medians of 24 blocks. It is a jump where two levels fit
+    the blocks better than a line. The gain is what steps take beyond the first quarter's median.
+
+    What to change: compare what the report's phases take early and late; look for a growing data
+    structure, memory pressure, thermal limits, other jobs on the host.
+
+    When it is wrong: where the work itself grows: longer sequences, a curriculum, more parameters
+    unfrozen. Machines that share their processors drift with their neighbours.
+    """
+
+    code = "TI001"
+    name = "step-time-drift"
+    thresholds = (MIN_DRIFT_RATIO, MAX_DRIFT_CHANCE)
+    symptom_of = _ONE_RANK_CAUSES | {"ME001", "LK001"}
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        periods = context.obtain(job_periods)
+        if isinstance(periods, Unavailable):
+            return
+        drift = measure_drift(periods)
+        if drift.change_ratio < context.thresholds[MIN_DRIFT_RATIO]:
+            return
+        if drift.p_value > context.thresholds[MAX_DRIFT_CHANCE]:
+            return
+        gain = Estimate(
+            saved_ns=max(0.0, drift.mean_ns - drift.first_ns),
+            step_ns=drift.mean_ns,
+            basis="mean period less the median of the first quarter",
+        )
+        onset = None if isinstance(drift.onset_step, Unavailable) else drift.onset_step
+        since = "" if onset is None else f", most of it from step {onset} on"
+        yield Finding(
+            code=self.code,
+            title="steps become longer over the run",
+            severity=severity_of(gain),
+            summary=f"steps took {duration(drift.first_ns)} in the first quarter of the run and "
+            f"{duration(drift.last_ns)} in the last{since}.",
+            first_step=onset,
+            evidence=(
+                Evidence(name="median period, first quarter", value=drift.first_ns, unit="ns"),
+                Evidence(name="median period, last quarter", value=drift.last_ns, unit="ns"),
+                Evidence(name="change over the run", value=drift.change_ratio, unit="ratio"),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.MEDIUM,
+                text=f"{p_value(drift.p_value)} for a trend over {plural(len(periods), 'step')}",
+                p_value=drift.p_value,
+            ),
+            change="Compare an early with a late window of the run, and look for what grows: "
+            "memory, caches, sequence lengths, other jobs on the hosts.",
+            gain=gain,
+        )
+
+
+class PeriodicSlowSteps(Rule):
+    """Steps at a fixed interval are slow: a checkpoint, an evaluation, logging.
+
+    What it finds: slow steps that recur every so many steps and cost `periodic_min_lost_ratio` of
+    the time or more.
+
+    Why it matters: every rank waits while one writes a file or evaluates.
+
+    How it is measured: a step is slow when its period is a quarter above the median of the 24 steps
+    around it and far outside their spread. An interval counts where at least four fifths of its
+    steps are slow and chance does not explain that, over all intervals tried.
+
+    What to change: save asynchronously, less often, or from a copy; evaluate on other machines;
+    log without waiting for the device.
+
+    When it is wrong: where every second step is slow, the interval is not seen. The phase named is
+    the one that grows on the rank that works most in these steps; work in another thread or process
+    has no phase.
+    """
+
+    code = "TI002"
+    name = "periodic-slow-steps"
+    thresholds = (MIN_RECURRING_LOST_RATIO,)
+    symptom_of = _ONE_RANK_CAUSES
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per interval."""
+        periods = context.obtain(job_periods)
+        recurrences = context.obtain(job_recurrences)
+        if isinstance(periods, Unavailable) or isinstance(recurrences, Unavailable):
+            return
+        for recurrence in recurrences:
+            if periods.share_of(recurrence.rows) >= context.thresholds[MIN_RECURRING_LOST_RATIO]:
+                yield self._tell(context, periods, recurrence)
+
+    def _tell(self, context: Context, periods: StepPeriods, found: Recurrence) -> Finding:
+        gain = _price_slow(periods, found.rows)
+        extra_ns = float(np.median(periods.excess_ns[found.rows]))
+        where, ranks = _find_contents(context, periods.step[found.rows])
+        doing = "" if where is None else f", mostly in {where.phase}"
+        return Finding(
+            code=self.code,
+            title=f"every {found.interval} steps one is slow{doing}",
+            severity=severity_of(gain),
+            summary=f"every {found.interval} steps one takes {duration(extra_ns)} longer{doing}: "
+            f"{count(found.num_slow)} of {plural(found.num_expected, 'step')} at that interval, "
+            f"{ratio(gain.saved_ratio)} of all time.",
+            ranks=ranks,
+            first_step=int(periods.step[found.rows][0]),
+            last_step=int(periods.step[found.rows][-1]),
+            evidence=(
+                Evidence(name="interval", value=found.interval, unit="steps"),
+                Evidence(name="extra time of a slow step", value=extra_ns, unit="ns"),
+                Evidence(name="slow steps at the interval", value=found.num_slow, unit="steps"),
+                *_contents_evidence(where),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.HIGH,
+                text=f"{p_value(found.chance)} over all intervals tried",
+                p_value=found.chance,
+            ),
+            change="Take what happens in these steps off the path: save asynchronously or less "
+            "often, evaluate elsewhere, log without waiting.",
+            gain=gain,
+        )
+
+
+class LongWarmup(Rule):
+    """The first steps take so long that they weigh on the run.
+
+    What it finds: first steps that together cost `warmup_min_lost_steps` usual steps or more.
+
+    Why it matters: compilation, autotuning and first allocations are paid at every restart.
+
+    How it is measured: steps from the first one on that are `warmup_slow_factor` times the median
+    or longer, and what they take beyond the median.
+
+    What to change: keep compiled code in a cache between launches; fix shapes before the loop;
+    warm communicators up together.
+
+    When it is wrong: of runs below 200 steps it is LOW, whatever it takes: a short run does not
+    say how often the job restarts.
+    """
+
+    code = "TI003"
+    name = "long-warmup"
+    severities = (Severity.LOW, Severity.CRITICAL)
+    thresholds = (MIN_WARMUP_STEPS, WARMUP_FACTOR)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        steps, usual = context.summary.steps, context.summary.steps.time
+        if isinstance(usual, Unavailable) or usual.median_ns <= 0:
+            return
+        median_ns = usual.median_ns
+        is_long = steps.duration_ns >= context.thresholds[WARMUP_FACTOR] * median_ns
+        num_slow = int(np.argmin(is_long)) if not is_long.all() else 0
+        extra_ns = float((steps.duration_ns[:num_slow] - median_ns).sum())
+        if extra_ns < context.thresholds[MIN_WARMUP_STEPS] * median_ns:
+            return
+        gain = Estimate(
+            saved_ns=extra_ns / steps.num_steps,
+            step_ns=float(steps.duration_ns.mean()),
+            basis="what the first steps take beyond the median, spread over all steps",
+        )
+        is_short = steps.num_steps < MIN_STEPS_FOR_WARMUP_ALARM
+        yield Finding(
+            code=self.code,
+            title=f"the first {plural(num_slow, 'step')} cost {duration(extra_ns)}",
+            severity=Severity.LOW if is_short else severity_of(gain),
+            summary=f"{plural(num_slow, 'first step')} took {duration(extra_ns)} beyond the median "
+            f"of {duration(median_ns)}, {ratio(gain.saved_ratio)} of all steps' time.",
+            first_step=int(steps.step[0]),
+            last_step=int(steps.step[num_slow - 1]),
+            evidence=(
+                Evidence(name="slow first steps", value=num_slow, unit="steps"),
+                Evidence(name="time beyond the median", value=extra_ns, unit="ns"),
+                Evidence(name="median step", value=median_ns, unit="ns"),
+            ),
+            change="Cache compiled code between launches, and fix shapes before the loop.",
+            gain=gain,
+        )
+
+
+class SlowStepsOnAllRanks(Rule):
+    """Single steps are slow on all ranks, at no interval.
+
+    What it finds: slow steps that do not recur at an interval and cost `spikes_min_lost_ratio` of
+    the time or more.
+
+    Why it matters: the job's pace is not its median: what a step usually takes is not what the run
+    takes.
+
+    How it is measured: as for TI002, without the steps it explains.
+
+    What to change: look at the named steps in the report's phases; common are a file system that
+    stalls, other jobs on the hosts, memory that is reclaimed, data that is longer.
+
+    When it is wrong: machines that share their processors have such steps without any fault of the
+    job, and nothing in a recording tells them apart. It is LOW for that reason.
+    """
+
+    code = "TI004"
+    name = "slow-steps-on-all-ranks"
+    severities = (Severity.LOW, Severity.LOW)
+    thresholds = (MIN_SPIKES_LOST_RATIO, MIN_SPIKES)
+    symptom_of = _ONE_RANK_CAUSES | {"TI001"}
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        periods = context.obtain(job_periods)
+        recurrences = context.obtain(job_recurrences)
+        if isinstance(periods, Unavailable) or isinstance(recurrences, Unavailable):
+            return
+        rows = periods.is_slow.copy()
+        for recurrence in recurrences:
+            rows &= ~recurrence.rows
+        num_slow, share = int(np.count_nonzero(rows)), periods.share_of(rows)
+        if num_slow < context.thresholds[MIN_SPIKES]:
+            return
+        if share < context.thresholds[MIN_SPIKES_LOST_RATIO]:
+            return
+        gain = _price_slow(periods, rows)
+        where, ranks = _find_contents(context, periods.step[rows])
+        doing = "" if where is None else f", mostly in {where.phase}"
+        worst = int(np.argmax(np.where(rows, periods.excess_ns, -1.0)))
+        yield Finding(
+            code=self.code,
+            title=f"{plural(num_slow, 'step')} are far longer than their neighbours",
+            severity=Severity.LOW,
+            summary=f"{plural(num_slow, 'step')} of {count(len(periods))} are far longer than "
+            f"their neighbours{doing}, {ratio(share)} of all time; the worst, step "
+            f"{int(periods.step[worst])}, by {duration(float(periods.excess_ns[worst]))}.",
+            ranks=ranks,
+            first_step=int(periods.step[rows][0]),
+            last_step=int(periods.step[rows][-1]),
+            evidence=(
+                Evidence(name="slow steps", value=num_slow, unit="steps"),
+                Evidence(name="share of all time", value=share, unit="ratio"),
+                Evidence(name="steps", value=", ".join(map(str, periods.step[rows][:8].tolist()))),
+                *_contents_evidence(where),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.LOW, text="other programs on the hosts look the same"
+            ),
+            change="Look at what these steps do differently; if nothing, at what else runs on the "
+            "hosts.",
+            gain=gain,
+        )
+
+
+def _price_slow(periods: StepPeriods, rows: Bools) -> Estimate:
+    return Estimate(
+        saved_ns=float(periods.excess_ns[rows].sum() / len(periods)),
+        step_ns=float(periods.period_ns.mean()),
+        basis="what these steps take beyond their neighbours' median, spread over all steps",
+    )
+
+
+def _find_contents(context: Context, slow: Int64s) -> tuple[PhaseExcess | None, tuple[int, ...]]:
+    """What the rank that works most in these steps does more in them, and that rank if no other
+    works more in them, too."""
+    rank, is_alone = _find_busiest(context, slow)
+    found = find_excess(context.attempt.ranks[rank], slow)
+    first = found[0] if found and found[0].excess_ns > 0 else None
+    return first, (rank,) if is_alone else ()
+
+
+def _find_busiest(context: Context, slow: Int64s) -> tuple[int, bool]:
+    """By work beyond its other steps; the lowest rank where there is no timeline."""
+    lowest = min(context.attempt.ranks)
+    timeline, work = context.timeline, context.work
+    if isinstance(timeline, Unavailable) or isinstance(work, Unavailable):
+        return lowest, False
+    is_slow = np.isin(timeline.steps, slow)
+    if not is_slow.any() or is_slow.all():
+        return lowest, False
+    total = work.work_ns.sum(axis=2)
+    excess = total[:, is_slow].mean(axis=1) - np.median(total[:, ~is_slow], axis=1)
+    first, *others = np.argsort(-excess, kind="stable").tolist()
+    is_alone = bool(others) and excess[others[0]] < MAX_OTHERS_RATIO * excess[first]
+    return timeline.ranks[first], is_alone
+
+
+def _contents_evidence(where: PhaseExcess | None) -> tuple[Evidence, ...]:
+    if where is None:
+        return ()
+    return (Evidence(name=f"extra time in {where.phase}", value=where.excess_ns, unit="ns"),)

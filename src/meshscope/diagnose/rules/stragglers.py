@@ -1,0 +1,403 @@
+"""Rules about ranks that are slower than others that do the same work."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from meshscope.analyze.load_imbalance import LoadImbalance, measure_load_imbalance
+from meshscope.analyze.peer_work import PeerWork
+from meshscope.analyze.persistence import MIN_EFFECT_RATIO
+from meshscope.analyze.stragglers import FailSlowRank, FailSlowSet, SlowRank, SlowSet, Stragglers
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
+from meshscope.diagnose.late_ranks import (
+    obtain_peer_work,
+    obtain_sequence_imbalance,
+    obtain_stragglers,
+    obtain_suspects,
+)
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.severity import Severity, grade
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, ratio
+from meshscope.simulate.what_if import Edit
+
+MIN_SLOW_RATIO = Threshold(
+    name="slow_rank_min_effect_ratio",
+    default=MIN_EFFECT_RATIO,
+    minimum=MIN_EFFECT_RATIO,
+    meaning="more work than its peers, median over steps, from which a rank is called slow",
+)
+MIN_FAIL_SLOW_RATIO = Threshold(
+    name="fail_slow_min_shift_ratio",
+    default=0.10,
+    minimum=0.10,
+    meaning="rise of a rank's work between two levels, from which it is called fail-slow",
+)
+MIN_IMBALANCE_VARIATION_RATIO = Threshold(
+    name="imbalance_min_variation_ratio",
+    default=0.15,
+    meaning="variation of work over peers, median over steps, from which load is called uneven",
+)
+MIN_IMBALANCE_LOST_RATIO = Threshold(
+    name="imbalance_min_lost_ratio",
+    default=0.05,
+    meaning="share of the step that even work of peers would save at most",
+)
+
+
+class SlowRankRule(Rule):
+    """A rank works persistently longer than its peers.
+
+    What it finds: ranks that do the same work as others and take longer for it, step after step.
+
+    Why it matters: everyone waits for them at the next operation, so the job runs at their speed,
+    and all other ranks show it as waiting.
+
+    How it is measured: work is time in steps in which no operation holds the rank up. Peers share
+    all coordinates but dp (tp where dp is 1). The rank must be slower than all peers that are not
+    slow in more steps than chance allows (exact binomial tail, steps that repeat each other counted
+    as fewer, Holm over ranks and phases, 1 % per run), and its median work over theirs must be up
+    by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain is
+    replayed with the peers' median work in place of its own.
+
+    What to change: look at the host of the rank: clocks and temperature, other processes, cores it
+    is bound to, memory it swaps, its links; compare with a run on another host.
+
+    When it is wrong: where peers are given different work on purpose. More than half of the peers
+    slow are not seen, nor a rank without peers.
+    """
+
+    code = "ST001"
+    name = "slow-rank"
+    thresholds = (MIN_SLOW_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per set of ranks that lose about as much and share nothing."""
+        for slow_set in _slow_sets(context):
+            if not slow_set.shared:
+                phases = _name_phases(slow_set.slow[0].main_phases)
+                title = f"{name_ranks(slow_set.ranks)} {be(slow_set.ranks)} slow{phases}"
+                yield _describe_slow(self.code, title, slow_set, context, _MEND_RANK)
+
+
+class SlowSetRule(Rule):
+    """Slow ranks share a host, a pipeline stage, a tp group or a replica.
+
+    What it finds: several ranks that are slow by about as much and have one thing in common.
+
+    Why it matters: the cause is what they share, and mending one of them alone wins nothing.
+
+    How it is measured: as a slow rank; ranks whose excess is at least half of the worst one's are
+    one set. What they share must tell them from other ranks, and they must be at least half of
+    those that have it.
+
+    What to change: look at what they share: the host's power limit, cooling, other jobs or network
+    card; the stage's layers; the group's placement.
+
+    When it is wrong: where traits coincide, such as a tp group that fills a host: all are named.
+    """
+
+    code = "ST002"
+    name = "slow-set"
+    thresholds = (MIN_SLOW_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per set."""
+        for slow_set in _slow_sets(context):
+            if slow_set.shared:
+                trait = slow_set.shared[0]
+                whole = "all ranks" if trait.is_whole else name_ranks(slow_set.ranks)
+                phases = _name_phases(slow_set.slow[0].main_phases)
+                title = f"{whole} of {trait.name} are slow{phases}"
+                yield _describe_slow(self.code, title, slow_set, context, _MEND_SET)
+
+
+class FailSlowRule(Rule):
+    """A rank became slow during the run.
+
+    What it finds: ranks whose work rose at some step, against that of the others, and whether they
+    recovered.
+
+    Why it matters: hardware that throttles, a neighbour that came, a memory error that is
+    corrected over and over: the run goes on, slower, and nothing fails.
+
+    How it is measured: work over the rank's usual and over the lower quartile of its peers in the
+    step (of all ranks where it has no peers); the stretch of steps that stands out most in a
+    regression that allows for noise that lasts; a rise of `fail_slow_min_shift_ratio` or more,
+    confirmed by shuffling. From 20 steps on. The gain is spread over all steps of the run.
+
+    What to change: look at what happened on the host around the first slow step: clocks, errors
+    in the kernel's log, jobs that began; restart without the host.
+
+    When it is wrong: where a rank's own work changes by plan. Changes that come slowly are placed
+    near their middle.
+    """
+
+    code = "ST003"
+    name = "fail-slow"
+    thresholds = (MIN_FAIL_SLOW_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per set of ranks with the same onset."""
+        stragglers = context.obtain(obtain_stragglers)
+        if isinstance(stragglers, Unavailable):
+            return
+        least = context.thresholds[MIN_FAIL_SLOW_RATIO]
+        for fail_set in stragglers.fail_slow_sets:
+            if fail_set.slow[0].change.shift_ratio >= least:
+                yield _describe_fail_slow(self.code, fail_set, context)
+
+
+class UnevenLoadRule(Rule):
+    """Work is uneven over peers, and no rank is to blame.
+
+    What it finds: steps in which one peer has much more work than the others, mostly another one
+    each time.
+
+    Why it matters: all wait for the one with most work in each step.
+
+    How it is measured: largest less mean work of peers, step by step, without what slow ranks and
+    pauses account for; the variation must reach `imbalance_min_variation_ratio` and the loss
+    `imbalance_min_lost_ratio`. The gain is replayed with the mean for all peers.
+
+    What to change: give ranks batches of equal cost: sort or pack sequences by length, balance
+    experts.
+
+    When it is wrong: on machines whose cores are shared, noise is as uneven. Therefore it is
+    MEDIUM at most.
+    """
+
+    code = "ST004"
+    name = "uneven-load"
+    severities = (Severity.LOW, Severity.MEDIUM)
+    thresholds = (MIN_IMBALANCE_VARIATION_RATIO, MIN_IMBALANCE_LOST_RATIO)
+    symptom_of = frozenset({"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IM001"})
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one; none where sequence lengths explain it."""
+        work, suspects = context.obtain(obtain_peer_work), context.obtain(obtain_suspects)
+        sequence = context.obtain(obtain_sequence_imbalance)
+        timeline = context.timeline
+        if isinstance(work, Unavailable) or isinstance(suspects, Unavailable):
+            return
+        if not isinstance(sequence, Unavailable) and sequence.is_found:
+            return
+        own = _replace_total(work, work.total_ns - suspects.excess_ns)
+        load = measure_load_imbalance(own)
+        if load is None or isinstance(timeline, Unavailable):
+            return
+        is_uneven = load.variation_ratio >= context.thresholds[MIN_IMBALANCE_VARIATION_RATIO]
+        if is_uneven and load.lost_ratio >= context.thresholds[MIN_IMBALANCE_LOST_RATIO]:
+            yield _describe_load(self.code, load, own, timeline, context)
+
+
+_MEND_RANK = (
+    "Look at the rank's host: clocks and temperature, other processes, bound cores, swapping; "
+    "then run once without it."
+)
+_MEND_SET = "Look at what these ranks share before looking at any one of them."
+
+
+def _slow_sets(context: Context) -> list[SlowSet]:
+    stragglers = context.obtain(obtain_stragglers)
+    if isinstance(stragglers, Unavailable):
+        return []
+    least = context.thresholds[MIN_SLOW_RATIO]
+    return [found for found in stragglers.slow_sets if found.slow[0].effect.ratio >= least]
+
+
+def _name_phases(phases: tuple[str, ...]) -> str:
+    """`` in forward``, `` in forward and backward``."""
+    named = [name or "no phase" for name in phases]
+    return f" in {' and '.join(named)}" if named else ""
+
+
+def _describe_slow(
+    code: str, title: str, slow_set: SlowSet, context: Context, change: str
+) -> Finding:
+    worst = slow_set.slow[0]
+    work = context.obtain(obtain_peer_work)
+    step_ns = 0.0 if isinstance(work, Unavailable) else work.step_ns
+    share = worst.excess_ns / step_ns if step_ns else 0.0
+    stragglers = context.obtain(obtain_stragglers)
+    num_tests = stragglers.num_tests if isinstance(stragglers, Stragglers) else 0
+    edit: Edit | Unavailable = Unavailable("there is no timeline to replay")
+    if isinstance(work, PeerWork) and isinstance(context.timeline, Timeline):
+        edit = relieve_slow(context.timeline, slow_set, work)
+    gain = edit if isinstance(edit, Unavailable) else context.price([edit])[0]
+    return Finding(
+        code=code,
+        title=title,
+        # Mending a rank evens out its noise too; it cannot be worth more than its excess.
+        severity=min(severity_of(gain, otherwise=share), grade(share)),
+        summary=_summarize_slow(slow_set),
+        ranks=slow_set.ranks,
+        evidence=_list_evidence(slow_set, step_ns),
+        confidence=_state_confidence(worst, num_tests),
+        change=change,
+        gain=gain,
+        edit=edit if isinstance(edit, Edit) else None,
+    )
+
+
+def _summarize_slow(slow_set: SlowSet) -> str:
+    worst = slow_set.slow[0]
+    phase = "" if worst.tested_phase is None else _name_phases((worst.tested_phase,))
+    first = capitalize(name_ranks((worst.rank,)))
+    traits = " and ".join(trait.name for trait in slow_set.shared)
+    others = ""
+    if len(slow_set.slow) > 1:
+        rest = [slow.rank for slow in slow_set.slow[1:]]
+        others = f"; {name_ranks(rest)} likewise"
+        others += f", and all of them are of {traits}" if traits else ", with nothing in common"
+    return (
+        f"{first} works {ratio(worst.effect.ratio)} longer than its peers{phase}, "
+        f"{duration(worst.excess_ns)} per step{_split_phases(worst.phase_excess_ns)}{others}."
+    )
+
+
+def _split_phases(by_phase: Mapping[str, float]) -> str:
+    if len(by_phase) < 2:
+        return ""
+    parts = [f"{duration(ns)} in {name or 'no phase'}" for name, ns in by_phase.items()]
+    return f" ({', '.join(parts)})"
+
+
+def _list_evidence(slow_set: SlowSet, step_ns: float) -> tuple[Evidence, ...]:
+    worst = slow_set.slow[0]
+    evidence = [
+        Evidence(name=f"excess work of rank {slow.rank} per step", value=slow.excess_ns, unit="ns")
+        for slow in slow_set.slow[:8]
+    ]
+    evidence += [
+        Evidence(name="effect, lower end", value=worst.effect.low_ratio, unit="ratio"),
+        Evidence(name="effect", value=worst.effect.ratio, unit="ratio"),
+        Evidence(name="effect, upper end", value=worst.effect.high_ratio, unit="ratio"),
+        Evidence(name="steps slower than all peers", value=worst.candidate.num_steps_last),
+        Evidence(name="steps compared", value=worst.candidate.num_steps),
+        Evidence(name="median step", value=step_ns, unit="ns"),
+    ]
+    evidence += [
+        Evidence(name=f"excess in {name or 'no phase'}", value=ns, unit="ns")
+        for name, ns in worst.phase_excess_ns.items()
+    ]
+    evidence += [Evidence(name="shared", value=trait.name) for trait in slow_set.shared]
+    return tuple(evidence)
+
+
+def _state_confidence(worst: SlowRank, num_tests: int) -> Confidence:
+    found, effect = worst.candidate, worst.effect
+    text = (
+        f"{p_value(worst.adjusted_p)} over {found.num_steps} steps worth "
+        f"{found.num_effective_steps} independent ones, Holm over {num_tests} tests; "
+        f"effect {ratio(effect.low_ratio)} to {ratio(effect.high_ratio)}"
+    )
+    return Confidence(level=ConfidenceLevel.HIGH, text=text, p_value=worst.adjusted_p)
+
+
+def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> Finding:
+    worst = fail_set.slow[0]
+    work, timeline = context.obtain(obtain_peer_work), context.timeline
+    edit: Edit | Unavailable = Unavailable("there is no timeline to replay")
+    first_step = last_step = None
+    share: float | None = None
+    if isinstance(work, PeerWork) and isinstance(timeline, Timeline):
+        edit = relieve_fail_slow(timeline, fail_set, work)
+        first_step, last_step = _find_steps(worst, work)
+        slow_share = (worst.change.recovery - worst.change.onset) / len(work.steps)
+        share = worst.excess_ns * slow_share / work.step_ns
+    gain = edit if isinstance(edit, Unavailable) else context.price([edit])[0]
+    phases = _name_phases(worst.main_phases)
+    when = f"from step {first_step} on" if last_step is None else f"until step {last_step}"
+    if worst.change.onset and last_step is not None:
+        when = f"from step {first_step} {when}"
+    happened = f"became slow at step {first_step}"
+    if not worst.change.onset:
+        happened = f"{'was' if len(fail_set.ranks) == 1 else 'were'} slow {when}"
+    return Finding(
+        code=code,
+        title=f"{name_ranks(fail_set.ranks)} {happened}{phases}",
+        severity=severity_of(gain, otherwise=share),
+        summary=f"{capitalize(name_ranks((worst.rank,)))} works "
+        f"{ratio(worst.change.shift_ratio)} longer {when}, "
+        f"{duration(worst.excess_ns)} per step{_split_phases(worst.phase_excess_ns)}"
+        f"{_name_traits(fail_set)}.",
+        ranks=fail_set.ranks,
+        first_step=first_step,
+        last_step=last_step,
+        evidence=(
+            Evidence(name="rise of work", value=worst.change.shift_ratio, unit="ratio"),
+            Evidence(name="rise of work per slow step", value=worst.excess_ns, unit="ns"),
+            *(Evidence(name="shared", value=trait.name) for trait in fail_set.shared),
+        ),
+        confidence=Confidence(
+            level=ConfidenceLevel.HIGH,
+            text=f"{p_value(worst.adjusted_p)} for a change of level, over all ranks",
+            p_value=worst.adjusted_p,
+        ),
+        change="Find out what happened on the host at that step: clocks, kernel log, other jobs.",
+        gain=gain,
+        edit=edit if isinstance(edit, Edit) else None,
+    )
+
+
+def _find_steps(worst: FailSlowRank, work: PeerWork) -> tuple[int, int | None]:
+    """Numbers of the first slow step, and of the last where it recovered."""
+    change = worst.change
+    is_over = change.recovery < len(work.steps)
+    return int(work.steps[change.onset]), int(work.steps[change.recovery - 1]) if is_over else None
+
+
+def _name_traits(fail_set: FailSlowSet) -> str:
+    if len(fail_set.slow) < 2:
+        return ""
+    rest = name_ranks([slow.rank for slow in fail_set.slow[1:]])
+    traits = " and ".join(trait.name for trait in fail_set.shared)
+    return f"; {rest} likewise" + (f", all of {traits}" if traits else "")
+
+
+def _replace_total(work: PeerWork, total_ns: np.typing.NDArray[np.float64]) -> PeerWork:
+    return PeerWork(
+        ranks=work.ranks,
+        steps=work.steps,
+        step_ns=work.step_ns,
+        phases=work.phases,
+        phase_places=work.phase_places,
+        work_ns=work.work_ns,
+        total_ns=total_ns,
+        groups=work.groups,
+    )
+
+
+def _describe_load(
+    code: str, load: LoadImbalance, work: PeerWork, timeline: Timeline, context: Context
+) -> Finding:
+    edit = even_load(timeline, work)
+    (gain,) = context.price([edit])
+    if load.takes_turns:
+        who = "ranks take turns"
+    else:
+        who = f"rank {load.leader} has most of it in {ratio(load.leader_ratio)} of the steps"
+    return Finding(
+        code=code,
+        title="work is uneven over peers",
+        severity=min(Severity.MEDIUM, severity_of(gain, otherwise=load.lost_ratio)),
+        summary=f"Work varies by {ratio(load.variation_ratio)} over peers and {who}: the one with "
+        f"most of it has {duration(load.lost_ns)} more than the mean.",
+        evidence=(
+            Evidence(name="variation over peers", value=load.variation_ratio, unit="ratio"),
+            Evidence(name="largest less mean work", value=load.lost_ns, unit="ns"),
+            Evidence(name="steps led by the most frequent", value=load.leader_ratio, unit="ratio"),
+        ),
+        confidence=Confidence(
+            level=ConfidenceLevel.LOW, text="noise of the machine would look the same"
+        ),
+        change="Give ranks batches of equal cost: sort or pack sequences by length.",
+        gain=gain,
+        edit=edit,
+    )

@@ -1,0 +1,149 @@
+"""Which ranks stopped without an end, by an error, or before the others, and how that is known.
+
+A rank that ends in order writes a closing line. One without it is dead when its process is gone,
+or when others finished or wrote records more than `SILENT_NS` later; it is alive when its process
+is. Where every rank lacks the line and nothing is known of the processes, nothing is said: the run
+may be going on. One dead rank takes others with it: who was first is the verdict of
+`analyze.hang`, from who waited for whom and whose error came first.
+"""
+
+from dataclasses import dataclass
+
+from meshscope.analyze.hang import diagnose_hang
+from meshscope.analyze.hang_rules import Reason, VerdictKind
+from meshscope.analyze.processes import Life, look_at_process, this_machine
+from meshscope.analyze.rank_look import read_exception
+from meshscope.analyze.summary import RankState, RankSummary
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import ConfidenceLevel, Evidence
+from meshscope.diagnose.wording import name_ranks
+
+SILENT_NS = 60_000_000_000
+"""A rank this long behind the last record of any rank no longer writes."""
+_ON_PURPOSE = ("KeyboardInterrupt", "SystemExit")
+"""Exceptions by which somebody ended the program."""
+_ENDS = (Reason.KILLED, Reason.LOST, Reason.RAISED, Reason.LEFT)
+"""Reasons for which a verdict names a rank that are ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedRanks:
+    """Ranks that stopped before their time."""
+
+    ranks: tuple[int, ...]
+    """Those that stopped first, where some did; empty: none is known to have stopped."""
+    is_whole_job: bool
+    """Every rank stopped without an end, at the same step."""
+    how: str
+    """`without an end`, `20 steps before the others`."""
+    where: str
+    """` after step 39, in backward`."""
+    last_step: int | None
+    num_job_steps: int
+    num_unknown: int
+    """Ranks without an end of which nothing more is known."""
+    level: ConfidenceLevel
+    reason: str
+    evidence: tuple[Evidence, ...]
+
+
+def find_stopped_ranks(context: Context) -> StoppedRanks:
+    """Looks at every rank's end."""
+    summary = context.summary
+    is_open = [rank for rank in summary.ranks if rank.state is RankState.OPEN]
+    dead, num_unknown, is_sure = _find_dead(context, is_open)
+    raised = _find_raised(context)
+    culprits = _find_first(context, dead, raised)
+    is_whole_job = bool(dead) and len(culprits) == len(summary.ranks) > 1
+    last_step = _common_step(culprits)
+    texts = [raised[rank.rank] for rank in culprits if rank.rank in raised]
+    return StoppedRanks(
+        ranks=tuple(rank.rank for rank in culprits),
+        is_whole_job=is_whole_job,
+        how=_describe_end(texts, is_dead=bool(dead)),
+        where=_describe_place(culprits, last_step),
+        last_step=last_step,
+        num_job_steps=summary.steps.num_steps,
+        num_unknown=num_unknown,
+        level=ConfidenceLevel.HIGH if is_sure or texts else ConfidenceLevel.MEDIUM,
+        reason=_explain(dead, texts, is_sure=is_sure),
+        evidence=(
+            *(Evidence(name="exception", value=text) for text in texts[:2]),
+            *(
+                Evidence(name=f"steps of rank {rank.rank}", value=rank.num_steps, unit="steps")
+                for rank in culprits[:8]
+            ),
+        ),
+    )
+
+
+def _find_raised(context: Context) -> dict[int, str]:
+    """Rank to the exception its program ended with, unless somebody wanted that."""
+    texts = {recording.rank: read_exception(recording) for recording in context.attempt}
+    return {rank: text for rank, text in texts.items() if text and not text.startswith(_ON_PURPOSE)}
+
+
+def _find_first(
+    context: Context, dead: list[RankSummary], raised: dict[int, str]
+) -> list[RankSummary]:
+    """Who stopped first: by the verdict on the job, else by the number of steps."""
+    short = set(context.summary.health.short_ranks)
+    if not dead and not raised and not short:
+        return []
+    hang = diagnose_hang(context.attempt, this_machine(), asks_stacks=False)
+    named = {culprit.rank for culprit in hang.culprits if culprit.reason in _ENDS}
+    ends = {rank.rank for rank in dead} | set(raised) | short
+    if hang.kind is not VerdictKind.DEAD or not named & ends:
+        named = {rank.rank for rank in dead} or ends
+    first = [rank for rank in context.summary.ranks if rank.rank in named & ends]
+    return [rank for rank in first if rank.rank in short] or first
+
+
+def _find_dead(context: Context, is_open: list[RankSummary]) -> tuple[list[RankSummary], int, bool]:
+    """The dead, how many nothing is known of, and whether the dead are known by their process."""
+    here = this_machine()
+    lives = {
+        rank.rank: look_at_process(context.attempt.ranks[rank.rank].header, here)
+        for rank in is_open
+    }
+    gone = [rank for rank in is_open if lives[rank.rank].is_gone]
+    unknown = [rank for rank in is_open if lives[rank.rank].life is Life.UNKNOWN]
+    has_finished = len(is_open) < len(context.summary.ranks)
+    newest = max(map(_last_record_ns, context.summary.ranks), default=0)
+    silent = [
+        rank for rank in unknown if has_finished or newest - _last_record_ns(rank) > SILENT_NS
+    ]
+    dead = sorted([*gone, *silent], key=lambda rank: rank.rank)
+    return dead, len(unknown) - len(silent), bool(gone) and not silent
+
+
+def _last_record_ns(rank: RankSummary) -> int:
+    moment = rank.last_record_unix_ns
+    return 0 if isinstance(moment, Unavailable) else moment
+
+
+def _common_step(ranks: list[RankSummary]) -> int | None:
+    steps = [rank.last_step for rank in ranks if not isinstance(rank.last_step, Unavailable)]
+    return min(steps, default=None)
+
+
+def _describe_place(ranks: list[RankSummary], last_step: int | None) -> str:
+    phases = {rank.open_phase for rank in ranks if rank.open_phase}
+    where = "" if last_step is None else f" after step {last_step}"
+    return f"{where}, in {phases.pop()}" if len(phases) == 1 else where
+
+
+def _describe_end(texts: list[str], *, is_dead: bool) -> str:
+    if texts:
+        return f"with {texts[0].partition(':')[0]}"
+    return "without an end" if is_dead else "before the others"
+
+
+def _explain(dead: list[RankSummary], texts: list[str], *, is_sure: bool) -> str:
+    if texts:
+        return "the exception was recorded; it came before the others'"
+    if not dead:
+        return "counted; it wrote its closing line"
+    who = name_ranks([rank.rank for rank in dead])
+    return f"{who}: the process is gone" if is_sure else f"{who}: silent while others wrote"

@@ -1,0 +1,36 @@
+"""Words that findings share: numbers with units, ranks, steps.
+
+Findings are sentences, so rules write numbers, too; all of them through here and `core.unit_text`,
+so that a number reads alike in a finding and in the report's tables.
+"""
+
+from collections.abc import Collection
+
+from meshscope.core.unit_text import bandwidth as bandwidth
+from meshscope.core.unit_text import count as count
+from meshscope.core.unit_text import duration as duration
+from meshscope.core.unit_text import memory as memory
+from meshscope.core.unit_text import plural as plural
+from meshscope.core.unit_text import rate as rate
+from meshscope.core.unit_text import ratio as ratio
+from meshscope.store.rank_ranges import abbreviate_ranks
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """`rank 3`, `ranks 0-3, 7`; cut after a few stretches."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {abbreviate_ranks(ranks)}"
+
+
+def be(ranks: Collection[int]) -> str:
+    """`is` or `are`, for the ranks of `name_ranks`."""
+    return "is" if len(ranks) == 1 else "are"
+
+
+def p_value(value: float) -> str:
+    """`p = 0.012`, `p < 1e-9`."""
+    return "p < 1e-9" if value < 1e-9 else f"p = {value:.2g}"
+
+
+def capitalize(sentence: str) -> str:
+    """The first letter as it begins a sentence, the rest untouched."""
+    return sentence[:1].upper() + sentence[1:]

@@ -1,0 +1,176 @@
+"""Makes edits of recorded runs: other durations for some of its work or transfers.
+
+Work is edited by part (`work_parts`): what one rank does in one phase of one step, and, where ranks
+are compared that communicate in the same order, between two of its operations. All of a part is
+scaled alike. Where a rank has no work there is nothing that could become longer.
+
+"Even" is the mean over ranks and steps for work, over those that have any in that phase, and the
+median for transfers of one kind, axis and size (OSDI'25).
+"""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.analyze.operations import Bools
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.group_axis import OTHER
+from meshscope.core.layout import Layout
+from meshscope.core.operations import Kind
+from meshscope.core.unavailable import Unavailable
+from meshscope.simulate.recorded_graph import measured_work
+from meshscope.simulate.what_if import Edit
+from meshscope.simulate.work_parts import WorkParts, cut_work
+
+__all__ = [
+    "choose_pieces",
+    "choose_rows",
+    "cut_work",
+    "equalise",
+    "find_peers",
+    "scale_work",
+    "transfer_factor",
+    "without",
+]
+
+Floats = npt.NDArray[np.float64]
+
+
+def choose_pieces(
+    timeline: Timeline,
+    *,
+    ranks: Collection[int] | None = None,
+    phases: Collection[str] | None = None,
+    steps: Collection[int] | None = None,
+) -> Bools:
+    """[piece]: those of these ranks, phases and steps; None takes all."""
+    pieces = timeline.pieces
+    chosen = np.ones(len(pieces), dtype=np.bool_)
+    if ranks is not None:
+        chosen &= np.isin(pieces.rank, list(ranks))
+    if steps is not None:
+        chosen &= np.isin(timeline.steps, list(steps))[pieces.step]
+    if phases is not None:
+        chosen &= np.array([name in phases for name in timeline.phases])[pieces.phase]
+    return chosen
+
+
+def scale_work(
+    timeline: Timeline,
+    *,
+    factor: float,
+    ranks: Collection[int] | None = None,
+    phases: Collection[str] | None = None,
+    steps: Collection[int] | None = None,
+    name: str = "scaled work",
+) -> Edit:
+    """Work of some ranks, phases and steps takes `factor` times as long."""
+    chosen = choose_pieces(timeline, ranks=ranks, phases=phases, steps=steps)
+    work = measured_work(timeline)
+    return Edit(name=name, work_ns=np.where(chosen, np.rint(work * factor), work).astype(np.int64))
+
+
+def without(timeline: Timeline, phase: str, *, ranks: Collection[int] | None = None) -> Edit:
+    """The work of a phase takes no time."""
+    return scale_work(timeline, factor=0.0, phases=(phase,), ranks=ranks, name=f"without {phase}")
+
+
+def equalise(
+    timeline: Timeline,
+    ranks: Collection[int],
+    *,
+    phases: Collection[str] | None = None,
+    steps: Collection[int] | None = None,
+    peers: Sequence[int] | None = None,
+    parts: WorkParts | None = None,
+) -> Edit | Unavailable:
+    """In every step, phase and segment these ranks work as long as the median of their peers.
+
+    Peers are ranks that differ along dp alone and are not among `ranks`; where there are none, all
+    others of the run. Segments are compared in steps in which all peers communicate as the rank
+    does, else whole phases. `parts` (from `cut_work`) saves cutting again for several edits.
+    """
+    missing = sorted(set(ranks) - set(timeline.ranks))
+    if missing:
+        return Unavailable(f"rank {missing[0]} is not among those that were recorded")
+    parts = cut_work(timeline) if parts is None else parts
+    edited = parts.work_ns.astype(np.float64)
+    for place, rank in enumerate(timeline.ranks):
+        if rank not in ranks:
+            continue
+        others = find_peers(timeline, rank, ranks) if peers is None else peers
+        places = [timeline.ranks.index(o) for o in others if o in timeline.ranks and o != rank]
+        if not places:
+            return Unavailable(f"rank {rank} has no peer whose work could be compared with its own")
+        _take_median(timeline, parts, place, places, edited)
+    work = parts.join(timeline, edited)
+    chosen = choose_pieces(timeline, ranks=ranks, phases=phases, steps=steps)
+    names = ", ".join(str(rank) for rank in sorted(ranks))
+    return Edit(
+        name=f"rank {names} like its peers",
+        work_ns=np.where(chosen, work, measured_work(timeline)),
+    )
+
+
+def _take_median(
+    timeline: Timeline, parts: WorkParts, place: int, peers: Sequence[int], edited: Floats
+) -> None:
+    """Sets the parts of one rank to the median of its peers' work."""
+    is_alike = (parts.signature[peers] == parts.signature[place]).all(axis=0)
+    key = parts.key(np.broadcast_to(is_alike, parts.signature.shape), len(timeline.phases))
+    own = parts.of(place)
+    if own.start == own.stop:
+        return
+    cells, cell = np.unique(key[own], return_inverse=True)
+    work = np.bincount(cell, weights=parts.work_ns[own], minlength=len(cells))
+    theirs = np.zeros((len(peers), len(cells)))
+    for row, peer in enumerate(peers):
+        of_peer = parts.of(peer)
+        at = np.searchsorted(cells[:-1], key[of_peer])
+        is_there = cells[at] == key[of_peer]
+        np.add.at(theirs[row], at[is_there], parts.work_ns[of_peer][is_there])
+    factor = np.median(theirs, axis=0) / np.maximum(work, 1)
+    edited[own] = parts.work_ns[own] * factor[cell]
+
+
+def find_peers(timeline: Timeline, rank: int, excluded: Collection[int]) -> list[int]:
+    """Ranks that differ along dp alone; all others where there is none of them."""
+    others = [other for other in timeline.ranks if other != rank and other not in excluded]
+    layout = timeline.layout
+    if not isinstance(layout, Layout):
+        return others
+    alike = set(layout.group_ranks("dp", rank)) if 0 <= rank < layout.world_size else set()
+    same = [other for other in others if other in alike]
+    return same or others
+
+
+def transfer_factor(
+    timeline: Timeline,
+    *,
+    factor: float,
+    axis: str | None = None,
+    kind: Kind | None = None,
+    name: str = "scaled transfers",
+) -> Edit | Unavailable:
+    """Transfers of an axis, of a kind, or all of them take `factor` times as long."""
+    if timeline.communication is None:
+        return Unavailable("the run has no recorded communication")
+    chosen = choose_rows(timeline, axis=axis, kind=kind)
+    if not chosen.any():
+        return Unavailable(f"no operation along {axis or 'any axis'} was recorded")
+    transfer = timeline.communication.row_times.transfer_ns
+    scaled = np.where(chosen, np.rint(transfer * factor), transfer).astype(np.int64)
+    return Edit(name=name, transfer_ns=scaled)
+
+
+def choose_rows(timeline: Timeline, *, axis: str | None = None, kind: Kind | None = None) -> Bools:
+    """Rows of operations along an axis and of a kind; None takes all."""
+    assert timeline.communication is not None
+    operations = timeline.communication.operations
+    axes = [group.axis for group in operations.groups] + [OTHER]
+    chosen = np.array([axis is None or one == axis for one in axes])[operations.rows.group]
+    if kind is not None:
+        chosen = chosen & (operations.rows.kind == kind)
+    found: Bools = chosen
+    return found

@@ -1,0 +1,211 @@
+"""When operations of a recorded run were ready and over, in the form in which a replay needs it.
+
+Modelled are operations that were found on all ranks, whose members all arrived within one window of
+the timeline, and of which it is known who depends on whom. Of such a row: `own_ns` = its end less
+the later of its readiness and the moment at which its group was free for it (a group's operations
+queue). An end that is only a bound (the program asked late, or its wait returned at once) is
+replaced: ready plus the median `own_ns` of exact ends of the same kind, group and size, not after
+the program asked.
+
+A transfer below 0 is an error of the clocks and counts as 0, which `Fidelity` then shows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.arrivals import EVERYONE, FROM_ROOT, TO_ROOT
+from meshscope.analyze.operations import Bools, OperationRows
+from meshscope.analyze.phases import Int64s
+from meshscope.analyze.timeline import Timeline, TimelineCommunication
+from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind
+from meshscope.simulate.rank_events import find_run, number_windows
+from meshscope.store.schema import OperationFlag
+
+SHORT_WAIT_NS = 100_000
+"""A wait for a handle that returned sooner than this may have found the operation over: what it
+took is that of looking."""
+NONE = -1
+_NEVER = -(1 << 62)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperationTimes:
+    """One entry per row of the timeline's operations."""
+
+    is_modelled: Bools
+    window: Int64s
+    """In which all members arrived; -1."""
+    match: Int64s
+    """Place in `Matches`; -1."""
+    waits_for_all: Bools
+    """It depends on every member."""
+    other: Int64s
+    """The one other row that it depends on, root or sender; -1."""
+    before: Int64s
+    """The row whose end frees the group for this one; -1."""
+    end_ns: Int64s
+    """On the reference clock, with bounds replaced."""
+    own_ns: Int64s
+    """At least 0."""
+
+
+def find_operation_times(
+    timeline: Timeline, communication: TimelineCommunication, asked_ns: Int64s
+) -> OperationTimes:
+    """`asked_ns` is per row when the program first waited for it; very large where it did not."""
+    rows, matches = communication.operations.rows, communication.matches
+    arrival = communication.times.arrival_ns
+    match = np.full(len(rows), NONE, dtype=np.int64)
+    match[matches.member] = matches.of_member
+    window = _find_windows(timeline, rows, arrival)
+    is_modelled = _choose_rows(communication, match, window)
+    waits_for_all, other = _find_relations(communication, match, is_modelled)
+    ready = _find_ready(communication, match, waits_for_all, other, is_modelled)
+    end = communication.times.end_ns
+    is_bound = is_modelled & ~(rows.has_exact_end & ~_is_short(rows, end, asked_ns))
+    before = _find_queue(communication, is_modelled, is_bound)
+    free = np.where(before >= 0, end[before], _NEVER)
+    own = np.maximum(end - np.maximum(ready, free), 0)
+    typical = _find_typical(rows, own, is_modelled & ~is_bound)
+    guess = np.minimum(ready + typical, np.maximum(np.minimum(asked_ns, end), ready))
+    end = np.where(is_bound, guess, end)
+    return OperationTimes(
+        is_modelled=is_modelled,
+        window=np.where(is_modelled, window, NONE),
+        match=np.where(is_modelled, match, NONE),
+        waits_for_all=waits_for_all,
+        other=other,
+        before=np.where(is_bound, NONE, before),
+        end_ns=end,
+        own_ns=np.where(is_bound, end - ready, own),
+    )
+
+
+def _is_short(rows: OperationRows, end: Int64s, asked_ns: Int64s) -> Bools:
+    is_waited = rows.end_source == EndSource.WAIT
+    is_short: Bools = is_waited & (end - asked_ns < SHORT_WAIT_NS)
+    return is_short & rows.has_flag(OperationFlag.ASYNC)
+
+
+def _find_windows(timeline: Timeline, rows: OperationRows, arrival: Int64s) -> Int64s:
+    """The window in which each row's rank arrived; -1 outside of kept steps."""
+    window = np.full(len(rows), NONE, dtype=np.int64)
+    numbers = number_windows(timeline)
+    for place, rank in enumerate(timeline.ranks):
+        own = find_run(rows.rank, rank)
+        step = np.searchsorted(timeline.period_begin_ns[place], arrival[own], side="right") - 1
+        inside = (step >= 0) & (arrival[own] <= timeline.period_end_ns[place][step])
+        window[own] = np.where(inside, numbers[step], NONE)
+    return window
+
+
+def _choose_rows(communication: TimelineCommunication, match: Int64s, window: Int64s) -> Bools:
+    rows, matches = communication.operations.rows, communication.matches
+    is_known = rows.has_end & (rows.kind != Kind.CUSTOM)
+    is_known &= ~rows.has_flag(OperationFlag.MANUAL) & (window >= 0)
+    if not len(matches):
+        return np.zeros(len(rows), dtype=np.bool_)
+    member_window = window[matches.member]
+    low = np.minimum.reduceat(member_window, matches.first)
+    high = np.maximum.reduceat(member_window, matches.first)
+    has_all = np.logical_and.reduceat(is_known[matches.member], matches.first)
+    is_whole = matches.is_usable & has_all & (low == high) & (low >= 0)
+    found: Bools = (match >= 0) & is_whole[match]
+    return found
+
+
+def _find_relations(
+    communication: TimelineCommunication, match: Int64s, is_modelled: Bools
+) -> tuple[Bools, Int64s]:
+    """Who waits for everyone, and who for one other row."""
+    rows, matches, times = (
+        communication.operations.rows,
+        communication.matches,
+        communication.times,
+    )
+    is_root = rows.peer == rows.rank
+    waits_for_all = _is_kind(rows, EVERYONE) | (_is_kind(rows, TO_ROOT) & is_root)
+    other = np.full(len(rows), NONE, dtype=np.int64)
+    root_of = np.full(len(matches), NONE, dtype=np.int64)
+    roots = np.flatnonzero(is_root & is_modelled & _is_kind(rows, FROM_ROOT))
+    root_of[match[roots]] = roots
+    from_root = is_modelled & _is_kind(rows, FROM_ROOT) & ~is_root
+    other[from_root] = root_of[match[from_root]]
+    pair = np.flatnonzero(is_modelled & _is_kind(rows, POINT_TO_POINT))
+    # A pair's members stand next to each other: the sum of both places less one's own.
+    first = matches.first[match[pair]]
+    partner = (
+        matches.member[first]
+        + matches.member[np.minimum(first + 1, len(matches.member) - 1)]
+        - pair
+    )
+    # A send that was over before its recv was posted went into a buffer.
+    is_free = (rows.kind[pair] == Kind.SEND) & (times.end_ns[pair] <= times.arrival_ns[partner])
+    other[pair] = np.where(is_free, NONE, partner)
+    return waits_for_all & is_modelled, other
+
+
+def _is_kind(rows: OperationRows, kinds: frozenset[Kind]) -> Bools:
+    return np.isin(rows.kind, [int(kind) for kind in kinds])
+
+
+def _find_ready(
+    communication: TimelineCommunication,
+    match: Int64s,
+    waits_for_all: Bools,
+    other: Int64s,
+    is_modelled: Bools,
+) -> Int64s:
+    arrival, matches = communication.times.arrival_ns, communication.matches
+    ready = arrival.copy()
+    ready = np.where(other >= 0, np.maximum(ready, arrival[other]), ready)
+    if len(matches):
+        last = np.maximum.reduceat(arrival[matches.member], matches.first)
+        ready = np.where(waits_for_all & is_modelled, last[match], ready)
+    return ready
+
+
+def _find_queue(
+    communication: TimelineCommunication, is_modelled: Bools, is_bound: Bools
+) -> Int64s:
+    """The row whose end frees the group: the one before, with gloo the earlier end of two."""
+    operations, end = communication.operations, communication.times.end_ns
+    rows = operations.rows
+    before = np.full(len(rows), NONE, dtype=np.int64)
+    is_ordered = rows.has_numbered_group & ~_is_kind(rows, POINT_TO_POINT) & is_modelled
+    picked = np.flatnonzero(is_ordered)
+    key = rows.rank[picked].astype(np.int64) * (len(operations.groups) + 1) + rows.group[picked]
+    order = np.argsort(key, kind="stable")
+    picked, key = picked[order], key[order]
+    one, two = _shift(picked, key, 1), _shift(picked, key, 2)
+    is_gloo = np.array(["gloo" in group.backend for group in operations.groups] + [False])
+    on_host = is_gloo[rows.group[picked]] & ~rows.has_flag(OperationFlag.DEVICE)[picked]
+    earlier = np.where((two >= 0) & (end[two] < end[one]), two, np.where(two >= 0, one, NONE))
+    found = np.where(on_host, earlier, one)
+    is_usable = (found >= 0) & ~is_bound[found] & (end[found] <= end[picked])
+    before[picked] = np.where(is_usable, found, NONE)
+    return before
+
+
+def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:
+    moved = np.full(len(values), NONE, dtype=np.int64)
+    is_same = key[count:] == key[: len(key) - count]
+    moved[count:][is_same] = values[: len(values) - count][is_same]
+    return moved
+
+
+def _find_typical(rows: OperationRows, own: Int64s, is_exact: Bools) -> Int64s:
+    """Per row the median of exact ones of its kind, group and size; 0 where there is none."""
+    kind = np.where(rows.kind == Kind.SEND, int(Kind.RECV), rows.kind)  # both sides are alike
+    sizes, size = np.unique(rows.size_bytes, return_inverse=True)
+    key = (rows.group.astype(np.int64) + 1) * len(Kind) + kind
+    _, place = np.unique(key * max(1, len(sizes)) + size, return_inverse=True)
+    typical = np.zeros(int(place.max(initial=-1)) + 1, dtype=np.int64)
+    picked = np.flatnonzero(is_exact)
+    order = picked[np.lexsort((own[picked], place[picked]))]
+    if len(order):
+        groups, first, count = np.unique(place[order], return_index=True, return_counts=True)
+        typical[groups] = own[order[first + count // 2]]
+    found: Int64s = typical[place]
+    return found

@@ -1,0 +1,306 @@
+"""The events of each rank between which it works: arrivals at operations, resumptions after holds.
+
+Per rank, sorted by time: the begin of a window; the arrival at an operation (the call, or when the
+device's stream reached it); the end of a hold-up (a blocking operation's end, the end of a wait for
+a handle, the end of what backward's engine waited for, the end of a wait for a pipeline action's
+input); the end of a step. Holds of length 0 are there too: another duration may make them long.
+
+`fixed_ns` is time between an event and the one before it in which the rank did not work and which
+no modelled operation explains; a replay keeps it as it was.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from meshscope.analyze.exposed import HoldUps, count_once, find_blocking, find_waits
+from meshscope.analyze.operations import Bools, Int32s, OperationRows, Uint8s
+from meshscope.analyze.phases import Int64s
+from meshscope.analyze.pieces import PieceKind
+from meshscope.analyze.timeline import Timeline, TimelineCommunication
+from meshscope.store.schema import OperationFlag
+
+MAX_PIECES = 120_000
+"""Pieces of a timeline that are replayed at most: some 600,000 edges, 30 ms for each edit."""
+
+
+class EventKind(IntEnum):
+    """What happens."""
+
+    BEGIN = 0
+    """A window begins on this rank."""
+    ARRIVE = 1
+    """The rank is there for an operation."""
+    RESUME = 2
+    """The rank goes on after an operation has held it up."""
+    INPUT = 3
+    """A pipeline action has its input."""
+    MADE = 4
+    """A pipeline action's output is made."""
+    HELD = 5
+    """The rank goes on after something that is not modelled."""
+    STEP_END = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankEvents:
+    """Columns; sorted by rank and time."""
+
+    place: Int32s
+    """Place of the rank in `Timeline.ranks`."""
+    time_ns: Int64s
+    kind: Uint8s
+    row: Int64s
+    """ARRIVE, RESUME: row of the operations; INPUT, MADE: of the actions; STEP_END: the step."""
+    held_since_ns: Int64s
+    """RESUME, INPUT: when the hold-up began, and `time_ns` otherwise."""
+    window: Int64s
+    """Stretch of consecutive steps; nothing is chained from one to the next."""
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def select(self, rows: Bools | Int64s) -> "RankEvents":
+        """Some of them."""
+        return RankEvents(
+            place=self.place[rows],
+            time_ns=self.time_ns[rows],
+            kind=self.kind[rows],
+            row=self.row[rows],
+            held_since_ns=self.held_since_ns[rows],
+            window=self.window[rows],
+        )
+
+
+def find_hold_ups(communication: TimelineCommunication) -> HoldUps:
+    """All waits for operations, those of length 0 included, a moment belonging to one of them."""
+    rows, times = communication.operations.rows, communication.times
+    parts = [
+        find_blocking(rows, times),
+        find_waits(rows, communication.waits, times, communication.alignment),
+        _find_engine_waits(communication),
+    ]
+    found = HoldUps(
+        row=np.concatenate([part.row for part in parts]),
+        rank=np.concatenate([part.rank for part in parts]).astype(np.int32),
+        step=np.concatenate([part.step for part in parts]).astype(np.int32),
+        begin_ns=np.concatenate([part.begin_ns for part in parts]),
+        end_ns=np.concatenate([part.end_ns for part in parts]),
+    )
+    is_manual = rows.has_flag(OperationFlag.MANUAL)[found.row]
+    cut, _ = count_once(found.select(~is_manual))
+    return cut
+
+
+def _find_engine_waits(communication: TimelineCommunication) -> HoldUps:
+    """What backward's engine waits for: all it issued, from when it has issued the last."""
+    rows, times = communication.operations.rows, communication.times
+    row = np.flatnonzero(rows.has_flag(OperationFlag.ENGINE) & rows.has_end & (rows.step >= 0))
+    on_device = rows.has_flag(OperationFlag.DEVICE)[row]
+    issued = np.where(on_device, times.arrival_ns[row], times.enqueue_ns[row])
+    turn = rows.step[row].astype(np.int64) * (1 << 17) + rows.microbatch[row] + 1
+    turns, turn = np.unique(turn, return_inverse=True)
+    key = rows.rank[row].astype(np.int64) * max(1, len(turns)) + turn
+    _, group = np.unique(key, return_inverse=True)
+    last = np.full(int(group.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, group, issued)
+    return HoldUps(
+        row=row,
+        rank=rows.rank[row],
+        step=rows.step[row],
+        begin_ns=last[group],
+        end_ns=np.maximum(times.end_ns[row], last[group]),
+    )
+
+
+def find_asked(rows: OperationRows, holds: HoldUps, end_ns: Int64s) -> Int64s:
+    """Per row when the wait that saw its end began; very large where none did.
+
+    A rank may wait for an operation several times: while it is launched, and again for its end.
+    """
+    asked = np.full(len(rows), np.iinfo(np.int64).max // 2)
+    saw_end = holds.end_ns >= end_ns[holds.row]
+    np.minimum.at(asked, holds.row[saw_end], holds.begin_ns[saw_end])
+    return asked
+
+
+def collect_events(
+    timeline: Timeline, holds: HoldUps | None, row_window: Int64s, inputs: RankEvents | None
+) -> RankEvents:
+    """The events of all ranks.
+
+    `row_window` is per row of operations the window in which it is modelled, or -1; `inputs` are
+    the events of pipeline actions whose inputs are modelled.
+    """
+    parts = [_find_borders(timeline), _find_held(timeline, row_window, inputs)]
+    if timeline.communication is not None and holds is not None:
+        parts += _find_operations(timeline, timeline.communication, holds, row_window)
+    if inputs is not None:
+        parts.append(inputs)
+    joined = join_events(parts)
+    joined = joined.select(joined.window >= 0)
+    # At one moment a rank first resumes from what it began first; a step ends after all.
+    last = np.where(joined.kind == EventKind.STEP_END, np.iinfo(np.int64).max, joined.row)
+    order = np.lexsort((joined.kind, last, joined.time_ns, joined.window, joined.place))
+    return joined.select(order)
+
+
+def join_events(parts: list[RankEvents]) -> RankEvents:
+    """Several as one."""
+    return RankEvents(
+        place=np.concatenate([part.place for part in parts]).astype(np.int32),
+        time_ns=np.concatenate([part.time_ns for part in parts]),
+        kind=np.concatenate([part.kind for part in parts]).astype(np.uint8),
+        row=np.concatenate([part.row for part in parts]),
+        held_since_ns=np.concatenate([part.held_since_ns for part in parts]),
+        window=np.concatenate([part.window for part in parts]),
+    )
+
+
+def make_events(
+    timeline: Timeline,
+    kind: EventKind,
+    place: Int64s,
+    time_ns: Int64s,
+    row: Int64s,
+    *,
+    held_since_ns: Int64s | None = None,
+    window: Int64s | None = None,
+) -> RankEvents:
+    """Events of one kind; in the window of their time where none is given."""
+    return RankEvents(
+        place=place.astype(np.int32),
+        time_ns=time_ns,
+        kind=np.full(len(time_ns), kind, dtype=np.uint8),
+        row=row.astype(np.int64),
+        held_since_ns=time_ns if held_since_ns is None else held_since_ns,
+        window=_find_windows(timeline, place, time_ns) if window is None else window,
+    )
+
+
+def number_windows(timeline: Timeline) -> Int64s:
+    """Per step its window; -1 for steps of a very long timeline that are not replayed.
+
+    Those are the first ones of every window, as many as it takes to stay below `MAX_PIECES`.
+    """
+    number = np.cumsum(timeline.begins_window).astype(np.int64) - 1
+    part = MAX_PIECES / max(1, len(timeline.pieces))
+    if part >= 1:
+        return number
+    size = np.bincount(number)
+    kept = np.maximum(np.floor(size * part), 1)
+    after = np.repeat(np.cumsum(size), size) - np.arange(len(number))
+    return np.where(after <= kept[number], number, -1)
+
+
+def find_run(values: Int32s | Int64s, value: int) -> slice:
+    """Where a value stands in a sorted column."""
+    # Bounds of the column's own type: others would have the whole column converted first.
+    bounds = np.array([value, value + 1], dtype=values.dtype)
+    low, high = np.searchsorted(values, bounds).tolist()
+    return slice(low, high)
+
+
+def split_places(place: Int64s | Int32s, num_ranks: int) -> list[Int64s]:
+    """For each rank's place where it stands in `place`, in one pass over all."""
+    order = np.argsort(place, kind="stable")
+    cuts = np.searchsorted(place[order], np.arange(1, num_ranks))
+    return np.split(order, cuts)
+
+
+def _find_windows(timeline: Timeline, place: Int64s, time_ns: Int64s) -> Int64s:
+    """The window of each moment, an end belonging to the earlier one; -1 outside of all."""
+    numbers = number_windows(timeline)
+    window = np.full(len(place), -1, dtype=np.int64)
+    for rank, own in enumerate(split_places(place, len(timeline.ranks))):
+        step = np.searchsorted(timeline.period_end_ns[rank], time_ns[own])
+        step = np.minimum(step, len(timeline.steps) - 1)
+        is_inside = time_ns[own] >= timeline.period_begin_ns[rank][step]
+        is_inside &= time_ns[own] <= timeline.period_end_ns[rank][step]
+        window[own] = np.where(is_inside, numbers[step], -1)
+    return window
+
+
+def _find_borders(timeline: Timeline) -> RankEvents:
+    num_ranks, num_steps = timeline.period_end_ns.shape
+    window = number_windows(timeline)
+    first, _ = find_window_ends(window)
+    place = np.arange(num_ranks)
+    begin = make_events(
+        timeline,
+        EventKind.BEGIN,
+        np.repeat(place, len(first)),
+        timeline.period_begin_ns[:, first].reshape(-1),
+        np.full(num_ranks * len(first), -2),
+        window=np.tile(window[first], num_ranks),
+    )
+    end = make_events(
+        timeline,
+        EventKind.STEP_END,
+        np.repeat(place, num_steps),
+        timeline.period_end_ns.reshape(-1),
+        np.tile(np.arange(num_steps), num_ranks),
+        window=np.tile(window, num_ranks),
+    )
+    return join_events([begin, end])
+
+
+def find_window_ends(window: Int64s) -> tuple[Int64s, Int64s]:
+    """The first and the last step of every window."""
+    is_new = np.append(True, window[1:] != window[:-1])
+    is_last = np.append(is_new[1:], True)
+    return np.flatnonzero(is_new & (window >= 0)), np.flatnonzero(is_last & (window >= 0))
+
+
+def _find_held(timeline: Timeline, row_window: Int64s, inputs: RankEvents | None) -> RankEvents:
+    """Ends of pieces in which a rank is held up by what is not modelled."""
+    pieces = timeline.pieces
+    is_known = np.zeros(len(pieces), dtype=np.bool_)
+    has_row = pieces.row >= 0
+    window = number_windows(timeline)[pieces.step]
+    is_known[has_row] = row_window[pieces.row[has_row]] == window[has_row]
+    if inputs is not None and timeline.actions is not None:
+        is_input = np.zeros(len(timeline.actions) + 1, dtype=np.bool_)
+        is_input[inputs.row[inputs.kind == EventKind.INPUT]] = True
+        is_known |= ~has_row & is_input[pieces.action]
+    picked = np.flatnonzero((pieces.kind != PieceKind.WORK) & ~is_known)
+    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[picked])
+    row = np.full(len(picked), -1)
+    end = pieces.end_ns[picked]
+    return make_events(timeline, EventKind.HELD, place, end, row, window=window[picked])
+
+
+def _find_operations(
+    timeline: Timeline,
+    communication: TimelineCommunication,
+    holds: HoldUps,
+    row_window: Int64s,
+) -> list[RankEvents]:
+    rows, times = communication.operations.rows, communication.times
+    ranks = np.array(timeline.ranks)
+    row = np.flatnonzero(row_window >= 0)
+    arrive = make_events(
+        timeline,
+        EventKind.ARRIVE,
+        np.searchsorted(ranks, rows.rank[row]),
+        times.arrival_ns[row],
+        row,
+        window=row_window[row],
+    )
+    kept = holds.select((row_window[holds.row] >= 0) & _held_the_stream(timeline, rows, holds))
+    place = np.searchsorted(ranks, kept.rank)
+    resume = make_events(
+        timeline, EventKind.RESUME, place, kept.end_ns, kept.row, held_since_ns=kept.begin_ns
+    )
+    return [arrive, resume.select(resume.window == row_window[resume.row])]
+
+
+def _held_the_stream(timeline: Timeline, rows: OperationRows, holds: HoldUps) -> Bools:
+    """Hold-ups of what the rank's pieces are of: on a device, not those of the host alone."""
+    on_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), holds.rank)]
+    is_seen = np.zeros(len(rows), dtype=np.bool_)
+    is_seen[timeline.pieces.row[timeline.pieces.row >= 0]] = True
+    is_seen |= rows.has_flag(OperationFlag.DEVICE)
+    found: Bools = ~on_device | is_seen[holds.row]
+    return found

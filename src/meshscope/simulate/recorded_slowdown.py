@@ -1,0 +1,171 @@
+"""S, S_t, S_w, M_W and M_S of a recorded run.
+
+Types are phases of work and, for transfers, axis and kind of operation. S_w is replayed for each
+rank. Of more than `MAX_PLACES` ranks, or coordinates along an axis, only those with the most work
+are looked at, and the others are not in the tables: one that worked no longer than most is no
+straggler. A part keeps its measured work and the transfers of its own rows.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.operations import Bools
+from meshscope.analyze.pieces import PieceKind
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.layout import Axis, Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.simulate.even_shares import EvenShares, find_even_shares
+from meshscope.simulate.recorded_graph import measured_work
+from meshscope.simulate.slowdown import (
+    Share,
+    Slowdown,
+    choose_worst,
+    share_excess,
+    sort_slowdowns,
+)
+from meshscope.simulate.what_if import Edit, Replay, refuse
+
+MAX_PLACES = 32
+"""Ranks, and coordinates along an axis, that are replayed each for itself."""
+NO_PHASE = "(no phase)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Part:
+    """Pieces and rows of operations."""
+
+    pieces: Bools
+    rows: Bools
+
+    def edit(self, shares: EvenShares, name: str, *, alone: bool) -> Edit:
+        """Only this part as measured, or only this part even."""
+        if alone:
+            return shares.edit(name, ~self.pieces, ~self.rows)
+        return shares.edit(name, self.pieces, self.rows)
+
+
+Parts = dict[tuple[str, Hashable], _Part]
+
+
+def measure_run_slowdown(replay: Replay) -> Slowdown | Unavailable:
+    """The slowdown of a recorded run against an even one."""
+    if not replay.fidelity.is_enough:
+        return refuse(replay.fidelity)
+    timeline = replay.timeline
+    shares = find_even_shares(replay)
+    parts: Parts = {("ideal", 0): _Part(pieces=_no_pieces(timeline), rows=_no_rows(timeline))}
+    parts |= _find_types(timeline, shares) | _find_coordinates(timeline)
+    busiest = _choose_busiest(timeline, {rank: [rank] for rank in timeline.ranks})
+    parts |= {("rank", rank): _of_ranks(timeline, ranks) for rank, ranks in busiest.items()}
+    edits = [part.edit(shares, str(key), alone=True) for key, part in parts.items()]
+    times = dict(zip(parts, replay.step_times_ns(edits), strict=True))
+    ideal_ns = times["ideal", 0]
+    if ideal_ns <= 0:
+        return Unavailable("an even run would take no time at all")
+    slow = {key: value / ideal_ns for key, value in times.items()}
+    by_axis = {
+        str(axis): sort_slowdowns({int(str(at)): s for (a, at), s in slow.items() if a == axis})
+        for axis in Axis
+        if any(a == axis for a, _ in slow)
+    }
+    by_worker = sort_slowdowns(
+        {int(str(at)): s for (kind, at), s in slow.items() if kind == "rank"}
+    )
+    worst = choose_worst(by_worker, len(timeline.ranks))
+    worst_share, stage_share = _share_out(replay, shares, ideal_ns, worst)
+    return Slowdown(
+        fidelity=replay.fidelity,
+        step_ns=replay.fidelity.replayed_ns,
+        ideal_ns=ideal_ns,
+        by_type=sort_slowdowns({str(at): s for (kind, at), s in slow.items() if kind == "type"}),
+        by_axis=by_axis,
+        by_worker=by_worker,
+        worst_workers=worst,
+        worst_share=worst_share,
+        last_stage_share=stage_share,
+    )
+
+
+def _no_pieces(timeline: Timeline) -> Bools:
+    return np.zeros(len(timeline.pieces), dtype=np.bool_)
+
+
+def _no_rows(timeline: Timeline) -> Bools:
+    communication = timeline.communication
+    return np.zeros(0 if communication is None else len(communication.operations), dtype=np.bool_)
+
+
+def _find_types(timeline: Timeline, shares: EvenShares) -> Parts:
+    pieces = timeline.pieces
+    is_work = pieces.kind == PieceKind.WORK
+    found: Parts = {}
+    for place in np.unique(pieces.phase[is_work]).tolist():
+        name = timeline.phases[place] or NO_PHASE
+        found["type", name] = _Part(pieces=pieces.phase == place, rows=_no_rows(timeline))
+    for place, name in enumerate(shares.row_types):
+        rows = shares.row_type == place
+        found["type", name] = _Part(pieces=_no_pieces(timeline), rows=rows)
+    return found
+
+
+def _find_coordinates(timeline: Timeline) -> Parts:
+    layout = timeline.layout
+    found: Parts = {}
+    if not isinstance(layout, Layout):
+        return found
+    for axis in Axis:
+        if layout.degree(axis) < 2:
+            continue
+        at = {rank: layout.coordinates(rank).along(axis) for rank in timeline.ranks}
+        places: dict[int, list[int]] = {}
+        for rank, index in at.items():
+            places.setdefault(index, []).append(rank)
+        for index, ranks in _choose_busiest(timeline, places).items():
+            found[str(axis), index] = _of_ranks(timeline, ranks)
+    return found
+
+
+def _choose_busiest(timeline: Timeline, places: Mapping[int, list[int]]) -> dict[int, list[int]]:
+    """The places whose ranks work most, a number of them at most."""
+    if len(places) <= MAX_PLACES:
+        return dict(places)
+    work = np.bincount(timeline.pieces.rank, weights=measured_work(timeline))
+    total = {place: sum(work[rank] for rank in ranks) for place, ranks in places.items()}
+    busiest = sorted(places, key=lambda place: (-total[place], place))[:MAX_PLACES]
+    return {place: places[place] for place in sorted(busiest)}
+
+
+def _of_ranks(timeline: Timeline, ranks: Sequence[int]) -> _Part:
+    communication = timeline.communication
+    rows = _no_rows(timeline)
+    if communication is not None:
+        rows = np.isin(communication.operations.rows.rank, ranks)
+    return _Part(pieces=np.isin(timeline.pieces.rank, ranks), rows=rows)
+
+
+def _share_out(
+    replay: Replay, shares: EvenShares, ideal_ns: float, worst: Sequence[int]
+) -> tuple[Share | Unavailable, Share | Unavailable]:
+    """M_W and M_S, both ways."""
+    timeline = replay.timeline
+    groups: list[Sequence[int]] = [worst]
+    layout = timeline.layout
+    if isinstance(layout, Layout) and layout.pp > 1:
+        last = layout.pp - 1
+        groups.append([rank for rank in timeline.ranks if layout.coordinates(rank).pp == last])
+    parts = [_of_ranks(timeline, ranks) for ranks in groups]
+    edits = [part.edit(shares, "share", alone=alone) for part in parts for alone in (False, True)]
+    times = replay.step_times_ns(edits)
+    found = [
+        share_excess(
+            step_ns=replay.fidelity.replayed_ns,
+            ideal_ns=ideal_ns,
+            removed_ns=times[2 * place],
+            alone_ns=times[2 * place + 1],
+        )
+        for place in range(len(parts))
+    ]
+    none = Unavailable("the run has no pipeline stages, or its layout is not known")
+    return found[0], found[1] if len(found) > 1 else none

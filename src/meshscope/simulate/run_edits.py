@@ -1,0 +1,163 @@
+"""Prices edits that were asked for in words, on a recorded run."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshscope.analyze.handovers import measure_handovers
+from meshscope.analyze.operations import Bools, Int32s
+from meshscope.analyze.pipeline_times import collect_pipeline_times
+from meshscope.analyze.stage_work import measure_stage_work
+from meshscope.core.layout import Layout
+from meshscope.core.schedule_builders import BUILDERS
+from meshscope.core.unavailable import Unavailable
+from meshscope.errors import UsageError
+from meshscope.simulate.edit_text import EditKind, WantedEdit
+from meshscope.simulate.edits import choose_pieces, equalise, scale_work, transfer_factor
+from meshscope.simulate.even_shares import EvenShares, find_even_shares
+from meshscope.simulate.pipeline_edits import LayerMove, price_move
+from meshscope.simulate.pipeline_replay import PipelineReplay, build_pipeline_replay
+from meshscope.simulate.schedule_edits import price_schedule
+from meshscope.simulate.what_if import Edit, Gain, Replay
+from meshscope.store.reader import Attempt
+
+_PIPELINE_KINDS = (EditKind.MICROBATCHES, EditKind.SCHEDULE, EditKind.MOVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedEdit:
+    """An edit and what it wins."""
+
+    text: str
+    gain: Gain | Unavailable
+
+
+@dataclass(slots=True)
+class RunEdits:
+    """Makes and prices edits of one run; what several need is made once."""
+
+    attempt: Attempt
+    replay: Replay
+    _shares: EvenShares | None = field(default=None, init=False)
+    _pipeline: PipelineReplay | Unavailable | None = field(default=None, init=False)
+
+    def price(self, wanted: list[WantedEdit]) -> list[PricedEdit]:
+        """In the order given; UsageError where an edit names what the run does not have."""
+        made = [
+            self.make(one) if one.kind not in _PIPELINE_KINDS else self._price_pipeline(one)
+            for one in wanted
+        ]
+        edits = [one for one in made if isinstance(one, Edit)]
+        gains = iter(self.replay.price(edits))
+        found = [next(gains) if isinstance(one, Edit) else one for one in made]
+        return [
+            PricedEdit(text=one.text, gain=gain) for one, gain in zip(wanted, found, strict=True)
+        ]
+
+    def make(self, wanted: WantedEdit) -> Edit | Unavailable:
+        """New durations for the run."""
+        timeline, factor = self.replay.timeline, wanted.factor
+        if wanted.kind is EditKind.RANKS:
+            self._check_ranks(wanted)
+            if factor is None:
+                return equalise(timeline, wanted.numbers)
+            return scale_work(timeline, factor=factor, ranks=wanted.numbers, name=wanted.text)
+        if wanted.kind is EditKind.AXIS:
+            ranks = self._ranks_along(wanted)
+            if factor is None:
+                return self._even(wanted.text, choose_pieces(timeline, ranks=ranks), ranks)
+            return scale_work(timeline, factor=factor, ranks=ranks, name=wanted.text)
+        if wanted.kind is EditKind.PHASE:
+            return self._make_phase(wanted)
+        if wanted.kind is EditKind.COMPUTE:
+            return scale_work(timeline, factor=_known(factor), name=wanted.text)
+        return self._make_bandwidth(wanted)
+
+    def _make_phase(self, wanted: WantedEdit) -> Edit | Unavailable:
+        timeline = self.replay.timeline
+        if wanted.name not in timeline.phases:
+            known = ", ".join(repr(name) for name in timeline.phases if name) or "none"
+            raise UsageError(f"edit {wanted.text!r}: the run has no such phase; it has {known}")
+        if wanted.factor is None:
+            return self._even(wanted.text, choose_pieces(timeline, phases=(wanted.name,)), [])
+        return scale_work(timeline, factor=wanted.factor, phases=(wanted.name,), name=wanted.text)
+
+    def _make_bandwidth(self, wanted: WantedEdit) -> Edit | Unavailable:
+        timeline = self.replay.timeline
+        if timeline.communication is None:
+            return Unavailable("the run has no recorded communication")
+        axes = sorted({group.axis for group in timeline.communication.operations.groups})
+        if wanted.name and wanted.name not in axes:
+            raise UsageError(
+                f"edit {wanted.text!r}: no group of the run lies along {wanted.name!r}; there are "
+                f"{', '.join(axes) or 'none'}"
+            )
+        return transfer_factor(
+            timeline, factor=1 / _known(wanted.factor), axis=wanted.name or None, name=wanted.text
+        )
+
+    def _even(self, name: str, pieces: Bools, ranks: list[int]) -> Edit:
+        if self._shares is None:
+            self._shares = find_even_shares(self.replay)
+        communication = self.replay.timeline.communication
+        rank: Int32s = np.empty(0, dtype=np.int32)
+        if communication is not None:
+            rank = communication.operations.rows.rank
+        return self._shares.edit(name, pieces, np.isin(rank, ranks))
+
+    def _check_ranks(self, wanted: WantedEdit) -> None:
+        known = self.replay.timeline.ranks
+        missing = [rank for rank in wanted.numbers if rank not in known]
+        if missing:
+            raise UsageError(
+                f"edit {wanted.text!r}: rank {missing[0]} did not record; ranks are {known[0]} to "
+                f"{known[-1]}"
+            )
+
+    def _ranks_along(self, wanted: WantedEdit) -> list[int]:
+        layout = self.replay.timeline.layout
+        if not isinstance(layout, Layout):
+            raise UsageError(f"edit {wanted.text!r}: the layout is not known: {layout.reason}")
+        degree = layout.degree(wanted.name)
+        if wanted.numbers[-1] >= degree:
+            raise UsageError(
+                f"edit {wanted.text!r}: {wanted.name} has {degree} (0 to {degree - 1})"
+            )
+        return [
+            rank
+            for rank in self.replay.timeline.ranks
+            if layout.coordinates(rank).along(wanted.name) in wanted.numbers
+        ]
+
+    def _price_pipeline(self, wanted: WantedEdit) -> Gain | Unavailable:
+        if wanted.kind is EditKind.SCHEDULE and wanted.name not in BUILDERS:
+            raise UsageError(
+                f"edit {wanted.text!r}: there is no such schedule; schedules: {', '.join(BUILDERS)}"
+            )
+        if self._pipeline is None:
+            self._pipeline = self._build_pipeline()
+        if isinstance(self._pipeline, Unavailable):
+            return self._pipeline
+        if wanted.kind is EditKind.MOVE:
+            count, source, target = wanted.numbers
+            move = LayerMove(count=count, source=source, target=target)
+            return price_move(self._pipeline, move)
+        name = wanted.name or None
+        number = wanted.numbers[0] if wanted.numbers else None
+        priced = price_schedule(self._pipeline, name=name, num_microbatches=number)
+        return priced if isinstance(priced, Unavailable) else priced.gain
+
+    def _build_pipeline(self) -> PipelineReplay | Unavailable:
+        times = collect_pipeline_times(self.replay.timeline, self.attempt)
+        if isinstance(times, Unavailable):
+            return times
+        handovers = measure_handovers(times)
+        if isinstance(handovers, Unavailable):
+            return handovers
+        work = measure_stage_work(times, self.attempt)
+        return build_pipeline_replay(self.replay.timeline, times, work, handovers)
+
+
+def _known(factor: float | None) -> float:
+    assert factor is not None, "the parser gives these kinds a factor"
+    return factor

@@ -1,0 +1,147 @@
+"""All that `meshscope simulate` says about one recording, whatever its form."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meshscope.analyze.timeline import build_timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.simulate.critical_path import (
+    CriticalPath,
+    PathKind,
+    PathShare,
+    find_critical_path,
+)
+from meshscope.simulate.edit_text import WantedEdit
+from meshscope.simulate.edits import choose_rows, scale_work
+from meshscope.simulate.recorded_slowdown import measure_run_slowdown
+from meshscope.simulate.run_edits import PricedEdit, RunEdits
+from meshscope.simulate.slowdown import Slowdown
+from meshscope.simulate.straggler_replay import StragglerReplay, measure_slowdown
+from meshscope.simulate.straggler_trace import load_straggler_trace
+from meshscope.simulate.trace_edits import price_trace_edits
+from meshscope.simulate.what_if import Edit, Fidelity, Gain, Replay, build_replay
+from meshscope.store.reader import Attempt
+
+NUM_PRICED_SHARES = 8
+"""Largest shares of the critical path beside which the gain stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathGain:
+    """What it wins to take a share of the critical path away."""
+
+    share: PathShare
+    gain: Gain | Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A recording, replayed."""
+
+    name: str
+    num_ranks: int
+    num_steps: int
+    num_left_out: int
+    fidelity: Fidelity | Unavailable
+    slowdown: Slowdown | Unavailable
+    path: CriticalPath | None
+    """None for a straggler trace, and where nothing could be replayed."""
+    path_gains: tuple[PathGain, ...]
+    edits: tuple[PricedEdit, ...]
+
+
+def simulate_trace(path: Path, wanted: Sequence[WantedEdit]) -> Simulation:
+    """A file of the open straggler-trace form."""
+    trace = load_straggler_trace(path)
+    replay = StragglerReplay.make(trace)
+    return Simulation(
+        name=path.name,
+        num_ranks=trace.num_workers,
+        num_steps=len(trace.steps),
+        num_left_out=trace.num_left_out,
+        fidelity=replay.fidelity(),
+        slowdown=measure_slowdown(replay),
+        path=None,
+        path_gains=(),
+        edits=tuple(price_trace_edits(replay, list(wanted))),
+    )
+
+
+def simulate_run(
+    attempt: Attempt,
+    wanted: Sequence[WantedEdit],
+    *,
+    name: str,
+    warmup_steps: int | None = None,
+) -> Simulation:
+    """An attempt of a recorded run."""
+    timeline = build_timeline(attempt, warmup_steps=warmup_steps)
+    replay = timeline if isinstance(timeline, Unavailable) else build_replay(timeline)
+    if isinstance(timeline, Unavailable) or isinstance(replay, Unavailable):
+        reason = timeline if isinstance(timeline, Unavailable) else replay
+        assert isinstance(reason, Unavailable)
+        return _not_replayed(name, attempt, reason, wanted)
+    path = find_critical_path(replay)
+    return Simulation(
+        name=name,
+        num_ranks=len(timeline.ranks),
+        num_steps=len(timeline.steps),
+        num_left_out=timeline.num_left_out,
+        fidelity=replay.fidelity,
+        slowdown=measure_run_slowdown(replay),
+        path=path,
+        path_gains=price_shares(replay, path),
+        edits=tuple(RunEdits(attempt, replay).price(list(wanted))),
+    )
+
+
+def _not_replayed(
+    name: str, attempt: Attempt, reason: Unavailable, wanted: Sequence[WantedEdit]
+) -> Simulation:
+    return Simulation(
+        name=name,
+        num_ranks=len(attempt.ranks),
+        num_steps=0,
+        num_left_out=0,
+        fidelity=reason,
+        slowdown=reason,
+        path=None,
+        path_gains=(),
+        edits=tuple(PricedEdit(text=one.text, gain=reason) for one in wanted),
+    )
+
+
+def price_shares(replay: Replay, path: CriticalPath) -> tuple[PathGain, ...]:
+    """What the largest shares of the path win when they take no time."""
+    shares, edits = [], []
+    for share in path.shares[:NUM_PRICED_SHARES]:
+        edit = _without(replay, share)
+        if edit is not None:
+            shares.append(share)
+            edits.append(edit)
+    gains = replay.price(edits) if edits else []
+    return tuple(PathGain(share=s, gain=g) for s, g in zip(shares, gains, strict=True))
+
+
+def _without(replay: Replay, share: PathShare) -> Edit | None:
+    timeline = replay.timeline
+    if share.kind is PathKind.WORK:
+        return scale_work(timeline, factor=0.0, ranks=(share.rank,), phases=(share.phase,))
+    communication = timeline.communication
+    if share.kind is not PathKind.TRANSFER or communication is None:
+        return None
+    rows = communication.operations.rows
+    chosen = choose_rows(timeline, axis=share.axis) & (rows.rank == share.rank)
+    chosen &= np.array([kind == share.operation for kind in _labels(rows.kind)], dtype=np.bool_)
+    transfer = np.where(chosen, 0, communication.row_times.transfer_ns)
+    return Edit(name="without", transfer_ns=transfer)
+
+
+def _labels(kinds: np.ndarray) -> list[str]:
+    from meshscope.core.operations import Kind
+
+    names = {int(kind): kind.label for kind in Kind}
+    return [names[kind] for kind in kinds.tolist()]

@@ -1,0 +1,217 @@
+"""What a step would take with other durations: the types of edits and gains, and their pricing.
+
+An edit is a new duration for pieces of work or for transfers of operations. The run's dependency
+graph (`simulate.recorded_graph`) is evaluated with measured and with edited durations, and the gain
+is the difference of the two replays, so that what the graph does not model cancels out of it.
+
+Wrong where an edit changes what depends on what, or how operations share a link; and by as much as
+the replay misses the measured time when it is given only what the graph explains (work, transfers,
+the usual time to notice that an operation is over), which `Fidelity` says. From 5 % on nothing is
+answered.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.phases import Int64s
+from meshscope.analyze.pieces import PieceKind
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.simulate.rank_events import EventKind, find_window_ends, number_windows
+from meshscope.simulate.recorded_graph import RecordedGraph, build_graph
+
+MAX_FIDELITY_ERROR_RATIO = 0.05
+"""From here on a replay does not speak for the run (OSDI'25)."""
+MAX_CELLS = 8_000_000
+"""Edges x edits that are evaluated at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Edit:
+    """New durations; what is None stays as measured."""
+
+    name: str
+    work_ns: Int64s | None = None
+    """New duration of every piece, indexed like `Timeline.pieces`; only WORK pieces are read."""
+    transfer_ns: Int64s | None = None
+    """New transfer of every row of `Timeline.communication.operations.rows`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """How far the replay of what is explained is from the clock."""
+
+    error_ratio: float
+    """|measured - explained| / measured of the whole time replayed."""
+    measured_ns: float
+    """Per step: mean over the steps replayed, each from the last rank's end to the last rank's."""
+    replayed_ns: float
+    """With every duration as measured; gains are against this."""
+    num_steps: int
+    unexplained_ratio: float = 0.0
+    """The share of all ranks' time in which they were held up by what is not modelled (operations
+    not found on all ranks, or timed by the program); a replay keeps it as it was."""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether answers may be given."""
+        return self.error_ratio < MAX_FIDELITY_ERROR_RATIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What an edit wins. Negative where it makes steps longer."""
+
+    saved_ns: float
+    """Per step: mean over the steps replayed."""
+    saved_ratio: float
+    """Of `step_ns`."""
+    step_ns: float
+    """Replayed with measured durations, per step."""
+    fidelity_ratio: float
+    """`Fidelity.error_ratio`: by how much the replay misses the measured time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replay:
+    """A recorded run that can be replayed with other durations."""
+
+    timeline: Timeline
+    recorded: RecordedGraph
+    fidelity: Fidelity
+
+    def step_ends_ns(self, edits: Sequence[Edit]) -> Int64s:
+        """[rank place, step place, edit]: ends on the reference clock; 0 for steps not replayed."""
+        size = max(1, MAX_CELLS // max(1, len(self.recorded.source)))
+        parts = [
+            _evaluate(self.timeline, self.recorded, edits[low : low + size])
+            for low in range(0, len(edits), size)
+        ]
+        return np.concatenate(parts, axis=2)
+
+    def step_times_ns(self, edits: Sequence[Edit]) -> list[float]:
+        """Mean time of a step, for each edit."""
+        ends = self.step_ends_ns(edits)
+        return [_mean_step_ns(self.timeline, ends[:, :, place]) for place in range(len(edits))]
+
+    def price(self, edits: Sequence[Edit]) -> list[Gain | Unavailable]:
+        """What each edit wins; a reason where the replay does not speak for the run."""
+        if not self.fidelity.is_enough:
+            return [refuse(self.fidelity)] * len(edits)
+        problems = [find_problem(self.timeline, edit) for edit in edits]
+        good = [edit for edit, problem in zip(edits, problems, strict=True) if problem is None]
+        times = iter(self.step_times_ns(good) if good else [])
+        return [self._gain(next(times)) if one is None else one for one in problems]
+
+    def _gain(self, edited_ns: float) -> Gain:
+        step_ns = self.fidelity.replayed_ns
+        saved = step_ns - edited_ns
+        return Gain(
+            saved_ns=saved,
+            saved_ratio=saved / step_ns if step_ns else 0.0,
+            step_ns=step_ns,
+            fidelity_ratio=self.fidelity.error_ratio,
+        )
+
+
+def build_replay(timeline: Timeline) -> Replay | Unavailable:
+    """The replay of a timeline's steps."""
+    if not len(timeline.steps) or not timeline.ranks:
+        return Unavailable("no step was kept that could be replayed")
+    recorded = build_graph(timeline)
+    if isinstance(recorded, Unavailable):
+        return recorded
+    ends = _evaluate(timeline, recorded, [Edit(name="as measured")])[:, :, 0]
+    explained = _replay_weights(timeline, recorded, recorded.weigh_explained()[:, None])[:, :, 0]
+    measured_ns = _mean_step_ns(timeline, timeline.period_end_ns)
+    replayed_ns = _mean_step_ns(timeline, ends)
+    explained_ns = _mean_step_ns(timeline, explained)
+    if measured_ns <= 0:
+        return Unavailable("the steps that were kept took no time")
+    fidelity = Fidelity(
+        error_ratio=abs(measured_ns - explained_ns) / measured_ns,
+        measured_ns=measured_ns,
+        replayed_ns=replayed_ns,
+        num_steps=int(np.count_nonzero(number_windows(timeline) >= 0)),
+        unexplained_ratio=_measure_unexplained(timeline, recorded),
+    )
+    return Replay(timeline=timeline, recorded=recorded, fidelity=fidelity)
+
+
+def refuse(fidelity: Fidelity) -> Unavailable:
+    """Why nothing is answered."""
+    return Unavailable(
+        f"the replay of what is explained misses the measured step time by "
+        f"{fidelity.error_ratio:.1%}, and from {MAX_FIDELITY_ERROR_RATIO:.0%} on it does not speak "
+        f"for the run: something that takes time is not in what was recorded"
+    )
+
+
+def find_problem(timeline: Timeline, edit: Edit) -> Unavailable | None:
+    """Why an edit cannot be priced."""
+    if edit.work_ns is not None and len(edit.work_ns) != len(timeline.pieces):
+        return Unavailable(
+            f"edit {edit.name!r} has {len(edit.work_ns)} durations of work for "
+            f"{len(timeline.pieces)} pieces"
+        )
+    if edit.transfer_ns is None:
+        return None
+    if timeline.communication is None:
+        return Unavailable("the run has no recorded communication whose transfers could change")
+    num_rows = len(timeline.communication.operations)
+    if len(edit.transfer_ns) != num_rows:
+        return Unavailable(
+            f"edit {edit.name!r} has {len(edit.transfer_ns)} transfers for {num_rows} operations"
+        )
+    return None
+
+
+def weigh_edit(timeline: Timeline, recorded: RecordedGraph, edit: Edit) -> Int64s:
+    """[edge]: the weights of the graph under an edit."""
+    weight = recorded.weight_ns.copy()
+    if edit.work_ns is not None:
+        is_work = timeline.pieces.kind == PieceKind.WORK
+        work = np.where(is_work, np.maximum(edit.work_ns, 0), 0).astype(np.int64)
+        weight[recorded.chain] = recorded.weigh_chain(work)
+    if edit.transfer_ns is not None and timeline.communication is not None:
+        row = recorded.transfer_row
+        measured = timeline.communication.row_times.transfer_ns[row]
+        wanted = np.maximum(edit.transfer_ns[row], 0)
+        own = weight[recorded.transfer]
+        scaled = np.rint(own * (wanted / np.maximum(measured, 1))).astype(np.int64)
+        weight[recorded.transfer] = np.where(measured > 0, scaled, own + wanted)
+    return weight
+
+
+def _evaluate(timeline: Timeline, recorded: RecordedGraph, edits: Sequence[Edit]) -> Int64s:
+    weight = np.stack([weigh_edit(timeline, recorded, edit) for edit in edits], axis=1)
+    return _replay_weights(timeline, recorded, weight)
+
+
+def _replay_weights(timeline: Timeline, recorded: RecordedGraph, weight: Int64s) -> Int64s:
+    """[rank place, step place, column of weights]: when each step ends."""
+    times = recorded.graph.evaluate(weight, recorded.release_ns)
+    events = recorded.events
+    ends = np.flatnonzero(events.kind == EventKind.STEP_END)
+    found = np.zeros((*timeline.period_end_ns.shape, weight.shape[1]), dtype=np.int64)
+    found[events.place[ends], events.row[ends]] = times[ends]
+    return found
+
+
+def _mean_step_ns(timeline: Timeline, end_ns: Int64s) -> float:
+    """From the last rank's begin of each window to the last rank's end of it, per step."""
+    window = number_windows(timeline)
+    first, last = find_window_ends(window)
+    total = end_ns[:, last].max(axis=0) - timeline.period_begin_ns[:, first].max(axis=0)
+    return float(total.sum()) / max(1, int(np.count_nonzero(window >= 0)))
+
+
+def _measure_unexplained(timeline: Timeline, recorded: RecordedGraph) -> float:
+    """The share of all ranks' time that is neither work nor an operation that is modelled."""
+    is_replayed = number_windows(timeline) >= 0
+    total = int((timeline.period_end_ns - timeline.period_begin_ns)[:, is_replayed].sum())
+    events = recorded.events
+    is_held = events.kind == EventKind.HELD
+    return float(recorded.fixed_ns[is_held].sum()) / total if total else 0.0

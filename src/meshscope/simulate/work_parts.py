@@ -1,0 +1,137 @@
+"""Work of a timeline cut finely enough to be compared between ranks: by step, phase and segment.
+
+A segment is what a rank does between two arrivals at operations in a step. Ranks that do the same
+communicate in the same order, so segment 7 of one is segment 7 of the other; their `signature` of a
+step is the same then. Where it is not, only phases can be compared. Without segments a delay after
+an all-reduce could not be told from one before it, and they do not cost the same. Ends of waits do
+not cut: how often a rank looked whether an operation was over differs from step to step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.operations import Bools, Int32s
+from meshscope.analyze.phases import Int64s
+from meshscope.analyze.pieces import PieceKind
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.operations import Kind
+from meshscope.simulate.rank_events import find_run
+
+MAX_SEGMENTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WorkParts:
+    """Parts of WORK pieces; sorted by rank and time."""
+
+    piece: Int64s
+    place: Int32s
+    """Of the rank in `Timeline.ranks`."""
+    step: Int32s
+    phase: Int32s
+    segment: Int64s
+    """Arrivals of the rank since the step's begin."""
+    work_ns: Int64s
+    signature: Int64s
+    """[rank place, step place]: alike where the same operations came in the same order."""
+
+    def __len__(self) -> int:
+        return len(self.piece)
+
+    def of(self, place: int) -> slice:
+        """The parts of one rank."""
+        return find_run(self.place, place)
+
+    def join(self, timeline: Timeline, part_ns: np.ndarray) -> Int64s:
+        """[piece]: durations, from durations of parts."""
+        total = np.bincount(self.piece, weights=part_ns, minlength=len(timeline.pieces))
+        return np.rint(total).astype(np.int64)
+
+    def key(self, is_segmented: Bools, num_phases: int) -> Int64s:
+        """[part]: a number for its step, phase and, where asked for [rank, step], segment."""
+        segment = np.where(is_segmented[self.place, self.step], self.segment, 0)
+        cell = self.step.astype(np.int64) * num_phases + self.phase
+        return cell * MAX_SEGMENTS + np.minimum(segment, MAX_SEGMENTS - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Arrivals:
+    """Arrivals at operations that were found on all ranks; sorted by rank and time."""
+
+    place: Int64s
+    time_ns: Int64s
+    row: Int64s
+
+
+def cut_work(timeline: Timeline) -> WorkParts:
+    """Cuts the work of all ranks where they arrive at operations."""
+    arrivals = _find_arrivals(timeline)
+    signature = np.zeros((len(timeline.ranks), len(timeline.steps)), dtype=np.int64)
+    found = [
+        _cut_rank(timeline, place, arrivals, signature) for place in range(len(timeline.ranks))
+    ]
+    piece, segment, work = (np.concatenate(column) for column in zip(*found, strict=True))
+    pieces = timeline.pieces
+    return WorkParts(
+        piece=piece,
+        place=np.searchsorted(np.array(timeline.ranks), pieces.rank[piece]).astype(np.int32),
+        step=pieces.step[piece],
+        phase=pieces.phase[piece],
+        segment=segment,
+        work_ns=work,
+        signature=signature,
+    )
+
+
+def _find_arrivals(timeline: Timeline) -> _Arrivals:
+    communication = timeline.communication
+    if communication is None:
+        none = np.empty(0, dtype=np.int64)
+        return _Arrivals(place=none, time_ns=none, row=none)
+    matches, rows = communication.matches, communication.operations.rows
+    row = matches.member[matches.is_usable[matches.of_member]]
+    row = row[np.isin(rows.rank[row], timeline.ranks)]
+    place = np.searchsorted(np.array(timeline.ranks), rows.rank[row])
+    time = communication.times.arrival_ns[row]
+    order = np.lexsort((row, time, place))
+    return _Arrivals(place=place[order], time_ns=time[order], row=row[order])
+
+
+def _cut_rank(
+    timeline: Timeline, place: int, arrivals: _Arrivals, signature: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Piece, segment and work of the parts of one rank; fills in its row of `signature`."""
+    pieces, rank = timeline.pieces, timeline.ranks[place]
+    inside, own = find_run(pieces.rank, rank), find_run(arrivals.place, place)
+    low, high = inside.start, inside.stop
+    time, begin = arrivals.time_ns[own], timeline.period_begin_ns[place]
+    # The first arrival of each step, those between windows counting to the step before.
+    first = np.searchsorted(time, begin)
+    step = np.searchsorted(begin, time, side="right") - 1
+    _sign(timeline, arrivals.row[own], step, first, signature[place])
+    begins = pieces.begin_ns[low:high]
+    cut = np.unique(np.concatenate([begins, time]))
+    at = np.maximum(np.searchsorted(begins, cut, side="right") - 1, 0)
+    until = np.minimum(np.append(cut[1:], np.iinfo(np.int64).max), pieces.end_ns[low:high][at])
+    is_work = (pieces.kind[low:high][at] == PieceKind.WORK) & (until > cut)
+    is_work &= cut >= begins[0] if len(begins) else False
+    at, cut, until = at[is_work], cut[is_work], until[is_work]
+    segment = np.searchsorted(time, cut, side="right") - first[pieces.step[low:high][at]]
+    return at + low, np.maximum(segment, 0), until - cut
+
+
+def _sign(timeline: Timeline, row: Int64s, step: Int64s, first: Int64s, signature: Int64s) -> None:
+    """A number per step that is made of what was called in it and in which order."""
+    if timeline.communication is None:
+        return
+    inside = np.flatnonzero(step >= 0)
+    row, step = row[inside], step[inside]
+    rows = timeline.communication.operations.rows
+    code = rows.size_bytes[row] % (1 << 20) * len(Kind) + rows.kind[row] + 1
+    turn = inside - first[step] + 1
+    mixed = (code.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ (
+        turn.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
+    )
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    np.add.at(signature, step, mixed.view(np.int64))

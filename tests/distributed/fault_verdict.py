@@ -1,0 +1,190 @@
+"""Judges what a diagnosis says of a run whose fault is known, and measures what the fault cost.
+
+What a fault really cost is the difference between the steps of the recording that has it and of the
+one that has not: a step lasts from the end of the one before to its own end, on the rank that ends
+last. What comes in few steps has no share in medians: means of blocks of steps are compared then.
+The standard error is of the steps' scatter; what the machine does slowly between two recordings is
+not in it.
+
+A diagnosis is right when one finding above LOW has a code, the ranks and the words (phase, stage,
+axis) of the truth, no other finding is above LOW, and the gain it states is the measured one within
+the larger of 10 % and three standard errors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Finding
+from meshscope.diagnose.runner import diagnose
+from meshscope.diagnose.severity import Severity
+from meshscope.store.reader import open_run
+
+NUM_WARMUP_STEPS = 3
+NUM_RESAMPLES = 400
+GAIN_TOLERANCE_RATIO = 0.10
+NUM_ERRORS = 3.0
+"""Standard errors of the measured effect that a gain may be off in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """What was done to a run, and what has to be said of it."""
+
+    kind: str
+    codes: tuple[str, ...] = ()
+    """Any of these names it; none: nothing above low may be said."""
+    ranks: tuple[int, ...] | None = None
+    """The culprits; None where it is nobody in particular."""
+    phase: str | None = None
+    stage: int | None = None
+    axis: str | None = None
+    every: int = 1
+    """It comes in one of so many steps; medians do not show it from 2 on."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What a finding's title or summary must have."""
+        stage = None if self.stage is None else f"stage {self.stage}"
+        return tuple(word for word in (self.phase, stage, self.axis) if word is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What a fault cost in a step, measured by taking it away."""
+
+    saved_ns: float
+    error_ns: float
+    """Standard error of it."""
+    faulty_ns: float
+    clean_ns: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.faulty_ns / 1e6:.2f} ms − {self.clean_ns / 1e6:.2f} ms = "
+            f"{self.saved_ns / 1e6:.2f} ± {self.error_ns / 1e6:.2f} ms"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a diagnosis compares with the truth."""
+
+    is_culprit_named: bool
+    """Of a healthy run: always."""
+    others: tuple[str, ...]
+    """Findings above low that are about nothing that was done."""
+    gain_error_ratio: float | None
+    """Stated over measured gain, less one; None where no gain was measured, or none stated."""
+    is_gain_right: bool
+    found: tuple[str, ...]
+    """Everything above low, in words."""
+
+    @property
+    def is_right(self) -> bool:
+        return self.is_culprit_named and not self.others and self.is_gain_right
+
+    @property
+    def is_gain_within_tolerance(self) -> bool:
+        """Strictly: within 10 %, whatever the scatter."""
+        error = self.gain_error_ratio
+        return error is not None and abs(error) <= GAIN_TOLERANCE_RATIO
+
+    def __str__(self) -> str:
+        names = [
+            *([] if self.is_culprit_named else ["culprit not named"]),
+            *([f"false: {', '.join(self.others)}"] if self.others else []),
+            *([] if self.is_gain_right else ["gain wrong"]),
+        ]
+        error = "" if self.gain_error_ratio is None else f", gain {self.gain_error_ratio:+.1%}"
+        return f"{'; '.join(names) or 'right'}{error} [{' | '.join(self.found)}]"
+
+
+def judge(run_dir: Path, truth: Truth, effect: Effect | None = None) -> Verdict:
+    """Diagnoses a recording and holds the result against the truth."""
+    return judge_findings(find(run_dir), truth, effect)
+
+
+def find(run_dir: Path) -> tuple[Finding, ...]:
+    """The diagnosis of a run's last attempt."""
+    return diagnose(Context(open_run(run_dir).last_attempt)).findings
+
+
+def judge_findings(findings: Sequence[Finding], truth: Truth, effect: Effect | None) -> Verdict:
+    """`effect`: what it cost, where that was measured."""
+    loud = [finding for finding in findings if finding.severity > Severity.LOW]
+    named = next((finding for finding in loud if is_about(finding, truth)), None)
+    error = None if named is None or effect is None else measure_error(named, effect)
+    limit = 0.0 if effect is None else find_tolerance(effect)
+    return Verdict(
+        is_culprit_named=named is not None or not truth.codes,
+        others=tuple(finding.label for finding in loud if finding is not named),
+        gain_error_ratio=error,
+        is_gain_right=effect is None or (error is not None and abs(error) <= limit),
+        found=tuple(map(describe, loud)),
+    )
+
+
+def is_about(finding: Finding, truth: Truth) -> bool:
+    """Whether a finding names what was done: the code, the ranks and the place."""
+    text = f"{finding.title} {finding.summary}"
+    has_ranks = truth.ranks is None or sorted(finding.ranks) == sorted(truth.ranks)
+    return finding.code in truth.codes and has_ranks and all(word in text for word in truth.words)
+
+
+def measure_error(finding: Finding, effect: Effect) -> float | None:
+    """The stated gain over the measured one, less one."""
+    if isinstance(finding.gain, Unavailable):
+        return None
+    return float(finding.gain.saved_ns) / effect.saved_ns - 1.0
+
+
+def find_tolerance(effect: Effect) -> float:
+    """Of `measure_error`."""
+    scatter = NUM_ERRORS * effect.error_ns / abs(effect.saved_ns)
+    return max(GAIN_TOLERANCE_RATIO, scatter)
+
+
+def describe(finding: Finding) -> str:
+    """For whoever reads why a case failed."""
+    gain = finding.gain
+    stated = gain.reason if isinstance(gain, Unavailable) else f"{gain.saved_ns / 1e6:.2f} ms"
+    return f"{finding.label} ({finding.severity.word}, {stated})"
+
+
+def measure_effect(faulty: Path, clean: Path, truth: Truth) -> Effect:
+    """From the two recordings."""
+    middle = np.mean if truth.every > 1 else np.median
+    random = np.random.default_rng(1)
+    found = []
+    for path in (faulty, clean):
+        steps_ns = average_blocks(read_steps_ns(path), truth.every)
+        drawn = random.choice(steps_ns, (NUM_RESAMPLES, len(steps_ns)))
+        found.append((float(middle(steps_ns)), float(np.std(middle(drawn, axis=1)))))
+    (faulty_ns, faulty_error_ns), (clean_ns, clean_error_ns) = found
+    return Effect(
+        saved_ns=faulty_ns - clean_ns,
+        error_ns=float(np.hypot(faulty_error_ns, clean_error_ns)),
+        faulty_ns=faulty_ns,
+        clean_ns=clean_ns,
+    )
+
+
+def average_blocks(steps_ns: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.float64]:
+    """Means of whole blocks of steps: each has one of what comes once in so many steps."""
+    num_blocks = len(steps_ns) // length
+    return steps_ns[: num_blocks * length].reshape(num_blocks, length).mean(axis=1)
+
+
+def read_steps_ns(path: Path) -> npt.NDArray[np.int64]:
+    """How long each step of the run took, without the first ones."""
+    ranks = open_run(path).last_attempt.ranks
+    columns = [rank.read("steps")["end_host_mono_ns"] for rank in ranks.values()]
+    num_steps = min(map(len, columns))
+    ends_ns = np.array([column[:num_steps] for column in columns]).max(axis=0)
+    return np.diff(ends_ns)[NUM_WARMUP_STEPS:]

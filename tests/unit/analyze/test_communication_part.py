@@ -1,0 +1,50 @@
+"""Communication of a run with more operations than are read at once."""
+
+import pytest
+from communication_builders import Job
+
+from builders import MS
+from meshscope.analyze import summary as summary_module
+from meshscope.analyze.step_choice import StepChoice
+from meshscope.analyze.summary import summarize_attempt
+from meshscope.core.layout import Layout
+from meshscope.report.document import build_report
+from meshscope.report.screen import Screen
+from meshscope.report.terminal import render_report
+from meshscope.store.reader import open_run
+
+NUM_STEPS = 200
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two ranks; rank 1 comes 3 ms late to a transfer of 2 ms in every step."""
+    job = Job(tmp_path, num_ranks=2, layout=Layout(dp=2))
+    group = job.group((0, 1), description="mesh_dp")
+    for step in range(NUM_STEPS):
+        begin = step * 20 * MS
+        arrivals = {0: begin + 5 * MS, 1: begin + 8 * MS}
+        job.collective(group, arrivals, transfer_ns=2 * MS, step=step)
+        job.step(step, begin, begin + 20 * MS)
+    job.close()
+    return open_run(tmp_path)
+
+
+def means_of(run):
+    report = build_report(run, run.last_attempt, summarize_attempt(run.last_attempt))
+    return report, report.communication.per_rank_step
+
+
+def test_means_of_a_part_are_those_of_the_whole(run, monkeypatch):
+    whole, means = means_of(run)
+    assert whole.communication.num_steps_left_out == 0
+    monkeypatch.setattr(summary_module, "MAX_OPERATION_ROWS", 100)
+    monkeypatch.setattr(
+        summary_module, "_PART_OF_STEPS", StepChoice(max_rank_steps=80, max_rows=10_000)
+    )
+    part, part_means = means_of(run)
+    assert part.communication.num_steps_left_out == pytest.approx(NUM_STEPS - 1 - 40, abs=4)
+    assert part.communication.num_rank_steps < 100
+    assert part_means == means
+    text = render_report(part, Screen(width=200))
+    assert "steps of a long run not read\n" in text

@@ -1,0 +1,89 @@
+"""Pipelines of which only messages were recorded."""
+
+import pytest
+from communication_builders import Job
+
+from builders import MS, put_step
+from meshscope.analyze.message_chains import find_message_chains
+from meshscope.analyze.pipeline import analyze_pipeline
+from meshscope.analyze.pipeline_waits import measure_pipeline_waits
+from meshscope.analyze.timeline import build_timeline
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Estimate
+from meshscope.diagnose.registry import RULES
+from meshscope.diagnose.severity import Severity
+from meshscope.store.reader import open_run
+
+WORK_NS = 10 * MS
+NUM_STEPS = 6
+
+
+def write_gpipe(path, *, m, layout=None, num_steps=NUM_STEPS):
+    """Two ranks, F and B of 10 ms each, GPipe, nothing else: each ends its steps on its own."""
+    job = Job(path, num_ranks=2, layout=layout)
+    group = job.group((0, 1))
+    free = [0, 0]
+    for step in range(num_steps):
+        begin, now = list(free), list(free)
+        for _ in range(m):
+            now[0] += WORK_NS
+            asked = now[1]
+            job.message(group, 0, 1, sent_ns=now[0], asked_ns=asked, latency_ns=1000)
+            now[1] = max(now[0], asked) + WORK_NS
+        for _ in range(m):
+            now[1] += WORK_NS
+            asked = now[0]
+            job.message(group, 1, 0, sent_ns=now[1], asked_ns=asked, latency_ns=1000)
+            now[0] = max(now[1], asked) + WORK_NS
+        for rank in range(2):
+            free[rank] = now[rank] + MS
+            writer = job.writers[rank]
+            put_step(writer, step, job.local_ns(rank, begin[rank]), job.local_ns(rank, free[rank]))
+    job.close()
+    return path
+
+
+def timeline_of(path):
+    attempt = open_run(path).last_attempt
+    timeline = build_timeline(attempt, warmup_steps=0)
+    assert not isinstance(timeline, Unavailable), timeline
+    return timeline, attempt
+
+
+@pytest.mark.parametrize("layout", [None, Layout(pp=2)])
+def test_waits_are_the_bubble_and_messages_the_microbatches(tmp_path, layout):
+    timeline, attempt = timeline_of(write_gpipe(tmp_path / "run", m=2, layout=layout))
+    assert isinstance(analyze_pipeline(timeline, attempt), Unavailable)
+    waits = measure_pipeline_waits(timeline)
+    assert not isinstance(waits, Unavailable)
+    assert (waits.chains, waits.num_microbatches, waits.num_stages) == (((0, 1),), 2, 2)
+    # A step is 2 + 1 microbatches of 20 ms; each rank waits for 20 ms of it.
+    assert waits.bubble_ns == pytest.approx(20 * MS, rel=0.1)
+    assert waits.saved_ns(4) == pytest.approx(10 * MS, rel=0.1)
+
+
+def test_chains_are_found_by_messages(tmp_path):
+    timeline, _ = timeline_of(write_gpipe(tmp_path / "run", m=3))
+    assert find_message_chains(timeline) == ((0, 1),)
+
+
+def test_few_messages_are_told_with_an_estimate(tmp_path):
+    context = Context(open_run(write_gpipe(tmp_path / "run", m=1)).last_attempt)
+    (found,) = RULES["PP001"]().find(context)
+    assert found.severity >= Severity.HIGH
+    assert isinstance(found.gain, Estimate)
+    # Three microbatches of a third: 40 ms become 80 / 3.
+    assert found.gain.saved_ns == pytest.approx((1 - 1 / 3) * 20 * MS, rel=0.1)
+    assert "waits" in found.gain.basis
+
+
+def test_many_messages_are_not(tmp_path):
+    context = Context(open_run(write_gpipe(tmp_path / "run", m=16)).last_attempt)
+    assert list(RULES["PP001"]().find(context)) == []
+
+
+def test_without_messages_there_is_nothing(tmp_path):
+    timeline, _ = timeline_of(write_gpipe(tmp_path / "run", m=0, layout=Layout(pp=2)))
+    assert isinstance(measure_pipeline_waits(timeline), Unavailable)

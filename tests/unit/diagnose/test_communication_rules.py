@@ -1,0 +1,107 @@
+"""CO rules: exposed transfers and small operations, over a network and inside a host."""
+
+from pathlib import Path
+
+import pytest
+
+from builders import MS
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Finding
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.rules.communication import (
+    ExposedDataParallel,
+    ExposedTensorParallel,
+    SmallOperations,
+)
+from meshscope.diagnose.severity import Severity
+from meshscope.store.reader import Attempt
+from timeline_builders import TimedJob, make_dp_run
+
+ALL: tuple[type[Rule], ...] = (ExposedDataParallel, ExposedTensorParallel, SmallOperations)
+
+
+def _find(attempt: Attempt) -> list[Finding]:
+    context = Context(attempt)
+    found = [finding for rule in ALL for finding in rule().find(context)]
+    assert context.failures == []
+    return found
+
+
+def _make_run(
+    path: Path, *, transfer_ms: float, axis: str = "dp", num_hosts: int = 2, late_ms: float = 0
+) -> Attempt:
+    layout = Layout(dp=2) if axis == "dp" else Layout(tp=2)
+    job = TimedJob(path, num_ranks=2, layout=layout, host=lambda rank: f"node{rank % num_hosts}")
+    group = job.group(range(2), description=f"mesh_{axis}")
+    work: dict[int, dict[str, float]] = {0: {"backward": 40}, 1: {"backward": 40 + late_ms}}
+    job.train(num_steps=20, work_ms=work, transfer_ms=transfer_ms, group=group, size_bytes=64 << 20)
+    return job.close()
+
+
+def test_exposed_dp_transfer_over_a_network(tmp_path: Path) -> None:
+    (finding,) = _find(_make_run(tmp_path, transfer_ms=20))
+
+    assert finding.code == "CO001"
+    assert finding.severity is Severity.CRITICAL
+    assert not isinstance(finding.gain, Unavailable)
+    assert finding.gain.saved_ns == pytest.approx(20 * MS, rel=0.02)
+
+
+def test_exposed_tp_transfer_over_a_network(tmp_path: Path) -> None:
+    (finding,) = _find(_make_run(tmp_path, transfer_ms=20, axis="tp"))
+    assert (finding.code, finding.severity) == ("CO002", Severity.CRITICAL)
+
+
+def test_inside_one_host_without_accelerators_nothing_could_hide_it(tmp_path: Path) -> None:
+    (finding,) = _find(_make_run(tmp_path, transfer_ms=20, num_hosts=1))
+    assert finding.severity is Severity.LOW
+
+
+@pytest.mark.parametrize(("axis", "transfer_ms"), [("dp", 3), ("tp", 8)])
+def test_what_is_hidden_or_small_is_left_alone(
+    tmp_path: Path, axis: str, transfer_ms: float
+) -> None:
+    assert _find(_make_run(tmp_path, transfer_ms=transfer_ms, axis=axis)) == []
+
+
+def test_waiting_for_a_slow_rank_is_not_communication(tmp_path: Path) -> None:
+    assert _find(_make_run(tmp_path, transfer_ms=2, late_ms=40)) == []
+
+
+def _make_small(path: Path, num_operations: int, size_bytes: int) -> Attempt:
+    job = TimedJob(path, num_ranks=2, layout=Layout(dp=2), host=lambda rank: f"node{rank}")
+    group = job.group(range(2), description="mesh_dp")
+    for step in range(12):
+        at = 100 * step * MS
+        for place in range(num_operations):
+            moment = at + 20 * MS + place * MS
+            job.collective(
+                group,
+                {0: moment, 1: moment},
+                transfer_ns=MS // 5,
+                step=step,
+                size_bytes=size_bytes,
+            )
+        job.step(step, at, at + 100 * MS)
+    return job.close()
+
+
+def test_many_small_operations(tmp_path: Path) -> None:
+    found = _find(_make_small(tmp_path, 40, 1024))
+    assert [finding.code for finding in found] == ["CO003"]
+    assert found[0].severity is Severity.MEDIUM
+    assert not isinstance(found[0].gain, Unavailable)
+    assert found[0].gain.saved_ns == pytest.approx(8 * MS, rel=0.02)
+
+
+@pytest.mark.parametrize(("num_operations", "size_bytes"), [(20, 1024), (40, 1 << 20)])
+def test_few_or_large_operations_are_left_alone(
+    tmp_path: Path, num_operations: int, size_bytes: int
+) -> None:
+    assert _find(_make_small(tmp_path, num_operations, size_bytes)) == []
+
+
+def test_runs_without_communication(tmp_path: Path) -> None:
+    assert _find(make_dp_run(tmp_path, {0: {"forward": 10}}, num_steps=12)) == []

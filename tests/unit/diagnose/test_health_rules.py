@@ -1,0 +1,226 @@
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from diagnosed import context_of, find, make_finding
+
+from builders import MS, Faults, make_run, make_writer, put_step
+from meshscope.analyze.processes import this_machine
+from meshscope.core.layout import Layout
+from meshscope.diagnose.failure import Failure
+from meshscope.diagnose.finding import ConfidenceLevel
+from meshscope.diagnose.registry import RULES
+from meshscope.diagnose.severity import Severity
+from meshscope.store.columns import Problem, ProblemKind
+
+sys.path.append(str(Path(__file__).parents[1] / "analyze"))
+
+from communication_builders import Job
+
+
+def test_a_failure_is_told_with_its_error(tmp_path):
+    context = context_of(make_run(tmp_path))
+    assert list(RULES["HE001"]().find(context)) == []
+    context.failures.append(Failure(what="rule XX001", error="ValueError: no", place="x.py:3"))
+    (found,) = RULES["HE001"]().find(context)
+    assert found.title == "rule XX001 failed"
+    assert found.severity is Severity.MEDIUM
+
+
+# --- HE002 ------------------------------------------------------------------------------------
+
+
+def test_a_rank_without_an_end_among_finished_ones_is_dead(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=4), num_steps=20, faults=Faults(killed={3: 12}))
+    (found,) = find("HE002", tmp_path)
+    assert (found.severity, found.ranks) == (Severity.HIGH, (3,))
+    assert found.title == "rank 3 stopped without an end"
+    assert "after step 11; the job finished 20 steps" in found.summary
+    assert found.confidence.level is ConfidenceLevel.MEDIUM
+
+
+def test_the_first_to_stop_is_named_when_all_died(tmp_path):
+    killed = {0: 20, 1: 20, 2: 7, 3: 20}
+    header = {"host": this_machine().host, "pid": find_unused_pid()}
+    faults = Faults(killed=killed)
+    make_run(tmp_path, layout=Layout(dp=4), num_steps=20, faults=faults, header=header)
+    (found,) = find("HE002", tmp_path)
+    assert (found.severity, found.ranks) == (Severity.HIGH, (2,))
+    assert found.confidence.level is ConfidenceLevel.HIGH
+
+
+def test_a_job_that_was_killed_as_a_whole_has_no_culprit(tmp_path):
+    header = {"host": this_machine().host, "pid": find_unused_pid()}
+    make_run(tmp_path, world_size=2, header=header, faults=Faults(killed={0: 5, 1: 5}))
+    (found,) = find("HE002", tmp_path)
+    assert (found.title, found.ranks) == ("every rank stopped without an end", ())
+
+
+def test_a_job_elsewhere_that_may_be_running_is_a_low_finding(tmp_path):
+    make_run(tmp_path, world_size=2, faults=Faults(killed={0: 5, 1: 5}))
+    (found,) = find("HE002", tmp_path)
+    assert (found.severity, found.title) == (Severity.LOW, "the recording has no end")
+
+
+def test_a_job_that_is_running_here_is_no_finding(tmp_path):
+    header = {"host": this_machine().host, "pid": os.getpid()}
+    make_run(tmp_path, world_size=2, header=header, faults=Faults(killed={0: 5, 1: 5}))
+    assert find("HE002", tmp_path) == []
+
+
+def test_a_rank_that_ended_early_in_order_is_named(tmp_path):
+    for rank, num_steps in enumerate((10, 4)):
+        writer = make_writer(tmp_path, rank, 2)
+        for step in range(num_steps):
+            put_step(writer, step, 10**9 + step * MS, 10**9 + (step + 1) * MS)
+        writer.close(end_host_mono_ns=2 * 10**9)
+    (found,) = find("HE002", tmp_path)
+    assert (found.title, found.severity) == ("rank 1 stopped before the others", Severity.HIGH)
+
+
+@pytest.mark.parametrize(
+    ("exception", "titles"),
+    [
+        ("ValueError: made up", ["rank 1 stopped with ValueError"]),
+        ("KeyboardInterrupt", []),
+    ],
+)
+def test_an_exception_that_ended_a_rank_is_told_unless_somebody_wanted_it(
+    tmp_path, exception, titles
+):
+    for rank in range(2):
+        writer = make_writer(tmp_path, rank, 2)
+        for step in range(10):
+            put_step(writer, step, 10**9 + step * MS, 10**9 + (step + 1) * MS)
+        if rank == 1:
+            writer.journal.write("exit", exception=exception)
+        writer.close(end_host_mono_ns=2 * 10**9)
+    found = find("HE002", tmp_path)
+    assert [one.title for one in found] == titles
+    assert all(one.confidence.level is ConfidenceLevel.HIGH for one in found)
+
+
+def test_missing_ranks_are_a_medium_finding(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=4), faults=Faults(missing=frozenset({1, 2})))
+    (found,) = find("HE002", tmp_path)
+    assert (found.severity, found.ranks) == (Severity.MEDIUM, (1, 2))
+
+
+def find_unused_pid() -> int:
+    pid = 2**22 - 7
+    while Path(f"/proc/{pid}").exists():
+        pid -= 1
+    return pid
+
+
+# --- the others ---------------------------------------------------------------------------------
+
+
+def test_a_sound_recording_is_silent(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=2), num_steps=40)
+    for code in ("HE002", "HE003", "HE004", "HE005", "HE006", "HE007", "HE008"):
+        assert find(code, tmp_path) == []
+
+
+def test_damage_and_errors_are_told_apart(tmp_path):
+    faults = Faults(damaged={1: "spans"}, errors={0: {"scalar": 3}})
+    make_run(tmp_path, layout=Layout(dp=2), faults=faults)
+    damage, errors = find("HE003", tmp_path)
+    assert (damage.title, damage.ranks) == ("part of the recording is lost", (1,))
+    assert damage.severity is Severity.LOW
+    assert (errors.ranks, errors.severity) == ((0,), Severity.LOW)
+    assert "3 errors inside the recorder, most in scalar" in errors.summary
+
+
+def test_dropped_records_are_medium(tmp_path):
+    context = context_of(make_run(tmp_path))
+    problem = Problem(kind=ProblemKind.DROPPED, rank=0, text="no space", num_records=7)
+    object.__setattr__(context.summary.health, "problems", (problem,))
+    (found,) = RULES["HE003"]().find(context)
+    assert found.severity is Severity.MEDIUM
+    assert "7 records lost; the first: no space." in found.summary
+
+
+def write_timed_steps(path, *, num_steps, recorder_ns):
+    writer = make_writer(path)
+    for step in range(num_steps):
+        begin = 10**9 + step * 10 * MS
+        put_step(writer, step, begin, begin + 10 * MS, recorder_ns=recorder_ns)
+    writer.close(end_host_mono_ns=10**9 + num_steps * 10 * MS)
+
+
+def test_a_costly_recorder_is_graded_by_its_share(tmp_path):
+    write_timed_steps(tmp_path, num_steps=100, recorder_ns=MS)
+    (found,) = find("HE005", tmp_path)
+    assert found.severity is Severity.HIGH
+    assert found.gain.saved_ratio == pytest.approx(0.1)
+
+
+def test_few_timed_steps_make_it_a_hint(tmp_path):
+    write_timed_steps(tmp_path, num_steps=20, recorder_ns=MS)
+    (found,) = find("HE005", tmp_path)
+    assert found.severity is Severity.LOW
+    assert find("HE005", tmp_path, recorder_max_overhead_ratio=0.2) == []
+
+
+def test_few_steps_are_said(tmp_path):
+    make_run(tmp_path, num_steps=6)
+    (found,) = find("HE008", tmp_path)
+    assert (found.title, found.severity) == ("the diagnosis rests on few steps", Severity.LOW)
+    assert find("HE008", tmp_path, diagnosis_min_steps=5) == []
+
+
+def test_findings_compare_without_their_edits():
+    assert make_finding() == make_finding(edit=object())
+    assert make_finding().label == "ST001 something is slow"
+
+
+def communicate(path, *, host=lambda rank: "node0", groups=((0, 1, 2),), odd=None):
+    """Three ranks with one all-reduce per step and group; `odd` changes what one rank calls."""
+    job = Job(path, num_ranks=3, layout=Layout(dp=3), host=host)
+    numbers = {ranks: job.group(ranks) for ranks in groups}
+    for step in range(12):
+        begin = step * 10 * MS
+        for ranks, group in numbers.items():
+            arrivals = dict.fromkeys(ranks, begin + 5 * MS)
+            overrides = odd if step == 6 else None
+            job.collective(group, arrivals, step=step, overrides=overrides)
+        job.step(step, begin, begin + 10 * MS)
+    job.close()
+    return path
+
+
+def test_ranks_that_call_different_operations_are_named(tmp_path):
+    communicate(tmp_path, odd={1: {"size_bytes": 8192}})
+    (found,) = find("HE006", tmp_path)
+    assert (found.severity, found.ranks, found.first_step) == (Severity.HIGH, (1,), 6)
+    assert "rank 1: all_reduce of 8,192 bytes" in found.summary
+    assert "ranks 0, 2: all_reduce of 4,096 bytes" in found.summary
+
+
+def test_clocks_that_no_operation_connects_are_told(tmp_path):
+    def host(rank):
+        return f"node{rank // 2}"
+
+    communicate(tmp_path / "joined", host=host)
+    assert find("HE004", tmp_path / "joined") == []
+    communicate(tmp_path / "apart", host=host, groups=((0, 1),))
+    found = find("HE004", tmp_path / "apart")
+    assert all(one.severity <= Severity.MEDIUM for one in found)
+
+
+def test_agreeing_ranks_on_one_clock_are_silent(tmp_path):
+    communicate(tmp_path)
+    for code in ("HE004", "HE006", "HE007"):
+        assert find(code, tmp_path) == []
+
+
+def test_a_replay_that_misses_the_clock_is_said(tmp_path):
+    context = context_of(communicate(tmp_path))
+    fidelity = replace(context.replay.fidelity, error_ratio=0.07)
+    context.replay = replace(context.replay, fidelity=fidelity)
+    (found,) = RULES["HE007"]().find(context)
+    assert found.severity is Severity.LOW
+    assert "(7.0 % off)" in found.summary

@@ -1,0 +1,113 @@
+"""Rules about waiting for data: what they must find, and what they must leave alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builders import MS
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Finding
+from meshscope.diagnose.rules.input_stalls import InputBound, SlowLoader
+from meshscope.diagnose.severity import Severity
+from timeline_builders import TimedJob, make_dp_run
+
+
+def _work(data_ms: dict[int, float], num_ranks: int = 4) -> dict[int, dict[str, float]]:
+    return {
+        rank: {"data": data_ms.get(rank, 0.5), "forward": 20, "backward": 40}
+        for rank in range(num_ranks)
+    }
+
+
+def _find(rule: type, context: Context) -> list[Finding]:
+    return list(rule().find(context))
+
+
+def test_one_slow_loader(tmp_path: Path) -> None:
+    context = Context(make_dp_run(tmp_path, _work({2: 15.5}), num_steps=20))
+    (finding,) = _find(SlowLoader, context)
+
+    assert finding.ranks == (2,)
+    assert finding.severity is Severity.HIGH
+    assert not isinstance(finding.gain, Unavailable)
+    assert finding.gain.saved_ns == pytest.approx(15 * MS, rel=0.02)
+    assert _find(InputBound, context) == []
+
+
+def test_two_slow_loaders_of_four(tmp_path: Path) -> None:
+    context = Context(make_dp_run(tmp_path, _work({1: 15.5, 2: 12.5}), num_steps=20))
+    (finding,) = _find(SlowLoader, context)
+    assert finding.ranks == (1, 2)
+
+
+def test_slow_loader_in_the_gap_between_steps(tmp_path: Path) -> None:
+    job = TimedJob(tmp_path, num_ranks=2, layout=Layout(dp=2))
+    group = job.group(range(2), description="mesh_dp")
+    for step in range(20):
+        at = 100 * step * MS
+        for rank, data in ((0, 1), (1, 21)):
+            job.phase(rank, "data", at, at + data * MS)
+            job.own_step(rank, step, at + data * MS, at + 100 * MS)
+        job.collective(group, {0: at + 61 * MS, 1: at + 81 * MS}, transfer_ns=19 * MS, step=step)
+    (finding,) = _find(SlowLoader, Context(job.close()))
+    assert finding.ranks == (1,)
+    assert not isinstance(finding.gain, Unavailable)
+    assert finding.gain.saved_ns == pytest.approx(20 * MS, rel=0.02)
+
+
+def test_all_loaders_slow(tmp_path: Path) -> None:
+    context = Context(make_dp_run(tmp_path, _work(dict.fromkeys(range(4), 15.0)), num_steps=20))
+    (finding,) = _find(InputBound, context)
+
+    assert finding.ranks == (0, 1, 2, 3)
+    assert not isinstance(finding.gain, Unavailable)
+    assert finding.gain.saved_ns == pytest.approx(15 * MS, rel=0.02)
+    assert _find(SlowLoader, context) == []
+
+
+@pytest.mark.parametrize("data_ms", [{}, {2: 1.5}, dict.fromkeys(range(4), 2.0)])
+def test_usual_loaders_are_left_alone(tmp_path: Path, data_ms: dict[int, float]) -> None:
+    context = Context(make_dp_run(tmp_path, _work(data_ms), num_steps=20))
+    assert _find(SlowLoader, context) == []
+    assert _find(InputBound, context) == []
+
+
+def test_ranks_that_take_turns_are_left_alone(tmp_path: Path) -> None:
+    job = TimedJob(tmp_path, num_ranks=4, layout=Layout(dp=4))
+    group = job.group(range(4), description="mesh_dp")
+    rng = np.random.default_rng(0)
+    at = 0
+    for step in range(40):
+        slow = int(rng.integers(4))
+        at = job.train(
+            num_steps=1,
+            work_ms=_work({slow: 12.0}),
+            transfer_ms=2,
+            group=group,
+            first_step=step,
+            begin_ns=at,
+        )
+    assert _find(SlowLoader, Context(job.close())) == []
+
+
+def test_first_stage_of_a_pipeline_loads_for_all(tmp_path: Path) -> None:
+    """Other stages load nothing, and are no peers."""
+    work: dict[int, dict[str, float]] = {0: {"data": 3.0, "forward": 40}, 1: {"forward": 43}}
+    context = Context(make_dp_run(tmp_path, work, num_steps=20, layout=Layout(pp=2)))
+    assert _find(SlowLoader, context) == []
+
+
+def test_few_steps_say_nothing(tmp_path: Path) -> None:
+    context = Context(make_dp_run(tmp_path, _work({2: 15.5}), num_steps=6))
+    assert _find(SlowLoader, context) == []
+
+
+def test_program_without_loader_phases(tmp_path: Path) -> None:
+    work: dict[int, dict[str, float]] = {0: {"forward": 10}, 1: {"forward": 30}}
+    context = Context(make_dp_run(tmp_path, work, num_steps=20))
+    assert _find(SlowLoader, context) == []
+    assert _find(InputBound, context) == []
+    assert context.failures == []

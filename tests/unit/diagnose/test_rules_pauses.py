@@ -1,0 +1,102 @@
+import pytest
+from diagnosed import context_of
+
+from builders import MS
+from late_runs import LateRun, noisy
+from meshscope.core.layout import Layout
+from meshscope.diagnose.registry import RULES
+from meshscope.diagnose.runner import diagnose
+from meshscope.diagnose.severity import Severity
+
+OWN = {
+    code: RULES[code] for code in ("ST001", "ST002", "ST003", "ST004", "IM001", "PA001", "PA002")
+}
+LAYOUT = Layout(dp=4)
+
+
+def paused(seed, is_paused, pause_ns):
+    plain = noisy(seed)
+
+    def work(rank, step):
+        extra = pause_ns if is_paused(rank, step) else 0
+        own = plain(rank, step)
+        return {**own, "forward": own["forward"] + extra}
+
+    return work
+
+
+def every_fifth(rank, step):
+    return rank == 1 and step % 5 == 4
+
+
+def record(path, work, **fields):
+    return LateRun(layout=LAYOUT, work=work, num_steps=41, **fields).record(path)
+
+
+def diagnose_run(path):
+    return diagnose(context_of(path), rules=OWN).findings
+
+
+def test_recorded_collections_are_named_and_priced_as_removing_them_is(tmp_path):
+    slow_ns = record(
+        tmp_path / "slow",
+        paused(1, every_fifth, 60 * MS),
+        collections=lambda rank, step: 60 * MS if every_fifth(rank, step) else 0,
+    )
+    fast_ns = record(tmp_path / "fast", noisy(1))
+    (finding,) = diagnose_run(tmp_path / "slow")
+    assert (finding.code, finding.ranks) == ("PA001", (1,))
+    assert finding.title == "garbage collection stops rank 1"
+    assert finding.saved_ns == pytest.approx(slow_ns - fast_ns, rel=0.1)
+    assert finding.severity is Severity.HIGH
+
+
+def test_what_makes_the_garbage_is_part_of_the_pause(tmp_path):
+    """40 ms of a pause of 60 ms are a collection: all of it is told as one."""
+    slow_ns = record(
+        tmp_path / "slow",
+        paused(2, every_fifth, 60 * MS),
+        collections=lambda rank, step: 40 * MS if every_fifth(rank, step) else 0,
+    )
+    fast_ns = record(tmp_path / "fast", noisy(2))
+    (finding,) = diagnose_run(tmp_path / "slow")
+    assert finding.code == "PA001"
+    assert finding.saved_ns == pytest.approx(slow_ns - fast_ns, rel=0.1)
+
+
+def test_a_rank_that_collects_in_every_step_is_not_called_slow(tmp_path):
+    record(
+        tmp_path,
+        paused(3, lambda rank, step: rank == 2, 10 * MS),
+        collections=lambda rank, step: 10 * MS if rank == 2 else 0,
+    )
+    (finding,) = diagnose_run(tmp_path)
+    assert (finding.code, finding.ranks) == ("PA001", (2,))
+
+
+def test_pauses_without_a_recorded_cause_are_told_as_such(tmp_path):
+    slow_ns = record(tmp_path / "slow", paused(4, every_fifth, 60 * MS))
+    fast_ns = record(tmp_path / "fast", noisy(4))
+    (finding,) = diagnose_run(tmp_path / "slow")
+    assert (finding.code, finding.ranks) == ("PA002", (1,))
+    assert finding.title == "rank 1 pauses now and then"
+    assert "in forward and not in backward" in finding.summary
+    assert finding.saved_ns == pytest.approx(slow_ns - fast_ns, rel=0.1)
+
+
+def test_short_collections_are_not_worth_a_line(tmp_path):
+    record(tmp_path, noisy(5), collections=lambda rank, step: MS // 4)
+    assert diagnose_run(tmp_path) == ()
+
+
+def test_collections_on_all_ranks_name_no_rank(tmp_path):
+    def collects(rank, step):
+        return (step + rank) % 4 == 0
+
+    record(
+        tmp_path,
+        paused(6, collects, 20 * MS),
+        collections=lambda rank, step: 20 * MS if collects(rank, step) else 0,
+    )
+    (finding,) = [one for one in diagnose_run(tmp_path) if one.severity > Severity.LOW]
+    assert (finding.code, finding.ranks) == ("PA001", ())

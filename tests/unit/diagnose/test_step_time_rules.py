@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+from diagnosed import find
+
+from builders import MS, make_writer, put_span, put_step
+from meshscope.diagnose.severity import Severity
+
+
+def write_steps(path, forward_ns, *, num_ranks=2, checkpoint=None, seed=0):
+    """Ranks that take `forward_ns(step)`; `checkpoint` steps save for 150 ms before them."""
+    noise = np.random.default_rng(seed).lognormal(0, 0.02, (num_ranks, 400))
+    for rank in range(num_ranks):
+        writer = make_writer(path, rank, num_ranks)
+        now = 10**9
+        for step in range(len(forward_ns)):
+            if checkpoint is not None and step in checkpoint:
+                put_span(writer, "checkpoint", now, 150 * MS)
+                now += 150 * MS
+            begin, duration = now, int(forward_ns[step] * noise[rank, step])
+            put_span(writer, "forward", now, duration)
+            now += duration + MS
+            put_step(writer, step, begin, now)
+        writer.close(end_host_mono_ns=now)
+    return path
+
+
+def test_steps_that_grow_are_told_with_their_gain(tmp_path):
+    write_steps(tmp_path, np.linspace(50, 100, 200) * MS)
+    (found,) = find("TI001", tmp_path)
+    assert found.severity is Severity.HIGH
+    assert found.gain.saved_ns == pytest.approx(18.75 * MS, rel=0.1), "75 less 56.25"
+    assert found.first_step is None
+
+
+def test_a_jump_names_its_step(tmp_path):
+    write_steps(tmp_path, np.where(np.arange(240) < 120, 50, 80) * MS)
+    (found,) = find("TI001", tmp_path)
+    assert found.first_step == pytest.approx(120, abs=10)
+    assert find("TI001", tmp_path, drift_min_change_ratio=0.9) == []
+
+
+def test_checkpoints_at_an_interval_are_named_and_priced(tmp_path):
+    write_steps(tmp_path, np.full(200, 50 * MS), checkpoint=range(20, 200, 20))
+    (found,) = find("TI002", tmp_path)
+    assert found.title == "every 20 steps one is slow, mostly in checkpoint"
+    assert found.gain.saved_ns == pytest.approx(150 * MS / 20, rel=0.1)
+    assert found.severity is Severity.HIGH
+    assert found.confidence.p_value < 1e-6
+    assert found.ranks == (), "all ranks do it"
+    assert find("TI004", tmp_path) == [], "they are explained"
+
+
+def test_single_slow_steps_are_a_low_finding(tmp_path):
+    steps = np.full(200, 50 * MS)
+    steps[[17, 58, 91, 130, 131, 177]] += 200 * MS
+    write_steps(tmp_path, steps)
+    assert find("TI002", tmp_path) == []
+    (found,) = find("TI004", tmp_path)
+    assert found.severity is Severity.LOW
+    assert "mostly in forward" in found.summary
+    assert (found.first_step, found.last_step) == (17, 177)
+    assert find("TI004", tmp_path, spikes_min_count=7) == []
+
+
+@pytest.mark.parametrize(("num_steps", "severity"), [(60, Severity.LOW), (250, Severity.HIGH)])
+def test_a_long_warm_up_counts_in_runs_that_are_long(tmp_path, num_steps, severity):
+    steps = np.full(num_steps, 50 * MS)
+    steps[:5] = 500 * MS
+    write_steps(tmp_path, steps)
+    (found,) = find("TI003", tmp_path)
+    assert (found.first_step, found.last_step) == (0, 4)
+    assert found.severity is severity
+    assert found.gain.saved_ns == pytest.approx(2250 * MS / num_steps, rel=0.05)
+
+
+def test_steady_runs_are_silent(tmp_path):
+    write_steps(tmp_path, np.full(200, 50 * MS))
+    for code in ("TI001", "TI002", "TI003", "TI004"):
+        assert find(code, tmp_path) == []
