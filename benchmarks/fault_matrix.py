@@ -65,6 +65,8 @@ from tests.distributed.plain_torch_faults import Delay, Program
 
 from meshscope.core.layout import Layout
 
+MACHINE_FILE = "machine.json"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -510,11 +512,24 @@ def choose(only: Sequence[str]) -> list[Case]:
     return [case for case in cases if not only or any(part in case.name for part in only)]
 
 
-def run(cases: Sequence[Case], folder: Path, output: Path | None) -> None:
+def record_all(cases: Sequence[Case], folder: Path) -> None:
+    """Also how the machine was."""
     import_everything()
-    take_precedence()
-    load = os.getloadavg()[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = {
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "is_real_time": take_precedence(),
+        "load_average_before": round(os.getloadavg()[0], 1),
+    }
     record_cases(cases, folder)
+    machine["load_average_after"] = round(os.getloadavg()[0], 1)
+    (folder / MACHINE_FILE).write_text(json.dumps(machine), encoding="utf-8")
+
+
+def report(cases: Sequence[Case], folder: Path, output: Path | None) -> None:
     rows, failed = judge_all(cases, folder)
     for row in rows:
         mark = "right" if row.verdict.is_right else "WRONG"
@@ -523,14 +538,7 @@ def run(cases: Sequence[Case], folder: Path, output: Path | None) -> None:
     print(json.dumps({**summary, "not_recorded": failed}, indent=1))
     if output is not None:
         document = {
-            "machine": {
-                "cores": os.cpu_count(),
-                "kernel": platform.release(),
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-            },
-            "load_average": round(load, 1),
-            "is_real_time": os.sched_getscheduler(0) == os.SCHED_FIFO,
+            "machine": json.loads((folder / MACHINE_FILE).read_text(encoding="utf-8")),
             "summary": summary,
             "not_recorded": failed,
             "rows": [row.to_document() for row in rows],
@@ -542,14 +550,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=(), help="parts of cases' names")
     parser.add_argument("--folder", type=Path, help="where recordings stay; default: nowhere")
+    parser.add_argument("--judge-only", action="store_true", help="what FOLDER has already")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     cases = choose(options.only)
-    if options.folder is not None:
-        run(cases, options.folder, options.output)
-        return
     with tempfile.TemporaryDirectory() as name:
-        run(cases, Path(name), options.output)
+        folder = options.folder or Path(name)
+        if not options.judge_only:
+            record_all(cases, folder)
+        report(cases, folder, options.output)
 
 
 if __name__ == "__main__":

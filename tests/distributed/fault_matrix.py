@@ -199,10 +199,15 @@ def record(recipe: Recipe, run_dir: Path) -> None:
         run_dir.rename(run_dir.with_name(f"{run_dir.name}_failed"))
 
 
-def take_precedence() -> None:
-    """Ranks that sleep are woken at once, whoever else has the cores; where this is allowed."""
+ROUGH_MARK = "rough"
+"""A file in FOLDER: ranks had to wait for their cores, so steps say less about faults."""
+
+
+def take_precedence() -> bool:
+    """Ranks that sleep are woken at once, whoever else has the cores; whether this is allowed."""
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    return os.sched_getscheduler(0) == os.SCHED_FIFO
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
@@ -210,7 +215,8 @@ def main(folder: Path, names: Sequence[str]) -> None:
     from tests.distributed.fault_cases import list_cases
 
     import_everything()
-    take_precedence()
+    if not take_precedence():
+        (folder / ROUGH_MARK).touch()
     cases = list_cases()
     record_cases([cases[name] for name in names or cases], folder)
 

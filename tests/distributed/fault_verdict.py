@@ -28,6 +28,8 @@ from meshscope.store.reader import open_run
 NUM_WARMUP_STEPS = 3
 NUM_RESAMPLES = 400
 GAIN_TOLERANCE_RATIO = 0.10
+ROUGH_TOLERANCE_RATIO = 0.30
+"""Where ranks had to wait for their cores: two runs of the same program differ by as much."""
 NUM_ERRORS = 3.0
 """Standard errors of the measured effect that a gain may be off in any case."""
 
@@ -105,9 +107,15 @@ class Verdict:
         return f"{'; '.join(names) or 'right'}{error} [{' | '.join(self.found)}]"
 
 
-def judge(run_dir: Path, truth: Truth, effect: Effect | None = None) -> Verdict:
+def judge(
+    run_dir: Path,
+    truth: Truth,
+    effect: Effect | None = None,
+    *,
+    tolerance_ratio: float = GAIN_TOLERANCE_RATIO,
+) -> Verdict:
     """Diagnoses a recording and holds the result against the truth."""
-    return judge_findings(find(run_dir), truth, effect)
+    return judge_findings(find(run_dir), truth, effect, tolerance_ratio=tolerance_ratio)
 
 
 def find(run_dir: Path) -> tuple[Finding, ...]:
@@ -115,12 +123,18 @@ def find(run_dir: Path) -> tuple[Finding, ...]:
     return diagnose(Context(open_run(run_dir).last_attempt)).findings
 
 
-def judge_findings(findings: Sequence[Finding], truth: Truth, effect: Effect | None) -> Verdict:
+def judge_findings(
+    findings: Sequence[Finding],
+    truth: Truth,
+    effect: Effect | None,
+    *,
+    tolerance_ratio: float = GAIN_TOLERANCE_RATIO,
+) -> Verdict:
     """`effect`: what it cost, where that was measured."""
     loud = [finding for finding in findings if finding.severity > Severity.LOW]
     named = next((finding for finding in loud if is_about(finding, truth)), None)
     error = None if named is None or effect is None else measure_error(named, effect)
-    limit = 0.0 if effect is None else find_tolerance(effect)
+    limit = 0.0 if effect is None else max(tolerance_ratio, find_scatter(effect))
     return Verdict(
         is_culprit_named=named is not None or not truth.codes,
         others=tuple(finding.label for finding in loud if finding is not named),
@@ -144,10 +158,9 @@ def measure_error(finding: Finding, effect: Effect) -> float | None:
     return float(finding.gain.saved_ns) / effect.saved_ns - 1.0
 
 
-def find_tolerance(effect: Effect) -> float:
-    """Of `measure_error`."""
-    scatter = NUM_ERRORS * effect.error_ns / abs(effect.saved_ns)
-    return max(GAIN_TOLERANCE_RATIO, scatter)
+def find_scatter(effect: Effect) -> float:
+    """What `measure_error` may be by the scatter of steps alone."""
+    return NUM_ERRORS * effect.error_ns / abs(effect.saved_ns)
 
 
 def describe(finding: Finding) -> str:

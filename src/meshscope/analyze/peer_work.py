@@ -130,9 +130,10 @@ def group_true_peers(
     axis = Axis.DP if layout.dp > 1 else Axis.TP
     if layout.degree(axis) == 1:
         return ()
-    place_of = {rank: place for place, rank in enumerate(ranks)}
-    found = [
-        PeerGroup(places=tuple(place_of[rank] for rank in group if rank in place_of), axis=axis)
-        for group in layout.groups(axis)
-    ]
+    # By arithmetic over the ranks that are there: a header can claim a million.
+    stride, degree = layout.stride(axis), layout.degree(axis)
+    members: dict[int, list[int]] = {}
+    for place, rank in enumerate(ranks):
+        members.setdefault(rank - rank // stride % degree * stride, []).append(place)
+    found = [PeerGroup(places=tuple(places), axis=axis) for places in members.values()]
     return tuple(group for group in found if len(group.places) > 1)

@@ -179,5 +179,7 @@ def _judge(work_ns: Float64s, excess: Float64s, chosen: Places) -> list[Candidat
 
 
 def _is_clear(own: Float64s, num_peers: int) -> bool:
+    """In logarithms: of a large ratio the scatter is that of the peers' work, which it is over."""
     needed = CLEAR_DEVIATIONS / math.sqrt(len(own)) * (num_peers / 2) ** _CLEAR_GROWTH
+    own = np.log1p(own)
     return bool(np.median(own) >= needed * measure_scatter(own))

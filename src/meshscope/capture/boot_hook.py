@@ -8,8 +8,9 @@ import logging
 import os
 
 from meshscope.capture.default import start
+from meshscope.capture.profiling.settings import PROFILING_VARIABLE
 from meshscope.core.layout import Layout
-from meshscope.errors import LayoutError
+from meshscope.errors import LayoutError, UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,12 @@ def begin_recording() -> None:
     """Starts the process's recorder and has it watch whatever trains."""
     recorder = start(layout=_read_layout(os.environ.get(LAYOUT_VARIABLE, "")))
     recorder.watch_everything()
+    profiling = os.environ.get(PROFILING_VARIABLE, "")
+    if profiling:
+        try:
+            recorder.profile(profiling)
+        except UsageError as error:
+            logger.warning("meshscope: %s is ignored: %s", PROFILING_VARIABLE, error)
 
 
 def _read_layout(text: str) -> Layout | None:

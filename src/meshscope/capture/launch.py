@@ -23,6 +23,7 @@ from pathlib import Path
 
 from meshscope.capture.boot_hook import LAYOUT_VARIABLE
 from meshscope.capture.identity import RUN_DIR_VARIABLE
+from meshscope.capture.profiling.settings import PROFILING_VARIABLE, parse_settings
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
 from meshscope.store.tail import list_attempts, list_ranks
@@ -72,6 +73,7 @@ def prepare_launch(
     run_dir: str | os.PathLike[str] | None = None,
     name: str | None = None,
     layout: str | None = None,
+    profiling: str | None = None,
 ) -> Launch:
     """Resolves the command and the run directory, which is made; UsageError or LayoutError if not.
 
@@ -83,6 +85,9 @@ def prepare_launch(
         )
     if layout is not None:
         Layout.parse(layout)  # now, rather than once per rank
+    profiling = profiling or env.get(PROFILING_VARIABLE)
+    if profiling:
+        parse_settings(profiling)
     shared_id = find_shared_launch_id(env, command)
     stem = name or find_program_name(command)
     directory = Path(run_dir or env.get(RUN_DIR_VARIABLE) or _default_run_dir(stem, shared_id))
@@ -91,7 +96,7 @@ def prepare_launch(
     return Launch(
         command=resolve_command(command, env),
         environment=injected_environment(
-            env, run_dir=directory, launch_id=launch_id, layout=layout
+            env, run_dir=directory, launch_id=launch_id, layout=layout, profiling=profiling
         ),
         run_dir=directory,
         launch_id=launch_id,
@@ -105,7 +110,12 @@ def prepare_launch(
 
 
 def injected_environment(
-    env: Mapping[str, str], *, run_dir: Path, launch_id: str, layout: str | None = None
+    env: Mapping[str, str],
+    *,
+    run_dir: Path,
+    launch_id: str,
+    layout: str | None = None,
+    profiling: str | None = None,
 ) -> dict[str, str]:
     """A copy of `env` in which every Python process finds our sitecustomize first."""
     # An empty entry would mean the current directory, which an unset PYTHONPATH does not.
@@ -116,7 +126,8 @@ def injected_environment(
         SOURCE_VARIABLE: str(SOURCE_DIR),
         "PYTHONPATH": os.pathsep.join(folders),
     }
-    return {**env, **changed, **({} if layout is None else {LAYOUT_VARIABLE: layout})}
+    given = {LAYOUT_VARIABLE: layout, PROFILING_VARIABLE: profiling}
+    return {**env, **changed, **{name: value for name, value in given.items() if value}}
 
 
 def resolve_command(command: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:

@@ -22,13 +22,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from meshscope.capture.actions import ActionBlock, Actions, WaitBlock
+from meshscope.capture.attribution.memory_profile import MemoryProfile
+from meshscope.capture.attribution.points import POINTS_NAME
 from meshscope.capture.automatic import Automatic
 from meshscope.capture.blocks import Phase, Span, StepBlock
 from meshscope.capture.clock_calibration import ClockOffset, measure_offset
@@ -58,6 +60,13 @@ from meshscope.capture.monitor import Monitor, Surroundings
 from meshscope.capture.monitor_results import MonitorAnalysis, MonitorStats
 from meshscope.capture.operation_log import OperationLog
 from meshscope.capture.process_groups import GroupEntry
+from meshscope.capture.profiling.settings import (
+    ProfilingSettings,
+    change_settings,
+    parse_settings,
+)
+from meshscope.capture.profiling.trace_windows import Place, TraceWindows, WindowSurroundings
+from meshscope.capture.profiling.window_request import WindowRequest
 from meshscope.capture.provenance import collect_provenance
 from meshscope.capture.scalars import ScalarLog
 from meshscope.capture.stacks import STACKS_NAME, StackDumps
@@ -65,6 +74,7 @@ from meshscope.capture.step_inference import StepInference
 from meshscope.capture.timeline import NullSink, Timeline
 from meshscope.core.group_axis import name_axis
 from meshscope.core.layout import Layout
+from meshscope.core.trace_names import rank_folder_name
 from meshscope.errors import CaptureError, UsageError
 from meshscope.store.in_flight import IN_FLIGHT_NAME, InFlightWriter
 from meshscope.store.open_step import OPEN_STEP_NAME, OpenStepWriter
@@ -180,10 +190,12 @@ class Recorder:
         self._stack_dumps: StackDumps | None = None
         self._facts = ModelFacts(self._journal)
         self._gc_pauses = GcPauses(clock, self._wake)
+        self._memory_profiles: list[MemoryProfile] = []
         self.monitor = Monitor(self._look_around, clock)
         """Behind `stats`, `analysis` and `report`; its `thresholds` may be replaced."""
         self._host_limit_bytes = MISSING
         self._world_size = 1
+        self._windows: TraceWindows | None = None
         self._next_memory_ns = 0
         self._num_calibrations = 0
         self._first_sampled_step: int | None = None
@@ -387,6 +399,10 @@ class Recorder:
 
     def _close(self) -> None:
         self._stop.set()
+        if self._windows is not None:
+            self.guard.run("profiling", self._windows.close)
+        for profile in self._memory_profiles:
+            self.guard.run("memory profile", profile.close)
         self._gc_pauses.remove()
         self.guard.run("gc pauses", self._put_pauses)
         if self._automatic is not None:
@@ -456,6 +472,7 @@ class Recorder:
             return
         self.operations.is_on = False
         self._gc_pauses.remove()
+        self._windows = None  # what it has started is the parent's
         if self._stack_dumps is not None:
             self._stack_dumps.remove()
             self._stack_dumps = None
@@ -536,6 +553,8 @@ class Recorder:
     def reset(self) -> None:
         """Completes the current attempt and starts a new one: numbering and clocks begin again."""
         with self._lock:
+            if self._windows is not None:
+                self._use_windows(self._windows.settings)
             self._finish_operations()
             self.operations.forget()
             self._go_silent()
@@ -641,9 +660,122 @@ class Recorder:
         peak. Waits for the device: call it before training, while nothing else runs."""
         return self.guard.run("peak", lambda: self._facts.measure_peak(dtype, device))
 
+    def profile_memory(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        steps: int | Collection[int] = 1,
+        communication: Iterable[Any] = (),
+        estimate: Mapping[str, int] | None = None,
+    ) -> MemoryProfile | None:
+        """Attributes this rank's memory in some steps; see docs/memory-attribution.md.
+
+        `steps`: how many from now on, or their numbers. `communication`: objects that keep buffers.
+        `estimate`: bytes by category, written beside what is found. None if that is not possible.
+        """
+        return self.guard.run(
+            "memory profile",
+            lambda: self._profile_memory(
+                _as_list(model), _as_list(optimizer), steps, list(communication), estimate or {}
+            ),
+        )
+
+    def _profile_memory(
+        self,
+        models: list[Any],
+        optimizers: list[Any],
+        steps: int | Collection[int],
+        communication: list[Any],
+        estimate: Mapping[str, int],
+    ) -> MemoryProfile | None:
+        if not self.open() or self._writer is None or self.run_dir is None:
+            return None
+        rank, timeline = self._writer.rank, self.timeline
+        folder = self.run_dir / "memory" / rank_folder_name(rank, self._layout)
+        num_before = len(list(folder.glob(f"**/{POINTS_NAME}")))  # nothing is overwritten
+        profile = MemoryProfile(
+            sys.modules["torch"],
+            models,
+            optimizers,
+            guard=self.guard,
+            folder=folder / f"profile{num_before + 1:03d}" if num_before else folder,
+            steps=steps,
+            communication=communication,
+            header={
+                "title": f"rank {rank} of {self._world_size}",
+                "rank": rank,
+                "attempt": self._writer.attempt,
+                "layout": self._layout.to_dict() if self._layout else None,
+                "unix_ns": time.time_ns(),
+                "estimate_bytes": {str(k): int(v) for k, v in estimate.items()},
+            },
+            find_step=lambda: timeline.step if timeline.current_step >= 0 else MISSING,
+        )
+        self._memory_profiles.append(profile)
+        return profile.open()
+
     def _journal(self, kind: str, **fields: object) -> None:
         if self._writer is not None:
             self._writer.journal.write(kind, **fields)
+
+    # --- trace windows --------------------------------------------------------------------
+
+    def profile(self, text: str = "", /, **settings: Any) -> None:
+        """Takes traces of torch.profiler over a few steps, from the next step's end on.
+
+        `text` is as in `--trace-windows`, such as `skip=5,active=2,ranks=stages,shapes`; `settings`
+        are fields by name (`active=2, ranks="0,3", stack=True`). `profile("off")` ends it. Raises
+        UsageError when either makes no sense. See docs/profiling.md.
+        """
+        wanted = parse_settings(text)
+        if wanted is not None and settings:
+            wanted = change_settings(wanted, **settings)
+        self.guard.run("profiling", lambda: self._use_windows(wanted))
+
+    def profile_now(self, num_steps: int = 1) -> None:
+        """A window over the next steps, after one of warm-up; with the settings of `profile`."""
+        if self._windows is None:
+            self.profile("triggered,ranks=all")
+        windows = self._windows
+        if windows is not None:
+            windows.ask(WindowRequest(reason="the program", num_steps=max(1, int(num_steps))))
+            self.timeline.next_visit_ns = 0
+
+    def _use_windows(self, settings: ProfilingSettings | None) -> None:
+        before, self._windows, self._scalars.watch = self._windows, None, None
+        if before is not None:
+            before.close()
+        if settings is None or self._is_closed:
+            return
+        around = WindowSurroundings(
+            guard=self.guard,
+            clock=self.clock,
+            find_place=self._find_place,
+            journal=self._journal,
+            note=self._note_gap,
+        )
+        self._windows = TraceWindows(settings, around)
+        if settings.anomaly:
+            self._scalars.watch = self._note_nonfinite
+        self.timeline.next_visit_ns = 0
+
+    def _note_nonfinite(self, name_id: int, value: float) -> None:
+        windows = self._windows
+        name = next((name for name, known in self._name_ids.items() if known == name_id), "")
+        if windows is not None:
+            windows.note_number(name, value)
+
+    def _find_place(self) -> Place | None:
+        run_dir = self.run_dir if self.open() else None
+        if run_dir is None or self._writer is None:
+            return None
+        return Place(
+            run_dir=run_dir,
+            rank=self._writer.rank,
+            world_size=self._world_size,
+            layout=self._layout,
+        )
 
     # --- the monitor ----------------------------------------------------------------------
 
@@ -993,6 +1125,12 @@ class Recorder:
                 self.guard.run("device operations", self._collectives.visit)
             self.guard.run("sample", lambda: self._sample(step, end_ns))
         next_ns = min(self._next_sample_ns, self._next_memory_ns)
+        windows = self._windows
+        if windows is not None and (not self._is_paused or windows.is_profiling):
+            # Last: what is traced begins and ends here.
+            start_ns = self.timeline.step_start_ns
+            self.guard.run("profiling", lambda: windows.visit(step, start_ns, end_ns))
+            next_ns = 0 if windows.wants_every_step else next_ns
         self.timeline.next_visit_ns = next_ns if marking.device is None else 0
 
     def _wake(self) -> None:

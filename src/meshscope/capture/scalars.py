@@ -5,6 +5,7 @@ that is not possible, refused. A sharded tensor (DTensor) is never read on our o
 value may need communication, and ranks do not read at the same moments.
 """
 
+import math
 import struct
 import sys
 from collections.abc import Callable
@@ -37,6 +38,8 @@ class ScalarLog:
         self._table: TableWriter | None = None
         self.marking: Marking | None = None
         """Where numbers on a device go; set once both exist."""
+        self.watch: Callable[[int, float], None] | None = None
+        """Told the name's id and every number that is not finite."""
 
     def forget_table(self) -> None:
         """The table belongs to an attempt that is over."""
@@ -99,3 +102,5 @@ class ScalarLog:
         if table is not None:
             bits: int = _INT64.unpack(_DOUBLE.pack(number))[0]
             table.put(name_id, step, time_ns, bits, microbatch, 0, 0)
+            if self.watch is not None and not math.isfinite(number):
+                self.watch(name_id, number)

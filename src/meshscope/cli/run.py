@@ -14,6 +14,7 @@ from meshscope.capture.launch_outcome import (
     discard_empty_run,
     find_recording_ranks,
 )
+from meshscope.cli.profiling_options import profiling_options, profiling_text
 from meshscope.cli.progress import PlainProgress, StatusLine
 from meshscope.errors import MeshscopeError
 from meshscope.store.tail import RunTail
@@ -41,6 +42,7 @@ from meshscope.store.tail import RunTail
 @click.option(
     "--report/--no-report", default=False, show_default=True, help="Print the report at the end."
 )
+@profiling_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 @click.pass_context
 def command(
@@ -52,6 +54,8 @@ def command(
     total_steps: int | None,
     no_progress: bool,
     report: bool,
+    profiling: bool,
+    trace_windows: str | None,
     command: tuple[str, ...],
 ) -> None:
     """Runs COMMAND and records every process below it that trains with torch.
@@ -63,8 +67,16 @@ def command(
     \b
         meshscope run -- torchrun --nproc-per-node 8 train.py --steps 1000
         meshscope run --layout dp=4,tp=2 -o runs/tp2 -- torchrun --nproc-per-node 8 train.py
+        meshscope run --profiling -- torchrun --nproc-per-node 8 train.py
     """
-    launch = prepare_launch(command, os.environ, run_dir=run_dir, name=name, layout=layout)
+    launch = prepare_launch(
+        command,
+        os.environ,
+        run_dir=run_dir,
+        name=name,
+        layout=layout,
+        profiling=profiling_text(is_wanted=profiling, text=trace_windows),
+    )
     for note in launch.notes:
         _say(note)
     try:

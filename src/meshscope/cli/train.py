@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshscope.cli.profiling_options import profiling_options, profiling_text
 from meshscope.errors import MeshscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ FLAG_KEYS = {
     help="Make something go wrong, such as 'slow rank=5 ms=20 steps=10-20' (docs/faults.md), "
     "beside the file's faults; any number of times.",
 )
+@profiling_options
 @click.pass_context
 def command(
     context: click.Context,
@@ -82,6 +84,8 @@ def command(
     check: bool,
     no_record: bool,
     faults: tuple[str, ...],
+    profiling: bool,
+    trace_windows: str | None,
     **flags: Any,
 ) -> None:
     """Trains what CONFIG.toml says; every key is in docs/training.md.
@@ -104,6 +108,8 @@ def command(
             loaded.recording,
             enabled=loaded.recording.enabled and not no_record,
             run_dir=run_dir or loaded.recording.run_dir,
+            profiling=profiling_text(is_wanted=profiling, text=trace_windows)
+            or loaded.recording.profiling,
         )
         loaded = replace(loaded, recording=recording)
         _check(loaded, placement, config)

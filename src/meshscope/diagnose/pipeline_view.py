@@ -35,12 +35,16 @@ class PipelineView:
     verdict: StageVerdict
 
     def price(self, context: Context, factors: StageFactors, name: str) -> "Priced":
-        """A change of stages' work: by the pipeline's own replay, else by that of the run."""
+        """A change of stages' work: the larger of what the pipeline's own replay and that of the
+        run say. Each keeps as measured what it does not model, so both err by saying too little:
+        the one of sends that wait for their receiver, the other of what comes between actions.
+        """
         edit = edit_stages(self.timeline, self.analysis.times, factors, name)
-        gain = self.replay.price(duration_ns=self.replay.scale_work(factors))
-        if isinstance(gain, Unavailable):
-            (gain,) = context.price([edit])
-        return Priced(gain=gain, edit=edit)
+        own = self.replay.price(duration_ns=self.replay.scale_work(factors))
+        (whole,) = context.price([edit])
+        if isinstance(own, Unavailable) or isinstance(whole, Unavailable):
+            return Priced(gain=whole if isinstance(own, Unavailable) else own, edit=edit)
+        return Priced(gain=max(own, whole, key=lambda gain: gain.saved_ns), edit=edit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

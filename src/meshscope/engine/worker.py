@@ -88,7 +88,10 @@ def make_training_data(config: TrainConfig) -> TokenData:
 def _start_recording(config: TrainConfig) -> "Recorder | None":
     if not config.recording.enabled:
         return None
-    return start(config.recording.run_dir, layout=config.layout)
+    recorder = start(config.recording.run_dir, layout=config.layout)
+    if config.recording.profiling is not None:
+        recorder.profile(config.recording.profiling)
+    return recorder
 
 
 def _resume(engine: Engine) -> None:

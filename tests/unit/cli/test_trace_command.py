@@ -112,8 +112,9 @@ def test_clocks_are_aligned_and_the_late_rank_is_named(tmp_path):
         (b"", "the file is empty"),
         (b"hello", "no event in it"),
         (b'{"a": 1}', "JSON without `traceEvents`"),
-        (gzip.compress(b'{"traceEvents": [')[:-9], "cut off"),
+        (gzip.compress(b'{"traceEvents": [', mtime=0)[:-9], "cut off"),
     ],
+    ids=["empty", "text", "json", "cut"],
 )
 def test_what_is_no_trace_gets_one_line(tmp_path, content, words):
     path = tmp_path / "a.json"

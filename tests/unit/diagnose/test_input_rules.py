@@ -111,3 +111,52 @@ def test_program_without_loader_phases(tmp_path: Path) -> None:
     assert _find(SlowLoader, context) == []
     assert _find(InputBound, context) == []
     assert context.failures == []
+
+
+def make_unnamed_run(folder: Path, gap_ms: tuple[float, ...], *, saves_every: int = 0) -> Context:
+    """No rank has the phase `data`; each spends time between steps that nothing names."""
+    job = TimedJob(folder, num_ranks=len(gap_ms), layout=Layout(dp=len(gap_ms)))
+    group = job.group(range(len(gap_ms)), description="mesh_dp")
+    at = 0
+    for step in range(20):
+        is_saving = saves_every > 0 and step % saves_every == 0
+        begin = {
+            rank: at + round((gap + (80 if is_saving else 0)) * MS)
+            for rank, gap in enumerate(gap_ms)
+        }
+        arrivals = {rank: begin[rank] + 40 * MS for rank in begin}
+        end = max(arrivals.values()) + 2 * MS
+        for rank in begin:
+            job.own_step(rank, step, begin[rank], end)
+        job.collective(group, arrivals, transfer_ns=2 * MS, step=step)
+        at = end
+    return Context(job.close())
+
+
+def test_a_plain_iterator_that_is_slow_on_one_rank(tmp_path: Path) -> None:
+    context = make_unnamed_run(tmp_path, (0.5, 20.5, 0.5))
+    (finding,) = _find(SlowLoader, context)
+    assert finding.ranks == (1,)
+    assert finding.title == "rank 1 is slow between steps"
+    assert not isinstance(finding.gain, Unavailable)
+    assert finding.gain.saved_ns == pytest.approx(20 * MS, rel=0.02)
+    assert _find(InputBound, context) == []
+
+
+def test_a_plain_iterator_that_is_slow_on_all_ranks(tmp_path: Path) -> None:
+    context = make_unnamed_run(tmp_path, (20.0, 20.0, 20.0))
+    (finding,) = _find(InputBound, context)
+    assert finding.ranks == (0, 1, 2)
+    assert finding.title == "much time passes between steps"
+    assert not isinstance(finding.gain, Unavailable)
+    assert finding.gain.saved_ns == pytest.approx(20 * MS, rel=0.02)
+    assert _find(SlowLoader, context) == []
+
+
+@pytest.mark.parametrize("saves_every", [0, 5])
+def test_what_is_short_or_rare_between_steps_is_left_alone(
+    tmp_path: Path, saves_every: int
+) -> None:
+    context = make_unnamed_run(tmp_path, (1.5, 1.5, 1.5), saves_every=saves_every)
+    assert _find(SlowLoader, context) == []
+    assert _find(InputBound, context) == []

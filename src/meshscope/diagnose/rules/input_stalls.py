@@ -1,4 +1,10 @@
-"""Rules about waiting for data."""
+"""Rules about waiting for data.
+
+A loop over torch's loader, or over `recorder.data(…)`, has a phase `data`. A loop over any other
+iterator fetches between steps, where nothing names it; so where no rank has the phase, that time is
+taken for it, from a higher limit on, and findings say what was looked at. Once in a while programs
+also save and evaluate there: of a step no more than `_USUAL` times the rank's median counts.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
+from meshscope.analyze.operations import Bools
 from meshscope.analyze.phases import Int64s
 from meshscope.analyze.pieces import PieceKind
 from meshscope.analyze.timeline import Timeline
-from meshscope.analyze.work import Floats, WorkTable
+from meshscope.analyze.work import Floats
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
@@ -30,6 +37,9 @@ MIN_STALL_RATIO = Threshold(
     default=0.05,
     meaning="share of the step that waiting for data must take where all ranks wait alike",
 )
+_UNNAMED_MIN_RATIO = 0.08
+"""Of the step, for time between steps that nothing names."""
+_USUAL = 3.0
 _CLEARLY_LONGER = 1.25
 """Times the peers' median, for a step to count against a rank."""
 
@@ -39,6 +49,12 @@ class InputStalls:
     """Waiting for data by rank: what it shares with its peers, and what is its own."""
 
     ranks: tuple[int, ...]
+    is_named: bool
+    """Whether it is the phase `data`; otherwise what nothing names between steps."""
+    is_stall: Bools
+    """Which of the timeline's pieces these are."""
+    times_ns: Floats
+    """[rank, step]"""
     mean_ns: Floats
     """Per rank and step."""
     common_ns: Floats
@@ -48,6 +64,11 @@ class InputStalls:
     step_ns: float
 
     @property
+    def what(self) -> str:
+        """In words."""
+        return "data" if self.is_named else "time between steps"
+
+    @property
     def excess_ns(self) -> Floats:
         """Beyond the peers."""
         return self.mean_ns - self.common_ns
@@ -55,12 +76,16 @@ class InputStalls:
 
 def measure_stalls(context: Context) -> InputStalls | Unavailable:
     """Waiting for data of every rank."""
-    work = context.work
+    work, timeline = context.work, context.timeline
     if isinstance(work, Unavailable):
         return work
-    if DATA not in work.phases:
-        return Unavailable("no rank recorded that it waited for data")
-    times = work.of_phases((DATA,))
+    if isinstance(timeline, Unavailable):
+        return timeline
+    is_named = DATA in timeline.phases
+    is_stall = _find_stalls(timeline)
+    times = _sum_by_step(timeline, is_stall)
+    if not is_named:
+        times = np.minimum(times, _USUAL * np.median(times, axis=1, keepdims=True))
     mean = times.mean(axis=1)
     common, chance = mean.copy(), np.ones(len(mean))
     for places in work.peer_groups():
@@ -70,11 +95,34 @@ def measure_stalls(context: Context) -> InputStalls | Unavailable:
             chance[own] = _test_ranks(times[own], len(mean))
     return InputStalls(
         ranks=work.ranks,
+        is_named=is_named,
+        is_stall=is_stall,
+        times_ns=times,
         mean_ns=mean,
         common_ns=common,
         p_value=chance,
         step_ns=float(work.period_ns.mean()),
     )
+
+
+def _find_stalls(timeline: Timeline) -> Bools:
+    """The pieces in which ranks get their data, as far as can be told."""
+    pieces = timeline.pieces
+    if DATA in timeline.phases:
+        is_here: Bools = pieces.phase == timeline.phases.index(DATA)
+    else:
+        is_here = pieces.is_between & (pieces.phase == 0)
+    return np.asarray(is_here & (pieces.kind == PieceKind.WORK))
+
+
+def _sum_by_step(timeline: Timeline, chosen: Bools) -> Floats:
+    """[rank, step]"""
+    pieces = timeline.pieces
+    shape = (len(timeline.ranks), len(timeline.steps))
+    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[chosen])
+    cell = place.astype(np.int64) * shape[1] + pieces.step[chosen]
+    sums = np.bincount(cell, pieces.duration_ns[chosen], minlength=shape[0] * shape[1])
+    return np.asarray(sums.reshape(shape), dtype=np.float64)
 
 
 def _test_ranks(times: Floats, num_tests: int) -> Floats:
@@ -97,26 +145,69 @@ def _test_ranks(times: Floats, num_tests: int) -> Floats:
     return np.asarray(np.minimum(tails, 1.0), dtype=np.float64)
 
 
-def _shorten(timeline: Timeline, work: WorkTable, target_ns: Floats) -> Int64s:
+def _shorten(timeline: Timeline, stalls: InputStalls, target_ns: Floats) -> Int64s:
     """Durations of all pieces, with each rank's waiting for data cut to a mean per step.
 
-    Each step loses the same share of its wait for data.
+    Each step loses the same share of its usual wait for data.
     """
     pieces = timeline.pieces
-    mean = work.of_phases((DATA,)).mean(axis=1)
-    keep = np.divide(target_ns, mean, out=np.ones_like(mean), where=mean > target_ns)
+    mean = stalls.mean_ns
+    lost = np.divide(mean - target_ns, mean, out=np.zeros_like(mean), where=mean > target_ns)
+    whole_ns = _sum_by_step(timeline, stalls.is_stall)
+    usual = np.divide(stalls.times_ns, whole_ns, out=np.ones_like(whole_ns), where=whole_ns > 0)
     place = np.searchsorted(np.array(timeline.ranks), pieces.rank)
-    is_data = (pieces.kind == PieceKind.WORK) & (pieces.phase == timeline.phases.index(DATA))
     duration_ns = pieces.duration_ns
-    shorter = np.rint(duration_ns * keep[place]).astype(np.int64)
-    return np.where(is_data, shorter, duration_ns)
+    keep = 1.0 - lost[place] * usual[place, pieces.step]
+    shorter = np.rint(duration_ns * keep).astype(np.int64)
+    return np.where(stalls.is_stall, shorter, duration_ns)
 
 
-def _find_slow(context: Context, stalls: InputStalls) -> "np.ndarray":
+def _least_ns(context: Context, stalls: InputStalls, threshold: Threshold) -> float:
+    """What must be lost in a step."""
+    least = context.thresholds[threshold]
+    return stalls.step_ns * (least if stalls.is_named else max(least, _UNNAMED_MIN_RATIO))
+
+
+def _find_slow(context: Context, stalls: InputStalls) -> Bools:
     """Which ranks wait longer than their peers."""
-    is_long = stalls.excess_ns >= context.thresholds[MIN_EXCESS_RATIO] * stalls.step_ns
-    found: np.ndarray = is_long & (stalls.p_value < SIGNIFICANCE_RATIO)
-    return found
+    is_long = stalls.excess_ns >= _least_ns(context, stalls, MIN_EXCESS_RATIO)
+    return np.asarray(is_long & (stalls.p_value < SIGNIFICANCE_RATIO))
+
+
+def _describe_slow(ranks: tuple[int, ...], stalls: InputStalls, worst: int) -> tuple[str, str]:
+    """Title and summary."""
+    names = f"{name_ranks(ranks)} {be(ranks)}"
+    own, peers = duration(float(stalls.mean_ns[worst])), duration(float(stalls.common_ns[worst]))
+    if stalls.is_named:
+        return (
+            f"{names} slow to get data",
+            f"{names} held up by data: rank {stalls.ranks[worst]} waits {own} for it per step, its "
+            f"peers {peers}.",
+        )
+    return (
+        f"{names} slow between steps",
+        f"rank {stalls.ranks[worst]} spends {own} between steps, where nothing names what it does, "
+        f"its peers {peers}; a plain iterator gets its data there.",
+    )
+
+
+def _describe_bound(
+    ranks: tuple[int, ...], stalls: InputStalls, typical_ns: float
+) -> tuple[str, str]:
+    """Title and summary."""
+    ending = "s" if len(ranks) == 1 else ""
+    share = ratio(typical_ns / stalls.step_ns)
+    if stalls.is_named:
+        return (
+            "training waits for data",
+            f"{name_ranks(ranks)} wait{ending} {duration(typical_ns)} for data per step, {share} "
+            "of it.",
+        )
+    return (
+        "much time passes between steps",
+        f"{name_ranks(ranks)} spend{ending} {duration(typical_ns)} between steps, {share} of a "
+        "step, where nothing names what is done; a plain iterator gets its data there.",
+    )
 
 
 class SlowLoader(Rule):
@@ -136,8 +227,9 @@ class SlowLoader(Rule):
     What to change: look at these ranks' storage, host and share of the data (larger files, longer
     samples); give their loaders more workers.
 
-    When it is wrong: where samples differ in size by design and ranks take turns. A loader that is
-    timed by nobody has no phase `data`: its wait shows as work in no phase.
+    When it is wrong: where samples differ in size by design and ranks take turns. Where no rank has
+    the phase `data`, what nothing names between steps is taken for it, from 8 % of the step on:
+    whatever else a program does there in most steps counts, too.
     """
 
     code = "IN001"
@@ -147,12 +239,8 @@ class SlowLoader(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all slow ranks together."""
         stalls = context.obtain(measure_stalls)
-        timeline, work = context.timeline, context.work
-        if (
-            isinstance(stalls, Unavailable)
-            or isinstance(timeline, Unavailable)
-            or isinstance(work, Unavailable)
-        ):
+        timeline = context.timeline
+        if isinstance(stalls, Unavailable) or isinstance(timeline, Unavailable):
             return
         is_slow = _find_slow(context, stalls)
         if not is_slow.any():
@@ -161,27 +249,30 @@ class SlowLoader(Rule):
         ranks = tuple(rank for rank, slow in zip(stalls.ranks, is_slow, strict=True) if slow)
         edit = Edit(
             name=f"data of {name_ranks(ranks)} as fast as their peers'",
-            work_ns=_shorten(timeline, work, target),
+            work_ns=_shorten(timeline, stalls, target),
         )
         gain = context.price([edit])[0]
         worst = int(np.argmax(np.where(is_slow, stalls.excess_ns, -1.0)))
         chance = float(stalls.p_value[is_slow].max())
         share = float(stalls.excess_ns[worst]) / stalls.step_ns
+        title, summary = _describe_slow(ranks, stalls, worst)
         yield Finding(
             code=self.code,
-            title=f"{name_ranks(ranks)} {be(ranks)} slow to get data",
+            title=title,
             severity=severity_of(gain, otherwise=share),
-            summary=f"{name_ranks(ranks)} {be(ranks)} held up by data: rank "
-            f"{stalls.ranks[worst]} waits {duration(float(stalls.mean_ns[worst]))} for it per "
-            f"step, its peers {duration(float(stalls.common_ns[worst]))}.",
+            summary=summary,
             ranks=ranks,
             evidence=(
                 Evidence(
-                    name=f"data of rank {stalls.ranks[worst]}",
+                    name=f"{stalls.what} of rank {stalls.ranks[worst]}",
                     value=float(stalls.mean_ns[worst]),
                     unit="ns",
                 ),
-                Evidence(name="data of its peers", value=float(stalls.common_ns[worst]), unit="ns"),
+                Evidence(
+                    name=f"{stalls.what} of its peers",
+                    value=float(stalls.common_ns[worst]),
+                    unit="ns",
+                ),
                 Evidence(name="excess, of the step", value=share, unit="ratio"),
             ),
             confidence=Confidence(
@@ -212,7 +303,8 @@ class InputBound(Rule):
     storage, decoding off the training process, pinned memory.
 
     When it is wrong: where data comes at the pace of another program on purpose, as in
-    reinforcement learning.
+    reinforcement learning. Without the phase `data`, as for IN001: logging in every step looks the
+    same.
     """
 
     code = "IN002"
@@ -222,14 +314,10 @@ class InputBound(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
         stalls = context.obtain(measure_stalls)
-        timeline, work = context.timeline, context.work
-        if (
-            isinstance(stalls, Unavailable)
-            or isinstance(timeline, Unavailable)
-            or isinstance(work, Unavailable)
-        ):
+        timeline = context.timeline
+        if isinstance(stalls, Unavailable) or isinstance(timeline, Unavailable):
             return
-        limit_ns = context.thresholds[MIN_STALL_RATIO] * stalls.step_ns
+        limit_ns = _least_ns(context, stalls, MIN_STALL_RATIO)
         is_stalled = stalls.common_ns >= limit_ns
         is_slow = _find_slow(context, stalls)
         # Whoever is slower than its peers is IN001's; here counts what all of them share.
@@ -237,19 +325,19 @@ class InputBound(Rule):
             return
         target = np.where(is_stalled, stalls.excess_ns * is_slow, stalls.mean_ns)
         ranks = tuple(rank for rank, one in zip(stalls.ranks, is_stalled, strict=True) if one)
-        edit = Edit(name="nobody waits for data", work_ns=_shorten(timeline, work, target))
+        edit = Edit(name="nobody waits for data", work_ns=_shorten(timeline, stalls, target))
         gain = context.price([edit])[0]
         typical = float(np.median(stalls.common_ns[is_stalled]))
         share = typical / stalls.step_ns
+        title, summary = _describe_bound(ranks, stalls, typical)
         yield Finding(
             code=self.code,
-            title="training waits for data",
+            title=title,
             severity=severity_of(gain, otherwise=share),
-            summary=f"{name_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''} "
-            f"{duration(typical)} for data per step, {ratio(share)} of it.",
+            summary=summary,
             ranks=ranks,
             evidence=(
-                Evidence(name="data, median over these ranks", value=typical, unit="ns"),
+                Evidence(name=f"{stalls.what}, median over these ranks", value=typical, unit="ns"),
                 Evidence(name="share of the step", value=share, unit="ratio"),
                 Evidence(name="ranks that wait", value=len(ranks)),
             ),

@@ -423,7 +423,17 @@ def _find_path_problems(config: TrainConfig) -> list[str]:
         problems += _find_folder_problems("checkpoint.folder", checkpoint.folder)
     if config.recording.enabled and config.recording.run_dir is not None:
         problems += _find_folder_problems("recording.run_dir", config.recording.run_dir)
-    return problems
+    return problems + _find_profiling_problems(config.recording)
+
+
+def _find_profiling_problems(recording: RecordingConfig) -> list[str]:
+    try:
+        parse_settings(recording.profiling or "")
+    except UsageError as error:
+        return [f"recording.profiling: {error}"]
+    if recording.profiling is not None and not recording.enabled:
+        return ["traces are part of the recording, which is off; record, or take no traces"]
+    return []
 
 
 def _find_folder_problems(key: str, folder: Path) -> list[str]:

@@ -175,6 +175,8 @@ class RecordingConfig:
     enabled: bool = True
     run_dir: Path | None = None
     """None is a new folder below `runs`."""
+    profiling: str | None = None
+    """Trace windows, such as `skip=5,active=2,ranks=stages`; None takes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

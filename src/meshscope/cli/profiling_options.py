@@ -1,0 +1,31 @@
+"""The options of `run` and `train` that take traces: a switch, and when, where and what."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from meshscope.capture.profiling.settings import DEFAULT_TEXT, parse_settings
+
+
+def profiling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --profiling and --trace-windows to a command."""
+    windows = click.option(
+        "--trace-windows",
+        metavar="TEXT",
+        help="When, on which ranks and what to trace, such as "
+        "'skip=5,active=2,ranks=stages,shapes' (docs/profiling.md); implies --profiling.",
+    )
+    switch = click.option(
+        "--profiling",
+        is_flag=True,
+        help="Trace a step of one rank per pipeline stage with torch.profiler.",
+    )
+    return switch(windows(function))
+
+
+def profiling_text(*, is_wanted: bool, text: str | None) -> str | None:
+    """What ranks are told, None when nothing is wanted; UsageError when it makes no sense."""
+    if text is not None:
+        parse_settings(text)
+    return text or (DEFAULT_TEXT if is_wanted else None)
