@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+from tests.distributed.fork_ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -24,7 +25,6 @@ from torch.utils.checkpoint import checkpoint
 
 from meshscope.capture.attribution.memory_profile import MemoryProfile
 from meshscope.capture.guard import Guard
-from tests.distributed.fork_ranks import run_ranks
 
 VOCABULARY, WIDTH, NUM_HEADS, NUM_LAYERS, BATCH, LENGTH = 1000, 128, 4, 2, 8, 128
 WORLD_SIZE = 2

@@ -1,9 +1,8 @@
-"""Attribution + residual = allocator, on real ranks; freeing returns what was called activations."""
+"""Attribution + residual = allocator, on real ranks; freeing returns what activations said."""
 
 import json
 
 import pytest
-
 from tests.distributed.attribution_ranks import ALONE, TOGETHER, WORLD_SIZE
 from tests.distributed.run_program import run_program
 

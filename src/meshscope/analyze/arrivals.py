@@ -3,8 +3,10 @@
 On the aligned clock, for a rank r of an operation: arrival is when r was there for it; it is ready
 for r when everyone r depends on has arrived; wait = ready - arrival, transfer = end - ready. In an
 all-reduce, all-gather, reduce-scatter, barrier or all-to-all everyone depends on everyone; in a
-broadcast or scatter on the root; in a reduce or gather the root on everyone; a recv and its send on
-each other, as far as the send did not end before.
+broadcast or scatter on the root, and on everyone where it ended only after the last had come (gloo
+passes data on along a tree whose sends wait for their receivers, the root's too); in a reduce or
+gather the root on everyone; a recv and its send on each other, as far as the send did not end
+before.
 
 A wait that is smaller than the uncertainty between the two clocks is not known to be one and counts
 as transfer. A group's operations run in order, one at a time (two with gloo): the part of a
@@ -128,8 +130,8 @@ def measure_arrivals(
     rows = operations.rows
     members = _collect_members(rows, matches, times)
     row, arrival = members.row, members.arrival
-    ready, blocker = _find_ready(rows, members)
     has_end, end = rows.has_end[row], times.end_ns[row]
+    ready, blocker = _find_ready(rows, members, end)
     is_early = has_end & (end - ready <= -CLOCK_ERROR_NS) & (members.kind != Kind.SEND)
     is_split = np.zeros(len(rows), dtype=np.bool_)
     is_split[row] = has_end & (members.kind != Kind.CUSTOM)
@@ -174,14 +176,17 @@ def _collect_members(rows: OperationRows, matches: Matches, times: AlignedTimes)
     )
 
 
-def _find_ready(rows: OperationRows, members: _Members) -> tuple[Int64s, Int32s]:
+def _find_ready(rows: OperationRows, members: _Members, end: Int64s) -> tuple[Int64s, Int32s]:
     """When everyone that each member depends on had arrived, and the last of those."""
     arrival, rank, kind, place = members.arrival, members.rank, members.kind, members.place
     root = rows.peer[members.row]
     root_arrival = _find_root_arrivals(root == rank, members)[place]
+    last_arrival = arrival[members.last][place]
+    is_from_root = _is_kind(kind, FROM_ROOT)
     on_all = _is_kind(kind, EVERYONE | POINT_TO_POINT) | (_is_kind(kind, TO_ROOT) & (root == rank))
-    on_root = _is_kind(kind, FROM_ROOT) & (root_arrival > _NEVER)
-    ready = np.where(on_all, arrival[members.last][place], arrival)
+    on_all |= is_from_root & (end >= last_arrival)
+    on_root = is_from_root & (root_arrival > _NEVER) & ~on_all
+    ready = np.where(on_all, last_arrival, arrival)
     ready = np.maximum(np.where(on_root, root_arrival, ready), arrival)
     blocker = np.where(on_all, rank[members.last][place], rank)
     return ready, np.where(on_root, root, blocker).astype(np.int32)

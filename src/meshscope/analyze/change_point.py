@@ -61,21 +61,38 @@ class LevelChange:
         return self.high_ratio - self.low_ratio
 
 
+def measure_step_noise(values: Float64s) -> Float64s:
+    """How far each series [step, series] moves from one step to the next, as a deviation.
+
+    A change of level is one move among many: it does not show here. With few steps and many series
+    some series hardly move by chance, so a series is not believed to be quieter than most.
+    """
+    moves = np.diff(np.log1p(np.maximum(values, _LEAST_RATIO)), axis=0)
+    return np.asarray(1.4826 / math.sqrt(2) * np.median(np.abs(moves), axis=0))
+
+
 def find_change(
-    values: Float64s, *, num_series: int = 1, min_shift_ratio: float = MIN_SHIFT_RATIO
+    values: Float64s,
+    *,
+    num_series: int = 1,
+    least_noise: float = 0.0,
+    min_shift_ratio: float = MIN_SHIFT_RATIO,
 ) -> LevelChange | None:
-    """The high stretch of one series; `num_series` is how many were looked at."""
+    """The high stretch of one series; `num_series` is how many were looked at.
+
+    `least_noise` is a deviation from step to step below which the series' own is not believed.
+    """
     num_steps = len(values)
     if num_steps < MIN_STEPS or not bool(np.isfinite(values).all()):
         return None
     # Noise of work is a factor rather than a term: its logarithm is nearer to the normal.
     drawn = draw_in_spikes(np.log1p(np.maximum(values, _LEAST_RATIO)))
     points = np.unique(np.linspace(0, num_steps, min(GRID_POINTS, num_steps) + 1).astype(np.intp))
-    onset, recovery, t_value = _find_stretch(drawn, points, points)
+    onset, recovery, t_value = _find_stretch(drawn, points, points, least_noise)
     if _chance_of(t_value, num_steps) * num_series >= SIGNIFICANCE_RATIO:
         return None
     if len(points) <= num_steps:
-        onset, recovery, t_value = _place_exactly(drawn, onset, recovery)
+        onset, recovery, t_value = _place_exactly(drawn, onset, recovery, least_noise)
     inside = np.zeros(num_steps, dtype=np.bool_)
     inside[onset:recovery] = True
     change = LevelChange(
@@ -99,7 +116,9 @@ def draw_in_spikes(values: Float64s) -> Float64s:
     return np.asarray(np.where(distance > limit, middle, values))
 
 
-def _find_stretch(values: Float64s, begins: Places, ends: Places) -> tuple[int, int, float]:
+def _find_stretch(
+    values: Float64s, begins: Places, ends: Places, least_noise: float
+) -> tuple[int, int, float]:
     """The stretch that is highest above the rest, and its t."""
     now, before = values[1:], values[:-1]
     num = len(now)
@@ -120,7 +139,8 @@ def _find_stretch(values: Float64s, begins: Places, ends: Places) -> tuple[int, 
     free = np.maximum(free, 1e-9 * own)
     height = sum_now - slope * sum_before
     rest = np.maximum(power - slope * cross - height**2 / free, 1e-12 * max(power, 1e-300))
-    t_values = height / np.sqrt(free * rest / max(num - 3, 1))
+    noise = np.maximum(np.sqrt(rest / max(num - 3, 1)), least_noise)
+    t_values = height / (np.sqrt(free) * noise)
     best = int(t_values.argmax())
     return int(begin[best]), int(end[best]), float(t_values[best])
 
@@ -130,14 +150,16 @@ def _sum_inside(series: Float64s, begin: Places, end: Places) -> Float64s:
     return np.asarray(sums[end - 1] - sums[np.maximum(begin, 1) - 1])
 
 
-def _place_exactly(values: Float64s, onset: int, recovery: int) -> tuple[int, int, float]:
+def _place_exactly(
+    values: Float64s, onset: int, recovery: int, least_noise: float
+) -> tuple[int, int, float]:
     """The best stretch whose ends are within a grid step of these."""
     width = -(-len(values) // GRID_POINTS)
     near = np.arange(-width, width + 1)
     begins = np.unique(np.clip(onset + near, 0, len(values))) if onset else np.array([0])
     is_open = recovery == len(values)
     ends = np.array([recovery]) if is_open else np.clip(recovery + near, 0, len(values))
-    return _find_stretch(values, begins, np.unique(ends))
+    return _find_stretch(values, begins, np.unique(ends), least_noise)
 
 
 def _chance_of(t_value: float, num_steps: int) -> float:

@@ -8,6 +8,7 @@ limit, and nothing is said when the limit lies within it.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,6 +25,7 @@ from meshscope.analyze.theil_sen import Floats
 from meshscope.analyze.throughput import RankTokens, measure_tokens, sum_tokens
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.reader import Attempt
+from meshscope.store.traces import TraceWindow, mark_profiled, windows_of
 
 ONE_NUMBER = Unavailable("one number on each side has no interval")
 PERIOD = "step period"
@@ -171,9 +173,10 @@ def read_side(attempt: Attempt, warmup_steps: int | None) -> Side:
     num_steps = len(durations.step)
     num_warmup = count_warmup(num_steps, warmup_steps)
     rate = sum_tokens(tokens, attempt.layout, attempt.world_size)
+    windows = windows_of(attempt)
     return Side(
-        period_ns=_after(intervals, num_warmup),
-        duration_ns=_after(durations, num_warmup),
+        period_ns=_after(intervals, num_warmup, windows),
+        duration_ns=_after(durations, num_warmup, windows),
         num_steps=num_steps,
         num_warmup=num_warmup,
         steps_per_s=longest[0] * 1e9 / longest[1]
@@ -185,10 +188,11 @@ def read_side(attempt: Attempt, warmup_steps: int | None) -> Side:
     )
 
 
-def _after(steps: JobSteps, num_warmup: int) -> Floats:
+def _after(steps: JobSteps, num_warmup: int, windows: Sequence[TraceWindow]) -> Floats:
     if not len(steps.step):
         return np.empty(0)
-    return steps.median_ns()[num_warmup:].astype(np.float64)
+    is_apart = ~mark_profiled(steps.step, windows) & ~mark_profiled(steps.step + 1, windows)
+    return steps.median_ns()[num_warmup:][is_apart[num_warmup:]].astype(np.float64)
 
 
 def _finite(value: float) -> float | Unavailable:

@@ -8,8 +8,12 @@ held it up; elsewhere the median for the rank and kind. Where a rank waits for a
 made, receiving is a part of the gap.
 
 Together with durations these replay a step; how far the replay is from the recorded times is its
-fidelity. Whether sends wait for their receivers is told by which replay, with medians only, is
-closer.
+fidelity.
+
+Sends wait for their receivers where it is seen: of those whose receiver came clearly later than the
+sender had made its output, most senders went on only then. Of two ways to wait that both fit, that
+whose replay, with medians only, is closer is taken. Where a rank waits for its input and its send
+at once it is not seen who held it up; sends then wait if that replay is clearly closer.
 """
 
 from dataclasses import dataclass
@@ -18,12 +22,19 @@ import numpy as np
 
 from meshscope.analyze.action_replay import ReplayPlan, SendMode, plan_replay
 from meshscope.analyze.operations import Bools
+from meshscope.analyze.phases import Int64s
 from meshscope.analyze.pipeline_times import PipelineTimes
 from meshscope.analyze.theil_sen import Floats
 from meshscope.core.unavailable import Unavailable
 
 _CLEARLY_BETTER = 0.7
-"""Sends are believed to wait where that leaves less than this share of the error."""
+"""Sends are believed to wait, though it is not seen, where that leaves less than this share of the
+error."""
+_LATE_NS = 300_000
+"""A receiver that comes this long after its input was made shows whether the sender waits for it:
+more than a rank takes from one action to the next where nothing holds it up."""
+_MIN_LATE = 10
+"""Late receivers needed to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,15 +79,38 @@ def measure_handovers(times: PipelineTimes) -> Handovers | Unavailable:
     assert best is not None, "a schedule that was executed has no deadlock"
     if not best.typical_error_ratio < 1:
         return Unavailable("the recorded actions do not follow from each other on one clock")
-    for mode in (SendMode.BATCHED, SendMode.BLOCKING):
-        other = _fit(times, mode)
-        if other is not None and _is_closer(other, best):
+    fits = [_fit(times, mode) for mode in (SendMode.BATCHED, SendMode.BLOCKING)]
+    waiting = [fit for fit in fits if fit is not None]
+    seen = [fit for fit in waiting if _do_senders_wait(times, fit.plan)]
+    if seen:
+        return min(seen, key=lambda fit: fit.typical_error_ratio)
+    for other in waiting:
+        if other.typical_error_ratio < _CLEARLY_BETTER * best.typical_error_ratio:
             best = other
     return best
 
 
-def _is_closer(other: Handovers, best: Handovers) -> bool:
-    return other.typical_error_ratio < _CLEARLY_BETTER * best.typical_error_ratio
+def _do_senders_wait(times: PipelineTimes, plan: ReplayPlan) -> bool:
+    """Whether most of those with a late receiver went on only when it had come."""
+    before_end, came = _find_arrivals(times, plan)
+    waited = times.wait_begin_ns >= 0
+    remote_end = times.end_ns[plan.remote]
+    # Without its wait an action's begin says nothing where its input was late as well.
+    is_seen = waited | (plan.remote < 0)[:, None] | (remote_end <= before_end)
+    went_on = np.where(waited, times.wait_begin_ns, times.begin_ns)
+    receiver_came = (came if plan.mode is SendMode.BLOCKING else before_end)[plan.receiver]
+    is_late: Bools = (plan.receiver >= 0)[:, None] & (receiver_came - before_end > _LATE_NS)
+    is_late &= is_seen
+    num_late = int(is_late.sum())
+    num_held = int((is_late & (went_on >= receiver_came)).sum())
+    return num_late >= _MIN_LATE and 2 * num_held > num_late
+
+
+def _find_arrivals(times: PipelineTimes, plan: ReplayPlan) -> tuple[Int64s, Int64s]:
+    """[action, run]: end of the action before, and when the rank came to its input."""
+    has_before = (plan.before >= 0)[:, None]
+    before_end = np.where(has_before, times.end_ns[plan.before], times.ready_ns[plan.rank])
+    return before_end, np.where(times.wait_begin_ns >= 0, times.wait_begin_ns, before_end)
 
 
 def _fit(times: PipelineTimes, mode: SendMode) -> Handovers | None:
@@ -87,9 +121,8 @@ def _fit(times: PipelineTimes, mode: SendMode) -> Handovers | None:
     begin, end = times.begin_ns - origin, times.end_ns - origin
     ready = (times.ready_ns - origin).astype(np.float64)
     has_before = plan.before >= 0
-    before_end = np.where(has_before[:, None], end[plan.before], ready[plan.rank])
     waited = times.wait_begin_ns >= 0
-    came = np.where(waited, times.wait_begin_ns - origin, before_end)
+    before_end, came = (moment - origin for moment in _find_arrivals(times, plan))
     remote_end = end[plan.remote]
     is_held: Bools = (plan.remote >= 0)[:, None] & (remote_end > came)
     receiver_came = came if mode is SendMode.BLOCKING else before_end

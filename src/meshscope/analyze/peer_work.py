@@ -135,5 +135,5 @@ def group_true_peers(
     members: dict[int, list[int]] = {}
     for place, rank in enumerate(ranks):
         members.setdefault(rank - rank // stride % degree * stride, []).append(place)
-    found = [PeerGroup(places=tuple(places), axis=axis) for places in members.values()]
+    found = [PeerGroup(places=tuple(places), axis=axis) for _, places in sorted(members.items())]
     return tuple(group for group in found if len(group.places) > 1)

@@ -3,8 +3,8 @@
 A rank of a pipeline with one stage runs `forward` and `backward` once for each microbatch. So the
 n-th forward of a step is F of microbatch n, and the n-th backward B of microbatch n: the order of
 GPipe and 1F1B. Steps in which a rank has other numbers of the two are left out. Stages are counted
-along the chain. An action waits from where the rank was first held up by a message since the action
-before it.
+along the chain. An action waits for its input from where the rank was first held up by a recv since
+the action before it.
 
 Wrong where a rank holds several stages, runs backwards in another order than forwards (times stay
 right, which microbatch they are of does not), or nests phases of its own into these.
@@ -91,7 +91,7 @@ def _read_rank(timeline: Timeline, place: int, spans: Columns, stage: int) -> Ac
 
 
 def _find_waits(timeline: Timeline, rank: int, begin: Int64s, end: Int64s) -> Int64s:
-    """When the rank was first held up by a message between two actions; -1 where it was not."""
+    """When the rank was first held up by a recv between two actions; -1 where it was not."""
     none = np.full(len(begin), -1, dtype=np.int64)
     if timeline.communication is None or not len(begin):
         return none
@@ -99,8 +99,8 @@ def _find_waits(timeline: Timeline, rank: int, begin: Int64s, end: Int64s) -> In
     low, high = np.searchsorted(pieces.rank, [rank, rank + 1])
     is_held = (pieces.kind[low:high] != PieceKind.WORK) & (pieces.row[low:high] >= 0)
     rows = low + np.flatnonzero(is_held)
-    is_message = np.isin(kinds[pieces.row[rows]], (Kind.SEND, Kind.RECV))
-    held_ns = pieces.begin_ns[rows[is_message]]
+    # A send that holds the rank up waits for its receiver, not for the input.
+    held_ns = pieces.begin_ns[rows[kinds[pieces.row[rows]] == Kind.RECV]]
 
     before = np.concatenate([[np.iinfo(np.int64).min], end[:-1]])
     place = np.searchsorted(held_ns, before, side="left")

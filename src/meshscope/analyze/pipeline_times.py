@@ -116,7 +116,7 @@ def collect_pipeline_times(timeline: Timeline, attempt: Attempt) -> PipelineTime
 def _find_chains(timeline: Timeline, actions: Actions) -> Chains:
     layout = timeline.layout
     if not isinstance(layout, Unavailable) and layout.pp > 1:
-        return layout.groups("pp")
+        return layout.groups_of("pp", timeline.ranks)
     return chains_from_stages(actions)
 
 
@@ -135,7 +135,7 @@ def _chains_without_actions(timeline: Timeline) -> Chains | Unavailable:
     if not isinstance(layout, Unavailable):
         if layout.pp == 1:
             return Unavailable("the layout has one pipeline stage")
-        return layout.groups("pp")
+        return layout.groups_of("pp", timeline.ranks)
     return find_message_chains(timeline)
 
 

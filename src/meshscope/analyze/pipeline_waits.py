@@ -70,8 +70,10 @@ def measure_pipeline_waits(timeline: Timeline) -> PipelineWaits | Unavailable:
     chains: Chains | Unavailable
     if isinstance(layout, Unavailable):
         chains = find_message_chains(timeline)
+    elif layout.pp > 1:
+        chains = layout.groups_of("pp", timeline.ranks)
     else:
-        chains = layout.groups("pp") if layout.pp > 1 else Unavailable("there is one stage")
+        chains = Unavailable("there is one stage")
     if isinstance(chains, Unavailable):
         return chains
     is_message = _find_pipeline_messages(timeline, chains)

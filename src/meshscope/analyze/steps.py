@@ -11,9 +11,11 @@ Wrong as the job's pace where ranks do not wait for each other in every step: th
 rank, of which steps per second are told, is slower than these medians say.
 
 The first step warms up (allocations, compilation, communicators). It stays in every account that
-has to add up and is left out of statistics, which say so.
+has to add up and is left out of statistics, which say so. Steps that a trace window disturbed are
+left out likewise.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,7 @@ from meshscope.analyze.chance import is_beyond_chance
 from meshscope.analyze.distribution import Distribution, measure_distribution
 from meshscope.analyze.phases import Int64s
 from meshscope.core.unavailable import Unavailable
+from meshscope.store.traces import TraceWindow, mark_profiled
 
 MIN_STEPS_FOR_WARMUP = 4
 """With fewer steps, none is left out by default: too little would remain."""
@@ -170,33 +173,60 @@ class JobStepSummary:
     """Step numbers."""
     duration_ns: Int64s
     """Step times, one per entry of `step`, warm-up included."""
+    is_profiled: npt.NDArray[np.bool_]
+    """Per entry of `step`: disturbed by a trace window, and left out of the statistics."""
+
+    @property
+    def num_profiled(self) -> int:
+        """Steps that a trace window disturbed."""
+        return int(np.count_nonzero(self.is_profiled))
+
+    @property
+    def is_steady(self) -> npt.NDArray[np.bool_]:
+        """Per entry of `step`: in the statistics."""
+        steady = ~self.is_profiled
+        steady[: self.num_warmup] = False
+        return steady
 
 
 def summarize_job_steps(
-    durations: JobSteps, intervals: JobSteps, *, num_ranks: int, asked_warmup: int | None
+    durations: JobSteps,
+    intervals: JobSteps,
+    *,
+    num_ranks: int,
+    asked_warmup: int | None,
+    windows: Sequence[TraceWindow] = (),
 ) -> JobStepSummary:
     """Statistics over the job's steps."""
     num_steps = len(durations.step)
     num_warmup = count_warmup(num_steps, asked_warmup)
     reason = explain_no_steady_step(num_steps)
     step_ns = durations.median_ns()
-    is_whole = durations.num_ranks[num_warmup:] == num_ranks
-    slowest_ranks = durations.max_rank[num_warmup:][is_whole]
+    is_profiled = mark_profiled(durations.step, windows)
+    is_steady = ~is_profiled
+    is_steady[:num_warmup] = False
+    if num_steps > num_warmup and not is_steady.any():
+        reason = "all steps after warm-up were profiled"
+    # Starting the profiler falls between the step before a window and its first one.
+    is_apart = ~mark_profiled(intervals.step, windows) & ~mark_profiled(intervals.step + 1, windows)
+    is_whole = is_steady & (durations.num_ranks == num_ranks)
+    slowest_ranks = durations.max_rank[is_whole]
     return JobStepSummary(
         num_steps=num_steps,
         num_partial=int(np.count_nonzero(durations.num_ranks < num_ranks)),
         num_warmup=num_warmup,
         warmup_ns=tuple(step_ns[: min(num_warmup, 10)].tolist()),
-        time=measure_distribution(step_ns[num_warmup:], reason=reason),
+        time=measure_distribution(step_ns[is_steady], reason=reason),
         interval=measure_distribution(
-            intervals.median_ns()[num_warmup:],
-            reason=reason if num_steps == num_warmup else "it takes two steps",
+            intervals.median_ns()[num_warmup:][is_apart[num_warmup:]],
+            reason=reason if not is_steady.any() else "it takes two steps",
         ),
-        slowest_rank_time=measure_distribution(durations.max_ns[num_warmup:], reason=reason),
+        slowest_rank_time=measure_distribution(durations.max_ns[is_steady], reason=reason),
         slowest=_count_slowest(slowest_ranks, num_ranks),
         num_compared=len(slowest_ranks),
         step=durations.step,
         duration_ns=step_ns,
+        is_profiled=is_profiled,
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.change_point import LevelChange, find_change
+from meshscope.analyze.change_point import LevelChange, find_change, measure_step_noise
 from meshscope.analyze.paired_excess import Effect, Float64s
 from meshscope.analyze.peer_work import PeerGroup, PeerWork
 from meshscope.analyze.persistence import Candidate, correct_holm, find_candidates, is_slow
@@ -222,11 +222,13 @@ def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
         series = _relate(work.total_ns[:, list(places)], are_peers=places is not alone)
         if series is None:
             continue
-        changes = {
-            place: change
-            for column, place in enumerate(places)
-            if (change := _find_real_change(series[:, column], work, place, num_series)) is not None
-        }
+        # What most ranks move by; a rank that seems steadier than that is so by chance.
+        noise = float(np.median(measure_step_noise(series)))
+        changes = {}
+        for column, place in enumerate(places):
+            change = find_change(series[:, column], num_series=num_series, least_noise=noise)
+            if change is not None and _has_risen(work, place, change):
+                changes[place] = change
         if 2 * len(changes) > len(places) and len(places) > 2:
             continue  # Most of them changed: that is not one rank's doing.
         others = tuple(place for place in places if place not in changes)
@@ -257,20 +259,14 @@ def _relate(total_ns: Float64s, *, are_peers: bool) -> Float64s | None:
     return np.asarray(total_ns / base - 1)
 
 
-def _find_real_change(
-    series: Float64s, work: PeerWork, place: int, num_series: int
-) -> LevelChange | None:
-    """A change against the others in which the rank's own work rose too, and not theirs fell."""
-    change = find_change(series, num_series=num_series)
-    if change is None:
-        return None
+def _has_risen(work: PeerWork, place: int, change: LevelChange) -> bool:
+    """Whether the rank's own work rose, and not that of the others fell."""
     own = work.total_ns[:, place]
     inside = np.zeros(len(own), dtype=np.bool_)
     inside[change.onset : change.recovery] = True
-    rise = float(np.median(own[inside]) / np.median(own[~inside])) - 1
-    excess_ns = float(np.median(own[inside]) - np.median(own[~inside]))
-    is_own = rise >= change.shift_ratio / 2 and excess_ns >= MIN_EXCESS_SHARE * work.step_ns
-    return change if is_own else None
+    high_ns, low_ns = float(np.median(own[inside])), float(np.median(own[~inside]))
+    is_relative = high_ns / low_ns - 1 >= change.shift_ratio / 2
+    return is_relative and high_ns - low_ns >= MIN_EXCESS_SHARE * work.step_ns
 
 
 def _describe_fail_slow(

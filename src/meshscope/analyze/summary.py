@@ -81,6 +81,7 @@ from meshscope.store.columns import Columns, Problem, ProblemKind
 from meshscope.store.in_flight import IN_FLIGHT_NAME
 from meshscope.store.reader import Attempt, RankRecording
 from meshscope.store.schema import StepFlag
+from meshscope.store.traces import windows_of
 from meshscope.store.usual_phases import is_recorded
 
 if TYPE_CHECKING:
@@ -223,7 +224,11 @@ def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> A
         problems += _overlap_problems(recording, steps)
     steady = [rank for rank in ranks if rank.num_steady_steps]
     job_steps = summarize_job_steps(
-        durations, intervals, num_ranks=len(ranks), asked_warmup=warmup_steps
+        durations,
+        intervals,
+        num_ranks=len(ranks),
+        asked_warmup=warmup_steps,
+        windows=windows_of(attempt),
     )
     step_time = job_steps.time
     communication = _analyze_communication(attempt, job_steps, warmup_steps)

@@ -92,6 +92,8 @@ class Timeline:
     """Per step: the step before it was not kept, so that nothing may be chained over the border."""
     num_left_out: int
     """Steady steps that were not kept, to stay within memory."""
+    num_profiled: int
+    """Steady steps left out because a trace window disturbed them."""
     num_unmarked: int
     """Steady steps left out because a rank that has device marks has none for them."""
     period_begin_ns: Int64s
@@ -139,6 +141,7 @@ def build_timeline(
         steps=table.steps,
         begins_window=_find_borders(period_begin, period_end),
         num_left_out=kept.num_left_out,
+        num_profiled=kept.num_profiled,
         num_unmarked=num_unmarked,
         period_begin_ns=period_begin,
         period_end_ns=period_end,

@@ -2,7 +2,8 @@
 
 A step's period runs from the end of the step before it on the same rank to its own end: a step
 owns the gap before it, since its data is fetched there. The first step a rank recorded has no gap.
-Steps that were left by an exception are not kept; the period after one begins at its end.
+Steps that were left by an exception are not kept; the period after one begins at its end. Nor are
+steps that a trace window disturbed.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from meshscope.store.columns import Columns, select_rows
 from meshscope.store.reader import Attempt, RankRecording
 from meshscope.store.schema import StepFlag
 from meshscope.store.table_window import TimeWindows
+from meshscope.store.traces import mark_profiled, windows_of
 
 COUNTED_TABLES = ("phases", "spans", "device_spans", "collectives", "waits", "actions")
 """What a timeline reads beside steps."""
@@ -56,6 +58,8 @@ class KeptSteps:
     by_rank: tuple[StepTimes, ...]
     """All steps that were read of each rank, in order of time, its own clock."""
     num_left_out: int
+    num_profiled: int
+    """Steps left out because a trace window disturbed them."""
 
 
 def keep_steps(
@@ -168,6 +172,11 @@ def _make(
         kept = kept[np.isin(kept, own.step) & ~np.isin(kept, aborted)]
     if not len(kept):
         return Unavailable("no step was finished by every rank")
+    is_profiled = mark_profiled(kept, windows_of(attempt))
+    num_profiled = int(np.count_nonzero(is_profiled))
+    kept = kept[~is_profiled]
+    if not len(kept):
+        return Unavailable(f"all {num_profiled} steps after warm-up were profiled")
     moments = [_find_moments(own, kept) for own, _ in times]
     table = StepTable(
         steps=kept,
@@ -180,7 +189,8 @@ def _make(
         ranks=tuple(recording.rank for recording in recordings),
         table=table,
         by_rank=tuple(own for own, _ in times),
-        num_left_out=max(num_steady - len(kept), 0),
+        num_left_out=max(num_steady - num_profiled - len(kept), 0),
+        num_profiled=num_profiled,
     )
 
 

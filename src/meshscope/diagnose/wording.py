@@ -13,12 +13,13 @@ from meshscope.core.unit_text import memory as memory
 from meshscope.core.unit_text import plural as plural
 from meshscope.core.unit_text import rate as rate
 from meshscope.core.unit_text import ratio as ratio
-from meshscope.store.rank_ranges import abbreviate_ranks
+from meshscope.store.rank_ranges import RankRanges, abbreviate_ranks
 
 
 def name_ranks(ranks: Collection[int]) -> str:
     """`rank 3`, `ranks 0-3, 7`; cut after a few stretches."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {abbreviate_ranks(ranks)}"
+    shown = str(ranks) if isinstance(ranks, RankRanges) else abbreviate_ranks(ranks)
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 
 
 def be(ranks: Collection[int]) -> str:

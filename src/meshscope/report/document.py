@@ -27,6 +27,7 @@ from meshscope.report.budget_document import BudgetFacts
 from meshscope.report.communication_facts import CommunicationFacts
 from meshscope.report.findings_document import DiagnosisFacts, build_diagnosis
 from meshscope.report.pipeline_document import PipelineFacts
+from meshscope.report.traces_document import TraceFacts, build_traces
 from meshscope.report.values import (
     Absent,
     RankRange,
@@ -139,6 +140,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_warmup: int
     """First steps left out of the statistics."""
     warmup_ns: list[int]
+    num_profiled: int
+    """Steps that a trace window disturbed, left out of the statistics as well."""
     time: Times
     interval: Times
     """Start to start on the same rank, gaps included; again the median over ranks."""
@@ -379,6 +382,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     device_reason: str | None
     """Why there is no device time; null when there is some."""
     ranks: list[RankFacts]
+    traces: list[TraceFacts]
+    """Windows of torch.profiler, by rank."""
     health: Health
 
 
@@ -425,6 +430,7 @@ def build_report(
         time=_job_time(summary),
         device_reason=as_text(device.reason) if isinstance(device, Unavailable) else None,
         ranks=[_rank_facts(rank) for rank in summary.ranks],
+        traces=build_traces(attempt),
         health=_health(run.path, summary),
     )
 
@@ -540,6 +546,7 @@ def _step_facts(steps: JobStepSummary) -> StepFacts:
         num_partial=steps.num_partial,
         num_warmup=steps.num_warmup,
         warmup_ns=list(steps.warmup_ns),
+        num_profiled=steps.num_profiled,
         time=_times(steps.time),
         interval=_times(steps.interval),
         slowest_rank_time=_times(steps.slowest_rank_time),

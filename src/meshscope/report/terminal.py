@@ -24,6 +24,7 @@ from meshscope.report.document import (
 from meshscope.report.findings_text import describe_worst, write_findings
 from meshscope.report.pipeline_text import write_pipeline
 from meshscope.report.screen import Column, Screen, ScreenWriter
+from meshscope.report.traces_text import write_traces
 from meshscope.report.values import Absent
 
 MAX_RANK_ROWS = 16
@@ -123,6 +124,8 @@ class _Writer:
         self._write_communication()
         self._write_time()
         self._write_ranks()
+        traces, num_profiled = self.report.traces, self.report.steps.num_profiled
+        write_traces(self.out, traces, num_profiled, self.report.run.path)
         self._write_recording()
 
     def _count_of(self, part: int, whole: int) -> str:

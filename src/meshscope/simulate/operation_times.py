@@ -126,11 +126,12 @@ def _find_relations(
     )
     is_root = rows.peer == rows.rank
     waits_for_all = _is_kind(rows, EVERYONE) | (_is_kind(rows, TO_ROOT) & is_root)
+    waits_for_all |= _is_held_by_all(communication, match)
     other = np.full(len(rows), NONE, dtype=np.int64)
     root_of = np.full(len(matches), NONE, dtype=np.int64)
     roots = np.flatnonzero(is_root & is_modelled & _is_kind(rows, FROM_ROOT))
     root_of[match[roots]] = roots
-    from_root = is_modelled & _is_kind(rows, FROM_ROOT) & ~is_root
+    from_root = is_modelled & _is_kind(rows, FROM_ROOT) & ~is_root & ~waits_for_all
     other[from_root] = root_of[match[from_root]]
     pair = np.flatnonzero(is_modelled & _is_kind(rows, POINT_TO_POINT))
     # A pair's members stand next to each other: the sum of both places less one's own.
@@ -144,6 +145,20 @@ def _find_relations(
     is_free = (rows.kind[pair] == Kind.SEND) & (times.end_ns[pair] <= times.arrival_ns[partner])
     other[pair] = np.where(is_free, NONE, partner)
     return waits_for_all & is_modelled, other
+
+
+def _is_held_by_all(communication: TimelineCommunication, match: Int64s) -> Bools:
+    """Rows of broadcasts and scatters that ended only after the last had come: see `arrivals`."""
+    rows, matches, times = (
+        communication.operations.rows,
+        communication.matches,
+        communication.times,
+    )
+    if not len(matches):
+        return np.zeros(len(rows), dtype=np.bool_)
+    last_ns = np.maximum.reduceat(times.arrival_ns[matches.member], matches.first)
+    is_held: Bools = (match >= 0) & (times.end_ns >= last_ns[match])
+    return is_held & _is_kind(rows, FROM_ROOT)
 
 
 def _is_kind(rows: OperationRows, kinds: frozenset[Kind]) -> Bools:

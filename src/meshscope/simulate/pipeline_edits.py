@@ -100,7 +100,9 @@ def price_move(replay: PipelineReplay, move: LayerMove) -> Gain | Unavailable:
 def advise_moves(replay: PipelineReplay) -> MoveAdvice | Unavailable:
     """Moves layers one by one, each time the one that shortens the pipeline most, while it does.
 
-    Every stage keeps a layer or an extra.
+    Single moves may end where none helps though two would: where layers spread from scratch, each
+    to the rank with the least work, give a shorter pipeline, that is advised. Every stage keeps a
+    layer or an extra.
     """
     layers = replay.work.layers
     if isinstance(layers, Unavailable):
@@ -112,10 +114,36 @@ def advise_moves(replay: PipelineReplay) -> MoveAdvice | Unavailable:
         if found is None or found[0] > now_ns * (1 - _MIN_WORTH_RATIO):
             break
         now_ns, counts = found
+    spread = _spread_layers(replay)
+    if _typical_ns(replay, spread) < now_ns * (1 - _MIN_WORTH_RATIO):
+        counts = spread
     moves = _list_moves(layers.num_layers, counts)
     if not moves:
         return Unavailable("no layer is better placed on another stage")
     return MoveAdvice(moves=moves, num_layers=counts, gain=price_layers(replay, counts))
+
+
+def _spread_layers(replay: PipelineReplay) -> tuple[int, ...]:
+    """Each layer to the pipeline rank that then has the least work, from the extras on."""
+    work = replay.work
+    layers = work.layers
+    assert not isinstance(layers, Unavailable), "checked by who asks"
+    counts = [0 if extras else 1 for extras in layers.extras]
+    for _ in range(sum(layers.num_layers) - sum(counts)):
+        load = _load_positions(work, tuple(counts))
+        stage = min(work.stages, key=lambda stage: (load[stage.position], counts[stage.stage]))
+        counts[stage.stage] += 1
+    return tuple(counts)
+
+
+def _load_positions(work: StageWork, counts: tuple[int, ...]) -> list[float]:
+    """By pipeline rank: its work with that many layers on each stage."""
+    factors = layer_factors(work, counts)
+    assert not isinstance(factors, Unavailable), "layers are known"
+    load = [0.0] * work.num_positions
+    for stage in work.stages:
+        load[stage.position] += stage.work_ns * factors[stage.stage]
+    return load
 
 
 def _find_best_move(
@@ -124,12 +152,7 @@ def _find_best_move(
     """The shortest pipeline that one move from the fullest rank's stages makes."""
     layers = replay.work.layers
     assert not isinstance(layers, Unavailable), "checked by who asks"
-    factors = layer_factors(replay.work, counts)
-    assert not isinstance(factors, Unavailable), "layers are known"
-    load = np.zeros(replay.work.num_positions)
-    for stage in replay.work.stages:
-        load[stage.position] += stage.work_ns * factors[stage.stage]
-    fullest = int(load.argmax())
+    fullest = int(np.argmax(_load_positions(replay.work, counts)))
     best: tuple[float, tuple[int, ...]] | None = None
     for source in replay.work.stages:
         keeps = 0 if layers.extras[source.stage] else 1

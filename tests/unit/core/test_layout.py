@@ -123,6 +123,17 @@ class TestGroups:
             for other in set(AXES) - {axis}:
                 assert len({layout.coordinates(rank).along(other) for rank in ranks}) == 1
 
+    def test_groups_of_some_ranks_are_those_that_hold_them(self):
+        layout = Layout(dp=2, tp=2, pp=2)
+        for axis in ("dp", "tp", "pp"):
+            assert layout.groups_of(axis, range(8)) == layout.groups(axis)
+            assert layout.groups_of(axis, [5]) == (layout.group_ranks(axis, 5),)
+        huge = Layout(dp=1 << 20, tp=8)
+        assert huge.groups_of("tp", [8, 9, 1 << 22]) == (
+            tuple(range(8, 16)),
+            tuple(range(1 << 22, (1 << 22) + 8)),
+        )
+
     @any_duration
     @given(layouts())
     def test_a_group_name_stands_for_one_group(self, layout: Layout):

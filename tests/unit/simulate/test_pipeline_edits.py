@@ -102,6 +102,14 @@ class TestMoves:
         expected = makespan_ns(uneven) - makespan_ns(even)
         assert advice.gain.saved_ns == pytest.approx(expected, rel=1e-3)
 
+    def test_advice_does_not_stop_where_no_single_move_helps(self, tmp_path):
+        # Moves one by one go to the first stage, a little faster, until two are the fullest.
+        stages = [(2, 4), (2.05, 4.1), (2.05, 4.1), (10, 20)]
+        _, replay = load(tmp_path / "run", recipe_of(stages, layers=(1, 1, 1, 5)))
+        advice = advise_moves(replay)
+        assert not isinstance(advice, Unavailable)
+        assert advice.num_layers == (2, 2, 2, 2)
+
     def test_a_slow_stage_is_relieved_at_its_own_pace(self, tmp_path):
         # Stage 1 takes twice as long per layer, and would for another one.
         slow = recipe_of([(4, 8), (8, 16), (4, 8)], layers=(4, 4, 4))

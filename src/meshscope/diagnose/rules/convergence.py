@@ -460,9 +460,9 @@ def _mark_steps(
 ) -> tuple[dict[str, "np.ndarray[tuple[int], np.dtype[np.int64]]"], int]:
     """Steps marked by each signal, and the steps there are."""
     steps = context.summary.steps
-    times = steps.duration_ns[steps.num_warmup :].astype(np.float64)
+    times = steps.duration_ns[steps.is_steady].astype(np.float64)
     slow = find_spikes(
-        steps.step[steps.num_warmup :],
+        steps.step[steps.is_steady],
         np.maximum(times, 1.0),
         min_change_ratio=context.thresholds[SLOW_STEP_RATIO],
     )

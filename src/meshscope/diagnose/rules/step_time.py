@@ -240,6 +240,7 @@ class LongWarmup(Rule):
             return
         median_ns = usual.median_ns
         is_long = steps.duration_ns >= context.thresholds[WARMUP_FACTOR] * median_ns
+        is_long &= ~steps.is_profiled
         num_slow = int(np.argmin(is_long)) if not is_long.all() else 0
         extra_ns = float((steps.duration_ns[:num_slow] - median_ns).sum())
         if extra_ns < context.thresholds[MIN_WARMUP_STEPS] * median_ns:

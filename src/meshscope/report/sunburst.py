@@ -1,0 +1,195 @@
+"""Sunburst pages of a rank's memory: one file each, readable offline, exact bytes inside.
+
+Data stand in the page as JSON in which `<` is escaped, so no name can end the script element it is
+in. Own SVG; nothing is loaded from anywhere.
+"""
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshscope.analyze.memory_attribution import MemoryOverview, find_peak, in_use
+from meshscope.core.unavailable import Unavailable
+from meshscope.report import format as form
+from meshscope.report.sunburst_page import SCRIPT, STYLE
+from meshscope.store.memory_points import MemoryPoint, MemoryRecording
+
+CHARTS = ("parameters", "gradients", "optimizer_state", "activations", "summary")
+_JOINED = {"optimizer_state": ("optimizer_state", "master_parameters")}
+"""Charts that show more than one category."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A node of the tree of dotted paths."""
+
+    name: str
+    num_bytes: int = 0
+    children: dict[str, "Node"] = field(default_factory=dict)
+
+    def child(self, name: str) -> "Node":
+        """The child of that name, made if it is not there."""
+        return self.children.setdefault(name, Node(name))
+
+    def to_json(self) -> dict[str, object]:
+        """Own bytes and children, without what is empty."""
+        found: dict[str, object] = {"name": self.name}
+        if self.num_bytes:
+            found["bytes"] = self.num_bytes
+        if self.children:
+            found["children"] = [child.to_json() for child in self.children.values()]
+        return found
+
+
+MAX_TREE_DEPTH = 64
+"""Parts of a path that make nodes of their own; the rest stays one name."""
+
+
+def build_tree(paths: Iterable[tuple[str, int]]) -> Node:
+    """A tree of dotted paths; order of first appearance."""
+    root = Node("all")
+    for path, num_bytes in paths:
+        node = root
+        for part in path.split(".", MAX_TREE_DEPTH) if path else []:
+            node = node.child(part)
+        node.num_bytes += num_bytes
+    return root
+
+
+def write_sunbursts(
+    recordings: Sequence[MemoryRecording], overview: MemoryOverview, folder: Path
+) -> list[Path]:
+    """Five pages for each rank, and an index over ranks and stages; returns what was written."""
+    written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for recording in recordings:
+        place = folder / f"rank{recording.rank}"
+        place.mkdir(exist_ok=True)
+        for chart in CHARTS:
+            path = place / f"{chart}_sunburst.html"
+            path.write_text(_render_chart(recording, chart), encoding="utf-8", errors="replace")
+            written.append(path)
+    index = folder / "index.html"
+    index.write_text(_render_index(overview), encoding="utf-8", errors="replace")
+    return [*written, index]
+
+
+def chart_paths(
+    recording: MemoryRecording, chart: str
+) -> tuple[MemoryPoint, list[tuple[str, int]]]:
+    """The point a chart shows, and its paths. The summary is of the peak, with the residual; each
+    other chart of the point at which its category is largest."""
+    if chart == "summary":
+        peak = find_peak(recording.points)
+        if isinstance(peak, Unavailable):
+            return _empty_point(), []
+        return peak, _summary_paths(peak)
+    names = _JOINED.get(chart, (chart,))
+    point = max(recording.points, key=lambda one: sum(_sizes(one, names)), default=_empty_point())
+    prefixes = names if len(names) > 1 else ("",)
+    return point, [
+        (f"{prefix}.{path}".strip("."), num_bytes)
+        for prefix, name in zip(prefixes, names, strict=True)
+        for path, num_bytes in point.modules_bytes.get(name, {}).items()
+    ]
+
+
+def _sizes(point: MemoryPoint, names: Iterable[str]) -> list[int]:
+    return [sum(point.modules_bytes.get(name, {}).values()) for name in names]
+
+
+def _summary_paths(peak: MemoryPoint) -> list[tuple[str, int]]:
+    paths = [
+        (f"{category}.{path}".rstrip("."), num_bytes)
+        for category, sizes in peak.modules_bytes.items()
+        for path, num_bytes in sizes.items()
+    ]
+    residual = in_use(peak) - peak.attributed_bytes
+    return [*paths, ("residual", residual)] if residual > 0 else paths
+
+
+def _empty_point() -> MemoryPoint:
+    nothing = Unavailable("no point")
+    return MemoryPoint(
+        name="no point",
+        step=-1,
+        microbatch=-1,
+        seconds=0.0,
+        modules_bytes={},
+        elsewhere_bytes={},
+        allocated_bytes=nothing,
+        reserved_bytes=nothing,
+        peak_allocated_bytes=nothing,
+        sampled_peak_bytes=nothing,
+        inactive_split_bytes=nothing,
+        num_retries=nothing,
+        num_ooms=nothing,
+        rss_bytes=nothing,
+    )
+
+
+def _render_chart(recording: MemoryRecording, chart: str) -> str:
+    point, paths = chart_paths(recording, chart)
+    step = "" if point.step < 0 else f", step {point.step}"
+    title = f"Rank {recording.rank}: {chart.replace('_', ' ')} ({point.name}{step})"
+    links = "".join(f'<a href="{name}_sunburst.html">{name}</a>' for name in CHARTS)
+    body = (
+        f'<nav><a href="../index.html">all ranks</a>{links}</nav><p id="where"></p>'
+        '<div id="row"><svg id="chart" viewBox="0 0 720 720" role="img"></svg>'
+        '<table><tbody id="rows"></tbody></table></div>'
+        f'<script type="application/json" id="data">{embed({"tree": build_tree(paths).to_json()})}'
+        f"</script><script>{SCRIPT}</script>"
+    )
+    return _page(title, body)
+
+
+def embed(value: Mapping[str, object]) -> str:
+    """JSON that cannot end the element it stands in, nor open a comment there."""
+    text = json.dumps(value, ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _page(title: str, body: str) -> str:
+    shown = html.escape(form.clean_text(title))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{shown}</title><style>{STYLE}</style></head>"
+        f"<body><h1>{shown}</h1>{body}</body></html>\n"
+    )
+
+
+def _render_index(overview: MemoryOverview) -> str:
+    stages = "".join(
+        f'<tr><td class="n">{one.stage}</td><td class="n">{len(one.ranks)}</td>'
+        f'<td class="n">{one.largest_bytes}</td><td class="n">{one.smallest_bytes}</td></tr>'
+        for one in overview.stages
+    )
+    body = (
+        '<table><tr><th class="n">stage</th><th class="n">ranks</th><th class="n">most bytes</th>'
+        f'<th class="n">least bytes</th></tr>{stages}</table><table>'
+        '<tr><th class="n">rank</th><th>place</th><th class="n">bytes at the peak</th>'
+        f'<th class="n">residual</th><th>charts</th></tr>{"".join(_index_rows(overview))}</table>'
+    )
+    return _page("Memory of all ranks at their peaks", body)
+
+
+def _index_rows(overview: MemoryOverview) -> Iterable[str]:
+    for one in overview.ranks:
+        if isinstance(one.peak, Unavailable):
+            continue
+        links = " ".join(
+            f'<a href="rank{one.rank}/{name}_sunburst.html">{name}</a>' for name in CHARTS
+        )
+        place = "" if isinstance(one.place, Unavailable) else html.escape(one.place)
+        cells = (_number(one.peak.allocated_bytes), _number(one.peak.residual_bytes))
+        yield (
+            f'<tr><td class="n">{one.rank}</td><td>{place}</td><td class="n">{cells[0]}</td>'
+            f'<td class="n">{cells[1]}</td><td>{links}</td></tr>'
+        )
+
+
+def _number(value: int | Unavailable) -> str:
+    return "n/a" if isinstance(value, Unavailable) else str(value)
