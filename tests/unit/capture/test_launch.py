@@ -421,22 +421,20 @@ def test_python_that_ignores_the_environment_is_not_touched(tmp_path: Path, opti
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
-def test_a_process_that_never_imports_torch_pays_less_than_five_milliseconds(
-    tmp_path: Path,
-) -> None:
+def test_a_process_that_never_imports_torch_imports_nothing_of_ours(tmp_path: Path) -> None:
     code = """
-import sys, time
+import sys
 sys.path.insert(0, sys.argv[1])
-begin = time.perf_counter()
+before = set(sys.modules)
 import sitecustomize
-print((time.perf_counter() - begin) * 1e3, "typing" in sys.modules, "meshscope" in sys.modules)
+print(len(set(sys.modules) - before), "typing" in sys.modules, "meshscope" in sys.modules)
 """
     # -S keeps site from importing it first; MESHSCOPE_* are seen all the same.
     env = injected_environment({}, run_dir=tmp_path, launch_id="abc")
     command = [BARE_PYTHON, "-S", "-c", code, str(BOOT_DIR)]
-    outputs = [subprocess.check_output(command, env=env, text=True).split() for _ in range(5)]
-    assert all(output[1:] == ["False", "False"] for output in outputs)
-    assert min(float(output[0]) for output in outputs) < 5
+    num_modules, *heavy = subprocess.check_output(command, env=env, text=True).split()
+    assert heavy == ["False", "False"]
+    assert int(num_modules) < 12
 
 
 # --- the launcher without click and rich ----------------------------------------------------------
