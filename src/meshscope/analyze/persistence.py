@@ -181,5 +181,6 @@ def _judge(work_ns: Float64s, excess: Float64s, chosen: Places) -> list[Candidat
 def _is_clear(own: Float64s, num_peers: int) -> bool:
     """In logarithms: of a large ratio the scatter is that of the peers' work, which it is over."""
     needed = CLEAR_DEVIATIONS / math.sqrt(len(own)) * (num_peers / 2) ** _CLEAR_GROWTH
-    own = np.log1p(own)
+    # No work at all in a step is as far below its peers as a float can say.
+    own = np.log1p(np.maximum(own, -1 + np.finfo(np.float64).eps))
     return bool(np.median(own) >= needed * measure_scatter(own))
