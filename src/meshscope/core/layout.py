@@ -149,6 +149,15 @@ class Layout:
         heads = (rank for rank in range(self.world_size) if self.is_head(axis, rank))
         return tuple(self.group_ranks(axis, rank) for rank in heads)
 
+    def groups_of(self, axis: str, ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        """The groups along `axis` that hold any of `ranks`, ordered by first rank.
+
+        For readers of a recording: a header can claim a million ranks, and few be there.
+        """
+        stride, degree = self.stride(axis), self.degree(axis)
+        heads = sorted({rank - rank // stride % degree * stride for rank in ranks})
+        return tuple(tuple(range(head, head + degree * stride, stride)) for head in heads)
+
     def group_name(self, axis: str, rank: int) -> str:
         """The name of the group of `rank` along `axis`, such as `dp_group_tp0_pp1`."""
         axis = _known_axis(axis)

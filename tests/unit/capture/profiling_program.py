@@ -6,6 +6,7 @@ other tests leave behind must not matter.
 Every scenario is a run below FOLDER. The last one ends in SIGKILL.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -65,7 +66,6 @@ def meet_other_profiler(run_dir: Path) -> None:
     train(run_dir, "skip=1,wait=0,warmup=1", 7, before=lambda recorder, step: own.step())
     own.stop()
     assert own.events()
-    del own
 
 
 def fail(run_dir: Path) -> None:
@@ -114,8 +114,9 @@ def main(folder: Path) -> None:
         6,
         before=lambda recorder, step: recorder.profile_now() if step == 2 else None,
     )
-    meet_other_profiler(folder / "other")
     fail(folder / "failing")
+    meet_other_profiler(folder / "other")
+    gc.collect()
     train(folder / "killed", "skip=1,wait=0,active=50", 4, close=False)
     os.kill(os.getpid(), signal.SIGKILL)
 

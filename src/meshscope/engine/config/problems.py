@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from meshscope.capture.profiling.settings import parse_settings
 from meshscope.core.layout import find_groups_across_nodes, find_layout_problems
 from meshscope.core.schedule import Schedule, check_schedule
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.engine.config.memory_estimate import MemoryEstimate, RankMemory, estimate_memory
-from meshscope.engine.config.train_config import TrainConfig
+from meshscope.engine.config.train_config import RecordingConfig, TrainConfig
 from meshscope.engine.data.token_sources import TokenFile
 from meshscope.engine.dtensor_parallel import find_dtensor_problems
 from meshscope.engine.faults.text import find_fault_problems

@@ -1,0 +1,368 @@
+"""Trace windows of one rank, moved on where steps end: the schedule, requests, and their files.
+
+    RUN/traces/rank3_dp1_tp1_pp0/HOST_PID.TIME.pt.trace.json.gz
+
+Every window is written into the journal twice, as `trace_window`: when it begins, so that a rank
+that dies in it still tells which steps were disturbed, and when it ends, with its file or with what
+went wrong. Profiled steps are slower, and writing the trace falls into the gap after them: readers
+leave out a window's steps, its warm-up and the step after it.
+
+An error of torch's profiler ends it for good on this rank; training goes on.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshscope.capture.guard import Guard
+from meshscope.capture.profiling.rank_choice import NO_MESH
+from meshscope.capture.profiling.settings import ProfilingSettings
+from meshscope.capture.profiling.torch_window import (
+    TorchWindow,
+    find_other_profiler,
+    trace_file_name,
+)
+from meshscope.capture.profiling.triggers import AnomalyTrigger, FileTrigger, SignalTrigger
+from meshscope.capture.profiling.window_request import TRIGGER_NAME, WindowRequest
+from meshscope.capture.profiling.window_schedule import WindowSchedule
+from meshscope.core.layout import Layout
+from meshscope.core.trace_names import rank_folder_name
+from meshscope.errors import UsageError
+
+SITE = "profiling"
+TRACES_DIR = "traces"
+SCHEDULED = "the schedule"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this rank records, and who it is."""
+
+    run_dir: Path
+    rank: int
+    world_size: int
+    layout: Layout | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSurroundings:
+    """What windows need from the recorder."""
+
+    guard: Guard
+    clock: Callable[[], int]
+    find_place: Callable[[], Place | None]
+    """Opens the run; None when nothing is recorded."""
+    journal: Callable[..., None]
+    note: Callable[[str, str], None]
+    """Says what could not be had, in the log and in the journal."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenWindow:
+    """A window under way."""
+
+    number: int
+    reason: str
+    profiler: TorchWindow
+    begin_ns: int
+    disturbed_from_step: int
+    """The first step that is profiled, warm-up or not."""
+    num_warmup_left: int
+    num_active_left: int
+    first_step: int = -1
+    """The first step in the trace; -1 during warm-up."""
+    last_step: int = -1
+
+    def to_fields(self) -> dict[str, object]:
+        """For the journal."""
+        return {
+            "number": self.number,
+            "reason": self.reason,
+            "disturbed_from_step": self.disturbed_from_step,
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "begin_host_mono_ns": self.begin_ns,
+        }
+
+
+class TraceWindows:
+    """The windows of one attempt of one rank."""
+
+    def __init__(self, settings: ProfilingSettings, around: WindowSurroundings) -> None:
+        self.settings = settings
+        self._around = around
+        self._schedule = settings.schedule
+        self._cycle = settings.schedule or WindowSchedule()
+        self._window: OpenWindow | None = None
+        self._pending: WindowRequest | None = None
+        self._file: FileTrigger | None = None
+        self._signal: SignalTrigger | None = None
+        self._anomalies: AnomalyTrigger | None = None
+        self._has_begun = False
+        self._is_over = False
+        self._num_finished = 0
+        self._num_windows = 0
+        self._last_step: int | None = None
+        self._disturbed_to_step = -1
+        self._num_bytes = 0
+        self._said: set[str] = set()
+
+    @property
+    def wants_every_step(self) -> bool:
+        """Whether `visit` must be called at the end of every step, rather than once a second."""
+        if self._is_over:
+            return False
+        if self._window is not None or self._pending is not None or not self._has_begun:
+            return True
+        schedule, anomalies = self._schedule, self._anomalies
+        is_watching = anomalies is not None and not anomalies.is_spent
+        return is_watching or not (schedule is None or schedule.is_over(self._num_finished))
+
+    @property
+    def is_profiling(self) -> bool:
+        """Whether the profiler runs now."""
+        return self._window is not None
+
+    def ask(self, request: WindowRequest) -> None:
+        """The program wants a window; it begins where the open step ends."""
+        self._pending = request
+
+    def note_number(self, name: str, value: float) -> None:
+        """A number was logged; only losses are looked at."""
+        if self._anomalies is not None and "loss" in name:
+            self._anomalies.note_loss(name, value)
+
+    # --- where a step ends ----------------------------------------------------------------
+
+    def visit(self, step: int, start_ns: int, end_ns: int) -> None:
+        """A step has ended."""
+        if self._is_over or step == self._last_step:  # a further optimizer extends a step
+            return
+        if not self._has_begun and not self._begin_watching():
+            return
+        self._last_step = step
+        self._num_finished += 1
+        window = self._window
+        if window is not None:
+            if window.profiler.is_here:
+                self._advance(window, step)
+            if self._window is not None or self._is_over:
+                return
+        request = self._find_request(step, start_ns, end_ns)
+        if request is not None:
+            self._begin(request, step)
+
+    def _begin_watching(self) -> bool:
+        place = self._around.find_place()
+        if place is None:
+            self._is_over = True
+            return False
+        self._has_begun = True
+        settings = self.settings
+        self._around.journal("update", profiling=settings.to_text())
+        self._file = FileTrigger(place.run_dir / TRIGGER_NAME)
+        if settings.anomaly:
+            self._anomalies = AnomalyTrigger(
+                cooldown_steps=settings.cooldown_steps,
+                cooldown_ns=settings.cooldown_s * 1_000_000_000,
+                limit=settings.max_anomalies,
+            )
+        if settings.signal:
+            self._signal = SignalTrigger()
+            problem = self._signal.install()
+            if problem:
+                self._say(f"no window will be asked for by a signal: {problem}")
+        return True
+
+    def _find_request(self, step: int, start_ns: int, end_ns: int) -> WindowRequest | None:
+        """What is due after this step, if anything is."""
+        asked = self._take_asked(end_ns)
+        if asked is not None:
+            self._pending = asked
+        anomaly = None
+        if self._anomalies is not None and step > self._disturbed_to_step:
+            anomaly = self._anomalies.take(step, end_ns, end_ns - start_ns)
+        pending = self._pending
+        if pending is not None:
+            first_step = pending.first_step
+            if first_step is None or step + 1 + self._cycle.warmup >= first_step:
+                self._pending = None
+                return pending
+        schedule = self._schedule
+        if schedule is not None and schedule.is_begin(self._num_finished):
+            return WindowRequest(reason=SCHEDULED)
+        return anomaly
+
+    def _take_asked(self, now_ns: int) -> WindowRequest | None:
+        try:
+            found = None if self._file is None else self._file.take(now_ns)
+        except (UsageError, OSError) as error:
+            self._say(f"a trigger file is not followed: {error}")
+            found = None
+        return found or (None if self._signal is None else self._signal.take())
+
+    # --- a window -------------------------------------------------------------------------
+
+    def _begin(self, request: WindowRequest, step: int) -> None:
+        place = self._around.find_place()
+        torch: Any = sys.modules.get("torch")
+        if place is None or torch is None or not self._is_chosen(request, place):
+            return
+        other = self._run(lambda: find_other_profiler(torch))
+        if other is None:
+            self._end_for_good("torch's profiler cannot be used")
+            return
+        if other:
+            self._say(f"no trace after step {step}, asked for by {request.reason}: {other}")
+            return
+        window = OpenWindow(
+            number=self._num_windows,
+            reason=request.reason,
+            profiler=TorchWindow(torch, self.settings),
+            begin_ns=self._around.clock(),
+            disturbed_from_step=step + 1,
+            num_warmup_left=self._cycle.warmup,
+            num_active_left=request.num_steps or self._cycle.active,
+        )
+        self._num_windows += 1
+        self._window = window
+        self._around.journal("update", trace_window={**window.to_fields(), "is_open": True})
+        if self._run(lambda: self._start(window, step)) is None:
+            self._drop(window)
+
+    def _start(self, window: OpenWindow, step: int) -> bool:
+        window.profiler.start()
+        if not window.num_warmup_left:
+            self._begin_active(window, step)
+        return True
+
+    def _begin_active(self, window: OpenWindow, step: int) -> None:
+        window.first_step = step + 1
+        window.profiler.begin_step(step + 1)
+
+    def _advance(self, window: OpenWindow, step: int) -> None:
+        """One step of an open window has ended."""
+        if self._run(lambda: self._move_on(window, step)) is None:
+            self._drop(window)
+        elif not window.num_active_left:
+            self._finish(window)
+
+    def _move_on(self, window: OpenWindow, step: int) -> bool:
+        if window.num_warmup_left:
+            window.num_warmup_left -= 1
+            if not window.num_warmup_left:
+                window.profiler.stop()
+                window.profiler.discard()
+                window.profiler.start()
+                self._begin_active(window, step)
+            return True
+        window.profiler.end_step()
+        window.last_step = step
+        window.num_active_left -= 1
+        if window.num_active_left:
+            window.profiler.begin_step(step + 1)
+        return True
+
+    def _finish(self, window: OpenWindow) -> None:
+        """Stops the profiler and writes what it saw."""
+        fields = self._run(lambda: self._stop_and_write(window))
+        if fields is None:
+            self._drop(window)
+            return
+        self._window = None
+        self._around.journal("update", trace_window={**window.to_fields(), **fields})
+        now_ns = self._around.clock()
+        self._disturbed_to_step = window.last_step + 1
+        if self._anomalies is not None:
+            self._anomalies.keep_quiet_after(self._disturbed_to_step, now_ns)
+        if self._num_bytes > self.settings.max_bytes:
+            self._end_for_good(
+                f"the traces of this rank are {self._num_bytes} bytes, more than the cap of "
+                f"{self.settings.max_bytes}"
+            )
+
+    def _stop_and_write(self, window: OpenWindow) -> dict[str, object]:
+        place = self._around.find_place()
+        if place is None:
+            raise UsageError("the recording has ended")
+        clock = self._around.clock
+        window.profiler.stop()
+        stopped_ns = clock()
+        folder = place.run_dir / TRACES_DIR / rank_folder_name(place.rank, place.layout)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / trace_file_name(
+            socket.gethostname(),
+            os.getpid(),
+            time.time_ns(),
+            is_compressed=self.settings.compresses,
+        )
+        num_bytes, json_bytes = window.profiler.write(path)
+        self._num_bytes += num_bytes
+        return {
+            "path": path.relative_to(place.run_dir).as_posix(),
+            "disturbed_to_step": window.last_step + 1,
+            "bytes": num_bytes,
+            "json_bytes": json_bytes,
+            "end_host_mono_ns": stopped_ns,
+            "write_ns": clock() - stopped_ns,
+        }
+
+    def _is_chosen(self, request: WindowRequest, place: Place) -> bool:
+        choice = request.ranks or self.settings.ranks
+        if choice.needs_mesh and place.layout is None and place.world_size > 1:
+            meant = "rank 0" if choice.has(0, None) else "no rank"
+            self._say(f"{NO_MESH}, so that ranks={choice} is {meant}: give it with --layout")
+        return choice.has(place.rank, place.layout)
+
+    # --- when it goes wrong, and at the end -----------------------------------------------
+
+    def _run(self, function: Callable[[], Any]) -> Any:
+        return self._around.guard.run(SITE, function)
+
+    def _say(self, text: str) -> None:
+        """Once for every text."""
+        if text not in self._said and len(self._said) < 100:
+            self._said.add(text)
+            self._around.note(SITE, text)
+
+    def _drop(self, window: OpenWindow) -> None:
+        """Torch's profiler failed: nothing of this window is kept, and no further one is taken."""
+        self._window = None
+        first = self._around.guard.first_messages.get(SITE, "unknown")
+        self._around.journal(
+            "update",
+            trace_window={
+                **window.to_fields(),
+                "problem": first,
+                "disturbed_to_step": (self._last_step or 0) + 1,
+                "end_host_mono_ns": self._around.clock(),
+            },
+        )
+        if window.profiler.is_here:
+            self._run(window.profiler.stop)
+            window.profiler.discard()
+        self._end_for_good(f"the profiler failed ({first})")
+
+    def _end_for_good(self, why: str) -> None:
+        self._is_over = True
+        self._say(f"no further trace windows: {why}")
+
+    def close(self) -> None:
+        """The recording ends: a window under way is written as far as it got."""
+        window = self._window
+        if window is not None and window.profiler.is_here:
+            if window.last_step >= 0:
+                window.reason += ", cut short by the end"
+                self._finish(window)
+            else:
+                self._run(window.profiler.stop)
+                window.profiler.discard()
+        self._window = None
+        self._is_over = True
+        if self._signal is not None:
+            self._signal.remove()
