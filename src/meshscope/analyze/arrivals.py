@@ -3,10 +3,16 @@
 On the aligned clock, for a rank r of an operation: arrival is when r was there for it; it is ready
 for r when everyone r depends on has arrived; wait = ready - arrival, transfer = end - ready. In an
 all-reduce, all-gather, reduce-scatter, barrier or all-to-all everyone depends on everyone; in a
-broadcast or scatter on the root, and on everyone where it ended only after the last had come (gloo
-passes data on along a tree whose sends wait for their receivers, the root's too); in a reduce or
-gather the root on everyone; a recv and its send on each other, as far as the send did not end
+broadcast or scatter on the root, and on those who came while r was in it (see below); in a reduce
+or gather the root on everyone; a recv and its send on each other, as far as the send did not end
 before.
+
+In a broadcast data goes from rank to rank. With gloo each send waits for its receiver, so that a
+late rank holds up who sends to it, the root too, but nobody else; with NCCL only data that no
+buffer takes waits. Which it was is told by the times: whoever came after r's end, for all that is
+known of the clocks, did not hold r up, and r is ready when the last of the others has come. At most
+r's transfer is taken for a wait so. An end that is only a bound tells nothing: with gloo r is taken
+to depend on those who came before it all the same, else on the root alone.
 
 A wait that is smaller than the uncertainty between the two clocks is not known to be one and counts
 as transfer. A group's operations run in order, one at a time (two with gloo): the part of a
@@ -131,7 +137,9 @@ def measure_arrivals(
     members = _collect_members(rows, matches, times)
     row, arrival = members.row, members.arrival
     has_end, end = rows.has_end[row], times.end_ns[row]
-    ready, blocker = _find_ready(rows, members, end)
+    unsure = alignment.uncertainty_between(members.rank, members.rank[members.last][members.place])
+    holder = _find_holders(operations, members, end + unsure.astype(np.int64))
+    ready, blocker = _find_ready(rows, members, holder)
     is_early = has_end & (end - ready <= -CLOCK_ERROR_NS) & (members.kind != Kind.SEND)
     is_split = np.zeros(len(rows), dtype=np.bool_)
     is_split[row] = has_end & (members.kind != Kind.CUSTOM)
@@ -176,20 +184,53 @@ def _collect_members(rows: OperationRows, matches: Matches, times: AlignedTimes)
     )
 
 
-def _find_ready(rows: OperationRows, members: _Members, end: Int64s) -> tuple[Int64s, Int32s]:
+def _find_ready(rows: OperationRows, members: _Members, holder: Int64s) -> tuple[Int64s, Int32s]:
     """When everyone that each member depends on had arrived, and the last of those."""
-    arrival, rank, kind, place = members.arrival, members.rank, members.kind, members.place
-    root = rows.peer[members.row]
-    root_arrival = _find_root_arrivals(root == rank, members)[place]
-    last_arrival = arrival[members.last][place]
-    is_from_root = _is_kind(kind, FROM_ROOT)
-    on_all = _is_kind(kind, EVERYONE | POINT_TO_POINT) | (_is_kind(kind, TO_ROOT) & (root == rank))
-    on_all |= is_from_root & (end >= last_arrival)
-    on_root = is_from_root & (root_arrival > _NEVER) & ~on_all
-    ready = np.where(on_all, last_arrival, arrival)
-    ready = np.maximum(np.where(on_root, root_arrival, ready), arrival)
-    blocker = np.where(on_all, rank[members.last][place], rank)
-    return ready, np.where(on_root, root, blocker).astype(np.int32)
+    arrival, rank, kind = members.arrival, members.rank, members.kind
+    is_root = rows.peer[members.row] == rank
+    on_all = _is_kind(kind, EVERYONE | POINT_TO_POINT) | (_is_kind(kind, TO_ROOT) & is_root)
+    holder = np.where(on_all, members.last[members.place], holder)
+    ready = np.maximum(arrival[holder], arrival)
+    return ready, rank[holder]
+
+
+def find_holders(operations: Operations, matches: Matches, times: AlignedTimes) -> Int64s:
+    """For each row of a broadcast or scatter the row of the last one that it depends on, which may
+    be itself; of all others itself."""
+    rows = operations.rows
+    members = _collect_members(rows, matches, times)
+    holder = _find_holders(operations, members, times.end_ns[members.row])
+    found = np.arange(len(rows))
+    found[members.row] = members.row[holder]
+    return found
+
+
+def _find_holders(operations: Operations, members: _Members, until: Int64s) -> Int64s:
+    """The same by places of members; nobody who came after `until` counts."""
+    rows, place = operations.rows, members.place
+    holder = np.arange(len(place))
+    own = np.flatnonzero(_is_kind(members.kind, FROM_ROOT))
+    if not len(own):
+        return holder
+    root = _find_roots(rows.peer[members.row] == members.rank, members)[place[own]]
+    holder[own] = np.where(root >= 0, root, own)
+    latest = own[_find_latest(place[own], members.arrival[own], until[own])]
+    is_told = rows.has_exact_end[members.row[own]] | _is_gloo(operations, members.row[own])
+    is_later = members.arrival[latest] > members.arrival[holder[own]]
+    holder[own] = np.where(is_told & is_later, latest, holder[own])
+    return holder
+
+
+def _find_latest(place: Int64s, arrival: Int64s, until: Int64s) -> Int64s:
+    """For each member the one of its operation that arrived last, but not after `until`."""
+    count = len(place)
+    is_until = np.repeat([False, True], count)
+    order = np.lexsort((is_until, np.append(arrival, until), np.tile(place, 2)))
+    turn = np.where(order < count, np.arange(2 * count), 0)
+    before = order[np.maximum.accumulate(turn)]
+    latest = np.empty(2 * count, dtype=np.int64)
+    latest[order] = before
+    return latest[count:]
 
 
 def _is_kind(kind: np.ndarray, kinds: frozenset[Kind]) -> Bools:
@@ -206,12 +247,12 @@ def _find_last(arrival: Int64s, first: Int64s, place: Int64s) -> Int64s:
     return np.asarray(found[np.append(True, owner[1:] != owner[:-1])], dtype=np.int64)
 
 
-def _find_root_arrivals(is_root: Bools, members: _Members) -> Int64s:
-    """For each operation when its root arrived; _NEVER where no root is recorded."""
-    if not len(members.first):
-        return np.empty(0, dtype=np.int64)
-    own = np.where(is_root, members.arrival, _NEVER)
-    return np.asarray(np.maximum.reduceat(own, members.first), dtype=np.int64)
+def _find_roots(is_root: Bools, members: _Members) -> Int64s:
+    """For each operation the member that is its root; -1 where none is recorded."""
+    root = np.full(len(members.first), -1, dtype=np.int64)
+    found = np.flatnonzero(is_root)
+    root[members.place[found]] = found
+    return root
 
 
 def find_free_times(operations: Operations, times: AlignedTimes) -> Int64s:
@@ -229,10 +270,17 @@ def find_free_times(operations: Operations, times: AlignedTimes) -> Int64s:
     picked, key = picked[order], key[order]
     end = np.where(rows.has_exact_end[picked], times.end_ns[picked], _NEVER)
     before = _shift(end, key, 1)
-    is_gloo = np.array(["gloo" in group.backend for group in operations.groups] + [False])
-    on_host = is_gloo[rows.group[picked]] & ~rows.has_flag(OperationFlag.DEVICE)[picked]
+    on_host = _is_gloo(operations, picked)
     free[picked] = np.where(on_host, np.minimum(before, _shift(end, key, 2)), before)
     return free
+
+
+def _is_gloo(operations: Operations, row: Int64s) -> Bools:
+    """Rows that gloo ran."""
+    rows = operations.rows
+    is_gloo = np.array(["gloo" in group.backend for group in operations.groups] + [False])
+    found: Bools = is_gloo[rows.group[row]] & ~rows.has_flag(OperationFlag.DEVICE)[row]
+    return found
 
 
 def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:

@@ -68,6 +68,8 @@ def measure_step_noise(values: Float64s) -> Float64s:
     some series hardly move by chance, so a series is not believed to be quieter than most.
     """
     moves = np.diff(np.log1p(np.maximum(values, _LEAST_RATIO)), axis=0)
+    if not len(moves):
+        return np.zeros(moves.shape[1:])
     return np.asarray(1.4826 / math.sqrt(2) * np.median(np.abs(moves), axis=0))
 
 

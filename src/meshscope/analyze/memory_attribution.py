@@ -44,6 +44,11 @@ class PointSummary:
     reserved_bytes: int | Unavailable
     peak_allocated_bytes: int | Unavailable
     sampled_peak_bytes: int | Unavailable
+    inactive_split_bytes: int | Unavailable
+    """Free pieces of blocks that were split; only what fits can use them."""
+    num_retries: int | Unavailable
+    """Times the allocator had to give its cache back to go on, since the process began."""
+    num_ooms: int | Unavailable
     rss_bytes: int | Unavailable
 
 
@@ -167,6 +172,9 @@ def _summarize_point(point: MemoryPoint, most_bytes: int) -> PointSummary:
         reserved_bytes=point.reserved_bytes,
         peak_allocated_bytes=point.peak_allocated_bytes,
         sampled_peak_bytes=point.sampled_peak_bytes,
+        inactive_split_bytes=point.inactive_split_bytes,
+        num_retries=point.num_retries,
+        num_ooms=point.num_ooms,
         rss_bytes=point.rss_bytes,
     )
 

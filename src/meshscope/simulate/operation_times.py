@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.arrivals import EVERYONE, FROM_ROOT, TO_ROOT
+from meshscope.analyze.arrivals import EVERYONE, FROM_ROOT, TO_ROOT, find_holders
 from meshscope.analyze.operations import Bools, OperationRows
 from meshscope.analyze.phases import Int64s
 from meshscope.analyze.timeline import Timeline, TimelineCommunication
@@ -40,8 +40,11 @@ class OperationTimes:
     """Place in `Matches`; -1."""
     waits_for_all: Bools
     """It depends on every member."""
+    root: Int64s
+    """The root from which it gets a broadcast's or scatter's data; -1."""
     other: Int64s
-    """The one other row that it depends on, root or sender; -1."""
+    """The one other row that it depends on: sender, receiver, or who came last of those that held
+    it up in a broadcast; -1."""
     before: Int64s
     """The row whose end frees the group for this one; -1."""
     end_ns: Int64s
@@ -60,8 +63,9 @@ def find_operation_times(
     match[matches.member] = matches.of_member
     window = _find_windows(timeline, rows, arrival)
     is_modelled = _choose_rows(communication, match, window)
-    waits_for_all, other = _find_relations(communication, match, is_modelled)
-    ready = _find_ready(communication, match, waits_for_all, other, is_modelled)
+    root = _find_roots(rows, match, is_modelled)
+    waits_for_all, other = _find_relations(communication, match, root, is_modelled)
+    ready = _find_ready(communication, match, waits_for_all & is_modelled, (root, other))
     end = communication.times.end_ns
     is_bound = is_modelled & ~(rows.has_exact_end & ~_is_short(rows, end, asked_ns))
     before = _find_queue(communication, is_modelled, is_bound)
@@ -75,6 +79,7 @@ def find_operation_times(
         window=np.where(is_modelled, window, NONE),
         match=np.where(is_modelled, match, NONE),
         waits_for_all=waits_for_all,
+        root=root,
         other=other,
         before=np.where(is_bound, NONE, before),
         end_ns=end,
@@ -115,24 +120,38 @@ def _choose_rows(communication: TimelineCommunication, match: Int64s, window: In
     return found
 
 
+def _find_roots(rows: OperationRows, match: Int64s, is_modelled: Bools) -> Int64s:
+    """Per row of a broadcast or scatter the root's row; -1 for the root itself and all others."""
+    is_root = rows.peer == rows.rank
+    from_root = is_modelled & _is_kind(rows, FROM_ROOT)
+    root_of = np.full(int(match.max(initial=-1)) + 1, NONE, dtype=np.int64)
+    roots = np.flatnonzero(is_root & from_root)
+    root_of[match[roots]] = roots
+    found = np.full(len(rows), NONE, dtype=np.int64)
+    others = np.flatnonzero(~is_root & from_root)
+    found[others] = root_of[match[others]]
+    return found
+
+
 def _find_relations(
-    communication: TimelineCommunication, match: Int64s, is_modelled: Bools
+    communication: TimelineCommunication, match: Int64s, root: Int64s, is_modelled: Bools
 ) -> tuple[Bools, Int64s]:
-    """Who waits for everyone, and who for one other row."""
+    """Who waits for everyone, and who for one other row than the root."""
     rows, matches, times = (
         communication.operations.rows,
         communication.matches,
         communication.times,
     )
-    is_root = rows.peer == rows.rank
-    waits_for_all = _is_kind(rows, EVERYONE) | (_is_kind(rows, TO_ROOT) & is_root)
-    waits_for_all |= _is_held_by_all(communication, match)
+    waits_for_all = _is_kind(rows, EVERYONE)
+    waits_for_all |= _is_kind(rows, TO_ROOT) & (rows.peer == rows.rank)
     other = np.full(len(rows), NONE, dtype=np.int64)
-    root_of = np.full(len(matches), NONE, dtype=np.int64)
-    roots = np.flatnonzero(is_root & is_modelled & _is_kind(rows, FROM_ROOT))
-    root_of[match[roots]] = roots
-    from_root = is_modelled & _is_kind(rows, FROM_ROOT) & ~is_root & ~waits_for_all
-    other[from_root] = root_of[match[from_root]]
+    holder = find_holders(communication.operations, matches, times)
+    is_held = is_modelled & (holder != np.arange(len(rows))) & (holder != root)
+    other[is_held] = holder[is_held]
+    # Who was held up by the last of all may have waited for any of them.
+    is_last = is_held & (times.arrival_ns[holder] >= _find_last_arrivals(communication, match))
+    waits_for_all |= is_last
+    other[is_last] = NONE
     pair = np.flatnonzero(is_modelled & _is_kind(rows, POINT_TO_POINT))
     # A pair's members stand next to each other: the sum of both places less one's own.
     first = matches.first[match[pair]]
@@ -147,18 +166,13 @@ def _find_relations(
     return waits_for_all & is_modelled, other
 
 
-def _is_held_by_all(communication: TimelineCommunication, match: Int64s) -> Bools:
-    """Rows of broadcasts and scatters that ended only after the last had come: see `arrivals`."""
-    rows, matches, times = (
-        communication.operations.rows,
-        communication.matches,
-        communication.times,
-    )
+def _find_last_arrivals(communication: TimelineCommunication, match: Int64s) -> Int64s:
+    """Per row when the last member of its operation arrived; very early where none is known."""
+    matches, arrival = communication.matches, communication.times.arrival_ns
     if not len(matches):
-        return np.zeros(len(rows), dtype=np.bool_)
-    last_ns = np.maximum.reduceat(times.arrival_ns[matches.member], matches.first)
-    is_held: Bools = (match >= 0) & (times.end_ns >= last_ns[match])
-    return is_held & _is_kind(rows, FROM_ROOT)
+        return np.full(len(match), _NEVER)
+    last = np.maximum.reduceat(arrival[matches.member], matches.first)
+    return np.where(match >= 0, last[match], _NEVER)
 
 
 def _is_kind(rows: OperationRows, kinds: frozenset[Kind]) -> Bools:
@@ -169,16 +183,13 @@ def _find_ready(
     communication: TimelineCommunication,
     match: Int64s,
     waits_for_all: Bools,
-    other: Int64s,
-    is_modelled: Bools,
+    others: tuple[Int64s, ...],
 ) -> Int64s:
-    arrival, matches = communication.times.arrival_ns, communication.matches
+    arrival = communication.times.arrival_ns
     ready = arrival.copy()
-    ready = np.where(other >= 0, np.maximum(ready, arrival[other]), ready)
-    if len(matches):
-        last = np.maximum.reduceat(arrival[matches.member], matches.first)
-        ready = np.where(waits_for_all & is_modelled, last[match], ready)
-    return ready
+    for other in others:
+        ready = np.where(other >= 0, np.maximum(ready, arrival[other]), ready)
+    return np.where(waits_for_all, _find_last_arrivals(communication, match), ready)
 
 
 def _find_queue(

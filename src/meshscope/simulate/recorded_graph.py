@@ -165,12 +165,14 @@ class _Assembly:
         to_all = row[operations.waits_for_all[row]]
         alone = row[~operations.waits_for_all[row]]
         paired = row[operations.other[row] >= 0]
+        rooted = row[operations.root[row] >= 0]
         before = operations.before[row]
         queued = row[(before >= 0) & (end[before] >= 0)]
         for source, own in (
             (ready[operations.match[to_all]], to_all),
             (arrive[alone], alone),
             (arrive[operations.other[paired]], paired),
+            (arrive[operations.root[rooted]], rooted),
             (end[operations.before[queued]], queued),
         ):
             self._add(source, end[own], operations.own_ns[own])

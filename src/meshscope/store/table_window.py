@@ -25,7 +25,7 @@ from meshscope.store.table_file import CLOSE_OFFSET, HEADER_BYTES, VOID_WORD, un
 
 MARGIN_RECORDS = 512
 """By which a stretch is widened at a time; more than operations that are under way at once."""
-WHOLE_BYTES = 1 << 20
+WHOLE_BYTES = 4 << 20
 """Files up to this size are read whole: that is faster than searching."""
 _PROBE_RECORDS = 16
 _NEVER = (1 << 63) - 1

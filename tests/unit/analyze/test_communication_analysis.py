@@ -279,6 +279,40 @@ def test_in_a_broadcast_receivers_wait_for_the_root_only(tmp_path):
     assert found.last_arrivers == ()
 
 
+def test_in_a_broadcast_the_root_waits_for_those_who_came_before_its_end(tmp_path):
+    job = Job(tmp_path, num_ranks=4)
+    group = job.group(range(4))
+    # Rank 1 holds the root up until 12 ms; it is gone when rank 3 comes, who holds rank 2 up.
+    ends = {0: 13 * MS, 1: 14 * MS}
+    job.collective(
+        group,
+        {0: 0, 1: 12 * MS, 2: 2 * MS, 3: 30 * MS},
+        kind=Kind.BROADCAST,
+        root=0,
+        transfer_ns=2 * MS,
+        overrides={rank: {"end_ns": job.local_ns(rank, end)} for rank, end in ends.items()},
+    )
+    found = analyze(job)
+    assert [rank_total(found, rank).wait_ns for rank in range(4)] == [12 * MS, 0, 28 * MS, 0]
+    transfers = [rank_total(found, rank).transfer_ns for rank in range(4)]
+    assert transfers == [MS, 2 * MS, 2 * MS, 2 * MS]
+
+
+@pytest.mark.parametrize(("backend", "wait_ms"), [("gloo", 30), ("nccl", 0)])
+def test_a_late_look_at_a_broadcast_does_not_show_who_held_the_root_up(tmp_path, backend, wait_ms):
+    job = Job(tmp_path, num_ranks=2)
+    group = job.group(range(2), backend=backend)
+    job.collective(
+        group,
+        {0: 0, 1: 30 * MS},
+        kind=Kind.BROADCAST,
+        root=0,
+        flags=OperationFlag.ASYNC,
+        end_source=EndSource.WAIT_LATE,
+    )
+    assert rank_total(analyze(job), 0).wait_ns == wait_ms * MS
+
+
 def test_in_a_reduce_the_root_waits_for_everyone(tmp_path):
     job = Job(tmp_path, num_ranks=3)
     group = job.group(range(3))

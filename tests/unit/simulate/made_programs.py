@@ -26,6 +26,13 @@ from meshscope.store.schema import OperationFlag
 
 Instruction = tuple[str, object, int]
 Program = Sequence[Instruction]
+_KINDS = {
+    "send": Kind.SEND,
+    "settle": Kind.SEND,
+    "hand": Kind.SEND,
+    "recv": Kind.RECV,
+    "share": Kind.BROADCAST,
+}
 
 
 def work(phase: str, ns: int) -> Instruction:
@@ -63,6 +70,16 @@ def settle(peer: int) -> Instruction:
     return ("settle", peer, 0)
 
 
+def hand(peer: int) -> Instruction:
+    """A blocking send that returns when the peer has received; all to that peer must be such."""
+    return ("hand", peer, 0)
+
+
+def share(group: tuple[int, ...], transfer_ns: int) -> Instruction:
+    """A blocking broadcast from the first of the group, who waits for all; they for it alone."""
+    return ("share", group, transfer_ns)
+
+
 def receive(peer: int, latency_ns: int) -> Instruction:
     """Waits for the peer's next message, which takes so long once both are there."""
     return ("recv", peer, latency_ns)
@@ -75,6 +92,15 @@ class _Collective:
 
     def end_ns(self, size: int) -> int | None:
         return max(self.arrived.values()) + self.transfer_ns if len(self.arrived) == size else None
+
+    def shared_ns(self, rank: int, group: tuple[int, ...]) -> int | None:
+        """The end of a broadcast on one rank."""
+        root = group[0]
+        if rank == root:
+            return self.end_ns(len(group))
+        if root not in self.arrived:
+            return None
+        return max(self.arrived[root], self.arrived[rank]) + self.transfer_ns
 
 
 class ProgramRun:
@@ -96,6 +122,8 @@ class ProgramRun:
         self.collectives: dict[tuple[object, int], _Collective] = {}
         self.sent: dict[tuple[int, int], list[int]] = {}
         self.posted: dict[tuple[int, int], list[int]] = {}
+        self.received: dict[tuple[int, int], list[int]] = {}
+        """Ends of recvs, by sender and receiver."""
         self.ends: dict[int, list[int]] = {rank: [] for rank in range(num_ranks)}
         self.work: list[tuple[int, str, int, int]] = []
         self.calls: list[tuple[int, int, str, object, int, int, int]] = []
@@ -148,6 +176,8 @@ class ProgramRun:
                 (rank, step, "settle", what, self.posted[rank, what].pop(0), now, now)
             )
             return True
+        if verb == "hand":
+            return self._hand(rank, step, what, clock, count)
         if verb == "recv":
             number = count.get((rank, "recv", what), 0)
             times = self.sent.get((what, rank), [])
@@ -155,10 +185,24 @@ class ProgramRun:
                 return False
             end = max(times[number], now) + ns
             count[rank, "recv", what] = number + 1
+            self.received.setdefault((what, rank), []).append(end)
             self.calls.append((rank, step, "recv", what, now, now, end))
             clock[rank] = end
             return True
         return self._execute_collective(rank, step, one, clock, count)
+
+    def _hand(self, rank: int, step: int, peer: int, clock: dict[int, int], count: dict) -> bool:
+        number = count.get((rank, "hand", peer), 0)
+        sent = self.sent.setdefault((rank, peer), [])
+        if len(sent) == number:
+            sent.append(clock[rank])
+        ends = self.received.get((rank, peer), [])
+        if number >= len(ends):
+            return False
+        count[rank, "hand", peer] = number + 1
+        self.calls.append((rank, step, "hand", peer, clock[rank], clock[rank], ends[number]))
+        clock[rank] = ends[number]
+        return True
 
     def _execute_collective(
         self, rank: int, step: int, one: Instruction, clock: dict[int, int], count: dict
@@ -178,11 +222,11 @@ class ProgramRun:
         number = count.get((rank, "call", group), 0)
         found = self.collectives.setdefault((group, number), _Collective(ns))
         found.arrived.setdefault(rank, now)
-        if verb == "reduce":
-            end = found.end_ns(len(group))
+        if verb in ("reduce", "share"):
+            end = found.shared_ns(rank, group) if verb == "share" else found.end_ns(len(group))
             if end is None:
                 return False
-            self.calls.append((rank, step, "reduce", group, now, now, end))
+            self.calls.append((rank, step, verb, group, now, now, end))
             clock[rank] = end
             count[rank, "wait", group] = number + 1
         count[rank, "call", group] = number + 1
@@ -198,7 +242,7 @@ class ProgramRun:
         """Writes the run; its first step is the warm-up."""
         job = Job(path, num_ranks=self.num_ranks, layout=self.layout)
         groups = {
-            members: job.group(members, backend="nccl")
+            members: job.group(sorted(members), backend="nccl")
             for members in {call[3] for call in self.calls if isinstance(call[3], tuple)}
         }
         world = job.group(range(self.num_ranks))
@@ -216,10 +260,9 @@ class ProgramRun:
 
     def _put(self, job: Job, groups: Mapping, world: int, call: tuple, *, is_lost: bool) -> None:
         rank, step, verb, what, arrived, asked, end = call
-        is_pair = verb in ("send", "settle", "recv")
-        kind = {"send": Kind.SEND, "settle": Kind.SEND, "recv": Kind.RECV}.get(
-            verb, Kind.ALL_REDUCE
-        )
+        kind = _KINDS.get(verb, Kind.ALL_REDUCE)
+        is_pair = kind in (Kind.SEND, Kind.RECV)
+        peer = what if is_pair else what[0] if verb == "share" else -1
         flags = OperationFlag.ASYNC if verb in ("wait", "send", "settle") else 0
         end += 2_000 if verb == "settle" else 0  # looking takes 2 µs, too short to cost the rank
         group = world if is_pair else groups[what]
@@ -234,7 +277,7 @@ class ProgramRun:
                 end_source=EndSource.FUTURE if verb == "wait" else EndSource.WAIT,
                 group_id=group,
                 sequence=sequence,
-                peer=what if is_pair else -1,
+                peer=peer,
                 enqueue_ns=job.local_ns(rank, arrived),
                 end_ns=job.local_ns(rank, end),
                 step=step,
@@ -276,12 +319,14 @@ __all__ = [
     "MS",
     "ProgramRun",
     "ddp",
+    "hand",
     "post",
     "receive",
     "reduce",
     "replay_of",
     "send",
     "settle",
+    "share",
     "start",
     "wait",
     "work",

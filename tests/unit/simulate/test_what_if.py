@@ -10,17 +10,20 @@ from made_programs import (
     MS,
     ProgramRun,
     ddp,
+    hand,
     post,
     receive,
     reduce,
     replay_of,
     send,
     settle,
+    share,
     start,
     wait,
     work,
 )
 
+from meshscope.analyze.pieces import PieceKind
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind
 from meshscope.core.schedule_builders import build_schedule
@@ -107,7 +110,9 @@ def test_a_delay_costs_where_it_is(tmp_path, after):
     assert price(replay, equalise(replay.timeline, [1])).saved_ns == 8 * MS
 
 
-def pipeline(schedule, forward_ns, backward_ns, latency_ns, slow_stage=-1, extra_ns=0):
+def pipeline(
+    schedule, forward_ns, backward_ns, latency_ns, slow_stage=-1, extra_ns=0, sending=send
+):
     """Every rank runs its row of a schedule with one stage per rank."""
 
     def make(rank: int, step: int):
@@ -122,7 +127,7 @@ def pipeline(schedule, forward_ns, backward_ns, latency_ns, slow_stage=-1, extra
             ns = (forward_ns if is_forward else backward_ns) + extra
             lines.append(work("forward" if is_forward else "backward", ns))
             if 0 <= after < schedule.num_ranks:
-                lines.append(send(after))
+                lines.append(sending(after))
         return [*lines, reduce(tuple(range(schedule.num_ranks)), MS)]
 
     return ProgramRun(
@@ -166,6 +171,72 @@ def test_a_slow_stage_removed_gives_the_known_gain(tmp_path):
     replay = replay_of(slow, tmp_path)
     gain = price(replay, equalise(replay.timeline, [2]))
     assert gain.saved_ns == slow.step_ns - pipeline(schedule, 3 * MS, 5 * MS, MS).step_ns
+
+
+@pytest.mark.parametrize("slow_stage", [0, 1, 2, 3])
+def test_blocking_sends_wait_for_their_receiver(tmp_path, slow_stage):
+    schedule = build_schedule("gpipe", 4, 6, None)
+    slow = pipeline(schedule, 3 * MS, 5 * MS, MS, slow_stage, 2 * MS, hand)
+    even = pipeline(schedule, 3 * MS, 5 * MS, MS, sending=hand)
+    replay = replay_of(slow, tmp_path)
+    assert replay.fidelity.error_ratio == 0
+    gain = price(replay, equalise(replay.timeline, [slow_stage]))
+    assert gain.saved_ns == slow.step_ns - even.step_ns
+    assert gain.saved_ns > 10 * MS
+
+
+def sharded_optimizer(extra_ns: int) -> ProgramRun:
+    """Every rank updates its part and broadcasts it; rank 1 takes longer."""
+
+    def make(rank: int, step: int):
+        return [
+            work("forward", 10 * MS),
+            reduce((0, 1, 2), MS),
+            work("optimizer", 2 * MS + (extra_ns if rank == 1 else 0)),
+            share((0, 1, 2), MS),
+            share((1, 0, 2), MS),
+            share((2, 0, 1), MS),
+        ]
+
+    return ProgramRun(make, num_ranks=3, num_steps=5, layout=Layout(dp=3))
+
+
+def test_a_root_that_its_broadcast_holds_waits_for_the_late(tmp_path):
+    slow = sharded_optimizer(12 * MS)
+    replay = replay_of(slow, tmp_path)
+    pieces = replay.timeline.pieces
+    held = [
+        pieces.duration_ns[(pieces.rank == 0) & (pieces.kind == kind)].sum()
+        for kind in (PieceKind.WAIT, PieceKind.TRANSFER)
+    ]
+    assert held[0] > 2 * held[1]
+    gain = price(replay, equalise(replay.timeline, [1]))
+    assert gain.saved_ns == slow.step_ns - sharded_optimizer(0).step_ns == 12 * MS
+
+
+def test_receivers_of_a_broadcast_depend_on_its_root(tmp_path):
+    def make(extra_ns: int) -> ProgramRun:
+        # Rank 1 comes before rank 2 and after the root, and is gone before rank 2 comes.
+        return ProgramRun(
+            lambda rank, step: [
+                work("forward", (4 * MS, 6 * MS + extra_ns, 10 * MS)[rank]),
+                share((0, 1, 2), MS),
+                work("backward", (0, 20 * MS, 0)[rank]),
+                reduce((0, 1, 2), MS),
+            ],
+            num_ranks=3,
+        )
+
+    slow = make(2 * MS)
+    replay = replay_of(slow, tmp_path)
+    timeline = replay.timeline
+    is_edited = (timeline.pieces.rank == 1) & (timeline.pieces.kind == PieceKind.WORK)
+    work_ns = timeline.pieces.duration_ns.copy()
+    is_forward = timeline.pieces.phase == timeline.phases.index("forward")
+    work_ns[is_edited & is_forward] = MS
+    gain = price(replay, Edit(name="at once", work_ns=work_ns))
+    # It cannot have the data before the root comes: 4 ms and not 1 ms.
+    assert gain.saved_ns == slow.step_ns - make(-5 * MS).step_ns == 4 * MS
 
 
 def test_sends_whose_end_only_a_late_wait_shows_hold_nobody_up(tmp_path):
