@@ -2,7 +2,7 @@
 
     python -m tests.distributed.attribution_ranks FOLDER
 
-writes FOLDER/rank{g}.json: for each case the points' sums, and what freeing the graph returned.
+writes FOLDER/{case}.rank{g}.json: the points' sums, and what freeing the graph returned.
 """
 
 import gc
@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from meshscope.capture.attribution.memory_profile import MemoryProfile
 from meshscope.capture.guard import Guard
 
-VOCABULARY, WIDTH, NUM_HEADS, NUM_LAYERS, BATCH, LENGTH = 1000, 128, 4, 2, 8, 128
+VOCABULARY, WIDTH, NUM_HEADS, NUM_LAYERS, BATCH, LENGTH = 1000, 64, 4, 2, 16, 128
 WORLD_SIZE = 2
 TOGETHER = ("ddp", "fsdp", "fsdp_checkpoint", "tp")
 ALONE = (("plain", "non_reentrant"), ("reentrant",))
@@ -138,8 +138,13 @@ def measure(case):
         "points": [describe(point) for point in profile.points],
         "freed_bytes": before.allocated_bytes - after.allocated_bytes,
         "activations_bytes": sums(before).get("activations", 0) - sums(after).get("activations", 0),
-        "parameter_bytes": 4 * sum(parameter.numel() for parameter in model.parameters()),
+        "transfer_bytes": count_transfer_bytes(model) if case.startswith("fsdp") else 0,
     }
+
+
+def count_transfer_bytes(model):
+    """What FSDP2 sends at once at most: a block's parameters."""
+    return 4 * max(sum(p.numel() for p in block.parameters()) for block in model.blocks)
 
 
 def describe(point):
@@ -155,13 +160,19 @@ def sums(point):
     return {name: sum(paths.values()) for name, paths in point.categories.items()}
 
 
-def run(folder):
-    def on_rank(rank, world_size):
-        found = {case: measure(case) for case in (*ALONE[rank], *TOGETHER)}
-        (folder / f"rank{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+def run_cases(folder, cases_of):
+    """Processes of their own: what an earlier case leaves to be freed later would count here."""
 
-    return run_ranks(on_rank, WORLD_SIZE)
+    def on_rank(rank, world_size):
+        for case in cases_of(rank):
+            path = folder / f"{case}.rank{rank}.json"
+            path.write_text(json.dumps(measure(case)), encoding="utf-8")
+
+    assert run_ranks(on_rank, WORLD_SIZE) == [0] * WORLD_SIZE
 
 
 if __name__ == "__main__":
-    assert run(Path(sys.argv[1])) == [0] * WORLD_SIZE
+    for case in TOGETHER:
+        run_cases(Path(sys.argv[1]), lambda rank, case=case: [case])
+    for place in range(max(map(len, ALONE))):
+        run_cases(Path(sys.argv[1]), lambda rank, place=place: ALONE[rank][place : place + 1])

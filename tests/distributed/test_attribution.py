@@ -16,9 +16,15 @@ CASES = [(case, rank) for rank in range(WORLD_SIZE) for case in (*ALONE[rank], *
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attribution")
-    run_program("attribution_ranks", folder, timeout_s=150)
-    texts = [(folder / f"rank{rank}.json").read_text() for rank in range(WORLD_SIZE)]
-    results = [json.loads(text) for text in texts]
+    run_program("attribution_ranks", folder, timeout_s=170)
+    results = [
+        {
+            case: json.loads((folder / f"{case}.rank{r}.json").read_text())
+            for case, r in CASES
+            if r == rank
+        }
+        for rank in range(WORLD_SIZE)
+    ]
     if results[0]["plain"]["allocator"]:
         pytest.skip(results[0]["plain"]["allocator"])
     return results
@@ -44,7 +50,9 @@ def test_the_residual_is_small_at_every_point(found, case, rank):
     for p in result["points"]:
         attributed = sum(p["categories"].values())
         assert attributed + p["residual_bytes"] == p["allocated_bytes"]
-        assert abs(p["residual_bytes"]) <= MAX_RESIDUAL_RATIO * peak, p
+        # Gloo sends from a buffer in a thread of its own, at times of its own.
+        limit = MAX_RESIDUAL_RATIO * peak + result["transfer_bytes"]
+        assert abs(p["residual_bytes"]) <= limit, p
 
 
 @pytest.mark.parametrize(("case", "rank"), CASES)

@@ -59,6 +59,7 @@ from meshscope.capture.model_facts import PER_STEP, ModelFacts
 from meshscope.capture.monitor import Monitor, Surroundings
 from meshscope.capture.monitor_results import MonitorAnalysis, MonitorStats
 from meshscope.capture.operation_log import OperationLog
+from meshscope.capture.out_of_memory import OutOfMemoryWatch
 from meshscope.capture.process_groups import GroupEntry
 from meshscope.capture.profiling.settings import (
     ProfilingSettings,
@@ -191,6 +192,7 @@ class Recorder:
         self._facts = ModelFacts(self._journal)
         self._gc_pauses = GcPauses(clock, self._wake)
         self._memory_profiles: list[MemoryProfile] = []
+        self._out_of_memory: OutOfMemoryWatch | None = None
         self.monitor = Monitor(self._look_around, clock)
         """Behind `stats`, `analysis` and `report`; its `thresholds` may be replaced."""
         self._host_limit_bytes = MISSING
@@ -403,6 +405,8 @@ class Recorder:
             self.guard.run("profiling", self._windows.close)
         for profile in self._memory_profiles:
             self.guard.run("memory profile", profile.close)
+        if self._out_of_memory is not None:
+            self._out_of_memory.remove()
         self._gc_pauses.remove()
         self.guard.run("gc pauses", self._put_pauses)
         if self._automatic is not None:
@@ -692,7 +696,7 @@ class Recorder:
         if not self.open() or self._writer is None or self.run_dir is None:
             return None
         rank, timeline = self._writer.rank, self.timeline
-        folder = self.run_dir / "memory" / rank_folder_name(rank, self._layout)
+        folder = self._memory_folder() or self.run_dir
         num_before = len(list(folder.glob(f"**/{POINTS_NAME}")))  # nothing is overwritten
         profile = MemoryProfile(
             sys.modules["torch"],
@@ -714,6 +718,42 @@ class Recorder:
         )
         self._memory_profiles.append(profile)
         return profile.open()
+
+    def _memory_folder(self) -> Path | None:
+        if self._writer is None or self.run_dir is None:
+            return None
+        return self.run_dir / "memory" / rank_folder_name(self._writer.rank, self._layout)
+
+    def watch_out_of_memory(self, model: Any = None, optimizer: Any = None) -> bool:
+        """From now on, when a CUDA device is full: says in one sentence what filled it, and writes
+        attribution and snapshot beside the memory profile. Without a model, those attached count.
+        False where there is no such device."""
+
+        def find_training() -> tuple[list[Any], list[Any]]:
+            attached = list(self._automatic.models) if self._automatic is not None else []
+            return _as_list(model) or attached, _as_list(optimizer)
+
+        def watch() -> bool:
+            torch: Any = sys.modules.get("torch")
+            if torch is None:
+                return False
+            if self._out_of_memory is None:
+                self._out_of_memory = OutOfMemoryWatch(
+                    torch,
+                    self.guard,
+                    find_folder=self._memory_folder,
+                    find_training=find_training,
+                    find_profile=lambda: next(
+                        (one for one in self._memory_profiles if one.is_open), None
+                    ),
+                    note=lambda text: self._journal(
+                        "health", cause="memory", where="device", count=1, text=text
+                    ),
+                )
+                return self._out_of_memory.install()
+            return True
+
+        return bool(self.guard.run("out of memory", watch))
 
     def _journal(self, kind: str, **fields: object) -> None:
         if self._writer is not None:

@@ -1,0 +1,132 @@
+"""What the allocator says is in use, to hold the attribution against.
+
+On CUDA the caching allocator's own counters. On CPU glibc's `mallinfo2`: bytes in use in all
+arenas and in mapped blocks, less what the process used already when the profile was made, the
+model's tensors apart; so what the program allocates otherwise from then on (graph nodes, Python
+objects over 512 bytes, other threads) is part of the residual. Other allocators are not read:
+their bytes are unavailable.
+"""
+
+import ctypes
+from typing import Any, NamedTuple
+
+from meshscope.store.schema import MISSING
+
+
+class Reading(NamedTuple):
+    """Bytes; -1 where there is no such number."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    """Since the program last reset it; the largest sampled value is said elsewhere."""
+    inactive_split_bytes: int
+    num_retries: int
+    num_ooms: int
+
+
+class CudaAllocator:
+    """torch's caching allocator of one device."""
+
+    name = "torch's CUDA caching allocator"
+    why_missing = ""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._read_stats = torch._C._cuda_memoryStats
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+
+    def settle(self, attributed_bytes: int) -> None:
+        """Nothing to subtract: it counts tensors only."""
+
+    def allocated_bytes(self) -> int:
+        """Now."""
+        return int(self._read_stats(self._index)["allocated_bytes"]["all"]["current"])
+
+    def read(self) -> Reading:
+        """All of it."""
+        stats = self._read_stats(self._index)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        split = stats.get("inactive_split_bytes", {}).get("all", {})
+        return Reading(
+            int(allocated["current"]),
+            int(reserved["current"]),
+            int(allocated["peak"]),
+            int(split.get("current", MISSING)),
+            int(stats.get("num_alloc_retries", MISSING)),
+            int(stats.get("num_ooms", MISSING)),
+        )
+
+
+class _MallocInfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+class HostAllocator:
+    """glibc's malloc, which torch uses on CPU."""
+
+    name = "glibc malloc (mallinfo2), less what was in use before"
+
+    def __init__(self, why_missing: str = "") -> None:
+        """`why_missing`: why nothing is to be read, if so."""
+        self._read = None if why_missing else _find_mallinfo2()
+        self._baseline_bytes = 0
+        no_function = "" if self._read else "this C library has no mallinfo2"
+        self.why_missing = why_missing or no_function
+
+    def settle(self, attributed_bytes: int) -> None:
+        """What is in use now beyond the attributed is not the training's, from now on."""
+        in_use = self._in_use()
+        if in_use >= 0 and in_use < attributed_bytes:
+            self._read = None
+            self.why_missing = (
+                f"malloc knows of {in_use} bytes, tensors hold {attributed_bytes}: another "
+                "allocator is loaded"
+            )
+        self._baseline_bytes = max(in_use - attributed_bytes, 0)
+
+    def allocated_bytes(self) -> int:
+        """Now; -1 where it is not known."""
+        in_use = self._in_use()
+        return MISSING if in_use < 0 else max(in_use - self._baseline_bytes, 0)
+
+    def read(self) -> Reading:
+        """All of it."""
+        return Reading(self.allocated_bytes(), *[MISSING] * 5)
+
+    def _in_use(self) -> int:
+        if self._read is None:
+            return MISSING
+        info = self._read()
+        return int(info.uordblks + info.hblkhd)
+
+
+def _find_mallinfo2() -> Any:
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return None
+    function.restype = _MallocInfo
+    return function
+
+
+def make_allocator(torch: Any, device: Any) -> CudaAllocator | HostAllocator:
+    """The one a model's tensors come from."""
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        return CudaAllocator(torch, device)
+    if device.type != "cpu":
+        return HostAllocator(f"the allocator of {device.type} is not read")
+    return HostAllocator()

@@ -1,0 +1,349 @@
+"""A memory profile of chosen steps: puts hooks on a model, takes points, and takes itself out.
+
+Points: `construction`; of each profiled step `after_forward` of every microbatch, `at_peak` (the
+boundary of a module in forward, or the node of backward, at which most was in use),
+`after_backward`, `after_step`; and whatever the program asks for with `point`. A step begins with
+the first forward that autograd watches and ends when every optimizer has stepped.
+
+Between profiled steps one forward hook on each given model is left; after the last, nothing. In a
+profiled step every module's call, every saved tensor and every node of backward costs a Python
+call and a reading of the allocator. The peak between two boundaries is not seen: the allocator's
+own is written beside it where there is one.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshscope.capture.attribution.allocator import make_allocator
+from meshscope.capture.attribution.holdings import Holdings, unwrap
+from meshscope.capture.attribution.module_calls import ModuleCalls
+from meshscope.capture.attribution.points import Point, PointFiles
+from meshscope.capture.attribution.saved_tensors import SavedTensors
+from meshscope.capture.attribution.storages import Ledger, WeakStorages, tensors_in
+from meshscope.capture.guard import Guard
+from meshscope.capture.host_memory import resident_bytes
+
+PEAK_GROWTH_RATIO = 0.005
+"""How much more must be in use for the peak to be attributed again: each costs a walk over all
+that is alive."""
+MAX_POINTS_PER_STEP = 200
+"""Microbatches without end must not fill the disk."""
+
+
+class MemoryProfile:
+    """See the module's docstring. Made by `Recorder.profile_memory`."""
+
+    def __init__(
+        self,
+        torch: Any,
+        models: Sequence[Any],
+        optimizers: Sequence[Any],
+        *,
+        guard: Guard,
+        folder: Path | None = None,
+        steps: int | Collection[int] = 1,
+        communication: Sequence[Any] = (),
+        header: Mapping[str, Any] | None = None,
+        find_step: Callable[[], int] | None = None,
+    ) -> None:
+        """`steps`: how many from now on, or their numbers as `find_step` counts, where it says -1
+        from 0. Without a folder points are kept in `points` and not written."""
+        self._torch = torch
+        self._models, self._optimizers = list(models), list(optimizers)
+        self._guard = guard
+        self._holdings = Holdings(torch, models, optimizers, communication)
+        self._calls = ModuleCalls(torch, self, guard)
+        self._saved = SavedTensors(torch, lambda: self._calls.path)
+        self._inputs, self._outputs = WeakStorages(torch), WeakStorages(torch)
+        self._gradients = WeakStorages(torch)
+        self._device = self._holdings.find_device()
+        self._allocator = make_allocator(torch, self._device)
+        self._wanted = frozenset(steps) if not isinstance(steps, int) else None
+        self._num_left = steps if isinstance(steps, int) else 0
+        self._num_seen = 0
+        self._ask_step = find_step
+        self._start_ns = time.monotonic_ns()
+        self._handles: list[Any] = []
+        self._stepped: set[int] = set()
+        self._is_open = False
+        self._is_in_step = False
+        self._is_in_backward = False
+        self._step = -1
+        self._microbatch = -1
+        self._num_points = 0
+        self._sampled_peak_bytes = -1
+        self._peak: Point | None = None
+        self.points: list[Point] = []
+        """All that were taken."""
+        self._files = self._make_files(folder, header or {})
+
+    def _make_files(self, folder: Path | None, header: Mapping[str, Any]) -> PointFiles | None:
+        if folder is None:
+            return None
+        facts = {
+            "device": str(self._device),
+            "allocator": self._allocator.name,
+            "allocator_missing": self._allocator.why_missing,
+            **header,
+        }
+        return PointFiles(folder, facts)
+
+    # --- opening and closing ------------------------------------------------------------------
+
+    def open(self) -> "MemoryProfile":
+        """Takes the first point and puts the hooks in."""
+        gc.collect()  # what nobody holds any more must not stand in the baseline
+        ledger = self._attribute()
+        self._allocator.settle(ledger.total_bytes)
+        self._is_open = True
+        self.point("construction", shows_layouts=True)
+        protect = self._guard.protect
+        for model in self._models:
+            begins = protect("memory profile", self._forward_begins)
+            ends = protect("memory profile", self._forward_ends)
+            self._handles.append(
+                model.register_forward_pre_hook(begins, prepend=True, with_kwargs=True)
+            )
+            self._handles.append(model.register_forward_hook(ends, always_call=True))
+        for place, optimizer in enumerate(self._optimizers):
+            ends = protect("memory profile", lambda *_, place=place: self._optimizer_ends(place))
+            self._handles.append(optimizer.register_step_post_hook(ends))
+        self.flush()
+        return self
+
+    def close(self) -> None:
+        """Takes everything out and writes what is left. May be called at any time."""
+        if not self._is_open:
+            return
+        if self._is_in_step:
+            self._leave_step()
+        self._is_open = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._forget()
+        self.flush()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more steps are to come."""
+        return self._is_open
+
+    def end_step(self) -> None:
+        """Ends a step by hand, where no optimizer was given."""
+        self._guard.run("memory profile", self._end_step)
+
+    # --- points -------------------------------------------------------------------------------
+
+    def point(self, name: str, *, shows_layouts: bool = False) -> Point | None:
+        """Takes a point now; None if that was not possible."""
+        return self._guard.run("memory point", lambda: self._put(name, shows_layouts))
+
+    def _put(self, name: str, shows_layouts: bool) -> Point | None:  # noqa: FBT001 - a lambda's
+        if not self._is_open or self._num_points >= MAX_POINTS_PER_STEP:
+            return None
+        found = self._take(name, shows_layouts=shows_layouts)
+        self._keep(found)
+        return found
+
+    def _keep(self, point: Point) -> None:
+        self._num_points += 1
+        self.points.append(point)
+        if self._files is not None:
+            self._files.put(point)
+
+    def _take(self, name: str, *, shows_layouts: bool = False) -> Point:
+        reading = self._allocator.read()
+        ledger = self._attribute()
+        return Point(
+            name=name,
+            step=self._step if self._is_in_step else -1,
+            microbatch=self._microbatch if self._is_in_step else -1,
+            seconds=(time.monotonic_ns() - self._start_ns) / 1e9,
+            categories=ledger.categories,
+            elsewhere=ledger.elsewhere,
+            allocated_bytes=reading.allocated_bytes,
+            reserved_bytes=reading.reserved_bytes,
+            peak_allocated_bytes=reading.peak_allocated_bytes,
+            sampled_peak_bytes=max(self._sampled_peak_bytes, reading.allocated_bytes)
+            if self._is_in_step
+            else -1,
+            inactive_split_bytes=reading.inactive_split_bytes,
+            num_retries=reading.num_retries,
+            num_ooms=reading.num_ooms,
+            rss_bytes=resident_bytes(),
+            shows_layouts=shows_layouts,
+        )
+
+    def _attribute(self) -> Ledger:
+        ledger = Ledger(str(self._device))
+        self._holdings.claim(ledger)
+        for path, key, num_bytes in self._inputs.alive():
+            ledger.add("inputs", path, key, num_bytes)
+        self._saved.claim(ledger)
+        for category, storages in (
+            ("outputs", self._outputs),
+            ("activation_gradients", self._gradients),
+        ):
+            for path, key, num_bytes in storages.alive():
+                ledger.add(category, path, key, num_bytes)
+        return ledger
+
+    def _sample(self) -> None:
+        """Takes the peak's point again when clearly more is in use than then."""
+        allocated = self._allocator.allocated_bytes()
+        self._sampled_peak_bytes = max(self._sampled_peak_bytes, allocated)
+        known = -1 if self._peak is None else self._peak.allocated_bytes
+        if allocated > known * (1 + PEAK_GROWTH_RATIO):
+            self._peak = self._take("at_peak", shows_layouts=True)
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def _forward_begins(self, model: Any, args: Any, kwargs: Any) -> None:
+        if not self._torch.is_grad_enabled() or not self._is_open:
+            return
+        if not self._is_in_step and self._is_over():
+            self.close()
+        elif not self._is_in_step and self._is_wanted():
+            self._begin_step()
+        if not self._is_in_step:
+            return
+        self._microbatch += 1
+        self._saved.begin()  # again each time: others' hooks may have been there before
+        for tensor in tensors_in(self._torch, (args, kwargs)):
+            if not tensor.requires_grad:
+                self._inputs.add("", tensor)
+
+    def _find_step(self) -> int:
+        step = -1 if self._ask_step is None else self._ask_step()
+        return step if step >= 0 else self._num_seen
+
+    def _is_over(self) -> bool:
+        return self._wanted is not None and self._find_step() > max(self._wanted, default=-1)
+
+    def _is_wanted(self) -> bool:
+        if self._wanted is None:
+            return self._num_left > 0
+        return self._find_step() in self._wanted
+
+    def _begin_step(self) -> None:
+        self._is_in_step = True
+        self._step = self._find_step()
+        self._microbatch = -1
+        self._num_points = 0
+        self._peak, self._sampled_peak_bytes = None, -1
+        self._stepped.clear()
+        self._calls.install(self._named_modules())
+
+    def _named_modules(self) -> list[tuple[str, Any]]:
+        found = []
+        for prefix, model in zip(self._holdings.prefixes, self._models, strict=True):
+            named = unwrap(model).named_modules()
+            found += [(f"{prefix}{name}".rstrip("."), module) for name, module in named]
+        return found
+
+    def _forward_ends(self, model: Any, args: Any, output: Any) -> None:
+        if not self._is_in_step or not self._torch.is_grad_enabled():
+            return
+        outputs = list(tensors_in(self._torch, output))
+        for tensor in outputs:
+            self._outputs.add("", tensor)
+        # The root's own hooks were put in while it was being called.
+        self._calls.watch_graph("", outputs)
+        begins = self._guard.protect("memory profile", self._backward_begins)
+        for tensor in outputs:
+            if tensor.grad_fn is not None:  # on a parameter a hook would stay
+                tensor.register_hook(begins)
+        self._sample()
+        if not self._is_in_backward:
+            self.point("after_forward")
+
+    def _optimizer_ends(self, place: int) -> None:
+        self._stepped.add(place)
+        if len(self._stepped) == len(self._optimizers):
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if not self._is_in_step:
+            self._num_seen += 1
+            self._stepped.clear()
+            return
+        if self._peak is not None:
+            self._keep(self._peak)
+        is_last = self._num_left == 1 or self._step == max(self._wanted or {-1})
+        self.point("after_step", shows_layouts=is_last)
+        self._leave_step()
+        self.flush()
+        self._num_left -= 1
+        if (self._wanted is None and self._num_left <= 0) or (self._wanted and is_last):
+            self.close()
+
+    def _leave_step(self) -> None:
+        self._is_in_step = self._is_in_backward = False
+        self._num_seen += 1
+        self._stepped.clear()
+        self._saved.end()
+        self._calls.remove()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._saved.forget()
+        for storages in (self._inputs, self._outputs, self._gradients):
+            storages.clear()
+        self._peak = None
+
+    def flush(self) -> None:
+        """Writes the points taken so far."""
+        if self._files is not None:
+            self._guard.run("memory files", self._files.flush)
+
+    # --- what modules and backward tell -------------------------------------------------------
+
+    def module_begins(self) -> bool:
+        """A module's forward begins; whether others' hooks are now watched."""
+        if not self._is_in_step:
+            return False
+        self._sample()
+        return self._saved.enter_module()
+
+    def module_ends(self, path: str, outputs: list[Any], *, has_begun: bool) -> None:
+        """A module's forward ends, or was left by an exception."""
+        if has_begun:
+            self._saved.leave_module()
+        if not self._is_in_step:
+            return
+        if self._torch.is_grad_enabled():
+            for tensor in outputs:
+                self._outputs.add(path, tensor)
+            self._calls.watch_graph(path, outputs)
+        self._sample()
+
+    def gradients_arrive(self, path: str, gradients: Sequence[Any]) -> None:
+        """A node of backward has run: what it made, and what it was given."""
+        if not self._is_in_step:
+            return
+        for gradient in gradients:
+            if gradient is not None:
+                self._gradients.add(path, gradient)
+        self._sample()
+
+    def _backward_begins(self, _gradient: Any) -> None:
+        """Backward has come to the model's output. Before any of its nodes: reentrant checkpointing
+        has backwards of its own inside, whose end is not this one's."""
+        if self._is_in_step and not self._is_in_backward:
+            self._is_in_backward = True
+            self._queue_callback(lambda: self._queue_callback(self._backward_ends))
+
+    def _queue_callback(self, function: Callable[[], None]) -> None:
+        """At the end of backward. Queued there once more, so as to come after DDP and FSDP2, which
+        wait for their communication there."""
+        engine = self._torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._guard.protect("memory profile", function))
+
+    def _backward_ends(self) -> None:
+        self._is_in_backward = False
+        if self._is_in_step:
+            self.point("after_backward")

@@ -1,0 +1,188 @@
+"""Storages: what tensors of all kinds really hold, each counted once.
+
+A tensor is a view of a storage; two tensors of one storage cost its bytes once. Tensors that wrap
+others (DTensor, AsyncCollectiveTensor, quantised ones) are taken apart by torch's own protocol, so
+that of a sharded parameter only the local part counts. Meta and fake tensors hold nothing.
+
+Wrong where memory is held that no storage owns: workspaces of libraries, and what a wrapper keeps
+outside of the tensors it names.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+MAX_DEPTH = 6
+"""How deep containers and objects are searched for tensors."""
+MAX_OBJECTS = 20_000
+"""How many values one search looks at."""
+
+StorageKey = tuple[str, int]
+"""Device and address: unique among storages that are alive."""
+
+
+def plain_tensors(tensor: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors with a storage of their own that make up `tensor`."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None and depth < MAX_DEPTH:
+        for name in flatten()[0]:
+            inner = getattr(tensor, name)
+            if hasattr(inner, "untyped_storage"):  # a DTensor names its mesh as well
+                yield from plain_tensors(inner, depth + 1)
+    elif tensor.is_sparse:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.device.type != "meta":
+        yield tensor
+
+
+def storage_of(tensor: Any) -> tuple[StorageKey, int] | None:
+    """Key and bytes of a plain tensor's storage; None if it holds no memory."""
+    try:
+        storage = tensor.untyped_storage()
+        num_bytes = int(storage.nbytes())
+        address = int(storage.data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return None  # fake, or of a layout without a storage
+    if num_bytes <= 0 or address == 0:
+        return None
+    return (str(tensor.device), address), num_bytes
+
+
+def tensors_in(torch: Any, value: Any, *, with_objects: bool = False) -> Iterator[Any]:
+    """Every tensor in nested containers and dataclasses; with `with_objects`, also in attributes
+    of other objects, modules apart."""
+    seen: set[int] = set()
+    pending = [(value, 0)]
+    while pending and len(seen) < MAX_OBJECTS:
+        here, depth = pending.pop()
+        if id(here) in seen:
+            continue
+        seen.add(id(here))
+        if isinstance(here, torch.Tensor):
+            yield here
+        elif depth < MAX_DEPTH:
+            parts = _parts_of(torch, here, with_objects=with_objects)
+            pending += [(part, depth + 1) for part in reversed(parts)]
+
+
+def _parts_of(torch: Any, value: Any, *, with_objects: bool) -> list[Any]:
+    if value is None or isinstance(value, (str, bytes, int, float, bool, type)):
+        return []
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    if is_dataclass(value):
+        return [getattr(value, field.name, None) for field in fields(value)]
+    if not with_objects or callable(value) or isinstance(value, torch.nn.Module):
+        return []
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    values = [getattr(value, name, None) for name in slots if isinstance(name, str)]
+    return values + list(getattr(value, "__dict__", {}).values())
+
+
+class WeakStorages:
+    """Storages seen at some time, without keeping them: which are still there?"""
+
+    def __init__(self, torch: Any) -> None:
+        self._storage_type = torch.UntypedStorage
+        self._make_reference = torch.multiprocessing.reductions.StorageWeakRef
+        self._seen: dict[int, tuple[Any, str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, path: str, tensor: Any) -> None:
+        """Remembers the storages of a tensor; of one seen before, the first path stays."""
+        for plain in plain_tensors(tensor):
+            if storage_of(plain) is None:
+                continue
+            reference = self._make_reference(plain.untyped_storage())
+            known = self._seen.get(reference.cdata)
+            # The address of a storage that is gone may be another's by now.
+            if known is None or known[0].expired():
+                self._seen[reference.cdata] = (reference, path, str(plain.device))
+
+    def alive(self) -> Iterator[tuple[str, StorageKey, int]]:
+        """Path, key and bytes of each that is alive; forgets the others."""
+        for cdata, (reference, path, device) in list(self._seen.items()):
+            storage = self._storage_type._new_with_weak_ptr(reference.cdata)
+            if storage is None:
+                del self._seen[cdata]
+                continue
+            num_bytes, address = int(storage.nbytes()), int(storage.data_ptr())
+            if num_bytes > 0 and address:
+                yield path, (device, address), num_bytes
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._seen.clear()
+
+
+class Ledger:
+    """Bytes by category and path. A storage belongs to the first that claims it.
+
+    Several tensors may cut one storage into parts (gradients in a bucket): each path gets what its
+    tensor covers, the first one what is left over.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.categories: dict[str, dict[str, int]] = {}
+        self.elsewhere: dict[str, int] = {}
+        """Bytes by category that are on another device."""
+        self._left: dict[StorageKey, int] = {}
+        self._owners: dict[StorageKey, tuple[str, str]] = {}
+
+    def add_tensor(self, category: str, path: str, tensor: Any, *, is_part: bool = True) -> None:
+        """Claims what a tensor covers of its storages, or with `is_part=False` all of them."""
+        for plain in plain_tensors(tensor):
+            found = storage_of(plain)
+            if found is None:
+                continue
+            key, num_bytes = found
+            covered = plain.numel() * plain.element_size() if is_part else num_bytes
+            self.add(category, path, key, num_bytes, covered)
+
+    def add(
+        self, category: str, path: str, key: StorageKey, num_bytes: int, covered: int | None = None
+    ) -> None:
+        """Claims a storage, or the part of it that nobody of this category has claimed yet."""
+        owner = self._owners.get(key)
+        if owner is None:
+            self._owners[key] = owner = (category, path)
+            self._left[key] = num_bytes
+        if owner[0] != category:
+            return
+        taken = min(self._left[key], num_bytes if covered is None else covered)
+        self._left[key] -= taken
+        if taken:
+            self._put(category, path, key, taken)
+
+    def _put(self, category: str, path: str, key: StorageKey, num_bytes: int) -> None:
+        if key[0] != self.device:
+            self.elsewhere[category] = self.elsewhere.get(category, 0) + num_bytes
+            return
+        paths = self.categories.setdefault(category, {})
+        paths[path] = paths.get(path, 0) + num_bytes
+
+    def add_bytes(self, category: str, path: str, num_bytes: int) -> None:
+        """Memory on this device whose tensors cannot be reached, by its known size."""
+        if num_bytes > 0:
+            self._put(category, path, (self.device, 0), num_bytes)
+
+    def settle(self) -> None:
+        """Gives what is left of cut storages to their first owners."""
+        for key, left in self._left.items():
+            if left:
+                self._put(*self._owners[key], key, left)
+                self._left[key] = 0
+
+    def claims(self, key: StorageKey) -> bool:
+        """Whether somebody has this storage."""
+        return key in self._owners
+
+    @property
+    def total_bytes(self) -> int:
+        """All that is attributed on this device."""
+        return sum(sum(paths.values()) for paths in self.categories.values())
