@@ -138,13 +138,7 @@ def measure(case):
         "points": [describe(point) for point in profile.points],
         "freed_bytes": before.allocated_bytes - after.allocated_bytes,
         "activations_bytes": sums(before).get("activations", 0) - sums(after).get("activations", 0),
-        "transfer_bytes": count_transfer_bytes(model) if case.startswith("fsdp") else 0,
     }
-
-
-def count_transfer_bytes(model):
-    """What FSDP2 sends at once at most: a block's parameters."""
-    return 4 * max(sum(p.numel() for p in block.parameters()) for block in model.blocks)
 
 
 def describe(point):

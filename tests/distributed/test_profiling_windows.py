@@ -1,5 +1,6 @@
 """`meshscope train --trace-windows` on two real ranks: the same steps on every chosen one."""
 
+import json
 import os
 import subprocess
 import sys
@@ -73,9 +74,12 @@ def test_profiled_steps_are_not_in_the_timeline(attempt):
 
 
 def test_the_report_leads_to_the_traces_and_they_can_be_read(run):
-    report = CliRunner().invoke(main, ["report", str(run), "--no-diagnosis"])
+    report = CliRunner().invoke(main, ["report", str(run), "--no-diagnosis", "--json"])
     assert report.exit_code == 0, report.output
-    assert "traces/rank1_dp0_tp0_pp1/" in report.output
+    paths = [trace["path"] for trace in json.loads(report.stdout)["traces"]]
+    assert any(path.startswith("traces/rank1_dp0_tp0_pp1/") for path in paths)
+    text = CliRunner().invoke(main, ["report", str(run), "--no-diagnosis"]).output
+    assert "Traces" in text
     traces = CliRunner().invoke(main, ["trace", str(run / "traces"), "--no-cache"])
     assert traces.exit_code == 0, traces.output
     assert "5: " in traces.output

@@ -71,7 +71,7 @@ def test_the_allocators_figures_agree_with_torch(recorded):
     assert set(allocator["device_total_bytes"].tolist()) == {total}
     assert (allocator["device_free_bytes"] < total).all()
     assert (allocator["active_bytes"] >= memory["allocated_bytes"]).all()
-    assert (allocator["num_ooms"] == 0).all()
+    assert (allocator["num_ooms"] <= torch.cuda.memory_stats()["num_ooms"]).all()
 
 
 def test_the_peak_is_found_by_the_devices_name_and_the_monitor_knows_mfu(recorded):

@@ -16,7 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.change_point import LevelChange, find_change, measure_step_noise
+from meshscope.analyze.change_point import (
+    MIN_STEPS,
+    LevelChange,
+    find_change,
+    measure_step_noise,
+)
 from meshscope.analyze.paired_excess import Effect, Float64s
 from meshscope.analyze.peer_work import PeerGroup, PeerWork
 from meshscope.analyze.persistence import Candidate, correct_holm, find_candidates, is_slow
@@ -213,6 +218,8 @@ def measure_phase_excess(
 
 def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
     """Ranks whose work changed level against that of the others."""
+    if len(work.steps) < MIN_STEPS:
+        return []
     grouped = {place for group in work.groups for place in group.places}
     alone = tuple(place for place in range(len(work.ranks)) if place not in grouped)
     # Persistence and onset share the error of a run.

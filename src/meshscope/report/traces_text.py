@@ -30,7 +30,7 @@ def write_traces(
             _column("steps", [_describe_steps(trace) for trace in shown], 5),
             _column("rank", [str(trace.rank) for trace in shown], 4),
             _column("size", [form.or_dash(trace.num_bytes, form.memory) for trace in shown], 1),
-            _column("trace", [_describe_file(trace) for trace in shown], 3, is_right=False),
+            _column("trace", [_describe_file(trace) for trace in shown], 6, is_right=False),
             _column("because of", [_clean(trace.reason) for trace in shown], 2, is_right=False),
         ]
     )

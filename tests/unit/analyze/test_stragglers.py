@@ -143,3 +143,11 @@ def test_noise_alone_names_nobody():
         for layout in (Layout(dp=2), Layout(dp=8), Layout(dp=2, tp=2, pp=2)):
             forward, backward = make_phases([12, seed], layout, num_steps=30)
             assert find(forward, backward, layout).ranks == frozenset()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 9])
+def test_a_run_of_few_steps_names_nobody(num_steps):
+    layout = Layout(dp=4)
+    forward, backward = make_phases(13, layout, num_steps=num_steps)
+    forward[:, 1] *= 3
+    assert find(forward, backward, layout).ranks == frozenset()
