@@ -1,11 +1,11 @@
 """torch.profiler over one window of steps, and its trace as a file.
 
-The profiler is started and stopped whole, where a step ends: while it is only prepared, as torch's
-own schedule leaves it for the warm-up, another profiler of the process that starts and stops makes
-it crash (2.13). So warm-up is a profile of its own that is thrown away. What a profile has seen is
-freed before another one begins: freed later, it crashes now and then (2.13, in Kineto's
-MemoryTraceLogger). Start and stop come from one thread, the training thread: torch would not stop
-what another thread has started.
+A window is one profile with a schedule of torch's own form, moved on by `step` where a training
+step ends: the way every program uses it. Starting and stopping profiles by hand instead crashed
+CUDA programs in two runs of three (2.11). Start, steps and stop come from one thread, the training
+thread: torch would not stop what another thread has started. While the profile is only prepared,
+as it is during warm-up, another profiler of the process that starts and stops makes it crash
+(2.13), so none is begun beside one of the program's.
 
 Every traced step is marked `ProfilerStep#n`, with the step's number in the recording. Where steps
 are inferred a mark ends inside the optimizer's own (`Optimizer.step#…`), whose last microseconds
@@ -19,6 +19,7 @@ import importlib
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class TorchWindow:
         self._torch = torch
         self._settings = settings
         self._profile: Any = None
-        self._mark: Any = None
+        self._plain: Path | None = None
+        """Where the trace is written when its last step ends."""
         self._thread = 0
 
     @property
@@ -47,60 +49,58 @@ class TorchWindow:
         """Whether the calling thread is the one that started it."""
         return self._thread == threading.get_ident()
 
-    def start(self) -> None:
-        """Begins to profile, warm-up or not."""
-        self._profile = self._make()
-        self._thread = threading.get_ident()
-        self._profile.start()
-
-    def _make(self) -> Any:
+    def start(self, first_step: int, *, num_warmup: int, num_active: int) -> None:
+        """Begins with this step: so many to warm up, then so many that are traced."""
         module = importlib.import_module("torch.profiler")
         if not module.kineto_available():
             raise CaptureError("this torch was built without Kineto: it makes no traces")
         settings = self._settings
-        return module.profile(
+        profile = module.profile(
             activities=_find_activities(self._torch, module),
+            schedule=_make_schedule(module.ProfilerAction, first_step, num_warmup, num_active),
+            on_trace_ready=self._export,
             record_shapes=settings.shapes,
             with_stack=settings.stack,
             with_modules=settings.modules,
             profile_memory=settings.memory,
         )
-
-    def begin_step(self, step: int) -> None:
-        """What follows is in this step."""
-        self._mark = self._torch.autograd.profiler.record_function(f"{STEP_MARK}{step}")
-        self._mark.__enter__()
+        profile.step_num = first_step
+        self._thread = threading.get_ident()
+        self._profile = profile
+        profile.start()
 
     def end_step(self) -> None:
-        """The marked step is over."""
-        mark, self._mark = self._mark, None
-        if mark is not None:
-            mark.__exit__(None, None, None)
+        """A step is over; after the last one the trace is made."""
+        self._profile.step()
+
+    def prepare(self, path: Path) -> None:
+        """Says where the trace goes, before its last step ends."""
+        self._plain = path.with_name(f".{path.name}.part")
+
+    def _export(self, profile: Any) -> None:
+        if self._plain is not None:
+            profile.export_chrome_trace(str(self._plain))
 
     def stop(self) -> None:
-        """Stops profiling; what was seen stays until `write` or `discard`."""
-        self.end_step()
-        if self._profile is not None:
-            self._profile.stop()
-
-    def discard(self) -> None:
-        """Frees what was seen, now; the empty object may be in a cycle and stay for a while."""
+        """Ends the profile; a trace that has steps and was not written yet is written now."""
         profile, self._profile = self._profile, None
         if profile is not None:
+            profile.stop()
+            # Freed after another one has begun, what it saw crashes now and then (2.13, Kineto's
+            # MemoryTraceLogger); the empty object may be in a cycle and stay for a while.
             profile.profiler = None
-            profile.action_map = {}
             setattr(profile, _EMPTY_MARK, True)
 
     def write(self, path: Path) -> tuple[int, int]:
-        """Writes the trace and returns its size and that of its JSON; there whole, or not at all.
+        """Puts the trace in its place; its size and that of its JSON. There whole, or not at all.
 
         CaptureError when it holds no step: another profiler has ended this one.
         """
         plain = path.with_name(f".{path.name}.part")
         packed = path.with_name(f".{path.name}.gz.part")
         try:
-            self._profile.export_chrome_trace(str(plain))
-            self.discard()
+            if not plain.exists():
+                raise CaptureError("torch made no trace: another profiler ended it early")
             json_bytes, has_steps = _read_through(plain, packed if path.suffix == ".gz" else None)
             if not has_steps:
                 raise CaptureError("the trace holds no step: another profiler ended it early")
@@ -110,6 +110,22 @@ class TorchWindow:
                 with contextlib.suppress(OSError):
                     part.unlink(missing_ok=True)
         return path.stat().st_size, json_bytes
+
+
+def _make_schedule(
+    action: Any, first_step: int, num_warmup: int, num_active: int
+) -> Callable[[int], Any]:
+    last = num_warmup + num_active - 1
+
+    def choose(step: int) -> Any:
+        place = max(0, step - first_step)  # torch asks for step 0 first of all
+        if place < num_warmup:
+            return action.WARMUP
+        if place < last:
+            return action.RECORD
+        return action.RECORD_AND_SAVE if place == last else action.NONE
+
+    return choose
 
 
 def _find_activities(torch: Any, module: Any) -> list[Any]:

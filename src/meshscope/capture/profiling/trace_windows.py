@@ -75,8 +75,10 @@ class OpenWindow:
     num_warmup_left: int
     num_active_left: int
     first_step: int = -1
-    """The first step in the trace; -1 during warm-up."""
+    """The first step in the trace."""
     last_step: int = -1
+    path: Path | None = None
+    """Where its trace goes."""
 
     def to_fields(self) -> dict[str, object]:
         """For the journal."""
@@ -236,14 +238,11 @@ class TraceWindows:
             self._drop(window)
 
     def _start(self, window: OpenWindow, step: int) -> bool:
-        window.profiler.start()
-        if not window.num_warmup_left:
-            self._begin_active(window, step)
+        window.first_step = step + 1 + window.num_warmup_left
+        window.profiler.start(
+            step + 1, num_warmup=window.num_warmup_left, num_active=window.num_active_left
+        )
         return True
-
-    def _begin_active(self, window: OpenWindow, step: int) -> None:
-        window.first_step = step + 1
-        window.profiler.begin_step(step + 1)
 
     def _advance(self, window: OpenWindow, step: int) -> None:
         """One step of an open window has ended."""
@@ -255,18 +254,27 @@ class TraceWindows:
     def _move_on(self, window: OpenWindow, step: int) -> bool:
         if window.num_warmup_left:
             window.num_warmup_left -= 1
-            if not window.num_warmup_left:
-                window.profiler.stop()
-                window.profiler.discard()
-                window.profiler.start()
-                self._begin_active(window, step)
-            return True
+        else:
+            window.last_step = step
+            window.num_active_left -= 1
+        if not window.num_active_left:
+            window.path = self._make_path()
+            window.profiler.prepare(window.path)
         window.profiler.end_step()
-        window.last_step = step
-        window.num_active_left -= 1
-        if window.num_active_left:
-            window.profiler.begin_step(step + 1)
         return True
+
+    def _make_path(self) -> Path:
+        place = self._around.find_place()
+        if place is None:
+            raise UsageError("the recording has ended")
+        folder = place.run_dir / TRACES_DIR / rank_folder_name(place.rank, place.layout)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / trace_file_name(
+            socket.gethostname(),
+            os.getpid(),
+            time.time_ns(),
+            is_compressed=self.settings.compresses,
+        )
 
     def _finish(self, window: OpenWindow) -> None:
         """Stops the profiler and writes what it saw."""
@@ -290,21 +298,16 @@ class TraceWindows:
         place = self._around.find_place()
         if place is None:
             raise UsageError("the recording has ended")
+        if window.path is None:  # cut short: torch makes the trace when it is stopped
+            window.path = self._make_path()
+            window.profiler.prepare(window.path)
         clock = self._around.clock
         window.profiler.stop()
         stopped_ns = clock()
-        folder = place.run_dir / TRACES_DIR / rank_folder_name(place.rank, place.layout)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / trace_file_name(
-            socket.gethostname(),
-            os.getpid(),
-            time.time_ns(),
-            is_compressed=self.settings.compresses,
-        )
-        num_bytes, json_bytes = window.profiler.write(path)
+        num_bytes, json_bytes = window.profiler.write(window.path)
         self._num_bytes += num_bytes
         return {
-            "path": path.relative_to(place.run_dir).as_posix(),
+            "path": window.path.relative_to(place.run_dir).as_posix(),
             "disturbed_to_step": window.last_step + 1,
             "bytes": num_bytes,
             "json_bytes": json_bytes,
@@ -345,7 +348,6 @@ class TraceWindows:
         )
         if window.profiler.is_here:
             self._run(window.profiler.stop)
-            window.profiler.discard()
         self._end_for_good(f"the profiler failed ({first})")
 
     def _end_for_good(self, why: str) -> None:
@@ -361,7 +363,6 @@ class TraceWindows:
                 self._finish(window)
             else:
                 self._run(window.profiler.stop)
-                window.profiler.discard()
         self._window = None
         self._is_over = True
         if self._signal is not None:
