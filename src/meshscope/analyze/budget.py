@@ -4,9 +4,10 @@
          + pipeline bubble + host/launch gap + input stall + checkpoint + eval + logging + other
          + residual
 
-Lines are sums of the timeline's pieces, so on a rank that is looked at on the host the residual is
-0. On a device lines are of its stream, and the residual is what the host's clock says beside the
-stream's: it must stay under half a percent of the wall clock.
+Lines are sums of the timeline's pieces, and the wall clock of a step is its period on the same
+line: the host's, or on a device its stream's, from the end of the step before to its own. The
+residual is what of a period no piece covers: 0 unless pieces are damaged. A host that runs ahead of
+its device has other periods until its queue is full (`host_ahead_ratio`); the device's are the pace.
 
 Useful compute is the model's FLOPs at the peak of the rank's device (the rank's own FLOPs, which
 differ between stages). Where either is not known, compute is one line and says why. An inefficiency
@@ -58,7 +59,9 @@ class Budget:
     time_ns: Int64s
     """[rank, step, line]"""
     wall_ns: Int64s
-    """[rank, step]: the period on the host's clock."""
+    """[rank, step]: the period, on the line the pieces are of."""
+    host_ahead_ratio: float
+    """By how much the hosts' periods are shorter than these; 0 where pieces are of hosts."""
     mfu: Utilisation | Unavailable
     hfu: Utilisation | Unavailable
 
@@ -124,10 +127,17 @@ def measure_budget(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavaila
         steps=timeline.steps,
         lines=tuple(lines),
         time_ns=time_ns,
-        wall_ns=timeline.host_period_ns,
+        wall_ns=timeline.period_end_ns - timeline.period_begin_ns,
+        host_ahead_ratio=measure_host_lead(timeline),
         mfu=_measure_mfu(timeline, flops),
         hfu=_measure_hfu(timeline, flops),
     )
+
+
+def measure_host_lead(timeline: Timeline) -> float:
+    """How much shorter the hosts' periods are than those on the timeline, as a ratio."""
+    period_ns = int((timeline.period_end_ns - timeline.period_begin_ns).sum())
+    return 1 - int(timeline.host_period_ns.sum()) / period_ns if period_ns > 0 else 0.0
 
 
 def _useful_ns(
@@ -195,7 +205,7 @@ def _measure_utilisation(
         return useful
     peaks = [flops[rank].peak_flops_per_s for rank in timeline.ranks]
     known = [peak for peak in peaks if not isinstance(peak, Unavailable)]
-    period_ns = timeline.host_period_ns.mean(axis=1)
+    period_ns = (timeline.period_end_ns - timeline.period_begin_ns).mean(axis=1)
     possible = sum(peak * float(ns) * 1e-9 for peak, ns in zip(known, period_ns, strict=True))
     if not possible > 0:
         return Unavailable("steps have no length")

@@ -23,15 +23,19 @@ TENSORBOARD = re.compile(r"^(.*?)(\.\d+)?\.pt\.trace\.json(\.gz)?$")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("windows")
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    for attempt in range(3):
+        folder = tmp_path_factory.mktemp(f"windows{attempt}")
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        # Torch's profiler itself has crashed here (2.13); see `capture/profiling/torch_window`.
+        if done.returncode != -signal.SIGSEGV:
+            break
     assert done.returncode == -signal.SIGKILL, done.stderr
     return folder
 

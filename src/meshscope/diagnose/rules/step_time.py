@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from meshscope.analyze.budget import measure_host_lead
 from meshscope.analyze.phases import Int64s
 from meshscope.analyze.slow_steps import PhaseExcess, find_excess
 from meshscope.analyze.step_pattern import (
@@ -62,6 +63,7 @@ MAX_OTHERS_RATIO = 0.5
 MIN_STEPS_FOR_WARMUP_ALARM = 200
 """Of shorter runs a long warm-up is no news: they were made to look at something else."""
 
+MAX_HOST_LEAD_RATIO = 0.05
 _ONE_RANK_CAUSES = frozenset(
     {"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IN002", "PP003"}
 )
@@ -77,6 +79,14 @@ def job_recurrences(context: Context) -> tuple[Recurrence, ...] | Unavailable:
     """Shared: what recurs is no single slow step."""
     periods = context.obtain(job_periods)
     return periods if isinstance(periods, Unavailable) else find_recurrences(periods)
+
+
+def _runs_ahead(context: Context) -> bool:
+    """Whether hosts fill their devices' queues: their own steps then say nothing about the pace."""
+    timeline = context.timeline
+    if isinstance(timeline, Unavailable):
+        return False
+    return abs(measure_host_lead(timeline)) > MAX_HOST_LEAD_RATIO
 
 
 class StepTimeDrift(Rule):
@@ -95,8 +105,10 @@ class StepTimeDrift(Rule):
     What to change: compare what the report's phases take early and late; look for a growing data
     structure, memory pressure, thermal limits, other jobs on the host.
 
-    When it is wrong: where the work itself grows: longer sequences, a curriculum, more parameters
-    unfrozen. Machines that share their processors drift with their neighbours.
+    When it is wrong: where hosts run ahead of their devices it is silent, since their steps become
+    longer when the queue is full. It is wrong where the work itself grows: longer sequences, a
+    curriculum, more parameters unfrozen. Machines that share their processors drift with their
+    neighbours.
     """
 
     code = "TI001"
@@ -107,7 +119,7 @@ class StepTimeDrift(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
         periods = context.obtain(job_periods)
-        if isinstance(periods, Unavailable):
+        if isinstance(periods, Unavailable) or _runs_ahead(context):
             return
         drift = measure_drift(periods)
         if drift.change_ratio < context.thresholds[MIN_DRIFT_RATIO]:
