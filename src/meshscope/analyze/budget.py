@@ -7,7 +7,7 @@
 Lines are sums of the timeline's pieces, and the wall clock of a step is its period on the same
 line: the host's, or on a device its stream's, from the end of the step before to its own. The
 residual is what of a period no piece covers: 0 unless pieces are damaged. A host that runs ahead of
-its device has other periods until its queue is full (`host_ahead_ratio`); the device's are the pace.
+its device has other periods until its queue is full (`host_ahead_ratio`), and no pace.
 
 Useful compute is the model's FLOPs at the peak of the rank's device (the rank's own FLOPs, which
 differ between stages). Where either is not known, compute is one line and says why. An inefficiency
