@@ -68,7 +68,7 @@ def _run_rank(
         )
         function(rank, world_size)
         dist.barrier()
-        time.sleep(0.1)  # gloo of torch 2.13 may abort when a peer leaves at once
+        _leave_together(rank, world_size)
     except BaseException:  # noqa: BLE001 - the exit code tells
         traceback.print_exc()
         return 1
@@ -76,6 +76,16 @@ def _run_rank(
         sys.stdout.flush()
         sys.stderr.flush()
     return 0
+
+
+def _leave_together(rank: int, world_size: int) -> None:
+    """Gloo of torch 2.13 may abort when a peer leaves while it is still in an operation."""
+    import torch.distributed as dist
+
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"over/{rank}", "1")
+    store.wait([f"over/{other}" for other in range(world_size)], timedelta(seconds=20))
+    time.sleep(0.1)
 
 
 def _wait_for(pid: int, timeout_s: float) -> int:
