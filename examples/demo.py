@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--slow-rank", type=int, default=5)
-    parser.add_argument("--slow-ms", type=float, default=40.0)
+    parser.add_argument("--slow-ms", type=float, default=120.0)
     options = parser.parse_args()
 
     run_dir = options.run_dir / time.strftime("%Y%m%d-%H%M%S")
