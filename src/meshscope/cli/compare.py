@@ -1,7 +1,5 @@
 """`meshscope compare`: two runs side by side, for people, CI systems and programs."""
 
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,18 +7,17 @@ import click
 
 from meshscope.analyze.compare import compare_attempts, judge
 from meshscope.analyze.compare_loss import ABSOLUTE, RELATIVE, Tolerance
-from meshscope.cli import is_color_wanted
-from meshscope.cli.locate import locate_run
+from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.terminal_screen import choose_screen
 from meshscope.errors import UsageError
 from meshscope.report.compare_document import Compared, encode_comparison
 from meshscope.store.reader import Attempt, open_run
 
 if TYPE_CHECKING:
-    from meshscope.report.screen import Screen
+    pass
 
 EXIT_FAILED = 7
 """B is beyond what --fail-on or --fail-on-loss allows."""
-DEFAULT_WIDTH = 100
 
 
 @click.command("compare", short_help="Compare two runs: step time, budget, loss, settings.")
@@ -117,19 +114,13 @@ def command(
     else:
         from meshscope.report.compare_text import render_comparison  # Rich is not needed for JSON
 
-        click.echo(render_comparison(compared, _choose_screen(context)), nl=False, color=True)
+        click.echo(render_comparison(compared, choose_screen(context)), nl=False, color=True)
     if compared.has_failed:
         context.exit(EXIT_FAILED)
 
 
 def _open(path: Path, index: int | None) -> Attempt:
-    run = open_run(locate_run(path))
-    if index is None:
-        return run.last_attempt
-    if index >= len(run.attempts):
-        known = "only attempt 0" if len(run.attempts) == 1 else f"0 to {len(run.attempts) - 1}"
-        raise UsageError(f"{run.path} has no attempt {index}; it has {known}")
-    return run.attempts[index]
+    return pick_attempt(open_run(locate_run(path)), index)
 
 
 def _write_files(compared: Compared, markdown: Path | None, junit: Path | None) -> None:
@@ -148,14 +139,3 @@ def _write(text: str, path: Path) -> None:
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _choose_screen(context: click.Context) -> "Screen":
-    from meshscope.report.screen import Screen
-
-    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-    return Screen(
-        width=shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns,
-        is_colored=is_color_wanted(context),
-        is_unicode=encoding.startswith("utf"),
-    )

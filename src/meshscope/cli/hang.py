@@ -1,7 +1,5 @@
 """`meshscope hang`: which rank holds a stuck or dead job up, and how that is known."""
 
-import shutil
-import sys
 from pathlib import Path
 
 import click
@@ -10,15 +8,14 @@ from meshscope.analyze.flight_recorder import DUMPS_NAME
 from meshscope.analyze.hang import diagnose_hang
 from meshscope.analyze.hang_rules import AFTER_NS
 from meshscope.analyze.processes import this_machine
-from meshscope.cli.locate import locate_run
-from meshscope.errors import UsageError
+from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
 from meshscope.report.hang import TextStyle, render_hang
 from meshscope.report.hang_document import encode_hang
-from meshscope.store.reader import Attempt, Run, open_run
+from meshscope.store.reader import open_run
 
 EXIT_STUCK = 5
 """A hang or a death was found."""
-DEFAULT_WIDTH = 100
 
 
 @click.command("hang", short_help="Say which rank a stuck or dead job waits for.")
@@ -71,7 +68,7 @@ def command(
     """
     directory = locate_run(run)
     opened = open_run(directory)
-    attempt = _pick_attempt(opened, attempt_index)
+    attempt = pick_attempt(opened, attempt_index)
     dumps = flight_recorder
     if dumps is None and (directory / DUMPS_NAME).is_dir():
         dumps = directory / DUMPS_NAME
@@ -86,22 +83,12 @@ def command(
         shown = str(opened.path).encode("utf-8", "replace").decode("utf-8")
         text = encode_hang(hang, run=shown, attempt=attempt.index, shows_all_ranks=all_ranks)
     else:
-        encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
         style = TextStyle(
-            width=shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns,
-            is_unicode=encoding.startswith("utf"),
+            width=terminal_width(),
+            is_unicode=is_unicode_shown(),
             shows_all_ranks=all_ranks,
         )
         text = render_hang(hang, style)
     click.echo(text, nl=False)
     if hang.is_stuck:
         context.exit(EXIT_STUCK)
-
-
-def _pick_attempt(run: Run, index: int | None) -> Attempt:
-    if index is None:
-        return run.last_attempt
-    if index >= len(run.attempts):
-        known = "only attempt 0" if len(run.attempts) == 1 else f"0 to {len(run.attempts) - 1}"
-        raise UsageError(f"{run.path} has no attempt {index}; it has {known}")
-    return run.attempts[index]

@@ -1,10 +1,10 @@
-"""Finds runs below folders, so that RUN may be a run or a folder that holds exactly one."""
+"""Finds runs below folders, so that RUN may be a run or a folder that holds one; and attempts."""
 
 import os
 from pathlib import Path
 
 from meshscope.errors import RunNotFound, UsageError
-from meshscope.store.reader import is_run_directory
+from meshscope.store.reader import Attempt, Run, is_run_directory
 
 MAX_DEPTH = 6
 MAX_LISTED = 10
@@ -25,6 +25,16 @@ def locate_run(path: Path) -> Path:
         more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
         raise UsageError(f"{path} holds {len(found)} runs; give one of them: {listed}{more}")
     return found[0]
+
+
+def pick_attempt(run: Run, index: int | None) -> Attempt:
+    """The attempt that was asked for, else the last."""
+    if index is None:
+        return run.last_attempt
+    if index >= len(run.attempts):
+        known = "only attempt 0" if len(run.attempts) == 1 else f"0 to {len(run.attempts) - 1}"
+        raise UsageError(f"{run.path} has no attempt {index}; it has {known}")
+    return run.attempts[index]
 
 
 def find_runs(folder: Path) -> list[Path]:

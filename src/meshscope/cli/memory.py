@@ -1,21 +1,17 @@
 """`meshscope memory`: what ranks' memory was used for, at every point of a profile."""
 
-import shutil
-import sys
 from pathlib import Path
 
 import click
 
 from meshscope.analyze.memory_attribution import MemoryOverview, summarize_memory
-from meshscope.cli import is_color_wanted
 from meshscope.cli.locate import locate_run
+from meshscope.cli.terminal_screen import choose_screen
 from meshscope.errors import UsageError
 from meshscope.report.plain_document import encode_plain
 from meshscope.store.memory_points import read_memory
 
 DOCUMENT_VERSION = 1
-PIPE_WIDTH = 100
-"""Columns where there is no terminal."""
 
 
 @click.command("memory", short_help="Say what ranks' memory was used for.")
@@ -65,14 +61,8 @@ def command(
         click.echo(_encode(overview), nl=False)
         return
     from meshscope.report.memory_text import render_memory
-    from meshscope.report.screen import Screen
 
-    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-    screen = Screen(
-        width=shutil.get_terminal_size((PIPE_WIDTH, 24)).columns,
-        is_colored=is_color_wanted(context),
-        is_unicode=encoding.startswith("utf"),
-    )
+    screen = choose_screen(context)
     text = render_memory(overview, screen, num_rows=num_rows, rank=rank)
     click.echo(text, nl=False, color=True)  # colours were decided when the text was made
 

@@ -1,7 +1,5 @@
 """`meshscope report`: explains one attempt of a run, for people or as JSON."""
 
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +7,8 @@ import click
 
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.cli import is_color_wanted
-from meshscope.cli.locate import locate_run
+from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.pipeline_view import pipeline_analysis
@@ -22,7 +21,7 @@ from meshscope.report.budget_document import BudgetFacts, build_budget
 from meshscope.report.document import build_report, encode_report
 from meshscope.report.pipeline_document import PipelineFacts, build_pipeline
 from meshscope.report.values import Absent
-from meshscope.store.reader import Attempt, Run, open_run
+from meshscope.store.reader import open_run
 
 if TYPE_CHECKING:
     from meshscope.report.screen import Screen
@@ -110,7 +109,7 @@ def command(
         raise UsageError("--no-diagnosis leaves nothing for --fail-on and thresholds to act on")
     thresholds = choose_thresholds(list_thresholds(), file=thresholds_file, assignments=assignments)
     opened = open_run(locate_run(run))
-    attempt = _pick_attempt(opened, attempt_index)
+    attempt = pick_attempt(opened, attempt_index)
     summary = summarize_attempt(attempt, warmup_steps=warmup_steps)
     diagnosis, budget, pipeline = None, None, None
     if not no_diagnosis:
@@ -151,26 +150,16 @@ def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
     return worst is not None and worst >= parse_severity(word)
 
 
-def _pick_attempt(run: Run, index: int | None) -> Attempt:
-    if index is None:
-        return run.last_attempt
-    if index >= len(run.attempts):
-        known = "only attempt 0" if len(run.attempts) == 1 else f"0 to {len(run.attempts) - 1}"
-        raise UsageError(f"{run.path} has no attempt {index}; it has {known}")
-    return run.attempts[index]
-
-
 def _choose_screen(
     context: click.Context, output: Path | None, *, all_ranks: bool, communication: bool
 ) -> "Screen":
     from meshscope.report.screen import Screen
 
     is_file = output is not None
-    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
     return Screen(
-        width=FILE_WIDTH if is_file else shutil.get_terminal_size((FILE_WIDTH, 24)).columns,
+        width=FILE_WIDTH if is_file else terminal_width(),
         is_colored=not is_file and is_color_wanted(context),
-        is_unicode=is_file or encoding.startswith("utf"),
+        is_unicode=is_file or is_unicode_shown(),
         shows_all_ranks=all_ranks,
         shows_all_communication=communication,
         directory=Path.cwd(),

@@ -1,17 +1,17 @@
 """`meshscope simulate`: what a run would have taken, had something been different."""
 
-import sys
 from pathlib import Path
 
 import click
 
-from meshscope.cli.locate import locate_run
+from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.terminal_screen import is_unicode_shown
 from meshscope.errors import UsageError
 from meshscope.report.simulate_text import encode_simulation, render_simulation
 from meshscope.simulate.edit_text import FORMS, parse_edit
 from meshscope.simulate.simulation import simulate_run, simulate_trace
 from meshscope.simulate.straggler_trace import find_trace_file
-from meshscope.store.reader import Attempt, Run, is_run_directory, open_run
+from meshscope.store.reader import is_run_directory, open_run
 
 
 @click.command("simulate", short_help="Replay a run with other durations.")
@@ -62,20 +62,10 @@ def command(
         simulation = simulate_trace(trace, wanted)
     else:
         opened = open_run(locate_run(run))
-        attempt = _pick_attempt(opened, attempt_index)
+        attempt = pick_attempt(opened, attempt_index)
         simulation = simulate_run(attempt, wanted, name=opened.path.name, warmup_steps=warmup_steps)
     if as_json:
         click.echo(encode_simulation(simulation), nl=False)
         return
-    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-    text = render_simulation(simulation, is_unicode=encoding.startswith("utf"))
+    text = render_simulation(simulation, is_unicode=is_unicode_shown())
     click.echo(text, nl=False)
-
-
-def _pick_attempt(run: Run, index: int | None) -> Attempt:
-    if index is None:
-        return run.last_attempt
-    if index >= len(run.attempts):
-        known = "only attempt 0" if len(run.attempts) == 1 else f"0 to {len(run.attempts) - 1}"
-        raise UsageError(f"{run.path} has no attempt {index}; it has {known}")
-    return run.attempts[index]

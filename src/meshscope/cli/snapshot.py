@@ -1,21 +1,17 @@
 """`meshscope snapshot`: what a memory snapshot of torch.cuda holds."""
 
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from meshscope.analyze.snapshot_summary import summarize_snapshot
-from meshscope.cli import is_color_wanted
+from meshscope.cli.terminal_screen import choose_screen
 from meshscope.errors import UsageError
 from meshscope.ingest.snapshot import read_snapshot
 from meshscope.report.plain_document import encode_plain
 
 DOCUMENT_VERSION = 1
-PIPE_WIDTH = 100
-"""Columns where there is no terminal."""
 
 
 @click.command("snapshot", short_help="Explain a memory snapshot of torch.cuda.")
@@ -54,14 +50,8 @@ def command(
         }
         click.echo(encode_plain(document), nl=False)
         return
-    from meshscope.report.screen import Screen
     from meshscope.report.snapshot_text import render_snapshot
 
-    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-    screen = Screen(
-        width=shutil.get_terminal_size((PIPE_WIDTH, 24)).columns,
-        is_colored=is_color_wanted(context),
-        is_unicode=encoding.startswith("utf"),
-    )
+    screen = choose_screen(context)
     text = render_snapshot(summary, screen, num_rows=num_rows)
     click.echo(text, nl=False, color=True)  # colours were decided when the text was made

@@ -1,7 +1,5 @@
 """`meshscope trace`: what torch.profiler's traces say, of one rank or of many."""
 
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import click
 from meshscope.analyze.trace_diff import compare_traces
 from meshscope.analyze.trace_ranks import compare_ranks
 from meshscope.analyze.trace_summary import TraceSummary, summarize_trace
-from meshscope.cli import is_color_wanted
+from meshscope.cli.terminal_screen import choose_screen
 from meshscope.errors import TraceError
 from meshscope.ingest.kineto import read_trace
 from meshscope.ingest.trace_files import find_traces
@@ -19,8 +17,6 @@ from meshscope.store.trace_cache import load_trace, store_trace
 from meshscope.store.trace_columns import Trace
 
 DOCUMENT_VERSION = 1
-PIPE_WIDTH = 100
-"""Columns where there is no terminal."""
 
 
 @click.command("trace", short_help="Explain traces of torch.profiler.")
@@ -72,15 +68,9 @@ def command(
         }
         click.echo(encode_plain(document), nl=False)
         return
-    from meshscope.report.screen import Screen
     from meshscope.report.trace_text import render_difference, render_traces
 
-    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-    screen = Screen(
-        width=shutil.get_terminal_size((PIPE_WIDTH, 24)).columns,
-        is_colored=is_color_wanted(context),
-        is_unicode=encoding.startswith("utf"),
-    )
+    screen = choose_screen(context)
     if difference is None:
         text = render_traces(summaries, comparison, screen, num_rows=num_rows)
     else:

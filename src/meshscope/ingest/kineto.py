@@ -48,8 +48,7 @@ def read_trace(path: Path, *, with_python: bool = False, use_native: bool | None
     stream = ByteStream(path)
     warnings: list[str] = []
     try:
-        for piece, num_done in _feed(scanner, stream, warnings):
-            del piece, num_done
+        for _ in _feed(scanner, stream, warnings):
             batches.add(scanner.take(), scanner.symbols())
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
@@ -59,7 +58,7 @@ def read_trace(path: Path, *, with_python: bool = False, use_native: bool | None
     return _make_trace(path, scanner, batches, stream, warnings)
 
 
-def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator[tuple[bytes, int]]:
+def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator[None]:
     """Feeds the scanner; yields after each piece that moved it."""
     rest = b""
     for piece in stream:
@@ -67,7 +66,7 @@ def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator
         num_done = scanner.feed(data)
         rest = data[num_done:]
         if num_done:
-            yield piece, num_done
+            yield
         if scanner.state in (ScanState.END, ScanState.BROKEN):
             return
         if len(rest) > MAX_VALUE_BYTES:
