@@ -70,7 +70,8 @@ FLAGS = {
     ],
     "rules": ["--counterparts", "--json"],
     "simulate": ["--attempt", "--edit", "--json", "--warmup"],
-    "trace": ["--against", "--json", "--no-cache", "--top"],
+    "trace": ["--against", "--json", "--layout", "--no-cache", "--rank", "--top"],
+    "import": ["--layout", "--no-cache", "--run-dir", "-o"],
     "memory": ["--html", "--json", "--rank", "--top"],
     "snapshot": ["--device", "--json", "--top"],
     "trigger": ["--ranks", "--steps"],
@@ -210,6 +211,16 @@ STORE_TABLES = {
         "wait_ns",
     ],
     "faults": ["kind_id", "detail_id", "step", "begin_host_mono_ns", "end_host_mono_ns"],
+    "device_gaps": [
+        "step",
+        "unknown_ns",
+        "start_host_mono_ns",
+        "host_ns",
+        "synchronising_ns",
+        "communicating_ns",
+        "launch_ns",
+        "dependency_ns",
+    ],
 }
 
 

@@ -18,7 +18,8 @@ A wait that is smaller than the uncertainty between the two clocks is not known 
 as transfer. A group's operations run in order, one at a time (two with gloo): the part of a
 transfer in which an earlier one was still going on is `queued`.
 
-Wrong where a rank that took part recorded nothing: it may have been the last.
+Wrong where a rank that took part recorded nothing: it may have been the last. In runs made of
+traces, of which a few ranks' are the rule, such operations are not split.
 """
 
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def measure_arrivals(
     ready, blocker = _find_ready(rows, members, holder)
     is_early = has_end & (end - ready <= -CLOCK_ERROR_NS) & (members.kind != Kind.SEND)
     is_split = np.zeros(len(rows), dtype=np.bool_)
-    is_split[row] = has_end & (members.kind != Kind.CUSTOM)
+    is_split[row] = has_end & (members.kind != Kind.CUSTOM) & _is_whole(operations, row)
     last_ns, ready_ns = times.arrival_ns.copy(), times.arrival_ns.copy()
     last_ns[row] = ready
     unsure = alignment.uncertainty_between(members.rank, blocker)
@@ -162,7 +163,18 @@ def measure_arrivals(
         queued_ns=np.clip(free_ns - ready_ns, 0, transfer),
         pure_transfer_ns=pure - np.clip(free_ns - last_ns, 0, np.maximum(pure, 0)),
     )
-    return row_times, _rank_arrivals(members, alignment), int(np.count_nonzero(is_early))
+    arrivals = _rank_arrivals(members, alignment, _is_whole(operations, row[members.first]))
+    return row_times, arrivals, int(np.count_nonzero(is_early))
+
+
+def _is_whole(operations: Operations, row: Int64s) -> Bools:
+    """Rows of groups of which no member is absent; only asked of traces."""
+    if not operations.is_from_traces:
+        return np.ones(len(row), dtype=np.bool_)
+    rows = operations.rows
+    is_whole = np.array([not group.missing_ranks for group in operations.groups] + [False])
+    found: Bools = is_whole[rows.group[row]] | _is_kind(rows.kind[row], POINT_TO_POINT)
+    return found
 
 
 def _collect_members(rows: OperationRows, matches: Matches, times: AlignedTimes) -> _Members:
@@ -291,9 +303,9 @@ def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:
     return moved
 
 
-def _rank_arrivals(members: _Members, alignment: ClockAlignment) -> Arrivals:
+def _rank_arrivals(members: _Members, alignment: ClockAlignment, is_whole: Bools) -> Arrivals:
     first, last, place = members.first, members.last, members.place
-    kept = np.flatnonzero(_is_kind(members.kind[first], EVERYONE))
+    kept = np.flatnonzero(_is_kind(members.kind[first], EVERYONE) & is_whole)
     if not len(kept):
         return _no_arrivals()
     is_last = np.zeros(len(members.row), dtype=np.bool_)

@@ -37,6 +37,8 @@ class Share(StrEnum):
     UNSPLIT = "exposed communication"
     """Waiting or transfer: which, is not known."""
     BUBBLE = "pipeline bubble"
+    COPY = "exposed copies"
+    """Copies between memories with nothing beside them; only traces of a profiler tell."""
     GAP = "host/launch gap"
     INPUT = "input stall"
     CHECKPOINT = "checkpoint"
@@ -51,6 +53,7 @@ SHARE_OF_PHASE = {
     "checkpoint": Share.CHECKPOINT,
     "eval": Share.EVAL,
     "logging": Share.LOGGING,
+    "copy": Share.COPY,
 }
 """Work in any other phase is compute."""
 SHARE_OF_KIND = {

@@ -22,7 +22,10 @@ from meshscope.analyze.phases import Int64s
 from meshscope.analyze.theil_sen import MEDIAN_ERROR, Floats, fit_line, scaled_mad
 
 MIN_DIFFERENCES = 8
-"""With fewer, only bounds count."""
+"""With fewer, the spread is not known well enough to rest on it."""
+MIN_FEW = 3
+"""Of so few, as a trace may have, twice their whole range is the uncertainty; of fewer, only bounds
+count."""
 MIN_FOR_QUICK = 32
 _QUICK_SHARES = (1.0, 0.5, 0.2, 0.05)
 """Shares of the operations, the quickest ones, that are tried: at least so many."""
@@ -200,7 +203,7 @@ def _from_ends(evidence: Evidence, half_ns: float) -> PairLine | None:
     timed = np.isfinite(evidence.difference)
     time, values = evidence.time[timed], evidence.difference[timed]
     if len(values) < MIN_DIFFERENCES:
-        return None
+        return _from_few_ends(time, values, half_ns)
     quickest = np.argsort(evidence.duration[timed], kind="stable")
     found: list[PairLine] = []
     for share in _QUICK_SHARES:
@@ -209,6 +212,21 @@ def _from_ends(evidence: Evidence, half_ns: float) -> PairLine | None:
             kept, rest = quickest[:count], quickest[count : 2 * count]
             found.append(_fit_ends(time, values, kept, rest, half_ns))
     return min(found, key=lambda line: line.error)
+
+
+def _from_few_ends(time: Floats, values: Floats, half_ns: float) -> PairLine | None:
+    """The middle of a few differences, with no drift."""
+    if len(values) < MIN_FEW:
+        return None
+    reach = half_ns + abs(float(np.mean(time)))
+    return PairLine(
+        offset=float(np.median(values)),
+        slope=0.0,
+        slope_error=MAX_DRIFT,
+        error=max(2 * float(np.ptp(values)) + MAX_DRIFT * reach, FLOOR_NS),
+        method=ClockMethod.OPERATIONS,
+        gap=0.0,
+    )
 
 
 def _fit_ends(time: Floats, values: Floats, kept: Int64s, rest: Int64s, half_ns: float) -> PairLine:

@@ -25,7 +25,7 @@ from meshscope.analyze.theil_sen import Floats
 from meshscope.analyze.throughput import RankTokens, measure_tokens, sum_tokens
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.reader import Attempt
-from meshscope.store.traces import TraceWindow, mark_profiled, windows_of
+from meshscope.store.traces import TraceWindow, disturbing_windows, mark_profiled
 
 ONE_NUMBER = Unavailable("one number on each side has no interval")
 PERIOD = "step period"
@@ -171,9 +171,9 @@ def read_side(attempt: Attempt, warmup_steps: int | None) -> Side:
         for name, highest in peaks.items():
             peaks[name] = max(highest, int(int64_column(memory, name).max(initial=-1)))
     num_steps = len(durations.step)
-    num_warmup = count_warmup(num_steps, warmup_steps)
+    num_warmup = count_warmup(num_steps, attempt.choose_warmup(warmup_steps))
     rate = sum_tokens(tokens, attempt.layout, attempt.world_size)
-    windows = windows_of(attempt)
+    windows = disturbing_windows(attempt)
     return Side(
         period_ns=_after(intervals, num_warmup, windows),
         duration_ns=_after(durations, num_warmup, windows),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.analyze.phases import Int64s, PhaseSpans, int64_column, sum_by_stretch
+from meshscope.analyze.phases import Bools, Int64s, PhaseSpans, int64_column, sum_by_stretch
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.columns import Columns
 from meshscope.store.reader import RankRecording
@@ -38,18 +38,18 @@ def split_device_time(
     device_spans: Columns,
     names: Mapping[int, str],
     *,
-    num_steps: int,
-    warmup_steps: int,
+    is_steady: Bools,
 ) -> DeviceSplit:
-    """Device time per phase, over the steps after the warm-up."""
+    """Device time per phase, over the steady ones of the steps."""
     host_row = join_spans(spans, device_spans)
     is_matched = host_row >= 0
     duration = int64_column(device_spans, "duration_ns")
     device_ns = np.zeros(len(spans.start_ns), dtype=np.int64)
-    device_ns[host_row[is_matched]] = duration[is_matched]
+    # A phase has several where a profiler saw the device's gaps.
+    np.add.at(device_ns, host_row[is_matched], duration[is_matched])
     own_ns = device_ns - _children_sum(spans, device_ns)
-    table, phases = sum_by_stretch(spans, own_ns, names, num_stretches=2 * num_steps + 1)
-    steady = table[1::2][warmup_steps:]
+    table, phases = sum_by_stretch(spans, own_ns, names, num_stretches=2 * len(is_steady) + 1)
+    steady = table[1::2][is_steady]
     totals = steady.sum(axis=0).tolist()
     return DeviceSplit(
         phase_ns={name: ns for name, ns in zip(phases, totals, strict=True) if ns},

@@ -100,6 +100,8 @@ class Operations:
     """Rows left out: their times cannot be."""
     num_bad_ends: int
     """Ends before the start, or too late to be true; such rows count as without an end."""
+    is_from_traces: bool = False
+    """Traces of a few ranks are the rule: an absent member of a group may have been the last."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -154,6 +156,7 @@ def load_operations(attempt: Attempt) -> Operations:
         rows=_concatenate([rows for rows, _, _ in parts]),
         num_damaged=sum(damaged for _, damaged, _ in parts),
         num_bad_ends=sum(bad for _, _, bad in parts),
+        is_from_traces=attempt.is_from_traces,
     )
 
 

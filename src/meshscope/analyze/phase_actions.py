@@ -34,6 +34,8 @@ def actions_from_phases(
     timeline: Timeline, attempt: Attempt, chains: Chains
 ) -> Actions | Unavailable:
     """Actions of the kept steps of all ranks in a chain."""
+    if attempt.is_from_traces:
+        return Unavailable("traces tell no pipeline actions: their phases are not a microbatch's")
     position_of = {rank: place for chain in chains for place, rank in enumerate(chain)}
     parts = []
     for place, rank in enumerate(timeline.ranks):

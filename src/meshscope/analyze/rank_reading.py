@@ -93,6 +93,8 @@ def _find_device_steps(
     before = np.minimum(end - host_period, begin)
     before[:1] = begin[:1]
     before[1:] = np.where(has_marks[:-1], end[:-1], np.maximum(before[1:], end[:-1]))
+    is_next = np.append(True, steps.step[1:] == steps.step[:-1] + 1)
+    before = np.where(is_next, before, begin)
     before = np.minimum(before, end)
     return before, np.clip(begin, before, end), end, has_marks
 

@@ -19,7 +19,7 @@ from meshscope.store.columns import Columns, select_rows
 from meshscope.store.reader import Attempt, RankRecording
 from meshscope.store.schema import StepFlag
 from meshscope.store.table_window import TimeWindows
-from meshscope.store.traces import mark_profiled, windows_of
+from meshscope.store.traces import disturbing_windows, mark_profiled
 
 COUNTED_TABLES = ("phases", "spans", "device_spans", "collectives", "waits", "actions")
 """What a timeline reads beside steps."""
@@ -69,6 +69,7 @@ def keep_steps(
     recordings = [recording for recording in attempt if recording.count_rows("steps")]
     if not recordings:
         return Unavailable(NO_STEP)
+    warmup_steps = attempt.choose_warmup(warmup_steps)
     num_kept = _count_kept(recordings, choice)
     if num_kept is None:
         return _keep_whole(attempt, recordings, warmup_steps)
@@ -172,7 +173,7 @@ def _make(
         kept = kept[np.isin(kept, own.step) & ~np.isin(kept, aborted)]
     if not len(kept):
         return Unavailable("no step was finished by every rank")
-    is_profiled = mark_profiled(kept, windows_of(attempt))
+    is_profiled = mark_profiled(kept, disturbing_windows(attempt))
     num_profiled = int(np.count_nonzero(is_profiled))
     kept = kept[~is_profiled]
     if not len(kept):
@@ -198,4 +199,7 @@ def _find_moments(times: StepTimes, kept: Int64s) -> tuple[Int64s, Int64s, Int64
     order = np.argsort(times.step, kind="stable")
     row = order[np.searchsorted(times.step[order], kept)]
     before = np.append(times.start_ns[:1], times.end_ns[:-1])
+    # Traces have windows of steps: what was between them is not known.
+    is_next = np.append(False, times.step[1:] == times.step[:-1] + 1)
+    before = np.where(is_next, before, times.start_ns)
     return before[row], times.start_ns[row], times.end_ns[row]

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.analyze.intervals import Stretches, complement, unite
+from meshscope.analyze.intervals import Stretches, complement
+from meshscope.analyze.trace_spans import unite_events
 from meshscope.store.trace_columns import Category, Trace
 
 Int64s = npt.NDArray[np.int64]
@@ -43,61 +44,109 @@ class IdleTime:
     num_gaps: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IdleGaps:
+    """Gaps in order of time, with how long each was for which cause."""
+
+    begin_ns: Int64s
+    end_ns: Int64s
+    following: Int64s
+    """The event that ends it; -1: none does."""
+    host_ns: Int64s
+    synchronising_ns: Int64s
+    communicating_ns: Int64s
+    launch_ns: Int64s
+    dependency_ns: Int64s
+    unknown_ns: Int64s
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    def sum_up(self, picked: npt.NDArray[np.bool_] | slice = slice(None)) -> IdleTime:
+        """Some of them together."""
+        return IdleTime(
+            total_ns=int((self.end_ns - self.begin_ns)[picked].sum()),
+            host_ns=int(self.host_ns[picked].sum()),
+            synchronising_ns=int(self.synchronising_ns[picked].sum()),
+            communicating_ns=int(self.communicating_ns[picked].sum()),
+            launch_ns=int(self.launch_ns[picked].sum()),
+            dependency_ns=int(self.dependency_ns[picked].sum()),
+            unknown_ns=int(self.unknown_ns[picked].sum()),
+            num_gaps=len(self.begin_ns[picked]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostCalls:
+    """When the host was in calls that explain why it launched nothing."""
+
+    synchronising: Stretches
+    communicating: Stretches
+
+
+def find_calls(trace: Trace) -> HostCalls:
+    """Of all threads."""
+    return HostCalls(
+        synchronising=find_synchronising(trace),
+        communicating=_host_stretches(trace, COMMUNICATING, Category.ANNOTATION, Category.CPU_OP),
+    )
+
+
 def explain_idle(
-    trace: Trace, rows: Int64s, launch: Int64s, begin_ns: int, end_ns: int
+    trace: Trace,
+    rows: Int64s,
+    launch: Int64s,
+    begin_ns: int,
+    end_ns: int,
+    calls: HostCalls | None = None,
 ) -> IdleTime:
     """The gaps between `begin_ns` and `end_ns` of a device whose events are `rows`."""
+    return find_gaps(trace, rows, launch, begin_ns, end_ns, calls).sum_up()
+
+
+def find_gaps(
+    trace: Trace,
+    rows: Int64s,
+    launch: Int64s,
+    begin_ns: int,
+    end_ns: int,
+    calls: HostCalls | None = None,
+) -> IdleGaps:
+    """The same, gap by gap; `calls` are the trace's, where they were found before."""
     events = trace.events
-    busy = unite(events.begin_ns[rows], events.end_ns[rows])
+    busy = unite_events(trace, rows)
     gaps = complement(busy, begin_ns, end_ns)
-    if not len(gaps) or not len(rows):
-        return _make(gaps, *(np.zeros(len(gaps), dtype=np.int64) for _ in range(6)))
     order = rows[np.argsort(events.begin_ns[rows], kind="stable")]
     place = np.searchsorted(events.begin_ns[order], gaps.end_ns)
-    following = order[np.minimum(place, len(order) - 1)]
-    call = np.where(place < len(order), launch[following], -1)
-    launched = np.where(call >= 0, events.begin_ns[call], gaps.begin_ns)
+    following = np.append(order, -1)[np.minimum(place, len(order))]
+    call = np.where(following >= 0, launch[following], -1) if len(launch) else following
+    launched = np.where(call >= 0, events.begin_ns[call], gaps.begin_ns) if len(events) else call
     length = gaps.end_ns - gaps.begin_ns
     host_end = np.clip(launched, gaps.begin_ns, gaps.end_ns)
     host = host_end - gaps.begin_ns
     rest = length - host
     was_queued = host == 0
     launching = np.where(was_queued, 0, np.minimum(rest, LAUNCH_NS))
-    synchronising = _host_stretches(trace, SYNCHRONISING, Category.RUNTIME)
-    communicating = _host_stretches(trace, COMMUNICATING, Category.ANNOTATION, Category.CPU_OP)
-    in_sync = synchronising.within(gaps.begin_ns, host_end)
-    in_call = np.minimum(communicating.within(gaps.begin_ns, host_end), host - in_sync)
+    calls = calls or find_calls(trace)
+    in_sync = calls.synchronising.within(gaps.begin_ns, host_end)
+    in_call = np.minimum(calls.communicating.within(gaps.begin_ns, host_end), host - in_sync)
     is_known = call >= 0
-    return _make(
-        gaps,
-        np.where(is_known, host - in_sync - in_call, 0),
-        np.where(is_known, in_sync, 0),
-        np.where(is_known, in_call, 0),
-        np.where(is_known, launching, 0),
-        np.where(is_known, rest - launching, 0),
-        np.where(is_known, 0, length),
+    return IdleGaps(
+        begin_ns=gaps.begin_ns,
+        end_ns=gaps.end_ns,
+        following=following,
+        host_ns=np.where(is_known, host - in_sync - in_call, 0),
+        synchronising_ns=np.where(is_known, in_sync, 0),
+        communicating_ns=np.where(is_known, in_call, 0),
+        launch_ns=np.where(is_known, launching, 0),
+        dependency_ns=np.where(is_known, rest - launching, 0),
+        unknown_ns=np.where(is_known, 0, length),
     )
 
 
-def _make(
-    gaps: Stretches,
-    host: Int64s,
-    synchronising: Int64s,
-    communicating: Int64s,
-    launching: Int64s,
-    dependency: Int64s,
-    unknown: Int64s,
-) -> IdleTime:
-    return IdleTime(
-        total_ns=gaps.total_ns,
-        host_ns=int(host.sum()),
-        synchronising_ns=int(synchronising.sum()),
-        communicating_ns=int(communicating.sum()),
-        launch_ns=int(launching.sum()),
-        dependency_ns=int(dependency.sum()),
-        unknown_ns=int(unknown.sum()),
-        num_gaps=len(gaps),
-    )
+def find_synchronising(trace: Trace) -> Stretches:
+    """When the host waited for the device."""
+    return _host_stretches(trace, SYNCHRONISING, Category.RUNTIME)
 
 
 def _host_stretches(trace: Trace, parts: tuple[str, ...], *categories: Category) -> Stretches:
@@ -110,4 +159,4 @@ def _host_stretches(trace: Trace, parts: tuple[str, ...], *categories: Category)
         if place >= 0 and any(part in trace.strings[place][:200].lower() for part in parts)
     ]
     rows = rows[np.isin(events.name[rows], np.array(wanted, dtype=np.int64))]
-    return unite(events.begin_ns[rows], events.end_ns[rows])
+    return unite_events(trace, rows)

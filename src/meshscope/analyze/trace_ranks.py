@@ -1,26 +1,43 @@
 """Traces of several ranks together: whose collective is whose, who came late, how fast data moved.
 
-The k-th collective of a process group on one rank is the k-th on every other: matched by group and
-order, and checked by kind and size; where counts differ the windows are taken to end together, and
-what does not agree is left out and counted. Kernels of one collective end together, so the median
-of the differences of their ends is the difference of the ranks' clocks, and its spread the error. A
-kernel begins when its rank is there: the last to begin is the one the others waited for.
-wait = last begin - own begin, transfer = own end - last begin; busbw is as nccl-tests define it,
-over transfer.
+Collectives of a group are matched by the number the group itself gives them (`Seq`), else by their
+order: the windows are then taken to end together. Messages between two ranks are matched by sender,
+receiver, group and order; where the trace does not tell a peer, only in groups of two. Where traces
+tell no group at all, all ranks are taken for one: order among those of the same kind and size
+decides, what does not run at the same time is left out, and how many were so is said. Kind and size
+are checked; what does not agree is left out and counted.
+
+Kernels of one collective end together, so the median of the differences of their ends is the
+difference of the ranks' clocks, and its spread the error; ranks that share none are aligned through
+others, and errors add. A kernel begins when its rank is there: the last to begin is the one the
+others waited for. wait = last begin - own begin, transfer = own end - last begin; busbw is as
+nccl-tests define it, over transfer. A receiver that waits for its sender waits too, but the sender
+is not called late: it may have had to compute what it sends.
+
+Exposed communication of a rank is split alike: what of it lies before the last begin is wait, the
+rest is transfer; where several collectives overlap a moment counts for the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from meshscope.analyze.intervals import Stretches
 from meshscope.analyze.trace_collectives import TraceCollective
+from meshscope.analyze.trace_communication import take_turns
+from meshscope.analyze.trace_messages import POINT_TO_POINT
 from meshscope.analyze.trace_summary import TraceSummary
 from meshscope.core.unavailable import Unavailable
+
+Int64s = npt.NDArray[np.int64]
 
 MIN_FOR_CLOCK = 3
 """Collectives it takes to speak of a clock's offset."""
 BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+UNEVEN = frozenset(("all_to_all", "gather", "scatter", "unknown"))
+"""Kinds in which each rank may have a size of its own."""
 SYMMETRIC = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 
 
@@ -39,11 +56,13 @@ class MatchedCollective:
     """One collective on all the ranks there are traces of."""
 
     kind: str
+    axis: str
     group: str
     size_bytes: int | Unavailable
+    """Of the rank with the largest."""
     group_size: int
     ranks: tuple[int, ...]
-    """Those whose traces are here."""
+    """Those whose traces are here; of a message the sender and the receiver, in order of rank."""
     last_rank: int
     wait_ns: tuple[int, ...]
     transfer_ns: int
@@ -62,14 +81,52 @@ class LateRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedSplit:
+    """Exposed communication: wait + transfer + unmatched == exposed."""
+
+    exposed_ns: int
+    wait_ns: int
+    """For the last rank of a collective to begin."""
+    transfer_ns: int
+    unmatched_ns: int
+    """In collectives that were not found on the other ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedPart:
+    """What was exposed in one step, or along one axis."""
+
+    name: str
+    """The step's number, `outside` of steps; or axis and kind."""
+    split: ExposedSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExposed:
+    """Exposed communication of one device of a rank, or of its host where there is no device."""
+
+    rank: int
+    device: int | None
+    split: ExposedSplit
+    steps: tuple[ExposedPart, ...]
+    """Of collectives by the step that launched them, beside all compute of the device."""
+    axes: tuple[ExposedPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
     """Several ranks' traces."""
 
     ranks: tuple[int, ...]
     clocks: tuple[RankClock, ...] | Unavailable
+    unaligned: tuple[int, ...]
+    """Ranks that share too few collectives with the others to align their clocks."""
     matched: tuple[MatchedCollective, ...]
+    num_assumed: int
+    """Of them, those of traces that tell no group: taken for one of all ranks."""
     num_unmatched: int
     late: tuple[LateRank, ...]
+    exposed: tuple[RankExposed, ...]
 
 
 def compare_ranks(summaries: Sequence[TraceSummary]) -> RankComparison | Unavailable:
@@ -83,104 +140,210 @@ def compare_ranks(summaries: Sequence[TraceSummary]) -> RankComparison | Unavail
         by_rank[summary.rank] = summary
     if len(by_rank) < 2:
         return Unavailable("it takes traces of two ranks or more")
-    groups = {rank: _by_group(summary) for rank, summary in sorted(by_rank.items())}
-    sets, num_unmatched = _match(groups)
-    clocks = _align(sets, tuple(groups))
+    by_rank = dict(sorted(by_rank.items()))
+    ranks = tuple(by_rank)
+    sets, num_unmatched = _match({rank: _by_key(one) for rank, one in by_rank.items()})
+    clocks = _align(sets, ranks)
     if isinstance(clocks, Unavailable):
         return RankComparison(
-            ranks=tuple(groups), clocks=clocks, matched=(), num_unmatched=num_unmatched, late=()
+            ranks=ranks,
+            clocks=clocks,
+            unaligned=ranks[1:],
+            matched=(),
+            num_assumed=0,
+            num_unmatched=num_unmatched,
+            late=(),
+            exposed=(),
         )
     offset = {clock.rank: clock.offset_ns for clock in clocks}
     unsure = max((clock.uncertainty_ns for clock in clocks), default=0.0)
-    matched = tuple(_measure(one, offset) for one in sets if set(one) <= set(offset))
+    usable = [one for one in sets if set(one.members) <= set(offset)]
+    together = [one for one in usable if one.is_certain or _is_at_once(one, offset, unsure)]
+    num_unmatched += sum(len(one.members) for one in usable) - sum(
+        len(one.members) for one in together
+    )
+    matched = tuple(_measure(one, offset) for one in together)
     return RankComparison(
-        ranks=tuple(groups),
+        ranks=ranks,
         clocks=clocks,
+        unaligned=tuple(rank for rank in ranks if rank not in offset),
         matched=matched,
+        num_assumed=sum(not one.is_certain for one in together),
         num_unmatched=num_unmatched,
         late=_rank_late(matched, unsure),
+        exposed=tuple(_split_exposed(by_rank, together, offset)),
     )
 
 
-_Groups = dict[tuple[str, str], list[TraceCollective]]
-_Set = dict[int, TraceCollective]
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What collectives have in common that may be one."""
+
+    group: str
+    ranks: tuple[int, ...]
+    kind: str
+    """Only where the group is not enough."""
+    size: str
+    pair: tuple[int, int] | None
+    """Sender and receiver."""
+    is_certain: bool
 
 
-def _by_group(summary: TraceSummary) -> _Groups:
-    found: _Groups = {}
-    for device in summary.devices:
-        for one in device.collectives:
-            key = (one.group or one.description, ",".join(map(str, one.ranks)))
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """One collective by rank."""
+
+    members: dict[int, TraceCollective]
+    is_certain: bool
+
+
+_Keyed = dict[_Key | None, list[TraceCollective]]
+
+
+def _by_key(summary: TraceSummary) -> _Keyed:
+    found: _Keyed = {}
+    listed = [one for device in summary.devices for one in device.collectives]
+    for one in listed or summary.host.collectives:
+        for key in _make_keys(one):
+            is_assumed = key is not None and not key.is_certain
+            if is_assumed and (summary.num_groups or not listed):
+                key = None  # which of the groups it is would be a guess
             found.setdefault(key, []).append(one)
     return found
 
 
-def _match(groups: dict[int, _Groups]) -> tuple[list[_Set], int]:
+def _make_keys(one: TraceCollective) -> list[_Key | None]:
+    """One, or one for each message of a batch; None for what cannot be matched."""
+    group = one.group or one.description
+    if one.kind == POINT_TO_POINT:
+        # Messages have an order of their own, beside that of their group's collectives.
+        if one.messages:
+            return [_Key(group, one.ranks, "", "", message, True) for message in one.messages]
+        return [_Key(group, one.ranks, one.kind, "", None, True) if len(one.ranks) == 2 else None]
+    if group:
+        return [_Key(group, one.ranks, "", "", None, True)]
+    return [_Key("", one.ranks, *_likeness(one), None, bool(one.ranks))]
+
+
+def _match(keyed: dict[int, _Keyed]) -> tuple[list[_Set], int]:
     sets: list[_Set] = []
-    num_unmatched = 0
-    for key in dict.fromkeys(key for found in groups.values() for key in found):
-        members = {rank: found[key] for rank, found in groups.items() if key in found}
-        shared = min(map(len, members.values()))
-        num_unmatched += sum(len(found) - shared for found in members.values())
-        if len(members) < 2:
-            num_unmatched += shared
+    num_unmatched = sum(len(found.pop(None, [])) for found in keyed.values())
+    for key in dict.fromkeys(key for found in keyed.values() for key in found):
+        if key is None:
             continue
-        for place in range(-shared, 0):
-            one = {rank: found[place] for rank, found in members.items()}
-            if len({(each.kind, str(each.size_bytes)) for each in one.values()}) == 1:
-                sets.append(one)
-            else:
-                num_unmatched += len(one)
+        members = {rank: found[key] for rank, found in keyed.items() if key in found}
+        num_all = sum(map(len, members.values()))
+        is_whole = key.pair is None or set(members) == set(key.pair)
+        matched = list(_match_key(members, key)) if len(members) > 1 and is_whole else []
+        sets += matched
+        num_unmatched += num_all - sum(len(one.members) for one in matched)
     return sets, num_unmatched
 
 
+def _match_key(members: dict[int, list[TraceCollective]], key: _Key) -> Iterator[_Set]:
+    numbered = None if key.pair is not None else _by_sequence(members)
+    if numbered is None:
+        shared = min(map(len, members.values()))
+        numbered = [
+            {rank: found[place] for rank, found in members.items()} for place in range(-shared, 0)
+        ]
+    for one in numbered:
+        alike = {_likeness(each) for each in one.values()}
+        if key.pair is not None and any(len(each.messages) > 1 for each in one.values()):
+            alike = {(kind, "") for kind, _ in alike}
+        if len(alike) == 1:
+            yield _Set(one, key.is_certain)
+
+
+def _likeness(one: TraceCollective) -> tuple[str, str]:
+    """Equal on all ranks of one collective."""
+    is_even = one.kind not in UNEVEN and len(one.messages) < 2
+    return one.kind, str(one.size_bytes) if is_even else ""
+
+
+def _by_sequence(
+    members: dict[int, list[TraceCollective]],
+) -> list[dict[int, TraceCollective]] | None:
+    """Those with the same number on all ranks; None where numbers are missing."""
+    if any(one.sequence is None for found in members.values() for one in found):
+        return None
+    by_number: dict[tuple[int | None, int], dict[int, TraceCollective]] = {}
+    for rank, found in members.items():
+        seen: dict[int | None, int] = {}
+        for one in found:
+            # A group that coalesces gives several the same number.
+            place = seen[one.sequence] = seen.get(one.sequence, -1) + 1
+            by_number.setdefault((one.sequence, place), {})[rank] = one
+    return [one for one in by_number.values() if len(one) == len(members)]
+
+
 def _align(sets: list[_Set], ranks: tuple[int, ...]) -> tuple[RankClock, ...] | Unavailable:
-    """Offsets against the first rank, over the collectives both are in."""
-    first = ranks[0]
-    clocks = [RankClock(rank=first, offset_ns=0.0, uncertainty_ns=0.0, num_collectives=0)]
-    for rank in ranks[1:]:
-        differences = np.array(
-            [
-                _end(one[rank]) - _end(one[first])
-                for one in sets
-                if rank in one and first in one and one[rank].kind in SYMMETRIC
-            ],
-            dtype=np.float64,
+    """Offsets against the first rank, over the collectives that two ranks share."""
+    differences: dict[tuple[int, int], list[int]] = {}
+    for one in sets:
+        first, *others = sorted(one.members)
+        if one.members[first].kind in SYMMETRIC:
+            for rank in others:
+                difference = one.members[rank].end_ns - one.members[first].end_ns
+                differences.setdefault((first, rank), []).append(difference)
+    usable = {pair: found for pair, found in differences.items() if len(found) >= MIN_FOR_CLOCK}
+    clocks = {
+        ranks[0]: RankClock(rank=ranks[0], offset_ns=0.0, uncertainty_ns=0.0, num_collectives=0)
+    }
+    while True:
+        edges = [
+            (len(found), known, other, sign, found)
+            for (low, high), found in usable.items()
+            for known, other, sign in ((low, high, 1), (high, low, -1))
+            if known in clocks and other not in clocks
+        ]
+        if not edges:
+            break
+        count, known, other, sign, found = max(edges, key=lambda edge: (edge[0], -edge[2]))
+        values = np.array(found, dtype=np.float64) * sign
+        middle = float(np.median(values))
+        spread = float(np.median(np.abs(values - middle)))
+        clocks[other] = RankClock(
+            rank=other,
+            offset_ns=clocks[known].offset_ns + middle,
+            uncertainty_ns=clocks[known].uncertainty_ns + spread,
+            num_collectives=count,
         )
-        if len(differences) < MIN_FOR_CLOCK:
-            return Unavailable(
-                f"ranks {first} and {rank} share {len(differences)} collectives that end "
-                f"together; it takes {MIN_FOR_CLOCK} to align their clocks"
-            )
-        offset = float(np.median(differences))
-        spread = float(np.median(np.abs(differences - offset)))
-        clocks.append(
-            RankClock(
-                rank=rank,
-                offset_ns=offset,
-                uncertainty_ns=spread,
-                num_collectives=len(differences),
-            )
+    if len(clocks) < 2:
+        most = max(map(len, differences.values()), default=0)
+        return Unavailable(
+            f"ranks {ranks[0]} and {ranks[1]} share {most} collectives that end together; "
+            f"it takes {MIN_FOR_CLOCK} to align their clocks"
         )
-    return tuple(clocks)
+    return tuple(clocks[rank] for rank in sorted(clocks))
 
 
-def _end(one: TraceCollective) -> int:
-    return one.begin_ns + one.duration_ns
+def _is_at_once(one: _Set, offset: dict[int, float], unsure_ns: float) -> bool:
+    """Nobody leaves a symmetric collective before the last is there."""
+    if next(iter(one.members.values())).kind not in SYMMETRIC:
+        return True
+    last = max(each.begin_ns - offset[rank] for rank, each in one.members.items())
+    first_end = min(each.end_ns - offset[rank] for rank, each in one.members.items())
+    return last <= first_end + 2 * unsure_ns
 
 
-def _measure(one: _Set, offset: dict[int, float]) -> MatchedCollective:
+def _measure(found: _Set, offset: dict[int, float]) -> MatchedCollective:
+    one = found.members
     ranks = tuple(sorted(one))
     begin = {rank: one[rank].begin_ns - offset[rank] for rank in ranks}
     last_rank = max(ranks, key=lambda rank: begin[rank])
     last = begin[last_rank]
-    transfer = max(0, round(max(_end(one[rank]) - offset[rank] - last for rank in ranks)))
+    transfer = max(0, round(max(one[rank].end_ns - offset[rank] - last for rank in ranks)))
     example = one[ranks[0]]
-    size = example.size_bytes
+    sizes = [each.size_bytes for each in one.values()]
+    size = max(
+        (size for size in sizes if not isinstance(size, Unavailable)), default=example.size_bytes
+    )
     known = example.group_size
     group_size = len(ranks) if isinstance(known, Unavailable) else known
     return MatchedCollective(
         kind=example.kind,
+        axis=example.axis,
         group=example.description or example.group,
         size_bytes=size,
         group_size=group_size,
@@ -208,7 +371,7 @@ def _rank_late(matched: tuple[MatchedCollective, ...], unsure_ns: float) -> tupl
     found: dict[int, list[int]] = {}
     for one in matched:
         others = [wait for wait in one.wait_ns if wait > 0]
-        if not others or min(others) <= 2 * unsure_ns:
+        if one.kind == POINT_TO_POINT or not others or min(others) <= 2 * unsure_ns:
             continue
         entry = found.setdefault(one.last_rank, [0, 0])
         entry[0] += 1
@@ -218,3 +381,82 @@ def _rank_late(matched: tuple[MatchedCollective, ...], unsure_ns: float) -> tupl
         for rank, (count, wait) in found.items()
     )
     return tuple(sorted(rows, key=lambda row: -row.caused_wait_ns))
+
+
+def _split_exposed(
+    by_rank: dict[int, TraceSummary], sets: list[_Set], offset: dict[int, float]
+) -> Iterator[RankExposed]:
+    """Of every aligned rank, device by device."""
+    last_begin: dict[tuple[int, int], int] = {}
+    for one in sets:
+        last = max(each.begin_ns - offset[rank] for rank, each in one.members.items())
+        for rank, each in one.members.items():
+            there = round(last + offset[rank])
+            # Of several messages in one kernel the last counts.
+            last_begin[rank, each.row] = max(there, last_begin.get((rank, each.row), there))
+    for rank, summary in by_rank.items():
+        if rank not in offset:
+            continue
+        for device in summary.devices:
+            number = device.breakdown.device
+            yield _split_one(rank, number, device.collectives, device.exposed_spans, last_begin)
+        if not summary.devices:
+            host = summary.host
+            yield _split_one(rank, None, host.collectives, host.exposed_spans, last_begin)
+
+
+def _split_one(
+    rank: int,
+    device: int | None,
+    collectives: tuple[TraceCollective, ...],
+    spans: tuple[tuple[int, int], ...],
+    last_begin: dict[tuple[int, int], int],
+) -> RankExposed:
+    pairs = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    exposed = Stretches(pairs[:, 0], pairs[:, 1])
+    begin = np.array([one.begin_ns for one in collectives], dtype=np.int64)
+    end = np.array([one.end_ns for one in collectives], dtype=np.int64)
+    first, last = take_turns(begin, end)
+    known = [last_begin.get((rank, one.row)) for one in collectives]
+    is_matched = np.array([moment is not None for moment in known], dtype=np.bool_)
+    there = np.array([moment or 0 for moment in known], dtype=np.int64)
+    own = exposed.within(first, last)
+    wait = np.where(is_matched, exposed.within(first, np.clip(there, first, last)), 0)
+    transfer = np.where(is_matched, own - wait, 0)
+    split = ExposedSplit(
+        exposed_ns=exposed.total_ns,
+        wait_ns=int(wait.sum()),
+        transfer_ns=int(transfer.sum()),
+        unmatched_ns=exposed.total_ns - int(wait.sum()) - int(transfer.sum()),
+    )
+    steps = ["outside" if one.step is None else str(one.step) for one in collectives]
+    axes = [f"{one.axis} {one.kind}" for one in collectives]
+    return RankExposed(
+        rank=rank,
+        device=device,
+        split=split,
+        steps=_group_parts(steps, own, wait, transfer),
+        axes=_group_parts(axes, own, wait, transfer),
+    )
+
+
+def _group_parts(
+    names: list[str], own: Int64s, wait: Int64s, transfer: Int64s
+) -> tuple[ExposedPart, ...]:
+    places: dict[str, int] = {}
+    key = np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
+    sums = np.zeros((3, len(places)), dtype=np.int64)
+    for line, values in zip(sums, (own, wait, transfer), strict=True):
+        np.add.at(line, key, values)
+    return tuple(
+        ExposedPart(
+            name=name,
+            split=ExposedSplit(
+                exposed_ns=int(sums[0, at]),
+                wait_ns=int(sums[1, at]),
+                transfer_ns=int(sums[2, at]),
+                unmatched_ns=int(sums[0, at] - sums[1, at] - sums[2, at]),
+            ),
+        )
+        for name, at in places.items()
+    )

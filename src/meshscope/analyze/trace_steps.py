@@ -38,6 +38,16 @@ class TraceSteps:
         is_inside = (place >= 0) & (moment_ns < self.end_ns[place])
         return np.where(is_inside, place, -1).astype(np.int32)
 
+    def numbers_at(self, places: Int32s) -> list[int | None]:
+        """The number of the step at each place; None for -1."""
+        if not len(self):
+            return [None] * len(places)
+        numbers = self.number[places].tolist()
+        return [
+            number if place >= 0 else None
+            for number, place in zip(numbers, places.tolist(), strict=True)
+        ]
+
 
 def find_steps(trace: Trace) -> TraceSteps:
     """The annotations named ProfilerStep#n, one for each n."""
@@ -87,3 +97,12 @@ def assign_steps(trace: Trace, steps: TraceSteps, launch: Int64s) -> Int32s:
     """For each event the place of its step; -1 outside of all."""
     moment = np.where(launch >= 0, trace.events.begin_ns[launch], trace.events.begin_ns)
     return steps.locate(moment)
+
+
+def split_by_step(rows: Int64s, step_of: Int32s) -> list[tuple[int, Int64s]]:
+    """Place of each step that has any of the events, and these in their own order."""
+    own = step_of[rows]
+    order = np.argsort(own, kind="stable")
+    places, first = np.unique(own[order], return_index=True)
+    parts = np.split(rows[order], first[1:])
+    return [(place, part) for place, part in zip(places.tolist(), parts, strict=True) if place >= 0]

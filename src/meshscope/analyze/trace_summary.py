@@ -5,18 +5,34 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.analyze.intervals import unite
+from meshscope.analyze.intervals import subtract
+from meshscope.analyze.trace_axes import AxisNamer, find_rank
 from meshscope.analyze.trace_collectives import TraceCollective, list_collectives
-from meshscope.analyze.trace_idle import IdleTime, explain_idle
+from meshscope.analyze.trace_communication import (
+    AxisRow,
+    CollectiveColumns,
+    as_columns,
+    tabulate_axes,
+)
+from meshscope.analyze.trace_host import HostSummary, summarize_host
+from meshscope.analyze.trace_idle import HostCalls, IdleTime, explain_idle, find_calls
 from meshscope.analyze.trace_kernels import (
     KernelClasses,
     Recognition,
     Work,
     classify_kernels,
 )
+from meshscope.analyze.trace_launches import LaunchQueue, measure_launches
 from meshscope.analyze.trace_modules import ModuleRow, tabulate_modules
 from meshscope.analyze.trace_roofline import OperatorRate, measure_rates
-from meshscope.analyze.trace_steps import TraceSteps, assign_steps, find_launches, find_steps
+from meshscope.analyze.trace_spans import find_ends, unite_events
+from meshscope.analyze.trace_steps import (
+    TraceSteps,
+    assign_steps,
+    find_launches,
+    find_steps,
+    split_by_step,
+)
 from meshscope.analyze.trace_tables import (
     KernelRow,
     OperatorRow,
@@ -30,25 +46,22 @@ from meshscope.analyze.trace_time import (
     find_devices,
     unite_work,
 )
+from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.trace_columns import Category, Trace, TraceCounts
+from meshscope.store.trace_columns import Trace, TraceCounts
 
 Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchQueue:
-    """How far ahead of the device its host was, over the device work whose launch is known.
+class DeviceStep:
+    """One profiler step on one device, beside its times: why it idled, whom it talked to."""
 
-    The delay is from the begin of the launching call to the begin of the work: short delays mean
-    that the device waited for its host."""
-
-    num_launches: int
-    median_delay_ns: float
-    p5_delay_ns: float
-    p95_delay_ns: float
-    num_graph_kernels: int
-    """Launched by a graph: one call for many."""
+    step: int
+    idle: IdleTime
+    """Sums to the step's idle time."""
+    communication: tuple[AxisRow, ...]
+    """Sums to the step's communication and exposed communication."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,27 +70,19 @@ class DeviceSummary:
 
     breakdown: DeviceBreakdown
     idle: IdleTime
+    communication: tuple[AxisRow, ...]
+    """By axis and kind; sums to the device's."""
+    steps: tuple[DeviceStep, ...]
     launches: LaunchQueue | Unavailable
     kernels: tuple[KernelRow, ...]
     operators: tuple[OperatorRow, ...]
     rates: tuple[OperatorRate, ...]
     modules: tuple[ModuleRow, ...]
     collectives: tuple[TraceCollective, ...]
+    exposed_spans: tuple[tuple[int, int], ...]
+    """When communication was exposed, begin and end."""
     symmetric_ns: int
     """Of compute: kernels that communicate over symmetric memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSummary:
-    """What the host's threads did, for traces without a device."""
-
-    total_ns: int
-    operator_ns: int
-    """The union of all operators of all threads."""
-    communication_ns: int
-    """The union of the collectives' calls."""
-    steps: tuple[tuple[int, int], ...]
-    """Number and length of each profiler step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,8 @@ class TraceSummary:
     source: str
     rank: int | Unavailable
     world_size: int | Unavailable
+    num_groups: int
+    """Process groups in the header's table."""
     counts: TraceCounts
     recognition: Recognition
     warnings: tuple[str, ...]
@@ -94,106 +101,103 @@ class TraceSummary:
     host: HostSummary
 
 
-def summarize_trace(trace: Trace) -> TraceSummary:
-    """Everything that one trace alone can tell."""
+def summarize_trace(trace: Trace, *, layout: Layout | None = None) -> TraceSummary:
+    """Everything that one trace alone can tell; a layout names axes that the trace does not."""
     classes = classify_kernels(trace)
     steps = find_steps(trace)
     launch = find_launches(trace)
-    operator_of = find_operators(trace, launch)
-    step_of = assign_steps(trace, steps, launch)
+    view = _View(
+        trace=trace,
+        classes=classes,
+        steps=steps,
+        launch=launch,
+        operator_of=find_operators(trace, launch),
+        step_of=assign_steps(trace, steps, launch),
+        calls=find_calls(trace),
+        namer=AxisNamer(trace.groups, world_size=trace.world_size, layout=layout),
+    )
     device_of = find_devices(trace, classes.work)
     devices = tuple(
-        _summarize_device(
-            trace,
-            classes,
-            breakdown,
-            np.flatnonzero(device_of == breakdown.device),
-            launch,
-            operator_of,
-        )
-        for breakdown in break_down_devices(trace, classes, steps, step_of)
+        _summarize_device(view, breakdown, np.flatnonzero(device_of == breakdown.device))
+        for breakdown in break_down_devices(trace, classes, steps, view.step_of)
     )
     return TraceSummary(
         source=trace.source,
-        rank=trace.rank,
+        rank=find_rank(trace),
         world_size=trace.world_size,
+        num_groups=len(trace.groups),
         counts=trace.counts,
         recognition=classes.recognition,
         warnings=(*trace.warnings, *classes.recognition.warnings),
         devices=devices,
-        host=_summarize_host(trace, steps),
+        host=summarize_host(trace, steps, view.namer, has_device=bool(devices)),
     )
 
 
-def _summarize_device(
-    trace: Trace,
-    classes: KernelClasses,
-    breakdown: DeviceBreakdown,
-    rows: Int64s,
-    launch: Int64s,
-    operator_of: Int64s,
-) -> DeviceSummary:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _View:
+    """A trace with what was found out about its events."""
+
+    trace: Trace
+    classes: KernelClasses
+    steps: TraceSteps
+    launch: Int64s
+    operator_of: Int64s
+    step_of: npt.NDArray[np.int32]
+    calls: HostCalls
+    namer: AxisNamer
+
+
+def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> DeviceSummary:
+    trace, classes, launch = view.trace, view.classes, view.launch
     compute = unite_work(trace, classes, rows, Work.COMPUTE)
+    exposed = subtract(unite_work(trace, classes, rows, Work.COMMUNICATION), compute)
     symmetric = rows[classes.is_symmetric[rows]]
-    operators = tabulate_operators(trace, rows, operator_of)
+    operators = tabulate_operators(trace, rows, view.operator_of)
+    collectives = list_collectives(
+        trace,
+        classes,
+        rows,
+        compute,
+        view.operator_of,
+        namer=view.namer,
+        step_of=view.step_of,
+        steps=view.steps,
+    )
+    columns = as_columns(collectives)
     return DeviceSummary(
         breakdown=breakdown,
-        idle=explain_idle(trace, rows, launch, breakdown.begin_ns, breakdown.end_ns),
-        launches=_measure_launches(trace, rows, launch),
+        idle=explain_idle(trace, rows, launch, breakdown.begin_ns, breakdown.end_ns, view.calls),
+        communication=tabulate_axes(columns, compute),
+        steps=_summarize_steps(view, rows, columns),
+        launches=measure_launches(trace, rows, launch),
         kernels=tabulate_kernels(trace, classes, rows),
         operators=operators,
         rates=measure_rates(operators, breakdown.name),
         modules=tabulate_modules(trace, rows, launch),
-        collectives=list_collectives(trace, classes, rows, compute, operator_of),
-        symmetric_ns=unite(
-            trace.events.begin_ns[symmetric], trace.events.end_ns[symmetric]
-        ).total_ns,
+        collectives=collectives,
+        exposed_spans=tuple(zip(exposed.begin_ns.tolist(), exposed.end_ns.tolist(), strict=True)),
+        symmetric_ns=unite_events(trace, symmetric).total_ns,
     )
 
 
-def _measure_launches(trace: Trace, rows: Int64s, launch: Int64s) -> LaunchQueue | Unavailable:
-    events = trace.events
-    known = rows[launch[rows] >= 0]
-    if not len(known):
-        return Unavailable("no launching call of this device's work is in the trace")
-    delay = events.begin_ns[known] - events.begin_ns[launch[known]]
-    is_graph = _name_has(trace, launch[known], "graphlaunch")
-    low, middle, high = np.percentile(delay, [5, 50, 95]).tolist()
-    return LaunchQueue(
-        num_launches=len(known),
-        median_delay_ns=middle,
-        p5_delay_ns=low,
-        p95_delay_ns=high,
-        num_graph_kernels=int(np.count_nonzero(is_graph)),
-    )
-
-
-def _name_has(trace: Trace, rows: Int64s, part: str) -> npt.NDArray[np.bool_]:
-    names = trace.events.name[rows]
-    wanted = [
-        place
-        for place in np.unique(names).tolist()
-        if place >= 0 and part in trace.strings[place].lower()
-    ]
-    return np.isin(names, np.array(wanted, dtype=np.int64))
-
-
-def _summarize_host(trace: Trace, steps: TraceSteps) -> HostSummary:
-    events = trace.events
-    operators = np.flatnonzero(events.category == Category.CPU_OP)
-    calls = operators[_name_has(trace, operators, "c10d::") | _name_has(trace, operators, "gloo:")]
-    annotations = np.flatnonzero(events.category == Category.ANNOTATION)
-    named = annotations[
-        _name_has(trace, annotations, "gloo:") | _name_has(trace, annotations, "nccl:")
-    ]
-    calls = np.concatenate([calls, named])
-    host = np.concatenate([operators, annotations])
-    begin, end = events.begin_ns[host], events.end_ns[host]
-    return HostSummary(
-        total_ns=int(end.max() - begin.min()) if len(host) else 0,
-        operator_ns=unite(events.begin_ns[operators], events.end_ns[operators]).total_ns,
-        communication_ns=unite(events.begin_ns[calls], events.end_ns[calls]).total_ns,
-        steps=tuple(
-            zip(steps.number.tolist(), (steps.end_ns - steps.begin_ns).tolist(), strict=True)
-        ),
-    )
+def _summarize_steps(
+    view: _View, rows: Int64s, columns: CollectiveColumns
+) -> tuple[DeviceStep, ...]:
+    """Each from its first work to its last, beside its own compute, as its times are measured."""
+    events = view.trace.events
+    found = []
+    for place, part in split_by_step(rows, view.step_of):
+        begin, end = int(events.begin_ns[part].min()), int(find_ends(view.trace, part).max())
+        found.append(
+            DeviceStep(
+                step=int(view.steps.number[place]),
+                idle=explain_idle(view.trace, part, view.launch, begin, end, view.calls),
+                communication=tabulate_axes(
+                    columns,
+                    unite_work(view.trace, view.classes, part, Work.COMPUTE),
+                    view.step_of[columns.row] == place,
+                ),
+            )
+        )
+    return tuple(found)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from meshscope.analyze.trace_kernels import KernelClasses, Work
 from meshscope.analyze.trace_nesting import find_innermost
+from meshscope.analyze.trace_spans import number_rows, read_arguments
 from meshscope.store.trace_columns import Category, Trace
 
 Int64s = npt.NDArray[np.int64]
@@ -103,9 +104,14 @@ def find_operators(trace: Trace, launch: Int64s) -> Int64s:
 def _find_by_id(trace: Trace, operators: Int64s, work: Int64s) -> Int64s:
     events = trace.events
     keys = events.external_id[operators].astype(np.int64)
-    # Of one id the shortest, which is the innermost.
-    order = np.lexsort((-events.duration_ns[operators], keys))
+    order = np.argsort(keys, kind="stable")
     keys, operators = keys[order], operators[order]
+    # Of one id the shortest, which is the innermost. Few ids are there twice.
+    is_twin = np.zeros(len(keys), dtype=np.bool_)
+    is_twin[1:] = keys[1:] == keys[:-1]
+    is_twin[:-1] |= is_twin[1:]
+    twins = operators[is_twin]
+    operators[is_twin] = twins[np.lexsort((-events.duration_ns[twins], keys[is_twin]))]
     wanted = events.external_id[work].astype(np.int64)
     place = np.searchsorted(keys, wanted, side="right") - 1
     is_found = (place >= 0) & (keys[place] == wanted)
@@ -118,27 +124,25 @@ def tabulate_operators(trace: Trace, rows: Int64s, operator_of: Int64s) -> tuple
         return ()
     events = trace.events
     operator = operator_of[rows]
-    shapes, types = trace.text_argument("Input Dims"), trace.text_argument("Input type")
-    name = np.where(operator >= 0, events.name[operator], -1)
-    shape = np.where(operator >= 0, shapes[operator], -1)
-    kind = np.where(operator >= 0, types[operator], -1)
-    keys, inverse = np.unique(np.stack([name, shape, kind]), axis=1, return_inverse=True)
+    calls, of_call = np.unique(operator, return_inverse=True)
+    said = read_arguments(trace, calls, ("Input Dims", "Input type"), ()).text
+    name = np.where(calls >= 0, events.name[calls], -1)
+    group, example = number_rows(name, said["Input Dims"], said["Input type"])
+    num_groups = len(example)
+    inverse = group[of_call]
     duration = events.duration_ns[rows]
-    total = np.bincount(inverse, weights=duration, minlength=keys.shape[1]).astype(np.int64)
-    num_kernels = np.bincount(inverse, minlength=keys.shape[1])
-    calls, first = np.unique(operator, return_index=True)
-    of_call = inverse[first][calls >= 0]
-    calls = calls[calls >= 0]
-    num_calls = np.bincount(of_call, minlength=keys.shape[1])
+    total = np.bincount(inverse, weights=duration, minlength=num_groups).astype(np.int64)
+    num_kernels = np.bincount(inverse, minlength=num_groups)
+    num_calls = np.bincount(group[calls >= 0], minlength=num_groups)
     host_ns = np.bincount(
-        of_call, weights=events.duration_ns[calls], minlength=keys.shape[1]
+        group[calls >= 0], weights=events.duration_ns[calls[calls >= 0]], minlength=num_groups
     ).astype(np.int64)
     whole = max(int(duration.sum()), 1)
     return tuple(
         OperatorRow(
-            name=_string(trace, int(keys[0, place])),
-            shapes=_string(trace, int(keys[1, place])),
-            types=_string(trace, int(keys[2, place])),
+            name=_string(trace, int(name[example[place]])),
+            shapes=_string(trace, int(said["Input Dims"][example[place]])),
+            types=_string(trace, int(said["Input type"][example[place]])),
             count=int(num_calls[place]),
             num_kernels=int(num_kernels[place]),
             device_ns=int(total[place]),

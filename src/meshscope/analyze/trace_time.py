@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from meshscope.analyze.intervals import Stretches, join, subtract, unite
 from meshscope.analyze.trace_kernels import KernelClasses, Work
-from meshscope.analyze.trace_steps import TraceSteps
+from meshscope.analyze.trace_spans import find_ends, unite_events
+from meshscope.analyze.trace_steps import TraceSteps, split_by_step
 from meshscope.store.trace_columns import Trace
 
 Int64s = npt.NDArray[np.int64]
@@ -125,15 +126,15 @@ def _break_down(
 ) -> DeviceBreakdown:
     events = trace.events
     own_step = step_of[rows]
-    found = []
-    for place in np.unique(own_step[own_step >= 0]).tolist():
-        part = rows[own_step == place]
-        found.append(StepTime(step=int(steps.number[place]), time=measure(trace, classes, part)))
+    found = [
+        StepTime(step=int(steps.number[place]), time=measure(trace, classes, part))
+        for place, part in split_by_step(rows, step_of)
+    ]
     return DeviceBreakdown(
         device=device,
         name=trace.device_names.get(device, ""),
         begin_ns=int(events.begin_ns[rows].min()),
-        end_ns=int(events.end_ns[rows].max()),
+        end_ns=int(find_ends(trace, rows).max()),
         time=measure(trace, classes, rows),
         streams=_measure_streams(trace, classes, rows),
         steps=tuple(found),
@@ -144,7 +145,7 @@ def _break_down(
 def unite_work(trace: Trace, classes: KernelClasses, rows: Int64s, work: Work) -> Stretches:
     """When the events among `rows` that count as `work` ran."""
     picked = rows[classes.work[rows] == work]
-    return unite(trace.events.begin_ns[picked], trace.events.end_ns[picked])
+    return unite_events(trace, picked)
 
 
 def measure(trace: Trace, classes: KernelClasses, rows: Int64s) -> DeviceTime:
@@ -153,7 +154,7 @@ def measure(trace: Trace, classes: KernelClasses, rows: Int64s) -> DeviceTime:
     communication = unite_work(trace, classes, rows, Work.COMMUNICATION)
     copy = unite_work(trace, classes, rows, Work.COPY)
     work = classes.work[rows]
-    begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
+    begin, end = trace.events.begin_ns[rows], find_ends(trace, rows)
     return DeviceTime(
         total_ns=int(end.max() - begin.min()) if len(rows) else 0,
         compute_ns=compute.total_ns,
@@ -172,7 +173,7 @@ def _measure_streams(trace: Trace, classes: KernelClasses, rows: Int64s) -> tupl
     found = []
     for stream in np.unique(streams).tolist():
         part = rows[streams == stream]
-        begin, end = trace.events.begin_ns[part], trace.events.end_ns[part]
+        begin, end = trace.events.begin_ns[part], find_ends(trace, part)
         found.append(
             StreamTime(
                 stream=stream,

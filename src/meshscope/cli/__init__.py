@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rules": ("meshscope.cli.rules", "List what the diagnosis looks for."),
     "simulate": ("meshscope.cli.simulate", "Replay a run with other durations."),
     "trace": ("meshscope.cli.traces", "Explain traces of torch.profiler."),
+    "import": ("meshscope.cli.trace_import", "Make a run of torch.profiler's traces."),
     "memory": ("meshscope.cli.memory", "Say what ranks' memory was used for."),
     "snapshot": ("meshscope.cli.snapshot", "Explain a memory snapshot of torch.cuda."),
     "trigger": ("meshscope.cli.trigger", "Ask a running job for a trace of its next steps."),

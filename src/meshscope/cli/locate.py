@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from meshscope.errors import RunNotFound, UsageError
+from meshscope.ingest.trace_files import is_trace_name
 from meshscope.store.reader import Attempt, Run, is_run_directory
 
 MAX_DEPTH = 6
@@ -11,20 +12,34 @@ MAX_LISTED = 10
 
 
 def locate_run(path: Path) -> Path:
-    """`path` if it is a run (or nothing a run could be below), else the only run below it."""
+    """`path` if it is a run (or nothing a run could be below), else the only run below it.
+
+    Of traces a run is made for the moment.
+    """
     try:
+        if path.is_file() and is_trace_name(path):
+            return _import_traces(path)
         if not path.is_dir() or is_run_directory(path):
             return path
     except PermissionError:
         return path  # opening it says what is wrong
     found = find_runs(path)
     if not found:
-        return path
+        return _import_traces(path)
     if len(found) > 1:
         listed = ", ".join(str(run) for run in found[:MAX_LISTED])
         more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
         raise UsageError(f"{path} holds {len(found)} runs; give one of them: {listed}{more}")
     return found[0]
+
+
+def _import_traces(path: Path) -> Path:
+    """A run made of the traces there; the path itself where there are none."""
+    if path.is_dir() and not any(is_trace_name(file) for file in path.rglob("*.json*")):
+        return path
+    from meshscope.cli.trace_import import import_for_now  # most runs are recorded
+
+    return import_for_now(path)
 
 
 def pick_attempt(run: Run, index: int | None) -> Attempt:

@@ -2,18 +2,22 @@
 
 from collections.abc import Sequence
 
-from rich.text import Text
-
-from meshscope.analyze.trace_diff import TraceDifference
+from meshscope.analyze.trace_communication import AxisRow
+from meshscope.analyze.trace_idle import IdleTime
 from meshscope.analyze.trace_ranks import RankComparison
 from meshscope.analyze.trace_summary import DeviceSummary, TraceSummary
 from meshscope.analyze.trace_time import DeviceTime
+from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.screen import Screen, ScreenWriter, make_column
+from meshscope.report.trace_ranks_text import write_comparison, write_path, write_rank_table
+from meshscope.simulate.critical_path import CriticalPath
 
 NUM_ROWS = 10
 NUM_STEPS = 8
+MAX_IN_FULL = 2
+"""Traces that are shown in full without being asked for."""
 NAME_WIDTH = 56
 
 
@@ -22,56 +26,43 @@ def render_traces(
     comparison: RankComparison | Unavailable,
     screen: Screen,
     *,
+    layout: Layout | Unavailable | None = None,
+    path: CriticalPath | Unavailable | None = None,
     num_rows: int = NUM_ROWS,
+    ranks: Sequence[int] = (),
 ) -> str:
-    """The whole text; ends with a newline."""
+    """The whole text; ends with a newline. Of many traces only `ranks` are shown in full."""
     out = ScreenWriter(screen)
-    for place, summary in enumerate(summaries):
+    if isinstance(layout, Layout):
+        out.headline(f"Layout {layout.describe()}", "bold")
+    shown = _choose(summaries, comparison, ranks)
+    for place, summary in enumerate(shown):
         if place:
             out.blank()
         _write_trace(out, summary, num_rows)
+    if len(shown) < len(summaries):
+        write_rank_table(out, summaries)
     if len(summaries) > 1:
-        _write_comparison(out, comparison, num_rows)
+        write_comparison(out, comparison, num_rows)
+    if path is not None:
+        write_path(out, path, num_rows)
     return out.finish()
 
 
-def render_difference(
-    difference: TraceDifference | Unavailable, screen: Screen, *, num_rows: int = NUM_ROWS
-) -> str:
-    """What changed from one set of traces to another; ends with a newline."""
-    out = ScreenWriter(screen)
-    if isinstance(difference, Unavailable):
-        out.line(f"n/a: {form.clean_text(difference.reason)}")
-        return out.finish()
-    unit = "a device's step" if difference.is_per_step else "a device's trace"
-    out.headline(f"What changed, mean of {unit}", "bold")
-    parts = difference.parts
-    out.table(
-        [
-            make_column("part", parts, lambda row: row.part, 9, is_right=False),
-            make_column("before", parts, lambda row: form.duration(row.first_ns), 8),
-            make_column("now", parts, lambda row: form.duration(row.second_ns), 8),
-            make_column("change", parts, lambda row: _signed(row.change_ns), 9),
-        ]
-    )
-    kernels = [row for row in difference.kernels if row.change_ns][:num_rows]
-    if kernels:
-        out.blank()
-        out.table(
-            [
-                make_column("kernel", kernels, lambda row: _name(row.name), 9, is_right=False),
-                make_column("change", kernels, lambda row: _signed(row.change_ns), 9),
-                make_column("before", kernels, lambda row: form.duration(row.first_ns), 7),
-                make_column("now", kernels, lambda row: form.duration(row.second_ns), 7),
-                make_column("count before", kernels, lambda row: f"{row.first_count:g}", 4),
-                make_column("count now", kernels, lambda row: f"{row.second_count:g}", 4),
-            ]
-        )
-    return out.finish()
-
-
-def _signed(ns: float) -> str:
-    return f"{'-' if ns < 0 else '+'}{form.duration(abs(ns))}" if ns else "0"
+def _choose(
+    summaries: Sequence[TraceSummary],
+    comparison: RankComparison | Unavailable,
+    ranks: Sequence[int],
+) -> list[TraceSummary]:
+    """Those to show in full: those asked for, all of two, or whoever others waited for."""
+    wanted = [one for one in summaries if one.rank in ranks]
+    if wanted:
+        return wanted
+    if len(summaries) <= MAX_IN_FULL:
+        return list(summaries)
+    if not isinstance(comparison, Unavailable) and comparison.late:
+        wanted = [one for one in summaries if one.rank == comparison.late[0].rank]
+    return wanted or [summaries[0]]
 
 
 def _write_trace(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None:
@@ -80,7 +71,7 @@ def _write_trace(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> Non
     for warning in summary.warnings:
         out.line(f"warning: {form.clean_text(warning)}", "yellow")
     if not summary.devices:
-        _write_host(out, summary)
+        _write_host(out, summary, num_rows)
     for device in summary.devices:
         _write_device(out, device, num_rows)
 
@@ -96,25 +87,105 @@ def _recognised(summary: TraceSummary) -> str:
     return (
         f"recognised {form.plural(found.num_kernels, 'kernel')}, "
         f"{form.plural(found.num_collectives, 'collective')} "
-        f"in {form.plural(summary.counts.num_events, 'event')}"
+        f"in {form.plural(summary.counts.num_events, 'event')}{_host_calls(summary)}"
     )
 
 
-def _write_host(out: ScreenWriter, summary: TraceSummary) -> None:
+def _host_calls(summary: TraceSummary) -> str:
+    found = len(summary.host.collectives)
+    return f"; {form.plural(found, 'collective')} of the host" if found else ""
+
+
+def _write_host(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None:
     host = summary.host
-    out.section("Host", "no device in this trace")
-    out.facts(
+    out.section("Host", f"no device in this trace · {form.duration(host.total_ns)}")
+    if not host.total_ns:
+        return
+    time = host.time
+    parts = [
+        ("operators", time.operator_ns, ""),
+        ("exposed communication", time.exposed_ns, f"of {form.duration(time.communication_ns)}"),
+        ("data loading", time.loading_ns, ""),
+        ("optimizer", time.optimizer_ns, ""),
+        ("other", time.other_ns, "Python, and what was not recorded"),
+    ]
+    _write_parts(out, parts, time.total_ns)
+    steps = host.steps[:NUM_STEPS]
+    if steps:
+        out.blank()
+        out.table(
+            [
+                make_column("step", steps, lambda row: str(row.step), 9),
+                *(
+                    make_column(title, [form.duration(ns) for ns in times], str, importance)
+                    for title, times, importance in (
+                        ("total", [row.time.total_ns for row in steps], 8),
+                        ("operators", [row.time.operator_ns for row in steps], 7),
+                        ("exposed", [row.time.exposed_ns for row in steps], 7),
+                        ("loading", [row.time.loading_ns for row in steps], 5),
+                        ("optimizer", [row.time.optimizer_ns for row in steps], 5),
+                        ("other", [row.time.other_ns for row in steps], 4),
+                    )
+                ),
+            ]
+        )
+        _write_left(out, len(host.steps) - len(steps), "step")
+    write_axes(out, host.communication, num_rows)
+    rows = host.operators[:num_rows]
+    if not rows:
+        return
+    out.blank()
+    out.table(
         [
-            ("Operators", _part(host.operator_ns, host.total_ns)),
-            ("Collectives", _part(host.communication_ns, host.total_ns)),
-            ("Steps", ", ".join(f"{n}: {form.duration(ns)}" for n, ns in host.steps[:NUM_STEPS])),
+            make_column("operator", rows, lambda row: short_name(row.name), 9, is_right=False),
+            make_column("shapes", rows, lambda row: short_name(row.shapes)[:32], 4, is_right=False),
+            make_column("share", rows, lambda row: form.ratio(row.share_ratio), 7),
+            make_column("self", rows, lambda row: form.duration(row.self_ns), 8),
+            make_column("total", rows, lambda row: form.duration(row.total_ns), 5),
+            make_column("calls", rows, lambda row: form.count(row.count), 6),
         ]
     )
 
 
-def _part(ns: int, whole_ns: int) -> str:
-    share = f" ({form.ratio(ns / whole_ns)})" if whole_ns else ""
-    return f"{form.duration(ns)}{share}"
+def _write_parts(out: ScreenWriter, parts: list[tuple[str, int, str]], total_ns: int) -> None:
+    out.table(
+        [
+            make_column("part", parts, lambda row: row[0], 9, is_right=False),
+            make_column("share", parts, lambda row: _share(row[1], total_ns), 8),
+            make_column("time", parts, lambda row: form.duration(row[1]), 9),
+            make_column("", parts, lambda row: row[2], 5, is_right=False),
+        ]
+    )
+
+
+def _write_left(out: ScreenWriter, left: int, what: str) -> None:
+    if left > 0:
+        out.line(f"and {form.plural(left, what)} more; --json has all", "dim")
+
+
+def write_axes(out: ScreenWriter, rows: Sequence[AxisRow], num_rows: int) -> None:
+    """Communication by axis and kind."""
+    shown = rows[:num_rows]
+    if not shown:
+        return
+    out.blank()
+    out.table(
+        [
+            make_column("axis", shown, lambda row: form.clean_text(row.axis), 9, is_right=False),
+            make_column("kind", shown, lambda row: row.kind, 9, is_right=False),
+            make_column("exposed", shown, lambda row: form.duration(row.exposed_ns), 8),
+            make_column("time", shown, lambda row: form.duration(row.communication_ns), 7),
+            make_column("count", shown, lambda row: form.count(row.count), 6),
+            make_column("bytes", shown, _show_bytes, 5),
+        ]
+    )
+    _write_left(out, len(rows) - len(shown), "kind")
+
+
+def _show_bytes(row: AxisRow) -> str:
+    if isinstance(row.size_bytes, Unavailable):
+        return "n/a"
+    return f"{'≥ ' if row.num_unsized else ''}{form.memory(row.size_bytes)}"
 
 
 def _write_device(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
@@ -127,16 +198,10 @@ def _write_device(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> No
         ("exposed copies", time.exposed_copy_ns, f"of {form.duration(time.copy_ns)}"),
         ("idle", time.idle_ns, ""),
     ]
-    out.table(
-        [
-            make_column("part", parts, lambda row: row[0], 9, is_right=False),
-            make_column("share", parts, lambda row: _share(row[1], time.total_ns), 8),
-            make_column("time", parts, lambda row: form.duration(row[1]), 9),
-            make_column("", parts, lambda row: row[2], 5, is_right=False),
-        ]
-    )
+    _write_parts(out, parts, time.total_ns)
     if device.idle.total_ns:
-        out.line(f"idle: {_describe_idle(device)}")
+        out.line(f"idle: {_describe_idle(device.idle)}")
+    write_axes(out, device.communication, num_rows)
     _write_steps(out, device)
     _write_launches(out, device)
     _write_kernels(out, device, num_rows)
@@ -155,9 +220,8 @@ def _share(ns: int, whole_ns: int) -> str:
     return form.ratio(ns / whole_ns) if whole_ns else ""
 
 
-def _describe_idle(device: DeviceSummary) -> str:
-    idle = device.idle
-    parts = [
+def _idle_parts(idle: IdleTime) -> list[tuple[str, int]]:
+    return [
         ("host", idle.host_ns),
         ("host synchronising", idle.synchronising_ns),
         ("host in collectives", idle.communicating_ns),
@@ -165,7 +229,16 @@ def _describe_idle(device: DeviceSummary) -> str:
         ("dependency", idle.dependency_ns),
         ("cause unknown", idle.unknown_ns),
     ]
-    return ", ".join(f"{name} {form.duration(ns)}" for name, ns in parts if ns)
+
+
+def _describe_idle(idle: IdleTime) -> str:
+    return ", ".join(f"{name} {form.duration(ns)}" for name, ns in _idle_parts(idle) if ns)
+
+
+def _largest_cause(idle: IdleTime) -> str:
+    """The cause of most of it, with its share."""
+    name, ns = max(_idle_parts(idle), key=lambda part: part[1])
+    return f"{name} {_share(ns, idle.total_ns)}" if ns else ""
 
 
 def _write_steps(out: ScreenWriter, device: DeviceSummary) -> None:
@@ -191,11 +264,16 @@ def _write_steps(out: ScreenWriter, device: DeviceSummary) -> None:
                     ("idle", "idle_ns", 7),
                 )
             ),
+            make_column(
+                "mostly",
+                device.steps[:NUM_STEPS],
+                lambda row: _largest_cause(row.idle),
+                4,
+                is_right=False,
+            ),
         ]
     )
-    left = len(device.breakdown.steps) - len(rows)
-    if left:
-        out.line(f"and {form.plural(left, 'step')} more; --json has all", "dim")
+    _write_left(out, len(device.breakdown.steps) - len(rows), "step")
 
 
 def _pick(time: DeviceTime, field: str) -> int:
@@ -207,7 +285,10 @@ def _write_launches(out: ScreenWriter, device: DeviceSummary) -> None:
     if isinstance(found, Unavailable):
         text = f"n/a: {found.reason}"
     else:
-        graphs = f"; {form.count(found.num_graph_kernels)} from graphs"
+        graphs = (
+            f"; {form.count(found.num_graph_kernels)} from graphs, "
+            f"{form.ratio(found.graph_time_ratio)} of device time"
+        )
         text = (
             f"{form.count(found.num_launches)}, from call to begin "
             f"{form.duration(found.median_delay_ns)} (p5 {form.duration(found.p5_delay_ns)}, "
@@ -215,7 +296,17 @@ def _write_launches(out: ScreenWriter, device: DeviceSummary) -> None:
             f"{graphs if found.num_graph_kernels else ''}"
         )
     out.blank()
-    out.facts([("Launches", text)])
+    facts = [("Launches", text)]
+    if not isinstance(found, Unavailable):
+        facts.append(
+            (
+                "Queue",
+                f"{form.count(found.median_depth)} launched and waiting, median over time "
+                f"(p5 {form.count(found.p5_depth)}, at most {form.count(found.max_depth)}); "
+                f"none {form.ratio(found.empty_ratio)} of the time",
+            )
+        )
+    out.facts(facts)
 
 
 def _write_kernels(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
@@ -223,7 +314,7 @@ def _write_kernels(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> N
     out.blank()
     out.table(
         [
-            make_column("kernel", rows, lambda row: _name(row.name), 9, is_right=False),
+            make_column("kernel", rows, lambda row: short_name(row.name), 9, is_right=False),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),
             make_column("time", rows, lambda row: form.duration(row.total_ns), 8),
             make_column("count", rows, lambda row: form.count(row.count), 6),
@@ -233,7 +324,8 @@ def _write_kernels(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> N
     )
 
 
-def _name(text: str) -> str:
+def short_name(text: str) -> str:
+    """Made safe, on one line, and cut."""
     cleaned = form.clean_text(" ".join(text.split()))
     return cleaned if len(cleaned) <= NAME_WIDTH else f"{cleaned[: NAME_WIDTH - 1]}…"
 
@@ -245,8 +337,8 @@ def _write_operators(out: ScreenWriter, device: DeviceSummary, num_rows: int) ->
     out.blank()
     out.table(
         [
-            make_column("operator", rows, lambda row: _name(row.name), 9, is_right=False),
-            make_column("shapes", rows, lambda row: _name(row.shapes)[:32], 4, is_right=False),
+            make_column("operator", rows, lambda row: short_name(row.name), 9, is_right=False),
+            make_column("shapes", rows, lambda row: short_name(row.shapes)[:32], 4, is_right=False),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),
             make_column("device", rows, lambda row: form.duration(row.device_ns), 8),
             make_column("host", rows, lambda row: form.duration(row.host_ns), 5),
@@ -262,8 +354,8 @@ def _write_rates(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> Non
     out.blank()
     out.table(
         [
-            make_column("arithmetic", rows, lambda row: _name(row.name), 9, is_right=False),
-            make_column("shapes", rows, lambda row: _name(row.shapes)[:40], 4, is_right=False),
+            make_column("arithmetic", rows, lambda row: short_name(row.name), 9, is_right=False),
+            make_column("shapes", rows, lambda row: short_name(row.shapes)[:40], 4, is_right=False),
             make_column("device", rows, lambda row: form.duration(row.device_ns), 6),
             make_column("rate", rows, lambda row: f"{row.flops_per_s / 1e12:.3g} TFLOP/s", 8),
             make_column(
@@ -296,27 +388,3 @@ def _write_modules(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> N
 def _tail(path: str) -> str:
     cleaned = form.clean_text(path)
     return cleaned if len(cleaned) <= NAME_WIDTH else f"…{cleaned[-NAME_WIDTH + 1 :]}"
-
-
-def _write_comparison(
-    out: ScreenWriter, comparison: RankComparison | Unavailable, num_rows: int
-) -> None:
-    out.section("Across ranks")
-    if isinstance(comparison, Unavailable):
-        out.line(f"n/a: {form.clean_text(comparison.reason)}")
-        return
-    if isinstance(comparison.clocks, Unavailable):
-        out.line(f"clocks: n/a: {form.clean_text(comparison.clocks.reason)}")
-    else:
-        offsets = ", ".join(
-            f"rank {clock.rank} {clock.offset_ns / 1e3:+.1f} ± {clock.uncertainty_ns / 1e3:.1f} µs"
-            for clock in comparison.clocks[1:]
-        )
-        out.facts([("Clocks", Text(f"against rank {comparison.clocks[0].rank}: {offsets}"))])
-    matched = f"{form.count(len(comparison.matched))} collectives matched"
-    out.line(f"{matched}, {form.count(comparison.num_unmatched)} kernels not")
-    for late in comparison.late[:num_rows]:
-        out.line(
-            f"rank {late.rank} came last {form.count(late.num_last)} times; the others waited "
-            f"{form.duration(late.caused_wait_ns)}"
-        )

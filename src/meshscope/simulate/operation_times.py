@@ -107,7 +107,8 @@ def _find_windows(timeline: Timeline, rows: OperationRows, arrival: Int64s) -> I
 
 def _choose_rows(communication: TimelineCommunication, match: Int64s, window: Int64s) -> Bools:
     rows, matches = communication.operations.rows, communication.matches
-    is_known = rows.has_end & (rows.kind != Kind.CUSTOM)
+    # Whom traces do not show may have been the last: such operations stay as they were.
+    is_known = rows.has_end & (rows.kind != Kind.CUSTOM) & communication.row_times.is_split
     is_known &= ~rows.has_flag(OperationFlag.MANUAL) & (window >= 0)
     if not len(matches):
         return np.zeros(len(rows), dtype=np.bool_)

@@ -61,6 +61,10 @@ from meshscope.store.writer import (
 _RANK_DIR = re.compile(r"rank([0-9]{5,12})")
 _ATTEMPT_DIR = re.compile(r"attempt([0-9]{3,9})")
 
+TRACE_SOURCE = "torch.profiler"
+"""What the headers of a run that was made of traces name as its source."""
+SHOWN_PATH = "shown_path"
+"""In the manifest of such a run: the traces, where the run itself is there for a moment only."""
 MAX_WORLD_SIZE = 1 << 20
 """Ranks a run can have; a header or a folder that claims more is not believed."""
 MAX_JOURNAL_BYTES = 64 << 20
@@ -311,6 +315,16 @@ class Attempt:
     def __iter__(self) -> Iterator[RankRecording]:
         return iter(self.ranks.values())
 
+    @property
+    def is_from_traces(self) -> bool:
+        """Whether it was made of a profiler's traces rather than recorded."""
+        return any(recording.header.get("source") == TRACE_SOURCE for recording in self)
+
+    def choose_warmup(self, asked: int | None) -> int | None:
+        """First steps to leave out; None leaves the choice to statistics. A profiler warms up by
+        itself before its first step."""
+        return 0 if asked is None and self.is_from_traces else asked
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -322,6 +336,12 @@ class Run:
     problems: tuple[Problem, ...] = ()
     """What belongs to no attempt: the manifest, folders that cannot be read. Also in each attempt's
     `problems`."""
+
+    @property
+    def shown_path(self) -> str:
+        """Where it is, or where the traces are that it was made of for the moment."""
+        shown = self.manifest.get(SHOWN_PATH)
+        return shown if isinstance(shown, str) else str(self.path)
 
     @property
     def last_attempt(self) -> Attempt:

@@ -578,6 +578,54 @@ FAULTS = Table(
     ),
 )
 
+DEVICE_GAPS = Table(
+    name="device_gaps",
+    meaning="One row per stretch in which an accelerator had nothing to do, with why; only in runs "
+    "made of profiler traces, which have the calls that launched its work. The parts sum to the "
+    "gap; a gap whose next work has no launching call in the trace has 0 everywhere but in "
+    "`unknown_ns`.",
+    is_detail=True,
+    columns=(
+        Column(
+            name="step",
+            word=1,
+            width=32,
+            can_be_missing=True,
+            is_stored_plus_one=True,
+            meaning="of the work that ends the gap",
+        ),
+        Column(
+            name="unknown_ns",
+            word=1,
+            shift=32,
+            width=31,
+            unit="ns",
+            meaning="cause not known; at most 2.1 s",
+        ),
+        Column(name="start_host_mono_ns", word=2, unit="ns", meaning="when it began"),
+        Column(name="host_ns", word=3, unit="ns", meaning="the host was at something else"),
+        Column(
+            name="synchronising_ns",
+            word=4,
+            unit="ns",
+            meaning="the host waited for the device before it launched more",
+        ),
+        Column(
+            name="communicating_ns",
+            word=5,
+            unit="ns",
+            meaning="the host was inside a collective's call",
+        ),
+        Column(name="launch_ns", word=6, unit="ns", meaning="the launch was on its way"),
+        Column(
+            name="dependency_ns",
+            word=7,
+            unit="ns",
+            meaning="the work was launched, and waited for other work",
+        ),
+    ),
+)
+
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
@@ -594,6 +642,7 @@ TABLES: dict[str, Table] = {
         OPERATION_NOTES,
         ACTIONS,
         FAULTS,
+        DEVICE_GAPS,
     )
 }
 

@@ -1,6 +1,7 @@
 """One process's trace as columns: what ran when, on which track, for which operator.
 
-Times are integer nanoseconds of the trace's own clock, `base_ns` added: with Kineto, wall clock.
+Times are integer nanoseconds of the trace's own clock; with `base_ns` added Kineto's are of the
+wall clock.
 Text is kept once; columns hold places in `strings`.
 """
 

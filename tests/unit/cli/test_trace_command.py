@@ -177,3 +177,60 @@ def test_two_sets_are_compared_part_by_part(tmp_path):
     assert {row["name"]: row["second_count"] for row in found["kernels"]}["gemm"] == 6
     text = invoke(tmp_path / "now.json", "--against", tmp_path / "before.json").output
     assert "+80.0 µs" in text
+
+
+def test_a_layout_names_the_axes(tmp_path):
+    path = make_trace(tmp_path / "a.json")
+    document = json.loads(invoke(path, "--layout", "tp=2", "--json").stdout)
+    assert document["layout"]["tp"] == 2
+    (row,) = document["traces"][0]["devices"][0]["communication"]
+    assert (row["axis"], row["kind"], row["count"]) == ("tp", "all_reduce", 4)
+    assert row["exposed_ns"] == 120_000
+    assert row["size_bytes"] == 16_000_000
+
+
+def test_folders_names_tell_the_layout_and_the_rank(tmp_path):
+    for rank in range(2):
+        folder = tmp_path / f"rank{rank}_dp0_tp{rank}_pp0"
+        folder.mkdir()
+        make_trace(folder / "t.pt.trace.json.gz", rank=rank)
+    document = json.loads(invoke(tmp_path, "--no-cache", "--json").stdout)
+    assert (document["layout"]["dp"], document["layout"]["tp"]) == (1, 2)
+    assert document["across_ranks"]["matched"][0]["axis"] == "tp"
+    assert "Layout dp1×tp2×pp1" in invoke(tmp_path, "--no-cache").output
+    alone = invoke(tmp_path / "rank0_dp0_tp0_pp0", "--no-cache", "--json")
+    assert "several meshes fit" in json.loads(alone.stdout)["layout"]["unavailable"]
+    # Compared with the other rank, whose name tells, both name axes alike.
+    both = invoke(
+        tmp_path / "rank0_dp0_tp0_pp0", "--against", tmp_path / "rank1_dp0_tp1_pp0", "--json"
+    )
+    (row,) = json.loads(both.stdout)["difference"]["communication"]
+    assert (row["axis"], row["change_ns"]) == ("tp", 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [("dp=4", "the world size is 2"), ("xp=2", "is not part of a layout")],
+)
+def test_a_layout_that_cannot_be_is_a_usage_error(tmp_path, layout, words):
+    result = invoke(make_trace(tmp_path / "a.json"), "--layout", layout)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_a_layout_is_of_the_traces_not_of_what_they_are_compared_with(tmp_path):
+    now = make_trace(tmp_path / "now.json")
+    before = make_trace(tmp_path / "before.json", world_size=8)
+    result = invoke(now, "--against", before, "--layout", "tp=2", "--json")
+    rows = json.loads(result.stdout)["difference"]["communication"]
+    assert {row["axis"] for row in rows} == {"tp", "other"}
+
+
+def test_json_splits_exposed_communication_across_ranks(tmp_path):
+    make_trace(tmp_path / "r0.json", rank=0)
+    make_trace(tmp_path / "r1.json", rank=1, shift_us=5000, late_us=12)
+    exposed = json.loads(invoke(tmp_path, "--json").stdout)["across_ranks"]["exposed"]
+    assert [one["split"] for one in exposed] == [
+        {"exposed_ns": 120_000, "wait_ns": 48_000, "transfer_ns": 72_000, "unmatched_ns": 0},
+        {"exposed_ns": 72_000, "wait_ns": 0, "transfer_ns": 72_000, "unmatched_ns": 0},
+    ]

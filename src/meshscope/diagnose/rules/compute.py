@@ -6,9 +6,14 @@ import numpy as np
 
 from meshscope.analyze.budget_lines import Share
 from meshscope.analyze.chance import MIN_STEPS
-from meshscope.analyze.pieces import PieceKind
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
+from meshscope.diagnose.device_view import (
+    find_gap_pieces,
+    has_enough_steps,
+    list_causes,
+    state_confidence,
+)
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
@@ -193,7 +198,8 @@ class HostGap(Rule):
 
     How it is measured: time between device spans, placed on the host's clock, that no operation and
     no phase of the host explains. The gain is a replay without these gaps. Gaps inside a phase are
-    not seen.
+    not seen, but in runs made of profiler traces, which also say why: the host was busy, waited for
+    the device, launched, or what was launched waited for other work.
 
     What to change: fewer and larger kernels, compilation, CUDA graphs, no `.item()` and no
     synchronisation in the loop, less Python between phases.
@@ -203,6 +209,7 @@ class HostGap(Rule):
 
     code = "CP004"
     name = "host-gap"
+    symptom_of = frozenset({"CP005"})
     thresholds = (MIN_GAP_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -211,11 +218,9 @@ class HostGap(Rule):
         if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
             return
         share = budget.share_of(Share.GAP)
-        if share < context.thresholds[MIN_GAP_RATIO] or len(timeline.steps) < MIN_STEPS:
+        if share < context.thresholds[MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
             return
-        pieces = timeline.pieces
-        on_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), pieces.rank)]
-        is_gap = on_device & (pieces.kind == PieceKind.WORK) & (pieces.phase == 0)
+        pieces, is_gap = timeline.pieces, find_gap_pieces(timeline)
         edit = Edit(
             name="no gaps between phases on devices",
             work_ns=np.where(is_gap, 0, pieces.duration_ns),
@@ -231,7 +236,9 @@ class HostGap(Rule):
             evidence=(
                 Evidence(name="gap per rank and step", value=mean, unit="ns"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
+                *list_causes(context, budget.wall_ns.size),
             ),
+            confidence=state_confidence(context),
             change="Issue work earlier: compile, capture graphs, and take synchronisation and "
             "Python out of the loop.",
             gain=gain,

@@ -117,7 +117,19 @@ class RankStopped(Rule):
         if not isinstance(stopped, Unavailable):
             yield from self._tell_stopped(stopped)
         missing = context.summary.health.missing_ranks
-        if len(missing):
+        if len(missing) and context.attempt.is_from_traces:
+            yield Finding(
+                code=self.code,
+                title=f"there is no trace of {name_ranks(missing)}",
+                severity=Severity.LOW,
+                summary=f"{plural(len(missing), 'rank')} of {count(context.num_ranks)} have no "
+                "trace: waits for them cannot be told from transfers.",
+                ranks=tuple(islice(missing, MAX_RANKS_LISTED)),
+                evidence=(Evidence(name="ranks without a trace", value=len(missing)),),
+                change="Trace all ranks of the group in question, over the same steps.",
+                gain=NO_TIME_LOST,
+            )
+        elif len(missing):
             yield Finding(
                 code=self.code,
                 title=f"{name_ranks(missing)} {be(missing)} not recorded",

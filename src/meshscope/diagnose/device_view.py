@@ -1,0 +1,59 @@
+"""What rules about idle devices share: where devices had nothing to do, and why."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.analyze.chance import MIN_STEPS
+from meshscope.analyze.device_gaps import CAUSES, DeviceGaps, measure_gaps
+from meshscope.analyze.pieces import PieceKind
+from meshscope.analyze.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import MEASURED, Confidence, ConfidenceLevel, Evidence
+
+Bools = npt.NDArray[np.bool_]
+
+PROFILED = Confidence(
+    level=ConfidenceLevel.MEDIUM,
+    text="counted; but a profiler slows the host, and gaps are shorter without it",
+)
+
+
+def obtain_gaps(context: Context) -> DeviceGaps | Unavailable:
+    """Idle time by cause, where a trace tells."""
+    timeline = context.timeline
+    if isinstance(timeline, Unavailable):
+        return timeline
+    return measure_gaps(context.attempt, timeline)
+
+
+def has_enough_steps(context: Context, timeline: Timeline) -> bool:
+    """A profiler sees every gap: one step of a trace says what ten marked ones do."""
+    return len(timeline.steps) >= (1 if context.attempt.is_from_traces else MIN_STEPS)
+
+
+def find_gap_pieces(timeline: Timeline) -> Bools:
+    """Pieces in which a device had nothing to do and no operation or phase explains it."""
+    pieces = timeline.pieces
+    on_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), pieces.rank)]
+    found: Bools = on_device & (pieces.kind == PieceKind.WORK) & (pieces.phase == 0)
+    return found
+
+
+def state_confidence(context: Context) -> Confidence:
+    """How sure idle times are."""
+    return PROFILED if context.attempt.is_from_traces else MEASURED
+
+
+def list_causes(context: Context, num_rank_steps: int) -> Iterable[Evidence]:
+    """Idle time by cause per rank and step, the largest first."""
+    gaps = context.obtain(obtain_gaps)
+    if isinstance(gaps, Unavailable):
+        return
+    totals = dict(zip(CAUSES, gaps.cause_ns.sum(axis=0).tolist(), strict=True))
+    for cause in sorted(totals, key=lambda one: -totals[one]):
+        if totals[cause]:
+            value = totals[cause] / max(num_rank_steps, 1)
+            yield Evidence(name=f"idle, {CAUSES[cause]}", value=value, unit="ns")

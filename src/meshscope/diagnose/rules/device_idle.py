@@ -1,0 +1,150 @@
+"""Rules about devices that wait for copies and for a host that waits for them."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshscope.analyze.budget_lines import Share
+from meshscope.analyze.pieces import PieceKind
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.device_view import (
+    find_gap_pieces,
+    has_enough_steps,
+    obtain_gaps,
+    state_confidence,
+)
+from meshscope.diagnose.finding import Evidence, Finding
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import duration, ratio
+from meshscope.simulate.what_if import Edit
+
+MIN_SYNCHRONISING_RATIO = Threshold(
+    name="synchronising_min_ratio",
+    default=0.03,
+    meaning="share of the wall clock in which devices idled while their host waited for them",
+)
+MIN_COPY_RATIO = Threshold(
+    name="exposed_copy_min_ratio",
+    default=0.03,
+    meaning="share of the wall clock in which devices did nothing but copy",
+)
+COPY_PHASE = "copy"
+
+
+class HostSynchronises(Rule):
+    """Devices idle because the host waited for them before it launched more.
+
+    What it finds: idle time of devices while the host was in a synchronising call, of
+    `synchronising_min_ratio` of the wall clock or more. Only in runs made of profiler traces.
+
+    Why it matters: a host that waits for its device has nothing queued when the wait is over: the
+    device then idles until new work is launched.
+
+    How it is measured: gap by gap, the part before the call that launched the next work in which
+    the host was in a call such as `cudaStreamSynchronize`. The gain is a replay with gaps shorter
+    by that part, rank by rank.
+
+    What to change: take `.item()`, `.cpu()`, `print` of tensors, `nonzero` and data-dependent
+    shapes out of the loop, read losses some steps later, copy from pinned memory with
+    `non_blocking=True`.
+
+    When it is wrong: a profiler slows launches, so that gaps are longer than without it.
+    """
+
+    code = "CP005"
+    name = "host-synchronises"
+    thresholds = (MIN_SYNCHRONISING_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        budget, timeline = context.budget, context.timeline
+        gaps = context.obtain(obtain_gaps)
+        if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
+            return
+        if isinstance(gaps, Unavailable) or not has_enough_steps(context, timeline):
+            return
+        lost = gaps.of("synchronising")
+        share = float(lost.sum()) / max(budget.total_wall_ns, 1)
+        if share < context.thresholds[MIN_SYNCHRONISING_RATIO]:
+            return
+        pieces = timeline.pieces
+        is_gap = find_gap_pieces(timeline)
+        place = np.searchsorted(np.array(timeline.ranks), pieces.rank)
+        idle = np.bincount(place[is_gap], pieces.duration_ns[is_gap], minlength=len(lost))
+        left = 1 - np.minimum(lost / np.maximum(idle, 1), 1)
+        work = np.where(is_gap, np.rint(pieces.duration_ns * left[place]), pieces.duration_ns)
+        edit = Edit(name="no waiting of hosts for devices", work_ns=work.astype(np.int64))
+        gain = context.price([edit])[0]
+        mean = float(lost.sum()) / budget.wall_ns.size
+        yield Finding(
+            code=self.code,
+            title="hosts wait for their devices in the loop",
+            severity=severity_of(gain, otherwise=share),
+            summary=f"a device idles {duration(mean)} per step, {ratio(share)} of the wall clock, "
+            "behind calls in which its host waited for it.",
+            evidence=(
+                Evidence(name="idle behind synchronising calls", value=mean, unit="ns"),
+                Evidence(name="share of the wall clock", value=share, unit="ratio"),
+            ),
+            confidence=state_confidence(context),
+            change="Take `.item()`, `.cpu()` and other reads of tensors out of the loop, or read "
+            "them some steps later.",
+            gain=gain,
+            edit=edit,
+        )
+
+
+class ExposedCopies(Rule):
+    """Devices do nothing but copy.
+
+    What it finds: copies between memories with no kernel beside them, of `exposed_copy_min_ratio`
+    of the wall clock or more. Only in runs made of profiler traces.
+
+    Why it matters: copies run on engines of their own and cost nothing while kernels run.
+
+    How it is measured: time in which a device had copies and neither computed nor was held up by
+    communication. The gain is a replay without it.
+
+    What to change: pin host memory, copy with `non_blocking=True` on a stream of its own, fetch the
+    next batch during the step, keep on the device what is copied back and forth.
+
+    When it is wrong: offloading that was chosen to save memory pays this on purpose.
+    """
+
+    code = "CP006"
+    name = "exposed-copies"
+    thresholds = (MIN_COPY_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one."""
+        budget, timeline = context.budget, context.timeline
+        if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
+            return
+        share = budget.share_of(Share.COPY)
+        if share < context.thresholds[MIN_COPY_RATIO] or not has_enough_steps(context, timeline):
+            return
+        pieces = timeline.pieces
+        is_copy = pieces.phase == timeline.phases.index(COPY_PHASE)
+        is_copy &= pieces.kind == PieceKind.WORK
+        edit = Edit(
+            name="copies hidden behind kernels", work_ns=np.where(is_copy, 0, pieces.duration_ns)
+        )
+        gain = context.price([edit])[0]
+        mean = float(pieces.duration_ns[is_copy].sum()) / budget.wall_ns.size
+        yield Finding(
+            code=self.code,
+            title="devices wait for copies",
+            severity=severity_of(gain, otherwise=share),
+            summary=f"a device does nothing but copy for {duration(mean)} per step, {ratio(share)} "
+            "of the wall clock.",
+            evidence=(
+                Evidence(name="exposed copies per rank and step", value=mean, unit="ns"),
+                Evidence(name="share of the wall clock", value=share, unit="ratio"),
+            ),
+            change="Pin host memory and copy ahead, on a stream of its own.",
+            gain=gain,
+            edit=edit,
+        )

@@ -1,0 +1,109 @@
+"""A rule for recordings of a few steps, in which the tests of the others have no power."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshscope.analyze.chance import MIN_STEPS
+from meshscope.analyze.peer_work import PeerGroup, PeerWork
+from meshscope.analyze.persistence import MIN_EFFECT_RATIO
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
+from meshscope.diagnose.late_ranks import obtain_peer_work
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.severity import Severity
+from meshscope.diagnose.thresholds import Threshold
+from meshscope.diagnose.wording import duration, p_value, ratio
+from meshscope.simulate.edits import equalise
+from meshscope.simulate.what_if import Edit
+
+MAX_CHANCE = Threshold(
+    name="few_steps_max_chance",
+    default=0.05,
+    meaning="probability that some rank of equal ones is the slowest of its peers in all steps",
+)
+MIN_EXCESS_RATIO = Threshold(
+    name="few_steps_min_excess_ratio",
+    default=MIN_EFFECT_RATIO,
+    minimum=0.0,
+    meaning="more work than the slowest other peer's, in every step, over the peers' median",
+)
+
+
+class SlowInFewSteps(Rule):
+    """In the few steps there are, one rank was always the slowest of its peers.
+
+    What it finds: in recordings of 2 to 9 steps, as traces are, a rank whose work was more than
+    that of every peer in every step, by `few_steps_min_excess_ratio` of the peers' median.
+
+    Why it matters: everyone waits for it; but a few steps may have been unlucky.
+
+    How it is measured: work as in ST001. With N equal ranks the chance that one of them is the
+    slowest in all of S steps is N·N^-S, times the number of peer groups; it must be below
+    `few_steps_max_chance`. The gain is replayed with the peers' median work in place of its own.
+
+    What to change: record or trace more steps, then see ST001.
+
+    When it is wrong: disturbances last longer than a few steps. MEDIUM at most, and a hint.
+    """
+
+    code = "ST005"
+    name = "slow-in-few-steps"
+    severities = (Severity.LOW, Severity.MEDIUM)
+    thresholds = (MAX_CHANCE, MIN_EXCESS_RATIO)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """One per peer group at most."""
+        work = context.obtain(obtain_peer_work)
+        if isinstance(work, Unavailable) or not 2 <= len(work.steps) < MIN_STEPS:
+            return
+        for group in work.groups:
+            size = len(group.places)
+            chance = len(work.groups) * size * float(size) ** -len(work.steps)
+            if chance < context.thresholds[MAX_CHANCE]:
+                yield from self._look(context, work, group, chance)
+
+    def _look(
+        self, context: Context, work: PeerWork, group: PeerGroup, chance: float
+    ) -> Iterable[Finding]:
+        total = work.total_ns[:, list(group.places)]
+        slowest = int(total.sum(axis=0).argmax())
+        others = np.delete(total, slowest, axis=1)
+        usual = np.median(others, axis=1)
+        lead = (total[:, slowest] - others.max(axis=1)) / np.maximum(usual, 1)
+        if float(lead.min()) < context.thresholds[MIN_EXCESS_RATIO]:
+            return
+        rank = work.ranks[group.places[slowest]]
+        peers = tuple(work.ranks[place] for place in group.places if work.ranks[place] != rank)
+        excess = float(np.median(total[:, slowest] - usual))
+        timeline = context.timeline
+        edit: Edit | Unavailable = Unavailable("there is no timeline to replay")
+        if not isinstance(timeline, Unavailable):
+            edit = equalise(timeline, (rank,), peers=peers)
+        gain = edit if isinstance(edit, Unavailable) else context.price([edit])[0]
+        yield Finding(
+            code=self.code,
+            title=f"rank {rank} was the slowest of its peers in every step",
+            severity=min(
+                severity_of(gain, otherwise=excess / max(work.step_ns, 1)), Severity.MEDIUM
+            ),
+            summary=f"rank {rank} worked {duration(excess)} longer than its peers' median, "
+            f"{ratio(excess / max(float(np.median(usual)), 1))} more, in all {len(work.steps)} "
+            "steps.",
+            ranks=(rank,),
+            evidence=(
+                Evidence(name="excess work per step", value=excess, unit="ns"),
+                Evidence(name="steps slower than all peers", value=len(work.steps)),
+                Evidence(name="peers", value=len(peers)),
+            ),
+            confidence=Confidence(
+                level=ConfidenceLevel.LOW,
+                text=f"{p_value(chance)} by chance if steps were independent; few steps",
+                p_value=chance,
+            ),
+            change="Trace or record more steps of all ranks; if it stays, look at the rank's host.",
+            gain=gain,
+            edit=edit if isinstance(edit, Edit) else None,
+        )

@@ -1,0 +1,100 @@
+"""What changed from one set of traces to another, as text."""
+
+from collections.abc import Sequence
+
+from meshscope.analyze.trace_diff import (
+    AxisDifference,
+    CountedDifference,
+    PartDifference,
+    TraceDifference,
+)
+from meshscope.core.unavailable import Unavailable
+from meshscope.report import format as form
+from meshscope.report.screen import Column, Screen, ScreenWriter, make_column
+from meshscope.report.trace_text import NUM_ROWS, short_name
+
+_Timed = PartDifference | CountedDifference | AxisDifference
+
+
+def render_difference(
+    difference: TraceDifference | Unavailable, screen: Screen, *, num_rows: int = NUM_ROWS
+) -> str:
+    """Parts first, then what they are made of; ends with a newline."""
+    out = ScreenWriter(screen)
+    if isinstance(difference, Unavailable):
+        out.line(f"n/a: {form.clean_text(difference.reason)}")
+        return out.finish()
+    whose = "host" if difference.is_of_hosts else "device"
+    unit = "step" if difference.is_per_step else "trace"
+    out.headline(f"What changed, mean of a {whose}'s {unit}", "bold")
+    parts = [row for row in difference.parts if row.first_ns or row.second_ns]
+    out.table(
+        [
+            make_column("part", parts, lambda row: row.part, 10, is_right=False),
+            *_time_columns(parts),
+        ]
+    )
+    _write_axes(out, difference.communication, num_rows)
+    _write_counted(out, "kernel", difference.kernels, num_rows)
+    _write_counted(out, "operator", difference.operators, num_rows)
+    return out.finish()
+
+
+def _time_columns(rows: Sequence[_Timed]) -> list[Column]:
+    return [
+        make_column("change", rows, lambda row: _signed(row.change_ns), 9),
+        make_column("ratio", rows, _show_ratio, 6),
+        make_column("before", rows, lambda row: form.duration(row.first_ns), 8),
+        make_column("now", rows, lambda row: form.duration(row.second_ns), 8),
+    ]
+
+
+def _write_axes(out: ScreenWriter, found: Sequence[AxisDifference], num_rows: int) -> None:
+    rows = found[:num_rows]
+    if not rows:
+        return
+    out.blank()
+    out.table(
+        [
+            make_column("axis", rows, lambda row: form.clean_text(row.axis), 10, is_right=False),
+            make_column("kind", rows, lambda row: row.kind, 10, is_right=False),
+            *_time_columns(rows),
+            make_column("exposed", rows, lambda row: form.duration(row.first_exposed_ns), 5),
+            make_column("exposed now", rows, lambda row: form.duration(row.second_exposed_ns), 5),
+            make_column("count", rows, lambda row: f"{row.first_count:g}", 3),
+            make_column("count now", rows, lambda row: f"{row.second_count:g}", 3),
+        ]
+    )
+
+
+def _write_counted(
+    out: ScreenWriter, what: str, found: Sequence[CountedDifference], num_rows: int
+) -> None:
+    named = [row for row in found if row.name]
+    rows = [row for row in named if row.change_ns][:num_rows]
+    if rows:
+        out.blank()
+        out.table(
+            [
+                make_column(what, rows, lambda row: short_name(row.name), 10, is_right=False),
+                *_time_columns(rows),
+                make_column("count", rows, lambda row: f"{row.first_count:g}", 4),
+                make_column("count now", rows, lambda row: f"{row.second_count:g}", 4),
+            ]
+        )
+    gone = [row for row in named if not row.second_count]
+    new = [row for row in named if not row.first_count]
+    if gone:
+        ns = sum(row.first_ns for row in gone)
+        out.line(f"only before: {form.plural(len(gone), what)}, {form.duration(ns)}")
+    if new:
+        ns = sum(row.second_ns for row in new)
+        out.line(f"only now: {form.plural(len(new), what)}, {form.duration(ns)}")
+
+
+def _signed(ns: float) -> str:
+    return f"{'-' if ns < 0 else '+'}{form.duration(abs(ns))}" if ns else "0"
+
+
+def _show_ratio(row: _Timed) -> str:
+    return "new" if isinstance(row.ratio, Unavailable) else f"{row.ratio:.3g}"

@@ -1,0 +1,142 @@
+"""What traces of several ranks say together, as text."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from meshscope.analyze.trace_ranks import RankComparison
+from meshscope.analyze.trace_summary import TraceSummary
+from meshscope.core.unavailable import Unavailable
+from meshscope.report import format as form
+from meshscope.report.screen import ScreenWriter, make_column
+from meshscope.simulate.critical_path import CriticalPath, PathShare
+
+MAX_RANKS = 64
+"""Ranks of the table of all."""
+
+
+def write_comparison(
+    out: ScreenWriter, comparison: RankComparison | Unavailable, num_rows: int
+) -> None:
+    """Clocks, what was matched, who came late, and what exposed communication was."""
+    out.section("Across ranks")
+    if isinstance(comparison, Unavailable):
+        out.line(f"n/a: {form.clean_text(comparison.reason)}")
+        return
+    _write_clocks(out, comparison, num_rows)
+    matched = f"{form.count(len(comparison.matched))} collectives matched"
+    out.line(f"{matched}, {form.count(comparison.num_unmatched)} kernels or calls not")
+    if comparison.num_assumed:
+        out.line(
+            f"the traces tell no group of {form.count(comparison.num_assumed)} of them: "
+            "taken for collectives of all ranks"
+        )
+    for late in comparison.late[:num_rows]:
+        out.line(
+            f"rank {late.rank} came last {form.count(late.num_last)} times; the others waited "
+            f"{form.duration(late.caused_wait_ns)}"
+        )
+    _write_exposed(out, comparison, num_rows)
+
+
+def _write_clocks(out: ScreenWriter, comparison: RankComparison, num_rows: int) -> None:
+    clocks = comparison.clocks
+    if isinstance(clocks, Unavailable):
+        out.line(f"clocks: n/a: {form.clean_text(clocks.reason)}")
+        return
+    offsets = ", ".join(
+        f"rank {clock.rank} {clock.offset_ns / 1e3:+.1f} ± {clock.uncertainty_ns / 1e3:.1f} µs"
+        for clock in clocks[1 : num_rows + 1]
+    )
+    left = len(clocks) - 1 - num_rows
+    more = f", and {left} more" if left > 0 else ""
+    out.facts([("Clocks", Text(f"against rank {clocks[0].rank}: {offsets}{more}"))])
+    if comparison.unaligned:
+        out.line(f"not aligned: {form.name_ranks(comparison.unaligned)}: too few in common")
+
+
+def _write_exposed(out: ScreenWriter, comparison: RankComparison, num_rows: int) -> None:
+    found = sorted(comparison.exposed, key=lambda row: -row.split.wait_ns)
+    rows = sorted(found[:num_rows], key=lambda row: (row.rank, row.device or 0))
+    if not rows:
+        return
+    out.blank()
+    out.table(
+        [
+            make_column("rank", rows, lambda row: str(row.rank), 9),
+            make_column("exposed", rows, lambda row: form.duration(row.split.exposed_ns), 8),
+            make_column("waiting", rows, lambda row: form.duration(row.split.wait_ns), 8),
+            make_column("transfer", rows, lambda row: form.duration(row.split.transfer_ns), 8),
+            make_column("unmatched", rows, lambda row: form.duration(row.split.unmatched_ns), 5),
+        ]
+    )
+    if len(found) > len(rows):
+        out.line(f"and {form.plural(len(found) - len(rows), 'rank')} more; --json has all", "dim")
+
+
+def write_rank_table(out: ScreenWriter, summaries: Sequence[TraceSummary]) -> None:
+    """One line for every rank's device, or its host."""
+    out.section("Ranks", "share of each one's time; --rank N shows one in full")
+    rows = [row for summary in summaries for row in _rank_rows(summary)]
+    names = [name for name, _ in rows]
+    shares = [parts for _, parts in rows]
+    titles = ("total", "compute", "exposed", "idle")
+    shown = slice(0, MAX_RANKS)
+    out.table(
+        [
+            make_column("rank", names[shown], str, 9),
+            *(
+                make_column(title, [parts[place] for parts in shares[shown]], str, 8 - place)
+                for place, title in enumerate(titles)
+            ),
+        ]
+    )
+    if len(rows) > MAX_RANKS:
+        out.line(f"and {form.count(len(rows) - MAX_RANKS)} more; --json has all", "dim")
+
+
+def _rank_rows(summary: TraceSummary) -> list[tuple[str, tuple[str, ...]]]:
+    rank = "?" if isinstance(summary.rank, Unavailable) else str(summary.rank)
+    rows = []
+    for device in summary.devices:
+        time = device.breakdown.time
+        parts = (time.compute_ns, time.exposed_ns, time.idle_ns)
+        rows.append((rank, _shares(time.total_ns, parts)))
+    if not summary.devices:
+        host = summary.host.time
+        idle = host.loading_ns + host.other_ns
+        parts = (host.operator_ns + host.optimizer_ns, host.exposed_ns, idle)
+        rows.append((rank, _shares(host.total_ns, parts)))
+    return rows
+
+
+def _shares(total_ns: int, parts: tuple[int, ...]) -> tuple[str, ...]:
+    return form.duration(total_ns), *(form.ratio(part / max(total_ns, 1)) for part in parts)
+
+
+def write_path(out: ScreenWriter, path: CriticalPath | Unavailable, num_rows: int) -> None:
+    """The chain over ranks that the steps' time consists of."""
+    out.section("Critical path", "over all ranks; `meshscope simulate` prices its parts")
+    if isinstance(path, Unavailable):
+        out.line(f"n/a: {form.clean_text(path.reason)}")
+        return
+    rows = path.shares[:num_rows]
+    out.table(
+        [
+            make_column("share", rows, lambda row: form.ratio(row.ratio), 9),
+            make_column("per step", rows, lambda row: _per_step(path, row), 8),
+            make_column("rank", rows, lambda row: str(row.rank), 9),
+            make_column("what", rows, _name_share, 9, is_right=False),
+        ]
+    )
+    if len(path.shares) > len(rows):
+        out.line(f"and {form.count(len(path.shares) - len(rows))} more; --json has all", "dim")
+
+
+def _per_step(path: CriticalPath, share: PathShare) -> str:
+    return form.duration(share.total_ns / max(path.num_steps, 1))
+
+
+def _name_share(share: PathShare) -> str:
+    parts = (str(share.kind), share.phase, share.axis, share.operation)
+    return " ".join(form.clean_text(part) for part in parts if part)

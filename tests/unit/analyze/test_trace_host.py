@@ -1,0 +1,143 @@
+"""What a host did without a device: parts that sum, by closed forms and on a real trace."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_traces import groups, host, step, summarize
+
+from meshscope.analyze.trace_summary import summarize_trace
+from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.kineto import read_trace
+
+PAIR = groups(g0__default_pg=[0, 1])
+
+
+def parts(time):
+    return (time.operator_ns, time.exposed_ns, time.loading_ns, time.optimizer_ns, time.other_ns)
+
+
+def test_the_main_thread_is_divided_into_parts_that_sum(tmp_path) -> None:
+    """Loading 0..10 with an operator in it; operators 20..40; a collective 30..70 on another
+    thread, hidden up to 40 and by the optimizer's operator 60..65; the optimizer 55..80."""
+    events = [
+        step(3, 0, 100),
+        host("user_annotation", "enumerate(DataLoader)#X.__next__", 0, 10),
+        host("cpu_op", "aten::stack", 2, 3),
+        host("cpu_op", "aten::mm", 20, 20),
+        host("cpu_op", "aten::empty", 25, 5),
+        host("user_annotation", "gloo:all_reduce", 30, 40, 2),
+        host("cpu_op", "aten::add", 45, 5, 2),
+        host("user_annotation", "Optimizer.step#Adam.step", 55, 25),
+        host("cpu_op", "aten::addcdiv_", 60, 5),
+    ]
+    found = summarize(tmp_path / "t.json", events, table=PAIR).host
+    (one,) = found.steps
+    assert one.step == 3
+    assert parts(one.time) == (20_000, 25_000, 10_000, 15_000, 30_000)
+    assert sum(parts(one.time)) == one.time.total_ns == 100_000
+    assert one.time.communication_ns == 40_000
+    (row,) = one.communication
+    assert (row.axis, row.kind, row.communication_ns, row.exposed_ns) == (
+        "world",
+        "all_reduce",
+        40_000,
+        25_000,
+    )
+
+
+def test_a_collective_across_two_steps_is_counted_where_it_begins(tmp_path) -> None:
+    events = [
+        step(1, 0, 50),
+        step(2, 50, 50),
+        host("cpu_op", "c10d::allreduce_", 38, 2),
+        host("user_annotation", "gloo:all_reduce", 40, 30, 2),
+    ]
+    found = summarize(tmp_path / "t.json", events, table=PAIR).host
+    for one in found.steps:
+        rows = one.communication
+        assert sum(row.exposed_ns for row in rows) == one.time.exposed_ns
+        assert sum(row.communication_ns for row in rows) == one.time.communication_ns
+    kinds = [[(row.kind, row.count) for row in one.communication] for one in found.steps]
+    assert kinds == [[("all_reduce", 1), ("call", 1)], [("all_reduce", 0)]]
+    assert [one.step for one in found.collectives] == [1]
+
+
+def test_operators_have_time_of_their_own(tmp_path) -> None:
+    """linear 0..100 calls addmm 10..70, which calls copy 20..30 and 40..50; threads are apart."""
+    events = [
+        host("cpu_op", "aten::linear", 0, 100, **{"Input Dims": [[2, 3]]}),
+        host("cpu_op", "aten::addmm", 10, 60),
+        host("cpu_op", "aten::copy_", 20, 10),
+        host("cpu_op", "aten::copy_", 40, 10),
+        host("cpu_op", "aten::copy_", 45, 10, 2),
+    ]
+    rows = {row.name: row for row in summarize(tmp_path / "t.json", events).host.operators}
+    assert (rows["aten::linear"].self_ns, rows["aten::linear"].total_ns) == (40_000, 100_000)
+    assert rows["aten::linear"].shapes == "[[2, 3]]"
+    assert (rows["aten::addmm"].self_ns, rows["aten::addmm"].count) == (40_000, 1)
+    assert (rows["aten::copy_"].self_ns, rows["aten::copy_"].count) == (30_000, 3)
+    assert sum(row.share_ratio for row in rows.values()) == pytest.approx(1)
+
+
+def test_sizes_of_gloo_are_those_of_its_inputs(tmp_path) -> None:
+    said = {"Input Dims": [[10, 5]], "Input type": ["float"]}
+    events = [
+        host("user_annotation", "gloo:all_reduce", 0, 1, **said),
+        host("user_annotation", "gloo:all_gather", 2, 1, **said),
+        host("user_annotation", "gloo:barrier", 4, 1),
+        host("user_annotation", "gloo:recv", 6, 1, **said),
+    ]
+    found = summarize(tmp_path / "t.json", events, rank=1, table=PAIR).host.collectives
+    assert [one.size_bytes for one in found[:2]] == [200, 400]
+    assert isinstance(found[2].size_bytes, Unavailable)
+    assert found[3].messages == ((0, 1),)
+
+
+def test_an_empty_host_has_nothing(tmp_path) -> None:
+    found = summarize(tmp_path / "t.json", []).host
+    assert (found.total_ns, found.steps, found.operators, found.collectives) == (0, (), (), ())
+
+
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = DataLoader(TensorDataset(torch.randn(40, 64)), batch_size=8)
+with profile(
+    activities=[ProfilerActivity.CPU],
+    schedule=schedule(wait=0, warmup=1, active=3, repeat=1),
+    on_trace_ready=lambda made: made.export_chrome_trace(sys.argv[1]),
+) as profiler:
+    for (batch,) in data:
+        model(batch).square().mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        profiler.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_real_trace_of_torch_has_every_part(tmp_path: Path) -> None:
+    path = tmp_path / "real.json"
+    program = [sys.executable, "-c", PROGRAM, str(path)]
+    subprocess.run(program, check=True, capture_output=True, timeout=120)
+    found = summarize_trace(read_trace(path)).host
+    assert [one.step for one in found.steps] == [1, 2, 3]
+    for one in found.steps:
+        assert sum(parts(one.time)) == one.time.total_ns
+        assert min(parts(one.time)) > 0
+        assert sum(row.exposed_ns for row in one.communication) == one.time.exposed_ns
+        (row,) = (row for row in one.communication if row.kind == "all_reduce")
+        assert row.count == 2  # weight and bias
+    assert "aten::addmm" in {row.name for row in found.operators}

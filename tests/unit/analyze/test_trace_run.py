@@ -1,0 +1,308 @@
+"""Runs made of traces: the closed forms of a made-up job, through the readers of recorded runs."""
+
+import numpy as np
+import pytest
+
+from meshscope.analyze.budget_lines import Share
+from meshscope.analyze.trace_phases import NAMES, find_phases
+from meshscope.analyze.trace_recording import record_trace
+from meshscope.analyze.trace_run import write_run
+from meshscope.analyze.trace_steps import find_steps
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.runner import diagnose
+from meshscope.diagnose.severity import Severity
+from meshscope.errors import TraceError
+from meshscope.ingest.kineto import read_trace
+from meshscope.simulate.critical_path import PathKind, find_critical_path
+from meshscope.store.reader import open_run
+from trace_builders import (
+    BACKWARD_NS,
+    FORWARD_NS,
+    MS,
+    TRANSFER_NS,
+    UPDATE_NS,
+    US,
+    RankTrace,
+    write_traces,
+)
+
+EXTRA_NS = 5 * MS
+STEP_NS = FORWARD_NS + EXTRA_NS + BACKWARD_NS + TRANSFER_NS + UPDATE_NS
+
+
+def examine(folder, paths, **options):
+    recordings = [record_trace(read_trace(path), max_spans=10_000) for path in paths]
+    imported = write_run(recordings, folder / "run", **options)
+    return Context(open_run(imported.path).last_attempt), imported
+
+
+def job(tmp_path, **options):
+    options = {"num_ranks": 4, "num_steps": 12, **options}
+    return write_traces(tmp_path / "traces", **options)
+
+
+def findings(context):
+    return {found.code: found for found in diagnose(context).findings}
+
+
+def test_the_budget_of_a_job_is_its_closed_form(tmp_path):
+    paths = job(tmp_path, extra_ns={2: EXTRA_NS}, skew_ns=lambda rank: 3 * MS * rank + 17)
+    context, _ = examine(tmp_path, paths)
+    budget = context.budget
+    assert not isinstance(budget, Unavailable)
+    assert int(np.abs(budget.residual_ns).max()) == 0
+    lines = {line.name: place for place, line in enumerate(budget.lines)}
+    own = FORWARD_NS + BACKWARD_NS + UPDATE_NS
+    for place, rank in enumerate(budget.ranks):
+        is_slow = rank == 2
+        of_rank = budget.of_ranks_ns()[place] / 12
+        assert of_rank[lines["compute"]] == own + (EXTRA_NS if is_slow else 0)
+        assert of_rank[lines["exposed transfer world"]] == pytest.approx(TRANSFER_NS, abs=2 * US)
+        wait = 0 if is_slow else EXTRA_NS
+        assert of_rank[lines["exposed wait world"]] == pytest.approx(wait, abs=2 * US)
+
+
+def test_a_slow_rank_is_named_and_priced(tmp_path):
+    context, _ = examine(tmp_path, job(tmp_path, extra_ns={2: EXTRA_NS}))
+    found = findings(context)["ST001"]
+    assert found.ranks == (2,)
+    assert found.severity >= Severity.MEDIUM
+    assert found.saved_ns == pytest.approx(EXTRA_NS, rel=0.01)
+
+
+def test_a_healthy_job_has_its_exposed_transfer_and_no_culprit(tmp_path):
+    context, _ = examine(tmp_path, job(tmp_path))
+    (found,) = (one for one in diagnose(context).findings if one.severity > Severity.LOW)
+    assert found.code == "CO001"
+    assert found.saved_ns == pytest.approx(TRANSFER_NS, rel=0.01)
+
+
+def test_the_critical_path_goes_through_the_slow_rank(tmp_path):
+    context, _ = examine(tmp_path, job(tmp_path, extra_ns={2: EXTRA_NS}))
+    assert not isinstance(context.replay, Unavailable)
+    path = find_critical_path(context.replay)
+    assert path.total_ns == 12 * STEP_NS
+    work = {
+        (share.rank, share.phase): share.total_ns
+        for share in path.shares
+        if share.kind is PathKind.WORK
+    }
+    assert work[2, "backward"] == 12 * BACKWARD_NS
+    assert work[2, "forward"] == 12 * (FORWARD_NS + EXTRA_NS)
+    assert {rank.rank: rank.slack_ns for rank in path.ranks}[0] == pytest.approx(EXTRA_NS, rel=1e-3)
+
+
+def test_clocks_of_ranks_are_brought_together(tmp_path):
+    skew = {0: 0, 1: 700 * MS, 2: -40 * MS, 3: 13}
+    context, _ = examine(tmp_path, job(tmp_path, skew_ns=lambda rank: skew[rank]))
+    timeline = context.timeline
+    assert not isinstance(timeline, Unavailable)
+    begins = timeline.period_begin_ns
+    assert int(np.abs(begins - begins[0]).max()) <= 1 * US
+
+
+@pytest.mark.parametrize(
+    ("num_slow_steps", "is_found"), [(4, True), (3, False)], ids=["all steps", "all but one"]
+)
+def test_few_steps_give_a_hint(tmp_path, num_slow_steps, is_found):
+    paths = job(
+        tmp_path,
+        num_ranks=8,
+        num_steps=4,
+        extra_ns=lambda rank, step: EXTRA_NS if rank == 5 and step < num_slow_steps else 0,
+    )
+    found = findings(examine(tmp_path, paths)[0]).get("ST005")
+    assert (found is not None) is is_found
+    if found is not None:
+        assert found.ranks == (5,)
+        assert found.severity is Severity.MEDIUM
+        assert found.saved_ns == pytest.approx(EXTRA_NS, rel=0.01)
+        assert found.confidence.p_value == pytest.approx(8 * 8.0**-4)
+
+
+def test_few_steps_of_two_ranks_tell_nothing(tmp_path):
+    paths = job(tmp_path, num_ranks=2, num_steps=4, extra_ns={1: EXTRA_NS})
+    assert "ST005" not in findings(examine(tmp_path, paths)[0])
+
+
+def test_a_part_of_the_ranks_leaves_waits_unsplit(tmp_path):
+    paths = job(tmp_path, extra_ns={2: EXTRA_NS})
+    context, imported = examine(tmp_path, [paths[0], paths[3]])
+    assert imported.world_size == 4
+    assert imported.ranks == (0, 3)
+    assert "traces of 2 of 4 ranks" in imported.notes[0]
+    budget = context.budget
+    assert not isinstance(budget, Unavailable)
+    assert budget.share_of(Share.UNSPLIT) > 0
+    assert budget.share_of(Share.WAIT) == 0
+    assert findings(context)["HE002"].severity is Severity.LOW
+
+
+def test_traces_without_steps_are_one_step(tmp_path):
+    context, imported = examine(
+        tmp_path, job(tmp_path, extra_ns={2: EXTRA_NS}, num_steps=3, has_steps=False)
+    )
+    assert "a trace without ProfilerStep#n counts as one step" in imported.notes
+    timeline = context.timeline
+    assert not isinstance(timeline, Unavailable)
+    assert timeline.steps.tolist() == [0]
+    budget = context.budget
+    assert not isinstance(budget, Unavailable)
+    lines = {line.name: place for place, line in enumerate(budget.lines)}
+    waits = budget.of_ranks_ns()[:, lines["exposed wait world"]]
+    assert waits[0] == pytest.approx(3 * EXTRA_NS, abs=2 * US)
+
+
+def test_two_windows_of_a_rank_are_put_together(tmp_path):
+    early = write_traces(tmp_path / "a", num_ranks=2, num_steps=3, first_step=5)
+    late = write_traces(
+        tmp_path / "b", num_ranks=2, num_steps=3, first_step=50, skew_ns=lambda rank: 10_000 * MS
+    )
+    context, _ = examine(tmp_path, [*late, *early])
+    timeline = context.timeline
+    assert not isinstance(timeline, Unavailable)
+    assert timeline.steps.tolist() == [5, 6, 7, 50, 51, 52]
+    assert timeline.begins_window.tolist() == [True, False, False, True, False, False]
+
+
+def test_the_same_step_twice_is_an_error(tmp_path):
+    one = write_traces(tmp_path / "a", num_ranks=2, num_steps=3)
+    other = write_traces(tmp_path / "b", num_ranks=2, num_steps=3)
+    with pytest.raises(TraceError, match="are both of step 5 of rank 0"):
+        examine(tmp_path, [one[0], other[0]])
+
+
+def test_jobs_of_different_sizes_are_an_error(tmp_path):
+    one = write_traces(tmp_path / "a", num_ranks=2, num_steps=1)
+    other = write_traces(tmp_path / "b", num_ranks=3, num_steps=1)
+    with pytest.raises(TraceError, match="of jobs with 2 and 3 ranks"):
+        examine(tmp_path, [one[0], other[1]])
+
+
+def test_a_layout_must_fit(tmp_path):
+    paths = job(tmp_path, num_steps=1)
+    with pytest.raises(TraceError, match="has 8 ranks, the traces are of a job with 4"):
+        examine(tmp_path, paths, layout=Layout(dp=8))
+    context, _ = examine(tmp_path / "fits", paths, layout=Layout(dp=4))
+    assert context.layout == Layout(dp=4)
+
+
+def trace_with_gap(tmp_path, *, synchronises, copies=False, gap_ns=10 * MS):
+    """One rank, four steps of 20 ms of kernels with a gap before the second half."""
+    trace = RankTrace(0, 1)
+    for step in range(4):
+        begin = 100 * MS + step * (20 * MS + gap_ns)
+        trace.add("user_annotation", f"ProfilerStep#{step}", begin - MS, begin + 19 * MS + gap_ns)
+        trace.launch("gemm", begin - 500 * US, begin, begin + 10 * MS)
+        again = begin + 10 * MS + gap_ns
+        if synchronises:
+            trace.add(
+                "cuda_runtime", "cudaStreamSynchronize", begin, again - 100 * US,
+                args={"correlation": 0},
+            )  # fmt: skip
+        if copies:
+            trace.launch(
+                "Memcpy HtoD (Pageable -> Device)", begin - 400 * US, begin + 10 * MS, again,
+                category="gpu_memcpy",
+            )  # fmt: skip
+        trace.launch("gemm", again - 10 * US, again, again + 10 * MS)
+    return trace.write(tmp_path / "trace.json.gz")
+
+
+def test_a_host_that_is_late_is_a_gap(tmp_path):
+    context, _ = examine(tmp_path, [trace_with_gap(tmp_path, synchronises=False)])
+    found = findings(context)
+    assert found["CP004"].saved_ns == pytest.approx(10 * MS, rel=0.01)
+    assert "CP005" not in found
+    causes = {one.name: one.value for one in found["CP004"].evidence}
+    assert causes["idle, the host was at something else"] == pytest.approx(10 * MS, rel=0.01)
+
+
+def test_a_host_that_synchronises_is_told_from_one_that_is_late(tmp_path):
+    context, _ = examine(tmp_path, [trace_with_gap(tmp_path, synchronises=True)])
+    found = findings(context)["CP005"]
+    assert found.saved_ns == pytest.approx(10 * MS - 100 * US, rel=0.01)
+    assert found.severity >= Severity.MEDIUM
+
+
+def test_a_short_synchronisation_is_not_told_of(tmp_path):
+    path = trace_with_gap(tmp_path, synchronises=True, gap_ns=500 * US)
+    assert "CP005" not in findings(examine(tmp_path, [path])[0])
+
+
+def test_exposed_copies_are_a_line_and_a_finding(tmp_path):
+    context, _ = examine(tmp_path, [trace_with_gap(tmp_path, synchronises=False, copies=True)])
+    budget = context.budget
+    assert not isinstance(budget, Unavailable)
+    assert budget.share_of(Share.COPY) == pytest.approx(1 / 3, rel=0.02)
+    found = findings(context)
+    assert found["CP006"].saved_ns == pytest.approx(10 * MS, rel=0.01)
+    assert "CP004" not in found
+
+
+def test_copies_behind_kernels_are_no_finding(tmp_path):
+    trace = RankTrace(0, 1)
+    for step in range(4):
+        begin = 100 * MS + step * 20 * MS
+        trace.add("user_annotation", f"ProfilerStep#{step}", begin - MS, begin + 19 * MS)
+        trace.launch("gemm", begin - 500 * US, begin, begin + 20 * MS)
+        trace.launch(
+            "Memcpy HtoD (Pinned -> Device)", begin - 400 * US, begin, begin + 15 * MS,
+            stream=9, category="gpu_memcpy",
+        )  # fmt: skip
+    context, _ = examine(tmp_path, [trace.write(tmp_path / "trace.json.gz")])
+    assert diagnose(context).worst in (None, Severity.LOW)
+
+
+def test_communication_beside_an_idle_device_is_a_hold_up_only_if_work_was_queued(tmp_path):
+    """A late host: the all-reduce is exposed, and without it the step would take as long."""
+    trace = RankTrace(0, 2)
+    for step in range(3):
+        begin = 100 * MS + step * 40 * MS
+        trace.add("user_annotation", f"ProfilerStep#{step}", begin - MS, begin + 39 * MS)
+        trace.launch("gemm", begin - 500 * US, begin, begin + 10 * MS)
+        trace.all_reduce(begin - 400 * US, begin + 10 * MS, begin + 20 * MS)
+        trace.launch("gemm", begin + 25 * MS, begin + 25 * MS + 10 * US, begin + 40 * MS)
+    context, _ = examine(tmp_path, [trace.write(tmp_path / "trace.json.gz")])
+    budget = context.budget
+    assert not isinstance(budget, Unavailable)
+    assert budget.share_of(Share.UNSPLIT) == 0
+    assert budget.share_of(Share.GAP) > 0.3
+
+
+def test_phases_cover_every_step_once(tmp_path):
+    (path,) = write_traces(tmp_path, num_ranks=1, num_steps=3)
+    trace = read_trace(path)
+    steps = find_steps(trace)
+    phases = find_phases(trace, steps)
+    assert [NAMES[name] for name in phases.name.tolist()] == 3 * [
+        "forward", "backward", "rest", "optimizer", "rest",
+    ]  # fmt: skip
+    assert (phases.begin_ns[1:] == phases.end_ns[:-1]).all()
+    total = int((phases.end_ns - phases.begin_ns).sum())
+    assert total == int((steps.end_ns - steps.begin_ns).sum())
+
+
+def test_many_gaps_are_merged_and_it_is_said(tmp_path):
+    trace = RankTrace(0, 1)
+    trace.add("user_annotation", "ProfilerStep#0", 99 * MS, 200 * MS)
+    for place in range(2_000):
+        begin = 100 * MS + place * 40 * US
+        trace.launch("short", begin - 50 * US, begin, begin + 38_500)
+    path = trace.write(tmp_path / "trace.json.gz")
+    exact = record_trace(read_trace(path), max_spans=2_000).work
+    assert exact is not None
+    assert (len(exact.spans), exact.merged_gap_ns) == (2_000, 0)
+    merged = record_trace(read_trace(path), max_spans=1_000)
+    assert merged.work is not None
+    assert (len(merged.work.spans), merged.work.merged_gap_ns) == (1, 2_000)
+    imported = write_run([merged], tmp_path / "run")
+    assert "gaps of a device up to 2 µs count as the work around them" in imported.notes
+
+
+def test_a_trace_without_events_is_an_error_of_its_own(tmp_path):
+    path = RankTrace(0, 1).write(tmp_path / "trace.json.gz")
+    with pytest.raises(TraceError):
+        examine(tmp_path, [path])

@@ -1,0 +1,35 @@
+"""A few events looked up as the whole columns say; rows numbered as numpy's own would be."""
+
+import numpy as np
+from made_traces import host, nccl, read
+
+from meshscope.analyze.trace_spans import number_rows, read_arguments
+
+
+def test_arguments_of_some_events_are_those_of_the_columns(tmp_path) -> None:
+    events = [
+        nccl("allreduce", 5 * at, 1, group=str(at % 3), num_elements=at)
+        if at % 2
+        else host("cpu_op", f"op{at}", 5 * at, 1)
+        for at in range(20)
+    ]
+    trace = read(tmp_path / "t.json", events)
+    rows = np.array([7, 0, 7, 19, 3], dtype=np.int64)
+    found = read_arguments(trace, rows, ("Process Group Name", "dtype"), ("In msg nelems", "Seq"))
+    for name, values in found.text.items():
+        assert values.tolist() == trace.text_argument(name)[rows].tolist()
+    for name, values in found.number.items():
+        assert values.tolist() == trace.int_argument(name)[rows].tolist()
+    absent = read_arguments(trace, np.array([-1], dtype=np.int64), ("dtype",), ("Seq",))
+    assert (absent.text["dtype"].tolist(), absent.number["Seq"].tolist()) == ([-1], [-1])
+
+
+def test_equal_rows_get_one_number_in_order() -> None:
+    random = np.random.default_rng(3)
+    columns = random.integers(-1, 4, (3, 200)).astype(np.int32)
+    number, first = number_rows(*columns)
+    keys, inverse = np.unique(columns, axis=1, return_inverse=True)
+    assert number.tolist() == inverse.ravel().tolist()
+    assert columns[:, first].tolist() == keys.tolist()
+    empty = np.empty(0, dtype=np.int64)
+    assert [len(one) for one in number_rows(empty, empty)] == [0, 0]

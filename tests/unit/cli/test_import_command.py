@@ -1,0 +1,91 @@
+"""`meshscope import`, and traces given to commands that read runs."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from trace_builders import MS, TRANSFER_NS, write_traces
+
+from meshscope.cli import main
+
+EXTRA_NS = 5 * MS
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def traces(tmp_path):
+    write_traces(tmp_path / "traces", num_ranks=4, num_steps=12, extra_ns={2: EXTRA_NS})
+    return tmp_path / "traces"
+
+
+def test_an_imported_run_is_reported(traces, tmp_path):
+    made = call("import", traces, "-o", tmp_path / "run", "--layout", "dp=4")
+    assert made.exit_code == 0
+    assert made.output.splitlines() == [f"{tmp_path / 'run'}: traces of 4 of 4 ranks"]
+    report = json.loads(call("report", tmp_path / "run", "--json").stdout)
+    (found, *_) = report["diagnosis"]["findings"]
+    assert (found["code"], found["ranks"]) == ("ST001", [{"first": 2, "last": 2}])
+    lines = {line["name"]: line["mean_ns"] for line in report["budget"]["lines"]}
+    assert lines["exposed transfer dp"] == pytest.approx(TRANSFER_NS, rel=0.01)
+
+
+def test_traces_are_reported_as_they_are(traces):
+    done = call("report", traces, "--fail-on", "high")
+    assert done.exit_code == 7
+    assert "rank 2 is slow in forward" in done.output
+
+
+def test_traces_are_replayed_as_they_are(traces):
+    simulated = json.loads(call("simulate", traces, "--edit", "rank=2:ideal", "--json").stdout)
+    assert simulated["slowdown"]["worst_workers"] == [2]
+    (edit,) = simulated["edits"]
+    assert edit["gain"]["saved_ns"] == pytest.approx(EXTRA_NS, rel=0.01)
+
+
+def test_one_trace_is_reported(traces):
+    done = call("report", traces / "rank0.pt.trace.json.gz")
+    assert done.exit_code == 0
+    assert "there is no trace of ranks 1-3" in done.output
+
+
+def test_traces_are_compared(traces, tmp_path):
+    write_traces(tmp_path / "healthy", num_ranks=4, num_steps=12)
+    done = call("compare", tmp_path / "healthy", traces, "--fail-on", "5")
+    assert done.exit_code == 7
+
+
+def test_nothing_is_overwritten(traces, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").write_text("x")
+    done = call("import", traces, "-o", tmp_path / "run")
+    assert done.exit_code != 0
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["mine"]
+
+
+def test_a_file_that_is_no_trace_is_left_out(traces, tmp_path):
+    (traces / "broken.json").write_text("{not a trace")
+    done = call("import", traces, "-o", tmp_path / "run")
+    assert done.exit_code == 0
+    assert "left out" in done.output
+
+
+def test_a_trace_command_over_ranks_has_the_path(traces):
+    document = json.loads(call("trace", traces, "--json").stdout)
+    path = document["critical_path"]
+    assert path["total_ns"] == 12 * 41 * MS
+    assert {share["rank"] for share in path["shares"][:2]} == {2}
+    text = call("trace", traces).stdout
+    assert "Critical path" in text
+    # The one others waited for is shown in full.
+    assert "rank2.pt.trace" in text
+    assert "rank0.pt.trace" not in text
+    assert "rank0.pt.trace" in call("trace", traces, "--rank", "0").stdout
+
+
+def test_without_all_ranks_there_is_no_path(traces):
+    paths = [traces / f"rank{rank}.pt.trace.json.gz" for rank in (0, 1)]
+    document = json.loads(call("trace", *paths, "--json").stdout)
+    assert "without a trace" in document["critical_path"]["unavailable"]
