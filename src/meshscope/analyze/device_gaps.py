@@ -19,7 +19,7 @@ Int64s = npt.NDArray[np.int64]
 
 CAUSES: Mapping[str, str] = {
     "host": "the host was at something else",
-    "synchronising": "the host waited for the device",
+    "synchronising": "behind a wait of the host for the device",
     "communicating": "the host was in a collective's call",
     "launch": "the launch was on its way",
     "dependency": "launched, and waiting for other work",

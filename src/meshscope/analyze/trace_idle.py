@@ -1,8 +1,10 @@
 """Why a device had nothing to do, gap by gap, from when its next work was launched.
 
 A gap ends with the begin of the next work of the device. Up to the begin of the call that
-launched that work the host had not come so far: `host`, but `synchronising` while the host itself
-waited for the device and `communicating` while it was inside a collective's call. From there to the
+launched that work the host had not come so far: `host`, but `synchronising` where the host waited
+for the device just when that ran dry, or later in the gap, and `communicating` while it was inside
+a collective's call. A host that waits has nothing queued when the wait is over: all it does before
+it launches again is then behind the wait, and `synchronising` as well. From there to the
 gap's end it is `launch`, as long as a launch may take (LAUNCH_NS); what is longer, and all of a gap
 whose next work had been launched before it, is `dependency`: the work was there and waited for an
 event, a copy, a stream. Gaps whose next work has no launching call in the trace are `unknown`.
@@ -23,7 +25,8 @@ Int64s = npt.NDArray[np.int64]
 
 LAUNCH_NS = 20_000
 """Longer than a launch takes on any device in use; torch's own take 5 to 10 µs."""
-SYNCHRONISING = ("synchronize", "eventquery", "memcpyasync_dtoh")
+SYNCHRONISING = ("synchronize", "memcpyasync_dtoh")
+LAUNCHING = ("launch",)
 COMMUNICATING = ("nccl:", "gloo:", "c10d::", "record_param_comms", "rccl:", "work::wait", "xccl:")
 
 
@@ -35,7 +38,7 @@ class IdleTime:
     host_ns: int
     """The host was at something else."""
     synchronising_ns: int
-    """The host waited for the device before it launched more."""
+    """The host had waited for the device before it launched more."""
     communicating_ns: int
     """The host was inside a collective's call."""
     launch_ns: int
@@ -129,6 +132,8 @@ def find_gaps(
     launching = np.where(was_queued, 0, np.minimum(rest, LAUNCH_NS))
     calls = calls or find_calls(trace)
     in_sync = calls.synchronising.within(gaps.begin_ns, host_end)
+    ran_dry = calls.synchronising.within(gaps.begin_ns - 1, gaps.begin_ns) > 0
+    in_sync = np.where(ran_dry, host, in_sync)
     in_call = np.minimum(calls.communicating.within(gaps.begin_ns, host_end), host - in_sync)
     is_known = call >= 0
     return IdleGaps(
@@ -145,12 +150,19 @@ def find_gaps(
 
 
 def find_synchronising(trace: Trace) -> Stretches:
-    """When the host waited for the device."""
-    return _host_stretches(trace, SYNCHRONISING, Category.RUNTIME)
+    """When a thread that launches work waited for the device; others, such as a watchdog, may."""
+    events = trace.events
+    tracks = np.unique(events.track[_named_rows(trace, LAUNCHING, Category.RUNTIME)])
+    rows = _named_rows(trace, SYNCHRONISING, Category.RUNTIME)
+    return unite_events(trace, rows[np.isin(events.track[rows], tracks)])
 
 
 def _host_stretches(trace: Trace, parts: tuple[str, ...], *categories: Category) -> Stretches:
     """When the host was in a call whose name has one of the parts."""
+    return unite_events(trace, _named_rows(trace, parts, *categories))
+
+
+def _named_rows(trace: Trace, parts: tuple[str, ...], *categories: Category) -> Int64s:
     events = trace.events
     rows = np.flatnonzero(np.isin(events.category, np.array(categories, dtype=np.uint8)))
     wanted = [
@@ -158,5 +170,5 @@ def _host_stretches(trace: Trace, parts: tuple[str, ...], *categories: Category)
         for place in np.unique(events.name[rows]).tolist()
         if place >= 0 and any(part in trace.strings[place][:200].lower() for part in parts)
     ]
-    rows = rows[np.isin(events.name[rows], np.array(wanted, dtype=np.int64))]
-    return unite_events(trace, rows)
+    found: Int64s = rows[np.isin(events.name[rows], np.array(wanted, dtype=np.int64))]
+    return found

@@ -608,7 +608,7 @@ DEVICE_GAPS = Table(
             name="synchronising_ns",
             word=4,
             unit="ns",
-            meaning="the host waited for the device before it launched more",
+            meaning="the host had waited for the device, and launched more only after that",
         ),
         Column(
             name="communicating_ns",

@@ -55,3 +55,27 @@ def test_every_step_with_work_is_there(tmp_path, num_steps) -> None:
     (device,) = summarize(tmp_path / "t.json", events).devices
     assert [one.step for one in device.steps] == list(range(num_steps))
     assert all(one.idle.total_ns == 10_000 for one in device.steps)
+
+
+@pytest.mark.parametrize(
+    ("synchronises_from", "track", "expected"),
+    [(10, None, 30_000), (21, None, 4_000), (10, 300, 0)],
+    ids=["device runs dry in it", "only later in the gap", "another thread, which launches nothing"],
+)
+def test_all_that_is_behind_a_wait_for_the_device_is_its_fault(
+    tmp_path, synchronises_from, track, expected
+) -> None:
+    """The device ends at 20, the wait at 25, and the next launch is at 50."""
+    length = 25 - synchronises_from
+    waiting = call("cudaStreamSynchronize", synchronises_from, 0, length=length)
+    events = [
+        step(1, 0, 100),
+        call("cudaLaunchKernel", 0, 1),
+        kernel("a", 5, 15, correlation=1),
+        waiting if track is None else {**waiting, "tid": track},
+        call("cudaLaunchKernel", 50, 2),
+        kernel("b", 60, 10, correlation=2),
+    ]
+    (device,) = summarize(tmp_path / "t.json", events).devices
+    assert device.idle.synchronising_ns == expected
+    assert device.idle.host_ns == 30_000 - expected

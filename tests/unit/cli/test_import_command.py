@@ -4,9 +4,9 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from trace_builders import MS, TRANSFER_NS, write_traces
 
 from meshscope.cli import main
+from trace_builders import MS, TRANSFER_NS, write_traces
 
 EXTRA_NS = 5 * MS
 

@@ -37,21 +37,22 @@ COPY_PHASE = "copy"
 class HostSynchronises(Rule):
     """Devices idle because the host waited for them before it launched more.
 
-    What it finds: idle time of devices while the host was in a synchronising call, of
+    What it finds: idle time of devices that ran dry while their host waited for them, of
     `synchronising_min_ratio` of the wall clock or more. Only in runs made of profiler traces.
 
     Why it matters: a host that waits for its device has nothing queued when the wait is over: the
     device then idles until new work is launched.
 
-    How it is measured: gap by gap, the part before the call that launched the next work in which
-    the host was in a call such as `cudaStreamSynchronize`. The gain is a replay with gaps shorter
-    by that part, rank by rank.
+    How it is measured: gaps that began while the host was in a call such as
+    `cudaStreamSynchronize`, up to the call that launched the next work. The gain is a replay with
+    gaps shorter by that part, rank by rank: as if the host had been ahead.
 
     What to change: take `.item()`, `.cpu()`, `print` of tensors, `nonzero` and data-dependent
     shapes out of the loop, read losses some steps later, copy from pinned memory with
     `non_blocking=True`.
 
-    When it is wrong: a profiler slows launches, so that gaps are longer than without it.
+    When it is wrong: a profiler slows launches, so that gaps are longer than without it. A host that
+    is too slow anyway is not ahead without the wait either: what remains shows as CP004 then.
     """
 
     code = "CP005"
