@@ -6,7 +6,7 @@ Statistics leave out the operations of warm-up steps and those before the first 
 matching use all. Operations of groups with one rank are left out: nothing can be late there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +69,7 @@ from meshscope.core.operations import Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.reader import Attempt
 from meshscope.store.schema import OperationFlag
+from meshscope.store.traces import TraceWindow, disturbing_windows, mark_profiled
 
 NUM_SLOWEST = 20
 MAX_FAILURES = 20
@@ -149,7 +150,7 @@ class CommunicationHealth:
     """Rows and waits left out because their times cannot be."""
     num_bad_ends: int
     num_warmup: int
-    """Rows left out of the statistics because they came before `first_step`."""
+    """Rows left out of the statistics: before `first_step`, or in a profiled step."""
     partial_groups: tuple[PartialGroup, ...]
 
 
@@ -172,7 +173,7 @@ class Communication:
     ranks: tuple[int, ...]
     """Ranks that recorded."""
     first_step: int
-    """Steps before it are left out of the statistics; -1: nothing is."""
+    """Steps before it, and profiled ones, are left out of the statistics; -1: no step is."""
     groups: tuple[JobGroup, ...]
     clocks: ClockAlignment
     observed_ns: int
@@ -203,6 +204,7 @@ def analyze_communication(
     """Everything about an attempt's communication.
 
     Statistics begin with `first_step`; by default they leave out the first step of four or more.
+    Steps that a trace window disturbed are not in them.
     """
     operations = load_operations(attempt)
     if not len(operations):
@@ -221,7 +223,9 @@ def analyze_communication(
     waits = load_waits(attempt, operations)
     exposed = measure_exposed(rows, waits, times, row_times, alignment)
     first = choose_first_step(rows.step.astype(np.int64), first_step)
-    row_included, match_included = _choose_rows(operations, matches, first)
+    row_included, match_included = _choose_rows(
+        operations, matches, first, disturbing_windows(attempt)
+    )
     parts = collect_parts(
         rows,
         row_times,
@@ -277,10 +281,12 @@ def _group_sizes(operations: Operations) -> Int64s:
     return np.array([len(group.ranks) for group in operations.groups] + [0], dtype=np.int64)
 
 
-def _choose_rows(operations: Operations, matches: Matches, first: int) -> tuple[Bools, Bools]:
+def _choose_rows(
+    operations: Operations, matches: Matches, first: int, windows: Sequence[TraceWindow]
+) -> tuple[Bools, Bools]:
     """Rows and operations of the statistics: all rows of an operation, or none."""
     rows = operations.rows
-    row_included = rows.step >= first
+    row_included = (rows.step >= first) & ~mark_profiled(rows.step.astype(np.int64), windows)
     match_included = np.zeros(len(matches), dtype=np.bool_)
     if len(matches):
         match_included = np.logical_or.reduceat(row_included[matches.member], matches.first)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.analyze.chance import MIN_STEPS, is_beyond_chance
-from meshscope.analyze.phases import Int64s, PhaseTable
+from meshscope.analyze.phases import Bools, Int64s, PhaseTable
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.unavailable import Unavailable
 
@@ -135,9 +135,9 @@ class PeerPhases:
         self._ranks: list[tuple[int, Int64s, dict[str, Float32s]]] = []
         """Rank, step numbers in ascending order, nanoseconds per phase."""
 
-    def add(self, rank: int, step: Int64s, table: PhaseTable, *, num_warmup: int) -> None:
+    def add(self, rank: int, step: Int64s, table: PhaseTable, *, is_steady: Bools) -> None:
         """Takes in one rank; `step` and the table's steps are in order of time."""
-        numbers, times = step[num_warmup:], table.in_steps_ns[num_warmup:]
+        numbers, times = step[is_steady], table.in_steps_ns[is_steady]
         if len(numbers) < MIN_STEPS:
             return
         if not bool((numbers[1:] > numbers[:-1]).all()):

@@ -20,6 +20,7 @@ from meshscope.store.columns import Columns
 from meshscope.store.schema import SpanFlag
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _EXACT_BELOW = 1 << 53
 """Sums of integers in float64 are exact below this; in nanoseconds, 104 days."""
@@ -102,7 +103,7 @@ class RankPartition:
     after_last: TimeSplit
     """From the last finished step's end, an unfinished step included."""
     steady_steps: TimeSplit
-    """`steps` without the warm-up steps."""
+    """`steps` without warm-up and profiled steps."""
     containers: Mapping[str, int]
     """Number of spans per phase name that cross a step boundary and are left out."""
     num_other_threads: int
@@ -187,7 +188,7 @@ def partition_rank(
     names: Mapping[int, str],
     *,
     recorded_ns: tuple[int, int],
-    warmup_steps: int,
+    is_steady: Bools,
     num_other_threads: int = 0,
 ) -> RankPartition:
     """Splits the time from `recorded_ns[0]` to `recorded_ns[1]`, which contains all steps."""
@@ -198,7 +199,7 @@ def partition_rank(
     if num_steps:
         first, last = int(steps.start_ns[0]), int(steps.end_ns[-1])
     in_steps = int((steps.end_ns - steps.start_ns).sum())
-    steady = steps.end_ns[warmup_steps:] - steps.start_ns[warmup_steps:]
+    steady = steps.duration_ns[is_steady]
 
     def split(wall_ns: int, totals: Int64s) -> TimeSplit:
         return TimeSplit(wall_ns=wall_ns, phase_ns=_name_totals(phases, totals))
@@ -211,7 +212,7 @@ def partition_rank(
         steps=split(in_steps, inside.sum(axis=0)),
         between=split(last - first - in_steps, table[2:-1:2].sum(axis=0)),
         after_last=split(end_ns - last, table[-1] if num_steps else np.zeros_like(table[0])),
-        steady_steps=split(int(steady.sum()), inside[warmup_steps:].sum(axis=0)),
+        steady_steps=split(int(steady.sum()), inside[is_steady].sum(axis=0)),
         containers=_count_containers(spans, names),
         num_other_threads=num_other_threads,
     )

@@ -22,7 +22,7 @@ from meshscope.analyze.chance import binomial_tail
 from meshscope.analyze.phases import Int64s, order_steps
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.reader import Attempt
-from meshscope.store.traces import mark_profiled, windows_of
+from meshscope.store.traces import disturbing_windows, mark_profiled
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -114,7 +114,7 @@ def read_periods(attempt: Attempt, *, num_warmup: int) -> StepPeriods | Unavaila
     steps = series[0][0] if series else np.empty(0, dtype=np.int64)
     for step, _ in series[1:]:
         steps = np.intersect1d(steps, step, assume_unique=True)
-    steps = steps[~mark_profiled(steps, windows_of(attempt))]
+    steps = steps[~mark_profiled(steps, disturbing_windows(attempt))]
     if len(steps) < MIN_STEPS:
         return Unavailable(f"{len(steps)} steps after warm-up, {MIN_STEPS} are needed")
     table = np.stack([period[np.searchsorted(step, steps)] for step, period in series])

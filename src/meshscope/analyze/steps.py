@@ -30,6 +30,7 @@ from meshscope.store.traces import TraceWindow, mark_profiled
 MIN_STEPS_FOR_WARMUP = 4
 """With fewer steps, none is left out by default: too little would remain."""
 NO_STEP = "no step finished"
+ALL_PROFILED = "all steps after warm-up were profiled"
 TIED = -1
 """In place of the slowest rank where several share the maximum."""
 MAX_SLOWEST = 3
@@ -206,7 +207,7 @@ def summarize_job_steps(
     is_steady = ~is_profiled
     is_steady[:num_warmup] = False
     if num_steps > num_warmup and not is_steady.any():
-        reason = "all steps after warm-up were profiled"
+        reason = ALL_PROFILED
     # Starting the profiler falls between the step before a window and its first one.
     is_apart = ~mark_profiled(intervals.step, windows) & ~mark_profiled(intervals.step + 1, windows)
     is_whole = is_steady & (durations.num_ranks == num_ranks)

@@ -6,7 +6,7 @@ ranks: where any was recorded, the operations of all of them are read together. 
 operations than fit, those of some stretches of steps are, and `Communication.part` says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from meshscope.analyze.peers import (
     spread_phase,
 )
 from meshscope.analyze.phases import (
+    Bools,
     PhaseTable,
     RankPartition,
     StepTimes,
@@ -58,6 +59,7 @@ from meshscope.analyze.signals import (
 )
 from meshscope.analyze.step_choice import StepChoice
 from meshscope.analyze.steps import (
+    ALL_PROFILED,
     NO_STEP,
     JobSteps,
     JobStepSummary,
@@ -81,7 +83,7 @@ from meshscope.store.columns import Columns, Problem, ProblemKind
 from meshscope.store.in_flight import IN_FLIGHT_NAME
 from meshscope.store.reader import Attempt, RankRecording
 from meshscope.store.schema import StepFlag
-from meshscope.store.traces import windows_of
+from meshscope.store.traces import TraceWindow, disturbing_windows, mark_profiled
 from meshscope.store.usual_phases import is_recorded
 
 if TYPE_CHECKING:
@@ -117,6 +119,8 @@ class RankSummary:
     """Finished steps."""
     num_warmup: int
     """First steps left out of `step_time`, `time.steady_steps` and `device`."""
+    num_profiled: int
+    """Later ones that a trace window disturbed, left out likewise."""
     num_aborted_steps: int
     """Steps left by an exception; counted in `num_steps`."""
     num_skipped_updates: int
@@ -144,7 +148,22 @@ class RankSummary:
     @property
     def num_steady_steps(self) -> int:
         """Steps the statistics are over."""
-        return self.num_steps - self.num_warmup
+        return self.num_steps - self.num_warmup - self.num_profiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SteadySteps:
+    """Which of a rank's steps its statistics are over."""
+
+    num_warmup: int
+    num_profiled: int
+    """After warm-up."""
+    is_steady: Bools
+    """Per step, in order of time."""
+    has_interval: Bools
+    """Per step but the last: steady, and the next one's begin was not disturbed either."""
+    reason: str
+    """Why there is none, where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +175,7 @@ class JobTime:
     between: TimeSplit
     after_last: TimeSplit
     steady_steps: TimeSplit
-    """`steps` without warm-up."""
+    """`steps` without warm-up and profiled steps."""
     num_steady_rank_steps: int
     """Steps in `steady_steps`, counted on every rank."""
     device_phase_ns: Mapping[str, int] | Unavailable
@@ -202,12 +221,14 @@ class AttemptSummary:
 
 def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> AttemptSummary:
     """Reads and reduces every rank. `warmup_steps` None: 1 where more than 3 steps finished."""
+    warmup_steps = attempt.choose_warmup(warmup_steps)
     durations, intervals, overhead = JobSteps(), JobSteps(), OverheadSamples()
     peers = PeerPhases(num_ranks=len(attempt.ranks))
     ranks: list[RankSummary] = []
     tokens: dict[int, RankTokens] = {}
     longest = (0, 0)
     problems: list[Problem] = []
+    windows = disturbing_windows(attempt)
     for recording in attempt:
         columns = recording.read("steps")
         steps = order_steps(columns)
@@ -215,10 +236,9 @@ def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> A
         durations.add(recording.rank, steps.step, steps.duration_ns)
         intervals.add(recording.rank, steps.step[:-1], np.diff(steps.start_ns))
         longest = max(longest, (len(steps), stepping_ns(steps)))
-        summary, rates, phases = _summarize_rank(
-            recording, columns, steps, attempt.layout, warmup_steps
-        )
-        peers.add(recording.rank, steps.step, phases, num_warmup=summary.num_warmup)
+        chosen = choose_steady(steps, windows, warmup_steps)
+        summary, rates, phases = _summarize_rank(recording, columns, steps, attempt.layout, chosen)
+        peers.add(recording.rank, steps.step, phases, is_steady=chosen.is_steady)
         ranks.append(summary)
         tokens[recording.rank] = rates
         problems += _overlap_problems(recording, steps)
@@ -228,7 +248,7 @@ def summarize_attempt(attempt: Attempt, *, warmup_steps: int | None = None) -> A
         intervals,
         num_ranks=len(ranks),
         asked_warmup=warmup_steps,
-        windows=windows_of(attempt),
+        windows=windows,
     )
     step_time = job_steps.time
     communication = _analyze_communication(attempt, job_steps, warmup_steps)
@@ -281,7 +301,8 @@ def _analyze_communication(
 def _describe_part(kept: KeptSteps, first_step: int) -> "StepPart":
     from meshscope.analyze.communication import StepPart
 
-    counted = [own.step >= first_step for own in kept.by_rank]
+    windows = disturbing_windows(kept.attempt)
+    counted = [(own.step >= first_step) & ~mark_profiled(own.step, windows) for own in kept.by_rank]
     pairs = list(zip(kept.ranks, kept.by_rank, counted, strict=True))
     return StepPart(
         num_steps={rank: int(np.count_nonzero(rows)) for rank, _, rows in pairs},
@@ -305,16 +326,33 @@ def _recount_problems(
     ]
 
 
+def choose_steady(
+    steps: StepTimes, windows: Sequence[TraceWindow], asked_warmup: int | None
+) -> SteadySteps:
+    """Those after warm-up that no trace window of any rank disturbed."""
+    num_steps = len(steps)
+    num_warmup = count_warmup(num_steps, asked_warmup)
+    is_profiled = mark_profiled(steps.step, windows)
+    is_steady = ~is_profiled
+    is_steady[:num_warmup] = False
+    num_profiled = int(np.count_nonzero(is_profiled[num_warmup:]))
+    return SteadySteps(
+        num_warmup=num_warmup,
+        num_profiled=num_profiled,
+        is_steady=is_steady,
+        has_interval=is_steady[:-1] & ~is_profiled[1:],
+        reason=ALL_PROFILED if num_profiled else explain_no_steady_step(num_steps),
+    )
+
+
 def _summarize_rank(
     recording: RankRecording,
     columns: Columns,
     steps: StepTimes,
     layout: Layout | Unavailable,
-    asked_warmup: int | None,
+    chosen: SteadySteps,
 ) -> tuple[RankSummary, RankTokens, PhaseTable]:
     num_steps = len(steps)
-    num_warmup = count_warmup(num_steps, asked_warmup)
-    reason = explain_no_steady_step(num_steps)
     spans = recording.read("spans")
     memory = recording.read("memory")
     scalars = read_scalars(recording, _WANTED_SCALARS)
@@ -327,8 +365,7 @@ def _summarize_rank(
             placed,
             recording.read("device_spans"),
             recording.names,
-            num_steps=num_steps,
-            warmup_steps=num_warmup,
+            is_steady=chosen.is_steady,
         )
     else:
         device = explain_no_device(recording, memory)
@@ -339,14 +376,15 @@ def _summarize_rank(
         label=layout if isinstance(layout, Unavailable) else layout.label(recording.rank),
         host=_host_of(recording),
         num_steps=num_steps,
-        num_warmup=num_warmup,
+        num_warmup=chosen.num_warmup,
+        num_profiled=chosen.num_profiled,
         num_aborted_steps=int(np.count_nonzero(flags & StepFlag.ABORTED)),
         num_skipped_updates=int(np.count_nonzero(flags & StepFlag.SKIPPED)),
         last_step=int(steps.step[-1]) if num_steps else Unavailable(NO_STEP),
-        step_time=measure_distribution(steps.duration_ns[num_warmup:], reason=reason),
+        step_time=measure_distribution(steps.duration_ns[chosen.is_steady], reason=chosen.reason),
         step_interval=measure_distribution(
-            np.diff(steps.start_ns)[num_warmup:],
-            reason=reason if num_steps == num_warmup else "it takes two steps",
+            np.diff(steps.start_ns)[chosen.has_interval],
+            reason="it takes two steps" if chosen.is_steady.any() else chosen.reason,
         ),
         steps_per_s=measure_steps_per_s(steps),
         time=partition_rank(
@@ -355,7 +393,7 @@ def _summarize_rank(
             phases,
             recording.names,
             recorded_ns=recorded_ns,
-            warmup_steps=num_warmup,
+            is_steady=chosen.is_steady,
             num_other_threads=num_other_threads,
         ),
         device=device,

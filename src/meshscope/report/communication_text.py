@@ -74,7 +74,9 @@ def describe_alarms(facts: CommunicationFacts) -> list[str]:
     return alarms
 
 
-def write_communication(out: ScreenWriter, facts: CommunicationFacts, *, without: str) -> None:
+def write_communication(
+    out: ScreenWriter, facts: CommunicationFacts, *, without: str, has_profiled: bool = False
+) -> None:
     """The whole section; `without` says what is left out of the statistics."""
     is_full = out.screen.shows_all_communication
     out.section("Communication", _describe_basis(facts, without))
@@ -92,7 +94,7 @@ def write_communication(out: ScreenWriter, facts: CommunicationFacts, *, without
     else:
         _write_table(out, bandwidth_columns(_pick_largest(facts.bandwidth), "largest sizes"))
     out.blank()
-    out.facts(_describe_rest(facts, is_full=is_full))
+    out.facts(_describe_rest(facts, is_full=is_full, has_profiled=has_profiled))
 
 
 def _describe_basis(facts: CommunicationFacts, without: str) -> str:
@@ -297,7 +299,7 @@ def _describe_arrivals(facts: CommunicationFacts) -> list[Fact]:
     return [("Late", text)]
 
 
-def _describe_rest(facts: CommunicationFacts, *, is_full: bool) -> list[Fact]:
+def _describe_rest(facts: CommunicationFacts, *, is_full: bool, has_profiled: bool) -> list[Fact]:
     """Messages, clocks, and how much of what was recorded all this rests on."""
     shown: list[Fact] = []
     if facts.messages and not is_full:
@@ -308,7 +310,7 @@ def _describe_rest(facts: CommunicationFacts, *, is_full: bool) -> list[Fact]:
     shown += [("", Text(form.clean_text(problem), style="yellow")) for problem in problems]
     if len(problems) < len(facts.clock_problems):
         shown.append(("", f"and {len(facts.clock_problems) - len(problems)} more {_MORE}"))
-    shown.append(("Health", _describe_health(facts.health)))
+    shown.append(("Health", _describe_health(facts.health, has_profiled=has_profiled)))
     return [*shown, *_describe_groups(facts.health, is_full=is_full)]
 
 
@@ -358,7 +360,7 @@ def _describe_clocks(facts: CommunicationFacts) -> str:
     return text
 
 
-def _describe_health(health: CommunicationHealthFacts) -> Text:
+def _describe_health(health: CommunicationHealthFacts, *, has_profiled: bool) -> Text:
     """How much was recognised and matched, always; then whatever is not as it should be."""
     is_all_known = health.num_recognised == health.num_rank_operations
     text = Text(
@@ -368,8 +370,9 @@ def _describe_health(health: CommunicationHealthFacts) -> Text:
     )
     matched = form.plural(health.num_matched, "operation")
     text.append(f"; {matched} matched on all ranks{_unmatched(health)}")
+    steps = "warm-up, profiled steps" if has_profiled else "warm-up"
     rest = [
-        (health.num_left_out, "rank-operations left out (warm-up, or before the first step)"),
+        (health.num_left_out, f"rank-operations left out ({steps}, or before the first step)"),
         (health.num_single_rank, "of groups with one rank"),
         (health.num_unknown_group, "of groups whose members are not known"),
         (health.num_failed, "failed"),

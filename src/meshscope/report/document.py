@@ -211,7 +211,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     between: Split
     after_last: Split
     steady_steps: Split
-    """`steps` without warm-up."""
+    """`steps` without warm-up and profiled steps."""
     device_phase_ns: dict[str, int] | None
     """Device time in the steady steps; null with `device_reason`."""
     device_reason: str | None
@@ -493,7 +493,7 @@ def _run_facts(run: Run, attempt: Attempt, summary: AttemptSummary) -> RunFacts:
     argv = provenance.get("argv")
     is_dirty = git.get("is_dirty")
     return RunFacts(
-        path=as_text(str(run.path)),
+        path=as_text(run.shown_path),
         run_id=_string_field(run.manifest, "run_id", "run.json is missing or has none"),
         attempt=attempt.index,
         num_attempts=len(run.attempts),

@@ -286,8 +286,8 @@ class _Writer:
     def _write_sparkline(self) -> None:
         """One mark per step or group of steps, warm-up left out, its highest step shown."""
         steps = self.report.steps
-        series = steps.series[-steps.time.count :] if steps.num_steps <= len(steps.series) else []
-        series = series or steps.series[1 if steps.num_warmup else 0 :]
+        is_one_each = steps.num_steps <= len(steps.series)
+        series = steps.series[steps.num_warmup if is_one_each else bool(steps.num_warmup) :]
         room = min(self.out.room, 80)
         if len(series) < 2:
             return
@@ -300,6 +300,7 @@ class _Writer:
         first, last = series[0].first_step, series[-1].first_step + series[-1].num_steps - 1
         span = f"{form.duration(min(marks))} to {form.duration(max(marks))}"
         span += ", drawn from 0" if form.is_steady(marks) else ""
+        span += ", profiled ones included" if steps.num_profiled else ""
         self.out.line(f"steps {first} to {last}, a mark is {meaning}: {span}", "dim")
 
     def _write_rates(self) -> None:
@@ -340,7 +341,12 @@ class _Writer:
         if report.communication is not None:
             from meshscope.report.communication_text import write_communication
 
-            write_communication(self.out, report.communication, without=_without(report))
+            write_communication(
+                self.out,
+                report.communication,
+                without=_without(report),
+                has_profiled=report.steps.num_profiled > 0,
+            )
         elif report.run.num_ranks > 1:
             self.out.section("Communication")
             self.out.line(f"n/a: {form.clean_text(report.communication_reason or '')}", "dim")
@@ -494,9 +500,12 @@ def _first_steps(num_warmup: int) -> str:
 
 
 def _without(report: Report, *, comma: bool = True) -> str:
-    if not report.steps.num_warmup:
+    steps = report.steps
+    parts = [_first_steps(steps.num_warmup)] if steps.num_warmup else []
+    parts += [form.plural(steps.num_profiled, "profiled step")] if steps.num_profiled else []
+    if not parts:
         return ""
-    return f"{', ' if comma else ''}without {_first_steps(report.steps.num_warmup)}"
+    return f"{', ' if comma else ''}without {' and '.join(parts)}"
 
 
 def _describe_signal(signal: SignalFacts) -> str:

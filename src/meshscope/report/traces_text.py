@@ -22,16 +22,16 @@ def write_traces(
         return
     ranks = form.plural(len({trace.rank for trace in traces}), "rank")
     windows = form.plural(len(traces), "window")
-    left_out = f"; {form.plural(num_profiled, 'profiled step')} left out of step times and budget"
+    left_out = f"; {form.plural(num_profiled, 'profiled step')} left out of statistics"
     out.section("Traces", f"{windows} on {ranks}{left_out}")
     shown = traces[:MAX_ROWS]
     out.table(
         [
             _column("steps", [_describe_steps(trace) for trace in shown], 5),
-            _column("rank", [str(trace.rank) for trace in shown], 4),
+            _column("rank", [str(trace.rank) for trace in shown], 2),
             _column("size", [form.or_dash(trace.num_bytes, form.memory) for trace in shown], 1),
-            _column("trace", [_describe_file(trace) for trace in shown], 6, is_right=False),
-            _column("because of", [_clean(trace.reason) for trace in shown], 2, is_right=False),
+            _column("below traces/", [_describe_file(trace) for trace in shown], 6, is_right=False),
+            _column("because of", [_clean(trace.reason) for trace in shown], 4, is_right=False),
         ]
     )
     if len(traces) > len(shown):
@@ -55,7 +55,9 @@ def _describe_steps(trace: TraceFacts) -> str:
 
 def _describe_file(trace: TraceFacts) -> str:
     path = trace.path
-    return f"n/a: {_clean(path.unavailable)}" if isinstance(path, Absent) else _clean(path)
+    if isinstance(path, Absent):
+        return f"n/a: {_clean(path.unavailable)}"
+    return _clean(path.removeprefix("traces/"))
 
 
 def _clean(text: str) -> str:

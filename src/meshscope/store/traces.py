@@ -18,6 +18,8 @@ import numpy.typing as npt
 from meshscope.store.reader import Attempt, JsonFields
 
 LINE = "trace_window"
+MEMORY_LINE = "memory_window"
+"""A step whose memory was profiled; it disturbs as a trace window does, and has no trace."""
 MAX_WINDOWS = 100_000
 """Of one rank; more are not believed."""
 _MAX_NUMBER = 1 << 62
@@ -30,7 +32,7 @@ class TraceWindow:
 
     rank: int
     number: int
-    """Counted from 0 on its rank."""
+    """Counted from 0 on its rank, and again from 0 when the program gives other settings."""
     reason: str
     """Who asked for it."""
     first_step: int | None
@@ -53,16 +55,16 @@ class TraceWindow:
     """Why there is no trace."""
 
 
-def windows_of(attempt: Attempt) -> tuple[TraceWindow, ...]:
+def windows_of(attempt: Attempt, line: str = LINE) -> tuple[TraceWindow, ...]:
     """All windows, by rank and in their order."""
     found: list[TraceWindow] = []
     for recording in attempt:
-        by_number: dict[int, TraceWindow] = {}
+        by_begin: dict[tuple[int, int], TraceWindow] = {}
         for update in recording.updates:
-            window = _read_window(recording.rank, update.get(LINE))
-            if window is not None and len(by_number) < MAX_WINDOWS:
-                by_number[window.number] = window
-        found += by_number.values()
+            window = _read_window(recording.rank, update.get(line))
+            if window is not None and len(by_begin) < MAX_WINDOWS:
+                by_begin[window.number, window.begin_host_mono_ns] = window
+        found += by_begin.values()
     return tuple(found)
 
 
@@ -75,6 +77,14 @@ def traces_by_step(attempt: Attempt) -> dict[int, tuple[TraceWindow, ...]]:
             for step in range(window.first_step, min(last_step, window.first_step + 9999) + 1):
                 found.setdefault(step, []).append(window)
     return {step: tuple(windows) for step, windows in sorted(found.items())}
+
+
+def disturbing_windows(attempt: Attempt) -> tuple[TraceWindow, ...]:
+    """One window for each stretch of disturbed steps, by traces or by a memory profile: most ranks
+    are profiled in the same ones."""
+    windows = (*windows_of(attempt), *windows_of(attempt, MEMORY_LINE))
+    by_stretch = {(w.disturbed_from_step, w.disturbed_to_step): w for w in windows}
+    return tuple(by_stretch.values())
 
 
 def mark_profiled(

@@ -26,7 +26,8 @@ def collect(times_ns, *, steps=None):
         total_ns = np.zeros((2 * num_steps + 1, len(PHASES)), dtype=np.int64)
         total_ns[1::2] = times_ns[rank]
         numbers = np.arange(num_steps) if steps is None else steps[rank]
-        peers.add(rank, numbers, PhaseTable(total_ns=total_ns, phases=PHASES), num_warmup=0)
+        table = PhaseTable(total_ns=total_ns, phases=PHASES)
+        peers.add(rank, numbers, table, is_steady=np.ones(num_steps, dtype=np.bool_))
     return peers
 
 

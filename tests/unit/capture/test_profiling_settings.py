@@ -121,7 +121,7 @@ def test_a_list_of_ranks_goes_on_after_its_commas():
     "text",
     [
         "skip=3,repeat=0,ranks=0,3,modules,memory,cap=5000,plain",
-        "triggered,ranks=all,anomaly,signal,cooldown=7,limit=2",
+        "triggered,ranks=all,anomaly,signal,cooldown=7,cooldown_s=30,limit=2",
     ],
 )
 def test_settings_read_back_from_their_text(text):

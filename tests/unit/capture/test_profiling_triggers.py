@@ -3,9 +3,13 @@
 import math
 import os
 import signal
+import time
 
 import pytest
 
+from meshscope.capture.guard import Guard
+from meshscope.capture.profiling.settings import parse_settings
+from meshscope.capture.profiling.trace_windows import Place, TraceWindows, WindowSurroundings
 from meshscope.capture.profiling.triggers import (
     LOOK_EVERY_NS,
     MIN_COMPARED_STEPS,
@@ -13,6 +17,7 @@ from meshscope.capture.profiling.triggers import (
     FileTrigger,
     SignalTrigger,
 )
+from meshscope.capture.profiling.window_marks import MARKS_NAME, WindowMarks
 from meshscope.errors import UsageError
 
 MS = 1_000_000
@@ -136,8 +141,57 @@ def test_after_a_window_both_steps_and_time_must_pass():
     assert slow(26, 1100)
 
 
+def test_a_step_that_another_ranks_window_held_up_is_no_anomaly():
+    found = make_anomalies(limit=1)
+    assert found.take(30, 30, 500 * MS, is_disturbed=lambda: True) is None
+    found.note_loss("loss", math.nan)
+    lost = found.take(31, 31, 500 * MS, is_disturbed=lambda: True)
+    assert lost.reason == "loss is nan, seen at step 31", "whatever held it up"
+
+
+def test_a_window_is_near_a_step_up_to_half_its_duration_from_its_begin(tmp_path):
+    other, marks = WindowMarks(tmp_path, 3), WindowMarks(tmp_path, 0)
+    day_ns = 86_400 * 10**9
+    assert not marks.is_any_near(0, day_ns), "no window yet"
+    other.begin()
+    marks.begin()
+    os.utime(tmp_path / MARKS_NAME / "rank00000", ns=(0, 1))
+    assert marks.is_any_near(0, day_ns)
+    assert marks.is_any_near(day_ns // 3, day_ns)
+    assert not marks.is_any_near(day_ns, day_ns), "begun at its end: for this very step"
+    os.utime(tmp_path / MARKS_NAME / "rank00003", ns=(0, 1))
+    assert not marks.is_any_near(0, day_ns), "over long before it"
+    os.utime(tmp_path / MARKS_NAME / "rank00003", ns=(0, time.time_ns()))
+    assert marks.is_any_near(day_ns, day_ns), "begun before it and not over"
+
+
+def test_marks_that_cannot_be_set_are_let_be(tmp_path):
+    marks = WindowMarks(tmp_path / "missing", 0)
+    marks.begin()
+    assert not marks.is_any_near(0, 10**18)
+
+
 def test_the_limit_ends_it():
     found = make_anomalies(limit=1)
     assert found.take(30, 30, 500 * MS) is not None
     assert found.is_spent
     assert found.take(60, 60, 500 * MS) is None
+
+
+def test_a_step_that_was_profiled_otherwise_is_no_anomaly(tmp_path):
+    """The rank is not chosen: its one anomaly is used up without a window."""
+    around = WindowSurroundings(
+        guard=Guard(),
+        clock=time.monotonic_ns,
+        find_place=lambda: Place(run_dir=tmp_path, rank=0, world_size=1, layout=None),
+        journal=lambda kind, **fields: None,
+        note=lambda where, text: None,
+    )
+    windows = TraceWindows(parse_settings("triggered,anomaly,limit=1,ranks=7"), around)
+    for step in range(20):
+        windows.visit(step, step * 1000 * MS, (step * 1000 + 20) * MS)
+    windows.note_disturbed(20)
+    windows.visit(20, 20_000 * MS, 20_500 * MS)
+    assert windows.wants_every_step, "it still watches"
+    windows.visit(21, 21_000 * MS, 21_500 * MS)
+    assert not windows.wants_every_step, "the limit is reached"

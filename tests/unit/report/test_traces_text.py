@@ -42,15 +42,13 @@ def render(report) -> str:
 def test_windows_are_listed_with_their_steps_and_files(tmp_path):
     text = render(make_report(tmp_path / "run", WINDOW, FAILED))
     section = text[text.index("Traces") :].splitlines()
-    assert section[0] == (
-        "Traces  2 windows on 1 rank; 4 profiled steps left out of step times and budget"
-    )
+    assert section[0] == "Traces  2 windows on 1 rank; 4 profiled steps left out of statistics"
     assert section[2].split() == [
         "4-5",
         "0",
         "2.00",
         "KiB",
-        "traces/rank0/host_1.2.pt.trace.json.gz",
+        "rank0/host_1.2.pt.trace.json.gz",
         "the",
         "schedule",
     ]
@@ -71,3 +69,12 @@ def test_the_document_holds_every_window(tmp_path):
     assert (first.first_step, first.last_step, first.num_bytes) == (4, 5, 2048)
     assert second.path.unavailable.startswith("RuntimeError")
     assert b'"num_profiled": 4' in encode_report(report)
+
+
+def test_every_section_of_statistics_says_what_is_left_out(tmp_path):
+    text = render(make_report(tmp_path / "run", WINDOW))
+    for title in ("Where a step's time goes", "Step time", "Ranks"):
+        (line,) = (line for line in text.splitlines() if line.startswith(title))
+        assert line.endswith("without the first step and 4 profiled steps"), line
+    assert "steps 1 to 9, a mark is one step" in text
+    assert "profiled ones included" in text

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from builders import MS, make_run, make_writer, put_step
+from late_runs import LateRun
 from meshscope.analyze.compare import read_side
 from meshscope.analyze.step_pattern import read_periods
 from meshscope.analyze.summary import summarize_attempt
@@ -67,6 +68,12 @@ def test_a_window_written_by_a_rank_is_read_back(tmp_path):
     assert (found.last_step, found.disturbed_to_step) == (5, 6)
     assert (found.path, found.num_bytes, found.problem) == (PATH, 77, None)
     assert (found.begin_host_mono_ns, found.end_host_mono_ns, found.write_ns) == (1000, 2000, 300)
+
+
+def test_numbers_begin_again_with_other_settings(attempt):
+    later = window(first=12, last=12, begin_host_mono_ns=5000)
+    found = windows_of(with_lines(attempt, {0: [window(), later]}))
+    assert [(w.number, w.first_step) for w in found] == [(0, 4), (0, 12)]
 
 
 def test_steps_lead_to_their_traces(attempt):
@@ -147,3 +154,41 @@ def test_statistics_of_steps_leave_profiled_ones_out(tmp_path):
     assert read_periods(attempt, num_warmup=1).period_ns.max() == 101 * MS
     side = read_side(attempt, None)
     assert (side.duration_ns.max(), side.period_ns.max()) == (100 * MS, 101 * MS)
+
+
+def test_phases_and_ranks_leave_the_same_steps_out(tmp_path):
+    summary = summarize_attempt(make_slow_window(tmp_path / "run"))
+    (rank,) = summary.ranks
+    assert (rank.num_warmup, rank.num_profiled, rank.num_steady_steps) == (1, 4, 35)
+    assert (rank.step_time.count, rank.step_time.max_ns) == (35, 100 * MS)
+    assert rank.step_interval.max_ns == 101 * MS
+    assert rank.time.steady_steps.wall_ns == summary.time.steady_steps.wall_ns == 3500 * MS
+    assert summary.time.num_steady_rank_steps == 35
+    assert rank.time.steps.wall_ns == 38 * 100 * MS + 2 * 300 * MS, "the wall clock has all"
+    assert rank.time.between.wall_ns == 37 * MS + 2 * 500 * MS
+
+
+def test_where_all_was_profiled_no_rank_has_statistics(attempt):
+    found = with_lines(attempt, {0: [window(first=1, last=30)]})
+    summary = summarize_attempt(found)
+    reason = Unavailable("all steps after warm-up were profiled")
+    assert summary.steps.time == reason
+    assert [rank.step_time for rank in summary.ranks] == [reason, reason]
+    assert summary.time.num_steady_rank_steps == 0
+    assert summary.time.steps.wall_ns > 0
+
+
+def test_communication_leaves_the_same_steps_out(tmp_path):
+    work = {"forward": 10 * MS, "backward": 20 * MS, "optimizer": MS}
+    slow = {**work, "forward": 50 * MS}
+
+    def choose_work(rank: int, step: int) -> dict[str, int]:
+        return slow if rank and step in (3, 4, 5, 6) else work
+
+    LateRun(layout=Layout(dp=2), work=choose_work).record(tmp_path)
+    attempt = open_run(tmp_path).last_attempt
+    found = summarize_attempt(attempt).communication
+    assert (found.total.num_operations, found.total.wait_ns) == (39, 4 * 40 * MS)
+    found = summarize_attempt(with_lines(attempt, {1: [window()]})).communication
+    assert (found.total.num_operations, found.total.wait_ns) == (35, 0)
+    assert found.health.num_warmup == 2 * 5, "of two ranks: the first step and four profiled"

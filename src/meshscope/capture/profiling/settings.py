@@ -19,7 +19,7 @@ PROFILING_VARIABLE = "MESHSCOPE_PROFILING"
 DEFAULT_TEXT = "default"
 OFF_TEXT = "off"
 WORDS = ("shapes", "stack", "modules", "memory", "plain", "signal", "anomaly", "triggered")
-_COUNTS = ("cooldown", "limit")
+_COUNTS = ("cooldown", "cooldown_s", "limit")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _BYTES = re.compile(r"([0-9]{1,15})\s*([a-z]{0,3})")
@@ -63,7 +63,8 @@ class ProfilingSettings:
         parts.append(f"cap={self.max_bytes}")
         parts += [] if self.compresses else ["plain"]
         parts += [name for name in ("signal", "anomaly") if getattr(self, name)]
-        return ",".join([*parts, f"cooldown={self.cooldown_steps}", f"limit={self.max_anomalies}"])
+        parts += [f"cooldown={self.cooldown_steps}", f"cooldown_s={self.cooldown_s}"]
+        return ",".join([*parts, f"limit={self.max_anomalies}"])
 
 
 def parse_settings(text: str) -> ProfilingSettings | None:
@@ -171,6 +172,7 @@ def _build(words: set[str], values: Mapping[str, str]) -> tuple[ProfilingSetting
             ranks=RankChoice.parse(values["ranks"]) if "ranks" in values else settings.ranks,
             max_bytes=read_bytes(values["cap"]) if "cap" in values else settings.max_bytes,
             cooldown_steps=numbers.get("cooldown", settings.cooldown_steps),
+            cooldown_s=numbers.get("cooldown_s", settings.cooldown_s),
             max_anomalies=numbers.get("limit", settings.max_anomalies),
         )
     except UsageError as error:

@@ -28,6 +28,7 @@ from meshscope.capture.profiling.torch_window import (
     trace_file_name,
 )
 from meshscope.capture.profiling.triggers import AnomalyTrigger, FileTrigger, SignalTrigger
+from meshscope.capture.profiling.window_marks import WindowMarks
 from meshscope.capture.profiling.window_request import TRIGGER_NAME, WindowRequest
 from meshscope.capture.profiling.window_schedule import WindowSchedule
 from meshscope.core.layout import Layout
@@ -105,6 +106,7 @@ class TraceWindows:
         self._file: FileTrigger | None = None
         self._signal: SignalTrigger | None = None
         self._anomalies: AnomalyTrigger | None = None
+        self._marks: WindowMarks | None = None
         self._has_begun = False
         self._is_over = False
         self._num_finished = 0
@@ -139,6 +141,10 @@ class TraceWindows:
         if self._anomalies is not None and "loss" in name:
             self._anomalies.note_loss(name, value)
 
+    def note_disturbed(self, step: int) -> None:
+        """Something else of ours makes this step slow: that is no anomaly."""
+        self._disturbed_to_step = max(self._disturbed_to_step, step)
+
     # --- where a step ends ----------------------------------------------------------------
 
     def visit(self, step: int, start_ns: int, end_ns: int) -> None:
@@ -168,6 +174,7 @@ class TraceWindows:
         settings = self.settings
         self._around.journal("update", profiling=settings.to_text())
         self._file = FileTrigger(place.run_dir / TRIGGER_NAME)
+        self._marks = WindowMarks(place.run_dir, place.rank)
         if settings.anomaly:
             self._anomalies = AnomalyTrigger(
                 cooldown_steps=settings.cooldown_steps,
@@ -188,7 +195,14 @@ class TraceWindows:
             self._pending = asked
         anomaly = None
         if self._anomalies is not None and step > self._disturbed_to_step:
-            anomaly = self._anomalies.take(step, end_ns, end_ns - start_ns)
+            duration_ns = end_ns - start_ns
+            marks, age_ns = self._marks, self._around.clock() - start_ns
+            anomaly = self._anomalies.take(
+                step,
+                end_ns,
+                duration_ns,
+                is_disturbed=lambda: marks is not None and marks.is_any_near(age_ns, duration_ns),
+            )
         pending = self._pending
         if pending is not None:
             first_step = pending.first_step
@@ -215,6 +229,8 @@ class TraceWindows:
         torch: Any = sys.modules.get("torch")
         if place is None or torch is None or not self._is_chosen(request, place):
             return
+        if self._marks is not None:  # at once: the first look for a profiler takes its time, too
+            self._marks.begin()
         other = self._run(lambda: find_other_profiler(torch))
         if other is None:
             self._end_for_good("torch's profiler cannot be used")
@@ -252,6 +268,8 @@ class TraceWindows:
             self._finish(window)
 
     def _move_on(self, window: OpenWindow, step: int) -> bool:
+        if self._marks is not None:
+            self._marks.move()
         if window.num_warmup_left:
             window.num_warmup_left -= 1
         else:
@@ -285,7 +303,7 @@ class TraceWindows:
         self._window = None
         self._around.journal("update", trace_window={**window.to_fields(), **fields})
         now_ns = self._around.clock()
-        self._disturbed_to_step = window.last_step + 1
+        self.note_disturbed(window.last_step + 1)
         if self._anomalies is not None:
             self._anomalies.keep_quiet_after(self._disturbed_to_step, now_ns)
         if self._num_bytes > self.settings.max_bytes:

@@ -3,7 +3,8 @@
 All are looked at where a step ends, by the training thread. The file costs one `stat` a second at
 most. The signal's handler sets a flag and nothing else. An anomaly is a step that took more than
 three times the median of the last ones and more than 50 ms, or a loss that is not finite; the
-window comes after it, and shows what is left of it by then.
+window comes after it, and shows what is left of it by then. A step that was slow because a window
+of another rank held the job up is none.
 """
 
 import math
@@ -12,6 +13,7 @@ import signal
 import statistics
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -113,8 +115,14 @@ class AnomalyTrigger:
         if not math.isfinite(value):
             self._loss = f"{name[:80]} is {value}"
 
-    def take(self, step: int, now_ns: int, duration_ns: int) -> WindowRequest | None:
-        """What this step or its loss gives reason for."""
+    def take(
+        self,
+        step: int,
+        now_ns: int,
+        duration_ns: int,
+        is_disturbed: Callable[[], bool] = lambda: False,
+    ) -> WindowRequest | None:
+        """What this step or its loss gives reason for; `is_disturbed` is asked when it is slow."""
         usual_ns = self._usual_ns
         median_ns = statistics.median(usual_ns) if len(usual_ns) >= MIN_COMPARED_STEPS else math.inf
         usual_ns.append(duration_ns)
@@ -122,7 +130,7 @@ class AnomalyTrigger:
         if self.is_spent or step < self._quiet_until_step or now_ns < self._quiet_until_ns:
             return None
         reason = f"{loss}, seen at step {step}" if loss else ""
-        if duration_ns > max(SLOW_FACTOR * median_ns, SLOW_MIN_NS):
+        if duration_ns > max(SLOW_FACTOR * median_ns, SLOW_MIN_NS) and not is_disturbed():
             reason = f"step {step} took {duration_ns / median_ns:.1f} times the median"
         if not reason:
             return None
