@@ -1,7 +1,7 @@
-"""Compiles the trace scanner when meshscope is built, where a C compiler is there.
+"""Compiles the readers of traces and snapshots when meshscope is built, if there is a compiler.
 
-Without one the package is complete all the same: `ingest.python_scanner` reads traces then, several
-times slower. Nothing is compiled when meshscope runs.
+Without one the package is complete all the same: `ingest.python_scanner` and
+`ingest.snapshot_pickle` read then, many times slower. Nothing is compiled when meshscope runs.
 """
 
 import os
@@ -15,28 +15,32 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = Path("src", "meshscope", "ingest")
-LIBRARY = "_scanner_native.so"
+LIBRARIES = {"scanner.c": "_scanner_native.so", "snapshot_machine.c": "_snapshot_native.so"}
 
 
 class ScannerBuildHook(BuildHookInterface):  # type: ignore[misc]
-    """Puts the shared library beside its source."""
+    """Puts the shared libraries beside their sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called for wheels and editable installs; a source distribution takes only the source."""
         if self.target_name != "wheel":
             return
         folder = Path(self.root) / FOLDER
-        if not compile_scanner(folder / "scanner.c", folder / LIBRARY):
-            self.app.display_warning("no C compiler: traces will be read by the slower scanner")
-            return
-        build_data["artifacts"].append(str(FOLDER / LIBRARY))
-        if version != "editable":
+        built = [
+            library
+            for source, library in LIBRARIES.items()
+            if compile_library(folder / source, folder / library)
+        ]
+        if len(built) < len(LIBRARIES):
+            self.app.display_warning("no C compiler: traces and snapshots will be read slower")
+        build_data["artifacts"].extend(str(FOLDER / library) for library in built)
+        if built and version != "editable":
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"
 
 
-def compile_scanner(source: Path, library: Path) -> bool:
+def compile_library(source: Path, library: Path) -> bool:
     """Whether it could be compiled. An old library never stays behind."""
     library.unlink(missing_ok=True)
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")

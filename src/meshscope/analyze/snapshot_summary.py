@@ -5,27 +5,35 @@ in use cannot be given back, and serve only requests that fit. `fragmentation_ra
 largest free block over all free bytes: 0 when all free memory is one block.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshscope.analyze.snapshot_peak import (
+    CHUNK_EVENTS,
     INACTIVE,
     Replay,
     compose_peak,
     find_live_blocks,
     replay_device,
 )
-from meshscope.analyze.snapshot_sites import CATEGORIES, Site, find_site
+from meshscope.analyze.snapshot_sites import CATEGORIES, Site, categorize_stacks, find_site
 from meshscope.core.unavailable import Unavailable
 from meshscope.core.unit_text import memory, ratio
-from meshscope.store.snapshot_columns import Snapshot
+from meshscope.store.snapshot_columns import ACTIONS, Int8s, Int64s, Snapshot
 
 NUM_TIMES = 100
 """Moments of the course that are kept."""
 NUM_FRAMES = 12
 """Frames of a stack that are shown."""
+MAX_DEVICES = 256
+"""A file that names more is none that torch wrote; each costs a pass over the events."""
+SEGMENT_ACTIONS = tuple(
+    ACTIONS.index(name)
+    for name in ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
+)
+"""In one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +84,17 @@ class DeviceSnapshot:
     peak_event: int
     """Counted over allocations and frees; -1: never more than before the first event."""
     num_events: int
+    """Allocations and frees that were replayed."""
+    actions: Mapping[str, int]
+    """All recorded events, by what torch calls them."""
     num_failures: int
+    """Out-of-memory events."""
+    initial_bytes: int
+    """Allocated before the first event."""
+    final_bytes: int
+    """Allocated when the snapshot was taken."""
+    reserved_peak_bytes: int
+    """The most the allocator held, by its segments and the events about them."""
     categories_bytes: Mapping[str, int]
     modules_bytes: Mapping[str, int]
     """At the peak, largest first; the empty name is what no `forward` made."""
@@ -100,22 +118,31 @@ class SnapshotSummary:
 
 def summarize_snapshot(snapshot: Snapshot) -> SnapshotSummary:
     """Every device with blocks or events."""
-    sites = [find_site([snapshot.frames[f] for f in stack]) for stack in snapshot.stacks]
-    found = np.union1d(snapshot.segment_device, snapshot.event_device)
-    devices = []
-    for device in found.tolist():
+    categories = categorize_stacks(snapshot)
+    devices, found = [], _find_devices(snapshot)
+    warnings = list(snapshot.warnings)
+    if len(found) > MAX_DEVICES:
+        warnings.append(f"{len(found)} devices: those after the first {MAX_DEVICES} are left out")
+    for device in found[:MAX_DEVICES]:
         replay = replay_device(snapshot, device)
         if not isinstance(replay, Unavailable):
-            devices.append(_summarize_device(snapshot, device, replay, sites))
+            devices.append(_summarize_device(snapshot, device, replay, categories))
     return SnapshotSummary(
-        file=snapshot.path.name, devices=tuple(devices), warnings=snapshot.warnings
+        file=snapshot.path.name, devices=tuple(devices), warnings=tuple(warnings)
     )
 
 
+def _find_devices(snapshot: Snapshot) -> list[int]:
+    counted = np.zeros(1 << 15, dtype=np.bool_)
+    counted[snapshot.event_device[snapshot.event_device >= 0]] = True
+    return [int(one) for one in np.union1d(snapshot.segment_device, np.flatnonzero(counted))]
+
+
 def _summarize_device(
-    snapshot: Snapshot, device: int, replay: Replay, sites: Sequence[Site]
+    snapshot: Snapshot, device: int, replay: Replay, category_of: Int8s
 ) -> DeviceSnapshot:
     by_stack = compose_peak(replay)
+    sites = {stack: find_site(snapshot.stack(stack)) for stack in by_stack}
     categories: dict[str, int] = {}
     modules: dict[str, int] = {}
     for stack, num_bytes in by_stack.items():
@@ -129,7 +156,11 @@ def _summarize_device(
         peak_bytes=replay.peak_bytes,
         peak_event=replay.peak_place,
         num_events=len(replay.event_rows),
+        actions=count_actions(snapshot, device),
         num_failures=replay.num_failures,
+        initial_bytes=replay.initial_bytes,
+        final_bytes=replay.final_bytes,
+        reserved_peak_bytes=find_reserved_peak(snapshot, device),
         categories_bytes=ordered,
         modules_bytes=_largest_first(modules),
         stacks=tuple(
@@ -137,10 +168,31 @@ def _summarize_device(
             for stack, num_bytes in sorted(by_stack.items(), key=lambda item: -item[1])
         ),
         unexplained_bytes=replay.peak_bytes - sum(by_stack.values()),
-        course=trace_course(snapshot, replay, sites),
+        course=trace_course(snapshot, replay, category_of),
         fragmentation=fragmentation,
         sentence=_say(device, replay, ordered),
     )
+
+
+def count_actions(snapshot: Snapshot, device: int) -> dict[str, int]:
+    """Events of a device by action; those of no known kind are left out."""
+    action = snapshot.event_action[snapshot.event_device == device]
+    counts = np.bincount(action[action >= 0], minlength=len(ACTIONS)).tolist()
+    return {name: count for name, count in zip(ACTIONS, counts, strict=True) if count}
+
+
+def find_reserved_peak(snapshot: Snapshot, device: int) -> int:
+    """Segments at the end, less what came and plus what went since: the most of that sum."""
+    here = np.flatnonzero(snapshot.segment_device == device)
+    final = int(np.maximum(snapshot.segment_total_bytes[here], 0).sum())
+    action = snapshot.event_action
+    is_segment = (action >= SEGMENT_ACTIONS[0]) & (action <= SEGMENT_ACTIONS[-1])
+    rows = np.flatnonzero(is_segment & (snapshot.event_device == device))
+    came = np.isin(action[rows], [ACTIONS.index("segment_alloc"), ACTIONS.index("segment_map")])
+    sizes = np.maximum(snapshot.event_bytes[rows], 0)
+    held = np.cumsum(np.where(came, sizes, -sizes))
+    initial = max(final - int(held[-1]), 0) if len(rows) else final
+    return initial + int(held.max(initial=0))
 
 
 def _largest_first(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -148,7 +200,7 @@ def _largest_first(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _describe_stack(snapshot: Snapshot, site: Site, stack: int, num_bytes: int) -> StackMemory:
-    frames = [snapshot.frames[place] for place in snapshot.stacks[stack][:NUM_FRAMES]]
+    frames = snapshot.stack(stack)[:NUM_FRAMES]
     return StackMemory(
         num_bytes=num_bytes,
         category=site.category,
@@ -170,21 +222,16 @@ def _say(device: int, replay: Replay, categories: Mapping[str, int]) -> str:
 
 
 def trace_course(
-    snapshot: Snapshot, replay: Replay, sites: Sequence[Site]
+    snapshot: Snapshot, replay: Replay, category_of: Int8s
 ) -> tuple[CourseMoment, ...]:
     """Up to NUM_TIMES moments, evenly over the events, with the fullest of each stretch."""
-    num_events = len(replay.event_rows)
-    if not num_events:
+    if not len(replay.event_rows):
         return ()
-    numbers = {name: place for place, name in enumerate(CATEGORIES)}
-    category_of = np.array([numbers[site.category] for site in sites], dtype=np.int64)
     places = _fullest_places(replay)
-    category = category_of[replay.stack]
-    columns = []
-    for number in range(len(CATEGORIES)):
-        before = sum(b for s, b in replay.initial_by_stack.items() if category_of[s] == number)
-        running = np.cumsum(np.where(category == number, replay.delta_bytes, 0))
-        columns.append((before + running[places]).tolist())
+    sums = _sum_categories(replay, category_of, places)
+    for stack, num_bytes in replay.initial_by_stack.items():
+        sums[0, category_of[stack]] += num_bytes
+    columns = np.cumsum(sums, axis=0).T.tolist()
     times = snapshot.event_time_us[replay.event_rows[places]].tolist()
     return tuple(
         CourseMoment(
@@ -201,7 +248,20 @@ def trace_course(
     )
 
 
-def _fullest_places(replay: Replay) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+def _sum_categories(replay: Replay, category_of: Int8s, places: Int64s) -> Int64s:
+    """What each category gained up to the first place, and from each to the next."""
+    sums = np.zeros((len(places), len(CATEGORIES)), dtype=np.int64)
+    begin = 0
+    for number, place in enumerate(places.tolist()):
+        while begin <= place:
+            end = min(begin + CHUNK_EVENTS, place + 1)
+            categories = category_of[replay.stack[begin:end]]
+            np.add.at(sums[number], categories, replay.delta_bytes(begin, end))
+            begin = end
+    return sums
+
+
+def _fullest_places(replay: Replay) -> Int64s:
     num_events = len(replay.event_rows)
     edges = np.linspace(0, num_events, min(NUM_TIMES, num_events) + 1).astype(np.int64)
     return np.array(

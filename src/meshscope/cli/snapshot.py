@@ -24,7 +24,7 @@ DOCUMENT_VERSION = 1
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="Stacks to list.",
+    help="Places and modules to list.",
 )
 @click.pass_context
 def command(

@@ -6,6 +6,8 @@ from meshscope.report import format as form
 from meshscope.report.screen import Screen, ScreenWriter, make_column
 
 WIDTH = 60
+NUM_MARKS = 25
+"""Of a category's course."""
 
 
 def render_snapshot(summary: SnapshotSummary, screen: Screen, *, num_rows: int) -> str:
@@ -36,21 +38,57 @@ def _write_device(out: ScreenWriter, device: DeviceSnapshot, num_rows: int) -> N
             make_column("at the peak", categories, lambda row: row[0], 9, is_right=False),
             make_column("bytes", categories, lambda row: _memory(row[1]), 9),
             make_column("share", categories, lambda row: _share(row[1], device.peak_bytes), 5),
+            make_column(
+                "over time", categories, lambda row: _course(device, row[0]), 4, is_right=False
+            ),
         ]
     )
     if device.unexplained_bytes:
         out.line(f"not explained by known blocks: {_memory(device.unexplained_bytes)}")
-    stacks = device.stacks[:num_rows]
+    _write_sites(out, device, num_rows)
+    _write_modules(out, device, num_rows)
+    _write_fragmentation(out, device.fragmentation)
+    out.line(f"most reserved: {form.memory(device.reserved_peak_bytes)}")
+
+
+def _course(device: DeviceSnapshot, category: str) -> str:
+    """From its least to its most."""
+    values = [float(moment.categories_bytes.get(category, 0)) for moment in device.course]
+    return form.sparkline(values[:: max(1, len(values) // NUM_MARKS)])
+
+
+def _write_sites(out: ScreenWriter, device: DeviceSnapshot, num_rows: int) -> None:
+    """Stacks with the same place, purpose and module in one row."""
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for stack in device.stacks:
+        key = (stack.place, stack.category, stack.module)
+        num_bytes, num_stacks = sums.get(key, (0, 0))
+        sums[key] = (num_bytes + stack.num_bytes, num_stacks + 1)
+    rows = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))[:num_rows]
     out.blank()
     out.table(
         [
-            make_column("allocated at", stacks, lambda row: _name(row.place), 9, is_right=False),
-            make_column("bytes", stacks, lambda row: _memory(row.num_bytes), 9),
-            make_column("for", stacks, lambda row: row.category, 6, is_right=False),
-            make_column("module", stacks, lambda row: _name(row.module), 5, is_right=False),
+            make_column("allocated at", rows, lambda row: _name(row[0][0]), 9, is_right=False),
+            make_column("bytes", rows, lambda row: _memory(row[1][0]), 9),
+            make_column("stacks", rows, lambda row: str(row[1][1]), 6),
+            make_column("for", rows, lambda row: row[0][1], 6, is_right=False),
+            make_column("module", rows, lambda row: _name(row[0][2]), 5, is_right=False),
         ]
     )
-    _write_fragmentation(out, device.fragmentation)
+
+
+def _write_modules(out: ScreenWriter, device: DeviceSnapshot, num_rows: int) -> None:
+    rows = [row for row in device.modules_bytes.items() if row[0]][:num_rows]
+    if not rows:
+        return
+    out.blank()
+    out.table(
+        [
+            make_column("module", rows, lambda row: _name(row[0]), 9, is_right=False),
+            make_column("bytes", rows, lambda row: _memory(row[1]), 9),
+            make_column("share", rows, lambda row: _share(row[1], device.peak_bytes), 5),
+        ]
+    )
 
 
 def _write_fragmentation(out: ScreenWriter, found: Fragmentation | Unavailable) -> None:

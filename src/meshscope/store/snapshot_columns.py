@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+Int8s = npt.NDArray[np.int8]
+Int16s = npt.NDArray[np.int16]
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 ACTIONS = (
@@ -18,6 +21,7 @@ ACTIONS = (
     "segment_unmap",
     "snapshot",
     "oom",
+    "user_defined",
 )
 STATES = ("active_allocated", "active_pending_free", "active_awaiting_free", "inactive")
 NO_STACK = 0
@@ -49,16 +53,28 @@ class Snapshot:
     block_state: Int64s
     """Place in STATES; -1 for another one."""
     block_stack: Int64s
-    event_device: Int64s
-    event_action: Int64s
+    event_device: Int16s
+    event_action: Int8s
     """Place in ACTIONS; -1 for another one."""
     event_address: Int64s
     event_bytes: Int64s
     event_time_us: Int64s
-    event_stack: Int64s
-    stacks: list[tuple[int, ...]]
-    """Places in `frames`, innermost first; the first stack is empty."""
+    event_stack: Int32s
+    stack_begin: Int64s
+    """Where each stack begins in `stack_frames`, and the end of the last; the first is empty."""
+    stack_frames: Int32s
+    """Places in `frames`, innermost first."""
     frames: list[Frame]
     num_odd: int
     """Entries left out."""
     warnings: tuple[str, ...]
+
+    @property
+    def num_stacks(self) -> int:
+        """Different stacks, with the empty one."""
+        return len(self.stack_begin) - 1
+
+    def stack(self, number: int) -> list[Frame]:
+        """The frames of one stack, innermost first."""
+        begin, end = int(self.stack_begin[number]), int(self.stack_begin[number + 1])
+        return [self.frames[place] for place in self.stack_frames[begin:end].tolist()]

@@ -131,7 +131,7 @@ def test_all_protocols_give_the_same_columns(tmp_path, snapshot, protocol):
         one, other = getattr(found, name), getattr(snapshot, name)
         if isinstance(one, np.ndarray):
             assert one.tolist() == other.tolist(), name
-    assert (found.stacks, found.frames) == (snapshot.stacks, snapshot.frames)
+    assert found.frames == snapshot.frames
 
 
 def test_the_peak_and_what_it_is_made_of(snapshot):
@@ -191,6 +191,15 @@ def test_devices_keep_their_numbers(tmp_path):
     assert isinstance(replay_device(found, 0), Unavailable)
 
 
+def test_more_devices_than_there_are(tmp_path):
+    segments = [segment(0, [block(0, KIB, "active_allocated")], device=7 * n) for n in range(300)]
+    summary = summarize_snapshot(
+        read_snapshot(write(tmp_path / "s.pickle", {"segments": segments}))
+    )
+    assert len(summary.devices) == 256
+    assert "300 devices" in summary.warnings[0]
+
+
 def test_stacks_are_kept_once(tmp_path):
     value = make_snapshot()
     value["device_traces"][0] = [
@@ -199,7 +208,7 @@ def test_stacks_are_kept_once(tmp_path):
     found = read_snapshot(write(tmp_path / "s.pickle", value))
     assert len(found.event_stack) == 3000
     assert len(set(found.event_stack.tolist())) == 1
-    assert len(found.stacks) == 5  # that one, those of three blocks, and the empty one
+    assert found.num_stacks == 5  # that one, those of three blocks, and the empty one
 
 
 @pytest.mark.parametrize(
@@ -261,8 +270,62 @@ def test_wrong_types_are_left_out(tmp_path):
 
 
 def test_keys_that_are_no_keys(tmp_path):
-    with pytest.raises(TraceError, match="key"):
+    value = {(1, (2,)): 3, None: 4, **make_snapshot()}
+    assert len(read_snapshot(write(tmp_path / "s.pickle", value)).event_action) == 8
+    with pytest.raises(TraceError, match="not a memory snapshot"):
         read_snapshot(write(tmp_path / "s.pickle", {(1, (2,)): 3}))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "it is empty"),
+        (b"\x1f\x8b\x08\x00", "packed by gzip"),
+        (b"\x28\xb5\x2f\xfd\x00", "packed by zstd"),
+        (b"PK\x03\x04 archive", "zip file"),
+        (b'{"traceEvents": []}', "it is text"),
+        (b"cos\nsystem\n(S'x'\ntR.", "does not begin as pickles"),
+        (b"\x80\x04cos\nsystem\n.", "would run code .GLOBAL."),
+        (b"\x80\x04N.", "neither segments nor traces"),
+        (b"\x80", "neither segments nor traces"),
+    ],
+)
+def test_files_that_are_no_snapshots(tmp_path, data, message):
+    path = tmp_path / "bad.pickle"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=message) as failed:
+        read_snapshot(path)
+    assert str(failed.value).count(str(path)) == 1
+    assert "\n" not in str(failed.value)
+
+
+def test_files_that_cannot_be_opened(tmp_path):
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(TraceError, match="cannot be read"):
+            read_snapshot(path)
+
+
+@pytest.mark.parametrize("use_native", [False, None])
+def test_texts_longer_than_the_buffer(tmp_path, monkeypatch, use_native):
+    monkeypatch.setattr("meshscope.ingest.snapshot.BUFFER_BYTES", 50)
+    value = make_snapshot()
+    value["device_traces"][0][0]["user_metadata"] = "x" * 100_000
+    value["device_traces"][0][0]["frames"] = [frame("ü" * 2000, "x.py", 1)]
+    found = read_snapshot(write(tmp_path / "s.pickle", value), use_native=use_native)
+    assert found.warnings == ()
+    assert found.stack(int(found.event_stack[0]))[0].name == "ü" * 500
+
+
+def test_an_out_of_memory_event_counts_as_a_failure(tmp_path):
+    value = make_snapshot()
+    value["device_traces"][0].append(
+        {"action": "oom", "device_free": 512, "size": 9 * MIB, "stream": 0, "frames": FORWARD}
+    )
+    found = read_snapshot(write(tmp_path / "s.pickle", value))
+    assert found.event_address[-1] == 512
+    [device] = summarize_snapshot(found).devices
+    assert device.num_failures == 1
+    assert (device.peak_bytes, device.final_bytes) == (19 * MIB, 13 * MIB)
 
 
 def test_the_command_line(tmp_path):
@@ -272,9 +335,21 @@ def test_the_command_line(tmp_path):
     assert "19.0 MiB" in text.output
     assert "gpt.py:10 forward" in text.output
     found = json.loads(CliRunner().invoke(main, ["snapshot", str(path), "--json"]).output)
-    assert found["snapshot"]["devices"][0]["peak_bytes"] == 19 * MIB
+    [device] = found["snapshot"]["devices"]
+    assert device["peak_bytes"] == 19 * MIB
+    assert device["actions"] == {
+        "alloc": 4,
+        "free_requested": 1,
+        "free_completed": 2,
+        "segment_alloc": 1,
+    }
+    assert sum(one["num_bytes"] for one in device["stacks"]) == 19 * MIB
+    assert sum(device["modules_bytes"].values()) == 19 * MIB
+    assert device["course"][2]["categories_bytes"] == device["categories_bytes"]
+    assert device["fragmentation"]["free_in_used_segments_bytes"] == 5 * MIB
     assert CliRunner().invoke(main, ["snapshot", str(path), "--device", "7"]).exit_code == 2
     bad = tmp_path / "bad.pickle"
     bad.write_bytes(b"cos\nsystem\n.")
     failed = CliRunner().invoke(main, ["snapshot", str(bad)])
     assert failed.exit_code == 3
+    assert len(failed.stderr.strip().splitlines()) == 1
