@@ -19,7 +19,7 @@ rest is transfer; where several collectives overlap a moment counts for the firs
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -127,20 +127,34 @@ class RankComparison:
     num_unmatched: int
     late: tuple[LateRank, ...]
     exposed: tuple[RankExposed, ...]
+    first_step: int | None = None
+    """Of the windows that were compared; None where traces have no steps."""
+    num_windows: int = 1
+    """Ranks may have traces of several windows of steps; one is compared."""
 
 
 def compare_ranks(summaries: Sequence[TraceSummary]) -> RankComparison | Unavailable:
-    """Traces of different ranks of one job."""
-    by_rank: dict[int, TraceSummary] = {}
+    """Traces of different ranks of one job; of several windows, the last of those with most."""
+    windows: dict[int | None, dict[int, TraceSummary]] = {}
     for summary in summaries:
         if isinstance(summary.rank, Unavailable):
             return Unavailable(f"{summary.source} does not say its rank")
-        if summary.rank in by_rank:
-            return Unavailable(f"two traces are of rank {summary.rank}")
-        by_rank[summary.rank] = summary
-    if len(by_rank) < 2:
-        return Unavailable("it takes traces of two ranks or more")
-    by_rank = dict(sorted(by_rank.items()))
+        window = windows.setdefault(_first_step(summary), {})
+        if summary.rank in window:
+            return Unavailable(f"two traces are of rank {summary.rank} and begin with one step")
+        window[summary.rank] = summary
+    first_step = max(windows, key=lambda step: (len(windows[step]), -1 if step is None else step))
+    if len(windows[first_step]) < 2:
+        return Unavailable("it takes traces of two ranks or more, of the same steps")
+    found = _compare(dict(sorted(windows[first_step].items())))
+    return replace(found, first_step=first_step, num_windows=len(windows))
+
+
+def _first_step(summary: TraceSummary) -> int | None:
+    return summary.host.steps[0].step if summary.host.steps else None
+
+
+def _compare(by_rank: dict[int, TraceSummary]) -> RankComparison:
     ranks = tuple(by_rank)
     sets, num_unmatched = _match({rank: _by_key(one) for rank, one in by_rank.items()})
     clocks = _align(sets, ranks)

@@ -23,6 +23,11 @@ def write_comparison(
     if isinstance(comparison, Unavailable):
         out.line(f"n/a: {form.clean_text(comparison.reason)}")
         return
+    if comparison.num_windows > 1:
+        out.line(
+            f"of {form.plural(comparison.num_windows, 'window')} the one that begins with step "
+            f"{comparison.first_step} is compared"
+        )
     _write_clocks(out, comparison, num_rows)
     matched = f"{form.count(len(comparison.matched))} collectives matched"
     out.line(f"{matched}, {form.count(comparison.num_unmatched)} kernels or calls not")

@@ -88,7 +88,9 @@ def test_json_has_the_numbers(tmp_path):
     time = document["traces"][0]["devices"][0]["breakdown"]["time"]
     assert time["compute_ns"] == 160_000
     assert time["communication_ns"] == time["exposed_ns"] == 120_000
-    assert document["across_ranks"] == {"unavailable": "it takes traces of two ranks or more"}
+    assert document["across_ranks"] == {
+        "unavailable": "it takes traces of two ranks or more, of the same steps"
+    }
 
 
 def test_clocks_are_aligned_and_the_late_rank_is_named(tmp_path):
