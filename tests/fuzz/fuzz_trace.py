@@ -3,18 +3,21 @@
     python tests/fuzz/fuzz_trace.py --inputs 1000000 --seed 1 [--result FILE]
 
 Inputs are small traces: cut, spliced, with wrong types, negative and huge numbers, twice the
-same key, deep nesting, hostile names, or packed by gzip and cut then. Most go to both scanners in
-pieces of any size; some take the whole way from a file to the summary. Each input comes from its
-number and the seed alone, so that a failure can be had again: `--only N`. A child process runs
-them, so that a crash of compiled code is seen; one that takes longer than TIMEOUT_S is a hang.
+same key, deep nesting, hostile names, or packed by gzip, bzip2 or xz and cut then, or in UTF-16.
+Most go to a scanner in pieces of any size; some take the whole way from a file to the summary.
+Each input comes from its number and the seed alone, so that a failure can be had again: `--only N`.
+A child process runs them, so that a crash of compiled code is seen; one that takes longer than
+TIMEOUT_S is a hang.
 
 With `--native-only` and a scanner compiled with -fsanitize=address this looks for reads outside of
 buffers too (see CONTRIBUTING.md).
 """
 
 import argparse
+import bz2
 import gzip
 import json
+import lzma
 import multiprocessing
 import os
 import random
@@ -84,6 +87,12 @@ NAMES = (
     "Memcpy HtoD",
     "cudaLaunchKernel",
     "cudaDeviceSynchronize",
+    "thread_name",
+    "Ascend Hardware",
+    "Stream 3",
+    "/device:TPU:0",
+    "XLA Ops",
+    "event_wait",
 )
 CATEGORIES = (
     "kernel",
@@ -196,6 +205,10 @@ def make_input(seed: int, number: int) -> bytes:
     return damage(draw, bytearray(text.encode("utf-8", "surrogatepass")))
 
 
+def encode_wide(data: bytes) -> bytes:
+    return data.decode("utf-8", "replace").encode("utf-16")
+
+
 def damage(draw: random.Random, data: bytearray) -> bytes:
     for _ in range(draw.choice([0, 0, 1, 1, 2, 5])):
         place = draw.randrange(len(data) + 1)
@@ -213,7 +226,8 @@ def damage(draw: random.Random, data: bytearray) -> bytes:
         else:
             data[place:place] = draw.choice(NUMBERS).encode()
     if draw.random() < 0.04:
-        packed = bytearray(gzip.compress(bytes(data), 1))
+        pack = draw.choice([gzip.compress, bz2.compress, lzma.compress, encode_wide])
+        packed = bytearray(pack(bytes(data)))
         if draw.random() < 0.7:
             packed = packed[: draw.randrange(len(packed) + 1)]
         elif packed:

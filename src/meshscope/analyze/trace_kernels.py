@@ -1,9 +1,8 @@
 """What a kernel of a trace does, by its name and by what the profiler says of it.
 
-Communication is told by the libraries' own prefixes (NCCL old and new, RCCL, oneCCL, MSCCL++,
-NVSHMEM and DeepEP, custom all-reduces of inference engines), or because the event carries a
-collective's name. What is not recognised counts as compute; how many of each were recognised is
-always said, and a distributed trace in which no collective was found is a warning.
+Communication is told by the libraries' own names, or because the event carries a collective's
+name. What is not recognised counts as compute; how many of each were recognised is always said, and
+a distributed trace in which no collective was found is a warning.
 """
 
 import re
@@ -33,40 +32,56 @@ class Work(IntEnum):
 
 COMMUNICATION_NAME = re.compile(
     r"""
-      ^(?:void\ )?\(?(?:anonymous\ namespace\)?::)?
-      (?: nccl(?:Dev)?Kernel | nccl_?(?:Symk|Sym)?DevKernel | ncclSymDevKernel | ncclSymk
-        | rccl | msccl | mscclpp | oneccl | ccl_ )
-    | \b(?:nccl(?:Dev)?Kernel|ncclSymkDevKernel|rcclGenericKernel|rccl_main_kernel|mscclpp::)
-    | \boneapi::ccl|\bccl_kernel|\ballreduce_(?:large|small|medium)_kernel
-    | \bdeep_ep::|\bnvshmem|\brocshmem|\bintranode::|\binternode::|\binternode_ll::
-    | \b(?:cross_device_reduce|custom_all_reduce)
-    | \bhccl|\bmtia.*(?:allreduce|all_gather|reduce_scatter)
+      (?<![a-z])[nr]ccl | \bmsccl
+    | \ballreduce(?:Packet|AllPairs|Nvls|RsAg|Fullmesh) | \ballgatherFullmesh
+    | \boneccl | \bccl_ | \boneapi::ccl
+    | \b(?:allreduce|reduce_?scatter|allgatherv?)_?(?:small|medium|large)
+    | \b\w*(?:distribute_to_remote_ranks|gather_from_remote_and_dist_to_rank_pair)
+    | \bdeep_ep::(?!(?:legacy::)?layout::) | \bintranode:: | \binternode(?:_ll)?:: | \bhybrid_ep::
+    | \bnvshmem | \brocshmem | \bmori(?:::|_shmem) | \bEp(?:Dispatch|Combine)
+    | \bmoe_?A(?:ll)?_?(?:2|To)_?A(?:ll)?
+    | \b(?:cross_device_reduce|custom_all_reduce|allreduce_prototype|userbuffers_)
+    | \breduce_scatter_(?:cross_device|split_\w*dim) | \ballgather_(?:vec|naive|lastdim)\b
+    | \bhccl | ^hcom_ | ^(?:Reduce_Inline|RDMA_?Send)
+    | \bmtia.*(?:allreduce|all_gather|reduce_scatter)
+    | ^(?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-(?:permute|broadcast))
     | \bgloo:
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+"""NCCL, RCCL, MSCCL and MSCCL++; oneCCL; DeepEP, NVSHMEM, MORI and TensorRT-LLM's exchange of
+tokens; all-reduces of vLLM, SGLang, AITER, QuickReduce and Transformer Engine; HCCL; XLA. Laying
+out what DeepEP sends moves nothing between devices."""
 
 SYMMETRIC_NAME = re.compile(
-    r"multimem_(?:all_reduce|one_shot|two_shot|all_gather|reduce)|(?:one|two)_shot_all_reduce"
+    r"multimem_(?:all_reduce|one_shot|two_shot|all_gather|reduce)|(?:one|two)_?shot_?all_?reduce"
     r"|allreduce_fusion_kernel|all_reduce_two_shot|symm_mem",
     re.IGNORECASE,
 )
 """Kernels that move data between devices by loads and stores of their own. They occupy the device
 as compute does and count as it; how long they took is said beside it."""
 
-COPY_NAME = re.compile(r"^(?:_*amd_rocclr_copy|MEMORY_COPY_)", re.IGNORECASE)
-"""Kernels with which ROCm copies."""
+COPY_NAME = re.compile(
+    r"^(?:_*amd_rocclr_copy|MEMORY_COPY_|dma_request$|Memcpy|MEMCPY_)", re.IGNORECASE
+)
+"""Kernels with which ROCm copies, and copies where the profiler does not tell them apart."""
+
+WAIT_NAME = re.compile(
+    r"^(?:(?:event|notify|capture)_?(?:wait|record|reset)|stream_?wait\w*)$", re.IGNORECASE
+)
+"""Lines of MTIA and Ascend on which a stream waits for another, or says that it came so far: the
+device does no work there."""
 
 KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
-        ("reduce_scatter", r"reduce_?scatter"),
-        ("all_reduce", r"all_?reduce|cross_device_reduce|one_shot|two_shot"),
-        ("all_gather", r"all_?gather"),
-        ("all_to_all", r"all_?to_?all|alltoall|all2all|dispatch|combine"),
-        ("broadcast", r"broadcast"),
+        ("reduce_scatter", r"reduce[-_]?scatter"),
+        ("all_reduce", r"all[-_]?reduce|cross_device_reduce|one_shot|two_shot"),
+        ("all_gather", r"all[-_]?gather"),
+        ("all_to_all", r"all[-_]?(?:to|2)[-_]?all|moe_?a2a|dispatch|combine|cached_notify"),
+        ("broadcast", r"broadcast|bcast"),
         ("barrier", r"barrier"),
-        ("send_recv", r"send_?recv|\bsend|\brecv|_send|_recv|p2p|coalesced"),
+        ("send_recv", r"send_?recv|\bsend|\brecv|_send|_recv|p2p|coalesced|permute"),
         ("gather", r"gather"),
         ("scatter", r"scatter"),
         ("reduce", r"reduce"),
@@ -109,6 +124,7 @@ def classify_kernels(trace: Trace) -> KernelClasses:
     events = trace.events
     work = np.zeros(len(events), dtype=np.uint8)
     is_kernel = events.category == Category.KERNEL
+    is_kernel &= ~_match_names(trace, is_kernel, WAIT_NAME)
     is_copy = events.category == Category.MEMCPY
     is_copy |= is_kernel & _match_names(trace, is_kernel, COPY_NAME)
     collective = trace.text_argument("Collective name")

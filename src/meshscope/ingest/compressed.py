@@ -1,9 +1,13 @@
-"""The bytes of a file, plain, gzip or zstd, a piece at a time, whatever its name says.
+"""The bytes of a file, plain, gzip, zstd, bzip2 or xz, a piece at a time, whatever its name says.
 
 What is cut off or damaged ends the stream: what came before is given, and `problem` says why there
-is no more. A file that expands without end is refused: real traces shrink 10 to 30 times.
+is no more. A file that expands without end is refused: real traces shrink 10 to 30 times. Text in
+UTF-16 or UTF-32, told by its mark, is given as UTF-8.
 """
 
+import bz2
+import codecs
+import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,14 +17,33 @@ from typing import BinaryIO, Protocol
 
 PIECE_BYTES = 1 << 22
 """Given at a time, at most."""
+START_BYTES = 512
+"""Kept of the beginning, to say what a file is that is no trace."""
 READ_BYTES = 1 << 18
 """Read from a compressed file at a time."""
 MAX_EXPANSION = 400
 """Bytes out for a byte in, beyond the first FREE_BYTES."""
 FREE_BYTES = 1 << 28
 
+MAGIC_BYTES = 6
+"""As many as are needed to tell what a file is."""
+MAX_XZ_BYTES = 1 << 27
+"""Of memory; a level 9 file takes 65 MiB."""
+
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+BZIP2_MAGIC = b"BZh"
+XZ_MAGIC = b"\xfd7zXZ\x00"
+ZSTD_SKIPPED = tuple(bytes((0x50 + place,)) + b"\x2a\x4d\x18" for place in range(16))
+"""Frames of zstd that hold something else; pzstd begins a file with one."""
+
+_WIDE_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""In this order: the mark of UTF-32 begins with that of UTF-16."""
 
 
 class Unit(Protocol):
@@ -80,6 +103,26 @@ def make_zstd_unit() -> Unit:
     return unit
 
 
+def make_xz_unit() -> Unit:
+    """Refuses a file that asks for much memory."""
+    return lzma.LZMADecompressor(memlimit=MAX_XZ_BYTES)
+
+
+_FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[], Unit]], ...] = (
+    ((GZIP_MAGIC,), make_gzip_unit),
+    ((ZSTD_MAGIC, *ZSTD_SKIPPED), make_zstd_unit),
+    ((BZIP2_MAGIC,), bz2.BZ2Decompressor),
+    ((XZ_MAGIC,), make_xz_unit),
+)
+"""How a member begins, and what expands it."""
+
+
+def _find_decoder(first: bytes) -> codecs.IncrementalDecoder | None:
+    """For text that is not UTF-8, told by how it begins."""
+    name = next((name for mark, name in _WIDE_MARKS if first.startswith(mark)), None)
+    return None if name is None else codecs.getincrementaldecoder(name)(errors="replace")
+
+
 @dataclass(slots=True)
 class ByteStream:
     """Iterates over the bytes of a file once."""
@@ -91,17 +134,26 @@ class ByteStream:
     """Bytes of the file."""
     num_given: int = 0
     """Bytes of what is in it."""
+    first: bytes = b""
+    """How its content begins."""
 
     def __iter__(self) -> Iterator[bytes]:
+        decoder = None
+        for piece in self._open():
+            if not self.first:
+                self.first = piece[:START_BYTES]
+                decoder = _find_decoder(piece)
+            yield piece if decoder is None else decoder.decode(piece).encode(errors="replace")
+
+    def _open(self) -> Iterator[bytes]:
         with self.path.open("rb") as file:
-            magic = file.read(len(ZSTD_MAGIC))
+            magic = file.read(MAGIC_BYTES)
             file.seek(0)
-            if magic.startswith(GZIP_MAGIC):
-                yield from self._expand(file, make_gzip_unit, GZIP_MAGIC)
-            elif magic == ZSTD_MAGIC:
-                yield from self._expand(file, make_zstd_unit, ZSTD_MAGIC)
-            else:
-                yield from self._copy(file)
+            for magics, make in _FORMATS:
+                if magic.startswith(magics):
+                    yield from self._expand(file, make, magics)
+                    return
+            yield from self._copy(file)
 
     def _copy(self, file: BinaryIO) -> Iterator[bytes]:
         while piece := file.read(PIECE_BYTES):
@@ -109,7 +161,9 @@ class ByteStream:
             self.num_given += len(piece)
             yield piece
 
-    def _expand(self, file: BinaryIO, make: Callable[[], Unit], magic: bytes) -> Iterator[bytes]:
+    def _expand(
+        self, file: BinaryIO, make: Callable[[], Unit], magics: tuple[bytes, ...]
+    ) -> Iterator[bytes]:
         """Members follow each other; zeros or anything else behind the last one is padding."""
         unit, data = make(), self._read(file)
         while data:
@@ -119,8 +173,10 @@ class ByteStream:
             if not unit.eof:
                 data = self._read(file)
                 continue
-            data = unit.unused_data or self._read(file)
-            if not data.startswith(magic):
+            data = unit.unused_data
+            if len(data) < MAGIC_BYTES:  # the beginning of a member may be cut by our reads
+                data += self._read(file)
+            if not data.startswith(magics):
                 return
             unit = make()
         self.problem = f"it is cut off after {self.num_given:,} bytes of its content"

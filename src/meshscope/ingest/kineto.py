@@ -14,6 +14,8 @@ import msgspec
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import TraceError
 from meshscope.ingest.compressed import ByteStream
+from meshscope.ingest.file_kinds import describe_beginning, describe_fields
+from meshscope.ingest.foreign_tracks import adopt_tracks, split_devices
 from meshscope.ingest.native import load_library
 from meshscope.ingest.native_scanner import NativeScanner
 from meshscope.ingest.python_scanner import PythonScanner
@@ -25,6 +27,7 @@ MAX_VALUE_BYTES = 1 << 26
 """One event or one entry of the header may be this long; a longer one ends the reading."""
 MAX_WORLD_SIZE = 1 << 24
 _MAX_BASE_NS = 1 << 62
+_PADDING = b" \t\r\n\0"
 
 JsonFields = Mapping[str, Any]
 
@@ -53,8 +56,12 @@ def read_trace(path: Path, *, with_python: bool = False, use_native: bool | None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
     warnings += _explain_end(scanner, stream)
-    if not batches.tracks and not scanner.counts.num_event_lists:
-        raise TraceError(_explain_nothing(path, scanner, stream))
+    counts = scanner.counts
+    is_empty = not batches.num_events and not counts.num_skipped
+    if is_empty and (not counts.num_event_lists or batches.num_other):
+        raise TraceError(f"{path}: {_explain_nothing(scanner, stream)}")
+    if is_empty:
+        warnings.append("there is no event in it")
     return _make_trace(path, scanner, batches, stream, warnings)
 
 
@@ -67,6 +74,10 @@ def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator
         rest = data[num_done:]
         if num_done:
             yield
+        if scanner.state == ScanState.END and rest.strip(_PADDING):
+            warnings.append(
+                f"the JSON ends at byte {stream.num_given - len(rest):,}; what follows is left out"
+            )
         if scanner.state in (ScanState.END, ScanState.BROKEN):
             return
         if len(rest) > MAX_VALUE_BYTES:
@@ -96,14 +107,20 @@ def _explain_end(scanner: Scanner, stream: ByteStream) -> list[str]:
     return found
 
 
-def _explain_nothing(path: Path, scanner: Scanner, stream: ByteStream) -> str:
-    if not stream.num_given and not stream.problem:
-        return f"{path}: the file is empty; expected a JSON trace, plain, gzip or zstd"
+def _explain_nothing(scanner: Scanner, stream: ByteStream) -> str:
     if stream.problem:
-        return f"{path}: {stream.problem}, and no event came before"
+        return f"{stream.problem}, and no event came before"
+    if not stream.num_given:
+        return "the file is empty; expected a JSON trace, plain, gzip, zstd, bzip2 or xz"
+    if scanner.counts.num_event_lists:
+        return "a list of objects that are no events; expected a trace of torch.profiler"
+    names = [_decode_text(key) for key, _ in scanner.fields()]
+    known = describe_beginning(stream.first) or describe_fields(names)
+    if known:
+        return f"{known}; expected a trace of torch.profiler"
     if scanner.state == ScanState.END:
-        return f"{path}: JSON without `traceEvents`; expected a trace of torch.profiler"
-    return f"{path}: no event in it; expected a JSON trace of torch.profiler"
+        return "JSON without `traceEvents`; expected a trace of torch.profiler"
+    return "no event in it; expected a JSON trace of torch.profiler"
 
 
 def _make_trace(
@@ -119,6 +136,15 @@ def _make_trace(
     scanner.close()
     events, arguments = batches.join()
     strings = tuple(map(_decode_text, symbols))
+    tracks = _name_tracks(batches, strings)
+    events, notes = split_devices(events, tracks)
+    events = adopt_tracks(events, tracks)
+    warnings += notes
+    if batches.num_incomplete:
+        warnings.append(
+            f"{batches.num_incomplete:,} events without a begin or a length, or with times in µs "
+            "that do not fit, are left out"
+        )
     distributed = _object(fields.get("distributedInfo"))
     return Trace(
         source=str(path),
@@ -130,7 +156,7 @@ def _make_trace(
         base_ns=_read_base(fields.get("baseTimeNanoseconds")),
         strings=strings,
         keys=KEYS,
-        tracks=_name_tracks(batches, strings),
+        tracks=tracks,
         events=events,
         arguments=arguments,
         counts=TraceCounts(

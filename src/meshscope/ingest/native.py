@@ -5,6 +5,8 @@ from functools import cache
 from pathlib import Path
 
 LIBRARY_NAME = "_scanner_native.so"
+NUM_LOOKED = 22
+"""Numbers that `scanner_look` writes."""
 
 
 @cache
@@ -19,7 +21,7 @@ def load_library() -> ctypes.CDLL | None:
     except (OSError, AttributeError):
         # Built for another machine, or by an older version: the Python scanner does the same.
         return None
-    return library
+    return library if library.scanner_num_looked() == NUM_LOOKED else None
 
 
 def _set_signatures(library: ctypes.CDLL) -> None:
@@ -30,6 +32,8 @@ def _set_signatures(library: ctypes.CDLL) -> None:
     library.scanner_free.argtypes = [pointer]
     library.scanner_feed.restype = ctypes.c_int64
     library.scanner_feed.argtypes = [pointer, pointer, ctypes.c_int64]
+    library.scanner_num_looked.restype = ctypes.c_int64
+    library.scanner_num_looked.argtypes = []
     library.scanner_look.restype = None
     library.scanner_look.argtypes = [pointer, pointer]
     library.scanner_symbols.restype = None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshscope.ingest.native import NUM_LOOKED
 from meshscope.ingest.scan import (
     KEPT_PHASES,
     KEYS,
@@ -16,11 +17,9 @@ from meshscope.ingest.scan import (
     ScanState,
 )
 
-_NUM_LOOKED = 23
 (
     _STATE,
     _ERROR,
-    _BAD_TIMES,
     _SKIPPED,
     _EVENT_LISTS,
     _NUM_EVENTS,
@@ -41,7 +40,7 @@ _NUM_LOOKED = 23
     _NUM_SYMBOLS,
     _ARENA,
     _ARENA_SIZE,
-) = range(_NUM_LOOKED)
+) = range(NUM_LOOKED)
 
 
 class NativeScanner:
@@ -79,7 +78,6 @@ class NativeScanner:
         """What was left out so far."""
         found = self._look()
         return ScanCounts(
-            num_bad_times=int(found[_BAD_TIMES]),
             num_skipped=int(found[_SKIPPED]),
             num_event_lists=int(found[_EVENT_LISTS]),
         )
@@ -139,7 +137,7 @@ class NativeScanner:
         ]
 
     def _look(self) -> npt.NDArray[np.int64]:
-        found = np.zeros(_NUM_LOOKED, dtype=np.int64)
+        found = np.zeros(NUM_LOOKED, dtype=np.int64)
         self._library.scanner_look(self._handle, found.ctypes.data)
         return found
 

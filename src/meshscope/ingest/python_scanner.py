@@ -2,13 +2,13 @@
 
 Where an event ends is found by its brackets; msgspec takes it apart and leaves every value as its
 text, so that numbers are read from digits and lists stay as they were written. What msgspec
-refuses (NaN, a comma too many, bytes that are not UTF-8) stops the scan here, while the compiled
-scanner reads on: both say so.
+refuses (NaN, a comma too many, bytes that are not UTF-8) is taken apart here, slower still.
 """
 
+import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -31,9 +31,17 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
 _BARE_END = re.compile(rb'[\s,:"\[\]{}]')
 _KEY_PLACES = {key: place for place, key in enumerate(KEYS)}
 _DECIMAL = re.compile(rb"([+-]?)(\d*)(?:\.(\d*))?")
+_FLOAT = re.compile(rb"[0-9+\-.eE]+|NaN|-?Infinity")
 _MAX_INT64 = (1 << 63) - 1
+_MAX_INTEGER_BYTES = 64
+"""More digits, without zeros before them, are not converted: none of these numbers fits."""
+_MAX_FLOAT_BYTES = 63
+_MAX_WHOLE_FLOAT = 1 << 53
 _MAX_FLOAT_US = 9e15
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+Raw = msgspec.Raw | bytes
+Members = Mapping[str, Raw]
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_all = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
@@ -55,7 +63,10 @@ def scale_number(text: bytes, shift: int) -> int | None:
         return None
     fraction = found[3] or b""
     kept = fraction[:shift].ljust(shift, b"0")
-    value = int((found[2] or b"0") + kept)
+    digits = (found[2] + kept).lstrip(b"0")
+    if len(digits) > _MAX_INTEGER_BYTES:
+        return None
+    value = int(digits or b"0")
     value += fraction[shift : shift + 1] >= b"5"
     if value > _MAX_INT64:
         return None
@@ -69,11 +80,19 @@ def read_time_ns(text: bytes) -> int:
     if value is None and (b"e" in text or b"E" in text):
         number = _to_float(text)
         if number is not None and abs(number) < _MAX_FLOAT_US:
-            value = round(number * 1000.0)
+            value = _round_away(number * 1000.0)
     return MISSING if value is None else value
 
 
+def _round_away(number: float) -> int:
+    """To the nearest whole number, and halves away from zero."""
+    whole = math.trunc(number)
+    return whole + (-1 if number < 0 else 1) * (abs(number - whole) >= 0.5)
+
+
 def _to_float(text: bytes) -> float | None:
+    if len(text) > _MAX_FLOAT_BYTES or not _FLOAT.fullmatch(text):
+        return None
     try:
         return float(text)
     except ValueError:
@@ -99,13 +118,12 @@ class PythonScanner:
         self._rows = _Rows()
         self._places: dict[bytes, int] = {}
         self._fields: list[tuple[bytes, bytes]] = []
-        self._num_bad_times = self._num_skipped = self._num_event_lists = 0
+        self._num_skipped = self._num_event_lists = 0
 
     @property
     def counts(self) -> ScanCounts:
         """What was left out so far."""
         return ScanCounts(
-            num_bad_times=self._num_bad_times,
             num_skipped=self._num_skipped,
             num_event_lists=self._num_event_lists,
         )
@@ -132,7 +150,7 @@ class PythonScanner:
                 place = self._advance(data, place)
         except _MoreError:
             pass
-        except (_SyntaxError, *_DECODE_ERRORS):
+        except _SyntaxError:
             self.state = ScanState.BROKEN
             self.error = self.error or ScanError.SYNTAX
         return place
@@ -217,9 +235,9 @@ class PythonScanner:
         return end
 
     def _take_event(self, text: bytes) -> None:
-        self._put_event(_decode(text))
+        self._put_event(_split_object(text))
 
-    def _put_event(self, found: dict[str, msgspec.Raw]) -> None:
+    def _put_event(self, found: Members) -> None:
         phase = _string(found.get("ph"))
         category = _string(found.get("cat"))
         letter = phase[0] if phase else 0
@@ -241,11 +259,11 @@ class PythonScanner:
             )
         )
 
-    def _take_arguments(self, raw: msgspec.Raw | None, event: int) -> None:
+    def _take_arguments(self, raw: Raw | None, event: int) -> None:
         text = b"" if raw is None else bytes(raw)
         if not text.startswith(b"{"):
             return
-        for key, value in _decode(text).items():
+        for key, value in _split_object(text).items():
             place = _KEY_PLACES.get(key)
             if place is not None:
                 kind, number = self._read_value(bytes(value))
@@ -265,20 +283,20 @@ class PythonScanner:
             return ValueType.FLOAT, int.from_bytes(struct.pack("<d", number), "little", signed=True)
         return ValueType.WORD, self._intern(text)
 
-    def _identity(self, raw: msgspec.Raw | None) -> int:
+    def _identity(self, raw: Raw | None) -> int:
         if raw is None:
             return MISSING
         kind, value = self._read_value(bytes(raw))
         if kind == ValueType.STRING:
             return TEXT_IDENTITY + value
+        if kind == ValueType.FLOAT:
+            number = float(bytes(raw))
+            is_whole = abs(number) < _MAX_WHOLE_FLOAT and number.is_integer()
+            return int(number) if is_whole else MISSING
         return value if kind == ValueType.INT else MISSING
 
-    def _time(self, raw: msgspec.Raw | None) -> int:
-        if raw is None:
-            return MISSING
-        value = read_time_ns(bytes(raw))
-        self._num_bad_times += value == MISSING
-        return value
+    def _time(self, raw: Raw | None) -> int:
+        return MISSING if raw is None else read_time_ns(bytes(raw))
 
     def _intern(self, text: bytes) -> int:
         return self._places.setdefault(text, len(self._places))
@@ -291,7 +309,42 @@ def _find_last_event(data: bytes) -> int:
     return brace if brace >= 0 and not data[brace + 1 : key].strip() else 0
 
 
-def _string(raw: msgspec.Raw | None) -> bytes | None:
+def _split_object(text: bytes) -> Members:
+    """The members of an object, each as its text."""
+    try:
+        return _decode(text)
+    except _DECODE_ERRORS:
+        pass
+    try:
+        return _split_slowly(text)
+    except _MoreError as error:
+        raise _SyntaxError from error
+
+
+def _split_slowly(text: bytes) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    place = 1
+    while True:
+        place = _skip_space(text, place)
+        letter = text[place : place + 1]
+        if letter == b"}":
+            return found
+        if letter == b",":
+            place += 1
+            continue
+        if letter != b'"':
+            raise _SyntaxError
+        key_end = _find_end(text, place)
+        colon = _skip_space(text, key_end)
+        if text[colon : colon + 1] != b":":
+            raise _SyntaxError
+        begin = _skip_space(text, colon + 1)
+        end = _find_end(text, begin)
+        found[text[place + 1 : key_end - 1].decode(errors="replace")] = text[begin:end]
+        place = end
+
+
+def _string(raw: Raw | None) -> bytes | None:
     text = b"" if raw is None else bytes(raw)
     return text[1:-1] if text.startswith(b'"') else None
 

@@ -126,7 +126,6 @@ class ScanBatch:
 class ScanCounts:
     """What a scanner left out so far."""
 
-    num_bad_times: int
     num_skipped: int
     num_event_lists: int
 

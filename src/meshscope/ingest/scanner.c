@@ -1,6 +1,6 @@
 /* Reads the events of a Chrome-form JSON trace into columns, a buffer at a time.
  *
- * No Python in here: plain C99, loaded with ctypes where it could be compiled. `scanner_python.py`
+ * No Python in here: plain C99, loaded with ctypes where it could be compiled. `python_scanner.py`
  * does the same without it, and tests hold the two against each other.
  *
  * A feed takes whole values only: what is cut off at the end of the buffer is left for the next
@@ -19,13 +19,12 @@
 enum { AT_START, IN_OBJECT, IN_EVENTS, AT_END, BROKEN };
 enum { TYPE_INT, TYPE_FLOAT, TYPE_STRING, TYPE_WORD, TYPE_RAW };
 enum { OK = 0, MORE = 1, BAD = 2, NO_MEMORY = 3 };
-enum { ERROR_NONE, ERROR_SYNTAX, ERROR_NOT_A_TRACE, ERROR_MEMORY, ERROR_TOO_MANY };
+enum { ERROR_NONE, ERROR_SYNTAX, ERROR_NOT_A_TRACE, ERROR_MEMORY };
 
 typedef struct {
     uint64_t hash;
     int64_t offset; /* into the arena */
     int32_t length;
-    int32_t has_escape;
 } Symbol;
 
 typedef struct {
@@ -56,7 +55,6 @@ typedef struct {
     int state;
     int error;
     int is_list; /* the file is a list of events, without an object around it */
-    int64_t num_bad_times;
     int64_t num_skipped; /* events that were not wanted */
     int64_t num_event_lists;
     int32_t num_keys;
@@ -85,36 +83,35 @@ static inline const char *skip_space(const char *p, const char *end) {
 }
 
 /* `p` is behind the opening quote; the result is at the closing one, or NULL when it is not there. */
-static inline const char *find_quote(const char *p, const char *end, int *has_escape) {
-    *has_escape = 0;
+static inline const char *find_quote(const char *p, const char *end) {
     const char *near = end - p > 16 ? p + 16 : end;
     for (; p < near; p++) {
         if (*p == '"') return p;
         if (*p == '\\') break;
     }
-    for (;;) {
-        const char *quote = memchr(p, '"', (size_t)(end - p));
-        if (!quote) return NULL;
+    /* The quote is looked for again only when it was escaped: a text full of escapes would be
+     * read to its end for each of them. */
+    const char *quote = memchr(p, '"', (size_t)(end - p));
+    while (quote) {
         const char *escape = memchr(p, '\\', (size_t)(quote - p));
         if (!escape) return quote;
-        *has_escape = 1;
-        if (escape + 2 > end) return NULL;
+        if (end - escape < 2) return NULL;
         p = escape + 2;
-        if (p > end) return NULL;
+        if (p > quote) quote = memchr(p, '"', (size_t)(end - p));
     }
+    return NULL;
 }
 
 /* Behind the value that begins at `p`, or, with a depth, behind as many closing brackets; NULL when
  * it is cut off. */
 static const char *skip_nested(const char *p, const char *end, int64_t depth, int *status) {
-    int has_escape;
     *status = MORE;
     do {
         p = skip_space(p, end);
         if (p >= end) return NULL;
         char c = *p;
         if (c == '"') {
-            p = find_quote(p + 1, end, &has_escape);
+            p = find_quote(p + 1, end);
             if (!p) return NULL;
             p++;
         } else if (c == '{' || c == '[') {
@@ -192,7 +189,7 @@ static int grow_slots(Scanner *s) {
     return OK;
 }
 
-static int32_t intern(Scanner *s, const char *p, int64_t n, int has_escape) {
+static int32_t intern(Scanner *s, const char *p, int64_t n) {
     if (s->num_symbols * 2 >= s->num_slots && grow_slots(s) != OK) return -1;
     uint64_t hash = hash_text(p, n);
     uint64_t at = hash & (uint64_t)(s->num_slots - 1);
@@ -224,7 +221,6 @@ static int32_t intern(Scanner *s, const char *p, int64_t n, int has_escape) {
     symbol->hash = hash;
     symbol->offset = s->arena_size;
     symbol->length = (int32_t)n;
-    symbol->has_escape = has_escape;
     s->arena_size += n;
     s->slots[at] = (int32_t)s->num_symbols;
     return (int32_t)s->num_symbols++;
@@ -285,25 +281,28 @@ static int64_t scale_number(const char *p, const char *end, int shift) {
     return is_negative ? -(int64_t)value : (int64_t)value;
 }
 
+/* Digits, signs, a point and an exponent, or what json.dumps writes for what is no number. */
 static int parse_double(const char *p, const char *end, double *out) {
     char text[64];
     int64_t n = end - p;
     if (n <= 0 || n >= (int64_t)sizeof text) return 0;
     memcpy(text, p, (size_t)n);
     text[n] = 0;
+    if (strspn(text, "0123456789+-.eE") != (size_t)n && strcmp(text, "NaN") != 0 &&
+        strcmp(text + (text[0] == '-'), "Infinity") != 0)
+        return 0;
     char *stop;
     *out = strtod(text, &stop);
     return stop == text + n;
 }
 
-static int64_t read_time(Scanner *s, const char *p, const char *end) {
+static int64_t read_time(const char *p, const char *end) {
     int64_t ns = scale_number(p, end, 3);
     if (ns == NOT_A_NUMBER_TEXT) {
         double us;
         ns = MISSING;
         if (parse_double(p, end, &us) && fabs(us) < 9e15) ns = (int64_t)llround(us * 1000.0);
     }
-    if (ns == MISSING) s->num_bad_times++;
     return ns;
 }
 
@@ -324,14 +323,12 @@ static Value number_value(Scanner *s, const char *p, const char *end) {
         if (value != MISSING) return (Value){TYPE_INT, value};
     }
     double number;
-    char c = *p;
-    int is_number = (c >= '0' && c <= '9') || c == '-' || c == '+' || c == 'N' || c == 'I';
-    if (is_number && parse_double(p, end, &number)) {
+    if (parse_double(p, end, &number)) {
         found.type = TYPE_FLOAT;
         memcpy(&found.value, &number, 8);
         return found;
     }
-    found.value = intern(s, p, end - p, 0);
+    found.value = intern(s, p, end - p);
     return found;
 }
 
@@ -339,19 +336,18 @@ static Value number_value(Scanner *s, const char *p, const char *end) {
 static const char *read_value(
     Scanner *s, const char *p, const char *end, Value *found, int *status
 ) {
-    int has_escape = 0;
     if (*p == '"') {
-        const char *quote = find_quote(p + 1, end, &has_escape);
+        const char *quote = find_quote(p + 1, end);
         *status = MORE;
         if (!quote) return NULL;
         found->type = TYPE_STRING;
-        found->value = intern(s, p + 1, quote - p - 1, has_escape);
+        found->value = intern(s, p + 1, quote - p - 1);
         p = quote + 1;
     } else if (*p == '{' || *p == '[') {
         const char *after = skip_value(p, end, status);
         if (!after) return NULL;
         found->type = TYPE_RAW;
-        found->value = intern(s, p, after - p, 0);
+        found->value = intern(s, p, after - p);
         p = after;
     } else {
         const char *after = skip_value(p, end, status);
@@ -360,7 +356,8 @@ static const char *read_value(
         p = after;
     }
     *status = OK;
-    if (found->value < 0 && (found->type == TYPE_STRING || found->type == TYPE_RAW)) {
+    int is_symbol = found->type != TYPE_INT && found->type != TYPE_FLOAT;
+    if (is_symbol && found->value < 0) {
         *status = NO_MEMORY;
         return NULL;
     }
@@ -440,12 +437,11 @@ static inline int32_t event_key(const Scanner *s, const char *p, int64_t n) {
 static const char *read_key(
     Scanner *s, const char *p, const char *end, int is_event, int32_t *symbol, int *status
 ) {
-    int has_escape;
     if (*p != '"') {
         *status = BAD;
         return NULL;
     }
-    const char *quote = find_quote(p + 1, end, &has_escape);
+    const char *quote = find_quote(p + 1, end);
     *status = MORE;
     if (!quote) return NULL;
     int64_t n = quote - p - 1;
@@ -496,11 +492,18 @@ typedef struct {
     int phase;
     int32_t category, name;
     int64_t pid, tid, ts_ns, dur_ns;
+    int64_t first_argument;
     int is_skipped;
 } Event;
 
+/* A whole number written as a float is one: tables that wrote a trace again turn ids into these. */
 static int64_t identity_of(Value value) {
     if (value.type == TYPE_INT) return value.value;
+    if (value.type == TYPE_FLOAT) {
+        double number;
+        memcpy(&number, &value.value, 8);
+        if (fabs(number) < 9007199254740992.0 && number == floor(number)) return (int64_t)number;
+    }
     if (value.type == TYPE_STRING) return INT64_MIN + 2 + value.value;
     return MISSING;
 }
@@ -508,8 +511,10 @@ static int64_t identity_of(Value value) {
 static const char *read_member(
     Scanner *s, const char *p, const char *end, int32_t key, Event *event, int *status
 ) {
-    if (key == s->key_args && *p == '{')
-        return read_arguments(s, p, end, status);
+    if (key == s->key_args) { /* of a key that is there twice the last counts */
+        s->arguments.num = event->first_argument;
+        if (*p == '{') return read_arguments(s, p, end, status);
+    }
     int is_known = key == s->key_ph || key == s->key_cat || key == s->key_name ||
                    key == s->key_pid || key == s->key_tid;
     if (key == s->key_ts || key == s->key_dur) {
@@ -517,7 +522,7 @@ static const char *read_member(
         int is_text = *p == '"';
         p = skip_value(p, end, status);
         if (!p) return NULL;
-        int64_t ns = is_text ? read_time(s, begin + 1, p - 1) : read_time(s, begin, p);
+        int64_t ns = is_text ? read_time(begin + 1, p - 1) : read_time(begin, p);
         if (key == s->key_ts) event->ts_ns = ns;
         else event->dur_ns = ns;
         return p;
@@ -526,18 +531,20 @@ static const char *read_member(
     Value value = {TYPE_WORD, 0};
     p = read_value(s, p, end, &value, status);
     if (!p) return NULL;
+    int is_text = value.type == TYPE_STRING;
     if (key == s->key_pid) event->pid = identity_of(value);
     else if (key == s->key_tid) event->tid = identity_of(value);
-    else if (value.type != TYPE_STRING) return p;
-    else if (key == s->key_name) event->name = (int32_t)value.value;
+    else if (key == s->key_name) event->name = is_text ? (int32_t)value.value : -1;
     else if (key == s->key_cat) {
-        event->category = (int32_t)value.value;
-        if (event->category < s->num_category_flags && s->skipped_category[event->category])
+        event->category = is_text ? (int32_t)value.value : -1;
+        if (is_text && event->category < s->num_category_flags &&
+            s->skipped_category[event->category])
             event->is_skipped = 1;
     } else {
-        Symbol *symbol = &s->symbols[value.value];
-        event->phase = symbol->length ? (uint8_t)s->arena[symbol->offset] : 0;
-        if (!s->wanted_phase[event->phase]) event->is_skipped = 1;
+        event->phase = 0;
+        if (is_text && s->symbols[value.value].length)
+            event->phase = (uint8_t)s->arena[s->symbols[value.value].offset];
+        if (is_text && !s->wanted_phase[event->phase]) event->is_skipped = 1;
     }
     return p;
 }
@@ -555,9 +562,7 @@ static void put_event(Events *e, const Event *event) {
 
 /* One event; on anything but OK the columns are as they were. */
 static const char *read_event(Scanner *s, const char *p, const char *end, int *status) {
-    Event event = {0, -1, -1, MISSING, MISSING, MISSING, MISSING, 0};
-    int64_t num_arguments = s->arguments.num;
-    int64_t num_bad_times = s->num_bad_times;
+    Event event = {0, -1, -1, MISSING, MISSING, MISSING, MISSING, s->arguments.num, 0};
     *status = reserve_event(&s->events);
     if (*status != OK) return NULL;
     p++;
@@ -583,13 +588,11 @@ static const char *read_event(Scanner *s, const char *p, const char *end, int *s
             p = skip_nested(p, end, 1, status);
             if (!p) break;
             s->num_skipped++;
-            s->arguments.num = num_arguments;
-            s->num_bad_times = num_bad_times;
+            s->arguments.num = event.first_argument;
             return p;
         }
     }
-    s->arguments.num = num_arguments;
-    s->num_bad_times = num_bad_times;
+    s->arguments.num = event.first_argument;
     return NULL;
 }
 
@@ -631,10 +634,9 @@ static const char *feed_object(Scanner *s, const char *p, const char *end, int *
     const char *value = p;
     p = skip_value(p, end, status);
     if (!p) return NULL;
-    int has_escape;
-    const char *quote = find_quote(begin + 1, end, &has_escape);
-    int32_t key_symbol = intern(s, begin + 1, quote - begin - 1, has_escape);
-    int32_t value_symbol = intern(s, value, p - value, 0);
+    const char *quote = find_quote(begin + 1, end);
+    int32_t key_symbol = intern(s, begin + 1, quote - begin - 1);
+    int32_t value_symbol = intern(s, value, p - value);
     *status = NO_MEMORY;
     if (key_symbol < 0 || value_symbol < 0) return NULL;
     *status = put_field(s, key_symbol, value_symbol);
@@ -684,7 +686,7 @@ int64_t scanner_feed(Scanner *s, const char *data, int64_t size) {
 /* ---- making and looking ----------------------------------------------------------------- */
 
 static int32_t intern_word(Scanner *s, const char *word) {
-    return intern(s, word, (int64_t)strlen(word), 0);
+    return intern(s, word, (int64_t)strlen(word));
 }
 
 void scanner_free(Scanner *s) {
@@ -745,12 +747,16 @@ void scanner_clear_events(Scanner *s) {
     s->arguments.num = 0;
 }
 
+#define NUM_LOOKED 22
+
+/* How many numbers `scanner_look` writes: a library of another version says another number. */
+int64_t scanner_num_looked(void) { return NUM_LOOKED; }
+
 /* What is there now, as numbers and addresses; valid until the next call. */
 void scanner_look(Scanner *s, int64_t *out) {
-    const int64_t found[] = {
+    const int64_t found[NUM_LOOKED] = {
         s->state,
         s->error,
-        s->num_bad_times,
         s->num_skipped,
         s->num_event_lists,
         s->events.num,

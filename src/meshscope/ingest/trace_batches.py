@@ -4,7 +4,7 @@ Device work, operators, calls of the runtime, annotations and modules stay; othe
 only when asked for. A begin and an end that belong together become one event.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ CATEGORIES: dict[bytes, Category] = {
     b"mtia_runtime": Category.RUNTIME,
     b"privateuse1_runtime": Category.RUNTIME,
     b"privateuse1_driver": Category.RUNTIME,
+    b"glow_runtime": Category.RUNTIME,
+    b"hpu_op": Category.RUNTIME,
     b"Runtime": Category.RUNTIME,
     b"mtia_ccp_events": Category.KERNEL,
     b"mtia_insight": Category.KERNEL,
@@ -43,7 +45,13 @@ CATEGORIES: dict[bytes, Category] = {
 }
 MODULE_PREFIX = b"nn.Module: "
 _DENSE = ("External id", "correlation", "stream", "device")
+_DENSE_KEYS = np.array([KEYS.index(name) for name in _DENSE])
 _DROPPED_KEYS = frozenset((*_DENSE, "name", "labels"))
+_METADATA_KEYS = {
+    b"process_name": KEYS.index("name"),
+    b"process_labels": KEYS.index("labels"),
+    b"thread_name": KEYS.index("name"),
+}
 _PHASE_X, _PHASE_M, _PHASE_B, _PHASE_E = b"XMBE"
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -58,6 +66,18 @@ class Metadata:
     thread_name: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begin:
+    """An event whose end has not come yet."""
+
+    pid: int
+    tid: int
+    ts_ns: int
+    name: int
+    category: int
+    arguments: Sequence[tuple[int, ...]]
+
+
 class TraceBatches:
     """Collects batches; `join` gives the columns in order of begin and empties it."""
 
@@ -69,8 +89,12 @@ class TraceBatches:
         self._category_of: list[int] = []
         self._is_module: list[bool] = []
         self._tracks: dict[tuple[int, int], int] = {}
-        self._open: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        self._open: dict[tuple[int, int], list[_Begin]] = {}
         self.metadata = Metadata()
+        self.num_events = 0
+        """Of any phase that is kept, complete or not."""
+        self.num_other = 0
+        """Objects in the list of events that have no phase."""
         self.num_skipped = 0
         self.num_incomplete = 0
 
@@ -84,6 +108,9 @@ class TraceBatches:
         self._learn(symbols)
         if not len(batch):
             return
+        num_other = int(np.count_nonzero(batch.phase == 0))
+        self.num_other += num_other
+        self.num_events += len(batch) - num_other
         is_metadata = batch.phase == _PHASE_M
         if is_metadata.any():
             self._take_metadata(batch, is_metadata, symbols)
@@ -165,60 +192,57 @@ class TraceBatches:
     def _take_metadata(
         self, batch: ScanBatch, is_metadata: npt.NDArray[np.bool_], symbols: list[bytes]
     ) -> None:
-        text_of: dict[tuple[int, int], int] = {}
-        for row in np.flatnonzero(is_metadata[batch.argument_event]):
-            if batch.argument_type[row] == ValueType.STRING:
-                key = (int(batch.argument_event[row]), int(batch.argument_key[row]))
-                text_of[key] = int(batch.argument_value[row])
-        name_key, labels_key = KEYS.index("name"), KEYS.index("labels")
-        for event in np.flatnonzero(is_metadata).tolist():
-            kind = symbols[batch.name[event]] if batch.name[event] >= 0 else b""
-            process, thread = int(batch.pid[event]), int(batch.tid[event])
-            name = text_of.get((event, name_key))
-            labels = text_of.get((event, labels_key))
-            if kind == b"process_name" and name is not None:
-                self.metadata.process_name[process] = name
-            elif kind == b"process_labels" and labels is not None:
-                self.metadata.process_labels[process] = labels
-            elif kind == b"thread_name" and name is not None:
-                self.metadata.thread_name[process, thread] = name
+        """The last name given stands. Some traces name their processes 100,000 times."""
+        is_text = batch.argument_type == ValueType.STRING
+        for place in np.unique(batch.name[is_metadata]).tolist():
+            kind = symbols[place] if place >= 0 else b""
+            if kind not in _METADATA_KEYS:
+                continue
+            rows = np.flatnonzero(is_text & (batch.argument_key == _METADATA_KEYS[kind]))
+            events = batch.argument_event[rows]
+            is_own = is_metadata[events] & (batch.name[events] == place)
+            texts = batch.argument_value[rows[is_own]].tolist()
+            events = events[is_own]
+            processes = batch.pid[events].tolist()
+            if kind == b"thread_name":
+                threads = batch.tid[events].tolist()
+                self.metadata.thread_name.update(
+                    zip(zip(processes, threads, strict=True), texts, strict=True)
+                )
+            else:
+                target = self.metadata.process_name
+                if kind == b"process_labels":
+                    target = self.metadata.process_labels
+                target.update(zip(processes, texts, strict=True))
 
     def _take_pairs(self, batch: ScanBatch, rows: Int64s) -> None:
-        """Begins wait on a stack for their ends; arguments of either are not kept."""
-        found: list[tuple[int, int, int, int, int, int]] = []
-        for row in rows.tolist():
-            key = (int(batch.pid[row]), int(batch.tid[row]))
-            stack = self._open.setdefault(key, [])
-            moment = int(batch.ts_ns[row])
+        """Begins wait on a stack for their ends; what the begin says of the event is kept."""
+        found: list[tuple[int, ...]] = []
+        arguments: list[tuple[int, ...]] = []
+        for is_begin, begin in _list_pairs(batch, rows):
+            stack = self._open.setdefault((begin.pid, begin.tid), [])
+            moment = begin.ts_ns
             if moment == MISSING:
                 self.num_incomplete += 1
-            elif batch.phase[row] == _PHASE_B:
-                stack.append((moment, int(batch.name[row]), int(batch.category[row])))
-            elif stack and stack[-1][0] <= moment:
-                begin, name, category = stack.pop()
-                found.append((begin, moment - begin, name, category, *key))
+            elif is_begin:
+                stack.append(begin)
+            elif stack and stack[-1].ts_ns <= moment:
+                begin = stack.pop()
+                arguments += [(len(found), *entry) for entry in begin.arguments]
+                found.append(
+                    (
+                        begin.category,
+                        begin.name,
+                        begin.pid,
+                        begin.tid,
+                        begin.ts_ns,
+                        moment - begin.ts_ns,
+                    )
+                )
             else:
                 self.num_incomplete += 1
         if found:
-            self._put_pairs(np.array(found, dtype=np.int64))
-
-    def _put_pairs(self, found: Int64s) -> None:
-        absent = np.full(len(found), NO_VALUE, dtype=np.int64)
-        category_of = np.array([*self._category_of, Category.OTHER], dtype=np.uint8)
-        self._parts.append(
-            {
-                "category": category_of[found[:, 3]],
-                "name": found[:, 2].astype(np.int32),
-                "track": self._number_tracks(found[:, 4], found[:, 5]),
-                "begin_ns": found[:, 0],
-                "duration_ns": found[:, 1],
-                "external_id": absent.astype(np.int32),
-                "correlation": absent.astype(np.int32),
-                "stream": absent.astype(np.int32),
-                "device": absent.astype(np.int16),
-            }
-        )
-        self._num_events += len(found)
+            self._take_complete(_complete_batch(found, arguments))
 
     def join(self) -> tuple[TraceEvents, TraceArguments]:
         """All columns in order of begin."""
@@ -252,19 +276,76 @@ class TraceBatches:
         )
 
 
+def _list_pairs(batch: ScanBatch, rows: Int64s) -> Iterator[tuple[bool, _Begin]]:
+    """Begins and ends in the order of the file, and whether each is a begin."""
+    columns = (batch.argument_key, batch.argument_type, batch.argument_value)
+    entries = list(zip(*(column.tolist() for column in columns), strict=True))
+    firsts = np.searchsorted(batch.argument_event, rows).tolist()
+    lasts = np.searchsorted(batch.argument_event, rows, side="right").tolist()
+    values = (batch.pid, batch.tid, batch.ts_ns, batch.name, batch.category)
+    fields = zip(*(column[rows].tolist() for column in values), strict=True)
+    is_begin = (batch.phase[rows] == _PHASE_B).tolist()
+    for place, (pid, tid, ts_ns, name, category) in enumerate(fields):
+        yield (
+            is_begin[place],
+            _Begin(
+                pid=pid,
+                tid=tid,
+                ts_ns=ts_ns,
+                name=name,
+                category=category,
+                arguments=entries[firsts[place] : lasts[place]],
+            ),
+        )
+
+
+def _complete_batch(found: list[tuple[int, ...]], arguments: list[tuple[int, ...]]) -> ScanBatch:
+    """Complete events, as a scanner would give them."""
+    events = np.array(found, dtype=np.int64)
+    values = np.array(arguments, dtype=np.int64).reshape(-1, 4)
+    return ScanBatch(
+        phase=np.full(len(events), _PHASE_X, dtype=np.uint8),
+        category=events[:, 0].astype(np.int32),
+        name=events[:, 1].astype(np.int32),
+        pid=events[:, 2],
+        tid=events[:, 3],
+        ts_ns=events[:, 4],
+        dur_ns=events[:, 5],
+        argument_event=values[:, 0].astype(np.int32),
+        argument_key=values[:, 1].astype(np.uint8),
+        argument_type=values[:, 2].astype(np.uint8),
+        argument_value=values[:, 3],
+    )
+
+
 def _dense_arguments(batch: ScanBatch) -> dict[str, Int64s]:
     """One value per event for what nearly every event has."""
     found = {}
     is_int = batch.argument_type == ValueType.INT
+    value = _whole_floats(batch, is_int)
     for name in _DENSE:
         values = np.full(len(batch), NO_VALUE, dtype=np.int64)
         rows = np.flatnonzero(is_int & (batch.argument_key == KEYS.index(name)))
         limit = {"stream": 1 << 31, "device": 1 << 15}.get(name, 1 << 62)
-        number = batch.argument_value[rows]
+        number = value[rows]
         is_fitting = (number >= -limit) & (number < limit)
         values[batch.argument_event[rows[is_fitting]]] = number[is_fitting]
         found[name] = values
     return found
+
+
+def _whole_floats(batch: ScanBatch, is_int: npt.NDArray[np.bool_]) -> Int64s:
+    """The values, where `7.0` is 7, as tables write ids again; marks those in `is_int`."""
+    rows = np.flatnonzero(batch.argument_type == ValueType.FLOAT)
+    rows = rows[np.isin(batch.argument_key[rows], _DENSE_KEYS)]
+    if not len(rows):
+        return batch.argument_value
+    number = batch.argument_value[rows].view(np.float64)
+    is_whole = (np.abs(number) < 1 << 53) & (number == np.floor(number))
+    value = batch.argument_value.copy()
+    value[rows[is_whole]] = number[is_whole].astype(np.int64)
+    is_int[rows[is_whole]] = True
+    return value
 
 
 def _narrow(values: Int64s) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from meshscope.errors import TraceError
 from meshscope.store.trace_cache import SUFFIX
 
-TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst)?$")
+TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst|\.bz2|\.xz)?$")
 _NOT_TRACES = frozenset(("run.json", "manifest.json", "package.json"))
 MAX_FILES = 4096
 

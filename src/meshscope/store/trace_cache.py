@@ -24,7 +24,7 @@ from meshscope.store.trace_columns import (
     Track,
 )
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 SUFFIX = ".meshscope"
 _ENCODING = "utf-8"
 

@@ -248,6 +248,32 @@ def test_the_two_scanners_agree(events, indent, is_ascii, piece) -> None:
     assert native.fields() == python.fields()
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"ph": "X", "name": "a", "name": 7, "cat": "kernel", "cat": null}',
+        b'{"ph": "X", "args": {"stream": 1}, "args": {"device": 2}}',
+        b'{"ph": "X", "args": {"stream": 1}, "args": true}',
+        b'{"ph": "X", "args": {"stream": NaN, "device": -Infinity, "bytes": Infinity}}',
+        b'{"ph": "X",, "ts": 1, "args": {"stream": 7,}, }',
+        b'{"ph": "X", "name": "\xff\xfe", "args": {"dtype": "\xed\xa0\x80"}}',
+        b'{"ph": "X", "pid": 3.0, "tid": -7.0, "args": {"stream": 0x10, "device": 1_0}}',
+        b'{"ph": "X", "pid": 3.5, "tid": 1e300, "ts": 0x10, "dur": nan}',
+        b'{"ph": "X", "ts": 1.0005e0, "dur": -2.5e-3, "args": {"bytes": 00012, "stream": --1}}',
+        b'{"ph": "X", "args": {"bytes": ' + b"7" * 70 + b', "stream": 1.' + b"3" * 70 + b"}}",
+        b'{"ph": "X", "ts": ' + b"0" * 5_000 + b'7, "args": {"bytes": ' + b"0" * 5_000 + b"7}}",
+        b'{"ph": 5, "ts": 1}',
+    ],
+)
+def test_the_two_scanners_agree_on_what_is_not_quite_json(event) -> None:
+    text = b'{"traceEvents": [{"ph": "X", "ts": 1}, ' + event + b', {"ph": "X", "ts": 2}]}'
+    native, python = make_native(), PythonScanner()
+    # By their text, as NaN equals nothing.
+    assert repr(feed_all(native, text, 13)) == repr(feed_all(python, text, 13))
+    assert (native.state, native.counts) == (python.state, python.counts)
+    assert native.state == ScanState.END
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_changed_bytes_never_do_harm(data) -> None:
