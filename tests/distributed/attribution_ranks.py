@@ -1,8 +1,9 @@
 """Two gloo ranks whose memory is attributed and held against the allocator.
 
-    python -m tests.distributed.attribution_ranks FOLDER
+    python -m tests.distributed.attribution_ranks FOLDER [--cuda]
 
-writes FOLDER/{case}.rank{g}.json: the points' sums, and what freeing the graph returned.
+writes FOLDER/{case}.rank{g}.json: the points' sums, and what freeing the graph returned. With
+--cuda the ranks share one device and still talk over gloo, but for one case of a single NCCL rank.
 """
 
 import gc
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from tests.distributed.fork_ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -23,14 +25,21 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from meshscope.capture.attribution import memory_profile
 from meshscope.capture.attribution.memory_profile import MemoryProfile
 from meshscope.capture.guard import Guard
 
 VOCABULARY, WIDTH, NUM_HEADS, NUM_LAYERS, BATCH, LENGTH = 1000, 64, 4, 2, 16, 128
 WORLD_SIZE = 2
-TOGETHER = ("ddp", "fsdp", "fsdp_checkpoint", "tp")
+EVERY_OPERATOR = "ddp_every_operator"
+"""DDP holds a lock while operators run, also in them nothing may wait for it."""
+TOGETHER = ("ddp", EVERY_OPERATOR, "fsdp", "fsdp_checkpoint", "tp")
 ALONE = (("plain", "non_reentrant"), ("reentrant",))
 """By rank: what needs no other one."""
+TOGETHER_ON_CUDA = (*TOGETHER, "tp_checkpoint")
+NCCL_CASE = "fsdp_nccl"
+CUDA_SCALE = 16
+"""How many times larger batches are there."""
 
 
 class Attention(nn.Module):
@@ -81,23 +90,54 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-def make_model(case):
+def make_model(case, device):
     torch.manual_seed(0)
-    if case == "ddp":
-        return nn.parallel.DistributedDataParallel(Gpt())
+    model = Gpt(find_checkpointing(case)).to(device)
+    if case.startswith("ddp"):
+        return nn.parallel.DistributedDataParallel(model)
     if case.startswith("fsdp"):
-        mesh = init_device_mesh("cpu", (WORLD_SIZE,))
-        model = Gpt("non_reentrant" if case == "fsdp_checkpoint" else None)
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
-    if case == "tp":
-        return split(Gpt())
-    return Gpt(None if case == "plain" else case)
+        return shard(model, device, needs_own_transfers=device == "cuda" and case != NCCL_CASE)
+    return split(model, device) if case.startswith("tp") else model
 
 
-def split(model):
-    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+def find_checkpointing(case):
+    if case.endswith("checkpoint"):
+        return "non_reentrant"
+    return case if case.endswith("reentrant") else None
+
+
+def shard(model, device, *, needs_own_transfers):
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    parts = [fully_shard(block, mesh=mesh) for block in model.blocks]
+    for part in (*parts, fully_shard(model, mesh=mesh)):
+        if needs_own_transfers:
+            part.set_custom_all_gather(GatherByParts())
+            part.set_custom_reduce_scatter(ReduceAndCut())
+    return model
+
+
+class GatherByParts:
+    """FSDP2's all-gather for gloo on a device."""
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        dist.all_gather(list(output_tensor.chunk(group.size())), input_tensor, group=group)
+
+
+class ReduceAndCut(GatherByParts):
+    """FSDP2's reduce-scatter, which gloo does not have there."""
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        dist.all_reduce(input_tensor, group=group)
+        output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
+        if op == dist.ReduceOp.AVG:
+            output_tensor.div_(group.size())
+
+
+def split(model, device):
+    mesh = init_device_mesh(device, (WORLD_SIZE,))
     columns = dict.fromkeys(("attention.query", "attention.key", "attention.value", "up"))
     rows = ("attention.out", "down")
     for block in model.blocks:
@@ -116,14 +156,18 @@ def find_loss(model, tokens):
     return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
-def measure(case):
+def measure(case, device="cpu"):
     """Points of one step, and of a forward whose graph is dropped."""
-    model = make_model(case)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
-    for _ in range(2 if case == "ddp" else 1):  # caches fill, DDP builds its buckets again
+    model = make_model(case, device)
+    # Some parameters are DTensors and some are not: several at once do not mix.
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=not case.startswith("tp"))
+    batch = BATCH if device == "cpu" else CUDA_SCALE * BATCH
+    tokens = torch.randint(0, VOCABULARY, (batch, LENGTH), device=device)
+    for _ in range(2 if case.startswith("ddp") else 1):  # caches fill, DDP builds its buckets again
         train_step(model, optimizer, tokens)
     guard = Guard()
+    if case == EVERY_OPERATOR:
+        memory_profile.PEAK_GROWTH_RATIO = -1.0  # the "peak" is attributed after each of them
     profile = MemoryProfile(torch, [model], [optimizer], guard=guard, steps=2).open()
     train_step(model, optimizer, tokens)
     loss = find_loss(model, tokens)
@@ -136,6 +180,7 @@ def measure(case):
         "errors": guard.first_messages,
         "allocator": profile._allocator.why_missing,
         "points": [describe(point) for point in profile.points],
+        "peak_bytes": profile._allocator.read().peak_allocated_bytes,
         "freed_bytes": before.allocated_bytes - after.allocated_bytes,
         "activations_bytes": sums(before).get("activations", 0) - sums(after).get("activations", 0),
     }
@@ -144,6 +189,7 @@ def measure(case):
 def describe(point):
     return {
         "name": point.name,
+        "during": point.during,
         "categories": sums(point),
         "allocated_bytes": point.allocated_bytes,
         "residual_bytes": point.residual_bytes,
@@ -154,19 +200,37 @@ def sums(point):
     return {name: sum(paths.values()) for name, paths in point.categories.items()}
 
 
-def run_cases(folder, cases_of):
+def run_cases(folder, cases_of, device="cpu"):
     """Processes of their own: what an earlier case leaves to be freed later would count here."""
 
     def on_rank(rank, world_size):
         for case in cases_of(rank):
             path = folder / f"{case}.rank{rank}.json"
-            path.write_text(json.dumps(measure(case)), encoding="utf-8")
+            path.write_text(json.dumps(measure(case, device)), encoding="utf-8")
 
     assert run_ranks(on_rank, WORLD_SIZE) == [0] * WORLD_SIZE
 
 
-if __name__ == "__main__":
-    for case in TOGETHER:
-        run_cases(Path(sys.argv[1]), lambda rank, case=case: [case])
+def run_nccl_case(folder):
+    def on_rank(rank, world_size):
+        dist.destroy_process_group()
+        torch.cuda.set_device(0)
+        dist.init_process_group("nccl", init_method=f"file://{folder}/nccl", rank=0, world_size=1)
+        result = measure(NCCL_CASE, "cuda")
+        (folder / f"{NCCL_CASE}.rank0.json").write_text(json.dumps(result), encoding="utf-8")
+
+    assert run_ranks(on_rank, 1) == [0]
+
+
+def main(folder, device):
+    for case in TOGETHER if device == "cpu" else TOGETHER_ON_CUDA:
+        run_cases(folder, lambda rank, case=case: [case], device)
+    if device == "cuda":
+        run_nccl_case(folder)
+        return
     for place in range(max(map(len, ALONE))):
-        run_cases(Path(sys.argv[1]), lambda rank, place=place: ALONE[rank][place : place + 1])
+        run_cases(folder, lambda rank, place=place: ALONE[rank][place : place + 1])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), "cuda" if "--cuda" in sys.argv[2:] else "cpu")

@@ -8,7 +8,15 @@ attributed wrongly is wrong every time.
 import json
 
 import pytest
-from tests.distributed.attribution_ranks import ALONE, TOGETHER, WORLD_SIZE
+from tests.distributed.attribution_ranks import (
+    ALONE,
+    BATCH,
+    EVERY_OPERATOR,
+    LENGTH,
+    TOGETHER,
+    VOCABULARY,
+    WORLD_SIZE,
+)
 from tests.distributed.run_program import run_program
 
 pytestmark = [pytest.mark.gloo, pytest.mark.timeout(540)]
@@ -99,6 +107,19 @@ def test_optimizer_state_is_two_moments_and_a_counter(found):
         assert held["optimizer_state"] == pytest.approx(2 * held["parameters"], rel=0.001)
 
 
-def test_buckets_of_ddp_are_as_large_as_the_gradients(found):
-    held = point(found[0]["ddp"], "after_backward")["categories"]
+@pytest.mark.parametrize("case", ["ddp", EVERY_OPERATOR])
+def test_buckets_of_ddp_are_as_large_as_the_gradients(found, case):
+    held = point(found[0][case], "after_backward")["categories"]
     assert held["communication"] == held["gradients"]
+    # In the second step the buckets are known as tensors: they are not counted twice.
+    again = point(found[0][case], "before_freeing")["categories"]
+    assert again["communication"] == held["communication"]
+    assert again.get("other", 0) < held["communication"] / 10
+
+
+def test_the_peak_is_where_the_gradient_of_the_logits_is_made(found):
+    """Log-softmax keeps its result; in backward its gradient and that of the logits are added."""
+    logits = 4 * BATCH * LENGTH * VOCABULARY
+    peak = point(found[0]["plain"], "at_peak")
+    assert peak["during"] == "backward, aten._log_softmax_backward_data.default"
+    assert peak["categories"]["temporaries"] == pytest.approx(2 * logits, rel=0.001)

@@ -2,9 +2,9 @@
 
 At every point: bytes by category, what the allocator had in use, and the residual between the two,
 also as a ratio of the largest amount in use at any point of that rank. Categories are sums over
-storages, each counted once. The peak is the point with most in use; it was sampled where modules
-begin and end and after each node of backward, so the allocator's own peak may be higher, and is
-given beside it (unless a still higher one from before hides it).
+storages, each counted once. The peak is the point with most in use; it was sampled after each
+operator, so the allocator's own peak may be higher by what an operator needs inside of itself, and
+is given beside it (unless a still higher one from before hides it).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +33,8 @@ class PointSummary:
     step: int
     microbatch: int
     seconds: float
+    during: str
+    """Of a peak: what ran then; else empty."""
     categories_bytes: Mapping[str, int]
     elsewhere_bytes: Mapping[str, int]
     attributed_bytes: int
@@ -61,13 +63,23 @@ class ModuleMemory:
     categories_bytes: Mapping[str, int]
 
 
+ESTIMATED_TOGETHER = {
+    "parameters": ("gathered_parameters",),
+    "activations": ("outputs", "activation_gradients", "temporaries"),
+}
+"""What an estimate of a category covers as well, unless it is estimated by itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateLine:
-    """A category at the peak beside its estimate."""
+    """A category at its fullest beside its estimate."""
 
     category: str
+    covers: tuple[str, ...]
+    """The categories that were added up."""
     estimated_bytes: int
     found_bytes: int
+    """The most at any one point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +135,6 @@ def _summarize_rank(recording: MemoryRecording) -> RankMemory:
         stage = layout.coordinates(recording.rank).pp
     most = max((in_use(point) for point in recording.points), default=0)
     peak = find_peak(recording.points)
-    is_missing = isinstance(peak, Unavailable)
     return RankMemory(
         rank=recording.rank,
         place=place,
@@ -133,7 +144,7 @@ def _summarize_rank(recording: MemoryRecording) -> RankMemory:
         points=tuple(_summarize_point(point, most) for point in recording.points),
         peak=peak if isinstance(peak, Unavailable) else _summarize_point(peak, most),
         modules=() if isinstance(peak, Unavailable) else sum_modules(peak.modules_bytes),
-        estimate=() if is_missing else _compare_estimate(recording, peak),
+        estimate=_compare_estimate(recording),
         problems=recording.problems,
     )
 
@@ -163,6 +174,7 @@ def _summarize_point(point: MemoryPoint, most_bytes: int) -> PointSummary:
         step=point.step,
         microbatch=point.microbatch,
         seconds=point.seconds,
+        during=point.during,
         categories_bytes={k: sum(paths.values()) for k, paths in point.modules_bytes.items()},
         elsewhere_bytes=point.elsewhere_bytes,
         attributed_bytes=point.attributed_bytes,
@@ -199,19 +211,26 @@ def sum_modules(modules_bytes: Mapping[str, Mapping[str, int]]) -> tuple[ModuleM
     return tuple(sorted(modules, key=lambda module: (-module.total_bytes, module.path)))
 
 
-def _compare_estimate(
-    recording: MemoryRecording, peak: MemoryPoint | Unavailable
-) -> tuple[EstimateLine, ...]:
-    if isinstance(peak, Unavailable):
+def _compare_estimate(recording: MemoryRecording) -> tuple[EstimateLine, ...]:
+    """An estimate is of a category at its fullest, which is not at the same moment for all."""
+    if not recording.points:
         return ()
-    return tuple(
-        EstimateLine(
-            category=category,
-            estimated_bytes=num_bytes,
-            found_bytes=sum(peak.modules_bytes.get(category, {}).values()),
+    estimates = recording.estimate_bytes
+    lines = []
+    for category, num_bytes in estimates.items():
+        more = (name for name in ESTIMATED_TOGETHER.get(category, ()) if name not in estimates)
+        covers = (category, *more)
+        found = max(_sum_categories(point, covers) for point in recording.points)
+        lines.append(
+            EstimateLine(
+                category=category, covers=covers, estimated_bytes=num_bytes, found_bytes=found
+            )
         )
-        for category, num_bytes in recording.estimate_bytes.items()
-    )
+    return tuple(lines)
+
+
+def _sum_categories(point: MemoryPoint, names: Iterable[str]) -> int:
+    return sum(sum(point.modules_bytes.get(name, {}).values()) for name in names)
 
 
 def _summarize_stages(ranks: Sequence[RankMemory]) -> tuple[StageMemory, ...]:

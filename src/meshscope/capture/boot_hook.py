@@ -25,6 +25,7 @@ def begin_recording() -> None:
     if profiling:
         try:
             recorder.profile(profiling)
+            recorder.profile_memory_soon()
         except UsageError as error:
             logger.warning("meshscope: %s is ignored: %s", PROFILING_VARIABLE, error)
 

@@ -43,9 +43,10 @@ class OutOfMemoryWatch:
         find_folder: Callable[[], Path | None],
         find_training: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
         find_profile: Callable[[], MemoryProfile | None],
-        note: Callable[[str], None],
+        note: Callable[[str, Path | None], None],
     ) -> None:
-        """`find_training` gives models and optimizers, `note` takes the sentence."""
+        """`find_training` gives models and optimizers, `note` takes the sentence and where the
+        report will be."""
         self._torch = torch
         self._guard = guard
         self._find_folder = find_folder
@@ -90,7 +91,7 @@ class OutOfMemoryWatch:
         }
         sentence = describe_out_of_memory(facts)
         logger.error("meshscope: %s", sentence)
-        self._note(sentence)
+        self._note(sentence, self._path(REPORT_NAME))
         self._guard.run("out of memory", lambda: self._dump({**facts, "sentence": sentence}))
 
     def _attribute(self, device: int) -> dict[str, int]:
@@ -106,16 +107,21 @@ class OutOfMemoryWatch:
         return {name: sum(paths.values()) for name, paths in ledger.categories.items()}
 
     def _dump(self, report: Mapping[str, Any]) -> None:
-        folder = self._find_folder()
-        if folder is None:
+        report_path, snapshot_path = self._path(REPORT_NAME), self._path(SNAPSHOT_NAME)
+        if report_path is None or snapshot_path is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        suffix = f".{self._num_dumps}" if self._num_dumps > 1 else ""
-        with open(folder / f"{REPORT_NAME}{suffix}", "w", encoding="utf-8") as out:
+        report_path.parent.mkdir(parents=True, exist_ok=True)
+        with open(report_path, "w", encoding="utf-8") as out:
             json.dump({**report, "unix_ns": time.time_ns()}, out)
         snapshot = self._torch.cuda.memory._snapshot()
-        with open(folder / f"{SNAPSHOT_NAME}{suffix}", "wb") as file:
+        with open(snapshot_path, "wb") as file:
             pickle.dump(snapshot, file)
+
+    def _path(self, name: str) -> Path | None:
+        """Of this dump's file; later ones are numbered."""
+        folder = self._find_folder()
+        suffix = f".{self._num_dumps}" if self._num_dumps > 1 else ""
+        return None if folder is None else folder / f"{name}{suffix}"
 
 
 def _tell_watchers(device: int, requested: int, total: int, free: int) -> None:

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from meshscope.capture.actions import ActionBlock, Actions, WaitBlock
+from meshscope.capture.attribution.automatic_profile import AutomaticProfile
 from meshscope.capture.attribution.memory_profile import MemoryProfile
 from meshscope.capture.attribution.points import POINTS_NAME
 from meshscope.capture.automatic import Automatic
@@ -192,6 +193,7 @@ class Recorder:
         self._facts = ModelFacts(self._journal)
         self._gc_pauses = GcPauses(clock, self._wake)
         self._memory_profiles: list[MemoryProfile] = []
+        self._memory_soon: AutomaticProfile | None = None
         self._out_of_memory: OutOfMemoryWatch | None = None
         self.monitor = Monitor(self._look_around, clock)
         """Behind `stats`, `analysis` and `report`; its `thresholds` may be replaced."""
@@ -715,9 +717,42 @@ class Recorder:
                 "estimate_bytes": {str(k): int(v) for k, v in estimate.items()},
             },
             find_step=lambda: timeline.step if timeline.current_step >= 0 else MISSING,
+            note_step=self._note_memory_step,
         )
         self._memory_profiles.append(profile)
         return profile.open()
+
+    def profile_memory_soon(self) -> None:
+        """Profiles the memory of one warm step in which nothing is traced, of whatever models this
+        process has by then. With trace windows off, only triggered, or `traces_only`, does
+        nothing."""
+        windows = self._windows
+        if windows is not None and windows.settings.profiles_memory:
+            self._memory_soon = AutomaticProfile(
+                windows.settings.schedule, self._profile_found, self._note_gap
+            )
+
+    def _profile_found(self, models: list[Any], optimizers: list[Any]) -> None:
+        self.profile_memory(models, optimizers)
+        torch = sys.modules["torch"]
+        if torch.cuda.is_initialized():  # the observer must not be what initialises it
+            self.watch_out_of_memory()
+
+    def _note_memory_step(self, step: int, begin_ns: int, end_ns: int | None) -> None:
+        """Such a step is slower: readers leave it out as they leave out those of a trace window."""
+        if self._windows is not None:
+            self._windows.note_disturbed(step)
+        fields: dict[str, object] = {
+            "number": len(self._memory_profiles),
+            "reason": "the memory profile",
+            "disturbed_from_step": step,
+            "first_step": step,
+            "last_step": step,
+            "begin_host_mono_ns": begin_ns,
+        }
+        if end_ns is not None:
+            fields |= {"disturbed_to_step": step, "end_host_mono_ns": end_ns}
+        self._journal("update", memory_window=fields)
 
     def _memory_folder(self) -> Path | None:
         if self._writer is None or self.run_dir is None:
@@ -746,14 +781,20 @@ class Recorder:
                     find_profile=lambda: next(
                         (one for one in self._memory_profiles if one.is_open), None
                     ),
-                    note=lambda text: self._journal(
-                        "health", cause="memory", where="device", count=1, text=text
-                    ),
+                    note=self._note_full_device,
                 )
                 return self._out_of_memory.install()
             return True
 
         return bool(self.guard.run("out of memory", watch))
+
+    def _note_full_device(self, text: str, path: Path | None) -> None:
+        """What rule ME006 reads."""
+        run_dir, step = self.run_dir, self.timeline.current_step
+        shown = path.relative_to(run_dir).as_posix() if path is not None and run_dir else None
+        self._journal(
+            "health", cause="memory", where="device", count=1, text=text, path=shown, step=step
+        )
 
     def _journal(self, kind: str, **fields: object) -> None:
         if self._writer is not None:
@@ -1171,7 +1212,16 @@ class Recorder:
             start_ns = self.timeline.step_start_ns
             self.guard.run("profiling", lambda: windows.visit(step, start_ns, end_ns))
             next_ns = 0 if windows.wants_every_step else next_ns
+            next_ns = 0 if self._visit_memory(windows) else next_ns
         self.timeline.next_visit_ns = next_ns if marking.device is None else 0
+
+    def _visit_memory(self, windows: TraceWindows) -> bool:
+        """Whether a memory profile is still to come."""
+        soon, torch = self._memory_soon, sys.modules.get("torch")
+        if soon is None or not soon.is_waiting or torch is None:
+            return False
+        self.guard.run("memory profile", lambda: soon.visit(torch, is_tracing=windows.is_profiling))
+        return soon.is_waiting
 
     def _wake(self) -> None:
         """There is something to write: look at the end of this step. Takes no lock."""

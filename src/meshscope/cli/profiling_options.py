@@ -19,7 +19,8 @@ def profiling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     switch = click.option(
         "--profiling",
         is_flag=True,
-        help="Trace a step of one rank per pipeline stage with torch.profiler.",
+        help="Trace a step of one rank per pipeline stage with torch.profiler, and say what the "
+        "memory of one step on every rank is used for.",
     )
     return switch(windows(function))
 

@@ -14,6 +14,7 @@ from meshscope.capture.launch_outcome import (
     discard_empty_run,
     find_recording_ranks,
 )
+from meshscope.cli.memory_pages import write_memory_pages
 from meshscope.cli.profiling_options import profiling_options, profiling_text
 from meshscope.cli.progress import PlainProgress, StatusLine
 from meshscope.errors import MeshscopeError
@@ -83,6 +84,8 @@ def command(
         exit_code = _run(launch, total_steps=total_steps, shows_progress=not no_progress)
         for line in describe_outcome(launch, exit_code):
             _say(line)
+        if profiling or trace_windows:
+            write_memory_pages(launch.run_dir, _say)
         if report and find_recording_ranks(launch):
             _print_report(context, launch.run_dir)
     finally:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshscope.cli.memory_pages import write_memory_pages
 from meshscope.cli.profiling_options import profiling_options, profiling_text
 from meshscope.errors import MeshscopeError, UsageError
 
@@ -330,6 +331,8 @@ def _train_locally(config: "TrainConfig") -> int:
     if outcome.message is not None:
         _say(outcome.message)
     _say_where(config, run_dir)
+    if config.recording.enabled and config.recording.profiling is not None:
+        write_memory_pages(run_dir, _say)
     return outcome.exit_code
 
 

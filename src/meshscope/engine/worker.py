@@ -23,6 +23,7 @@ from meshscope.engine.data.token_data import Prefetch, TokenData, make_data
 from meshscope.engine.engine import Engine
 from meshscope.engine.launch.failures import note_step
 from meshscope.engine.launch.stop_request import StopRequest
+from meshscope.engine.memory_profiling import profile_memory
 from meshscope.engine.step_result import StepResult
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ def run_worker(
     recorder = _start_recording(config)
     with Engine(config, device=device, recorder=recorder) as engine:
         _resume(engine)
+        if recorder is not None:
+            recorder.watch_out_of_memory(list(engine.stages.values()), engine.optimizer)
+        if recorder is not None and config.recording.profiling is not None:
+            profile_memory(engine, recorder, config.recording.profiling)
         shown = sys.stderr if stream is None else stream
         progress = Progress(config, shown if engine.mesh.rank == 0 else None)
         progress.begin(engine)

@@ -1,6 +1,5 @@
 """What ranks' memory was used for, as text: ranks and stages first, then the fullest rank."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from meshscope.analyze.memory_attribution import MemoryOverview, PointSummary, RankMemory
@@ -111,24 +110,20 @@ def _write_rank(out: ScreenWriter, one: RankMemory, num_rows: int) -> None:
 
 def _write_peak(out: ScreenWriter, one: RankMemory, peak: PointSummary, num_rows: int) -> None:
     out.blank()
-    out.headline(f"At the peak ({_name(peak)})", "bold")
-    estimates = {line.category: line.estimated_bytes for line in one.estimate}
-    rows: Sequence[tuple[str, int]] = sorted(
-        (dict.fromkeys(estimates, 0) | dict(peak.categories_bytes)).items(),
-        key=lambda item: -item[1],
-    )
+    during = form.clean_text(f", in {peak.during}" if peak.during else "", PATH_WIDTH)
+    out.headline(f"At the peak ({_name(peak)}){during}", "bold")
+    rows = sorted(peak.categories_bytes.items(), key=lambda item: -item[1])
     total = max(_peak_bytes(one), 1)
-    columns = [
-        make_column("category", rows, lambda row: _title(row[0]), 9, is_right=False),
-        make_column("bytes", rows, lambda row: form.memory(row[1]), 9),
-        make_column("of peak", rows, lambda row: form.ratio(row[1] / total), 7),
-    ]
-    if estimates:
-        shown = {name: form.memory(size) for name, size in estimates.items()}
-        columns.append(make_column("estimated", rows, lambda row: shown.get(row[0], "n/a"), 6))
-    out.table(columns)
+    out.table(
+        [
+            make_column("category", rows, lambda row: _title(row[0]), 9, is_right=False),
+            make_column("bytes", rows, lambda row: form.memory(row[1]), 9),
+            make_column("of peak", rows, lambda row: form.ratio(row[1] / total), 7),
+        ]
+    )
     for category, num_bytes in peak.elsewhere_bytes.items():
         out.line(f"on another device: {_title(category)} {form.memory(num_bytes)}")
+    _write_estimate(out, one)
     modules = one.modules[:num_rows]
     if modules:
         out.blank()
@@ -145,6 +140,32 @@ def _write_peak(out: ScreenWriter, one: RankMemory, peak: PointSummary, num_rows
                 ),
             ]
         )
+
+
+def _write_estimate(out: ScreenWriter, one: RankMemory) -> None:
+    """Each part at its fullest, and all of them beside what the allocator had in use."""
+    if not one.estimate:
+        return
+    rows = [(_title(e.category), e.estimated_bytes, e.found_bytes) for e in one.estimate]
+    rows.append(("together; in use", sum(row[1] for row in rows), _peak_bytes(one)))
+    out.blank()
+    out.headline("Each at its fullest, beside the estimate", "bold")
+    out.table(
+        [
+            make_column("what", rows, lambda row: row[0], 9, is_right=False),
+            make_column("estimated", rows, lambda row: form.memory(row[1]), 9),
+            make_column("found", rows, lambda row: form.memory(row[2]), 9),
+            make_column("of the estimate", rows, _found_ratio, 6),
+        ]
+    )
+    for line in one.estimate:
+        if len(line.covers) > 1:
+            more = ", ".join(_title(name) for name in line.covers[1:])
+            out.line(f"{_title(line.category)}: found with {more}")
+
+
+def _found_ratio(row: tuple[str, int, int]) -> str:
+    return form.ratio(row[2] / row[1]) if row[1] else "n/a"
 
 
 def _most(categories: object) -> str:

@@ -6,9 +6,11 @@ in. Own SVG; nothing is loaded from anywhere.
 
 import html
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from meshscope.analyze.memory_attribution import MemoryOverview, find_peak, in_use
 from meshscope.core.unavailable import Unavailable
@@ -59,21 +61,40 @@ def build_tree(paths: Iterable[tuple[str, int]]) -> Node:
 
 
 def write_sunbursts(
-    recordings: Sequence[MemoryRecording], overview: MemoryOverview, folder: Path
+    recordings: Sequence[MemoryRecording],
+    overview: MemoryOverview,
+    folder: Path,
+    *,
+    is_beside: bool = False,
 ) -> list[Path]:
-    """Five pages for each rank, and an index over ranks and stages; returns what was written."""
+    """Five pages for each rank, and an index over ranks and stages; returns what was written.
+
+    Pages are in folders of their own, or with `is_beside` where the profiles are, of which `folder`
+    is above."""
     written = []
     folder.mkdir(parents=True, exist_ok=True)
+    places = {
+        recording.rank: recording.path.parent if is_beside else folder / f"rank{recording.rank}"
+        for recording in recordings
+    }
     for recording in recordings:
-        place = folder / f"rank{recording.rank}"
+        place = places[recording.rank]
         place.mkdir(exist_ok=True)
         for chart in CHARTS:
             path = place / f"{chart}_sunburst.html"
-            path.write_text(_render_chart(recording, chart), encoding="utf-8", errors="replace")
+            page = _render_chart(recording, chart, _link(place, folder))
+            path.write_text(page, encoding="utf-8", errors="replace")
             written.append(path)
     index = folder / "index.html"
-    index.write_text(_render_index(overview), encoding="utf-8", errors="replace")
+    links = {rank: _link(folder, place) for rank, place in places.items()}
+    index.write_text(_render_index(overview, links), encoding="utf-8", errors="replace")
     return [*written, index]
+
+
+def _link(start: Path, to: Path) -> str:
+    """From one folder to another, for an address in a page."""
+    path = Path(os.path.relpath(to, start)).as_posix()
+    return html.escape(quote(path, safe="/"), quote=True)
 
 
 def chart_paths(
@@ -117,6 +138,7 @@ def _empty_point() -> MemoryPoint:
         step=-1,
         microbatch=-1,
         seconds=0.0,
+        during="",
         modules_bytes={},
         elsewhere_bytes={},
         allocated_bytes=nothing,
@@ -130,13 +152,13 @@ def _empty_point() -> MemoryPoint:
     )
 
 
-def _render_chart(recording: MemoryRecording, chart: str) -> str:
+def _render_chart(recording: MemoryRecording, chart: str, top: str) -> str:
     point, paths = chart_paths(recording, chart)
     step = "" if point.step < 0 else f", step {point.step}"
     title = f"Rank {recording.rank}: {chart.replace('_', ' ')} ({point.name}{step})"
     links = "".join(f'<a href="{name}_sunburst.html">{name}</a>' for name in CHARTS)
     body = (
-        f'<nav><a href="../index.html">all ranks</a>{links}</nav><p id="where"></p>'
+        f'<nav><a href="{top}/index.html">all ranks</a>{links}</nav><p id="where"></p>'
         '<div id="row"><svg id="chart" viewBox="0 0 720 720" role="img"></svg>'
         '<table><tbody id="rows"></tbody></table></div>'
         f'<script type="application/json" id="data">{embed({"tree": build_tree(paths).to_json()})}'
@@ -161,27 +183,28 @@ def _page(title: str, body: str) -> str:
     )
 
 
-def _render_index(overview: MemoryOverview) -> str:
+def _render_index(overview: MemoryOverview, links: Mapping[int, str]) -> str:
     stages = "".join(
         f'<tr><td class="n">{one.stage}</td><td class="n">{len(one.ranks)}</td>'
         f'<td class="n">{one.largest_bytes}</td><td class="n">{one.smallest_bytes}</td></tr>'
         for one in overview.stages
     )
+    rows = "".join(_index_rows(overview, links))
     body = (
         '<table><tr><th class="n">stage</th><th class="n">ranks</th><th class="n">most bytes</th>'
         f'<th class="n">least bytes</th></tr>{stages}</table><table>'
         '<tr><th class="n">rank</th><th>place</th><th class="n">bytes at the peak</th>'
-        f'<th class="n">residual</th><th>charts</th></tr>{"".join(_index_rows(overview))}</table>'
+        f'<th class="n">residual</th><th>charts</th></tr>{rows}</table>'
     )
     return _page("Memory of all ranks at their peaks", body)
 
 
-def _index_rows(overview: MemoryOverview) -> Iterable[str]:
+def _index_rows(overview: MemoryOverview, folders: Mapping[int, str]) -> Iterable[str]:
     for one in overview.ranks:
         if isinstance(one.peak, Unavailable):
             continue
         links = " ".join(
-            f'<a href="rank{one.rank}/{name}_sunburst.html">{name}</a>' for name in CHARTS
+            f'<a href="{folders[one.rank]}/{name}_sunburst.html">{name}</a>' for name in CHARTS
         )
         place = "" if isinstance(one.place, Unavailable) else html.escape(one.place)
         cells = (_number(one.peak.allocated_bytes), _number(one.peak.residual_bytes))

@@ -20,6 +20,7 @@ POINTS_NAME = "memory.jsonl"
 MAX_FILE_BYTES = 1 << 30
 MAX_LINE_CHARACTERS = 1 << 26
 MAX_PROBLEMS = 10
+MAX_TEXT = 1000
 MAX_BYTES = 1 << 62
 """No device has more; a larger number is not believed."""
 
@@ -33,6 +34,8 @@ class MemoryPoint:
     """-1 outside of a profiled step."""
     microbatch: int
     seconds: float
+    during: str
+    """Of a peak: what ran then; else empty."""
     modules_bytes: Mapping[str, Mapping[str, int]]
     """Category to path to bytes."""
     elsewhere_bytes: Mapping[str, int]
@@ -141,13 +144,14 @@ def _parse(line: str) -> Mapping[str, Any] | None:
 def _make_point(found: Mapping[str, Any]) -> MemoryPoint:
     modules = found.get("modules_bytes")
     categories = modules if isinstance(modules, dict) else {}
-    seconds = found.get("seconds")
+    seconds, during = found.get("seconds"), found.get("during")
     is_time = isinstance(seconds, (int, float)) and 0 <= seconds < 1e12
     return MemoryPoint(
         name=str(found.get("point", "")),
         step=_count(found.get("step")),
         microbatch=_count(found.get("microbatch")),
         seconds=float(seconds) if is_time and seconds is not None else 0.0,
+        during=during[:MAX_TEXT] if isinstance(during, str) else "",
         modules_bytes={str(name): _sizes(paths) for name, paths in categories.items()},
         elsewhere_bytes=_sizes(found.get("elsewhere_bytes")),
         allocated_bytes=_value(found, "allocated_bytes"),

@@ -60,7 +60,11 @@ def test_every_step_with_work_is_there(tmp_path, num_steps) -> None:
 @pytest.mark.parametrize(
     ("synchronises_from", "track", "expected"),
     [(10, None, 30_000), (21, None, 4_000), (10, 300, 0)],
-    ids=["device runs dry in it", "only later in the gap", "another thread, which launches nothing"],
+    ids=[
+        "device runs dry in it",
+        "only later in the gap",
+        "another thread, which launches nothing",
+    ],
 )
 def test_all_that_is_behind_a_wait_for_the_device_is_its_fault(
     tmp_path, synchronises_from, track, expected

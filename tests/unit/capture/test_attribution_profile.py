@@ -34,6 +34,7 @@ def _leaves_no_hooks():
     while top_hooks() is not None:  # a test that failed must not take others with it
         torch._C._autograd._pop_saved_tensors_default_hooks()
     assert found is None
+    assert torch._C._len_torch_dispatch_stack() == 0
 
 
 def make_chain(*modules):
@@ -47,7 +48,10 @@ def profile_of(model, optimizer=None, **settings):
 
 
 def sums(point):
-    return {name: sum(paths.values()) for name, paths in point.categories.items()}
+    """Without what other tests still hold."""
+    found = {name: sum(paths.values()) for name, paths in point.categories.items()}
+    found.pop("other", None)
+    return found
 
 
 def named(profile, name):
@@ -98,7 +102,12 @@ def test_activations_are_what_is_saved_and_once():
     profile = profile_of(model)
     loss = model(torch.randn(BATCH, WIDTH)).sum()
     found = sums(profile.point("now"))
-    assert found == {"parameters": 2 * WEIGHT_BYTES, "inputs": ROW_BYTES, "activations": ROW_BYTES}
+    assert found == {
+        "parameters": 2 * WEIGHT_BYTES,
+        "inputs": ROW_BYTES,
+        "activations": ROW_BYTES,
+        "temporaries": 4,  # the loss
+    }
     assert profile.points[-1].categories["activations"] == {"1": ROW_BYTES}
     del loss
     assert "activations" not in sums(profile.point("dropped"))
@@ -162,7 +171,7 @@ def test_token_inputs_keep_their_activations_until_backward():
     model = nn.Sequential(nn.Embedding(10, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
     profile = profile_of(model)
     seen = []
-    profile._sample = lambda: seen.append(sums(profile._take("now")).get("activations", 0))
+    profile._sample = lambda *_: seen.append(sums(profile._take("now")).get("activations", 0))
     loss = model(torch.arange(10)).sum()
     del seen[:-1]
     loss.backward()
@@ -284,7 +293,7 @@ def test_an_error_of_ours_is_counted_and_training_goes_on():
     model = make_chain(nn.GELU())
     profile = profile_of(model)
 
-    def fail():
+    def fail(*_):
         raise OSError("no allocator")
 
     profile._sample = fail
@@ -361,3 +370,65 @@ def test_names_of_folders():
     assert rank_folder_name(1, Layout(cp=2)) == "rank1_dp0_tp0_pp0_cp1"
     assert parse_rank_folder("rank5_dp0_tp1_pp1") == 5
     assert parse_rank_folder("rank5/../x") is None
+
+
+def test_buffers_are_a_category_of_their_own():
+    model = make_chain(nn.BatchNorm1d(WIDTH))
+    profile = profile_of(model)
+    found = sums(profile.points[0])
+    assert found["buffers"] == 2 * 4 * WIDTH + 8  # mean, variance, and how many batches
+    assert found["parameters"] == WEIGHT_BYTES + 2 * 4 * WIDTH
+    close_cleanly(profile)
+
+
+def test_gradients_that_are_dropped_are_not_counted():
+    """The founding profiler counts gradients by the parameters that could have one; SEEDS §5."""
+    model = make_chain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    profile = profile_of(model, optimizer, steps=2)
+    model(torch.randn(BATCH, WIDTH)).sum().backward()
+    optimizer.zero_grad(set_to_none=False)
+    assert sums(profile.point("zeroed"))["gradients"] == WEIGHT_BYTES
+    optimizer.zero_grad(set_to_none=True)
+    assert "gradients" not in sums(profile.point("dropped"))
+    close_cleanly(profile)
+
+
+def test_the_total_at_construction_is_the_models():
+    """The founding profiler gives 17.67 MB for a model of 5.89 MB: gradients before there are any,
+    and the optimizer's parameters, which are the model's; SEEDS §5."""
+    model = nn.Sequential(*(nn.Linear(500, 490) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    profile = profile_of(model, optimizer)
+    assert sum(sums(profile.points[0]).values()) == 3 * 4 * (500 * 490 + 490)
+    close_cleanly(profile)
+
+
+def test_the_optimizers_state_dict_is_never_asked_for():
+    """It copies, and a sharded optimizer gathers for it; SEEDS §5."""
+
+    class Sharded(torch.optim.SGD):
+        def state_dict(self):
+            raise AssertionError("asked for")
+
+    model = make_chain()
+    optimizer = Sharded(model.parameters(), lr=0.1, momentum=0.9)
+    profile = profile_of(model, optimizer)
+    model(torch.randn(BATCH, WIDTH)).sum().backward()
+    optimizer.step()
+    assert sums(named(profile, "after_step")[0])["optimizer_state"] == WEIGHT_BYTES
+    close_cleanly(profile)
+
+
+def test_files_are_written_once_for_each_step(tmp_path):
+    """Not at every forward and backward; SEEDS §5."""
+    model = make_chain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    profile = profile_of(model, optimizer, folder=tmp_path)
+    for _ in range(5):
+        model(torch.randn(BATCH, WIDTH)).sum().backward()
+        assert len((tmp_path / "memory.jsonl").read_text().splitlines()) == 2
+    optimizer.step()
+    lines = (tmp_path / "memory.jsonl").read_text().splitlines()
+    assert len(lines) == 2 + 2 * 5 + 2  # header, construction; microbatches; peak, end
+    close_cleanly(profile)

@@ -5,10 +5,10 @@ Parameters come before gradients, those before optimizer state, and so on: an op
 the model's own tensors holds no second copy, one with float32 masters does. FSDP2 keeps sharded
 parameters and, while a module is in use, gathered ones; both are read from its own objects, since
 `named_parameters` shows only the kind in use. DDP's buckets cannot be reached; their sizes are
-known from its logger unless gradients are views of them.
+known from its logger unless gradients are views of them, and they are recognised when sent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from meshscope.capture.attribution.storages import (
@@ -56,6 +56,18 @@ class Holdings:
         self._models = list(models)
         self._optimizers = list(optimizers)
         self._communication = list(communication)
+        self._bucket_bytes: list[list[int]] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Asks DDP for the sizes of its buckets. Not in backward: DDP holds a lock there, and may
+        be running an operator that we look at."""
+        self._bucket_bytes = [_ddp_bucket_bytes(model) for model in self._models]
+
+    def release(self) -> None:
+        """Holds nothing any more."""
+        for held in (self._models, self._optimizers, self._communication, self._bucket_bytes):
+            held.clear()
 
     @property
     def prefixes(self) -> list[str]:
@@ -72,8 +84,8 @@ class Holdings:
                     return plain.device
         return self._torch.device("cpu")
 
-    def claim(self, ledger: Ledger) -> None:
-        """Adds all of it to a ledger."""
+    def claim(self, ledger: Ledger, sent: Iterable[tuple[str, StorageKey, int]] = ()) -> None:
+        """Adds all of it to a ledger. `sent`: storages that communication may use."""
         names: dict[StorageKey, str] = {}
         named = list(zip(self.prefixes, map(unwrap, self._models), strict=True))
         parameters: list[tuple[str, Any]] = []
@@ -95,7 +107,7 @@ class Holdings:
                 ledger.add_tensor(GRADIENTS, path, parameter.grad)
         for optimizer in self._optimizers:
             self._claim_optimizer(ledger, optimizer, names)
-        self._claim_communication(ledger)
+        self._claim_communication(ledger, sent)
         ledger.settle()
 
     def _claim_optimizer(
@@ -119,9 +131,11 @@ class Holdings:
                 for tensor in tensors_in(self._torch, value):
                     ledger.add_tensor(OPTIMIZER_STATE, f"{path}.{name}", tensor)
 
-    def _claim_communication(self, ledger: Ledger) -> None:
-        for model in self._models:
-            ledger.add_bytes(COMMUNICATION, "ddp_buckets", _ddp_bucket_bytes(model))
+    def _claim_communication(
+        self, ledger: Ledger, sent: Iterable[tuple[str, StorageKey, int]]
+    ) -> None:
+        for model, sizes in zip(self._models, self._bucket_bytes, strict=True):
+            _claim_buckets(ledger, list(sizes), sent)
             for tensor in _fully_sharded_transfers(self._torch, unwrap(model)):
                 ledger.add_tensor(COMMUNICATION, "fsdp", tensor, is_part=False)
         for value in self._communication:
@@ -212,12 +226,23 @@ def _fully_sharded_transfers(torch: Any, model: Any) -> Iterator[Any]:
         yield from tensors_in(torch, held, with_objects=True)
 
 
-def _ddp_bucket_bytes(model: Any) -> int:
-    """Bytes of DDP's buckets that are not gradients as well; 0 for anything else."""
+def _claim_buckets(
+    ledger: Ledger, sizes: list[int], sent: Iterable[tuple[str, StorageKey, int]]
+) -> None:
+    """Buckets that were seen by their storages, the others by their known sizes."""
+    for _, key, num_bytes in sent if sizes else ():
+        if num_bytes in sizes and not ledger.claims(key):
+            sizes.remove(num_bytes)
+            ledger.add(COMMUNICATION, "ddp_buckets", key, num_bytes)
+    ledger.add_bytes(COMMUNICATION, "ddp_buckets", sum(sizes))
+
+
+def _ddp_bucket_bytes(model: Any) -> list[int]:
+    """Bytes of each of DDP's buckets that are not gradients as well; none for anything else."""
     if type(model).__name__ != "DistributedDataParallel":
-        return 0
+        return []
     if getattr(model, "gradient_as_bucket_view", False):
-        return 0
+        return []
     data = model._get_ddp_logging_data()
     text = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
-    return sum(int(part) for part in text.replace(",", " ").split() if part.isdecimal())
+    return [int(part) for part in text.replace(",", " ").split() if part.isdecimal()]

@@ -1,14 +1,14 @@
 """A memory profile of chosen steps: puts hooks on a model, takes points, and takes itself out.
 
 Points: `construction`; of each profiled step `after_forward` of every microbatch, `at_peak` (the
-boundary of a module in forward, or the node of backward, at which most was in use),
-`after_backward`, `after_step`; and whatever the program asks for with `point`. A step begins with
-the first forward that autograd watches and ends when every optimizer has stepped.
+operator of forward, loss, backward or optimizer after which most was in use), `after_backward`,
+`after_step`; and whatever the program asks for with `point`. A step begins with the first forward
+that autograd watches and ends when every optimizer has stepped, or when the next step begins.
 
 Between profiled steps one forward hook on each given model is left; after the last, nothing. In a
-profiled step every module's call, every saved tensor and every node of backward costs a Python
-call and a reading of the allocator. The peak between two boundaries is not seen: the allocator's
-own is written beside it where there is one.
+profiled step every operator, every module's call, every saved tensor and every node of backward
+costs a Python call and a reading of the allocator. What an operator makes and drops inside of
+itself is not seen: the allocator's own peak is written beside it where there is one.
 """
 
 import gc
@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.capture.attribution.allocator import make_allocator
-from meshscope.capture.attribution.holdings import Holdings, unwrap
-from meshscope.capture.attribution.module_calls import ModuleCalls
+from meshscope.capture.attribution.holdings import COMMUNICATION, Holdings, unwrap
+from meshscope.capture.attribution.module_calls import (
+    ModuleCalls,
+    eager_modules,
+    is_compiled,
+    keep_eager,
+)
+from meshscope.capture.attribution.operators import Operators
 from meshscope.capture.attribution.points import Point, PointFiles
 from meshscope.capture.attribution.saved_tensors import SavedTensors
 from meshscope.capture.attribution.storages import Ledger, WeakStorages, tensors_in
@@ -29,6 +35,8 @@ from meshscope.capture.host_memory import resident_bytes
 PEAK_GROWTH_RATIO = 0.005
 """How much more must be in use for the peak to be attributed again: each costs a walk over all
 that is alive."""
+HELD_BEFORE = "(before the step, by no tensor of Python's)"
+"""Path of what a device's allocator had handed out: workspaces of libraries, graphs."""
 MAX_POINTS_PER_STEP = 200
 """Microbatches without end must not fill the disk."""
 
@@ -48,9 +56,11 @@ class MemoryProfile:
         communication: Sequence[Any] = (),
         header: Mapping[str, Any] | None = None,
         find_step: Callable[[], int] | None = None,
+        note_step: Callable[[int, int, int | None], None] | None = None,
     ) -> None:
         """`steps`: how many from now on, or their numbers as `find_step` counts, where it says -1
-        from 0. Without a folder points are kept in `points` and not written."""
+        from 0. Without a folder points are kept in `points` and not written. `note_step` is told a
+        profiled step's number, begin and, when it is over, end, monotonic ns."""
         self._torch = torch
         self._models, self._optimizers = list(models), list(optimizers)
         self._guard = guard
@@ -59,18 +69,31 @@ class MemoryProfile:
         self._saved = SavedTensors(torch, lambda: self._calls.path)
         self._inputs, self._outputs = WeakStorages(torch), WeakStorages(torch)
         self._gradients = WeakStorages(torch)
+        self._before = WeakStorages(torch)
         self._device = self._holdings.find_device()
         self._allocator = make_allocator(torch, self._device)
+        self._operators = Operators(
+            torch,
+            guard,
+            self._allocator,
+            find_path=lambda: self._calls.path,
+            device=str(self._device),
+            sample=self._sample_operator,
+        )
         self._wanted = frozenset(steps) if not isinstance(steps, int) else None
         self._num_left = steps if isinstance(steps, int) else 0
         self._num_seen = 0
         self._ask_step = find_step
+        self._note_step = note_step
+        self._step_begin_ns = 0
         self._start_ns = time.monotonic_ns()
         self._handles: list[Any] = []
+        self._optimizer_handles: list[Any] = []
         self._stepped: set[int] = set()
         self._is_open = False
         self._is_in_step = False
         self._is_in_backward = False
+        self._is_in_optimizer = False
         self._step = -1
         self._microbatch = -1
         self._num_points = 0
@@ -96,23 +119,40 @@ class MemoryProfile:
     def open(self) -> "MemoryProfile":
         """Takes the first point and puts the hooks in."""
         gc.collect()  # what nobody holds any more must not stand in the baseline
+        self._remember_tensors()
         ledger = self._attribute()
         self._allocator.settle(ledger.total_bytes)
         self._is_open = True
         self.point("construction", shows_layouts=True)
         protect = self._guard.protect
         for model in self._models:
-            begins = protect("memory profile", self._forward_begins)
-            ends = protect("memory profile", self._forward_ends)
+            begins = keep_eager(self._torch, model, protect("memory profile", self._forward_begins))
+            ends = keep_eager(self._torch, model, protect("memory profile", self._forward_ends))
             self._handles.append(
                 model.register_forward_pre_hook(begins, prepend=True, with_kwargs=True)
             )
             self._handles.append(model.register_forward_hook(ends, always_call=True))
         for place, optimizer in enumerate(self._optimizers):
+            begins = protect("memory profile", self._optimizer_begins)
             ends = protect("memory profile", lambda *_, place=place: self._optimizer_ends(place))
-            self._handles.append(optimizer.register_step_post_hook(ends))
+            self._optimizer_handles += [
+                optimizer.register_step_pre_hook(begins),
+                optimizer.register_step_post_hook(ends),
+            ]
         self.flush()
         return self
+
+    def _remember_tensors(self) -> None:
+        """What the program holds already, such as a batch or another model, and nobody claims."""
+        kind = self._torch.Tensor
+        remember = self._guard.protect("memory of others", self._before.add)
+        is_tensor: dict[type, bool] = {}  # a heap has millions of objects of few types
+        for found in gc.get_objects():
+            own = type(found)
+            if own not in is_tensor:
+                is_tensor[own] = issubclass(own, kind)
+            if is_tensor[own]:
+                remember("", found)
 
     def close(self) -> None:
         """Takes everything out and writes what is left. May be called at any time."""
@@ -121,11 +161,21 @@ class MemoryProfile:
         if self._is_in_step:
             self._leave_step()
         self._is_open = False
-        for handle in self._handles:
+        self._remove_hooks()
+        self._forget()
+        self._before.clear()
+        self._holdings.release()
+        self._models, self._optimizers = [], []  # the program may be done with them
+        self.flush()
+
+    def _remove_hooks(self) -> None:
+        """All of them; inside of an optimizer's hooks only if that cannot disturb the others'."""
+        if self._is_in_optimizer and not all(map(_is_last_hook, self._optimizer_handles)):
+            return  # torch walks through them now; the next forward takes them out
+        for handle in (*self._handles, *self._optimizer_handles):
             handle.remove()
         self._handles.clear()
-        self._forget()
-        self.flush()
+        self._optimizer_handles.clear()
 
     @property
     def is_open(self) -> bool:
@@ -155,9 +205,9 @@ class MemoryProfile:
         if self._files is not None:
             self._files.put(point)
 
-    def _take(self, name: str, *, shows_layouts: bool = False) -> Point:
+    def _take(self, name: str, *, shows_layouts: bool = False, during: str = "") -> Point:
         reading = self._allocator.read()
-        ledger = self._attribute()
+        ledger = self._attribute(reading.allocated_bytes)
         return Point(
             name=name,
             step=self._step if self._is_in_step else -1,
@@ -175,12 +225,14 @@ class MemoryProfile:
             num_retries=reading.num_retries,
             num_ooms=reading.num_ooms,
             rss_bytes=resident_bytes(),
+            during=during,
             shows_layouts=shows_layouts,
         )
 
-    def _attribute(self) -> Ledger:
+    def _attribute(self, allocated_bytes: int = 0) -> Ledger:
         ledger = Ledger(str(self._device))
-        self._holdings.claim(ledger)
+        sent, before = list(self._operators.sent()), list(self._before.alive())
+        self._holdings.claim(ledger, [*sent, *before])
         for path, key, num_bytes in self._inputs.alive():
             ledger.add("inputs", path, key, num_bytes)
         self._saved.claim(ledger)
@@ -190,21 +242,50 @@ class MemoryProfile:
         ):
             for path, key, num_bytes in storages.alive():
                 ledger.add(category, path, key, num_bytes)
+        for path, key, num_bytes in sent:
+            ledger.add(COMMUNICATION, path, key, num_bytes)
+        for path, key, num_bytes in self._operators.made():
+            ledger.add("temporaries", path, key, num_bytes)
+        for path, key, num_bytes in (*self._operators.used(), *before):
+            ledger.add("other", path, key, num_bytes)
+        ledger.add_bytes("other", HELD_BEFORE, self._allocator.held_bytes)
+        ledger.add_bytes("allocator_rounding", "", self._allocator.rounding_bytes())
+        # malloc is everybody's: another thread may have used it during an operator, and given it
+        # back. Only what is there can be a library's.
+        room = max(allocated_bytes - ledger.total_bytes, 0)
+        for path, num_bytes in self._operators.libraries.items():
+            taken = num_bytes if self._allocator.counts_tensors_only else min(num_bytes, room)
+            ledger.add_bytes("libraries", path, taken)
+            room -= min(taken, room)
         return ledger
 
-    def _sample(self) -> None:
+    def _sample(self, operator: str = "") -> None:
         """Takes the peak's point again when clearly more is in use than then."""
         allocated = self._allocator.allocated_bytes()
         self._sampled_peak_bytes = max(self._sampled_peak_bytes, allocated)
         known = -1 if self._peak is None else self._peak.allocated_bytes
         if allocated > known * (1 + PEAK_GROWTH_RATIO):
-            self._peak = self._take("at_peak", shows_layouts=True)
+            during = self._describe_moment(operator)
+            self._peak = self._take("at_peak", shows_layouts=True, during=during)
+
+    def _sample_operator(self) -> None:
+        if self._is_in_step:
+            self._sample(self._operators.last_name)
+
+    def _describe_moment(self, operator: str) -> str:
+        is_backward = self._torch._C._current_graph_task_id() >= 0
+        phase = "optimizer" if self._is_in_optimizer else "backward" if is_backward else "forward"
+        return ", ".join(part for part in (phase, self._calls.path, operator) if part)
 
     # --- a step -------------------------------------------------------------------------------
 
     def _forward_begins(self, model: Any, args: Any, kwargs: Any) -> None:
+        if not self._is_open:
+            self._remove_hooks()
         if not self._torch.is_grad_enabled() or not self._is_open:
             return
+        if self._is_in_step and self._find_step() != self._step:
+            self._end_step()  # an update was skipped: no optimizer has said so
         if not self._is_in_step and self._is_over():
             self.close()
         elif not self._is_in_step and self._is_wanted():
@@ -212,10 +293,15 @@ class MemoryProfile:
         if not self._is_in_step:
             return
         self._microbatch += 1
-        self._saved.begin()  # again each time: others' hooks may have been there before
         for tensor in tensors_in(self._torch, (args, kwargs)):
             if not tensor.requires_grad:
                 self._inputs.add("", tensor)
+        if not self._microbatch:
+            # What libraries and threads took since the profile was made is not this step's.
+            self._remember_tensors()
+            self._allocator.settle(self._attribute(self._allocator.allocated_bytes()).total_bytes)
+        self._saved.begin()  # again each time: others' hooks may have been there before
+        self._operators.begin()
 
     def _find_step(self) -> int:
         step = -1 if self._ask_step is None else self._ask_step()
@@ -232,6 +318,9 @@ class MemoryProfile:
     def _begin_step(self) -> None:
         self._is_in_step = True
         self._step = self._find_step()
+        self._step_begin_ns = time.monotonic_ns()
+        self._holdings.refresh()
+        self._tell_step(None)
         self._microbatch = -1
         self._num_points = 0
         self._peak, self._sampled_peak_bytes = None, -1
@@ -239,11 +328,12 @@ class MemoryProfile:
         self._calls.install(self._named_modules())
 
     def _named_modules(self) -> list[tuple[str, Any]]:
-        found = []
-        for prefix, model in zip(self._holdings.prefixes, self._models, strict=True):
-            named = unwrap(model).named_modules()
-            found += [(f"{prefix}{name}".rstrip("."), module) for name, module in named]
-        return found
+        return [
+            named
+            for prefix, model in zip(self._holdings.prefixes, self._models, strict=True)
+            if not is_compiled(model)
+            for named in eager_modules(prefix.rstrip("."), unwrap(model))
+        ]
 
     def _forward_ends(self, model: Any, args: Any, output: Any) -> None:
         if not self._is_in_step or not self._torch.is_grad_enabled():
@@ -257,14 +347,21 @@ class MemoryProfile:
         for tensor in outputs:
             if tensor.grad_fn is not None:  # on a parameter a hook would stay
                 tensor.register_hook(begins)
+        if not self._is_in_backward:
+            self._holdings.refresh()  # DDP builds its buckets anew in a forward
         self._sample()
         if not self._is_in_backward:
             self.point("after_forward")
+        self._operators.end_forward()
+
+    def _optimizer_begins(self, *_: Any) -> None:
+        self._is_in_optimizer = True
 
     def _optimizer_ends(self, place: int) -> None:
         self._stepped.add(place)
-        if len(self._stepped) == len(self._optimizers):
+        if self._is_open and len(self._stepped) == len(self._optimizers):
             self._end_step()
+        self._is_in_optimizer = False
 
     def _end_step(self) -> None:
         if not self._is_in_step:
@@ -281,16 +378,23 @@ class MemoryProfile:
         if (self._wanted is None and self._num_left <= 0) or (self._wanted and is_last):
             self.close()
 
+    def _tell_step(self, end_ns: int | None) -> None:
+        if self._note_step is not None:
+            self._note_step(self._step, self._step_begin_ns, end_ns)
+
     def _leave_step(self) -> None:
+        self._tell_step(time.monotonic_ns())
         self._is_in_step = self._is_in_backward = False
         self._num_seen += 1
         self._stepped.clear()
         self._saved.end()
+        self._operators.end()
         self._calls.remove()
         self._forget()
 
     def _forget(self) -> None:
         self._saved.forget()
+        self._operators.forget()
         for storages in (self._inputs, self._outputs, self._gradients):
             storages.clear()
         self._peak = None
@@ -347,3 +451,9 @@ class MemoryProfile:
         self._is_in_backward = False
         if self._is_in_step:
             self.point("after_backward")
+
+
+def _is_last_hook(handle: Any) -> bool:
+    """Whether no other hook comes after it: it may then be removed while hooks are being called."""
+    hooks = handle.hooks_dict_ref()
+    return not hooks or handle.id not in hooks or next(reversed(hooks)) == handle.id

@@ -8,16 +8,42 @@ held: a graph that is dropped goes at once.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from meshscope.capture.attribution.storages import tensors_in
+from meshscope.capture.attribution.storages import tensors_in, untraced
 from meshscope.capture.guard import Guard
 
 _MARK = "meshscope_memory"
 MAX_NODES = 1_000_000
 """Nodes looked at for one module."""
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether torch.compile runs it, as a wrapper or in place."""
+    compiled = module.__dict__.get("_compiled_call_impl")
+    return compiled is not None or type(module).__name__ == "OptimizedModule"
+
+
+def eager_modules(prefix: str, module: Any) -> Iterator[tuple[str, Any]]:
+    """Paths and modules, without what is inside of compiled ones: hooks there would cut what was
+    compiled as one, and so change what is measured."""
+    seen: set[int] = set()
+    pending = [(prefix, module)]
+    while pending:
+        path, here = pending.pop()
+        if id(here) in seen or is_compiled(here):
+            continue
+        seen.add(id(here))
+        yield path, here
+        below = [(name, child) for name, child in here.named_children()]
+        pending += [(f"{path}.{name}" if path else name, child) for name, child in reversed(below)]
+
+
+def keep_eager(torch: Any, module: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that the compiler does not look into, where the module is compiled."""
+    return untraced(torch, hook) if is_compiled(module) else hook
 
 
 class CallWatcher(Protocol):
@@ -42,9 +68,10 @@ class ModuleCalls:
 
     @property
     def path(self) -> str:
-        """Of the innermost module that runs in this thread; empty outside of all."""
+        """Of the innermost module that runs in this thread, or whose part of backward does; empty
+        outside of all."""
         stack = self._stack
-        return stack[-1][0] if stack else ""
+        return stack[-1][0] if stack else getattr(self._local, "node_path", "")
 
     @property
     def _stack(self) -> list[tuple[str, bool]]:
@@ -93,11 +120,19 @@ class ModuleCalls:
             if node is None or _MARK in node.metadata or hasattr(node, "variable"):
                 continue  # the end of the graph is a parameter, whose gradient is its own
             node.metadata[_MARK] = True
+            node.register_prehook(self._make_node_prehook(path))
             node.register_hook(self._make_node_hook(path))
             pending += [following for following, _ in node.next_functions]
 
+    def _make_node_prehook(self, path: str) -> Callable[[Any], None]:
+        def before_node(_given: Any) -> None:
+            self._local.node_path = path
+
+        return before_node
+
     def _make_node_hook(self, path: str) -> Callable[[Any, Any], None]:
         def after_node(results: Any, given: Any) -> None:
+            self._local.node_path = ""
             self._watcher.gradients_arrive(path, (*results, *given))
 
         return self._guard.protect("memory attribution", after_node)

@@ -29,6 +29,10 @@ CATEGORIES = (
     "activations",
     "outputs",
     "activation_gradients",
+    "temporaries",
+    "other",
+    "libraries",
+    "allocator_rounding",
 )
 """In the order in which they claim storages."""
 MIB = 1 << 20
@@ -51,11 +55,13 @@ class Point:
     reserved_bytes: int = MISSING
     peak_allocated_bytes: int = MISSING
     sampled_peak_bytes: int = MISSING
-    """The most that was in use at any boundary of a module of this step so far."""
+    """The most that was in use after any operator of this step so far."""
     inactive_split_bytes: int = MISSING
     num_retries: int = MISSING
     num_ooms: int = MISSING
     rss_bytes: int = MISSING
+    during: str = ""
+    """Of a peak: what ran then."""
     shows_layouts: bool = field(default=False, compare=False)
     """Whether `memory.log` shows its trees."""
 
@@ -78,6 +84,7 @@ class Point:
             "point": self.name,
             "step": self.step,
             "microbatch": self.microbatch,
+            "during": self.during,
             "seconds": round(self.seconds, 6),
             "categories_bytes": {k: sum(paths.values()) for k, paths in self.categories.items()},
             "modules_bytes": {k: dict(paths) for k, paths in self.categories.items()},
@@ -129,6 +136,8 @@ def describe_point(point: Point, estimate: Mapping[str, int]) -> Iterator[str]:
     where = "" if point.step < 0 else f", step {point.step}, microbatch {point.microbatch}"
     yield f"--- {point.name}{where} ---"
     yield f"time since construction: {point.seconds:.3f} s"
+    if point.during:
+        yield f"during: {_one_line(point.during)}"
     yield f"total attributed: {_mib(point.attributed_bytes)}"
     for category in CATEGORIES:
         paths = point.categories.get(category, {})
@@ -144,7 +153,7 @@ def describe_point(point: Point, estimate: Mapping[str, int]) -> Iterator[str]:
     for name, num_bytes in (
         ("reserved", point.reserved_bytes),
         ("peak allocated", point.peak_allocated_bytes),
-        ("most allocated at a module's boundary", point.sampled_peak_bytes),
+        ("most allocated after an operator", point.sampled_peak_bytes),
         ("resident", point.rss_bytes),
     ):
         if num_bytes >= 0:

@@ -20,6 +20,7 @@ from meshscope.capture.attribution.storages import (
     WeakStorages,
     plain_tensors,
     storage_of,
+    untraced,
 )
 
 ACTIVATIONS = "activations"
@@ -51,7 +52,9 @@ class SavedTensors:
     """The hooks, and the tensors that went through them and are alive."""
 
     def __init__(self, torch: Any, find_path: Callable[[], str]) -> None:
+        self._torch = torch
         self._autograd = torch._C._autograd
+        self._pack: Callable[[Any], SavedTensor] = self._wrap
         self._find_path = find_path
         self._saved: dict[int, weakref.ref[SavedTensor]] = {}
         self._handed_on = WeakStorages(torch)
@@ -67,7 +70,9 @@ class SavedTensors:
         self._is_watching = True
         if self._is_pushed or self._top() is not None:
             return self._is_pushed
-        self._autograd._push_saved_tensors_default_hooks(self._pack, _unpack)
+        self._pack = untraced(self._torch, self._wrap)
+        unpack = untraced(self._torch, _unpack)
+        self._autograd._push_saved_tensors_default_hooks(self._pack, unpack)
         self._is_pushed = True
         return True
 
@@ -92,7 +97,7 @@ class SavedTensors:
         top = self._top()
         if top is None or top[0] == self._pack or top[0] in self._delegates:
             return False
-        pack = self._make_delegate(top[0])
+        pack = untraced(self._torch, self._make_delegate(top[0]))
         self._autograd._push_saved_tensors_default_hooks(pack, top[1])
         self._delegates.append(pack)
         return True
@@ -120,7 +125,7 @@ class SavedTensors:
     def _top(self) -> Any:
         return self._autograd._top_saved_tensors_default_hooks(True)
 
-    def _pack(self, tensor: Any) -> SavedTensor:
+    def _wrap(self, tensor: Any) -> SavedTensor:
         saved = SavedTensor(tensor, self._find_path())
         if self._is_watching:
             key, table = id(saved), self._saved

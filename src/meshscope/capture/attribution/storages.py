@@ -8,14 +8,28 @@ Wrong where memory is held that no storage owns: workspaces of libraries, and wh
 outside of the tensors it names.
 """
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 MAX_DEPTH = 6
 """How deep containers and objects are searched for tensors."""
 MAX_OBJECTS = 20_000
 """How many values one search looks at."""
+MIN_SWEEP = 256
+"""Storages remembered before those that are gone are looked for."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def untraced(torch: Any, function: Function) -> Function:
+    """A function that the compiler does not look into, in a program that uses it."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    hidden: Function = torch.compiler.disable(function)
+    return hidden
+
 
 StorageKey = tuple[str, int]
 """Device and address: unique among storages that are alive."""
@@ -31,7 +45,7 @@ def plain_tensors(tensor: Any, depth: int = 0) -> Iterator[Any]:
                 yield from plain_tensors(inner, depth + 1)
     elif tensor.is_sparse:
         yield from (tensor._indices(), tensor._values())
-    elif tensor.device.type != "meta":
+    elif tensor.device.type != "meta" and getattr(tensor, "fake_mode", None) is None:
         yield tensor
 
 
@@ -88,6 +102,7 @@ class WeakStorages:
         self._storage_type = torch.UntypedStorage
         self._make_reference = torch.multiprocessing.reductions.StorageWeakRef
         self._seen: dict[int, tuple[Any, str, str]] = {}
+        self._next_sweep = MIN_SWEEP
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -95,13 +110,33 @@ class WeakStorages:
     def add(self, path: str, tensor: Any) -> None:
         """Remembers the storages of a tensor; of one seen before, the first path stays."""
         for plain in plain_tensors(tensor):
-            if storage_of(plain) is None:
-                continue
-            reference = self._make_reference(plain.untyped_storage())
-            known = self._seen.get(reference.cdata)
-            # The address of a storage that is gone may be another's by now.
-            if known is None or known[0].expired():
-                self._seen[reference.cdata] = (reference, path, str(plain.device))
+            self.add_plain(path, plain)
+
+    def add_plain(self, path: str, plain: Any) -> int:
+        """Remembers the storage of a plain tensor; its bytes, 0 of one seen before."""
+        found = storage_of(plain)
+        if found is None or self.knows(plain):
+            return 0
+        if len(self._seen) >= self._next_sweep:
+            self._sweep()
+        reference = self._make_reference(plain.untyped_storage())
+        self._seen[reference.cdata] = (reference, path, found[0][0])
+        return found[1]
+
+    def knows(self, plain: Any) -> bool:
+        """Whether the storage of a plain tensor was seen before."""
+        try:
+            # A storage that is gone keeps its address as long as there is a reference here.
+            return plain.untyped_storage()._cdata in self._seen
+        except (RuntimeError, NotImplementedError):
+            return False
+
+    def _sweep(self) -> None:
+        """Forgets what is gone, so that the table grows with what is alive only."""
+        gone = [cdata for cdata, (reference, _, _) in self._seen.items() if reference.expired()]
+        for cdata in gone:
+            del self._seen[cdata]
+        self._next_sweep = max(MIN_SWEEP, 2 * len(self._seen))
 
     def alive(self) -> Iterator[tuple[str, StorageKey, int]]:
         """Path, key and bytes of each that is alive; forgets the others."""

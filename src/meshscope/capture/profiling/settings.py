@@ -18,7 +18,10 @@ PROFILING_VARIABLE = "MESHSCOPE_PROFILING"
 """Holds a text; `meshscope run` hands it to the processes below it."""
 DEFAULT_TEXT = "default"
 OFF_TEXT = "off"
-WORDS = ("shapes", "stack", "modules", "memory", "plain", "signal", "anomaly", "triggered")
+WORDS = (
+    "shapes", "stack", "modules", "memory", "plain", "signal", "anomaly", "triggered",
+    "traces_only",
+)  # fmt: skip
 _COUNTS = ("cooldown", "cooldown_s", "limit")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -51,6 +54,13 @@ class ProfilingSettings:
     """An anomaly asks for nothing until so many steps and so much time since the last window."""
     max_anomalies: int = 5
     """Windows that anomalies may have in all."""
+    traces_only: bool = False
+    """No memory profile beside the traces."""
+
+    @property
+    def profiles_memory(self) -> bool:
+        """Whether one step's memory is profiled too; nothing is unless a schedule asks for it."""
+        return self.schedule is not None and not self.traces_only
 
     def to_text(self) -> str:
         """What `parse_settings` reads back."""
@@ -62,7 +72,7 @@ class ProfilingSettings:
         parts += [name for name in ("shapes", "stack", "modules", "memory") if getattr(self, name)]
         parts.append(f"cap={self.max_bytes}")
         parts += [] if self.compresses else ["plain"]
-        parts += [name for name in ("signal", "anomaly") if getattr(self, name)]
+        parts += [n for n in ("signal", "anomaly", "traces_only") if getattr(self, n)]
         parts += [f"cooldown={self.cooldown_steps}", f"cooldown_s={self.cooldown_s}"]
         return ",".join([*parts, f"limit={self.max_anomalies}"])
 

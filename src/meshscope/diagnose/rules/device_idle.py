@@ -51,8 +51,8 @@ class HostSynchronises(Rule):
     shapes out of the loop, read losses some steps later, copy from pinned memory with
     `non_blocking=True`.
 
-    When it is wrong: a profiler slows launches, so that gaps are longer than without it. A host that
-    is too slow anyway is not ahead without the wait either: what remains shows as CP004 then.
+    When it is wrong: a profiler slows launches, so that gaps are longer than without it. A host
+    that is too slow anyway is not ahead without the wait either: CP004 shows what remains then.
     """
 
     code = "CP005"
