@@ -35,34 +35,59 @@ def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-SNIPPETS = [
-    pytest.param(code, id=f"{page}-{number}")
+SNIPPETS = {
+    f"{page}-{number}": code
     for page in PAGES
     for number, code in enumerate(RUNNABLE.findall(read(page)))
-]
+}
+
+# Each in a process of its own, which has torch already and ends as any other does.
+RUN_ALL = """
+import os, runpy, sys, torch, torch._dynamo
+for folder in sys.argv[1:]:
+    pid = os.fork()
+    if not pid:
+        os.chdir(folder)
+        for name, place in (("stdout", 1), ("stderr", 2)):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), place)
+        sys.argv = ["program.py"]
+        runpy.run_path("program.py", run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """By snippet: its folder and exit code."""
+    folders = {name: tmp_path_factory.mktemp("snippet") for name in SNIPPETS}
+    for name, folder in folders.items():
+        (folder / "program.py").write_text(PROGRAM + SNIPPETS[name], encoding="utf-8")
+    ours = ("MESHSCOPE_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
+    alone = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
+    env = {k: v for k, v in os.environ.items() if k not in alone and not k.startswith(ours)}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, *map(str, folders.values())],
+        env=env | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    codes = [int(line) for line in done.stdout.split()]
+    return {
+        name: (folder, code) for (name, folder), code in zip(folders.items(), codes, strict=True)
+    }
 
 
 def test_the_pages_have_snippets_that_run():
     assert all(RUNNABLE.search(read(page)) for page in PAGES)
 
 
-@pytest.mark.parametrize("code", SNIPPETS)
-def test_a_snippet_runs_and_records_every_step(code, tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM + code, encoding="utf-8")
-    ours = ("MESHSCOPE_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
-    alone = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
-    env = {k: v for k, v in os.environ.items() if k not in alone and not k.startswith(ours)}
-    done = subprocess.run(
-        [sys.executable, script.name],
-        cwd=tmp_path,
-        env=env | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    (run_dir,) = (tmp_path / "runs").iterdir()
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_a_snippet_runs_and_records_every_step(name, ran):
+    folder, code = ran[name]
+    assert (code, (folder / "stderr").read_text(encoding="utf-8")) == (0, "")
+    (run_dir,) = (folder / "runs").iterdir()
     for attempt in open_run(run_dir).attempts:
         recording = attempt.ranks[0]
         assert len(recording.read("steps")["step"]) in {1, 2, 4}
