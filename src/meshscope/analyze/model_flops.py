@@ -20,7 +20,7 @@ from meshscope.core.flops import Flops
 from meshscope.core.hardware import find_peak, normalise_dtype
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.rank_ranges import abbreviate_ranks
-from meshscope.store.reader import Attempt, RankRecording
+from meshscope.store.reader import TRACE_SOURCE, Attempt, RankRecording
 
 JsonFields = Mapping[str, object]
 
@@ -68,6 +68,8 @@ def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
 def read_rank_flops(recording: RankRecording) -> RankFlops | Unavailable:
     """What one rank's journal says."""
     said = _last(recording.updates, "flops")
+    if said is None and recording.header.get("source") == TRACE_SOURCE:
+        return Unavailable("FLOPs are not known: traces do not say a model's")
     if said is None:
         return Unavailable(
             "FLOPs are not known: call Recorder.count_flops(model, batch) or set_flops"

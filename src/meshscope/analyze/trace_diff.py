@@ -23,6 +23,7 @@ TIMES: dict[str, Callable[[DeviceTime], int]] = {
     "compute": lambda time: time.compute_ns,
     "exposed communication": lambda time: time.exposed_ns,
     "exposed copies": lambda time: time.exposed_copy_ns,
+    "other steps": lambda time: time.other_ns,
     "idle": lambda time: time.idle_ns,
 }
 CAUSES: dict[str, Callable[[IdleTime], int]] = {
@@ -99,6 +100,9 @@ class TraceDifference:
     num_first_devices: int
     """Or hosts."""
     num_second_devices: int
+    first_names: tuple[str, ...]
+    """What the devices are, each once; empty where traces do not tell."""
+    second_names: tuple[str, ...]
     parts: tuple[PartDifference, ...]
     kernels: tuple[CountedDifference, ...]
     operators: tuple[CountedDifference, ...]
@@ -128,11 +132,17 @@ def _compare_devices(
         is_of_hosts=False,
         num_first_devices=len(before),
         num_second_devices=len(after),
+        first_names=_name_devices(before),
+        second_names=_name_devices(after),
         parts=_compare_parts(*(side.parts() for side in sides)),
         kernels=_compare_counted(*(side.kernels() for side in sides)),
         operators=_compare_counted(*(side.operators() for side in sides)),
         communication=_compare_axes(*(side.axes() for side in sides)),
     )
+
+
+def _name_devices(devices: Sequence[DeviceSummary]) -> tuple[str, ...]:
+    return tuple(sorted({one.breakdown.name for one in devices if one.breakdown.name}))
 
 
 def _compare_hosts(before: Sequence[HostSummary], after: Sequence[HostSummary]) -> TraceDifference:
@@ -143,6 +153,8 @@ def _compare_hosts(before: Sequence[HostSummary], after: Sequence[HostSummary]) 
         is_of_hosts=True,
         num_first_devices=len(before),
         num_second_devices=len(after),
+        first_names=(),
+        second_names=(),
         parts=_compare_parts(*(side.parts() for side in sides)),
         kernels=(),
         operators=_compare_counted(*(side.operators() for side in sides)),

@@ -5,7 +5,8 @@ operators. A moment of it counts for the first of these that holds:
 
     data loading    it was in a DataLoader's `__next__`
     operators       an operator ran on it that does not communicate; `optimizer` inside of an
-                    optimizer's call
+                    optimizer's call. Operators that ask for a collective, such as autograd
+                    functions in Python, are seen through while one runs: they mostly wait for it
     exposed         a collective was running, on any thread: nothing else of the main thread is
                     known, which is mostly waiting. Python between two operators while a collective
                     runs behind them counts too, so it is an upper limit
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.analyze.intervals import Stretches, subtract
+from meshscope.analyze.intervals import Stretches, join, subtract
 from meshscope.analyze.trace_axes import AxisNamer
 from meshscope.analyze.trace_collectives import TraceCollective, list_host_collectives
 from meshscope.analyze.trace_communication import (
@@ -37,7 +38,9 @@ from meshscope.store.trace_columns import Category, Trace
 
 Int64s = npt.NDArray[np.int64]
 
-CALLS = ("c10d::", "gloo:", "nccl:", "record_param_comms", "xccl:", "rccl:", "mpi:", "ucc:")
+CALLS = (
+    "c10d::", "gloo:", "nccl:", "record_param_comms", "xccl:", "rccl:", "mpi:", "ucc:", "hccl:",
+)  # fmt: skip
 LOADING = ("enumerate(dataloader)",)
 OPTIMIZING = ("optimizer.step#", "optimizer.zero_grad#")
 GLOO = ("gloo:", "mpi:", "ucc:")
@@ -203,10 +206,13 @@ def _divide(
     own = host[events.track[host] == main]
     communication = unite_events(trace, calls)
     working = own[(events.category[own] == Category.CPU_OP) & ~name_has(trace, own, *CALLS)]
-    # What runs inside of a collective's call is part of it.
-    busy = unite_events(trace, working)
-    is_inner = calls[events.track[calls] == main]
-    busy = subtract(busy, unite_events(trace, is_inner))
+    asking = calls[(events.track[calls] == main) & ~name_has(trace, calls, *GLOO)]
+    is_open = _contain_any(trace, working, asking)
+    waiting = subtract(unite_events(trace, working[is_open]), communication)
+    busy = join(unite_events(trace, working[~is_open]), waiting)
+    # What runs inside of a call that asks for a collective is part of it. The collective itself may
+    # be drawn on the main thread too (gloo's sends are) while that goes on with its work.
+    busy = subtract(busy, unite_events(trace, asking))
     loading = _named(trace, own, LOADING)
     in_optimizer = subtract(_named(trace, own, OPTIMIZING), loading)
     busy = subtract(busy, loading)
@@ -219,6 +225,15 @@ def _divide(
         exposed=exposed,
         communication=communication,
     )
+
+
+def _contain_any(trace: Trace, rows: Int64s, inner: Int64s) -> npt.NDArray[np.bool_]:
+    """Which of the events another one of the same thread begins inside of."""
+    begins = np.sort(trace.events.begin_ns[inner])
+    first = np.searchsorted(begins, trace.events.begin_ns[rows], side="left")
+    after = np.searchsorted(begins, find_ends(trace, rows), side="left")
+    found: npt.NDArray[np.bool_] = after > first
+    return found
 
 
 def _named(trace: Trace, rows: Int64s, parts: tuple[str, ...]) -> Stretches:

@@ -27,7 +27,9 @@ LAUNCH_NS = 20_000
 """Longer than a launch takes on any device in use; torch's own take 5 to 10 µs."""
 SYNCHRONISING = ("synchronize", "memcpyasync_dtoh")
 LAUNCHING = ("launch",)
-COMMUNICATING = ("nccl:", "gloo:", "c10d::", "record_param_comms", "rccl:", "work::wait", "xccl:")
+COMMUNICATING = (
+    "nccl:", "gloo:", "c10d::", "record_param_comms", "rccl:", "work::wait", "xccl:", "hccl:",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,9 +63,9 @@ class HostPhases:
 
 
 def take_as_one_step(trace: Trace) -> TraceSteps:
-    """The whole trace, for one that has no steps."""
+    """The whole trace, for one that has no steps; none where nothing in it is the profiler's."""
     events = trace.events
-    if not len(events):
+    if not np.any(events.category != Category.OTHER):
         none = np.empty(0, dtype=np.int64)
         return TraceSteps(number=none, begin_ns=none, end_ns=none)
     return TraceSteps(

@@ -6,7 +6,7 @@ have several traces, of different steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from meshscope.analyze.trace_axes import coordinates_of, infer_layout
 from meshscope.analyze.trace_collectives import TraceCollective
 from meshscope.analyze.trace_phases import BACKWARD, NAMES
+from meshscope.analyze.trace_ranks import SYMMETRIC
 from meshscope.analyze.trace_recording import (
     COPY,
     DeviceSpans,
@@ -71,7 +72,8 @@ def write_run(
     empty = [one.source for one in recordings if not len(one.steps)]
     if empty:
         raise TraceError(
-            f"{empty[0]} has no event with a begin and a length: nothing to make a run of"
+            f"{empty[0]} has no operator, annotation or kernel with a begin and a length, as "
+            "torch.profiler writes them: nothing to make a run of"
         )
     by_rank = _sort_by_rank(recordings)
     world_size = _find_world_size(recordings, by_rank)
@@ -84,6 +86,13 @@ def write_run(
     origin_ns = recordings[0].extent_ns[0] - _LEAD_NS
     shown = {} if shown_path is None else {SHOWN_PATH: shown_path}
     ensure_manifest(_make(run_dir), {"source": TRACE_SOURCE, **shown})
+    notes = _find_notes(recordings, by_rank, world_size)
+    by_rank, num_assumed = _assume_all_ranks(by_rank, world_size)
+    if num_assumed:
+        notes.append(
+            f"the traces tell no group of {num_assumed} collectives of a rank: taken for those of "
+            "all ranks"
+        )
     numbered = _number_operations(by_rank)
     for rank, own in by_rank.items():
         _RankFile(run_dir, rank, world_size, found, origin_ns, own).write(numbered[rank])
@@ -92,7 +101,7 @@ def write_run(
         ranks=tuple(by_rank),
         world_size=world_size,
         layout=found,
-        notes=tuple(_find_notes(recordings, by_rank, world_size)),
+        notes=tuple(notes),
     )
 
 
@@ -122,6 +131,38 @@ def _sort_by_rank(recordings: Sequence[TraceRecording]) -> _ByRank:
     return dict(sorted(found.items()))
 
 
+def _assume_all_ranks(by_rank: _ByRank, world_size: int) -> tuple[_ByRank, int]:
+    """Collectives of devices whose traces tell no group at all are of all ranks, and how many.
+
+    Only where all ranks have traces, of the same collectives in the same order in every step and of
+    nothing else: with messages among them, who waited for whom would be half known.
+    """
+    found = [
+        [(one.step, one.found) for recording in own for one in recording.collectives]
+        for own in by_rank.values()
+    ]
+    orders = {tuple((step, one.kind, str(one.size_bytes)) for step, one in own) for own in found}
+    is_told = any(one.groups or one.work is None for own in by_rank.values() for one in own)
+    is_groupless = all(_is_groupless(one) for own in found for _, one in own)
+    if is_told or not is_groupless or len(by_rank) < max(world_size, 2) or len(orders) > 1:
+        return by_rank, 0
+    everyone = tuple(range(world_size))
+    named = {rank: [_name_members(one, everyone) for one in own] for rank, own in by_rank.items()}
+    return named, len(found[0])
+
+
+def _is_groupless(found: TraceCollective) -> bool:
+    is_of_all = found.kind in SYMMETRIC or found.kind in ("broadcast", "reduce")
+    return is_of_all and not (found.group or found.description or found.ranks)
+
+
+def _name_members(recording: TraceRecording, ranks: tuple[int, ...]) -> TraceRecording:
+    collectives = tuple(
+        replace(one, found=replace(one.found, ranks=ranks)) for one in recording.collectives
+    )
+    return replace(recording, collectives=collectives)
+
+
 def _rank_of(one: TraceRecording, *, is_only: bool) -> int:
     if not isinstance(one.rank, Unavailable):
         rank = one.rank
@@ -131,7 +172,8 @@ def _rank_of(one: TraceRecording, *, is_only: bool) -> int:
         rank = 0
     else:
         raise TraceError(
-            f"{one.source} does not say its rank, and no folder above it is called rank{{g}}_…"
+            f"{one.source} does not say its rank, and no folder above it is called rank{{g}}_…: "
+            "leave it out, or put it into such a folder"
         )
     if not 0 <= rank < _MAX_RANKS:
         raise TraceError(f"{one.source} is of rank {rank}, which no job has")

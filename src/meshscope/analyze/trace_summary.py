@@ -15,7 +15,14 @@ from meshscope.analyze.trace_communication import (
     tabulate_axes,
 )
 from meshscope.analyze.trace_host import HostSummary, summarize_host
-from meshscope.analyze.trace_idle import HostCalls, IdleTime, explain_idle, find_calls
+from meshscope.analyze.trace_idle import (
+    HostCalls,
+    IdleGaps,
+    IdleTime,
+    explain_idle,
+    find_calls,
+    find_gaps,
+)
 from meshscope.analyze.trace_kernels import (
     KernelClasses,
     Recognition,
@@ -165,11 +172,12 @@ def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> 
         steps=view.steps,
     )
     columns = as_columns(collectives)
+    gaps = find_gaps(trace, rows, launch, breakdown.begin_ns, breakdown.end_ns, view.calls)
     return DeviceSummary(
         breakdown=breakdown,
-        idle=explain_idle(trace, rows, launch, breakdown.begin_ns, breakdown.end_ns, view.calls),
+        idle=gaps.sum_up(),
         communication=tabulate_axes(columns, compute),
-        steps=_summarize_steps(view, rows, columns),
+        steps=_summarize_steps(view, rows, columns, gaps),
         launches=measure_launches(trace, rows, launch),
         kernels=tabulate_kernels(trace, classes, rows),
         operators=operators,
@@ -182,9 +190,12 @@ def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> 
 
 
 def _summarize_steps(
-    view: _View, rows: Int64s, columns: CollectiveColumns
+    view: _View, rows: Int64s, columns: CollectiveColumns, gaps: IdleGaps
 ) -> tuple[DeviceStep, ...]:
-    """Each from its first work to its last, beside its own compute, as its times are measured."""
+    """Each from its first work to its last, beside its own compute, as its times are measured.
+
+    Idle is the device: what it did for other steps in between is no gap.
+    """
     events = view.trace.events
     found = []
     for place, part in split_by_step(rows, view.step_of):
@@ -192,7 +203,7 @@ def _summarize_steps(
         found.append(
             DeviceStep(
                 step=int(view.steps.number[place]),
-                idle=explain_idle(view.trace, part, view.launch, begin, end, view.calls),
+                idle=_sum_gaps(view, rows, gaps, begin, end),
                 communication=tabulate_axes(
                     columns,
                     unite_work(view.trace, view.classes, part, Work.COMPUTE),
@@ -201,3 +212,14 @@ def _summarize_steps(
             )
         )
     return tuple(found)
+
+
+def _sum_gaps(view: _View, rows: Int64s, gaps: IdleGaps, begin_ns: int, end_ns: int) -> IdleTime:
+    """Gaps of a device between two moments at which it began or ended something."""
+    first = int(np.searchsorted(gaps.end_ns, begin_ns, side="right"))
+    after = int(np.searchsorted(gaps.begin_ns, end_ns, side="left"))
+    inside = slice(first, max(after, first))
+    is_cut = (gaps.begin_ns[inside] < begin_ns) | (gaps.end_ns[inside] > end_ns)
+    if is_cut.any():  # by an event without length
+        return explain_idle(view.trace, rows, view.launch, begin_ns, end_ns, view.calls)
+    return gaps.sum_up(inside)

@@ -7,7 +7,7 @@ copies; idle = total - busy. All are exact sums of integer nanoseconds.
 
 Total is from the first to the last moment of the device's work. For a step it is from the step's
 first work to its last, so steps of a device may overlap or leave gaps; idle between them is in the
-total only.
+total only. Moments of a step in which only work of other steps ran are `other`, not idle.
 
 A kernel counts as one device's by the `device` the profiler gives, else by its process.
 """
@@ -30,7 +30,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTime:
-    """One device over some time; compute + exposed + exposed copy + idle == total."""
+    """One device over some time; compute + exposed + exposed copy + other + idle == total."""
 
     total_ns: int
     compute_ns: int
@@ -38,19 +38,18 @@ class DeviceTime:
     exposed_ns: int
     copy_ns: int
     exposed_copy_ns: int
+    other_ns: int
+    """Of a step: only work of other steps ran. Of a device 0."""
+    idle_ns: int
+    """Nothing ran."""
     num_kernels: int
     num_collectives: int
     num_copies: int
 
     @property
     def busy_ns(self) -> int:
-        """Something ran."""
+        """Something of it ran."""
         return self.compute_ns + self.exposed_ns + self.exposed_copy_ns
-
-    @property
-    def idle_ns(self) -> int:
-        """Nothing ran."""
-        return self.total_ns - self.busy_ns
 
     @property
     def overlapped_ns(self) -> int:
@@ -126,8 +125,9 @@ def _break_down(
 ) -> DeviceBreakdown:
     events = trace.events
     own_step = step_of[rows]
+    busy = unite_events(trace, rows)
     found = [
-        StepTime(step=int(steps.number[place]), time=measure(trace, classes, part))
+        StepTime(step=int(steps.number[place]), time=measure(trace, classes, part, busy))
         for place, part in split_by_step(rows, step_of)
     ]
     return DeviceBreakdown(
@@ -148,20 +148,29 @@ def unite_work(trace: Trace, classes: KernelClasses, rows: Int64s, work: Work) -
     return unite_events(trace, picked)
 
 
-def measure(trace: Trace, classes: KernelClasses, rows: Int64s) -> DeviceTime:
-    """The times of some events of one device."""
+def measure(
+    trace: Trace, classes: KernelClasses, rows: Int64s, busy: Stretches | None = None
+) -> DeviceTime:
+    """The times of some events of one device; `busy` is when it ran any, if these are not all."""
     compute = unite_work(trace, classes, rows, Work.COMPUTE)
     communication = unite_work(trace, classes, rows, Work.COMMUNICATION)
     copy = unite_work(trace, classes, rows, Work.COPY)
     work = classes.work[rows]
     begin, end = trace.events.begin_ns[rows], find_ends(trace, rows)
+    first, last = (int(begin.min()), int(end.max())) if len(rows) else (0, 0)
+    exposed_ns = subtract(communication, compute).total_ns
+    exposed_copy_ns = subtract(copy, join(compute, communication)).total_ns
+    own_ns = compute.total_ns + exposed_ns + exposed_copy_ns
+    busy_ns = own_ns if busy is None else int(busy.within(np.array([first]), np.array([last]))[0])
     return DeviceTime(
-        total_ns=int(end.max() - begin.min()) if len(rows) else 0,
+        total_ns=last - first,
         compute_ns=compute.total_ns,
         communication_ns=communication.total_ns,
-        exposed_ns=subtract(communication, compute).total_ns,
+        exposed_ns=exposed_ns,
         copy_ns=copy.total_ns,
-        exposed_copy_ns=subtract(copy, join(compute, communication)).total_ns,
+        exposed_copy_ns=exposed_copy_ns,
+        other_ns=busy_ns - own_ns,
+        idle_ns=last - first - busy_ns,
         num_kernels=int(np.count_nonzero(work == Work.COMPUTE)),
         num_collectives=int(np.count_nonzero(work == Work.COMMUNICATION)),
         num_copies=int(np.count_nonzero(work == Work.COPY)),

@@ -66,7 +66,7 @@ def command(
     this host are looked at as well. Exit codes: 0 nothing hangs, 5 a hang or a death, 2 usage, 3
     the run cannot be read.
     """
-    directory = locate_run(run)
+    directory = locate_run(run, takes_traces=False)
     opened = open_run(directory)
     attempt = pick_attempt(opened, attempt_index)
     dumps = flight_recorder

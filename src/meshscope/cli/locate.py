@@ -11,13 +11,15 @@ MAX_DEPTH = 6
 MAX_LISTED = 10
 
 
-def locate_run(path: Path) -> Path:
+def locate_run(path: Path, *, takes_traces: bool = True) -> Path:
     """`path` if it is a run (or nothing a run could be below), else the only run below it.
 
-    Of traces a run is made for the moment.
+    Of traces a run is made for the moment, where what is asked can be answered of such a run.
     """
     try:
         if path.is_file() and is_trace_name(path):
+            if not takes_traces:
+                raise RunNotFound(f"{path} is no run; `meshscope trace` and `report` read traces")
             return _import_traces(path)
         if not path.is_dir() or is_run_directory(path):
             return path
@@ -25,7 +27,7 @@ def locate_run(path: Path) -> Path:
         return path  # opening it says what is wrong
     found = find_runs(path)
     if not found:
-        return _import_traces(path)
+        return _import_traces(path) if takes_traces else path
     if len(found) > 1:
         listed = ", ".join(str(run) for run in found[:MAX_LISTED])
         more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""

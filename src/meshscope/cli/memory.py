@@ -47,7 +47,7 @@ def command(
     Needs a profile made with `Recorder.profile_memory`. Exit codes: 0 fine, 2 usage, 3 there is no
     profile.
     """
-    recordings = read_memory(locate_run(run))
+    recordings = read_memory(locate_run(run, takes_traces=False))
     overview = summarize_memory(recordings)
     if rank is not None and rank not in {one.rank for one in overview.ranks}:
         known = ", ".join(str(one.rank) for one in overview.ranks[:16])

@@ -16,8 +16,9 @@ from meshscope.cli.terminal_screen import choose_screen
 from meshscope.cli.trace_import import load_file
 from meshscope.core.layout import Layout, check_layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.errors import TraceError
+from meshscope.errors import TraceError, UsageError
 from meshscope.ingest.trace_files import find_traces
+from meshscope.report import format as form
 from meshscope.report.plain_document import encode_plain
 from meshscope.simulate.trace_path import find_trace_path
 from meshscope.store.trace_columns import Trace
@@ -72,13 +73,15 @@ def command(
 ) -> None:
     """Says where the time of devices went in PATHS: traces, or folders with traces below them.
 
-    JSON of Kineto or Chrome, plain, gzip or zstd. Several ranks of a job are put together. Exit
-    codes: 0 fine, 2 usage, 3 a trace cannot be read.
+    JSON of Kineto or Chrome, of XLA and Ascend's trace_view.json too; plain, gzip, zstd, bzip2 or
+    xz. Several ranks of a job are put together. Exit codes: 0 fine, 2 usage, 3 a trace cannot be
+    read.
     """
     given = None if layout_text is None else Layout.parse(layout_text)
     compared = [against] if against is not None else []
     read = _read(paths, compared, given, use_cache=not no_cache)
     layout, summaries = read.layout, read.summaries
+    _check_ranks(ranks, summaries)
     difference, path = None, None
     if compared:
         earlier = _read(compared, paths, given, use_cache=not no_cache, may_differ=True)
@@ -115,6 +118,14 @@ def command(
     else:
         text = render_difference(difference, screen, num_rows=num_rows)
     click.echo(text, nl=False, color=True)  # colours were decided when the text was made
+
+
+def _check_ranks(wanted: Sequence[int], summaries: Sequence[TraceSummary]) -> None:
+    known = sorted({one.rank for one in summaries if isinstance(one.rank, int)})
+    missing = [rank for rank in wanted if rank not in known]
+    if missing:
+        there = f"there are those of {form.name_ranks(known)}" if known else "none says its rank"
+        raise UsageError(f"--rank {missing[0]}: there is no trace of it; {there}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

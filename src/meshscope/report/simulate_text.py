@@ -108,9 +108,15 @@ def _write_path(path: CriticalPath, gains: Sequence[PathGain]) -> list[str]:
         f"changes rank {path.num_rank_changes:,} times"
     ]
     by_share = {id(gain.share): gain.gain for gain in gains}
+    said: set[str] = set()
     for share in path.shares[:MAX_ROWS]:
         gain = by_share.get(id(share))
-        priced = "" if gain is None else f"  without it: {_show_gain(gain)}"
+        if isinstance(gain, Unavailable) and gain.reason in said:
+            priced = "  without it: n/a, likewise"  # a reason is a long line
+        else:
+            priced = "" if gain is None else f"  without it: {_show_gain(gain)}"
+        if isinstance(gain, Unavailable):
+            said.add(gain.reason)
         lines.append(f"  {form.ratio(share.ratio):>6}  {_name_share(share)}{priced}")
     slack = [
         f"{one.rank}: {form.duration(one.slack_ns)}"

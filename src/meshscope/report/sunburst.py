@@ -156,7 +156,9 @@ def _render_chart(recording: MemoryRecording, chart: str, top: str) -> str:
     point, paths = chart_paths(recording, chart)
     step = "" if point.step < 0 else f", step {point.step}"
     title = f"Rank {recording.rank}: {chart.replace('_', ' ')} ({point.name}{step})"
-    links = "".join(f'<a href="{name}_sunburst.html">{name}</a>' for name in CHARTS)
+    links = "".join(
+        f'<a href="{name}_sunburst.html">{name.replace("_", " ")}</a>' for name in CHARTS
+    )
     body = (
         f'<nav><a href="{top}/index.html">all ranks</a>{links}</nav><p id="where"></p>'
         '<div id="row"><svg id="chart" viewBox="0 0 720 720" role="img"></svg>'
@@ -186,14 +188,15 @@ def _page(title: str, body: str) -> str:
 def _render_index(overview: MemoryOverview, links: Mapping[int, str]) -> str:
     stages = "".join(
         f'<tr><td class="n">{one.stage}</td><td class="n">{len(one.ranks)}</td>'
-        f'<td class="n">{one.largest_bytes}</td><td class="n">{one.smallest_bytes}</td></tr>'
+        f'<td class="n">{_size(one.largest_bytes)}</td>'
+        f'<td class="n">{_size(one.smallest_bytes)}</td></tr>'
         for one in overview.stages
     )
     rows = "".join(_index_rows(overview, links))
     body = (
-        '<table><tr><th class="n">stage</th><th class="n">ranks</th><th class="n">most bytes</th>'
-        f'<th class="n">least bytes</th></tr>{stages}</table><table>'
-        '<tr><th class="n">rank</th><th>place</th><th class="n">bytes at the peak</th>'
+        '<table><tr><th class="n">stage</th><th class="n">ranks</th><th class="n">most</th>'
+        f'<th class="n">least</th></tr>{stages}</table><table>'
+        '<tr><th class="n">rank</th><th>place</th><th class="n">at the peak</th>'
         f'<th class="n">residual</th><th>charts</th></tr>{rows}</table>'
     )
     return _page("Memory of all ranks at their peaks", body)
@@ -204,15 +207,19 @@ def _index_rows(overview: MemoryOverview, folders: Mapping[int, str]) -> Iterabl
         if isinstance(one.peak, Unavailable):
             continue
         links = " ".join(
-            f'<a href="{folders[one.rank]}/{name}_sunburst.html">{name}</a>' for name in CHARTS
+            f'<a href="{folders[one.rank]}/{name}_sunburst.html">{name.replace("_", " ")}</a>'
+            for name in CHARTS
         )
         place = "" if isinstance(one.place, Unavailable) else html.escape(one.place)
-        cells = (_number(one.peak.allocated_bytes), _number(one.peak.residual_bytes))
+        cells = (_size(one.peak.allocated_bytes), _size(one.peak.residual_bytes))
         yield (
             f'<tr><td class="n">{one.rank}</td><td>{place}</td><td class="n">{cells[0]}</td>'
             f'<td class="n">{cells[1]}</td><td>{links}</td></tr>'
         )
 
 
-def _number(value: int | Unavailable) -> str:
-    return "n/a" if isinstance(value, Unavailable) else str(value)
+def _size(value: int | Unavailable) -> str:
+    """For people, with the exact number of bytes behind it."""
+    if isinstance(value, Unavailable):
+        return "n/a"
+    return f'<span title="{value} bytes">{html.escape(form.memory(value))}</span>'

@@ -7,11 +7,14 @@ run is never taken for markup.
 STYLE = """
 body{font:14px system-ui,sans-serif;margin:24px;color:#222;background:#fff}
 h1{font-size:18px}nav a{margin-right:12px}
-#row{display:flex;flex-wrap:wrap;gap:24px}
-svg{max-width:720px;width:100%}
+#row{display:flex;flex-wrap:wrap;gap:24px;align-items:flex-start}
+svg{flex:1 1 420px;max-width:680px}
 path{stroke:#fff;stroke-width:.5;cursor:pointer}path:hover{opacity:.75}
 #where{min-height:3em;font-weight:600;overflow-wrap:anywhere}
-table{border-collapse:collapse}td,th{padding:2px 12px 2px 0;text-align:left}
+table{border-collapse:collapse;margin-bottom:24px}td.c{width:12px;padding:0}
+td.c+td{padding-left:8px}
+tbody#rows td{border-bottom:3px solid transparent;background-clip:padding-box}
+tbody#rows tr{cursor:pointer}td,th{padding:2px 12px 2px 0;text-align:left}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 @media(prefers-color-scheme:dark){body{background:#16181c;color:#ddd}a{color:#8bf}}
 """
@@ -49,13 +52,15 @@ function arc(from, to, inner, outer) {
     point(end, outer) + "L" + point(end, inner) + "A" + inner + " " + inner + " 0 " + large +
     " 0 " + point(from, inner) + "Z";
 }
+function colour(path, depth) {
+  return "hsl(" + hue(path) + " 55% " + (42 + 6 * depth) + "%)";
+}
 function draw(node, path, from, to, depth, root) {
   if (depth > RINGS || to - from < 1e-4) { return; }
   const width = (MID - 4) / (RINGS + 1);
   const shape = document.createElementNS("http://www.w3.org/2000/svg", "path");
   shape.setAttribute("d", arc(from, to, depth * width, (depth + 1) * width));
-  const colour = "hsl(" + hue(path) + " 55% " + (42 + 6 * depth) + "%)";
-  shape.setAttribute("fill", depth ? colour : "#888");
+  shape.setAttribute("fill", depth ? colour(path, depth) : "#888");
   const label = (path || "all") + ": " + show(total(node));
   const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
   title.textContent = label;
@@ -78,10 +83,16 @@ function render(node, path) {
   where.textContent = (isRoot ? "all" : path) + ": " + show(total(node));
   const children = [...(node.children || [])].sort((a, b) => total(b) - total(a));
   for (const child of children.slice(0, 40)) {
-    const row = rows.insertRow(), size = row.insertCell(), name = row.insertCell();
-    size.className = "n";
+    const row = rows.insertRow(), swatch = row.insertCell();
+    const name = row.insertCell(), share = row.insertCell(), size = row.insertCell();
+    const below = isRoot ? child.name : path + "." + child.name;
+    swatch.className = "c";
+    swatch.style.backgroundColor = colour(below, 1);
+    name.textContent = child.name.replaceAll("_", " ");
+    share.className = size.className = "n";
+    share.textContent = (100 * total(child) / (total(node) || 1)).toFixed(1) + " %";
     size.textContent = show(total(child));
-    name.textContent = child.name;
+    row.addEventListener("click", () => render(child, below));
   }
 }
 render(data.tree, "");

@@ -27,6 +27,10 @@ def render_difference(
     whose = "host" if difference.is_of_hosts else "device"
     unit = "step" if difference.is_per_step else "trace"
     out.headline(f"What changed, mean of a {whose}'s {unit}", "bold")
+    before = _describe_side(difference.num_first_devices, whose, difference.first_names)
+    now = _describe_side(difference.num_second_devices, whose, difference.second_names)
+    if before != now:
+        out.line(f"before {before}, now {now}", "yellow")
     parts = [row for row in difference.parts if row.first_ns or row.second_ns]
     out.table(
         [
@@ -38,6 +42,11 @@ def render_difference(
     _write_counted(out, "kernel", difference.kernels, num_rows)
     _write_counted(out, "operator", difference.operators, num_rows)
     return out.finish()
+
+
+def _describe_side(count: int, what: str, names: Sequence[str]) -> str:
+    said = f" ({', '.join(map(form.clean_text, names))})" if names else ""
+    return f"{form.plural(count, what)}{said}"
 
 
 def _time_columns(rows: Sequence[_Timed]) -> list[Column]:

@@ -13,6 +13,7 @@ from meshscope.simulate.critical_path import CriticalPath, PathShare
 
 MAX_RANKS = 64
 """Ranks of the table of all."""
+MAX_FILE_NAME = 36
 
 
 def write_comparison(
@@ -29,8 +30,12 @@ def write_comparison(
             f"{comparison.first_step} is compared"
         )
     _write_clocks(out, comparison, num_rows)
-    matched = f"{form.count(len(comparison.matched))} collectives matched"
-    out.line(f"{matched}, {form.count(comparison.num_unmatched)} kernels or calls not")
+    alone = f"{form.count(comparison.num_unmatched)} kernels or calls have no partner elsewhere"
+    if isinstance(comparison.clocks, Unavailable):
+        if comparison.num_unmatched:
+            out.line(alone)
+        return
+    out.line(f"{form.plural(len(comparison.matched), 'collective')} matched; {alone}")
     if comparison.num_assumed:
         out.line(
             f"the traces tell no group of {form.count(comparison.num_assumed)} of them: "
@@ -38,7 +43,7 @@ def write_comparison(
         )
     for late in comparison.late[:num_rows]:
         out.line(
-            f"rank {late.rank} came last {form.count(late.num_last)} times; the others waited "
+            f"rank {late.rank} came last {form.plural(late.num_last, 'time')}; the others waited "
             f"{form.duration(late.caused_wait_ns)}"
         )
     _write_exposed(out, comparison, num_rows)
@@ -84,12 +89,17 @@ def write_rank_table(out: ScreenWriter, summaries: Sequence[TraceSummary]) -> No
     out.section("Ranks", "share of each one's time; --rank N shows one in full")
     rows = [row for summary in summaries for row in _rank_rows(summary)]
     names = [name for name, _ in rows]
+    # Traces of one rank, or of no known one, are told apart by their files.
+    ranks = [summary.rank for summary in summaries]
+    is_one_job = len(set(map(str, ranks))) == len(ranks)
+    sources = [_file_name(one.source) for one in summaries for _ in _rank_rows(one)]
     shares = [parts for _, parts in rows]
     titles = ("total", "compute", "exposed", "idle")
     shown = slice(0, MAX_RANKS)
     out.table(
         [
             make_column("rank", names[shown], str, 9),
+            *([] if is_one_job else [make_column("trace", sources[shown], str, 7, is_right=False)]),
             *(
                 make_column(title, [parts[place] for parts in shares[shown]], str, 8 - place)
                 for place, title in enumerate(titles)
@@ -98,6 +108,11 @@ def write_rank_table(out: ScreenWriter, summaries: Sequence[TraceSummary]) -> No
     )
     if len(rows) > MAX_RANKS:
         out.line(f"and {form.count(len(rows) - MAX_RANKS)} more; --json has all", "dim")
+
+
+def _file_name(source: str) -> str:
+    name = form.clean_text(source.rsplit("/", 1)[-1])
+    return name if len(name) <= MAX_FILE_NAME else f"…{name[1 - MAX_FILE_NAME :]}"
 
 
 def _rank_rows(summary: TraceSummary) -> list[tuple[str, tuple[str, ...]]]:

@@ -1,16 +1,20 @@
 """A trace, or several, as text: each device's time first, then what it was spent on."""
 
+import re
 from collections.abc import Sequence
 
 from meshscope.analyze.trace_communication import AxisRow
+from meshscope.analyze.trace_host import HostOperatorRow
 from meshscope.analyze.trace_idle import IdleTime
 from meshscope.analyze.trace_ranks import RankComparison
+from meshscope.analyze.trace_roofline import OperatorRate
 from meshscope.analyze.trace_summary import DeviceSummary, TraceSummary
+from meshscope.analyze.trace_tables import OperatorRow
 from meshscope.analyze.trace_time import DeviceTime
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.screen import Screen, ScreenWriter, make_column
+from meshscope.report.screen import Column, Screen, ScreenWriter, make_column
 from meshscope.report.trace_ranks_text import write_comparison, write_path, write_rank_table
 from meshscope.simulate.critical_path import CriticalPath
 
@@ -40,6 +44,8 @@ def render_traces(
         if place:
             out.blank()
         _write_trace(out, summary, num_rows)
+    if len(summaries) == 1:
+        _write_alone(out, summaries[0])
     if len(shown) < len(summaries):
         write_rank_table(out, summaries)
     if len(summaries) > 1:
@@ -47,6 +53,19 @@ def render_traces(
     if path is not None:
         write_path(out, path, num_rows)
     return out.finish()
+
+
+def _write_alone(out: ScreenWriter, summary: TraceSummary) -> None:
+    """One rank cannot tell what it waited for."""
+    devices = summary.devices
+    communicates = any(one.communication for one in devices) or summary.host.communication
+    if isinstance(summary.world_size, int) and summary.world_size > 1 and communicates:
+        out.blank()
+        out.line(
+            "How much of the communication is waiting for other ranks only traces of them all "
+            "tell.",
+            "dim",
+        )
 
 
 def _choose(
@@ -100,6 +119,7 @@ def _write_host(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None
     host = summary.host
     out.section("Host", f"no device in this trace · {form.duration(host.total_ns)}")
     if not host.total_ns:
+        out.line("n/a: no operator and no annotation in it, as torch.profiler would write them")
         return
     time = host.time
     parts = [
@@ -137,8 +157,7 @@ def _write_host(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None
     out.blank()
     out.table(
         [
-            make_column("operator", rows, lambda row: short_name(row.name), 9, is_right=False),
-            make_column("shapes", rows, lambda row: short_name(row.shapes)[:32], 4, is_right=False),
+            *_name_columns(out, "operator", rows),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 7),
             make_column("self", rows, lambda row: form.duration(row.self_ns), 8),
             make_column("total", rows, lambda row: form.duration(row.total_ns), 5),
@@ -193,12 +212,15 @@ def _write_device(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> No
     name = form.clean_text(device.breakdown.name)
     out.section(f"Device {device.breakdown.device} {name}".rstrip(), form.duration(time.total_ns))
     parts = [
-        ("compute", time.compute_ns, _symmetric_note(device)),
+        ("compute", time.compute_ns, ""),
         ("exposed communication", time.exposed_ns, f"of {form.duration(time.communication_ns)}"),
         ("exposed copies", time.exposed_copy_ns, f"of {form.duration(time.copy_ns)}"),
         ("idle", time.idle_ns, ""),
     ]
     _write_parts(out, parts, time.total_ns)
+    if device.symmetric_ns:
+        symmetric = form.duration(device.symmetric_ns)
+        out.line(f"compute: {symmetric} of it communicates over symmetric memory")
     if device.idle.total_ns:
         out.line(f"idle: {_describe_idle(device.idle)}")
     write_axes(out, device.communication, num_rows)
@@ -208,12 +230,6 @@ def _write_device(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> No
     _write_operators(out, device, num_rows)
     _write_rates(out, device, num_rows)
     _write_modules(out, device, num_rows)
-
-
-def _symmetric_note(device: DeviceSummary) -> str:
-    if not device.symmetric_ns:
-        return ""
-    return f"{form.duration(device.symmetric_ns)} of it communicates over symmetric memory"
 
 
 def _share(ns: int, whole_ns: int) -> str:
@@ -261,8 +277,10 @@ def _write_steps(out: ScreenWriter, device: DeviceSummary) -> None:
                     ("communication", "communication_ns", 5),
                     ("exposed", "exposed_ns", 6),
                     ("copies", "exposed_copy_ns", 3),
+                    ("other steps", "other_ns", 6),
                     ("idle", "idle_ns", 7),
                 )
+                if field != "other_ns" or any(row.time.other_ns for row in rows)
             ),
             make_column(
                 "mostly",
@@ -311,10 +329,11 @@ def _write_launches(out: ScreenWriter, device: DeviceSummary) -> None:
 
 def _write_kernels(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
     rows = device.kernels[:num_rows]
+    width = min(NAME_WIDTH, max(out.room - 32, 24))  # the count still fits beside it
     out.blank()
     out.table(
         [
-            make_column("kernel", rows, lambda row: short_name(row.name), 9, is_right=False),
+            make_column("kernel", rows, lambda row: short_name(row.name, width), 9, is_right=False),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),
             make_column("time", rows, lambda row: form.duration(row.total_ns), 8),
             make_column("count", rows, lambda row: form.count(row.count), 6),
@@ -324,10 +343,32 @@ def _write_kernels(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> N
     )
 
 
-def short_name(text: str) -> str:
+def short_name(text: str, width: int = NAME_WIDTH) -> str:
     """Made safe, on one line, and cut."""
     cleaned = form.clean_text(" ".join(text.split()))
-    return cleaned if len(cleaned) <= NAME_WIDTH else f"{cleaned[: NAME_WIDTH - 1]}…"
+    return cleaned if len(cleaned) <= width else f"{cleaned[: width - 1]}…"
+
+
+def _name_columns(
+    out: ScreenWriter, title: str, rows: Sequence[HostOperatorRow | OperatorRow | OperatorRate]
+) -> list[Column]:
+    """Name and shapes, as wide as other columns leave room: rows of one name differ in shapes."""
+    has_shapes = any(row.shapes for row in rows)
+    shapes_width = out.room * 3 // 10 if has_shapes else 0
+    width = min(NAME_WIDTH, max(out.room - 38 - shapes_width, 26))
+    names = [short_name(row.name, width) for row in rows]
+    columns = [make_column(title, names, str, 9, is_right=False)]
+    if has_shapes:
+        shapes = [short_name(_short_shapes(row.shapes), shapes_width) for row in rows]
+        importance = 7 if len(set(names)) < len(names) else 4
+        columns.append(make_column("shapes", shapes, str, importance, is_right=False))
+    return columns
+
+
+def _short_shapes(text: str) -> str:
+    """`[[8, 4], [4], []]` as `8×4 4`; scalars have no shape to show."""
+    found = re.findall(r"\[([\d,\s]+)\]", text)
+    return " ".join(re.sub(r"\s*,\s*", "×", one.strip()) for one in found)
 
 
 def _write_operators(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
@@ -337,8 +378,7 @@ def _write_operators(out: ScreenWriter, device: DeviceSummary, num_rows: int) ->
     out.blank()
     out.table(
         [
-            make_column("operator", rows, lambda row: short_name(row.name), 9, is_right=False),
-            make_column("shapes", rows, lambda row: short_name(row.shapes)[:32], 4, is_right=False),
+            *_name_columns(out, "operator", rows),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),
             make_column("device", rows, lambda row: form.duration(row.device_ns), 8),
             make_column("host", rows, lambda row: form.duration(row.host_ns), 5),
@@ -354,8 +394,7 @@ def _write_rates(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> Non
     out.blank()
     out.table(
         [
-            make_column("arithmetic", rows, lambda row: short_name(row.name), 9, is_right=False),
-            make_column("shapes", rows, lambda row: short_name(row.shapes)[:40], 4, is_right=False),
+            *_name_columns(out, "arithmetic", rows),
             make_column("device", rows, lambda row: form.duration(row.device_ns), 6),
             make_column("rate", rows, lambda row: f"{row.flops_per_s / 1e12:.3g} TFLOP/s", 8),
             make_column(

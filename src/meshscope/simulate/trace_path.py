@@ -11,7 +11,7 @@ from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import MeshscopeError
 from meshscope.simulate.critical_path import CriticalPath, find_critical_path
-from meshscope.simulate.what_if import build_replay
+from meshscope.simulate.what_if import MAX_FIDELITY_ERROR_RATIO, Fidelity, build_replay
 from meshscope.store.reader import open_run
 
 
@@ -31,9 +31,18 @@ def find_trace_path(
         if isinstance(replay, Unavailable):
             return replay
         if not replay.fidelity.is_enough:
-            share = replay.fidelity.unexplained_ratio
-            return Unavailable(
-                f"in {share:.0%} of their time ranks were held up by what the traces do not "
-                "explain, such as ranks without a trace"
-            )
+            return Unavailable(_explain(replay.fidelity))
         return find_critical_path(replay)
+
+
+def _explain(fidelity: Fidelity) -> str:
+    """Why a replay does not speak for the traces."""
+    if fidelity.unexplained_ratio >= MAX_FIDELITY_ERROR_RATIO:
+        return (
+            f"in {100 * fidelity.unexplained_ratio:.0f} % of their time ranks were held up by what "
+            "the traces do not explain, such as ranks without a trace or groups without a name"
+        )
+    return (
+        f"a replay of what the traces explain is {100 * fidelity.error_ratio:.0f} % off their "
+        f"clocks, over {fidelity.num_steps} steps"
+    )

@@ -61,6 +61,7 @@ from meshscope.store.writer import (
 _RANK_DIR = re.compile(r"rank([0-9]{5,12})")
 _ATTEMPT_DIR = re.compile(r"attempt([0-9]{3,9})")
 
+_HOW_TO_DECLARE = "pass layout=… or `meshscope run --layout`"
 TRACE_SOURCE = "torch.profiler"
 """What the headers of a run that was made of traces name as its source."""
 SHOWN_PATH = "shown_path"
@@ -714,7 +715,9 @@ def _agreed_layout(ranks: dict[int, RankRecording], world_size: int) -> Layout |
             if layout is not None:
                 found[_layout_text(layout)] = layout
     if not found:
-        return Unavailable("no layout was declared; pass layout=… or `meshscope run --layout`")
+        is_traced = any(one.header.get("source") == TRACE_SOURCE for one in ranks.values())
+        how = "use `meshscope import --layout`" if is_traced else _HOW_TO_DECLARE
+        return Unavailable(f"no layout was declared; {how}")
     if len(found) > 1:
         texts = [text[:200] for text in sorted(found)[:4]]
         return Unavailable("ranks declared different layouts: " + "; ".join(texts))

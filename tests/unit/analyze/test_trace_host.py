@@ -64,6 +64,45 @@ def test_a_collective_across_two_steps_is_counted_where_it_begins(tmp_path) -> N
     assert [one.step for one in found.collectives] == [1]
 
 
+def test_a_message_that_is_under_way_hides_no_operators(tmp_path) -> None:
+    """gloo draws a message on the thread that posted it, until it is there: 10..90, with operators
+    20..50 and 60..70 behind which it travels."""
+    events = [
+        step(1, 0, 100),
+        host("cpu_op", "c10d::recv_", 8, 2),
+        host("user_annotation", "gloo:recv", 10, 80),
+        host("cpu_op", "aten::mm", 20, 30),
+        host("cpu_op", "aten::add", 60, 10),
+    ]
+    (one,) = summarize(tmp_path / "t.json", events, table=PAIR).host.steps
+    assert parts(one.time) == (40_000, 42_000, 0, 0, 18_000)
+    assert one.time.communication_ns == 82_000
+
+
+def test_an_operator_that_waits_for_its_collective_is_seen_through(tmp_path) -> None:
+    """An autograd function 10..80 computes 10..30, asks for a sum 30..32 and waits for it, 31..75,
+    while an operator in it runs 40..50. One without a collective in it hides what runs behind."""
+    events = [
+        step(1, 0, 100),
+        host("cpu_op", "_ReduceFromRegion", 10, 70),
+        host("cpu_op", "aten::mm", 10, 20),
+        host("cpu_op", "c10d::allreduce_", 30, 2),
+        host("user_annotation", "gloo:all_reduce", 31, 44, 2),
+        host("cpu_op", "aten::mul", 40, 10),
+        host("cpu_op", "MyFunction", 85, 10),
+        host("user_annotation", "gloo:all_reduce", 85, 10, 2),
+    ]
+    (one,) = summarize(tmp_path / "t.json", events, table=PAIR).host.steps
+    # 10..30, 40..50, 75..80 and 85..95; exposed 30..40 and 50..75.
+    assert parts(one.time) == (45_000, 35_000, 0, 0, 20_000)
+
+
+def test_calls_of_hccl_communicate(tmp_path) -> None:
+    events = [step(1, 0, 50), host("user_annotation", "hccl:all_reduce", 10, 20)]
+    (one,) = summarize(tmp_path / "t.json", events, table=PAIR).host.steps
+    assert (one.time.communication_ns, one.time.exposed_ns) == (20_000, 20_000)
+
+
 def test_operators_have_time_of_their_own(tmp_path) -> None:
     """linear 0..100 calls addmm 10..70, which calls copy 20..30 and 40..50; threads are apart."""
     events = [

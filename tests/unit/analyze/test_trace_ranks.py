@@ -50,6 +50,23 @@ def test_exposed_communication_is_waiting_or_transfer(tmp_path) -> None:
     assert found.clocks[1].offset_ns == SHIFT * 1e3
 
 
+def test_of_few_collectives_the_widest_tells_a_clocks_error(tmp_path) -> None:
+    """Ends differ by 0, 0, 0, 0 and 8 µs: the median distance is 0, which says too much."""
+    ragged = [
+        *all_reduces([100, 200, 300, 400]),
+        nccl("allreduce", 500, 30, group="0", ranks=[0, 1]),
+    ]
+    other = [
+        *all_reduces([100, 200, 300, 400]),
+        nccl("allreduce", 500, 38, group="0", ranks=[0, 1]),
+    ]
+    few = compare(tmp_path, {0: ragged, 1: other})
+    assert (few.clocks[1].offset_ns, few.clocks[1].uncertainty_ns) == (0, 8_000)
+    more = all_reduces([600, 700, 800])
+    many = compare(tmp_path, {0: [*ragged, *more], 1: [*other, *more]})
+    assert many.clocks[1].uncertainty_ns == 1_000
+
+
 def test_what_is_matched_with_nobody_is_neither(tmp_path) -> None:
     alone = nccl("allreduce", 500, 10, group="9", ranks=[0, 7])
     times = [100, 200, 300]
@@ -78,7 +95,7 @@ def test_several_with_one_number_are_taken_in_order(tmp_path) -> None:
 
     found = compare(tmp_path, {0: coalesced(0), 1: coalesced(SHIFT)})
     assert len(found.matched) == 6
-    assert found.clocks[1].uncertainty_ns == 0
+    assert found.clocks[1].uncertainty_ns == 1_000  # no clock is said to be surer
 
 
 def pipeline_rank(rank: int):
@@ -241,4 +258,5 @@ def test_hosts_with_several_groups_are_not_guessed_at(tmp_path) -> None:
     table = groups(g0=[0, 1, 2, 3], g1=[0, 1])
     found = compare(tmp_path, {0: events, 1: events}, 4, table)
     assert isinstance(found.clocks, Unavailable)
+    assert "name no group" in found.clocks.reason
     assert found.num_unmatched == 16

@@ -1,5 +1,8 @@
 """Runs made of traces: the closed forms of a made-up job, through the readers of recorded runs."""
 
+import gzip
+import json
+
 import numpy as np
 import pytest
 
@@ -307,3 +310,28 @@ def test_a_trace_without_events_is_an_error_of_its_own(tmp_path):
     path = RankTrace(0, 1).write(tmp_path / "trace.json.gz")
     with pytest.raises(TraceError):
         examine(tmp_path, [path])
+
+
+def test_collectives_of_no_known_group_are_of_all_ranks_where_all_have_them(tmp_path):
+    def forget(path):
+        with gzip.open(path, "rt") as file:
+            document = json.load(file)
+        document["distributedInfo"].pop("pg_config", None)
+        for event in document["traceEvents"]:
+            for key in [key for key in event.get("args", {}) if "Group" in key or key == "Seq"]:
+                del event["args"][key]
+        with gzip.open(path, "wt") as file:
+            json.dump(document, file)
+        return path
+
+    paths = [forget(path) for path in job(tmp_path, extra_ns={2: EXTRA_NS})]
+    context, imported = examine(tmp_path, paths)
+    assert any("tell no group of 12 collectives of a rank" in note for note in imported.notes)
+    lines = {line.name: place for place, line in enumerate(context.budget.lines)}
+    of_ranks = context.budget.of_ranks_ns() / 12
+    waits = of_ranks[:, lines["exposed wait world"]].tolist()
+    assert waits == pytest.approx([EXTRA_NS, EXTRA_NS, 0, EXTRA_NS], abs=2 * US)
+    # Without one of the ranks nobody knows whom the others waited for.
+    (tmp_path / "part").mkdir()
+    _, part = examine(tmp_path / "part", paths[:3])
+    assert not any("tell no group" in note for note in part.notes)

@@ -7,6 +7,7 @@ import pytest
 
 from meshscope.analyze.trace_kernels import Work, classify_kernels, name_kind
 from meshscope.analyze.trace_steps import assign_steps, find_launches, find_steps
+from meshscope.analyze.trace_summary import summarize_trace
 from meshscope.analyze.trace_time import DeviceBreakdown, break_down_devices
 from meshscope.ingest.kineto import read_trace
 from meshscope.store.trace_columns import Trace
@@ -91,6 +92,51 @@ def test_device_work_belongs_to_the_step_that_launched_it(tmp_path) -> None:
     (device,) = break_down(write(tmp_path / "t.json", events))
     assert [(one.step, one.time.total_ns) for one in device.steps] == [(4, 2_000), (5, 4_000)]
     assert device.num_outside_steps == 1
+
+
+def test_work_of_other_steps_is_no_idle_time(tmp_path) -> None:
+    """Step 4 runs 15..17 and 40..42; in between step 5 runs 18..22 and 30..35."""
+    events = [
+        step(4, 0, 10),
+        step(5, 10, 10),
+        launch(5, 1),
+        launch(6, 2),
+        launch(11, 3),
+        launch(12, 4),
+        kernel("early", 15, 2, correlation=1),
+        kernel("next", 18, 4, correlation=3),
+        kernel("next", 30, 5, correlation=4, stream=8),
+        kernel("late", 40, 2, correlation=2),
+    ]
+    trace = write(tmp_path / "t.json", events)
+    (device,) = summarize_trace(trace).devices
+    first, second = (one.time for one in device.breakdown.steps)
+    assert (first.total_ns, first.compute_ns, first.other_ns) == (27_000, 4_000, 9_000)
+    assert first.idle_ns == 14_000  # 17..18, 22..30, 35..40
+    assert (second.total_ns, second.other_ns, second.idle_ns) == (17_000, 0, 8_000)
+    assert [one.idle.total_ns for one in device.steps] == [14_000, 8_000]
+    assert (device.breakdown.time.other_ns, device.breakdown.time.idle_ns) == (0, 14_000)
+
+
+def test_a_step_that_begins_with_an_event_without_length_has_all_its_idle_time(tmp_path) -> None:
+    events = [
+        step(4, 0, 10),
+        step(5, 10, 10),
+        launch(5, 1),
+        launch(11, 2),
+        launch(12, 3),
+        kernel("early", 15, 2, correlation=1),
+        kernel("nothing", 20, 0, correlation=2),
+        kernel("next", 25, 5, correlation=3),
+    ]
+    trace = write(tmp_path / "t.json", events)
+    (device,) = summarize_trace(trace).devices
+    second = device.breakdown.steps[1].time
+    assert (second.total_ns, second.idle_ns, device.steps[1].idle.total_ns) == (
+        10_000,
+        5_000,
+        5_000,
+    )
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,103 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch):
     assert "expands more than 400 times" in result.output
 
 
+def test_a_rank_that_has_no_trace_is_a_usage_error(tmp_path):
+    for rank in (0, 1):
+        make_trace(tmp_path / f"r{rank}.json", rank=rank)
+    result = invoke(tmp_path, "--rank", 7)
+    assert result.exit_code == 2
+    assert "--rank 7: there is no trace of it; there are those of ranks 0-1" in result.output
+
+
+def test_traces_of_one_rank_are_told_apart_by_their_files(tmp_path):
+    for name in ("first", "second", "third"):
+        make_trace(tmp_path / f"{name}.json", rank=0)
+    result = invoke(tmp_path)
+    assert result.exit_code == 0
+    table = result.output.split("Ranks  ")[1]
+    assert [line.split()[:2] for line in table.splitlines()[2:5]] == [
+        ["0", "first.json"],
+        ["0", "second.json"],
+        ["0", "third.json"],
+    ]
+
+
+@pytest.mark.parametrize("command", ["memory", "trigger", "compact", "hang"])
+def test_what_takes_no_traces_names_the_path_it_was_given(tmp_path, command):
+    trace = make_trace(tmp_path / "r0.json")
+    for path in (tmp_path, trace):
+        result = CliRunner().invoke(main, [command, str(path)])
+        assert result.exit_code == 3
+        (line,) = result.output.splitlines()
+        assert str(path) in line
+
+
+def test_one_rank_of_several_says_what_it_cannot_tell(tmp_path):
+    words = "waiting for other ranks only traces of them all tell"
+    alone = make_trace(tmp_path / "r0.json")
+    assert words in " ".join(invoke(alone).output.split())
+    make_trace(tmp_path / "r1.json", rank=1)
+    assert words not in " ".join(invoke(tmp_path).output.split())
+    single = make_trace(tmp_path / "single.json", world_size=1)
+    assert words not in " ".join(invoke(single).output.split())
+
+
+def test_two_collectives_in_common_are_too_few_and_not_called_unmatched(tmp_path):
+    for rank in (0, 1):
+        make_trace(tmp_path / f"r{rank}.json", rank=rank, num=2)
+    output = " ".join(invoke(tmp_path).output.split())
+    assert "share 2 collectives that end together; it takes 3" in output
+    assert "no partner" not in output
+    assert "in 0 % of their time" not in output
+
+
+def test_devices_that_differ_are_said_before_what_changed(tmp_path):
+    now = make_trace(tmp_path / "now.json")
+    (tmp_path / "old").mkdir()
+    for rank in (0, 1):
+        make_trace(tmp_path / "old" / f"r{rank}.json", rank=rank)
+    assert "before 2 devices, now 1 device" in invoke(now, "--against", tmp_path / "old").output
+    assert "before" not in invoke(now, "--against", now).output.splitlines()[1].split()[:1]
+
+
+def test_events_that_are_not_the_profilers_are_said_to_be_none(tmp_path):
+    path = tmp_path / "t.json"
+    events = [{"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]
+    path.write_text(json.dumps({"traceEvents": events}))
+    result = invoke(path)
+    assert result.exit_code == 0
+    assert "n/a: no operator and no annotation in it" in result.output
+    report = CliRunner().invoke(main, ["report", str(path)])
+    assert report.exit_code == 3
+    assert "nothing to make a run of" in report.output
+
+
+def test_operators_of_one_name_show_their_shapes_on_a_narrow_screen(tmp_path, monkeypatch):
+    """Shapes as re-dumped traces have them, over several lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    trace = make_trace(tmp_path / "r0.json")
+    document = json.loads(trace.read_text())
+    for number, dims in enumerate(([[8, 4], [4, 2], []], [[16, 4], [4, 2], []])):
+        base = {"ph": "X", "pid": 9, "tid": 9}
+        begin = 900 + 10 * number
+        arguments = {"External id": number + 1, "Input Dims": dims}
+        document["traceEvents"] += [
+            {**base, "cat": "cpu_op", "name": "aten::mm", "ts": begin, "dur": 5, "args": arguments},
+            {
+                **base,
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "ts": begin + 1,
+                "dur": 1,
+                "args": {"correlation": 10 + number},
+            },
+        ]
+    trace.write_text(json.dumps(document, indent=4))
+    output = invoke(trace).output
+    assert "8×4 4×2" in output
+    assert "16×4 4×2" in output
+
+
 def test_two_sets_are_compared_part_by_part(tmp_path):
     make_trace(tmp_path / "before.json", num=4)
     make_trace(tmp_path / "now.json", num=6)
