@@ -7,14 +7,15 @@ own step hooks. Loader: a tap on the loader iterator's next. What cannot be foun
 the journal, never assumed.
 """
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
 from meshscope.capture.guard import Guard
+from meshscope.capture.heap import find_instances
 from meshscope.capture.hooks import Hooks
+from meshscope.capture.module_hook import ModuleHook
 from meshscope.capture.step_inference import StepInference
 from meshscope.capture.taps import Tap
 
@@ -91,8 +92,10 @@ class Automatic:
             return
         self._modules.add(model)
         self._handles += [
-            model.register_forward_pre_hook(self._hooks.forward_begins, with_kwargs=True),
-            model.register_forward_hook(self._hooks.forward_ends, always_call=True),
+            model.register_forward_pre_hook(
+                ModuleHook(self._hooks.forward_begins), with_kwargs=True
+            ),
+            model.register_forward_hook(ModuleHook(self._hooks.forward_ends), always_call=True),
         ]
 
     def call_at_first_forward(self, model: Any, function: Callable[[Any, Any, Any], None]) -> None:
@@ -103,7 +106,7 @@ class Automatic:
                 handle.remove()
                 self._guard.run("first forward", lambda: function(module, args, kwargs))
 
-        handle = model.register_forward_pre_hook(call, with_kwargs=True, prepend=True)
+        handle = model.register_forward_pre_hook(ModuleHook(call), with_kwargs=True, prepend=True)
         self._handles.append(handle)
 
     def attach_optimizer(self, optimizer: Any) -> None:
@@ -113,8 +116,8 @@ class Automatic:
         self._optimizers.add(optimizer)
         self._count_optimizer()
         self._handles += [
-            optimizer.register_step_pre_hook(self._hooks.optimizer_begins),
-            optimizer.register_step_post_hook(self._hooks.optimizer_ends),
+            optimizer.register_step_pre_hook(ModuleHook(self._hooks.optimizer_begins)),
+            optimizer.register_step_post_hook(ModuleHook(self._hooks.optimizer_ends)),
         ]
 
     def _count_optimizer(self) -> None:
@@ -151,7 +154,7 @@ class Automatic:
             self._attach_roots()
 
     def _attach_roots(self) -> None:
-        for root in find_root_modules(self._torch, gc.get_objects()):
+        for root in find_root_modules(self._torch, find_instances(self._torch.nn.Module)):
             self._guard.run("attach", lambda root=root: self.attach_model(root))  # type: ignore[misc]
 
     def remove(self) -> None:

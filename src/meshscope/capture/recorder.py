@@ -479,6 +479,8 @@ class Recorder:
         self.operations.is_on = False
         self._gc_pauses.remove()
         self._windows = None  # what it has started is the parent's
+        for profile in self._memory_profiles:
+            self.guard.run("memory profile", profile.abandon)
         if self._stack_dumps is not None:
             self._stack_dumps.remove()
             self._stack_dumps = None
@@ -732,11 +734,12 @@ class Recorder:
                 windows.settings.schedule, self._profile_found, self._note_gap
             )
 
-    def _profile_found(self, models: list[Any], optimizers: list[Any]) -> None:
-        self.profile_memory(models, optimizers)
+    def _profile_found(self, models: list[Any], optimizers: list[Any]) -> MemoryProfile | None:
+        profile = self.profile_memory(models, optimizers)
         torch = sys.modules["torch"]
         if torch.cuda.is_initialized():  # the observer must not be what initialises it
             self.watch_out_of_memory()
+        return profile
 
     def _note_memory_step(self, step: int, begin_ns: int, end_ns: int | None) -> None:
         """Such a step is slower: readers leave it out as they leave out those of a trace window."""

@@ -58,7 +58,7 @@ def read_trace(path: Path, *, with_python: bool = False, use_native: bool | None
     warnings += _explain_end(scanner, stream)
     counts = scanner.counts
     is_empty = not batches.num_events and not counts.num_skipped
-    if is_empty and (not counts.num_event_lists or batches.num_other):
+    if is_empty and (not counts.num_event_lists or batches.num_other or warnings):
         raise TraceError(f"{path}: {_explain_nothing(scanner, stream)}")
     if is_empty:
         warnings.append("there is no event in it")
@@ -113,7 +113,7 @@ def _explain_nothing(scanner: Scanner, stream: ByteStream) -> str:
     if not stream.num_given:
         return "the file is empty; expected a JSON trace, plain, gzip, zstd, bzip2 or xz"
     if scanner.counts.num_event_lists:
-        return "a list of objects that are no events; expected a trace of torch.profiler"
+        return "a list with no events in it; expected a trace of torch.profiler"
     names = [_decode_text(key) for key, _ in scanner.fields()]
     known = describe_beginning(stream.first) or describe_fields(names)
     if known:

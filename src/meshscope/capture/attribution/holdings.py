@@ -8,7 +8,8 @@ parameters and, while a module is in use, gathered ones; both are read from its 
 known from its logger unless gradients are views of them, and they are recognised when sent.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from meshscope.capture.attribution.storages import (
@@ -42,6 +43,31 @@ def unwrap(model: Any) -> Any:
     return model
 
 
+class WeakList:
+    """Objects in their order, none kept alive: a program may drop a model before the profiled step,
+    and needs its memory then. What cannot be referred to weakly is held."""
+
+    def __init__(self, objects: Iterable[Any] = ()) -> None:
+        self._references = [_refer_to(one) for one in objects]
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (one for one in self.slots() if one is not None)
+
+    def slots(self) -> list[Any]:
+        """All of them, None for those that are gone."""
+        return [find() for find in self._references]
+
+
+def _refer_to(one: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(one)
+    except TypeError:
+        return lambda: one
+
+
 class Holdings:
     """The lasting part of a rank's memory: everything but what a step makes and drops."""
 
@@ -53,28 +79,32 @@ class Holdings:
         communication: Sequence[Any] = (),
     ) -> None:
         self._torch = torch
-        self._models = list(models)
-        self._optimizers = list(optimizers)
+        self._models = WeakList(models)
+        self._optimizers = WeakList(optimizers)
         self._communication = list(communication)
+        self._prefixes = [""] if len(models) == 1 else [f"{n}." for n in range(len(models))]
         self._bucket_bytes: list[list[int]] = []
         self.refresh()
 
     def refresh(self) -> None:
         """Asks DDP for the sizes of its buckets. Not in backward: DDP holds a lock there, and may
         be running an operator that we look at."""
-        self._bucket_bytes = [_ddp_bucket_bytes(model) for model in self._models]
+        self._bucket_bytes = [
+            [] if model is None else _ddp_bucket_bytes(model) for model in self._models.slots()
+        ]
 
     def release(self) -> None:
         """Holds nothing any more."""
-        for held in (self._models, self._optimizers, self._communication, self._bucket_bytes):
-            held.clear()
+        self._models, self._optimizers = WeakList(), WeakList()
+        self._prefixes.clear()
+        self._communication.clear()
+        self._bucket_bytes.clear()
 
-    @property
-    def prefixes(self) -> list[str]:
-        """What the paths of each model begin with: nothing, or its chunk's number."""
-        if len(self._models) == 1:
-            return [""]
-        return [f"{chunk}." for chunk in range(len(self._models))]
+    def named_models(self) -> list[tuple[str, Any]]:
+        """The models that are alive, and what their paths begin with: nothing, or the chunk's
+        number."""
+        pairs = zip(self._prefixes, self._models.slots(), strict=True)
+        return [(prefix, model) for prefix, model in pairs if model is not None]
 
     def find_device(self) -> Any:
         """Where the first parameter or buffer is; the CPU for a model without either."""
@@ -87,7 +117,7 @@ class Holdings:
     def claim(self, ledger: Ledger, sent: Iterable[tuple[str, StorageKey, int]] = ()) -> None:
         """Adds all of it to a ledger. `sent`: storages that communication may use."""
         names: dict[StorageKey, str] = {}
-        named = list(zip(self.prefixes, map(unwrap, self._models), strict=True))
+        named = [(prefix, unwrap(model)) for prefix, model in self.named_models()]
         parameters: list[tuple[str, Any]] = []
         for prefix, model in named:
             parameters += _claim_fully_sharded(ledger, prefix, model)
@@ -103,8 +133,9 @@ class Holdings:
             for name, buffer in model.named_buffers():
                 ledger.add_tensor(BUFFERS, prefix + name, buffer)
         for path, parameter in parameters:
-            if parameter.grad is not None:
-                ledger.add_tensor(GRADIENTS, path, parameter.grad)
+            gradient = _gradient_of(parameter)
+            if gradient is not None:
+                ledger.add_tensor(GRADIENTS, path, gradient)
         for optimizer in self._optimizers:
             self._claim_optimizer(ledger, optimizer, names)
         self._claim_communication(ledger, sent)
@@ -121,8 +152,9 @@ class Holdings:
             for key in _keys_of(parameter):
                 names.setdefault(key, path)
             ledger.add_tensor(MASTER_PARAMETERS, path, parameter)
-            if parameter.grad is not None:
-                ledger.add_tensor(GRADIENTS, path, parameter.grad)
+            gradient = _gradient_of(parameter)
+            if gradient is not None:
+                ledger.add_tensor(GRADIENTS, path, gradient)
         # Not state_dict(): it copies, and a sharded optimizer may gather for it.
         for parameter, state in list(getattr(optimizer, "state", {}).items()):
             is_tensor = isinstance(parameter, self._torch.Tensor)
@@ -134,7 +166,9 @@ class Holdings:
     def _claim_communication(
         self, ledger: Ledger, sent: Iterable[tuple[str, StorageKey, int]]
     ) -> None:
-        for model, sizes in zip(self._models, self._bucket_bytes, strict=True):
+        for model, sizes in zip(self._models.slots(), self._bucket_bytes, strict=True):
+            if model is None:
+                continue
             _claim_buckets(ledger, list(sizes), sent)
             for tensor in _fully_sharded_transfers(self._torch, unwrap(model)):
                 ledger.add_tensor(COMMUNICATION, "fsdp", tensor, is_part=False)
@@ -142,6 +176,11 @@ class Holdings:
             path = type(value).__name__
             for tensor in tensors_in(self._torch, value, with_objects=True):
                 ledger.add_tensor(COMMUNICATION, path, tensor, is_part=False)
+
+
+def _gradient_of(parameter: Any) -> Any:
+    """Torch warns when it is asked for that of a tensor which keeps none."""
+    return parameter.grad if parameter.is_leaf or parameter.retains_grad else None
 
 
 def _params(group: Any) -> list[Any]:

@@ -11,14 +11,14 @@ costs a Python call and a reading of the allocator. What an operator makes and d
 itself is not seen: the allocator's own peak is written beside it where there is one.
 """
 
-import gc
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshscope.capture.attribution.allocator import make_allocator
-from meshscope.capture.attribution.holdings import COMMUNICATION, Holdings, unwrap
+from meshscope.capture.attribution.holdings import COMMUNICATION, Holdings, WeakList, unwrap
+from meshscope.capture.attribution.hook_exemptions import HookExemptions
 from meshscope.capture.attribution.module_calls import (
     ModuleCalls,
     eager_modules,
@@ -27,10 +27,13 @@ from meshscope.capture.attribution.module_calls import (
 )
 from meshscope.capture.attribution.operators import Operators
 from meshscope.capture.attribution.points import Point, PointFiles
+from meshscope.capture.attribution.quiet_guard import QuietGuard
 from meshscope.capture.attribution.saved_tensors import SavedTensors
-from meshscope.capture.attribution.storages import Ledger, WeakStorages, tensors_in
+from meshscope.capture.attribution.storages import Ledger, WeakStorages, in_backward, tensors_in
 from meshscope.capture.guard import Guard
+from meshscope.capture.heap import find_instances
 from meshscope.capture.host_memory import resident_bytes
+from meshscope.capture.module_hook import ModuleHook
 
 PEAK_GROWTH_RATIO = 0.005
 """How much more must be in use for the peak to be attributed again: each costs a walk over all
@@ -39,6 +42,10 @@ HELD_BEFORE = "(before the step, by no tensor of Python's)"
 """Path of what a device's allocator had handed out: workspaces of libraries, graphs."""
 MAX_POINTS_PER_STEP = 200
 """Microbatches without end must not fill the disk."""
+MAX_FORWARDS_PER_STEP = 1000
+"""A step that nothing ends, such as one whose optimizer was given and never steps, ends here."""
+MAX_SEARCH_NS = 1_000_000_000
+"""A heap that took longer to search is not searched a second time."""
 
 
 class MemoryProfile:
@@ -62,11 +69,18 @@ class MemoryProfile:
         from 0. Without a folder points are kept in `points` and not written. `note_step` is told a
         profiled step's number, begin and, when it is over, end, monotonic ns."""
         self._torch = torch
-        self._models, self._optimizers = list(models), list(optimizers)
-        self._guard = guard
+        self._models, self._optimizers = WeakList(models), WeakList(optimizers)
+        self._guard = guard = QuietGuard(torch, guard)
         self._holdings = Holdings(torch, models, optimizers, communication)
         self._calls = ModuleCalls(torch, self, guard)
-        self._saved = SavedTensors(torch, lambda: self._calls.path)
+        self._saved = SavedTensors(
+            torch,
+            lambda: self._calls.path,
+            guard,
+            is_delicate=lambda: self._operators.is_delicate,
+            on_unpack=lambda is_delicate: self._operators.step_aside(is_delicate),
+        )
+        self._exemptions = HookExemptions(torch, self._saved, guard)
         self._inputs, self._outputs = WeakStorages(torch), WeakStorages(torch)
         self._gradients = WeakStorages(torch)
         self._before = WeakStorages(torch)
@@ -97,6 +111,7 @@ class MemoryProfile:
         self._step = -1
         self._microbatch = -1
         self._num_points = 0
+        self._search_ns = 0
         self._sampled_peak_bytes = -1
         self._peak: Point | None = None
         self.points: list[Point] = []
@@ -118,7 +133,6 @@ class MemoryProfile:
 
     def open(self) -> "MemoryProfile":
         """Takes the first point and puts the hooks in."""
-        gc.collect()  # what nobody holds any more must not stand in the baseline
         self._remember_tensors()
         ledger = self._attribute()
         self._allocator.settle(ledger.total_bytes)
@@ -129,30 +143,28 @@ class MemoryProfile:
             begins = keep_eager(self._torch, model, protect("memory profile", self._forward_begins))
             ends = keep_eager(self._torch, model, protect("memory profile", self._forward_ends))
             self._handles.append(
-                model.register_forward_pre_hook(begins, prepend=True, with_kwargs=True)
+                model.register_forward_pre_hook(ModuleHook(begins), prepend=True, with_kwargs=True)
             )
-            self._handles.append(model.register_forward_hook(ends, always_call=True))
+            self._handles.append(model.register_forward_hook(ModuleHook(ends), always_call=True))
         for place, optimizer in enumerate(self._optimizers):
             begins = protect("memory profile", self._optimizer_begins)
             ends = protect("memory profile", lambda *_, place=place: self._optimizer_ends(place))
             self._optimizer_handles += [
-                optimizer.register_step_pre_hook(begins),
-                optimizer.register_step_post_hook(ends),
+                optimizer.register_step_pre_hook(ModuleHook(begins)),
+                optimizer.register_step_post_hook(ModuleHook(ends)),
             ]
         self.flush()
         return self
 
     def _remember_tensors(self) -> None:
         """What the program holds already, such as a batch or another model, and nobody claims."""
-        kind = self._torch.Tensor
+        if self._search_ns > MAX_SEARCH_NS:
+            return
+        begin_ns = time.monotonic_ns()
         remember = self._guard.protect("memory of others", self._before.add)
-        is_tensor: dict[type, bool] = {}  # a heap has millions of objects of few types
-        for found in gc.get_objects():
-            own = type(found)
-            if own not in is_tensor:
-                is_tensor[own] = issubclass(own, kind)
-            if is_tensor[own]:
-                remember("", found)
+        for found in find_instances(self._torch.Tensor):
+            remember("", found)
+        self._search_ns = time.monotonic_ns() - begin_ns
 
     def close(self) -> None:
         """Takes everything out and writes what is left. May be called at any time."""
@@ -165,17 +177,48 @@ class MemoryProfile:
         self._forget()
         self._before.clear()
         self._holdings.release()
-        self._models, self._optimizers = [], []  # the program may be done with them
         self.flush()
 
+    def tidy(self) -> bool:
+        """After the end: takes out what could not be taken out then; whether nothing is left."""
+        if not self._is_open:
+            self._remove_hooks()
+        return not (self._is_open or self._handles or self._optimizer_handles)
+
+    def abandon(self) -> None:
+        """In a forked child: the profile is the parent's. Nothing is written."""
+        self._files = None
+        self._is_open = self._is_in_step = False
+        self._note_step = None
+        self._calls.remove()
+        self._remove_hooks()
+
     def _remove_hooks(self) -> None:
-        """All of them; inside of an optimizer's hooks only if that cannot disturb the others'."""
+        """All of them; inside of an optimizer's hooks only if that cannot disturb the others', and
+        not as long as a mode or saved-tensor hooks wait for another thread, for others' to go from
+        on top of them, or for backward to end: the next forward then tries again."""
+        if not self._take_out():
+            return
         if self._is_in_optimizer and not all(map(_is_last_hook, self._optimizer_handles)):
-            return  # torch walks through them now; the next forward takes them out
+            return  # torch walks through them now
         for handle in (*self._handles, *self._optimizer_handles):
             handle.remove()
         self._handles.clear()
         self._optimizer_handles.clear()
+
+    def _take_out(self) -> bool:
+        """Mode and saved-tensor hooks; whether they are out. Until then torch's functions that mind
+        them stay replaced."""
+        self._saved.end()
+        self._operators.end()
+        if self._saved.is_out:
+            self._exemptions.remove()
+        return self._saved.is_out and self._operators.is_out
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was or is being profiled."""
+        return self._step >= 0
 
     @property
     def is_open(self) -> bool:
@@ -273,7 +316,7 @@ class MemoryProfile:
             self._sample(self._operators.last_name)
 
     def _describe_moment(self, operator: str) -> str:
-        is_backward = self._torch._C._current_graph_task_id() >= 0
+        is_backward = in_backward(self._torch)
         phase = "optimizer" if self._is_in_optimizer else "backward" if is_backward else "forward"
         return ", ".join(part for part in (phase, self._calls.path, operator) if part)
 
@@ -284,7 +327,7 @@ class MemoryProfile:
             self._remove_hooks()
         if not self._torch.is_grad_enabled() or not self._is_open:
             return
-        if self._is_in_step and self._find_step() != self._step:
+        if self._is_in_step and self._is_step_over():
             self._end_step()  # an update was skipped: no optimizer has said so
         if not self._is_in_step and self._is_over():
             self.close()
@@ -307,6 +350,9 @@ class MemoryProfile:
         step = -1 if self._ask_step is None else self._ask_step()
         return step if step >= 0 else self._num_seen
 
+    def _is_step_over(self) -> bool:
+        return self._find_step() != self._step or self._microbatch >= MAX_FORWARDS_PER_STEP
+
     def _is_over(self) -> bool:
         return self._wanted is not None and self._find_step() > max(self._wanted, default=-1)
 
@@ -326,11 +372,12 @@ class MemoryProfile:
         self._peak, self._sampled_peak_bytes = None, -1
         self._stepped.clear()
         self._calls.install(self._named_modules())
+        self._exemptions.install()
 
     def _named_modules(self) -> list[tuple[str, Any]]:
         return [
             named
-            for prefix, model in zip(self._holdings.prefixes, self._models, strict=True)
+            for prefix, model in self._holdings.named_models()
             if not is_compiled(model)
             for named in eager_modules(prefix.rstrip("."), unwrap(model))
         ]
@@ -343,7 +390,8 @@ class MemoryProfile:
             self._outputs.add("", tensor)
         # The root's own hooks were put in while it was being called.
         self._calls.watch_graph("", outputs)
-        begins = self._guard.protect("memory profile", self._backward_begins)
+        begins: Any = self._guard.protect("memory profile", self._backward_begins)
+        begins.__torch_unserializable__ = True  # else torch warns when the output is saved
         for tensor in outputs:
             if tensor.grad_fn is not None:  # on a parameter a hook would stay
                 tensor.register_hook(begins)
@@ -361,6 +409,8 @@ class MemoryProfile:
         self._stepped.add(place)
         if self._is_open and len(self._stepped) == len(self._optimizers):
             self._end_step()
+        elif not self._is_open:
+            self._remove_hooks()
         self._is_in_optimizer = False
 
     def _end_step(self) -> None:
@@ -387,8 +437,7 @@ class MemoryProfile:
         self._is_in_step = self._is_in_backward = False
         self._num_seen += 1
         self._stepped.clear()
-        self._saved.end()
-        self._operators.end()
+        self._take_out()
         self._calls.remove()
         self._forget()
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from meshscope.capture.attribution.storages import tensors_in, untraced
 from meshscope.capture.guard import Guard
+from meshscope.capture.module_hook import ModuleHook
 
 _MARK = "meshscope_memory"
 MAX_NODES = 1_000_000
@@ -85,8 +86,8 @@ class ModuleCalls:
         for path, module in modules:
             enter = self._guard.protect("memory attribution", partial(self._enter, path))
             leave = self._guard.protect("memory attribution", partial(self._leave, path))
-            self._handles.append(module.register_forward_pre_hook(enter))
-            self._handles.append(module.register_forward_hook(leave, always_call=True))
+            self._handles.append(module.register_forward_pre_hook(ModuleHook(enter)))
+            self._handles.append(module.register_forward_hook(ModuleHook(leave), always_call=True))
 
     def remove(self) -> None:
         """Takes the hooks out. A call that is under way has no end any more."""
@@ -128,7 +129,7 @@ class ModuleCalls:
         def before_node(_given: Any) -> None:
             self._local.node_path = path
 
-        return before_node
+        return self._guard.protect("memory attribution", before_node)
 
     def _make_node_hook(self, path: str) -> Callable[[Any, Any], None]:
         def after_node(results: Any, given: Any) -> None:

@@ -13,6 +13,9 @@ time are in it.
 Operators run wherever torch calls them, also while it holds locks (DDP's reducer does): nothing
 here may ask torch for what takes one.
 
+Torch has other formulas for some nodes of backward where any dispatch mode is on (`prod`,
+`cumprod`, determinants), which round differently: ours is out while such a node runs.
+
 Not seen: what torch.compile has compiled (it runs as it would without us), kernels called past
 torch's dispatcher, and other threads.
 """
@@ -24,7 +27,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from meshscope.capture.attribution.allocator import CudaAllocator, HostAllocator
-from meshscope.capture.attribution.storages import WeakStorages, plain_tensors, tensors_in
+from meshscope.capture.attribution.storages import (
+    WeakStorages,
+    in_backward,
+    plain_tensors,
+    tensors_in,
+)
 from meshscope.capture.guard import Guard
 
 MIN_LIBRARY_BYTES = 1 << 16
@@ -32,6 +40,8 @@ MIN_LIBRARY_BYTES = 1 << 16
 _COMMUNICATION = ("c10d", "_c10d_functional", "fsdp")
 """Namespaces of operators that send, which goes on after they return."""
 _RESIZING = ("resize_", "resize_as_", "set_", "resize_storage_bytes_")
+_DELICATE = ("prod", "cumprod", "_linalg_det", "_linalg_slogdet")
+"""Operators whose backward torch computes by another formula where a dispatch mode is on."""
 SITE = "memory operators"
 
 
@@ -60,6 +70,7 @@ class Operators:
         self._libraries: dict[str, int] = {}
         self._mode: Any = None
         self._thread_id = 0
+        self._local = threading.local()
         self._is_entered = False
         self._is_for_forward_only = False
         self.is_on = False
@@ -71,9 +82,11 @@ class Operators:
 
     def begin(self) -> None:
         """Sees operators of this thread from now on."""
-        self.is_on = True
         if self._is_entered:
+            self.is_on = True
+        if self._is_entered or in_backward(self._torch):
             return
+        self.is_on = True
         # Inside of another's mode ours must come out before it: it takes out what is on top.
         self._is_for_forward_only = bool(self._torch._C._len_torch_dispatch_stack())
         self._mode = self._mode or make_mode(self)
@@ -87,11 +100,11 @@ class Operators:
             self.end()
 
     def end(self) -> None:
-        """Takes the mode out, unless another is on top: then it only hands on from now on, and
-        the next `end` tries again."""
+        """Takes the mode out, unless another is on top, or this is another thread: then it only
+        hands on from now on, and the next `end` tries again."""
         self.is_on = False
         is_here = self._is_entered and threading.get_ident() == self._thread_id
-        if is_here and self._is_on_top():
+        if is_here and not in_backward(self._torch) and self._is_on_top():
             self._mode.__exit__(None, None, None)
             self._is_entered = False
 
@@ -99,6 +112,37 @@ class Operators:
         core = self._torch._C
         num_modes = core._len_torch_dispatch_stack()
         return bool(num_modes) and core._get_dispatch_stack_at(num_modes - 1) is self._mode
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the mode is not left anywhere."""
+        return not self._is_entered
+
+    @property
+    def is_delicate(self) -> bool:
+        """Whether the operator that ran last in this thread has a delicate backward."""
+        return bool(getattr(self._local, "is_delicate", False))
+
+    def step_aside(self, is_delicate: bool) -> None:  # noqa: FBT001 - a callback's
+        """Called before a node of backward uses what it saved: out for delicate ones, else in.
+
+        Only where no other mode is there, and only in backward: at its end torch sets modes back to
+        what they were when it began.
+        """
+        was_aside = getattr(self._local, "is_aside", False)
+        if not (is_delicate or was_aside) or not self.is_on or not self._is_entered:
+            return
+        core = self._torch._C
+        if not in_backward(self._torch):
+            return
+        num_modes = core._len_torch_dispatch_stack()
+        if is_delicate and num_modes == 1 and self._is_on_top():
+            core._pop_torch_dispatch_stack(None)
+            self._local.is_aside = True
+        elif not is_delicate:
+            self._local.is_aside = False
+            if not num_modes:
+                core._push_on_torch_dispatch_stack(self._mode)
 
     def forget(self) -> None:
         """Forgets storages; what libraries keep, they keep."""
@@ -130,6 +174,7 @@ class Operators:
             return function(*args, **kwargs)
         before = self._guard.run(SITE, lambda: self._look_before(function, args, kwargs))
         result = function(*args, **kwargs)
+        self._local.is_delicate = str(getattr(function, "_opname", "")) in _DELICATE
         self._guard.run(SITE, lambda: self._look_after(function, result, before))
         return result
 

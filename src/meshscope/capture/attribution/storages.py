@@ -9,7 +9,8 @@ outside of the tensors it names.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +30,12 @@ def untraced(torch: Any, function: Function) -> Function:
         return function
     hidden: Function = torch.compiler.disable(function)
     return hidden
+
+
+def in_backward(torch: Any) -> bool:
+    """Whether this thread runs a backward. At its end torch puts modes and hooks of the thread back
+    to what they were: what is put in or taken out there is not."""
+    return bool(torch._C._current_graph_task_id() >= 0)
 
 
 StorageKey = tuple[str, int]
@@ -82,8 +89,11 @@ def tensors_in(torch: Any, value: Any, *, with_objects: bool = False) -> Iterato
 def _parts_of(torch: Any, value: Any, *, with_objects: bool) -> list[Any]:
     if value is None or isinstance(value, (str, bytes, int, float, bool, type)):
         return []
-    if isinstance(value, Mapping):
-        return list(value.values())
+    # Not any Mapping: a program's own may load something when it is asked for its values.
+    if isinstance(value, UserDict):
+        value = value.data
+    if isinstance(value, dict):
+        return list(dict.values(value))
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(value)
     if is_dataclass(value):
