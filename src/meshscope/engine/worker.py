@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from meshscope.capture.default import start
+from meshscope.core.unit_text import duration
 from meshscope.engine.checkpoint.folder import find_latest
 from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.data.token_data import Prefetch, TokenData, make_data
@@ -198,7 +199,7 @@ class Progress:
         self._write(
             f"step {result.step + 1:{width}}/{self._config.num_steps}  loss {result.loss:.4f}  "
             f"norm {result.gradient_norm:.3g}  lr {result.learning_rate:.3g}  "
-            f"{seconds * 1e3:.3g} ms  {rate:,.0f} tokens/s{skipped}"
+            f"{duration(seconds * 1e9)}  {rate:,.0f} tokens/s{skipped}"
         )
 
     def show_evaluation(self, step: int, loss: float) -> None:

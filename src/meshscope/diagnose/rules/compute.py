@@ -227,11 +227,12 @@ class HostGap(Rule):
         )
         gain = context.price([edit])[0]
         mean = float(pieces.duration_ns[is_gap].sum()) / budget.wall_ns.size
+        between = "" if context.attempt.is_from_traces else " between phases"
         yield Finding(
             code=self.code,
-            title="devices wait for the host between phases",
+            title=f"devices wait for the host{between}",
             severity=severity_of(gain, otherwise=share),
-            summary=f"a device has nothing to do for {duration(mean)} per step between phases, "
+            summary=f"a device has nothing to do for {duration(mean)} per step{between}, "
             f"{ratio(share)} of the wall clock.",
             evidence=(
                 Evidence(name="gap per rank and step", value=mean, unit="ns"),
