@@ -13,9 +13,9 @@ With a reader that was compiled with -fsanitize=address,undefined this looks for
 buffers too:
 
     gcc -g -O1 -std=c99 -shared -fPIC -fsanitize=address,undefined -fno-sanitize-recover=all \\
-        -o /tmp/snapshot_asan.so src/meshscope/ingest/snapshot_machine.c
+        -o snapshot_asan.so src/meshscope/ingest/snapshot_machine.c
     LD_PRELOAD=$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \\
-        python tests/fuzz/fuzz_snapshot.py --inputs 100000 --library /tmp/snapshot_asan.so
+        python tests/fuzz/fuzz_snapshot.py --inputs 100000 --library ./snapshot_asan.so
 """
 
 import argparse

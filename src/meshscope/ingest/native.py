@@ -1,6 +1,7 @@
-"""Finds the compiled scanner; there is none where meshscope was installed without a compiler."""
+"""Finds compiled readers; there are none where meshscope was installed without a compiler."""
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -11,17 +12,24 @@ NUM_LOOKED = 22
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """The library with its signatures set, or None."""
-    path = Path(__file__).with_name(LIBRARY_NAME)
+    """The scanner with its signatures set, or None."""
+    library = open_beside(LIBRARY_NAME, _set_signatures)
+    is_current = library is not None and library.scanner_num_looked() == NUM_LOOKED
+    return library if is_current else None
+
+
+def open_beside(name: str, set_signatures: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL | None:
+    """A library that stands beside this file; None where there is none that fits."""
+    path = Path(__file__).with_name(name)
     if not path.exists():
         return None
     try:
         library = ctypes.CDLL(str(path))
-        _set_signatures(library)
+        set_signatures(library)
     except (OSError, AttributeError):
-        # Built for another machine, or by an older version: the Python scanner does the same.
+        # Built for another machine, or by an older version: the reader in Python does the same.
         return None
-    return library if library.scanner_num_looked() == NUM_LOOKED else None
+    return library
 
 
 def _set_signatures(library: ctypes.CDLL) -> None:

@@ -802,6 +802,11 @@ static int64_t *look_at(int64_t *out, const Column *column) {
     return out;
 }
 
+/* How many numbers snapshot_look writes: six, then two for each column. */
+int64_t snapshot_num_looked(void) {
+    return 6 + 2 * (SEGMENT_COLUMNS + BLOCK_COLUMNS + EVENT_COLUMNS + 7);
+}
+
 /* Counts, then number and address of every column; see snapshot_native.py. */
 void snapshot_look(const Machine *m, int64_t *out) {
     *out++ = m->state;

@@ -3,12 +3,12 @@
 import ctypes
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from meshscope.ingest.native import open_beside
 from meshscope.ingest.snapshot_words import (
     KNOWN_TEXTS,
     RawColumns,
@@ -34,17 +34,11 @@ _NUM_LOOKED = _FIRST_COLUMN + 2 * len(_DTYPES)
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """The library with its signatures set, or None."""
-    path = Path(__file__).with_name(LIBRARY_NAME)
-    if not path.exists():
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-        _set_signatures(library)
-    except (OSError, AttributeError):
-        # Built for another machine, or by an older version: the Python reader does the same.
-        return None
-    return library
+    """The machine with its signatures set, or None."""
+    library = open_beside(LIBRARY_NAME, _set_signatures)
+    # One of another version would write beyond the columns that are looked at here.
+    is_current = library is not None and library.snapshot_num_looked() == _NUM_LOOKED
+    return library if is_current else None
 
 
 def _set_signatures(library: ctypes.CDLL) -> None:
@@ -56,6 +50,8 @@ def _set_signatures(library: ctypes.CDLL) -> None:
     for name in ("snapshot_free", "snapshot_cut", "snapshot_finish"):
         getattr(library, name).restype = None
         getattr(library, name).argtypes = [pointer]
+    library.snapshot_num_looked.restype = number
+    library.snapshot_num_looked.argtypes = []
     library.snapshot_look.restype = None
     library.snapshot_look.argtypes = [pointer, pointer]
 

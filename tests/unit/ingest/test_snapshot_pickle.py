@@ -264,3 +264,10 @@ def test_damaged_pickles_never_do_more_than_fail(use_native):
             read(bytes(data), use_native)
         except TraceError:
             pass
+
+
+@pytest.mark.skipif(not has_native, reason="no compiler here")
+def test_a_compiled_reader_of_another_version_is_not_used(monkeypatch):
+    assert snapshot_native.load_library.__wrapped__() is not None
+    monkeypatch.setattr(snapshot_native, "_NUM_LOOKED", snapshot_native._NUM_LOOKED + 2)
+    assert snapshot_native.load_library.__wrapped__() is None
