@@ -24,12 +24,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from fork_ranks import run_ranks
 
-from meshscope.analyze.communication import analyze_communication
-from meshscope.store.columns import Columns
-from meshscope.store.groups import GROUP_KIND, pack_ranks
-from meshscope.store.reader import RankRecording, open_run
+from meshscope.analyze.communication.communication import analyze_communication
+from meshscope.store.read.columns import Columns
+from meshscope.store.read.run import RankRecording, open_run
 from meshscope.store.schema import TABLES, Table
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.groups import GROUP_KIND, pack_ranks
+from meshscope.store.write.writer import RankWriter
 
 GOAL_NS = 200_000
 RUN_SECONDS = 6.0

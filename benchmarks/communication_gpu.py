@@ -26,9 +26,9 @@ from recorder_overhead import describe_machine
 from torch.profiler import ProfilerActivity, profile
 
 import meshscope
-from meshscope.capture import device_operations
+from meshscope.capture.operations import device_operations
 from meshscope.core.operations import EndSource, Kind
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 WAITING_CALLS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
 SIZES = (1 << 24, 1 << 27, 1 << 30)

@@ -35,8 +35,8 @@ import torch.distributed._functional_collectives as functional
 
 import meshscope
 from meshscope.core.operations import Kind, Outcome
-from meshscope.store.reader import RankRecording, open_run
-from meshscope.store.writer import file_system_type
+from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.write.writer import file_system_type
 
 NUM_RANKS = 4
 STUCK_SECONDS = 120.0

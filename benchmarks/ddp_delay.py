@@ -72,8 +72,8 @@ def make_job(run_dir: Path, delayed_rank: int | None, num_steps: int):
 
 def analyse(run_dir: Path) -> dict[str, object]:
     """What the recording says, for steps with and without the delay (medians over steps)."""
-    from meshscope.analyze.communication import analyze_communication
-    from meshscope.store.reader import open_run
+    from meshscope.analyze.communication.communication import analyze_communication
+    from meshscope.store.read.run import open_run
 
     attempt = open_run(run_dir).last_attempt
     found = analyze_communication(attempt, first_step=FIRST_STEP)

@@ -24,7 +24,7 @@ from recorder_overhead import describe_machine, make_trainer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 PHASES = ("forward", "backward", "optimizer")
 NUM_STEPS = 12

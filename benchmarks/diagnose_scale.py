@@ -30,11 +30,11 @@ from store_load import START_MONO_NS, Words, measure, rank_header, write_table
 
 from meshscope.core.layout import Layout
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
-from meshscope.store.groups import GROUP_KIND, pack_ranks
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import BUILTIN_NAMES
-from meshscope.store.table_file import HEADER_BYTES
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.groups import GROUP_KIND, pack_ranks
+from meshscope.store.write.table_file import HEADER_BYTES
+from meshscope.store.write.writer import RankWriter
 
 TP = 8
 RANKS_PER_HOST = 8

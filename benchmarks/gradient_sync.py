@@ -73,7 +73,7 @@ def make_variants(sleep_s: float) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from meshscope.engine.data_parallel import GradientReducer
+    from meshscope.engine.data_parallel.data_parallel import GradientReducer
 
     x = torch.randn(4 if sleep_s else 64, WIDTH)
 
@@ -155,7 +155,7 @@ def make_job(target: Path, num_rounds: int):
     def job(rank: int, world_size: int) -> None:
         import torch.distributed as dist
 
-        from meshscope.engine.allreduce import (
+        from meshscope.engine.data_parallel.allreduce import (
             make_candidates,
             make_node_groups,
             measure_strategies,

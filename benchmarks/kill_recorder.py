@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.store.reader import RankRecording
+from meshscope.store.read.run import RankRecording
 
 KINDS = ("steps", "phases", "scalars")
 START_NS = 10**12

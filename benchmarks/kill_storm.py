@@ -29,9 +29,9 @@ from pathlib import Path
 import kill_recorder
 import numpy as np
 
-from meshscope.store.columns import Columns, ProblemKind
-from meshscope.store.reader import RankRecording, open_run
-from meshscope.store.writer import RankWriter, file_system_type
+from meshscope.store.read.columns import Columns, ProblemKind
+from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.write.writer import RankWriter, file_system_type
 
 NUM_THREADS = 4
 RECORDER_MODE = "recorder"

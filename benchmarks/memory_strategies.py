@@ -38,7 +38,7 @@ from meshscope.engine.memory.strategy import (
     MemoryStrategy,
     make_memory_strategy,
 )
-from meshscope.engine.model import Stage
+from meshscope.engine.model.transformer import Stage
 
 # Fixed, or the C library moves its threshold and keeps freed memory, which hides what is live.
 CHILD_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 18), "OMP_NUM_THREADS": "1"}

@@ -41,9 +41,9 @@ from meshscope.core.schedule import Schedule, output_of
 from meshscope.core.schedule_builders import BUILDERS, build_schedule
 from meshscope.core.schedule_replay import ActionCosts, replay_schedule
 from meshscope.engine import ColumnParallelLinear, initialize_parameters
-from meshscope.engine.pipeline import ActionLog, ActionSpan, PipelineExecutor
-from meshscope.engine.put_off_gradients import PutOffGradients
-from meshscope.engine.torch_schedule import TORCH_SCHEDULES, TorchScheduleExecutor
+from meshscope.engine.model.put_off_gradients import PutOffGradients
+from meshscope.engine.pipeline.pipeline import ActionLog, ActionSpan, PipelineExecutor
+from meshscope.engine.pipeline.torch_schedule import TORCH_SCHEDULES, TorchScheduleExecutor
 
 NUM_MICROBATCHES = 8
 TIMED_SECONDS = 0.030

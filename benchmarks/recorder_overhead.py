@@ -317,7 +317,7 @@ def measure_in_place(size: str, steps: int) -> dict[str, float]:
 @contextlib.contextmanager
 def wrap_meshscope(timings: dict[str, list[int]]) -> Iterator[None]:
     """Times the bodies of all hooks; the recorder's own sampling of its cost is left out."""
-    from meshscope.capture import hooks, timeline
+    from meshscope.capture.steps import hooks, timeline
 
     names = ("forward_begins", "forward_ends", "backward_begins", "backward_ends")
     names += ("optimizer_begins", "optimizer_ends")

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-from meshscope.analyze.snapshot_peak import ALLOC, FREE
-from meshscope.analyze.snapshot_summary import summarize_snapshot
-from meshscope.ingest.snapshot import read_snapshot
-from meshscope.store.snapshot_columns import ACTIONS
+from meshscope.analyze.memory.snapshot_peak import ALLOC, FREE
+from meshscope.analyze.memory.snapshot_summary import summarize_snapshot
+from meshscope.ingest.snapshot.snapshot import read_snapshot
+from meshscope.ingest.snapshot.snapshot_columns import ACTIONS
 
 MIB = 1 << 20
 NUM_LAYERS = 48

@@ -24,18 +24,18 @@ import time
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from meshscope.store.reader import open_run
+from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import BUILTIN_NAMES, TABLES
-from meshscope.store.table_file import (
+from meshscope.store.write.table_file import (
     CHECK_SALT,
     CLOSE_OFFSET,
     HEADER_BYTES,
     pack_header,
     pack_record,
 )
-from meshscope.store.writer import RankWriter, file_system_type
+from meshscope.store.write.writer import RankWriter, file_system_type
 
 PHASES = ("data", "forward", "backward", "comm", "optimizer")
 MEAN_MS = (2.0, 30.0, 60.0, 8.0, 5.0)
@@ -44,7 +44,6 @@ START_MONO_NS = 5_000_000_000_000
 START_UNIX_NS = 1_763_200_000_000_000_000
 GOAL_CPU_S = 2.0
 GOAL_RSS_BYTES = 500_000_000
-Words = npt.NDArray[np.int64]
 
 
 class RankData:
@@ -54,16 +53,16 @@ class RankData:
         rng = np.random.default_rng(rank)
         slow = 1.3 if rank == 3 else 1.0
         noise = rng.lognormal(0.0, 0.05, (num_steps, len(PHASES)))
-        self.phase_ns: Words = (np.array(MEAN_MS) * 1e6 * noise * slow).astype(np.int64)
+        self.phase_ns: Int64s = (np.array(MEAN_MS) * 1e6 * noise * slow).astype(np.int64)
         self.loss = 3.0 + rng.normal(0, 0.1, num_steps)
         self.grad_norm = rng.lognormal(0, 0.2, num_steps)
         durations = self.phase_ns.sum(axis=1) + 1_000_000
         ends = START_MONO_NS + np.cumsum(durations)
-        self.start_ns: Words = ends - durations
-        self.end_ns: Words = ends
+        self.start_ns: Int64s = ends - durations
+        self.end_ns: Int64s = ends
         self.num_steps = num_steps
 
-    def table_words(self) -> dict[str, Words]:
+    def table_words(self) -> dict[str, Int64s]:
         """Seven payload words per record, per table."""
         count = self.num_steps
         steps = np.zeros((count, 7), dtype=np.int64)
@@ -134,7 +133,7 @@ def write_rank(
             write_table(writer.directory / f"{name}.tbl", name, words, rank)
 
 
-def write_table(path: Path, name: str, payload: Words, rank: int) -> None:
+def write_table(path: Path, name: str, payload: Int64s, rank: int) -> None:
     """A closed table file, byte for byte as the writer leaves it but for two time stamps."""
     count = len(payload)
     records = np.empty((count, 8), dtype=np.uint64)
@@ -246,7 +245,7 @@ def run_benchmark(
         write_rank(ours, rank, num_ranks, data, with_writer=False)
         write_pytscope_rank(theirs, rank, data)
     open_code = (
-        "import sys; from meshscope.store.reader import open_run; "
+        "import sys; from meshscope.store.read.run import open_run; "
         "print(len(open_run(sys.argv[1]).attempts))"
     )
     commands = {

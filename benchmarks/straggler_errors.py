@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import numpy as np
 
 from late_runs import make_noise, make_peer_work
-from meshscope.analyze.chance import MIN_STEPS, binomial_tail
-from meshscope.analyze.stragglers import find_stragglers
+from meshscope.analyze.stragglers.stragglers import find_stragglers
 from meshscope.core.layout import Layout
+from meshscope.numerics.chance import MIN_STEPS, binomial_tail
 
 RANKS = (2, 4, 8, 64, 256, 1024)
 STEPS = (1, 5, 10, 20, 50, 200, 1000, 10_000)

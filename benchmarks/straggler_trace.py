@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from meshscope.simulate.slowdown import Slowdown
-from meshscope.simulate.straggler_replay import StragglerReplay, measure_slowdown
-from meshscope.simulate.straggler_trace import load_straggler_trace
+from meshscope.ingest.straggler.straggler_trace import load_straggler_trace
+from meshscope.simulate.straggler.slowdown import Slowdown
+from meshscope.simulate.straggler.straggler_replay import StragglerReplay, measure_slowdown
 
 RESULT = Path(__file__).parent / "results" / "straggler_trace.json"
 

@@ -30,7 +30,7 @@ from recorder_overhead import describe_machine
 from torch import Tensor, nn
 
 from meshscope.engine import ModelConfig, build_stage, reduce_sequence_parallel_gradients
-from meshscope.engine.model import Rotation, Stage
+from meshscope.engine.model.transformer import Rotation, Stage
 
 TP = 2
 BATCH_SIZE = 4

@@ -100,13 +100,13 @@ def judge(folder: Path) -> dict[str, object]:
     """Findings of each trace against the timed truth."""
     import tempfile
 
-    from meshscope.analyze.trace_recording import record_trace
-    from meshscope.analyze.trace_run import write_run
     from meshscope.diagnose.context import Context
     from meshscope.diagnose.runner import diagnose
     from meshscope.diagnose.severity import Severity
-    from meshscope.ingest.kineto import read_trace
-    from meshscope.store.reader import open_run
+    from meshscope.ingest.kineto.kineto import read_trace
+    from meshscope.ingest.traces.trace_recording import record_trace
+    from meshscope.ingest.traces.trace_run import write_run
+    from meshscope.store.read.run import open_run
 
     facts = json.loads((folder / "timings.txt").read_text(encoding="utf-8"))
     rows = []

@@ -25,10 +25,10 @@ from pathlib import Path
 OURS = """
 import json, resource, sys
 from pathlib import Path
-from meshscope.ingest.kineto import read_trace
-from meshscope.analyze.trace_kernels import classify_kernels
-from meshscope.analyze.trace_steps import assign_steps, find_launches, find_steps
-from meshscope.analyze.trace_time import break_down_devices
+from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.traces.trace_kernels import classify_kernels
+from meshscope.ingest.traces.trace_steps import assign_steps, find_launches, find_steps
+from meshscope.ingest.traces.trace_time import break_down_devices
 use_native = None if sys.argv[1] == "native" else False
 answer = []
 for path in sys.argv[2:]:

@@ -21,18 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from meshscope.analyze.trace_kernels import classify_kernels
-from meshscope.analyze.trace_steps import find_launches
-from meshscope.analyze.trace_summary import TraceSummary, summarize_trace
-from meshscope.analyze.trace_time import DeviceTime, find_devices, measure
+from meshscope.analyze.device.trace_summary import TraceSummary, summarize_trace
 from meshscope.errors import TraceError
-from meshscope.ingest.kineto import read_trace
-from meshscope.ingest.trace_files import find_traces
-from meshscope.store.trace_columns import Category, Trace
-
-Bools = npt.NDArray[np.bool_]
+from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.kineto.trace_columns import Category, Trace
+from meshscope.ingest.kineto.trace_files import find_traces
+from meshscope.ingest.traces.trace_kernels import classify_kernels
+from meshscope.ingest.traces.trace_steps import find_launches
+from meshscope.ingest.traces.trace_time import DeviceTime, find_devices, measure
+from meshscope.store.read.arrays import Bools
 
 PARTS = ("compute", "communication", "exposed", "idle")
 TOLERANCE_US = 1.0

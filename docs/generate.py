@@ -13,7 +13,7 @@ from meshscope.diagnose.counterparts import COUNTERPARTS
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import SUBJECTS, describe
 from meshscope.diagnose.rule_page import describe_severities, render_page
-from meshscope.store.query import GROUP_COLUMNS, NAME_COLUMNS, RANK_COLUMNS
+from meshscope.store.read.query import GROUP_COLUMNS, NAME_COLUMNS, RANK_COLUMNS
 from meshscope.store.schema import (
     ACTION_KINDS,
     BUILTIN_NAMES,

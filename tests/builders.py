@@ -13,8 +13,8 @@ from pathlib import Path
 
 from meshscope.core.layout import Layout
 from meshscope.store.schema import MISSING
-from meshscope.store.table_file import HEADER_BYTES
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.table_file import HEADER_BYTES
+from meshscope.store.write.writer import RankWriter
 
 MS = 1_000_000
 SECOND = 1_000_000_000

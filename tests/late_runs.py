@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parent / "unit" / "analyze"))
 from communication_builders import Job
 
 from builders import MS, put_span, put_step
-from meshscope.analyze.peer_work import PeerWork, group_true_peers
+from meshscope.analyze.timeline.peer_work import PeerWork, group_true_peers
 from meshscope.core.layout import Layout
 from meshscope.store.schema import MISSING
 

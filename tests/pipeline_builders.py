@@ -15,7 +15,7 @@ from meshscope.core.layout import Layout
 from meshscope.core.schedule import Action, ActionKind, Schedule
 from meshscope.core.schedule_replay import ActionCosts, replay_schedule
 from meshscope.store.schema import ACTION_KINDS
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.writer import RankWriter
 
 TAIL_NS = 2 * MS
 GAP_NS = 1 * MS

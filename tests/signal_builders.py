@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builders import MS, START_MONO_NS, START_UNIX_NS, put_scalar, put_span, put_step
-from meshscope.capture.memory import pack_counts
+from meshscope.capture.memory.device_memory import pack_counts
 from meshscope.core.layout import Layout
 from meshscope.store.schema import MISSING
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.writer import RankWriter
 
 MB = 1 << 20
 GB = 1 << 30

@@ -2,7 +2,7 @@
 
 import random
 
-from meshscope.store.snapshot_columns import ACTIONS
+from meshscope.ingest.snapshot.snapshot_columns import ACTIONS
 
 TORCH = "/lib/site-packages/torch"
 FRAMES = [

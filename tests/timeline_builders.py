@@ -16,9 +16,9 @@ sys.path.append(str(Path(__file__).parent / "unit" / "analyze"))
 from communication_builders import Job
 
 from builders import MS, put_device_span, put_span, put_step
-from meshscope.analyze.timeline import StepChoice, Timeline, build_timeline
+from meshscope.analyze.timeline.timeline import StepChoice, Timeline, build_timeline
 from meshscope.core.layout import Layout
-from meshscope.store.reader import Attempt
+from meshscope.store.read.run import Attempt
 from meshscope.store.schema import ACTION_KINDS, MISSING
 
 Work = Mapping[int, Mapping[str, float]]
@@ -159,7 +159,7 @@ def timeline_of(
 
 def describe(timeline: Timeline, rank: int, step: int = 0) -> list[tuple[str, str, float]]:
     """Kind, phase and milliseconds of the pieces of one rank and step place."""
-    from meshscope.analyze.pieces import PieceKind
+    from meshscope.analyze.timeline.pieces import PieceKind
 
     pieces = timeline.pieces
     own = pieces.select((pieces.rank == rank) & (pieces.step == step))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from meshscope.core.layout import Layout
     from meshscope.core.mesh_layout import layout_from_mesh
     from meshscope.errors import MeshscopeError
-    from meshscope.store.reader import open_run
+    from meshscope.store.read.run import open_run
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ _HOMES = {
     "communication": "meshscope.capture.communication",
     "init_communication": "meshscope.capture.communication",
     "layout_from_mesh": "meshscope.core.mesh_layout",
-    "open_run": "meshscope.store.reader",
+    "open_run": "meshscope.store.read.run",
     "recorder": "meshscope.capture.default",
     "start": "meshscope.capture.default",
 }

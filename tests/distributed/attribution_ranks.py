@@ -25,9 +25,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from meshscope.capture.attribution import memory_profile
-from meshscope.capture.attribution.memory_profile import MemoryProfile
 from meshscope.capture.guard import Guard
+from meshscope.capture.memory import memory_profile
+from meshscope.capture.memory.memory_profile import MemoryProfile
 
 VOCABULARY, WIDTH, NUM_HEADS, NUM_LAYERS, BATCH, LENGTH = 1000, 64, 4, 2, 16, 128
 WORLD_SIZE = 2

@@ -36,9 +36,9 @@ from meshscope.engine import (
 from meshscope.engine.checkpoint.folder import find_latest
 from meshscope.engine.checkpoint.save_load import CheckpointError, load_checkpoint, save_checkpoint
 from meshscope.engine.data.token_data import TokenData, make_data, split_tokens
-from meshscope.engine.data_parallel import GradientReducer
-from meshscope.engine.gradient_norm import sync_tied_gradients
-from meshscope.engine.pipeline import PipelineExecutor
+from meshscope.engine.data_parallel.data_parallel import GradientReducer
+from meshscope.engine.pipeline.pipeline import PipelineExecutor
+from meshscope.engine.update.gradient_norm import sync_tied_gradients
 
 NUM_STEPS = 3
 SEED = 5

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.engine import ModelConfig, build_stage, find_parameter_shards
-from meshscope.engine import channel as channel_module
-from meshscope.engine.allreduce import (
+from meshscope.engine.data_parallel import channel as channel_module
+from meshscope.engine.data_parallel.allreduce import (
     AdaptiveAllReduce,
     HierarchicalAllReduce,
     Strategy,
@@ -35,17 +35,17 @@ from meshscope.engine.allreduce import (
     measure_strategies,
     share_table,
 )
-from meshscope.engine.channel import Channel, Transfer
-from meshscope.engine.compression import (
+from meshscope.engine.data_parallel.channel import Channel, Transfer
+from meshscope.engine.data_parallel.compression import (
     CastCompressor,
     Compressor,
     Int8Compressor,
     PowerSgdCompressor,
     TopKCompressor,
 )
-from meshscope.engine.data_parallel import GradientReducer
-from meshscope.engine.gradient_buckets import make_bucket, mark_reduced_elsewhere
-from meshscope.engine.gradient_norm import clip_gradient_norm, sync_tied_gradients
+from meshscope.engine.data_parallel.data_parallel import GradientReducer
+from meshscope.engine.data_parallel.gradient_buckets import make_bucket, mark_reduced_elsewhere
+from meshscope.engine.update.gradient_norm import clip_gradient_norm, sync_tied_gradients
 from meshscope.errors import UsageError
 
 NUM_STEPS = 5

@@ -33,9 +33,9 @@ from meshscope.engine.config.train_config import (
     ParallelConfig,
     TrainConfig,
 )
-from meshscope.engine.dtensor_parallel import gather_full_tensors
 from meshscope.engine.engine import Engine
 from meshscope.engine.mesh import Mesh
+from meshscope.engine.model.dtensor_parallel import gather_full_tensors
 
 NUM_STEPS = 5
 LEARNING_RATE = 0.5

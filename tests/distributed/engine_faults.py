@@ -21,10 +21,10 @@ from tests.distributed.fork_ranks import import_everything, run_ranks
 
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import build_schedule
-from meshscope.engine.data_parallel import GradientReducer
+from meshscope.engine.data_parallel.data_parallel import GradientReducer
 from meshscope.engine.faults import FaultInjector, parse_fault
-from meshscope.engine.pipeline import ActionLog, PipelineExecutor
-from meshscope.engine.timed_model import TimedModelConfig, build_timed_stage
+from meshscope.engine.model.timed_model import TimedModelConfig, build_timed_stage
+from meshscope.engine.pipeline.pipeline import ActionLog, PipelineExecutor
 
 Job = Callable[[int, int], None]
 

@@ -33,8 +33,8 @@ from meshscope.engine import (
     reduce_sequence_parallel_gradients,
 )
 from meshscope.engine.memory.strategy import MemoryStrategy, make_memory_strategy
-from meshscope.engine.model import IGNORED_TARGET
-from meshscope.engine.pipeline import Microbatch, PipelineExecutor
+from meshscope.engine.model.transformer import IGNORED_TARGET
+from meshscope.engine.pipeline.pipeline import Microbatch, PipelineExecutor
 
 STRATEGIES = ("basic", "standard", "aggressive", "extreme")
 MEASURED_SCHEDULES = ("1f1b", "zb_h1")

@@ -33,8 +33,13 @@ from meshscope.engine import (
     gather_parameter,
     reduce_sequence_parallel_gradients,
 )
-from meshscope.engine.pipeline import ActionLog, Microbatch, PipelineError, PipelineExecutor
-from meshscope.engine.torch_schedule import TORCH_SCHEDULES, TorchScheduleExecutor
+from meshscope.engine.pipeline.pipeline import (
+    ActionLog,
+    Microbatch,
+    PipelineError,
+    PipelineExecutor,
+)
+from meshscope.engine.pipeline.torch_schedule import TORCH_SCHEDULES, TorchScheduleExecutor
 from meshscope.errors import UsageError
 
 NUM_STEPS = 5

@@ -39,7 +39,7 @@ def measure_memory(rank: int, world_size: int) -> None:
     from tests.unit.engine.test_memory_estimate import GPT, LLAMA, measure_kept_bytes
 
     from meshscope.engine.config.memory_estimate import LayerShape, estimate_stage
-    from meshscope.engine.model import build_stage
+    from meshscope.engine.model.transformer import build_stage
 
     rows = []
     for model in (LLAMA, GPT):

@@ -36,8 +36,8 @@ from meshscope.engine import (
     reduce_sequence_parallel_gradients,
     vocab_parallel_cross_entropy,
 )
-from meshscope.engine.put_off_gradients import PutOffGradients
-from meshscope.engine.tensor_regions import (
+from meshscope.engine.model.put_off_gradients import PutOffGradients
+from meshscope.engine.model.tensor_regions import (
     copy_to_region,
     gather_from_region,
     gather_sequence,

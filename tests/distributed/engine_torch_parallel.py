@@ -34,22 +34,22 @@ from meshscope.engine import (
     gather_parameter,
     reduce_sequence_parallel_gradients,
 )
-from meshscope.engine.dtensor_parallel import (
-    gather_full_tensors,
-    load_full_tensors,
-    parallelize_stage,
-    reduce_partial_gradients,
-)
-from meshscope.engine.fully_sharded import FullyShardedDataParallel
-from meshscope.engine.gradient_norm import clip_gradient_norm, sync_tied_gradients
-from meshscope.engine.memory.strategy import make_memory_strategy
-from meshscope.engine.pipeline import Microbatch, NoRecorder, PipelineExecutor
-from meshscope.engine.torch_ddp import (
+from meshscope.engine.data_parallel.fully_sharded import FullyShardedDataParallel
+from meshscope.engine.data_parallel.torch_ddp import (
     DataParallel,
     ReducedDataParallel,
     TorchDdp,
     find_last_backwards,
 )
+from meshscope.engine.memory.strategy import make_memory_strategy
+from meshscope.engine.model.dtensor_parallel import (
+    gather_full_tensors,
+    load_full_tensors,
+    parallelize_stage,
+    reduce_partial_gradients,
+)
+from meshscope.engine.pipeline.pipeline import Microbatch, NoRecorder, PipelineExecutor
+from meshscope.engine.update.gradient_norm import clip_gradient_norm, sync_tied_gradients
 from meshscope.errors import UsageError
 
 NUM_STEPS = 5

@@ -48,8 +48,8 @@ from meshscope.engine.engine import Engine
 from meshscope.engine.faults.injector import InjectedFault
 from meshscope.engine.faults.text import parse_fault
 from meshscope.engine.mesh import Mesh
-from meshscope.engine.model_source import UserModel
-from meshscope.engine.user_model import LayerPlan
+from meshscope.engine.model.model_source import UserModel
+from meshscope.engine.model.user_model import LayerPlan
 from meshscope.engine.worker import run_worker
 
 NUM_STEPS = 12

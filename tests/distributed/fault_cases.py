@@ -22,8 +22,8 @@ from meshscope.engine.config.train_config import (
     TrainConfig,
 )
 from meshscope.engine.faults.text import parse_fault
+from meshscope.engine.model.timed_model import TimedModelConfig
 from meshscope.engine.model_config import ModelConfig
-from meshscope.engine.timed_model import TimedModelConfig
 
 SMALL = ModelConfig(
     vocab_size=128,

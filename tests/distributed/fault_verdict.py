@@ -23,7 +23,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.runner import diagnose
 from meshscope.diagnose.severity import Severity
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 NUM_WARMUP_STEPS = 3
 NUM_RESAMPLES = 400

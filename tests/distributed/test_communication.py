@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
-from meshscope.store.groups import Group
-from meshscope.store.reader import RankRecording, open_run
+from meshscope.store.read.run import RankRecording, open_run
 from meshscope.store.schema import NoteCode, OperationFlag, WaitSource
+from meshscope.store.write.groups import Group
 
 pytest.importorskip("torch", reason="communication is recorded in torch")
 

@@ -23,8 +23,8 @@ from tests.distributed.engine_training import NUM_STEPS, SAVED_STEP, TOML
 from meshscope.cli import main
 from meshscope.core.schedule import Schedule
 from meshscope.core.schedule_builders import build_schedule
-from meshscope.store.query import connect
-from meshscope.store.reader import RankRecording, Run, open_run
+from meshscope.store.read.query import connect
+from meshscope.store.read.run import RankRecording, Run, open_run
 from meshscope.store.schema import ACTION_KINDS, StepFlag
 
 pytestmark = [

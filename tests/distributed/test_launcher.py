@@ -10,7 +10,7 @@ import pytest
 
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import Run, open_run
+from meshscope.store.read.run import Run, open_run
 
 REPOSITORY = Path(__file__).parents[2]
 TRAIN_GPT = str(REPOSITORY / "examples" / "train_gpt.py")

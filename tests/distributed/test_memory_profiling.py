@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.analyze.memory_attribution import summarize_memory
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.memory.memory_attribution import summarize_memory
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.report.sunburst import CHARTS
-from meshscope.store.memory_points import read_memory
-from meshscope.store.reader import open_run
+from meshscope.store.read.memory_points import read_memory
+from meshscope.store.read.run import open_run
 
 pytestmark = [pytest.mark.gloo, pytest.mark.timeout(300)]
 

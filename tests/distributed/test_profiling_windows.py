@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.cli import main
 from meshscope.errors import RunError
-from meshscope.store.reader import Attempt, open_run
-from meshscope.store.traces import TraceWindow, traces_by_step, windows_of
+from meshscope.store.read.run import Attempt, open_run
+from meshscope.store.read.trace_windows import TraceWindow, traces_by_step, windows_of
 
 pytest.importorskip("torch", reason="ranks train")
 pytestmark = pytest.mark.gloo

@@ -21,8 +21,8 @@ from meshscope.core.schedule_builders import BUILDERS
 from meshscope.engine.config import train_config
 from meshscope.engine.config.problems import find_problems
 from meshscope.engine.config.toml_file import from_document
-from meshscope.store.query import connect
-from meshscope.store.reader import open_run
+from meshscope.store.read.query import connect
+from meshscope.store.read.run import open_run
 
 ROOT = Path(__file__).parents[2]
 RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", flags=re.DOTALL)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshscope.cli import COMMANDS
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/recorder.md", "docs/monitor.md")

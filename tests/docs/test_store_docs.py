@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshscope.store.journal import pack_extent
-from meshscope.store.open_step import OpenPhase, OpenStepWriter, read_open_step
 from meshscope.store.schema import BUILTIN_NAMES, SCHEMA_VERSION, TABLES
-from meshscope.store.table_file import CHECK_SALT, CLOSE_OFFSET, STATUS_OFFSET, pack_record
+from meshscope.store.write.journal import pack_extent
+from meshscope.store.write.open_step import OpenPhase, OpenStepWriter, read_open_step
+from meshscope.store.write.table_file import CHECK_SALT, CLOSE_OFFSET, STATUS_OFFSET, pack_record
 
 DOCS = Path(__file__).parents[2] / "docs"
 

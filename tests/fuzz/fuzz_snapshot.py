@@ -33,14 +33,14 @@ from pathlib import Path
 
 import numpy as np
 
-from meshscope.analyze.snapshot_summary import summarize_snapshot
+from meshscope.analyze.memory.snapshot_summary import summarize_snapshot
 from meshscope.errors import MeshscopeError, TraceError
-from meshscope.ingest import snapshot_native
-from meshscope.ingest.snapshot import read_snapshot
-from meshscope.ingest.snapshot_pickle import PlainPickle
-from meshscope.ingest.snapshot_words import KNOWN_TEXTS
+from meshscope.ingest.snapshot import snapshot_native
+from meshscope.ingest.snapshot.snapshot import read_snapshot
+from meshscope.ingest.snapshot.snapshot_columns import ACTIONS, STATES
+from meshscope.ingest.snapshot.snapshot_pickle import PlainPickle
+from meshscope.ingest.snapshot.snapshot_words import KNOWN_TEXTS
 from meshscope.report.plain_document import encode_plain
-from meshscope.store.snapshot_columns import ACTIONS, STATES
 
 TIMEOUT_S = 120
 BATCH = 2_000

@@ -27,10 +27,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from meshscope.analyze.trace_ranks import compare_ranks
-from meshscope.analyze.trace_summary import summarize_trace
+from meshscope.analyze.device.trace_ranks import compare_ranks
+from meshscope.analyze.device.trace_summary import summarize_trace
 from meshscope.errors import MeshscopeError
-from meshscope.ingest.kineto import make_scanner, read_trace
+from meshscope.ingest.kineto.kineto import make_scanner, read_trace
 from meshscope.ingest.native import load_library
 
 TIMEOUT_S = 60

@@ -20,13 +20,13 @@ from tests.distributed.attribution_ranks import (
     sums,
 )
 
-from meshscope.capture.attribution.memory_profile import MemoryProfile
 from meshscope.capture.guard import Guard
+from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.out_of_memory import OutOfMemory
-from meshscope.ingest.snapshot import read_snapshot
-from meshscope.store.reader import open_run
+from meshscope.ingest.snapshot.snapshot import read_snapshot
+from meshscope.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

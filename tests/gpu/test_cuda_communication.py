@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshscope.capture import device_operations
+from meshscope.capture.operations import device_operations
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.operations import EndSource, Kind, Outcome
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import OperationFlag
 
 pytestmark = pytest.mark.skipif(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from meshscope.analyze.model_flops import read_flops
+from meshscope.analyze.budget.model_flops import read_flops
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

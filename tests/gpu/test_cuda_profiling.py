@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshscope.store.reader import open_run
-from meshscope.store.traces import windows_of
+from meshscope.store.read.run import open_run
+from meshscope.store.read.trace_windows import windows_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.cuda import _memory_viz
 
-from meshscope.analyze.snapshot_summary import summarize_snapshot
-from meshscope.ingest.snapshot import read_snapshot
-from meshscope.ingest.snapshot_native import load_library
+from meshscope.analyze.memory.snapshot_summary import summarize_snapshot
+from meshscope.ingest.snapshot.snapshot import read_snapshot
+from meshscope.ingest.snapshot.snapshot_native import load_library
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshscope.analyze.processes import Life, ProcessState
-from meshscope.analyze.rank_states import Meeting, Operation, OperationGroup, RankState
-from meshscope.analyze.wait_graph import CauseKind, find_causes, find_waits
 from meshscope.core.operations import Kind, Outcome
+from meshscope.hang.processes import Life, ProcessState
+from meshscope.hang.rank_states import Meeting, Operation, OperationGroup, RankState
+from meshscope.hang.wait_graph import CauseKind, find_causes, find_waits
 
 NOW_NS = 10**18
 NUM_RANKS = 8

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import START_MONO_NS, make_writer, put_span, put_step
-from meshscope.analyze.budget import measure_budget
-from meshscope.analyze.timeline import Timeline, build_timeline
-from meshscope.analyze.work import measure_work
+from meshscope.analyze.budget.budget import measure_budget
+from meshscope.analyze.timeline.timeline import Timeline, build_timeline
+from meshscope.analyze.timeline.work import measure_work
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.groups import GROUP_KIND
-from meshscope.store.reader import open_run
-from meshscope.store.writer import RankWriter
+from meshscope.store.read.run import open_run
+from meshscope.store.write.groups import GROUP_KIND
+from meshscope.store.write.writer import RankWriter
 
 MOMENT = st.integers(-100, 4_000)
 ANY = st.one_of(MOMENT, st.sampled_from([-(1 << 63), (1 << 63) - 1, 1 << 61, -1]))

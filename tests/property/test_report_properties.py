@@ -9,7 +9,7 @@ from builders import make_writer
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.report.document import build_report, encode_report
 from meshscope.report.terminal import Screen, render_report
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import TABLES
 
 INT64 = st.one_of(

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshscope.errors import RunError
-from meshscope.store.columns import Columns, Problem, TableRead, decode_table
-from meshscope.store.journal import read_journal
-from meshscope.store.manifest import unseal
-from meshscope.store.reader import RankRecording, open_run
+from meshscope.store.read.columns import Columns, Problem, TableRead, decode_table
+from meshscope.store.read.run import RankRecording, open_run
 from meshscope.store.schema import TABLES, Column, Table
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.journal import read_journal
+from meshscope.store.write.manifest import unseal
+from meshscope.store.write.writer import RankWriter
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 WORDS = st.tuples(*[INT64] * 7).filter(

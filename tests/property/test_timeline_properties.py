@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from meshscope.analyze.phases import order_steps, place_phases
-from meshscope.capture.timeline import Timeline
-from meshscope.store.open_step import OPEN_STEP_NAME, OpenStepWriter
-from meshscope.store.reader import RankRecording, open_run
+from meshscope.analyze.rank.phases import order_steps, place_phases
+from meshscope.capture.steps.timeline import Timeline
+from meshscope.store.read.run import RankRecording, open_run
 from meshscope.store.schema import SpanFlag, StepFlag
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
+from meshscope.store.write.writer import RankWriter
 
 EPOCH = 7_000_000_000
 NAMES = ("data", "forward", "backward", "optimizer", "clip", "augment")

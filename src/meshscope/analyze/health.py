@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.distribution import interpolate_percentile
-from meshscope.analyze.phases import Int64s, int64_column
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.columns import Columns, Problem, ProblemKind
-from meshscope.store.rank_ranges import RankRanges, abbreviate_ranks
-from meshscope.store.reader import Attempt, JsonFields, RankRecording
+from meshscope.numerics.distribution import interpolate_percentile
+from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.columns import Columns, Problem, ProblemKind, int64_column
+from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
+from meshscope.store.read.run import Attempt, JsonFields, RankRecording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshscope.analyze.device import (
-    NO_ACCELERATOR,
-    DeviceSplit,
-    explain_no_device,
-    explain_no_job_device,
-    split_device_time,
-)
-from meshscope.analyze.distribution import Distribution, measure_distribution
 from meshscope.analyze.health import (
     OverheadSamples,
     RecordingHealth,
@@ -28,28 +20,25 @@ from meshscope.analyze.health import (
     assess_recording,
     count_errors,
 )
-from meshscope.analyze.peers import (
-    PeerGroups,
-    PeerPhases,
-    PhaseClue,
-    PhaseSpread,
-    group_peers,
-    spread_phase,
+from meshscope.analyze.rank.device import (
+    NO_ACCELERATOR,
+    DeviceSplit,
+    explain_no_device,
+    explain_no_job_device,
+    split_device_time,
 )
-from meshscope.analyze.phases import (
-    Bools,
+from meshscope.analyze.rank.phases import (
     PhaseTable,
     RankPartition,
     StepTimes,
     TimeSplit,
     add_splits,
-    int64_column,
     order_steps,
     partition_rank,
     place_phases,
     tabulate_phases,
 )
-from meshscope.analyze.signals import (
+from meshscope.analyze.rank.signals import (
     SIGNAL_NAMES,
     JobSignal,
     Signal,
@@ -57,8 +46,8 @@ from meshscope.analyze.signals import (
     merge_signals,
     read_scalars,
 )
-from meshscope.analyze.step_choice import StepChoice
-from meshscope.analyze.steps import (
+from meshscope.analyze.rank.step_choice import StepChoice
+from meshscope.analyze.rank.steps import (
     ALL_PROFILED,
     NO_STEP,
     JobSteps,
@@ -67,7 +56,7 @@ from meshscope.analyze.steps import (
     explain_no_steady_step,
     summarize_job_steps,
 )
-from meshscope.analyze.throughput import (
+from meshscope.analyze.rank.throughput import (
     RankTokens,
     TokenRate,
     measure_steps_per_s,
@@ -76,18 +65,28 @@ from meshscope.analyze.throughput import (
     stepping_ns,
     sum_tokens,
 )
-from meshscope.analyze.timeline_steps import KeptSteps, keep_steps
+from meshscope.analyze.timeline.peers import (
+    PeerGroups,
+    PeerPhases,
+    PhaseClue,
+    PhaseSpread,
+    group_peers,
+    spread_phase,
+)
+from meshscope.analyze.timeline.timeline_steps import KeptSteps, keep_steps
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.columns import Columns, Problem, ProblemKind
-from meshscope.store.in_flight import IN_FLIGHT_NAME
-from meshscope.store.reader import Attempt, RankRecording
+from meshscope.numerics.distribution import Distribution, measure_distribution
+from meshscope.store.read.arrays import Bools
+from meshscope.store.read.columns import Columns, Problem, ProblemKind, int64_column
+from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.trace_windows import TraceWindow, disturbing_windows, mark_profiled
+from meshscope.store.read.usual_phases import is_recorded
 from meshscope.store.schema import StepFlag
-from meshscope.store.traces import TraceWindow, disturbing_windows, mark_profiled
-from meshscope.store.usual_phases import is_recorded
+from meshscope.store.write.in_flight import IN_FLIGHT_NAME
 
 if TYPE_CHECKING:
-    from meshscope.analyze.communication import Communication, StepPart
+    from meshscope.analyze.communication.communication import Communication, StepPart
 
 _WANTED_SCALARS = frozenset(
     ("tokens", *(name for names in SIGNAL_NAMES.values() for name in names))
@@ -283,7 +282,7 @@ def _analyze_communication(
     if not any(_has_communication(recording) for recording in attempt):
         return Unavailable("no communication was recorded: there was none, or it was not watched")
     # Not needed, and so not loaded, for runs that do not communicate.
-    from meshscope.analyze.communication import analyze_communication
+    from meshscope.analyze.communication.communication import analyze_communication
 
     if not steps.num_steps:
         return analyze_communication(attempt, first_step=-1)
@@ -299,7 +298,7 @@ def _analyze_communication(
 
 
 def _describe_part(kept: KeptSteps, first_step: int) -> "StepPart":
-    from meshscope.analyze.communication import StepPart
+    from meshscope.analyze.communication.communication import StepPart
 
     windows = disturbing_windows(kept.attempt)
     counted = [(own.step >= first_step) & ~mark_profiled(own.step, windows) for own in kept.by_rank]

@@ -26,8 +26,8 @@ from meshscope.capture.identity import RUN_DIR_VARIABLE
 from meshscope.capture.profiling.settings import PROFILING_VARIABLE, parse_settings
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
-from meshscope.store.tail import list_attempts, list_ranks
-from meshscope.store.writer import MANIFEST_NAME, ensure_manifest, rank_dir_name
+from meshscope.store.read.tail import list_attempts, list_ranks
+from meshscope.store.write.writer import MANIFEST_NAME, ensure_manifest, rank_dir_name
 
 LAUNCH_ID_VARIABLE = "MESHSCOPE_LAUNCH_ID"
 SOURCE_VARIABLE = "MESHSCOPE_SOURCE"

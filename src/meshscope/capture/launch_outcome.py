@@ -14,9 +14,9 @@ from pathlib import Path
 
 from meshscope.capture.default import EXIT_LINE
 from meshscope.capture.launch import SIGNAL_EXIT_BASE, Launch, find_ignored_environment
-from meshscope.store.journal import JOURNAL_NAME, read_journal
-from meshscope.store.tail import list_attempts, list_ranks, read_step_tail
-from meshscope.store.writer import MANIFEST_NAME, attempt_dir_name, rank_dir_name
+from meshscope.store.read.tail import list_attempts, list_ranks, read_step_tail
+from meshscope.store.write.journal import JOURNAL_NAME, read_journal
+from meshscope.store.write.writer import MANIFEST_NAME, attempt_dir_name, rank_dir_name
 
 MAX_RANKS_SHOWN = 8
 

@@ -28,22 +28,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from meshscope.capture.actions import ActionBlock, Actions, WaitBlock
-from meshscope.capture.attribution.automatic_profile import AutomaticProfile
-from meshscope.capture.attribution.memory_profile import MemoryProfile
-from meshscope.capture.attribution.points import POINTS_NAME
-from meshscope.capture.automatic import Automatic
-from meshscope.capture.blocks import Phase, Span, StepBlock
 from meshscope.capture.clock_calibration import ClockOffset, measure_offset
-from meshscope.capture.collectives import CollectiveTap
 from meshscope.capture.communication import communication
 from meshscope.capture.communication.default import listen
-from meshscope.capture.flops import CountedFlops
-from meshscope.capture.gc_pauses import GcPauses, pause_name
-from meshscope.capture.gemm_peak import MeasuredPeak
 from meshscope.capture.guard import Guard
-from meshscope.capture.hooks import BACKWARD, DATA, Hooks
-from meshscope.capture.host_memory import read_host_memory
 from meshscope.capture.identity import (
     clock_id,
     initialized_distributed,
@@ -52,16 +40,23 @@ from meshscope.capture.identity import (
     resolve_identity,
     resolve_run_dir,
 )
-from meshscope.capture.layer_counts import check_stage_layers, count_layers
 from meshscope.capture.lifetime import forget, remember
-from meshscope.capture.marking import Marking
-from meshscope.capture.memory import pause_after, sample_memory
-from meshscope.capture.model_facts import PER_STEP, ModelFacts
-from meshscope.capture.monitor import Monitor, Surroundings
-from meshscope.capture.monitor_results import MonitorAnalysis, MonitorStats
-from meshscope.capture.operation_log import OperationLog
-from meshscope.capture.out_of_memory import OutOfMemoryWatch
-from meshscope.capture.process_groups import GroupEntry
+from meshscope.capture.memory.automatic_profile import AutomaticProfile
+from meshscope.capture.memory.device_memory import pause_after, sample_memory
+from meshscope.capture.memory.gc_pauses import GcPauses, pause_name
+from meshscope.capture.memory.host_memory import read_host_memory
+from meshscope.capture.memory.memory_profile import MemoryProfile
+from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
+from meshscope.capture.memory.points import POINTS_NAME
+from meshscope.capture.model.flops import CountedFlops
+from meshscope.capture.model.gemm_peak import MeasuredPeak
+from meshscope.capture.model.layer_counts import check_stage_layers, count_layers
+from meshscope.capture.model.model_facts import PER_STEP, ModelFacts
+from meshscope.capture.monitor.monitor import Monitor, Surroundings
+from meshscope.capture.monitor.monitor_results import MonitorAnalysis, MonitorStats
+from meshscope.capture.operations.collectives import CollectiveTap
+from meshscope.capture.operations.operation_log import OperationLog
+from meshscope.capture.operations.process_groups import GroupEntry
 from meshscope.capture.profiling.settings import (
     ProfilingSettings,
     change_settings,
@@ -70,20 +65,25 @@ from meshscope.capture.profiling.settings import (
 from meshscope.capture.profiling.trace_windows import Place, TraceWindows, WindowSurroundings
 from meshscope.capture.profiling.window_request import WindowRequest
 from meshscope.capture.provenance import collect_provenance
-from meshscope.capture.scalars import ScalarLog
 from meshscope.capture.stacks import STACKS_NAME, StackDumps
-from meshscope.capture.step_inference import StepInference
-from meshscope.capture.timeline import NullSink, Timeline
+from meshscope.capture.steps.actions import ActionBlock, Actions, WaitBlock
+from meshscope.capture.steps.automatic import Automatic
+from meshscope.capture.steps.blocks import Phase, Span, StepBlock
+from meshscope.capture.steps.hooks import BACKWARD, DATA, Hooks
+from meshscope.capture.steps.marking import Marking
+from meshscope.capture.steps.scalars import ScalarLog
+from meshscope.capture.steps.step_inference import StepInference
+from meshscope.capture.steps.timeline import NullSink, Timeline
 from meshscope.core.group_axis import name_axis
 from meshscope.core.layout import Layout
 from meshscope.core.trace_names import rank_folder_name
 from meshscope.errors import CaptureError, UsageError
-from meshscope.store.in_flight import IN_FLIGHT_NAME, InFlightWriter
-from meshscope.store.open_step import OPEN_STEP_NAME, OpenStepWriter
+from meshscope.store.read.tail import Record, read_last_records
 from meshscope.store.schema import MAX_DETAIL_BYTES, MISSING, StepFlag
-from meshscope.store.table_file import TableWriter
-from meshscope.store.tail import Record, read_last_records
-from meshscope.store.writer import TABLE_SUFFIX, RankWriter
+from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter
+from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
+from meshscope.store.write.table_file import TableWriter
+from meshscope.store.write.writer import TABLE_SUFFIX, RankWriter
 
 logger = logging.getLogger(__name__)
 

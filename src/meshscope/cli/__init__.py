@@ -16,23 +16,29 @@ from meshscope import __version__
 from meshscope.errors import MeshscopeError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("meshscope.cli.run", "Run a training command and record every rank."),
-    "train": ("meshscope.cli.train", "Train what a TOML file says, in 3D, and record it."),
-    "report": ("meshscope.cli.report", "Explain a recorded run."),
-    "rules": ("meshscope.cli.rules", "List what the diagnosis looks for."),
-    "simulate": ("meshscope.cli.simulate", "Replay a run with other durations."),
-    "trace": ("meshscope.cli.traces", "Explain traces of torch.profiler."),
-    "import": ("meshscope.cli.trace_import", "Make a run of torch.profiler's traces."),
-    "memory": ("meshscope.cli.memory", "Say what ranks' memory was used for."),
-    "snapshot": ("meshscope.cli.snapshot", "Explain a memory snapshot of torch.cuda."),
-    "trigger": ("meshscope.cli.trigger", "Ask a running job for a trace of its next steps."),
-    "compare": ("meshscope.cli.compare", "Compare two runs: step time, budget, loss, settings."),
-    "hang": ("meshscope.cli.hang", "Say which rank a stuck or dead job waits for."),
-    "ls": ("meshscope.cli.ls", "List the runs below a folder."),
-    "sql": ("meshscope.cli.sql", "Ask a run questions in SQL."),
-    "compact": ("meshscope.cli.compact", "Turn a finished run into Parquet files."),
+    "run": ("run", "Run a training command and record every rank."),
+    "train": ("train", "Train what a TOML file says, in 3D, and record it."),
+    "report": ("report", "Explain a recorded run."),
+    "rules": ("rules", "List what the diagnosis looks for."),
+    "simulate": ("simulate", "Replay a run with other durations."),
+    "trace": ("traces", "Explain traces of torch.profiler."),
+    "import": ("trace_import", "Make a run of torch.profiler's traces."),
+    "memory": ("memory", "Say what ranks' memory was used for."),
+    "snapshot": ("snapshot", "Explain a memory snapshot of torch.cuda."),
+    "trigger": (
+        "trigger",
+        "Ask a running job for a trace of its next steps.",
+    ),
+    "compare": (
+        "compare",
+        "Compare two runs: step time, budget, loss, settings.",
+    ),
+    "hang": ("hang", "Say which rank a stuck or dead job waits for."),
+    "ls": ("ls", "List the runs below a folder."),
+    "sql": ("sql", "Ask a run questions in SQL."),
+    "compact": ("compact", "Turn a finished run into Parquet files."),
 }
-"""Name to the module that holds `command`, and the line that --help shows."""
+"""Name to the module in `cli.commands` that holds `command`, and the line that --help shows."""
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -74,7 +80,7 @@ class CommandLine(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command: click.Command = import_module(entry[0]).command
+        command: click.Command = import_module(f"meshscope.cli.commands.{entry[0]}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

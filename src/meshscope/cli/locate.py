@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from meshscope.errors import RunNotFound, UsageError
-from meshscope.ingest.trace_files import is_trace_name
-from meshscope.store.reader import Attempt, Run, is_run_directory
+from meshscope.ingest.kineto.trace_files import is_trace_name
+from meshscope.store.read.run import Attempt, Run, is_run_directory
 
 MAX_DEPTH = 6
 MAX_LISTED = 10
@@ -39,7 +39,7 @@ def _import_traces(path: Path) -> Path:
     """A run made of the traces there; the path itself where there are none."""
     if path.is_dir() and not any(is_trace_name(file) for file in path.rglob("*.json*")):
         return path
-    from meshscope.cli.trace_import import import_for_now  # most runs are recorded
+    from meshscope.cli.trace_loading import import_for_now  # most runs are recorded
 
     return import_for_now(path)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshscope.errors import MeshscopeError
-from meshscope.store.memory_points import MEMORY_FOLDER, POINTS_NAME, read_memory
+from meshscope.store.read.memory_points import MEMORY_FOLDER, POINTS_NAME, read_memory
 
 
 def write_memory_pages(run_dir: Path, say: Callable[[str], None]) -> None:
@@ -16,7 +16,7 @@ def write_memory_pages(run_dir: Path, say: Callable[[str], None]) -> None:
     folder = run_dir / MEMORY_FOLDER
     if not any(folder.glob(f"*/{POINTS_NAME}")):
         return
-    from meshscope.analyze.memory_attribution import summarize_memory
+    from meshscope.analyze.memory.memory_attribution import summarize_memory
     from meshscope.report.sunburst import write_sunbursts
 
     try:

@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.cells import set_cell_size
 
 from meshscope.report.format import count, duration, plural, rate
-from meshscope.store.tail import LiveView, RunTail
+from meshscope.store.read.tail import LiveView, RunTail
 
 TERMINAL_TICK_S = 0.5
 PLAIN_TICK_S = 10.0

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.failure import Failure, attempt_to
 from meshscope.diagnose.thresholds import Thresholds
-from meshscope.store.reader import Attempt
+from meshscope.store.read.run import Attempt
 
 if TYPE_CHECKING:
-    from meshscope.analyze.budget import Budget
+    from meshscope.analyze.budget.budget import Budget
     from meshscope.analyze.summary import AttemptSummary
-    from meshscope.analyze.timeline import Timeline
-    from meshscope.analyze.work import WorkTable
+    from meshscope.analyze.timeline.timeline import Timeline
+    from meshscope.analyze.timeline.work import WorkTable
     from meshscope.core.layout import Layout
     from meshscope.simulate.what_if import Edit, Gain, Replay
 
@@ -109,7 +109,7 @@ class Context:
         """All ranks' time on one clock."""
 
         def build() -> "Timeline | Unavailable":
-            from meshscope.analyze.timeline import build_timeline
+            from meshscope.analyze.timeline.timeline import build_timeline
 
             return build_timeline(self.attempt, warmup_steps=self.warmup_steps)
 
@@ -123,7 +123,7 @@ class Context:
             return timeline
 
         def build() -> "WorkTable":
-            from meshscope.analyze.work import measure_work
+            from meshscope.analyze.timeline.work import measure_work
 
             return measure_work(timeline)
 
@@ -137,8 +137,8 @@ class Context:
             return timeline
 
         def build() -> "Budget":
-            from meshscope.analyze.budget import measure_budget
-            from meshscope.analyze.model_flops import read_flops
+            from meshscope.analyze.budget.budget import measure_budget
+            from meshscope.analyze.budget.model_flops import read_flops
 
             return measure_budget(timeline, read_flops(self.attempt))
 

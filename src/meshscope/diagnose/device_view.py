@@ -3,17 +3,15 @@
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
-from meshscope.analyze.chance import MIN_STEPS
-from meshscope.analyze.device_gaps import CAUSES, DeviceGaps, measure_gaps
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.timeline.device_gaps import CAUSES, DeviceGaps, measure_gaps
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import MEASURED, Confidence, ConfidenceLevel, Evidence
-
-Bools = npt.NDArray[np.bool_]
+from meshscope.numerics.chance import MIN_STEPS
+from meshscope.store.read.arrays import Bools
 
 PROFILED = Confidence(
     level=ConfidenceLevel.MEDIUM,

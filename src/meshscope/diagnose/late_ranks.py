@@ -11,18 +11,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshscope.analyze.gc_collections import Collections, measure_collections
-from meshscope.analyze.operations import find_rows
-from meshscope.analyze.paired_excess import Float64s
-from meshscope.analyze.pauses import Pauses, find_pauses
-from meshscope.analyze.peer_work import PeerWork, find_compared, measure_peer_work
-from meshscope.analyze.phases import int64_column
-from meshscope.analyze.sequence_imbalance import SequenceImbalance, measure_sequence_imbalance
-from meshscope.analyze.stragglers import Stragglers, find_stragglers
-from meshscope.analyze.suspects import Suspects, list_suspects
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.job.operations import find_rows
+from meshscope.analyze.stragglers.pauses import Pauses, find_pauses
+from meshscope.analyze.stragglers.sequence_imbalance import (
+    SequenceImbalance,
+    measure_sequence_imbalance,
+)
+from meshscope.analyze.stragglers.stragglers import Stragglers, find_stragglers
+from meshscope.analyze.stragglers.suspects import Suspects, list_suspects
+from meshscope.analyze.timeline.gc_collections import Collections, measure_collections
+from meshscope.analyze.timeline.peer_work import PeerWork, find_compared, measure_peer_work
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
+from meshscope.store.read.arrays import Floats
+from meshscope.store.read.columns import int64_column
 
 
 def obtain_peer_work(context: Context) -> PeerWork | Unavailable:
@@ -39,7 +42,7 @@ def obtain_collections(context: Context) -> Collections | Unavailable:
     return measure_collections(context.attempt, timeline)
 
 
-def obtain_collected(context: Context) -> Float64s | Unavailable:
+def obtain_collected(context: Context) -> Floats | Unavailable:
     """[step, rank place]: compared work that the garbage collector took."""
     collections = context.obtain(obtain_collections)
     timeline = context.timeline
@@ -50,7 +53,7 @@ def obtain_collected(context: Context) -> Float64s | Unavailable:
     return _sum_cells(timeline, collections.lost_ns)
 
 
-def _sum_cells(timeline: Timeline, values: np.typing.NDArray[np.int64]) -> Float64s:
+def _sum_cells(timeline: Timeline, values: np.typing.NDArray[np.int64]) -> Floats:
     rows = find_compared(timeline)
     shape = (len(timeline.steps), len(timeline.ranks))
     place = np.searchsorted(np.array(timeline.ranks), timeline.pieces.rank[rows])
@@ -121,7 +124,7 @@ def obtain_sequence_imbalance(context: Context) -> SequenceImbalance | Unavailab
     return measure_sequence_imbalance(work, timeline, _read_tokens(context, work))
 
 
-def _read_tokens(context: Context, work: PeerWork) -> Float64s:
+def _read_tokens(context: Context, work: PeerWork) -> Floats:
     """[step, rank]: tokens the recorder counted; not a number where it did not."""
     tokens = np.full(work.total_ns.shape, np.nan)
     for place, rank in enumerate(work.ranks):

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from meshscope.analyze.pipeline import PipelineAnalysis, analyze_pipeline
-from meshscope.analyze.pipeline_times import ActionSource
-from meshscope.analyze.pipeline_waits import PipelineWaits, measure_pipeline_waits
-from meshscope.analyze.stage_verdict import StageVerdict, judge_stages
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.pipeline.pipeline import PipelineAnalysis, analyze_pipeline
+from meshscope.analyze.pipeline.pipeline_times import ActionSource
+from meshscope.analyze.pipeline.pipeline_waits import PipelineWaits, measure_pipeline_waits
+from meshscope.analyze.pipeline.stage_verdict import StageVerdict, judge_stages
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence
 from meshscope.diagnose.wording import plural
-from meshscope.simulate.pipeline_replay import (
+from meshscope.simulate.pipeline.pipeline_replay import (
     PipelineReplay,
     StageFactors,
     build_pipeline_replay,

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.finding import Estimate
 from meshscope.diagnose.severity import Severity, grade
 from meshscope.simulate.what_if import Edit, Gain
+from meshscope.store.read.arrays import Int64s
 
 _NS_PER_HOUR = 3.6e12
 

@@ -10,18 +10,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshscope.analyze.operations import Bools
-from meshscope.analyze.paired_excess import Float64s
-from meshscope.analyze.peer_work import PeerWork, find_compared
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.stragglers import FailSlowRank, FailSlowSet, SlowSet
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.stragglers.stragglers import FailSlowRank, FailSlowSet, SlowSet
+from meshscope.analyze.timeline.peer_work import PeerWork, find_compared
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.pricing import join_edits
 from meshscope.simulate.edits import equalise
 from meshscope.simulate.what_if import Edit
 from meshscope.simulate.work_parts import cut_work
+from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 MAX_SEGMENTED = 32
 """Ranks whose segments are compared one by one, and peers they are compared with: more of either
@@ -54,7 +52,7 @@ def _scale(
     """The work of many ranks in some steps, phase by phase, at the median of their peers."""
     place_of = {rank: place for place, rank in enumerate(work.ranks)}
     factor = np.ones((len(timeline.phases), *work.total_ns.shape))
-    bases: dict[tuple[int, ...], Float64s] = {}
+    bases: dict[tuple[int, ...], Floats] = {}
     for rank, reference, inside in late:
         if reference not in bases:
             peers = [place_of[other] for other in reference]
@@ -128,7 +126,7 @@ def _measured(timeline: Timeline) -> Int64s:
 
 
 def remove_pauses(
-    timeline: Timeline, excess_ns: Float64s, *, collected_ns: Int64s | None = None, name: str
+    timeline: Timeline, excess_ns: Floats, *, collected_ns: Int64s | None = None, name: str
 ) -> Edit:
     """Takes what the collector took off every piece, and `excess_ns` [step, rank] off the longest
     piece of each cell."""

@@ -9,15 +9,15 @@ may be going on. One dead rank takes others with it: who was first is the verdic
 
 from dataclasses import dataclass
 
-from meshscope.analyze.hang import diagnose_hang
-from meshscope.analyze.hang_rules import Reason, VerdictKind
-from meshscope.analyze.processes import Life, look_at_process, this_machine
-from meshscope.analyze.rank_look import read_exception
 from meshscope.analyze.summary import RankState, RankSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import ConfidenceLevel, Evidence
 from meshscope.diagnose.wording import name_ranks
+from meshscope.hang.hang import diagnose_hang
+from meshscope.hang.hang_rules import Reason, VerdictKind
+from meshscope.hang.processes import Life, look_at_process, this_machine
+from meshscope.hang.rank_look import read_exception
 
 SILENT_NS = 60_000_000_000
 """A rank this long behind the last record of any rank no longer writes."""

@@ -13,7 +13,7 @@ from meshscope.core.unit_text import memory as memory
 from meshscope.core.unit_text import plural as plural
 from meshscope.core.unit_text import rate as rate
 from meshscope.core.unit_text import ratio as ratio
-from meshscope.store.rank_ranges import RankRanges, abbreviate_ranks
+from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
 
 
 def name_ranks(ranks: Collection[int]) -> str:

@@ -27,23 +27,18 @@ if TYPE_CHECKING:
         TrainConfig,
     )
     from meshscope.engine.data.token_data import make_data
-    from meshscope.engine.data_parallel import GradientReducer
+    from meshscope.engine.data_parallel.data_parallel import GradientReducer
     from meshscope.engine.engine import Engine, EngineStatistics
-    from meshscope.engine.gradient_norm import clip_gradient_norm, sync_tied_gradients
-    from meshscope.engine.initialization import initialize_parameters
     from meshscope.engine.mesh import Mesh
-    from meshscope.engine.model import Stage, build_stage
-    from meshscope.engine.model_config import ModelConfig, split_layers
-    from meshscope.engine.model_source import UserModel
-    from meshscope.engine.pipeline import PipelineExecutor
-    from meshscope.engine.sharding import (
+    from meshscope.engine.model.initialization import initialize_parameters
+    from meshscope.engine.model.model_source import UserModel
+    from meshscope.engine.model.sharding import (
         ParameterCount,
         ParameterShard,
         count_parameters,
         find_parameter_shards,
     )
-    from meshscope.engine.step_result import StepResult
-    from meshscope.engine.tensor_parallel import (
+    from meshscope.engine.model.tensor_parallel import (
         ColumnParallelLinear,
         RowParallelLinear,
         VocabParallelEmbedding,
@@ -51,9 +46,14 @@ if TYPE_CHECKING:
         reduce_sequence_parallel_gradients,
         vocab_parallel_cross_entropy,
     )
-    from meshscope.engine.tensor_regions import gather_parameter
-    from meshscope.engine.timed_model import TimedModelConfig
-    from meshscope.engine.user_model import LayerPlan, UserStage, build_user_stage
+    from meshscope.engine.model.tensor_regions import gather_parameter
+    from meshscope.engine.model.timed_model import TimedModelConfig
+    from meshscope.engine.model.transformer import Stage, build_stage
+    from meshscope.engine.model.user_model import LayerPlan, UserStage, build_user_stage
+    from meshscope.engine.model_config import ModelConfig, split_layers
+    from meshscope.engine.pipeline.pipeline import PipelineExecutor
+    from meshscope.engine.step_result import StepResult
+    from meshscope.engine.update.gradient_norm import clip_gradient_norm, sync_tied_gradients
     from meshscope.engine.worker import run_worker
 
 _HOMES = {
@@ -74,18 +74,23 @@ _HOMES = {
         "TrainConfig",
     ),
     "data.token_data": ("make_data",),
-    "data_parallel": ("GradientReducer",),
+    "data_parallel.data_parallel": ("GradientReducer",),
     "engine": ("Engine", "EngineStatistics"),
-    "gradient_norm": ("clip_gradient_norm", "sync_tied_gradients"),
-    "initialization": ("initialize_parameters",),
+    "update.gradient_norm": ("clip_gradient_norm", "sync_tied_gradients"),
+    "model.initialization": ("initialize_parameters",),
     "mesh": ("Mesh",),
-    "model": ("Stage", "build_stage"),
+    "model.transformer": ("Stage", "build_stage"),
     "model_config": ("ModelConfig", "split_layers"),
-    "model_source": ("UserModel",),
-    "pipeline": ("PipelineExecutor",),
-    "sharding": ("ParameterCount", "ParameterShard", "count_parameters", "find_parameter_shards"),
+    "model.model_source": ("UserModel",),
+    "pipeline.pipeline": ("PipelineExecutor",),
+    "model.sharding": (
+        "ParameterCount",
+        "ParameterShard",
+        "count_parameters",
+        "find_parameter_shards",
+    ),
     "step_result": ("StepResult",),
-    "tensor_parallel": (
+    "model.tensor_parallel": (
         "ColumnParallelLinear",
         "RowParallelLinear",
         "VocabParallelEmbedding",
@@ -93,9 +98,9 @@ _HOMES = {
         "reduce_sequence_parallel_gradients",
         "vocab_parallel_cross_entropy",
     ),
-    "tensor_regions": ("gather_parameter",),
-    "timed_model": ("TimedModelConfig",),
-    "user_model": ("LayerPlan", "UserStage", "build_user_stage"),
+    "model.tensor_regions": ("gather_parameter",),
+    "model.timed_model": ("TimedModelConfig",),
+    "model.user_model": ("LayerPlan", "UserStage", "build_user_stage"),
     "worker": ("run_worker",),
 }
 """Module to the names it is home of."""

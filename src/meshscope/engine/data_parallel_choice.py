@@ -9,9 +9,9 @@ from torch import nn
 from meshscope.core.layout import Axis
 from meshscope.core.placement import Placement, placement_from_environment
 from meshscope.engine.config.train_config import TrainConfig
-from meshscope.engine.fully_sharded import FullyShardedDataParallel
+from meshscope.engine.data_parallel.fully_sharded import FullyShardedDataParallel
+from meshscope.engine.data_parallel.torch_ddp import DataParallel, ReducedDataParallel, TorchDdp
 from meshscope.engine.mesh import Mesh
-from meshscope.engine.torch_ddp import DataParallel, ReducedDataParallel, TorchDdp
 
 _PARAM_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -41,11 +41,9 @@ from meshscope.engine.config.memory_estimate import count_in_flight
 from meshscope.engine.config.problems import require_valid_config
 from meshscope.engine.config.toml_file import to_document
 from meshscope.engine.config.train_config import TrainConfig
+from meshscope.engine.data_parallel.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.data_parallel_choice import make_data_parallel
-from meshscope.engine.dtensor_parallel import parallelize_stage
 from meshscope.engine.faults.injector import FaultInjector
-from meshscope.engine.fully_sharded import FullyShardedDataParallel
-from meshscope.engine.loss_scale import LossScale
 from meshscope.engine.memory.recompute import Recompute
 from meshscope.engine.memory.strategy import (
     MemoryStatistics,
@@ -53,14 +51,16 @@ from meshscope.engine.memory.strategy import (
     make_memory_strategy,
 )
 from meshscope.engine.mesh import Mesh
-from meshscope.engine.model import Stage
-from meshscope.engine.model_source import ConfiguredModel, ModelSource, StagePlace, UserModel
-from meshscope.engine.pipeline import Microbatch, PipelineExecutor, PipelineStep
-from meshscope.engine.sharding import ParameterShard, find_parameter_shards
+from meshscope.engine.model.dtensor_parallel import parallelize_stage
+from meshscope.engine.model.model_source import ConfiguredModel, ModelSource, StagePlace, UserModel
+from meshscope.engine.model.sharding import ParameterShard, find_parameter_shards
+from meshscope.engine.model.transformer import Stage
+from meshscope.engine.pipeline.pipeline import Microbatch, PipelineExecutor, PipelineStep
 from meshscope.engine.stage_flops import record_flops
 from meshscope.engine.step_actions import StepActions
 from meshscope.engine.step_result import StepResult
 from meshscope.engine.step_update import StepUpdate
+from meshscope.engine.update.loss_scale import LossScale
 from meshscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -569,7 +569,7 @@ def make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> 
     """What writes pipeline actions into the recording; None where nothing is recorded."""
     if recorder is None:
         return None
-    from meshscope.engine.action_recording import RecordedActions
+    from meshscope.engine.pipeline.action_recording import RecordedActions
 
     return RecordedActions(recorder, stages)
 

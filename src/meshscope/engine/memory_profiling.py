@@ -7,7 +7,7 @@ another.
 
 from typing import TYPE_CHECKING
 
-from meshscope.capture.attribution.profiled_step import choose_step
+from meshscope.capture.memory.profiled_step import choose_step
 from meshscope.capture.profiling.settings import parse_settings
 from meshscope.engine.config.memory_estimate import estimate_memory
 from meshscope.engine.engine import Engine

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from meshscope.core.layout import Axis, Coordinates, Layout
-from meshscope.engine.tensor_regions import Group
+from meshscope.engine.model.tensor_regions import Group
 from meshscope.errors import LayoutError
 
 AXES = (Axis.DP, Axis.TP, Axis.PP)

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from torch import nn
 
 from meshscope.core.schedule import Action, ActionKind, Schedule
-from meshscope.engine.pipeline import ActionRecorder, NoRecorder
-from meshscope.engine.torch_ddp import DataParallel
+from meshscope.engine.data_parallel.torch_ddp import DataParallel
+from meshscope.engine.pipeline.pipeline import ActionRecorder, NoRecorder
 
 
 class StepActions:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshscope.engine.gradient_norm import clip_ratio
+from meshscope.engine.update.gradient_norm import clip_ratio
 
 # torch has no types for it.
 _make_event: Any = torch.cuda.Event

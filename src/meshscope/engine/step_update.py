@@ -13,19 +13,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshscope.engine.config.train_config import TrainConfig
-from meshscope.engine.dtensor_parallel import reduce_partial_gradients
-from meshscope.engine.gradient_norm import (
+from meshscope.engine.data_parallel.torch_ddp import DataParallel
+from meshscope.engine.learning_rate import set_learning_rate
+from meshscope.engine.mesh import Mesh
+from meshscope.engine.model.dtensor_parallel import reduce_partial_gradients
+from meshscope.engine.model.tensor_parallel import find_sequence_parallel_parameters, sum_gradients
+from meshscope.engine.step_result import StepResult
+from meshscope.engine.update.gradient_norm import (
     ModelGradients,
     clip_ratio_on_device,
     sync_tied_gradients,
 )
-from meshscope.engine.learning_rate import set_learning_rate
-from meshscope.engine.loss_scale import LossScale
-from meshscope.engine.mesh import Mesh
-from meshscope.engine.optimizer import make_learning_rate, make_optimizer
-from meshscope.engine.step_result import StepResult
-from meshscope.engine.tensor_parallel import find_sequence_parallel_parameters, sum_gradients
-from meshscope.engine.torch_ddp import DataParallel
+from meshscope.engine.update.loss_scale import LossScale
+from meshscope.engine.update.optimizer import make_learning_rate, make_optimizer
 
 
 class StepUpdate:

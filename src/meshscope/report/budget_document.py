@@ -2,7 +2,7 @@
 
 import msgspec
 
-from meshscope.analyze.budget import HFU_FORMULA, MFU_FORMULA, Budget, Utilisation
+from meshscope.analyze.budget.budget import HFU_FORMULA, MFU_FORMULA, Budget, Utilisation
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.values import Absent, as_number, as_text
 

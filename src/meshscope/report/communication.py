@@ -7,14 +7,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshscope.analyze.bandwidth import BandwidthRow, FitRefused, LatencyFit, MessageFlow
-from meshscope.analyze.clocks import Clock
-from meshscope.analyze.communication import Communication, SlowOperation, StepPart
-from meshscope.analyze.communication_sums import CommunicationSum
-from meshscope.analyze.group_axes import JobGroup
-from meshscope.analyze.last_arrivers import LastArriver
-from meshscope.analyze.matching import Desynchronisation, OperationSide
-from meshscope.analyze.operations import NO_PHASE, Failure
+from meshscope.analyze.communication.bandwidth import (
+    BandwidthRow,
+    FitRefused,
+    LatencyFit,
+    MessageFlow,
+)
+from meshscope.analyze.communication.communication import Communication, SlowOperation, StepPart
+from meshscope.analyze.communication.communication_sums import CommunicationSum
+from meshscope.analyze.communication.last_arrivers import LastArriver
+from meshscope.analyze.job.clocks import Clock
+from meshscope.analyze.job.group_axes import JobGroup
+from meshscope.analyze.job.matching import Desynchronisation, OperationSide
+from meshscope.analyze.job.operations import NO_PHASE, Failure
 from meshscope.analyze.summary import AttemptSummary, RankSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.communication_facts import (

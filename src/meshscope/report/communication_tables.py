@@ -18,7 +18,7 @@ from meshscope.report.communication_facts import (
 )
 from meshscope.report.screen import Column, make_column
 from meshscope.report.values import Absent, list_ranges
-from meshscope.store.rank_ranges import abbreviate_ranks
+from meshscope.store.read.rank_ranges import abbreviate_ranks
 
 MAX_NAME = 24
 _MIB = 1 << 20

@@ -10,8 +10,8 @@ from itertools import compress
 
 from rich.text import Text
 
-from meshscope.analyze.chance import MIN_STEPS
-from meshscope.analyze.last_arrivers import ALL_AXES
+from meshscope.analyze.communication.last_arrivers import ALL_AXES
+from meshscope.numerics.chance import MIN_STEPS
 from meshscope.report import format as form
 from meshscope.report.communication_facts import (
     BandwidthFacts,

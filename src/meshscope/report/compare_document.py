@@ -7,10 +7,10 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
-from meshscope.analyze.compare import Comparison, Metric, Verdict
-from meshscope.analyze.compare_budget import BudgetChange, LineChange
-from meshscope.analyze.compare_loss import LossComparison
-from meshscope.analyze.compare_provenance import Difference
+from meshscope.analyze.compare.compare import Comparison, Metric, Verdict
+from meshscope.analyze.compare.compare_budget import BudgetChange, LineChange
+from meshscope.analyze.compare.compare_loss import LossComparison
+from meshscope.analyze.compare.compare_provenance import Difference
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.values import as_text
 

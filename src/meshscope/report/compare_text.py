@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from meshscope.analyze.compare import Metric, Verdict
-from meshscope.analyze.compare_budget import BudgetChange
-from meshscope.analyze.compare_loss import LossComparison
-from meshscope.analyze.compare_provenance import Difference
+from meshscope.analyze.compare.compare import Metric, Verdict
+from meshscope.analyze.compare.compare_budget import BudgetChange
+from meshscope.analyze.compare.compare_loss import LossComparison
+from meshscope.analyze.compare.compare_provenance import Difference
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.compare_document import Compared

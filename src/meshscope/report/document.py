@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 
 from meshscope import __version__
-from meshscope.analyze.distribution import Distribution
 from meshscope.analyze.health import RecordingHealth
-from meshscope.analyze.peers import PhaseClue, PhaseSpread
-from meshscope.analyze.phases import TimeSplit
-from meshscope.analyze.signals import JobSignal
-from meshscope.analyze.steps import JobStepSummary
+from meshscope.analyze.rank.phases import TimeSplit
+from meshscope.analyze.rank.signals import JobSignal
+from meshscope.analyze.rank.steps import JobStepSummary
+from meshscope.analyze.rank.throughput import TOKEN_SOURCES, TokenRate
 from meshscope.analyze.summary import AttemptSummary, RankSummary
-from meshscope.analyze.throughput import TOKEN_SOURCES, TokenRate
+from meshscope.analyze.timeline.peers import PhaseClue, PhaseSpread
 from meshscope.core.layout import Axis
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.runner import Diagnosis
+from meshscope.numerics.distribution import Distribution
 from meshscope.report.budget_document import BudgetFacts
 from meshscope.report.communication_facts import CommunicationFacts
 from meshscope.report.findings_document import DiagnosisFacts, build_diagnosis
@@ -37,8 +37,8 @@ from meshscope.report.values import (
     as_text,
     as_value,
 )
-from meshscope.store.columns import Problem
-from meshscope.store.reader import Attempt, JsonFields, Run
+from meshscope.store.read.columns import Problem
+from meshscope.store.read.run import Attempt, JsonFields, Run
 
 DOCUMENT_NAME = "meshscope-report"
 DOCUMENT_VERSION = 3

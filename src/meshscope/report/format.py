@@ -20,7 +20,7 @@ from meshscope.core.unit_text import plural as plural
 from meshscope.core.unit_text import rate as rate
 from meshscope.core.unit_text import ratio as ratio
 from meshscope.report.values import Absent
-from meshscope.store.rank_ranges import abbreviate_ranks
+from meshscope.store.read.rank_ranges import abbreviate_ranks
 
 T = TypeVar("T")
 

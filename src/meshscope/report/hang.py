@@ -7,16 +7,16 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from meshscope.analyze.flight_recorder import GroupRecord
-from meshscope.analyze.hang import Culprit, Hang, StuckOperation
-from meshscope.analyze.hang_rules import Held, Reason, VerdictKind, classify_error
-from meshscope.analyze.processes import Life, ProcessState
-from meshscope.analyze.rank_states import Operation, RankState
-from meshscope.analyze.stacks import Frame, pick_telling_frames
-from meshscope.analyze.wait_graph import CauseKind
 from meshscope.core.layout import Axis
 from meshscope.core.operations import POINT_TO_POINT, Kind
 from meshscope.core.unavailable import Unavailable
+from meshscope.hang.flight_recorder import GroupRecord
+from meshscope.hang.hang import Culprit, Hang, StuckOperation
+from meshscope.hang.hang_rules import Held, Reason, VerdictKind, classify_error
+from meshscope.hang.processes import Life, ProcessState
+from meshscope.hang.rank_states import Operation, RankState
+from meshscope.hang.stacks import Frame, pick_telling_frames
+from meshscope.hang.wait_graph import CauseKind
 from meshscope.report.format import (
     clean_text,
     duration,
@@ -26,7 +26,7 @@ from meshscope.report.format import (
     plural,
     to_ascii,
 )
-from meshscope.store.rank_ranges import abbreviate_ranks
+from meshscope.store.read.rank_ranges import abbreviate_ranks
 
 MAX_ROWS = 16
 """Ranks in the table unless all are asked for."""

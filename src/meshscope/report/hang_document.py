@@ -2,11 +2,11 @@
 
 import json
 
-from meshscope.analyze.flight_recorder import GroupRecord
-from meshscope.analyze.hang import Culprit, Hang, StuckOperation
-from meshscope.analyze.hang_rules import Held
-from meshscope.analyze.rank_states import Operation, RankState
-from meshscope.analyze.stacks import Frame
+from meshscope.hang.flight_recorder import GroupRecord
+from meshscope.hang.hang import Culprit, Hang, StuckOperation
+from meshscope.hang.hang_rules import Held
+from meshscope.hang.rank_states import Operation, RankState
+from meshscope.hang.stacks import Frame
 from meshscope.report.hang import describe_place, list_evidence, make_sentence
 
 DOCUMENT_VERSION = 1

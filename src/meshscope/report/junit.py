@@ -7,7 +7,7 @@ one that is inconclusive is skipped, with the reason. Characters XML cannot hold
 import re
 from xml.etree import ElementTree
 
-from meshscope.analyze.compare import Verdict
+from meshscope.analyze.compare.compare import Verdict
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.compare_document import Compared
 from meshscope.report.compare_text import tell_loss, tell_test, tell_verdict

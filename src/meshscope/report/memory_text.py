@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from meshscope.analyze.memory_attribution import MemoryOverview, PointSummary, RankMemory
+from meshscope.analyze.memory.memory_attribution import MemoryOverview, PointSummary, RankMemory
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.screen import Screen, ScreenWriter, make_column

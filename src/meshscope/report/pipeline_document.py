@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import msgspec
 
-from meshscope.analyze.bubble import BubbleParts
-from meshscope.analyze.pipeline import PipelineAnalysis
+from meshscope.analyze.pipeline.bubble import BubbleParts
+from meshscope.analyze.pipeline.pipeline import PipelineAnalysis
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.values import Absent, RankRange, as_number, as_ranges, as_text
 

@@ -12,7 +12,7 @@ from meshscope.report.values import as_text
 from meshscope.simulate.critical_path import CriticalPath, PathShare
 from meshscope.simulate.run_edits import PricedEdit
 from meshscope.simulate.simulation import PathGain, Simulation
-from meshscope.simulate.slowdown import Share, Slowdown
+from meshscope.simulate.straggler.slowdown import Share, Slowdown
 from meshscope.simulate.what_if import Fidelity, Gain
 
 DOCUMENT_VERSION = 1

@@ -1,6 +1,6 @@
 """A memory snapshot as text: the sentence, the peak, its course, fragmentation."""
 
-from meshscope.analyze.snapshot_summary import DeviceSnapshot, Fragmentation, SnapshotSummary
+from meshscope.analyze.memory.snapshot_summary import DeviceSnapshot, Fragmentation, SnapshotSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.screen import Screen, ScreenWriter, make_column

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from meshscope.analyze.trace_diff import (
+from meshscope.analyze.compare.trace_diff import (
     AxisDifference,
     CountedDifference,
     PartDifference,

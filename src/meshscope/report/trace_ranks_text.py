@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from meshscope.analyze.trace_ranks import RankComparison
-from meshscope.analyze.trace_summary import TraceSummary
+from meshscope.analyze.device.trace_ranks import RankComparison
+from meshscope.analyze.device.trace_summary import TraceSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.screen import ScreenWriter, make_column

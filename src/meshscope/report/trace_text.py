@@ -3,16 +3,16 @@
 import re
 from collections.abc import Sequence
 
-from meshscope.analyze.trace_communication import AxisRow
-from meshscope.analyze.trace_host import HostOperatorRow
-from meshscope.analyze.trace_idle import IdleTime
-from meshscope.analyze.trace_ranks import RankComparison
-from meshscope.analyze.trace_roofline import OperatorRate
-from meshscope.analyze.trace_summary import DeviceSummary, TraceSummary
-from meshscope.analyze.trace_tables import OperatorRow
-from meshscope.analyze.trace_time import DeviceTime
+from meshscope.analyze.device.trace_ranks import RankComparison
+from meshscope.analyze.device.trace_roofline import OperatorRate
+from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.traces.trace_communication import AxisRow
+from meshscope.ingest.traces.trace_host import HostOperatorRow
+from meshscope.ingest.traces.trace_idle import IdleTime
+from meshscope.ingest.traces.trace_tables import OperatorRow
+from meshscope.ingest.traces.trace_time import DeviceTime
 from meshscope.report import format as form
 from meshscope.report.screen import Column, Screen, ScreenWriter, make_column
 from meshscope.report.trace_ranks_text import write_comparison, write_path, write_rank_table

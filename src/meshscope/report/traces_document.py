@@ -3,8 +3,8 @@
 import msgspec
 
 from meshscope.report.values import Absent, as_text
-from meshscope.store.reader import Attempt
-from meshscope.store.traces import TraceWindow, windows_of
+from meshscope.store.read.run import Attempt
+from meshscope.store.read.trace_windows import TraceWindow, windows_of
 
 MAX_TRACES = 10_000
 NO_TRACE = "the window never ended"

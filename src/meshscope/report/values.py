@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.rank_ranges import RankRanges
+from meshscope.store.read.rank_ranges import RankRanges
 
 T = TypeVar("T")
 

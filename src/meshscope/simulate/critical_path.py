@@ -15,14 +15,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from meshscope.analyze.operations import Int32s
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.group_axis import OTHER
 from meshscope.core.operations import Kind
 from meshscope.simulate.rank_events import EventKind
 from meshscope.simulate.recorded_graph import RecordedGraph, measured_work
 from meshscope.simulate.what_if import Replay
+from meshscope.store.read.arrays import Int32s, Int64s
 
 _FAR = 1 << 60
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.operations import Bools, Int32s
-from meshscope.analyze.phases import Int64s
+from meshscope.store.read.arrays import Bools, Int32s, Int64s
 
 NEVER = -(1 << 60)
 """The release of an event that only its edges hold back."""

@@ -11,10 +11,8 @@ median for transfers of one kind, axis and size (OSDI'25).
 from collections.abc import Collection, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from meshscope.analyze.operations import Bools
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.group_axis import OTHER
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind
@@ -22,6 +20,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit
 from meshscope.simulate.work_parts import WorkParts, cut_work
+from meshscope.store.read.arrays import Bools, Floats
 
 __all__ = [
     "choose_pieces",
@@ -33,8 +32,6 @@ __all__ = [
     "transfer_factor",
     "without",
 ]
-
-Floats = npt.NDArray[np.float64]
 
 
 def choose_pieces(

@@ -8,18 +8,14 @@ Even transfers are the median of those of one kind, axis and size.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from meshscope.analyze.operations import Bools
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.group_axis import OTHER
 from meshscope.core.operations import Kind
 from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit, Replay
 from meshscope.simulate.work_parts import WorkParts, cut_work
-
-Floats = npt.NDArray[np.float64]
+from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.arrivals import EVERYONE, FROM_ROOT, TO_ROOT, find_holders
-from meshscope.analyze.operations import Bools, OperationRows
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.job.arrivals import EVERYONE, FROM_ROOT, TO_ROOT, find_holders
+from meshscope.analyze.job.operations import OperationRows
+from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
 from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind
 from meshscope.simulate.rank_events import find_run, number_windows
+from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.schema import OperationFlag
 
 SHORT_WAIT_NS = 100_000

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.timeline import ACTION_KINDS, Actions, Timeline
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import ACTION_KINDS, Actions, Timeline
 from meshscope.core.layout import Layout
 from meshscope.simulate.rank_events import EventKind, RankEvents, join_events, make_events
+from meshscope.store.read.arrays import Int64s
 
 _FORWARD = ACTION_KINDS.index("F")
 _BACKWARDS = (ACTION_KINDS.index("B"), ACTION_KINDS.index("I"))

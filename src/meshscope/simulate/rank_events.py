@@ -14,11 +14,11 @@ from enum import IntEnum
 
 import numpy as np
 
-from meshscope.analyze.exposed import HoldUps, count_once, find_blocking, find_waits
-from meshscope.analyze.operations import Bools, Int32s, OperationRows, Uint8s
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.job.exposed import HoldUps, count_once, find_blocking, find_waits
+from meshscope.analyze.job.operations import OperationRows
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
+from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.schema import OperationFlag
 
 MAX_PIECES = 120_000

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.analyze.operations import Bools
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
 from meshscope.core.operations import Kind
 from meshscope.core.unavailable import Unavailable
 from meshscope.simulate.dependency_graph import NEVER, DependencyGraph, arrange_graph
@@ -32,6 +30,7 @@ from meshscope.simulate.rank_events import (
     find_hold_ups,
     find_run,
 )
+from meshscope.store.read.arrays import Bools, Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

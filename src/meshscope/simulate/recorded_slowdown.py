@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.operations import Bools
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.simulate.even_shares import EvenShares, find_even_shares
 from meshscope.simulate.recorded_graph import measured_work
-from meshscope.simulate.slowdown import (
+from meshscope.simulate.straggler.slowdown import (
     Share,
     Slowdown,
     choose_worst,
@@ -26,6 +25,7 @@ from meshscope.simulate.slowdown import (
     sort_slowdowns,
 )
 from meshscope.simulate.what_if import Edit, Replay, refuse
+from meshscope.store.read.arrays import Bools
 
 MAX_PLACES = 32
 """Ranks, and coordinates along an axis, that are replayed each for itself."""

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshscope.analyze.handovers import measure_handovers
-from meshscope.analyze.operations import Bools, Int32s
-from meshscope.analyze.pipeline_times import collect_pipeline_times
-from meshscope.analyze.stage_work import measure_stage_work
+from meshscope.analyze.pipeline.handovers import measure_handovers
+from meshscope.analyze.pipeline.pipeline_times import collect_pipeline_times
+from meshscope.analyze.pipeline.stage_work import measure_stage_work
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import BUILDERS
 from meshscope.core.unavailable import Unavailable
@@ -15,11 +14,12 @@ from meshscope.errors import UsageError
 from meshscope.simulate.edit_text import EditKind, WantedEdit
 from meshscope.simulate.edits import choose_pieces, equalise, scale_work, transfer_factor
 from meshscope.simulate.even_shares import EvenShares, find_even_shares
-from meshscope.simulate.pipeline_edits import LayerMove, price_move
-from meshscope.simulate.pipeline_replay import PipelineReplay, build_pipeline_replay
-from meshscope.simulate.schedule_edits import price_schedule
+from meshscope.simulate.pipeline.pipeline_edits import LayerMove, price_move
+from meshscope.simulate.pipeline.pipeline_replay import PipelineReplay, build_pipeline_replay
+from meshscope.simulate.pipeline.schedule_edits import price_schedule
 from meshscope.simulate.what_if import Edit, Gain, Replay
-from meshscope.store.reader import Attempt
+from meshscope.store.read.arrays import Bools, Int32s
+from meshscope.store.read.run import Attempt
 
 _PIPELINE_KINDS = (EditKind.MICROBATCHES, EditKind.SCHEDULE, EditKind.MOVE)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.straggler.straggler_trace import load_straggler_trace
 from meshscope.simulate.critical_path import (
     CriticalPath,
     PathKind,
@@ -18,12 +19,11 @@ from meshscope.simulate.edit_text import WantedEdit
 from meshscope.simulate.edits import choose_rows, scale_work
 from meshscope.simulate.recorded_slowdown import measure_run_slowdown
 from meshscope.simulate.run_edits import PricedEdit, RunEdits
-from meshscope.simulate.slowdown import Slowdown
-from meshscope.simulate.straggler_replay import StragglerReplay, measure_slowdown
-from meshscope.simulate.straggler_trace import load_straggler_trace
-from meshscope.simulate.trace_edits import price_trace_edits
+from meshscope.simulate.straggler.slowdown import Slowdown
+from meshscope.simulate.straggler.straggler_replay import StragglerReplay, measure_slowdown
+from meshscope.simulate.straggler.trace_edits import price_trace_edits
 from meshscope.simulate.what_if import Edit, Fidelity, Gain, Replay, build_replay
-from meshscope.store.reader import Attempt
+from meshscope.store.read.run import Attempt
 
 NUM_PRICED_SHARES = 8
 """Largest shares of the critical path beside which the gain stands."""

@@ -4,15 +4,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshscope.analyze.timeline import build_timeline
-from meshscope.analyze.trace_recording import TraceRecording
-from meshscope.analyze.trace_run import write_run
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import MeshscopeError
+from meshscope.ingest.traces.trace_recording import TraceRecording
+from meshscope.ingest.traces.trace_run import write_run
 from meshscope.simulate.critical_path import CriticalPath, find_critical_path
 from meshscope.simulate.what_if import MAX_FIDELITY_ERROR_RATIO, Fidelity, build_replay
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 
 def find_trace_path(

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.simulate.rank_events import EventKind, find_window_ends, number_windows
 from meshscope.simulate.recorded_graph import RecordedGraph, build_graph
+from meshscope.store.read.arrays import Int64s
 
 MAX_FIDELITY_ERROR_RATIO = 0.05
 """From here on a replay does not speak for the run (OSDI'25)."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.operations import Bools, Int32s
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
 from meshscope.simulate.rank_events import find_run
+from meshscope.store.read.arrays import Bools, Int32s, Int64s
 
 MAX_SEGMENTS = 1 << 20
 

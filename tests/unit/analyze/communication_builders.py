@@ -15,10 +15,10 @@ from pathlib import Path
 from builders import MS, SECOND, START_MONO_NS, START_UNIX_NS, put_step
 from meshscope.core.layout import Layout
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
-from meshscope.store.groups import GROUP_KIND, pack_ranks
-from meshscope.store.reader import Attempt, open_run
+from meshscope.store.read.run import Attempt, open_run
 from meshscope.store.schema import MISSING, NoteCode
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.groups import GROUP_KIND, pack_ranks
+from meshscope.store.write.writer import RankWriter
 
 Moments = Mapping[int, int]
 """Rank to a moment or a duration."""

@@ -18,22 +18,22 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshscope.analyze.hang import Hang, diagnose_hang
-from meshscope.analyze.processes import this_machine
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome, kind_from_label
-from meshscope.store.groups import GROUP_KIND, pack_ranks
-from meshscope.store.in_flight import InFlightWriter, channel_code
-from meshscope.store.open_step import (
+from meshscope.hang.hang import Hang, diagnose_hang
+from meshscope.hang.processes import this_machine
+from meshscope.store.read.run import open_run
+from meshscope.store.schema import MISSING, NoteCode, OperationFlag
+from meshscope.store.write.groups import GROUP_KIND, pack_ranks
+from meshscope.store.write.in_flight import InFlightWriter, channel_code
+from meshscope.store.write.open_step import (
     FIRST_STAMP_WORD,
     OPEN_STEP_NAME,
     PHASE_ORDER,
     STAMP_FACTOR,
     OpenStepWriter,
 )
-from meshscope.store.reader import open_run
-from meshscope.store.schema import MISSING, NoteCode, OperationFlag
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.writer import RankWriter
 
 CONNECTION_LOST = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
 TIMED_OUT = "RuntimeError: Timed out waiting 5000ms for recv operation to complete"

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from meshscope.analyze.trace_summary import TraceSummary, summarize_trace
+from meshscope.analyze.device.trace_summary import TraceSummary, summarize_trace
 from meshscope.core.layout import Layout
-from meshscope.ingest.kineto import read_trace
-from meshscope.store.trace_columns import Trace
+from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.kineto.trace_columns import Trace
 
 Event = dict[str, Any]
 NAMES = {

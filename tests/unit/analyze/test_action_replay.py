@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshscope.analyze.action_replay import SendMode, plan_replay
+from meshscope.analyze.pipeline.action_replay import SendMode, plan_replay
 from meshscope.core.schedule import Schedule
 from meshscope.core.schedule_builders import BUILDERS, build_schedule
 from meshscope.core.schedule_replay import ActionCosts, replay_schedule

@@ -5,14 +5,14 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from meshscope.analyze.bubble import find_closed_form
-from meshscope.analyze.executed_schedule import recognise_schedule
-from meshscope.analyze.pipeline import PipelineAnalysis, analyze_pipeline
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.pipeline.bubble import find_closed_form
+from meshscope.analyze.pipeline.executed_schedule import recognise_schedule
+from meshscope.analyze.pipeline.pipeline import PipelineAnalysis, analyze_pipeline
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.schedule import ActionKind
 from meshscope.core.schedule_builders import BUILDERS, build_schedule
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from pipeline_builders import Recipe, make_pipeline_run, stage_cost
 
 # METHODS §5: p, m, T_F, T_B, T_W, T_comm in us (Table 9), rates of 1F1B, ZB-H1, ZB-H2 (Table 5).

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from builders import MS, SECOND, make_run
-from meshscope.analyze.budget import Budget, measure_budget
-from meshscope.analyze.budget_lines import Share
-from meshscope.analyze.model_flops import RankFlops
+from meshscope.analyze.budget.budget import Budget, measure_budget
+from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.budget.model_flops import RankFlops
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from timeline_builders import TimedJob, make_dp_run, timeline_of
 
 UNKNOWN = Unavailable("nobody counted")

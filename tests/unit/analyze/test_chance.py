@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from meshscope.analyze.chance import binomial_tail, is_beyond_chance
+from meshscope.numerics.chance import binomial_tail, is_beyond_chance
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.125, 1 / 1024])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from late_runs import make_noise
-from meshscope.analyze.change_point import MIN_STEPS, draw_in_spikes, find_change
+from meshscope.numerics.change_point import MIN_STEPS, draw_in_spikes, find_change
 
 
 def make_series(seed, num_steps=100, sigma=0.03):

@@ -5,17 +5,17 @@ import pytest
 from communication_builders import Job, operation_words
 
 from builders import MS, SECOND, START_MONO_NS, make_run
-from meshscope.analyze.bandwidth import FitRefused, LatencyFit, size_buckets
-from meshscope.analyze.communication import (
+from meshscope.analyze.communication.bandwidth import FitRefused, LatencyFit, size_buckets
+from meshscope.analyze.communication.communication import (
     Communication,
     analyze_communication,
     choose_first_step,
 )
-from meshscope.analyze.last_arrivers import ALL_AXES
+from meshscope.analyze.communication.last_arrivers import ALL_AXES
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome, size_bucket
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import OperationFlag
 
 MICROSECOND = 1_000

@@ -5,13 +5,13 @@ from communication_builders import Job
 
 from builders import MS
 from meshscope.analyze import summary as summary_module
-from meshscope.analyze.step_choice import StepChoice
+from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.report.document import build_report
 from meshscope.report.screen import Screen
 from meshscope.report.terminal import render_report
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 NUM_STEPS = 200
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from builders import MS
-from meshscope.analyze.compare import Metric, Verdict, compare_attempts, judge
-from meshscope.analyze.compare_loss import Tolerance, agree
-from meshscope.analyze.compare_provenance import Subject
-from meshscope.analyze.shift import Shift
+from meshscope.analyze.compare.compare import Metric, Verdict, compare_attempts, judge
+from meshscope.analyze.compare.compare_loss import Tolerance, agree
+from meshscope.analyze.compare.compare_provenance import Subject
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.numerics.shift import Shift
+from meshscope.store.read.run import open_run
 from signal_builders import MB, make_signal_run
 
 NOISE = np.random.default_rng(0).normal(size=(2, 4, 500))

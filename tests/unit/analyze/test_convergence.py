@@ -3,9 +3,13 @@ import math
 import numpy as np
 import pytest
 
-from meshscope.analyze.convergence import LossCourse, analyze_convergence, find_level_change
+from meshscope.analyze.training.convergence import (
+    LossCourse,
+    analyze_convergence,
+    find_level_change,
+)
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from signal_builders import make_signal_run
 
 NOISE = np.random.default_rng(0).normal(size=1000)

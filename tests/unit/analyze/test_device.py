@@ -1,8 +1,8 @@
 from builders import MS, START_MONO_NS, make_run, make_writer, put_device_span, put_span, put_step
-from meshscope.analyze.device import NO_ACCELERATOR, NO_EVENTS, explain_no_job_device
+from meshscope.analyze.rank.device import NO_ACCELERATOR, NO_EVENTS, explain_no_job_device
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 T0 = START_MONO_NS
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshscope.analyze.executed_schedule import (
+from meshscope.analyze.pipeline.executed_schedule import (
     UNKNOWN_ORDER,
     order_from_rows,
     recognise_schedule,

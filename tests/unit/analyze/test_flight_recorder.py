@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from meshscope.analyze.flight_recorder import (
+from meshscope.hang.flight_recorder import (
     GroupRecord,
     decode_dump,
     find_dumps,

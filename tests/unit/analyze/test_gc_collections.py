@@ -2,11 +2,11 @@ import numpy as np
 
 from builders import MS
 from late_runs import STEADY, LateRun
-from meshscope.analyze.gc_collections import measure_collections
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.timeline.gc_collections import measure_collections
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 
 def measure(path, **fields):

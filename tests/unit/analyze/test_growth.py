@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from meshscope.analyze.growth import GrowthKind, Jump, measure_growth
 from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.growth import GrowthKind, Jump, measure_growth
 
 
 def grow(values, **options):

@@ -11,10 +11,10 @@ from hang_builders import (
     wait_for_state,
 )
 
-from meshscope.analyze.hang import Hang
-from meshscope.analyze.hang_rules import ErrorClass, Reason, VerdictKind, classify_error
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind
+from meshscope.hang.hang import Hang
+from meshscope.hang.hang_rules import ErrorClass, Reason, VerdictKind, classify_error
 
 CUBE = Layout(dp=2, tp=2, pp=2)
 

@@ -5,15 +5,15 @@ from meshscope.analyze.health import CaughtErrors, Note
 from meshscope.analyze.summary import RankState, summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.columns import ProblemKind
-from meshscope.store.open_step import (
+from meshscope.store.read.columns import ProblemKind
+from meshscope.store.read.run import open_run
+from meshscope.store.write.open_step import (
     FIRST_STAMP_WORD,
     OPEN_STEP_NAME,
     PHASE_ORDER,
     STAMP_FACTOR,
     OpenStepWriter,
 )
-from meshscope.store.reader import open_run
 
 
 def summarize(path):

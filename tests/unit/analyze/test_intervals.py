@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshscope.analyze.intervals import (
+from meshscope.numerics.intervals import (
     Stretches,
     complement,
     intersect,

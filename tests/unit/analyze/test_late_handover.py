@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from builders import MS
-from meshscope.analyze.late_handover import find_late_handovers
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.communication.late_handover import find_late_handovers
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Layout
 from meshscope.store.schema import OperationFlag
 from timeline_builders import TimedJob, timeline_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from builders import MS
-from meshscope.analyze.links import find_slow_links, shorten_transfers
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.communication.links import find_slow_links, shorten_transfers
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Layout
 from timeline_builders import TimedJob, timeline_of
 

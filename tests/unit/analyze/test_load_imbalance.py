@@ -3,7 +3,7 @@ import pytest
 
 from builders import MS
 from late_runs import make_peer_work
-from meshscope.analyze.load_imbalance import measure_load_imbalance
+from meshscope.analyze.stragglers.load_imbalance import measure_load_imbalance
 from meshscope.core.layout import Layout
 
 

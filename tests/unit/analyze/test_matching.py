@@ -3,9 +3,9 @@ import pytest
 from communication_builders import Job, operation_words
 
 from builders import MS, SECOND
-from meshscope.analyze.host_clocks import find_host_clocks
-from meshscope.analyze.matching import match_operations
-from meshscope.analyze.operations import load_operations
+from meshscope.analyze.job.host_clocks import find_host_clocks
+from meshscope.analyze.job.matching import match_operations
+from meshscope.analyze.job.operations import load_operations
 from meshscope.core.operations import Kind
 
 

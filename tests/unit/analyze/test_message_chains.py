@@ -1,6 +1,6 @@
 """Pipelines are found by who sends to whom."""
 
-from meshscope.analyze.message_chains import follow_messages
+from meshscope.analyze.pipeline.message_chains import follow_messages
 
 SEND, RECV = True, False
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from builders import make_writer, put_step
-from meshscope.analyze.model_flops import RankFlops, read_flops, sum_flops
+from meshscope.analyze.budget.model_flops import RankFlops, read_flops, sum_flops
 from meshscope.core.flops import Flops
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 SAID = {"model_flops": 3e12, "hardware_flops": 4e12, "per": "step", "dtype": "bfloat16"}
 

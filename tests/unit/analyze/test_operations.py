@@ -3,8 +3,8 @@ import pytest
 from communication_builders import Job, operation_words
 
 from builders import MS, SECOND, START_MONO_NS, make_writer
-from meshscope.analyze.group_axes import merge_groups
-from meshscope.analyze.operations import (
+from meshscope.analyze.job.group_axes import merge_groups
+from meshscope.analyze.job.operations import (
     NO_PHASE,
     load_failures,
     load_operations,
@@ -16,8 +16,8 @@ from meshscope.core.group_axis import OTHER, WORLD, AxisSource, name_axis
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.groups import GROUP_KIND
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
+from meshscope.store.write.groups import GROUP_KIND
 
 NO_LAYOUT = None
 LAYOUT_3D = Layout(dp=2, tp=2, pp=2)

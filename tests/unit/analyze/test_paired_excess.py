@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from late_runs import make_noise
-from meshscope.analyze.paired_excess import (
+from meshscope.numerics.paired_excess import (
     measure_correlation_time,
     measure_effect,
     measure_excess,

@@ -3,7 +3,7 @@ import pytest
 
 from builders import MS
 from late_runs import make_noise, make_peer_work
-from meshscope.analyze.pauses import find_pauses
+from meshscope.analyze.stragglers.pauses import find_pauses
 from meshscope.core.layout import Layout
 
 LAYOUT = Layout(dp=4)

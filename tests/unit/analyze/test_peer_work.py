@@ -3,11 +3,11 @@ import pytest
 
 from builders import MS, make_run
 from late_runs import STEADY, LateRun
-from meshscope.analyze.peer_work import group_true_peers, measure_peer_work
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.timeline.peer_work import group_true_peers, measure_peer_work
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 UNKNOWN = Unavailable("no layout")
 

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from builders import MS, START_MONO_NS, Faults, make_run, make_writer, put_span, put_step
-from meshscope.analyze.peers import MAX_STEPS, PeerPhases, group_peers
-from meshscope.analyze.phases import PhaseTable
+from meshscope.analyze.rank.phases import PhaseTable
 from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.timeline.peers import MAX_STEPS, PeerPhases, group_peers
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 UNKNOWN = Unavailable("no layout")
 PHASES = ["data", "forward", "backward", "optimizer"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from late_runs import make_noise
-from meshscope.analyze.chance import MIN_STEPS, binomial_tail
-from meshscope.analyze.persistence import correct_holm, find_candidates, find_persistent
+from meshscope.numerics.chance import MIN_STEPS, binomial_tail
+from meshscope.numerics.persistence import correct_holm, find_candidates, find_persistent
 
 
 def find(work):

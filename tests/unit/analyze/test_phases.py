@@ -3,9 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import MS, START_MONO_NS, make_writer, put_span, put_step
-from meshscope.analyze.phases import order_steps
+from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.summary import summarize_attempt
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 T0 = START_MONO_NS
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from builders import MS, START_MONO_NS, make_writer, put_span, put_step
-from meshscope.analyze.pipeline_times import ActionSource, collect_pipeline_times
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.pipeline.pipeline_times import ActionSource, collect_pipeline_times
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.schedule import ActionKind
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from pipeline_builders import Recipe, make_pipeline_run, stage_cost
 
 EVEN = stage_cost({0: (2, 4), 1: (2, 4), 2: (2, 4)})

@@ -4,17 +4,17 @@ import pytest
 from communication_builders import Job
 
 from builders import MS, put_step
-from meshscope.analyze.message_chains import find_message_chains
-from meshscope.analyze.pipeline import analyze_pipeline
-from meshscope.analyze.pipeline_waits import measure_pipeline_waits
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.pipeline.message_chains import find_message_chains
+from meshscope.analyze.pipeline.pipeline import analyze_pipeline
+from meshscope.analyze.pipeline.pipeline_waits import measure_pipeline_waits
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Estimate
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.severity import Severity
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 WORK_NS = 10 * MS
 NUM_STEPS = 6

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hang_builders import Process, Processes, wait_for_state
 
-from meshscope.analyze.processes import Life, look_at_process, this_machine
+from meshscope.hang.processes import Life, look_at_process, this_machine
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from builders import MS
-from meshscope.analyze.growth import GrowthKind
-from meshscope.analyze.memory import Place, analyze_memory, forecast_device, forecast_host
+from meshscope.analyze.memory.memory import Place, analyze_memory, forecast_device, forecast_host
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.numerics.growth import GrowthKind
+from meshscope.store.read.run import open_run
 from signal_builders import GB, MB, DeviceMemory, make_signal_run
 
 NOISE = np.random.default_rng(0).normal(size=(8, 1000))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from builders import MS, SECOND, Faults, make_run
-from meshscope.analyze.timeline import PieceKind, build_timeline
+from meshscope.analyze.timeline.timeline import PieceKind, build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import OperationFlag, StepFlag
 from timeline_builders import TimedJob, describe, make_dp_run, timeline_of
 

@@ -3,16 +3,16 @@ import pytest
 
 from builders import MS
 from late_runs import LateRun, make_noise, make_peer_work
-from meshscope.analyze.peer_work import measure_peer_work
-from meshscope.analyze.sequence_imbalance import (
+from meshscope.analyze.stragglers.sequence_imbalance import (
     SequenceImbalance,
     correlate,
     measure_sequence_imbalance,
 )
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.timeline.peer_work import measure_peer_work
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 
 @pytest.fixture

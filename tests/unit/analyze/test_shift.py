@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from meshscope.analyze.shift import (
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.shift import (
     autocorrelation,
     block_length,
     draw_blocks,
@@ -9,7 +10,6 @@ from meshscope.analyze.shift import (
     measure_shift,
     student_quantile,
 )
-from meshscope.core.unavailable import Unavailable
 
 
 def remember(random, count, rho, spread=0.03):

@@ -1,6 +1,6 @@
 import pytest
 
-from meshscope.analyze.slow_sets import find_shared
+from meshscope.analyze.stragglers.slow_sets import find_shared
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 

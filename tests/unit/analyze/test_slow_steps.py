@@ -1,8 +1,8 @@
 import numpy as np
 
 from builders import MS, make_writer, put_span, put_step
-from meshscope.analyze.slow_steps import BETWEEN_STEPS, UNATTRIBUTED, find_excess
-from meshscope.store.reader import open_run
+from meshscope.analyze.stragglers.slow_steps import BETWEEN_STEPS, UNATTRIBUTED, find_excess
+from meshscope.store.read.run import open_run
 
 SLOW = np.array([10, 20])
 

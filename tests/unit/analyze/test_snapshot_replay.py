@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshscope.analyze.snapshot_peak import compose_peak, replay_device
-from meshscope.analyze.snapshot_sites import CATEGORIES, categorize_stacks, find_site
-from meshscope.analyze.snapshot_summary import summarize_snapshot
-from meshscope.ingest.snapshot import read_snapshot
-from meshscope.store.snapshot_columns import Frame
+from meshscope.analyze.memory.snapshot_peak import compose_peak, replay_device
+from meshscope.analyze.memory.snapshot_sites import CATEGORIES, categorize_stacks, find_site
+from meshscope.analyze.memory.snapshot_summary import summarize_snapshot
+from meshscope.ingest.snapshot.snapshot import read_snapshot
+from meshscope.ingest.snapshot.snapshot_columns import Frame
 from snapshot_builders import FRAMES, make_random_snapshot
 
 DEVICE = 1

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from meshscope.analyze.spikes import find_spikes, neighbour_medians
 from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.spikes import find_spikes, neighbour_medians
 
 STEPS = np.arange(200)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hang_builders import Process, Processes, read_state
 
-from meshscope.analyze.processes import Life, ProcessState, look_at_process, this_machine
-from meshscope.analyze.stacks import (
+from meshscope.hang.processes import Life, ProcessState, look_at_process, this_machine
+from meshscope.hang.stacks import (
     STACKS_NAME,
     Frame,
     ask_for_stacks,
@@ -111,7 +111,7 @@ DUMP = b"""Thread 0x00007ff1383fc6c0 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
 
 Current thread 0x00007ff138e6db80 [python] (most recent call first):
-  File "/x/site-packages/meshscope/capture/collectives.py", line 433 in wait
+  File "/x/site-packages/meshscope/capture/operations/collectives.py", line 433 in wait
   File "/x/site-packages/torch/distributed/distributed_c10d.py", line 1 in all_reduce
   File "/home/me/train.py", line ??? in step
   File "/home/me/train.py", line 12 in <module>

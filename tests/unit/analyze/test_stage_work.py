@@ -3,19 +3,19 @@
 import pytest
 
 from builders import make_writer
-from meshscope.analyze.pipeline_times import collect_pipeline_times
-from meshscope.analyze.stage_verdict import StageCause, judge_stages
-from meshscope.analyze.stage_work import (
+from meshscope.analyze.pipeline.pipeline_times import collect_pipeline_times
+from meshscope.analyze.pipeline.stage_verdict import StageCause, judge_stages
+from meshscope.analyze.pipeline.stage_work import (
     PartsSource,
     lower_median,
     measure_stage_work,
     read_parts,
 )
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.schedule import ActionKind
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from pipeline_builders import Recipe, make_pipeline_run, stage_cost
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshscope.analyze.step_choice import choose_windows
+from meshscope.analyze.rank.step_choice import choose_windows
 
 
 def test_short_run_is_taken_whole() -> None:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from builders import MS, Faults, make_run
-from meshscope.analyze.step_pattern import (
+from meshscope.analyze.stragglers.step_pattern import (
     StepPeriods,
     find_recurrences,
     find_slow_steps,
@@ -11,7 +11,7 @@ from meshscope.analyze.step_pattern import (
 )
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 
 def series(num_steps, *, seed=0, noise=0.03, first=0) -> StepPeriods:

@@ -14,12 +14,12 @@ from builders import (
     make_writer,
     put_step,
 )
-from meshscope.analyze.distribution import measure_distribution
-from meshscope.analyze.steps import JobSteps, SlowestCount
+from meshscope.analyze.rank.steps import JobSteps, SlowestCount
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.numerics.distribution import measure_distribution
+from meshscope.store.read.run import open_run
 
 STEP_NS = 100 * MS
 

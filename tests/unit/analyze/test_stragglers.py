@@ -3,7 +3,7 @@ import pytest
 
 from builders import MS
 from late_runs import make_noise, make_peer_work
-from meshscope.analyze.stragglers import find_stragglers
+from meshscope.analyze.stragglers.stragglers import find_stragglers
 from meshscope.core.layout import Layout
 
 

@@ -3,9 +3,9 @@ import pytest
 
 from builders import MS
 from late_runs import make_noise, make_peer_work
-from meshscope.analyze.pauses import find_pauses
-from meshscope.analyze.stragglers import find_stragglers
-from meshscope.analyze.suspects import list_suspects
+from meshscope.analyze.stragglers.pauses import find_pauses
+from meshscope.analyze.stragglers.stragglers import find_stragglers
+from meshscope.analyze.stragglers.suspects import list_suspects
 from meshscope.core.layout import Layout
 
 LAYOUT = Layout(dp=4)

@@ -6,7 +6,7 @@ from builders import GAP_NS, MS, make_run
 from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 WALL_S = (5 * 100 * MS + 4 * GAP_NS) / 1e9
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from builders import MS
-from meshscope.analyze.timeline import StepChoice, Timeline
-from meshscope.analyze.work import measure_work
+from meshscope.analyze.timeline.timeline import StepChoice, Timeline
+from meshscope.analyze.timeline.work import measure_work
 from meshscope.core.layout import Layout
-from meshscope.store import table_window
-from meshscope.store.compact import compact_run
-from meshscope.store.reader import open_run
+from meshscope.store.read import table_window
+from meshscope.store.read.compact import compact_run
+from meshscope.store.read.run import open_run
 from timeline_builders import TimedJob, timeline_of
 
 NUM_STEPS = 120

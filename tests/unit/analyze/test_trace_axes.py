@@ -2,11 +2,11 @@
 
 import pytest
 
-from meshscope.analyze.trace_axes import UNKNOWN, AxisNamer, coordinates_of, infer_layout
 from meshscope.core.group_axis import OTHER, WORLD, AxisSource
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.trace_columns import TraceGroup
+from meshscope.ingest.kineto.trace_columns import TraceGroup
+from meshscope.ingest.traces.trace_axes import UNKNOWN, AxisNamer, coordinates_of, infer_layout
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from made_traces import call, groups, kernel, nccl, step, summarize
 
-from meshscope.analyze.trace_summary import summarize_trace
+from meshscope.analyze.device.trace_summary import summarize_trace
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.ingest.kineto import read_trace
+from meshscope.ingest.kineto.kineto import read_trace
 
 TABLE = groups(g0__default_pg=[0, 1, 2, 3], g1__mesh_tp=[0, 1], g2__undefined=[0, 2])
 LAYOUT = Layout(dp=2, tp=2)

@@ -2,7 +2,7 @@
 
 from made_traces import call, groups, host, kernel, nccl, step, summarize
 
-from meshscope.analyze.trace_diff import compare_traces
+from meshscope.analyze.compare.trace_diff import compare_traces
 from meshscope.core.unavailable import Unavailable
 
 TABLE = groups(g1__mesh_tp=[0, 1], g2__mesh_dp=[0, 2])

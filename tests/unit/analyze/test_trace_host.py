@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from made_traces import groups, host, step, summarize
 
-from meshscope.analyze.trace_summary import summarize_trace
+from meshscope.analyze.device.trace_summary import summarize_trace
 from meshscope.core.unavailable import Unavailable
-from meshscope.ingest.kineto import read_trace
+from meshscope.ingest.kineto.kineto import read_trace
 
 PAIR = groups(g0__default_pg=[0, 1])
 

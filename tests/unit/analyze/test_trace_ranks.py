@@ -3,7 +3,7 @@
 import pytest
 from made_traces import call, groups, host, kernel, nccl, summarize
 
-from meshscope.analyze.trace_ranks import RankComparison, compare_ranks
+from meshscope.analyze.device.trace_ranks import RankComparison, compare_ranks
 from meshscope.core.unavailable import Unavailable
 
 SHIFT = 5_000.0

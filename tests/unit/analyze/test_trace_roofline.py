@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshscope.analyze.trace_roofline import count_flops, measure_rates, parse_shapes
-from meshscope.analyze.trace_tables import OperatorRow
+from meshscope.analyze.device.trace_roofline import count_flops, measure_rates, parse_shapes
 from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.traces.trace_tables import OperatorRow
 
 
 @pytest.mark.parametrize(

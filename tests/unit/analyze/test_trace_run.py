@@ -6,20 +6,20 @@ import json
 import numpy as np
 import pytest
 
-from meshscope.analyze.budget_lines import Share
-from meshscope.analyze.trace_phases import NAMES, find_phases
-from meshscope.analyze.trace_recording import record_trace
-from meshscope.analyze.trace_run import write_run
-from meshscope.analyze.trace_steps import find_steps
+from meshscope.analyze.budget.budget_lines import Share
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.runner import diagnose
 from meshscope.diagnose.severity import Severity
 from meshscope.errors import TraceError
-from meshscope.ingest.kineto import read_trace
+from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.traces.trace_phases import NAMES, find_phases
+from meshscope.ingest.traces.trace_recording import record_trace
+from meshscope.ingest.traces.trace_run import write_run
+from meshscope.ingest.traces.trace_steps import find_steps
 from meshscope.simulate.critical_path import PathKind, find_critical_path
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from trace_builders import (
     BACKWARD_NS,
     FORWARD_NS,

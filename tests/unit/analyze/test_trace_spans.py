@@ -3,7 +3,7 @@
 import numpy as np
 from made_traces import host, nccl, read
 
-from meshscope.analyze.trace_spans import number_rows, read_arguments
+from meshscope.ingest.traces.trace_spans import number_rows, read_arguments
 
 
 def test_arguments_of_some_events_are_those_of_the_columns(tmp_path) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.analyze.trace_kernels import Work, classify_kernels, name_kind
-from meshscope.analyze.trace_steps import assign_steps, find_launches, find_steps
-from meshscope.analyze.trace_summary import summarize_trace
-from meshscope.analyze.trace_time import DeviceBreakdown, break_down_devices
-from meshscope.ingest.kineto import read_trace
-from meshscope.store.trace_columns import Trace
+from meshscope.analyze.device.trace_summary import summarize_trace
+from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.kineto.trace_columns import Trace
+from meshscope.ingest.traces.trace_kernels import Work, classify_kernels, name_kind
+from meshscope.ingest.traces.trace_steps import assign_steps, find_launches, find_steps
+from meshscope.ingest.traces.trace_time import DeviceBreakdown, break_down_devices
 
 
 def kernel(name: str, begin_us: float, dur_us: float, stream: int = 7, **arguments: object) -> dict:

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from meshscope.analyze.trend import (
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.trend import (
     KendallCount,
     count_pairs,
     measure_inflation,
     measure_trend,
     normal_tail,
 )
-from meshscope.core.unavailable import Unavailable
 
 
 def test_rising_and_falling_pairs_are_counted_with_their_variance():

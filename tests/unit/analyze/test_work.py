@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from builders import MS
-from meshscope.analyze import work as module
-from meshscope.analyze.timeline import PieceKind
-from meshscope.analyze.work import OTHER_PHASES, group_places, measure_work
+from meshscope.analyze.timeline import work as module
+from meshscope.analyze.timeline.timeline import PieceKind
+from meshscope.analyze.timeline.work import OTHER_PHASES, group_places, measure_work
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from timeline_builders import make_dp_run, timeline_of

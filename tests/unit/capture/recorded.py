@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshscope.store.reader import RankRecording, open_run
+from meshscope.store.read.run import RankRecording, open_run
 from meshscope.store.schema import SpanFlag
 
 

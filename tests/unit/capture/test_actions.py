@@ -14,7 +14,7 @@ import torch.distributed as dist
 from recorded import Recorded, read_recorded
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import ACTION_KINDS, BUILTIN_NAMES, ActionFlag
 
 F, B, I, W = range(4)  # noqa: E741 - the letters of the schedules

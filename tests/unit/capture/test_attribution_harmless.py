@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from meshscope.capture.attribution.automatic_profile import AutomaticProfile, find_training
-from meshscope.capture.attribution.memory_profile import MAX_FORWARDS_PER_STEP, MemoryProfile
 from meshscope.capture.guard import Guard
-from meshscope.capture.heap import find_instances
+from meshscope.capture.memory.automatic_profile import AutomaticProfile, find_training
+from meshscope.capture.memory.memory_profile import MAX_FORWARDS_PER_STEP, MemoryProfile
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.capture.steps.heap import find_instances
 from meshscope.core.layout import Layout
 
 WIDTH = 8

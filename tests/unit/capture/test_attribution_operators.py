@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshscope.capture.attribution import profiled_step
-from meshscope.capture.attribution.automatic_profile import AutomaticProfile, find_training
-from meshscope.capture.attribution.memory_profile import MemoryProfile
-from meshscope.capture.attribution.profiled_step import choose_step
 from meshscope.capture.guard import Guard
+from meshscope.capture.memory import profiled_step
+from meshscope.capture.memory.automatic_profile import AutomaticProfile, find_training
+from meshscope.capture.memory.memory_profile import MemoryProfile
+from meshscope.capture.memory.profiled_step import choose_step
 from meshscope.capture.profiling.window_schedule import WindowSchedule
 
 WIDTH, BATCH = 64, 32
@@ -349,7 +349,7 @@ def test_the_compiler_is_not_imported_for_it():
 
     program = (
         "import sys, torch\n"
-        "from meshscope.capture.attribution.memory_profile import MemoryProfile\n"
+        "from meshscope.capture.memory.memory_profile import MemoryProfile\n"
         "from meshscope.capture.guard import Guard\n"
         "model = torch.nn.Linear(2, 2)\n"
         "guard = Guard()\n"

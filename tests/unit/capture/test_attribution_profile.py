@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from meshscope.capture.attribution.memory_profile import MemoryProfile
 from meshscope.capture.guard import Guard
+from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.layout import Layout
 from meshscope.core.trace_names import parse_rank_folder, rank_folder_name

@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from meshscope.capture.attribution.storages import Ledger, WeakStorages, tensors_in
+from meshscope.capture.memory.storages import Ledger, WeakStorages, tensors_in
 
 KIB = 1024
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshscope.capture import collectives, operation_shapes
 from meshscope.capture.clock_calibration import measure_offset
-from meshscope.capture.group_methods import covers
-from meshscope.capture.operation_shapes import find_shapes, kind_of
+from meshscope.capture.operations import collectives, operation_shapes
+from meshscope.capture.operations.group_methods import covers
+from meshscope.capture.operations.operation_shapes import find_shapes, kind_of
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.operations import Kind, Outcome
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import WaitSource
 
 

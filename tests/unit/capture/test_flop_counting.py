@@ -9,13 +9,13 @@ from recorded import read_recorded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from meshscope.analyze.model_flops import RankFlops, read_flops, sum_flops
-from meshscope.capture.flops import count_model_flops
-from meshscope.capture.gemm_peak import measure_gemm_peak
+from meshscope.analyze.budget.model_flops import RankFlops, read_flops, sum_flops
+from meshscope.capture.model.flops import count_model_flops
+from meshscope.capture.model.gemm_peak import measure_gemm_peak
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import CaptureError
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 BATCH = 4
 

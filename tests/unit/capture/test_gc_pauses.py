@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from recorded import read_recorded
 
-from meshscope.capture.gc_pauses import LEAST_PAUSE_NS, MAX_WAITING, GcPauses, pause_name
+from meshscope.capture.memory.gc_pauses import LEAST_PAUSE_NS, MAX_WAITING, GcPauses, pause_name
 from meshscope.capture.recorder import Recorder, RecorderConfig
 
 

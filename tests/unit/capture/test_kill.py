@@ -12,8 +12,8 @@ import pytest
 from kill_recorder import KINDS
 from kill_storm import Acknowledged
 
-from meshscope.store.open_step import FIRST_STAMP_WORD, OPEN_STEP_NAME
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
+from meshscope.store.write.open_step import FIRST_STAMP_WORD, OPEN_STEP_NAME
 
 
 def test_twenty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from meshscope.capture.layer_counts import check_stage_layers, count_layers
+from meshscope.capture.model.layer_counts import check_stage_layers, count_layers
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 
 class Block(nn.Module):

@@ -5,16 +5,22 @@ from pathlib import Path
 import pytest
 from recorded import read_recorded
 
-from meshscope.capture import memory, recorder
-from meshscope.capture.host_memory import (
+from meshscope.capture import recorder
+from meshscope.capture.memory import device_memory as memory
+from meshscope.capture.memory.device_memory import (
+    MemorySample,
+    pack_counts,
+    pause_after,
+    sample_memory,
+)
+from meshscope.capture.memory.host_memory import (
     read_host_memory,
     read_limit_bytes,
     read_total_bytes,
     resident_bytes,
 )
-from meshscope.capture.memory import MemorySample, pack_counts, pause_after, sample_memory
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import ALLOCATOR
 
 MS = 1_000_000

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from builders import MS, SECOND, START_MONO_NS, make_writer, put_span, put_step
-from meshscope.capture.monitor import Monitor, Surroundings
-from meshscope.capture.monitor_records import MAX_RECORDS, HoldUp, count_once
-from meshscope.capture.monitor_results import MonitorThresholds, Severity
+from meshscope.capture.monitor.monitor import Monitor, Surroundings
+from meshscope.capture.monitor.monitor_records import MAX_RECORDS, HoldUp, count_once
+from meshscope.capture.monitor.monitor_results import MonitorThresholds, Severity
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind, Outcome
 from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.tail import read_last_records
 from meshscope.store.schema import ACTION_KINDS, OperationFlag
-from meshscope.store.tail import read_last_records
 
 DP, TP, PP, WORLD = range(4)
 AXES = {DP: "dp", TP: "tp", PP: "pp", WORLD: "world"}

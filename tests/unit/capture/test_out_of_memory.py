@@ -2,7 +2,7 @@
 
 import torch
 
-from meshscope.capture.out_of_memory import describe_out_of_memory
+from meshscope.capture.memory.out_of_memory import describe_out_of_memory
 from meshscope.capture.recorder import Recorder, RecorderConfig
 
 GIB = 1 << 30

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.store.reader import open_run
-from meshscope.store.traces import TraceWindow, windows_of
+from meshscope.store.read.run import open_run
+from meshscope.store.read.trace_windows import TraceWindow, windows_of
 
 pytest.importorskip("torch", reason="windows are torch.profiler's")
 

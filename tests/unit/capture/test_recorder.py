@@ -17,7 +17,7 @@ from meshscope.capture import default
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import StepFlag
 
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from meshscope.capture.timeline import Timeline
-from meshscope.store.open_step import OpenStepWriter
+from meshscope.capture.steps.timeline import Timeline
+from meshscope.store.write.open_step import OpenStepWriter
 
 DATA, FORWARD = 1, 2
 AUGMENT = 64

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "analyze"))
 
 from hang_builders import CONNECTION_LOST, Job, JobGroup, Processes
 
-from meshscope.analyze.stacks import STACKS_NAME
 from meshscope.cli import main
 from meshscope.core.layout import Layout
+from meshscope.hang.stacks import STACKS_NAME
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\n\r"
 

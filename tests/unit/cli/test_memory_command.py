@@ -8,13 +8,13 @@ import pytest
 from click.testing import CliRunner
 from tests.builders import make_run
 
-from meshscope.analyze.memory_attribution import module_of, summarize_memory
+from meshscope.analyze.memory.memory_attribution import module_of, summarize_memory
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.trace_names import rank_folder_name
 from meshscope.errors import RunNotFound
 from meshscope.report.sunburst import CHARTS, build_tree
-from meshscope.store.memory_points import read_memory
+from meshscope.store.read.memory_points import read_memory
 
 LAYOUT = Layout(pp=2)
 HOSTILE = "</script><script>alert(1)</script>&\x1b[31m\u202e"

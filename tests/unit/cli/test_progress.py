@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from meshscope.cli.progress import PlainProgress, StatusLine, describe_progress
-from meshscope.store.tail import LiveView, RunTail
-from meshscope.store.writer import RankWriter
+from meshscope.store.read.tail import LiveView, RunTail
+from meshscope.store.write.writer import RankWriter
 
 NOTHING = LiveView(num_ranks=0, last_step=None, mean_step_ns=None, tokens_per_s=None)
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from builders import MS, Faults, make_run
 from meshscope.cli import main
 from meshscope.core.layout import Layout
-from meshscope.store import table_file, writer
+from meshscope.store.write import table_file, writer
 
 
 def invoke(*arguments, **options):
@@ -170,7 +170,7 @@ def run_without_privileges(*arguments: object) -> subprocess.CompletedProcess[st
     code = (
         "import os, sys\n"
         "from meshscope.cli import main\n"
-        "import meshscope.cli.report, meshscope.report.terminal\n"  # while all can be read
+        "import meshscope.cli.commands.report, meshscope.report.terminal\n"  # while all can be read
         "if os.geteuid() == 0:\n"
         "    os.setegid(65534); os.seteuid(65534)\n"
         "main(sys.argv[1:], prog_name='meshscope')\n"

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from meshscope.cli import main
-from meshscope.store.trace_cache import cache_path
+from meshscope.ingest.kineto.trace_cache import cache_path
 
 
 def invoke(*arguments):

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from meshscope.cli import main
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "train_2x2x2.toml"

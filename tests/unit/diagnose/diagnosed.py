@@ -13,7 +13,7 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.thresholds import Thresholds
 from meshscope.simulate.what_if import Edit
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 
 def context_of(path: Path, **changed: float) -> Context:

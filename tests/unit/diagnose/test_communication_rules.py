@@ -16,7 +16,7 @@ from meshscope.diagnose.rules.communication import (
     SmallOperations,
 )
 from meshscope.diagnose.severity import Severity
-from meshscope.store.reader import Attempt
+from meshscope.store.read.run import Attempt
 from timeline_builders import TimedJob, make_dp_run
 
 ALL: tuple[type[Rule], ...] = (ExposedDataParallel, ExposedTensorParallel, SmallOperations)

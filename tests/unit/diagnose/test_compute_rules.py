@@ -16,7 +16,7 @@ from meshscope.diagnose.rules.compute import (
     OptimizerHeavy,
 )
 from meshscope.diagnose.severity import Severity
-from meshscope.store.reader import Attempt
+from meshscope.store.read.run import Attempt
 from timeline_builders import TimedJob, make_dp_run
 
 ALL: tuple[type[Rule], ...] = (BackwardHeavy, OptimizerHeavy, LowUtilisation, HostGap)

@@ -15,7 +15,7 @@ from meshscope.diagnose.rules.convergence import (
     SkippedSteps,
 )
 from meshscope.diagnose.severity import Severity
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from signal_builders import make_signal_run
 
 ALL = [

@@ -7,13 +7,13 @@ import pytest
 from diagnosed import context_of, find, make_finding
 
 from builders import MS, Faults, make_run, make_writer, put_step
-from meshscope.analyze.processes import this_machine
 from meshscope.core.layout import Layout
 from meshscope.diagnose.failure import Failure
 from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.severity import Severity
-from meshscope.store.columns import Problem, ProblemKind
+from meshscope.hang.processes import this_machine
+from meshscope.store.read.columns import Problem, ProblemKind
 
 sys.path.append(str(Path(__file__).parents[1] / "analyze"))
 

@@ -11,7 +11,7 @@ from meshscope.diagnose.rules.memory import (
 )
 from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.thresholds import Thresholds
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from signal_builders import GB, MB, DeviceMemory, make_signal_run
 
 NOISE = np.random.default_rng(1).normal(size=(8, 200))

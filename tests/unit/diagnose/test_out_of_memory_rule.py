@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from meshscope.capture.out_of_memory import OutOfMemoryWatch
+from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.out_of_memory import OutOfMemory
 from meshscope.diagnose.severity import Severity
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 GIB = 1 << 30
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn  # noqa: E402
 from meshscope.capture.recorder import Recorder, RecorderConfig  # noqa: E402
 from meshscope.core.schedule import Action, ActionKind  # noqa: E402
 from meshscope.core.schedule_builders import BUILDERS, build_schedule  # noqa: E402
-from meshscope.engine.action_recording import RecordedActions  # noqa: E402
-from meshscope.engine.pipeline import PipelineExecutor  # noqa: E402
+from meshscope.engine.pipeline.action_recording import RecordedActions  # noqa: E402
+from meshscope.engine.pipeline.pipeline import PipelineExecutor  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
-from meshscope.store.reader import RankRecording, open_run  # noqa: E402
+from meshscope.store.read.run import RankRecording, open_run  # noqa: E402
 from meshscope.store.schema import ACTION_KINDS  # noqa: E402
 
 NUM_MICROBATCHES = 4

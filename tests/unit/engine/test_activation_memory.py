@@ -17,9 +17,9 @@ from meshscope.engine.memory.strategy import (
     find_memory_problems,
     make_memory_strategy,
 )
-from meshscope.engine.model import Stage, build_stage
+from meshscope.engine.model.transformer import Stage, build_stage
+from meshscope.engine.model.user_model import UserStage, build_user_stage
 from meshscope.engine.model_config import ModelConfig
-from meshscope.engine.user_model import UserStage, build_user_stage
 from meshscope.errors import UsageError
 
 STRATEGIES = ["basic", "standard", "aggressive", "extreme"]

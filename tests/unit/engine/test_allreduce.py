@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine trains with torch")
 
-from meshscope.engine.allreduce import (
+from meshscope.engine.data_parallel.allreduce import (
     HierarchicalAllReduce,
     NodeGroups,
     StrategyTable,

@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine trains with torch")
 
 from meshscope.core.operations import Kind  # noqa: E402
-from meshscope.engine.channel import LastWorks, Traffic, Transfer  # noqa: E402
+from meshscope.engine.data_parallel.channel import LastWorks, Traffic, Transfer  # noqa: E402
 
 
 class FakeWork:

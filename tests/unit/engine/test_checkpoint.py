@@ -35,7 +35,7 @@ from meshscope.engine.checkpoint.random_state import (  # noqa: E402
     restore_random_state,
 )
 from meshscope.engine.checkpoint.save_load import load_checkpoint, save_checkpoint  # noqa: E402
-from meshscope.engine.sharding import ParameterShard  # noqa: E402
+from meshscope.engine.model.sharding import ParameterShard  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 STATE = {"config": {"name": "small", "sizes": [1, 2]}, "num_tokens": 10**12, "rate": 0.1}

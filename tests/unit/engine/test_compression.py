@@ -5,7 +5,7 @@ torch = pytest.importorskip("torch", reason="the engine trains with torch")
 from torch import nn  # noqa: E402
 
 from meshscope.core.unavailable import Unavailable  # noqa: E402
-from meshscope.engine.compression import (  # noqa: E402
+from meshscope.engine.data_parallel.compression import (  # noqa: E402
     COMPRESSORS,
     CastCompressor,
     Int8Compressor,
@@ -15,7 +15,7 @@ from meshscope.engine.compression import (  # noqa: E402
     _quantize,
     make_compressor,
 )
-from meshscope.engine.gradient_buckets import make_bucket  # noqa: E402
+from meshscope.engine.data_parallel.gradient_buckets import make_bucket  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 

@@ -4,8 +4,8 @@ torch = pytest.importorskip("torch", reason="the engine trains with torch")
 
 from torch import nn  # noqa: E402
 
-from meshscope.engine.channel import Traffic  # noqa: E402
-from meshscope.engine.data_parallel import GradientReducer  # noqa: E402
+from meshscope.engine.data_parallel.channel import Traffic  # noqa: E402
+from meshscope.engine.data_parallel.data_parallel import GradientReducer  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 

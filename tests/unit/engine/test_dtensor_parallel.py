@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: 
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from meshscope.engine import ModelConfig, build_stage, find_parameter_shards  # noqa: E402
-from meshscope.engine.dtensor_parallel import (  # noqa: E402
+from meshscope.engine.model.dtensor_parallel import (  # noqa: E402
     find_dtensor_problems,
     find_model_places,
     gather_full_tensors,

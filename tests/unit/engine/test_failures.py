@@ -16,7 +16,7 @@ from meshscope.engine.launch.failures import (
     share_steps,
     write_failure,
 )
-from meshscope.engine.pipeline import PipelineError
+from meshscope.engine.pipeline.pipeline import PipelineError
 from meshscope.errors import UsageError
 
 # As torch 2.13 wrote them when a peer was killed, left, stopped, or had not come.

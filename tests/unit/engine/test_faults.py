@@ -30,13 +30,13 @@ from meshscope.engine.faults import (  # noqa: E402
 )
 from meshscope.engine.faults.kinds import Fault, FaultKind, Phase, StepRange  # noqa: E402
 from meshscope.engine.faults.text import KEYS_OF, write_fault  # noqa: E402
-from meshscope.engine.pipeline import (  # noqa: E402
+from meshscope.engine.model.timed_model import TimedModelConfig, build_timed_stage  # noqa: E402
+from meshscope.engine.pipeline.pipeline import (  # noqa: E402
     ActionLog,
     NoRecorder,
     PipelineError,
     PipelineExecutor,
 )
-from meshscope.engine.timed_model import TimedModelConfig, build_timed_stage  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 MS = 1_000_000

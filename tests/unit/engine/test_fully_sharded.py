@@ -8,7 +8,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from meshscope.engine import ModelConfig, build_stage, find_parameter_shards  # noqa: E402
-from meshscope.engine.fully_sharded import (  # noqa: E402
+from meshscope.engine.data_parallel.fully_sharded import (  # noqa: E402
     FullyShardedDataParallel,
     find_fsdp_problems,
 )

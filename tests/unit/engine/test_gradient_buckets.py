@@ -4,7 +4,7 @@ torch = pytest.importorskip("torch", reason="the engine trains with torch")
 
 from torch import nn  # noqa: E402
 
-from meshscope.engine.gradient_buckets import (  # noqa: E402
+from meshscope.engine.data_parallel.gradient_buckets import (  # noqa: E402
     build_buckets,
     is_reduced_elsewhere,
     make_bucket,

@@ -4,12 +4,12 @@ torch = pytest.importorskip("torch", reason="the engine trains with torch")
 
 from torch import nn  # noqa: E402
 
-from meshscope.engine.gradient_norm import (  # noqa: E402
+from meshscope.engine.model.sharding import ParameterShard  # noqa: E402
+from meshscope.engine.update.gradient_norm import (  # noqa: E402
     GradientHealth,
     clip_gradient_norm,
     sync_tied_gradients,
 )
-from meshscope.engine.sharding import ParameterShard  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from meshscope.engine.loss_scale import LossScale
+from meshscope.engine.update.loss_scale import LossScale
 
 
 def follow_torch(pattern: str, *, initial: float, growth_steps: int) -> list[float]:

@@ -16,7 +16,7 @@ from meshscope.engine.config.memory_estimate import (
 )
 from meshscope.engine.config.toml_file import from_document
 from meshscope.engine.memory.strategy import make_memory_strategy
-from meshscope.engine.model import build_stage
+from meshscope.engine.model.transformer import build_stage
 from meshscope.engine.model_config import ModelConfig
 
 GIB = 2**30

@@ -24,14 +24,14 @@ from meshscope.core.schedule import (  # noqa: E402
 )
 from meshscope.core.schedule_builders import BUILDERS, build_schedule  # noqa: E402
 from meshscope.engine import ModelConfig, build_stage  # noqa: E402
-from meshscope.engine.pipeline import (  # noqa: E402
+from meshscope.engine.model.put_off_gradients import PutOffGradients  # noqa: E402
+from meshscope.engine.pipeline.pipeline import (  # noqa: E402
     ActionLog,
     ActionSpan,
     PipelineError,
     PipelineExecutor,
 )
-from meshscope.engine.put_off_gradients import PutOffGradients  # noqa: E402
-from meshscope.engine.transfers import order_transfers  # noqa: E402
+from meshscope.engine.pipeline.transfers import order_transfers  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 CONFIG = ModelConfig(

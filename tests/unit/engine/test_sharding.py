@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from meshscope.engine.sharding import (
+from meshscope.engine.model.sharding import (
     ParameterCount,
     ParameterShard,
     count_parameters,

@@ -3,9 +3,9 @@
 import pytest
 
 from meshscope.engine.engine import count_parts
-from meshscope.engine.model import build_stage
+from meshscope.engine.model.timed_model import TimedModelConfig, build_timed_stage
+from meshscope.engine.model.transformer import build_stage
 from meshscope.engine.model_config import ModelConfig
-from meshscope.engine.timed_model import TimedModelConfig, build_timed_stage
 
 SMALL = ModelConfig(
     vocab_size=64,

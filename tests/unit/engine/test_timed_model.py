@@ -13,14 +13,14 @@ from meshscope.core.schedule import ActionKind  # noqa: E402
 from meshscope.core.schedule_builders import build_schedule  # noqa: E402
 from meshscope.core.schedule_replay import replay_schedule  # noqa: E402
 from meshscope.engine import count_parameters  # noqa: E402
-from meshscope.engine.pipeline import ActionLog, PipelineExecutor  # noqa: E402
-from meshscope.engine.timed_model import (  # noqa: E402
+from meshscope.engine.model.timed_model import (  # noqa: E402
     MAX_GAP_NS,
     DeadlineSleeper,
     TimedModelConfig,
     TimedStage,
     build_timed_stage,
 )
+from meshscope.engine.pipeline.pipeline import ActionLog, PipelineExecutor  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 MS = 1_000_000

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshscope.engine.tensor_parallel import ColumnParallelLinear
-from meshscope.engine.user_model import (
+from meshscope.engine.model.tensor_parallel import ColumnParallelLinear
+from meshscope.engine.model.user_model import (
     LayerPlan,
     build_user_stage,
     count_user_parameters,

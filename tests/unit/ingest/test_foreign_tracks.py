@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from meshscope.analyze.trace_kernels import Work, classify_kernels
-from meshscope.analyze.trace_steps import assign_steps, find_launches, find_steps
-from meshscope.analyze.trace_time import DeviceBreakdown, break_down_devices
-from meshscope.ingest.kineto import read_trace
-from meshscope.store.trace_columns import Trace
+from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.kineto.trace_columns import Trace
+from meshscope.ingest.traces.trace_kernels import Work, classify_kernels
+from meshscope.ingest.traces.trace_steps import assign_steps, find_launches, find_steps
+from meshscope.ingest.traces.trace_time import DeviceBreakdown, break_down_devices
 
 
 def name_line(pid: int, process: str, tid: int, thread: str) -> list[dict[str, object]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.ingest import snapshot_native
+from meshscope.ingest.snapshot import snapshot_native
 
 FUZZ = Path(__file__).parents[2] / "fuzz" / "fuzz_snapshot.py"
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshscope.ingest.native import load_library
-from meshscope.ingest.native_scanner import NativeScanner
-from meshscope.ingest.python_scanner import PythonScanner, read_time_ns, scale_number
-from meshscope.ingest.scan import (
+from meshscope.ingest.kineto.native_scanner import NativeScanner
+from meshscope.ingest.kineto.python_scanner import PythonScanner, read_time_ns, scale_number
+from meshscope.ingest.kineto.scan import (
     KEYS,
     MISSING,
     TEXT_IDENTITY,
@@ -19,6 +18,7 @@ from meshscope.ingest.scan import (
     ScanState,
     ValueType,
 )
+from meshscope.ingest.native import load_library
 
 
 def make_native() -> Scanner:

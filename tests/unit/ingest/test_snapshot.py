@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from meshscope.analyze.snapshot_peak import compose_peak, replay_device
-from meshscope.analyze.snapshot_sites import find_site
-from meshscope.analyze.snapshot_summary import measure_fragmentation, summarize_snapshot
+from meshscope.analyze.memory.snapshot_peak import compose_peak, replay_device
+from meshscope.analyze.memory.snapshot_sites import find_site
+from meshscope.analyze.memory.snapshot_summary import measure_fragmentation, summarize_snapshot
 from meshscope.cli import main
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import TraceError
-from meshscope.ingest.snapshot import read_snapshot
-from meshscope.store.snapshot_columns import Frame
+from meshscope.ingest.snapshot.snapshot import read_snapshot
+from meshscope.ingest.snapshot.snapshot_columns import Frame
 
 KIB, MIB = 1 << 10, 1 << 20
 TORCH = "/lib/site-packages/torch"
@@ -307,7 +307,7 @@ def test_files_that_cannot_be_opened(tmp_path):
 
 @pytest.mark.parametrize("use_native", [False, None])
 def test_texts_longer_than_the_buffer(tmp_path, monkeypatch, use_native):
-    monkeypatch.setattr("meshscope.ingest.snapshot.BUFFER_BYTES", 50)
+    monkeypatch.setattr("meshscope.ingest.snapshot.snapshot.BUFFER_BYTES", 50)
     value = make_snapshot()
     value["device_traces"][0][0]["user_metadata"] = "x" * 100_000
     value["device_traces"][0][0]["frames"] = [frame("ü" * 2000, "x.py", 1)]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from meshscope.errors import TraceError
-from meshscope.ingest import snapshot_native
-from meshscope.ingest.snapshot import make_reader
-from meshscope.ingest.snapshot_words import CODE_NAMES, limit_memo
-from meshscope.store.snapshot_columns import ACTIONS, STATES
+from meshscope.ingest.snapshot import snapshot_native
+from meshscope.ingest.snapshot.snapshot import make_reader
+from meshscope.ingest.snapshot.snapshot_columns import ACTIONS, STATES
+from meshscope.ingest.snapshot.snapshot_words import CODE_NAMES, limit_memo
 from snapshot_builders import make_random_snapshot, write_as_torch_cpp
 
 PLAIN_INSTRUCTIONS = [

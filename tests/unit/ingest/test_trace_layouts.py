@@ -15,9 +15,9 @@ import pytest
 
 from meshscope.errors import TraceError
 from meshscope.ingest.compressed import ByteStream, make_zstd_unit
-from meshscope.ingest.kineto import read_trace
+from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.native import load_library
-from meshscope.store.trace_columns import Category, Trace
 
 EVENTS: list[dict[str, object]] = [
     {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},

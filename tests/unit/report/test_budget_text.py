@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from builders import MS
-from meshscope.analyze.budget import measure_budget
-from meshscope.analyze.model_flops import RankFlops
+from meshscope.analyze.budget.budget import measure_budget
+from meshscope.analyze.budget.model_flops import RankFlops
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.budget_document import BudgetFacts, build_budget
 from meshscope.report.budget_text import write_budget

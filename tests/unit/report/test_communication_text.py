@@ -26,8 +26,8 @@ from meshscope.report.communication_text import write_communication
 from meshscope.report.document import Report, build_report, encode_report
 from meshscope.report.screen import Screen, ScreenWriter
 from meshscope.report.terminal import render_report
-from meshscope.store.in_flight import IN_FLIGHT_NAME, InFlightWriter, channel_code
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
+from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter, channel_code
 
 STEP_NS = 100 * MS
 LATE_NS = 10 * MS
@@ -414,7 +414,7 @@ def test_an_error_of_the_analysis_is_not_swallowed(tmp_path, monkeypatch):
     def fail(attempt, *, first_step):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("meshscope.analyze.communication.analyze_communication", fail)
+    monkeypatch.setattr("meshscope.analyze.communication.communication.analyze_communication", fail)
     with pytest.raises(ZeroDivisionError):
         report_of(tmp_path)
 
@@ -438,7 +438,7 @@ def test_the_analysis_is_not_loaded_for_a_run_that_does_not_communicate(tmp_path
         "import sys\n"
         "from meshscope.cli import main\n"
         "main(['report', sys.argv[1]], standalone_mode=False)\n"
-        "loaded = [name for name in sys.modules if 'analyze.communication' in name]\n"
+        "loaded = [name for name in sys.modules if 'analyze.communication.communication' in name]\n"
         "sys.exit(str(loaded) if loaded else 0)\n"
     )
     done = subprocess.run(

@@ -10,7 +10,7 @@ from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.report.document import Report, build_report, encode_report, report_schema
 from meshscope.report.terminal import Screen, render_report
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "report.schema.json"
 

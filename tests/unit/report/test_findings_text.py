@@ -24,7 +24,7 @@ from meshscope.report.findings_text import describe_worst
 from meshscope.report.screen import Screen
 from meshscope.report.terminal import render_report
 from meshscope.simulate.what_if import Fidelity, Gain
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 MS = 1_000_000
 EVIL = "[bold]x[/bold]\x1b[31m\x1b]0;owned\x07\nsecond\u202eline\ud800"

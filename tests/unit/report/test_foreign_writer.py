@@ -14,7 +14,7 @@ from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.document import Absent, Report, build_report, encode_report
 from meshscope.report.terminal import Screen, render_report
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 MASK = 2**64 - 1
 SALT = 0x9E3779B97F4A7C15

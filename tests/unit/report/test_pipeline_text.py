@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from meshscope.analyze.pipeline import analyze_pipeline
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.pipeline.pipeline import analyze_pipeline
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.pipeline_document import PipelineFacts, build_pipeline
 from meshscope.report.pipeline_text import write_pipeline
 from meshscope.report.screen import Screen, ScreenWriter
 from meshscope.report.values import Absent
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from pipeline_builders import Recipe, make_pipeline_run, stage_cost
 
 

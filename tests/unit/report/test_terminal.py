@@ -18,7 +18,7 @@ from meshscope.analyze.summary import summarize_attempt
 from meshscope.core.layout import Layout
 from meshscope.report.document import Report, build_report
 from meshscope.report.terminal import Screen, headline, render_report
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 PROVENANCE = {
     "argv": ["train.py", "--steps", "60"],

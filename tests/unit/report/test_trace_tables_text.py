@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from meshscope.analyze.trace_diff import compare_traces
-from meshscope.analyze.trace_ranks import compare_ranks
-from meshscope.analyze.trace_summary import summarize_trace
+from meshscope.analyze.compare.trace_diff import compare_traces
+from meshscope.analyze.device.trace_ranks import compare_ranks
+from meshscope.analyze.device.trace_summary import summarize_trace
 from meshscope.core.layout import Layout
-from meshscope.ingest.kineto import read_trace
+from meshscope.ingest.kineto.kineto import read_trace
 from meshscope.report.screen import Screen
 from meshscope.report.trace_diff_text import render_difference
 from meshscope.report.trace_text import render_traces

@@ -7,7 +7,7 @@ from meshscope.analyze.summary import summarize_attempt
 from meshscope.report.document import build_report, encode_report
 from meshscope.report.screen import Screen
 from meshscope.report.terminal import render_report
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 
 WINDOW = {
     "number": 0,

@@ -19,26 +19,26 @@ from builders import (
     put_span,
     put_step,
 )
-from meshscope.analyze.budget import measure_budget
-from meshscope.analyze.budget_lines import Share
-from meshscope.analyze.compare_loss import Tolerance, compare_loss
-from meshscope.analyze.convergence import LossCourse, analyze_convergence
-from meshscope.analyze.growth import Growth, GrowthKind, measure_growth
-from meshscope.analyze.persistence import find_persistent
-from meshscope.analyze.spikes import Spikes, find_spikes
-from meshscope.analyze.timeline import Timeline, build_timeline
-from meshscope.analyze.trace_kernels import classify_kernels
-from meshscope.analyze.trace_steps import assign_steps, find_launches, find_steps
-from meshscope.analyze.trace_time import break_down_devices
+from meshscope.analyze.budget.budget import measure_budget
+from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.compare.compare_loss import Tolerance, compare_loss
+from meshscope.analyze.timeline.timeline import Timeline, build_timeline
+from meshscope.analyze.training.convergence import LossCourse, analyze_convergence
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
-from meshscope.ingest.kineto import read_trace
-from meshscope.store.groups import GROUP_KIND, pack_ranks
-from meshscope.store.reader import open_run
+from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.traces.trace_kernels import classify_kernels
+from meshscope.ingest.traces.trace_steps import assign_steps, find_launches, find_steps
+from meshscope.ingest.traces.trace_time import break_down_devices
+from meshscope.numerics.growth import Growth, GrowthKind, measure_growth
+from meshscope.numerics.persistence import find_persistent
+from meshscope.numerics.spikes import Spikes, find_spikes
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import BUILTIN_NAMES
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.groups import GROUP_KIND, pack_ranks
+from meshscope.store.write.writer import RankWriter
 
 MIB = 1 << 20
 

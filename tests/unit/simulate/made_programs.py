@@ -17,11 +17,11 @@ sys.path.append(str(Path(__file__).parents[1] / "analyze"))
 from communication_builders import Job, operation_words
 
 from builders import MS, put_span, put_step
-from meshscope.analyze.timeline import Timeline, build_timeline
+from meshscope.analyze.timeline.timeline import Timeline, build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind
 from meshscope.simulate.what_if import Replay, build_replay
-from meshscope.store.reader import Attempt
+from meshscope.store.read.run import Attempt
 from meshscope.store.schema import OperationFlag
 
 Instruction = tuple[str, object, int]

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshscope.analyze.pipeline import analyze_pipeline
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.pipeline.pipeline import analyze_pipeline
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.schedule_builders import BUILDERS, build_schedule
 from meshscope.core.schedule_replay import ActionCosts, replay_schedule
 from meshscope.core.unavailable import Unavailable
-from meshscope.simulate.pipeline_edits import (
+from meshscope.simulate.pipeline.pipeline_edits import (
     LayerMove,
     advise_moves,
     level_factors,
@@ -18,10 +18,10 @@ from meshscope.simulate.pipeline_edits import (
     price_move,
     price_no_communication,
 )
-from meshscope.simulate.pipeline_replay import build_pipeline_replay, edit_stages
-from meshscope.simulate.schedule_edits import price_schedule, rank_schedules
+from meshscope.simulate.pipeline.pipeline_replay import build_pipeline_replay, edit_stages
+from meshscope.simulate.pipeline.schedule_edits import price_schedule, rank_schedules
 from meshscope.simulate.what_if import build_replay
-from meshscope.store.reader import open_run
+from meshscope.store.read.run import open_run
 from pipeline_builders import (
     GAP_NS,
     TAIL_NS,

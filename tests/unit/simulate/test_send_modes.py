@@ -3,14 +3,14 @@
 import pytest
 from made_programs import MS, ProgramRun, hand, receive, reduce, send, work
 
-from meshscope.analyze.action_replay import SendMode, list_actions
-from meshscope.analyze.pipeline import analyze_pipeline
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.pipeline.action_replay import SendMode, list_actions
+from meshscope.analyze.pipeline.pipeline import analyze_pipeline
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.core.unavailable import Unavailable
-from meshscope.simulate.pipeline_edits import price_level_position
-from meshscope.simulate.pipeline_replay import PipelineReplay, build_pipeline_replay
+from meshscope.simulate.pipeline.pipeline_edits import price_level_position
+from meshscope.simulate.pipeline.pipeline_replay import PipelineReplay, build_pipeline_replay
 from meshscope.simulate.what_if import Gain
 
 LATENCY_NS = MS // 5

@@ -6,7 +6,7 @@ from made_programs import MS, ProgramRun, ddp, reduce, replay_of, work
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.simulate.recorded_slowdown import measure_run_slowdown
-from meshscope.simulate.slowdown import (
+from meshscope.simulate.straggler.slowdown import (
     Slowdown,
     choose_worst,
     count_worst,

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from meshscope.cli import main
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import RunError
-from meshscope.simulate.slowdown import Slowdown
-from meshscope.simulate.straggler_replay import StragglerReplay, measure_slowdown
-from meshscope.simulate.straggler_trace import load_straggler_trace, make_straggler_trace
+from meshscope.ingest.straggler.straggler_trace import load_straggler_trace, make_straggler_trace
+from meshscope.simulate.straggler.slowdown import Slowdown
+from meshscope.simulate.straggler.straggler_replay import StragglerReplay, measure_slowdown
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "straggler"
 COLUMNS = (

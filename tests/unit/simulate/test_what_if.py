@@ -23,7 +23,7 @@ from made_programs import (
     work,
 )
 
-from meshscope.analyze.pieces import PieceKind
+from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind
 from meshscope.core.schedule_builders import build_schedule

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from meshscope.core.schedule import ActionKind
-from meshscope.store.compact import compact_run
-from meshscope.store.query import connect
-from meshscope.store.reader import open_run
+from meshscope.store.read.compact import compact_run
+from meshscope.store.read.query import connect
+from meshscope.store.read.run import open_run
+from meshscope.store.read.tail import read_last_records
 from meshscope.store.schema import ACTION_KINDS, ACTIONS, FAULTS
-from meshscope.store.tail import read_last_records
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.writer import RankWriter
 
 LARGE = (1 << 31) - 1
 

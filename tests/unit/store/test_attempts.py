@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.store.attempts import next_attempt
-from meshscope.store.compact import compact_run
-from meshscope.store.query import connect
-from meshscope.store.reader import open_run
-from meshscope.store.writer import RankWriter
+from meshscope.store.read.compact import compact_run
+from meshscope.store.read.query import connect
+from meshscope.store.read.run import open_run
+from meshscope.store.write.attempts import next_attempt
+from meshscope.store.write.writer import RankWriter
 
 UNIX_NS = 1_763_200_000_000_000_000
 SECOND = 1_000_000_000

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from meshscope.errors import SchemaTooNew
-from meshscope.store.columns import (
+from meshscope.store.read.columns import (
     MAX_DAMAGE_LISTED,
     ProblemKind,
     check_records,
@@ -15,7 +15,7 @@ from meshscope.store.columns import (
     read_regular_file,
 )
 from meshscope.store.schema import SCHEMA_VERSION, TABLES
-from meshscope.store.table_file import CLOSE_OFFSET, pack_header, pack_record, record_check
+from meshscope.store.write.table_file import CLOSE_OFFSET, pack_header, pack_record, record_check
 
 SPANS = TABLES["spans"]
 PATH = Path("spans.tbl")

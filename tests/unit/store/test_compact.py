@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from meshscope.cli import main
 from meshscope.errors import UsageError
-from meshscope.store import compact
-from meshscope.store.columns import Columns, Problem, ProblemKind
-from meshscope.store.compact import compact_run
-from meshscope.store.query import connect
-from meshscope.store.reader import open_run
+from meshscope.store.read import compact
+from meshscope.store.read.columns import Columns, Problem, ProblemKind
+from meshscope.store.read.compact import compact_run
+from meshscope.store.read.query import connect
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import TABLES
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.writer import RankWriter
 
 INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
 RECORDS = st.lists(st.tuples(*[INT64] * 7), max_size=12)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.store.in_flight import (
+from meshscope.store.write.in_flight import (
     FILE_BYTES,
     NO_SLOT,
     NUM_CHANNELS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.store.journal import JournalDamage, JournalWriter, pack_line, read_journal
+from meshscope.store.write.journal import JournalDamage, JournalWriter, pack_line, read_journal
 
 
 def write_three(path: Path) -> bytes:

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import kill_storm
 from kill_storm import Acknowledged, ModeResult, check_run, record_words
 
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.writer import RankWriter
 
 
 def test_nothing_acknowledged_is_lost_in_twenty_kills(tmp_path: Path) -> None:

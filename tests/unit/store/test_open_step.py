@@ -10,8 +10,9 @@ import pytest
 
 from builders import START_MONO_NS, flip_byte, make_writer, put_span, put_step
 from meshscope.analyze.summary import summarize_attempt
-from meshscope.store.columns import ProblemKind
-from meshscope.store.open_step import (
+from meshscope.store.read.columns import ProblemKind
+from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.write.open_step import (
     FIRST_STAMP_WORD,
     OPEN_STEP_NAME,
     PHASE_IDS,
@@ -20,8 +21,7 @@ from meshscope.store.open_step import (
     OpenStepWriter,
     read_open_step,
 )
-from meshscope.store.reader import RankRecording, open_run
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.writer import RankWriter
 
 EPOCH = START_MONO_NS
 NUM_BYTES = 128

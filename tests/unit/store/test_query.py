@@ -10,10 +10,10 @@ from click.testing import CliRunner, Result
 
 from meshscope.cli import main
 from meshscope.errors import UsageError
-from meshscope.store.query import connect
-from meshscope.store.reader import open_run
+from meshscope.store.read.query import connect
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import TABLES
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.writer import RankWriter
 
 
 def bits(value: float) -> int:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshscope.store.rank_ranges import RankRanges, abbreviate_ranks
+from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
 
 RANKS = st.sets(st.integers(0, 40))
 

@@ -13,10 +13,10 @@ import pytest
 from builders import flip_byte
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import RunEmpty, RunError, RunNotFound, SchemaTooNew
-from meshscope.store.columns import Problem, ProblemKind
-from meshscope.store.manifest import seal
-from meshscope.store.reader import MAX_WORLD_SIZE, Attempt, open_run
-from meshscope.store.writer import RankWriter
+from meshscope.store.read.columns import Problem, ProblemKind
+from meshscope.store.read.run import MAX_WORLD_SIZE, Attempt, open_run
+from meshscope.store.write.manifest import seal
+from meshscope.store.write.writer import RankWriter
 
 UNIX_NS = 1_763_200_000_000_000_000
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.store import table_file
-from meshscope.store.columns import ProblemKind, TableRead, read_table_file
+from meshscope.store.read.columns import ProblemKind, TableRead, read_table_file
 from meshscope.store.schema import TABLES
-from meshscope.store.table_file import (
+from meshscope.store.write import table_file
+from meshscope.store.write.table_file import (
     CHECK_SALT,
     HEADER_BYTES,
     WINDOW_BYTES,
@@ -231,9 +231,9 @@ def test_a_table_whose_folder_is_not_there_yet_starts_when_it_is(tmp_path: Path)
 FULL_DISK_LOOP = """
 import resource, sys, time
 from pathlib import Path
-from meshscope.store import table_file
+from meshscope.store.write import table_file
 from meshscope.store.schema import TABLES
-from meshscope.store.table_file import TableWriter
+from meshscope.store.write.table_file import TableWriter
 table_file.RETRY_SECONDS = 0.05
 path, mapped = Path(sys.argv[1]), sys.argv[2] == "mapped"
 writer = TableWriter(path, TABLES["spans"], {"rank": 0}, mapped=mapped)
@@ -370,7 +370,7 @@ def test_a_signal_handler_that_raises_does_not_leave_a_hole(tmp_path: Path) -> N
         import signal, sys
         from pathlib import Path
         from meshscope.store.schema import TABLES
-        from meshscope.store.table_file import TableWriter
+        from meshscope.store.write.table_file import TableWriter
         class Interrupt(BaseException): pass
         def handler(number, frame): raise Interrupt
         signal.signal(signal.SIGALRM, handler)

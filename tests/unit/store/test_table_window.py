@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from builders import START_MONO_NS, flip_byte, make_writer, put_span, put_step
-from meshscope.store import table_window
-from meshscope.store.columns import Columns, read_table_file, select_rows
-from meshscope.store.schema import TABLES
-from meshscope.store.table_file import HEADER_BYTES
-from meshscope.store.table_window import (
+from meshscope.store.read import table_window
+from meshscope.store.read.columns import Columns, read_table_file, select_rows
+from meshscope.store.read.table_window import (
     TimeWindows,
     find_step_extent,
     read_step_windows,
     read_time_windows,
 )
+from meshscope.store.schema import TABLES
+from meshscope.store.write.table_file import HEADER_BYTES
 
 NUM_ROWS = 5_000
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from meshscope.store.read.tail import LiveView, RunTail, StepTail, read_last_records, read_step_tail
 from meshscope.store.schema import RECORD_BYTES, STEPS
-from meshscope.store.table_file import HEADER_BYTES, WINDOW_BYTES, TableWriter
-from meshscope.store.tail import LiveView, RunTail, StepTail, read_last_records, read_step_tail
-from meshscope.store.writer import RankWriter
+from meshscope.store.write.table_file import HEADER_BYTES, WINDOW_BYTES, TableWriter
+from meshscope.store.write.writer import RankWriter
 
 FIRST_WINDOW_RECORDS = (WINDOW_BYTES - HEADER_BYTES) // RECORD_BYTES
 

@@ -8,14 +8,14 @@ import pytest
 
 from builders import MS, make_run, make_writer, put_step
 from late_runs import LateRun
-from meshscope.analyze.compare import read_side
-from meshscope.analyze.step_pattern import read_periods
+from meshscope.analyze.compare.compare import read_side
+from meshscope.analyze.stragglers.step_pattern import read_periods
 from meshscope.analyze.summary import summarize_attempt
-from meshscope.analyze.timeline import build_timeline
+from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.reader import Attempt, open_run
-from meshscope.store.traces import mark_profiled, traces_by_step, windows_of
+from meshscope.store.read.run import Attempt, open_run
+from meshscope.store.read.trace_windows import mark_profiled, traces_by_step, windows_of
 
 PATH = "traces/rank0/host_1.2.pt.trace.json.gz"
 

@@ -5,10 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshscope.store.columns import Columns, decode_words
-from meshscope.store.open_step import PHASE_IDS, PHASE_ORDER, OpenPhase
+from meshscope.store.read.columns import Columns, decode_words
+from meshscope.store.read.usual_phases import expand_phases, is_recorded, open_phase_rows
 from meshscope.store.schema import SPANS, TABLES
-from meshscope.store.usual_phases import expand_phases, is_recorded, open_phase_rows
+from meshscope.store.write.open_step import PHASE_IDS, PHASE_ORDER, OpenPhase
 
 T0 = 5_000_000_000_000
 TIMES = {"data": (1, 40), "forward": (50, 90), "backward": (100, 175), "optimizer": (180, 260)}

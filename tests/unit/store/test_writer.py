@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.store.journal import read_journal
-from meshscope.store.manifest import seal, unseal
 from meshscope.store.schema import MAX_NAME_ID
-from meshscope.store.writer import (
+from meshscope.store.write.journal import read_journal
+from meshscope.store.write.manifest import seal, unseal
+from meshscope.store.write.writer import (
     OVERFLOW_NAME,
     RankWriter,
     ensure_manifest,

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.budget_lines import Share
-from meshscope.analyze.operations import Bools
-from meshscope.analyze.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
 from meshscope.core.layout import Axis
 from meshscope.core.operations import POINT_TO_POINT
 from meshscope.core.unavailable import Unavailable
@@ -24,6 +23,7 @@ from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import count, duration, memory, ratio
 from meshscope.simulate.what_if import Edit
+from meshscope.store.read.arrays import Bools
 from meshscope.store.schema import OperationFlag
 
 MIN_DATA_PARALLEL_RATIO = Threshold(

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshscope.analyze.budget_lines import Share
-from meshscope.analyze.chance import MIN_STEPS
+from meshscope.analyze.budget.budget_lines import Share
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
@@ -20,6 +19,7 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, ratio
+from meshscope.numerics.chance import MIN_STEPS
 from meshscope.simulate.what_if import Edit
 
 MIN_BACKWARD_FACTOR = Threshold(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshscope.analyze.convergence import (
+from meshscope.analyze.training.convergence import (
     Convergence,
     JobSeries,
     LossCourse,
@@ -16,9 +16,7 @@ from meshscope.analyze.convergence import (
     analyze_convergence,
     find_level_change,
 )
-from meshscope.analyze.events import JointEvents, find_joint_events
-from meshscope.analyze.skipped_updates import SkippedUpdates, count_skipped
-from meshscope.analyze.spikes import Spike, find_spikes
+from meshscope.analyze.training.skipped_updates import SkippedUpdates, count_skipped
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
@@ -26,6 +24,8 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.severity import Severity, grade
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import count, name_ranks, p_value, plural, ratio
+from meshscope.numerics.events import JointEvents, find_joint_events
+from meshscope.numerics.spikes import Spike, find_spikes
 
 MIN_SPIKES = Threshold(
     name="loss_spikes_min_count", default=3, meaning="spikes of the loss from which they are told"

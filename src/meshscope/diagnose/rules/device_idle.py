@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshscope.analyze.budget_lines import Share
-from meshscope.analyze.pieces import PieceKind
+from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (

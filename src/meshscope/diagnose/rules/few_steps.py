@@ -4,9 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshscope.analyze.chance import MIN_STEPS
-from meshscope.analyze.peer_work import PeerGroup, PeerWork
-from meshscope.analyze.persistence import MIN_EFFECT_RATIO
+from meshscope.analyze.timeline.peer_work import PeerGroup, PeerWork
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
@@ -16,6 +14,8 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, p_value, ratio
+from meshscope.numerics.chance import MIN_STEPS
+from meshscope.numerics.persistence import MIN_EFFECT_RATIO
 from meshscope.simulate.edits import equalise
 from meshscope.simulate.what_if import Edit
 

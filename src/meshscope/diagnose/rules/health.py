@@ -12,7 +12,7 @@ from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.stopped_ranks import StoppedRanks, find_stopped_ranks
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import be, count, duration, name_ranks, plural, ratio
-from meshscope.store.columns import ProblemKind
+from meshscope.store.read.columns import ProblemKind
 
 MAX_RANKS_LISTED = 1024
 """Of ranks that are missing: a header can claim a million."""

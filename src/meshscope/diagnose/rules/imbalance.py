@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from meshscope.analyze.load_imbalance import measure_load_imbalance
-from meshscope.analyze.sequence_imbalance import MIN_CORRELATION, SequenceImbalance
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.stragglers.load_imbalance import measure_load_imbalance
+from meshscope.analyze.stragglers.sequence_imbalance import MIN_CORRELATION, SequenceImbalance
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding

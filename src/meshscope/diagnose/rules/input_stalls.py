@@ -11,12 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
-from meshscope.analyze.operations import Bools
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.pieces import PieceKind
-from meshscope.analyze.timeline import Timeline
-from meshscope.analyze.work import Floats
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
@@ -24,7 +20,9 @@ from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import be, duration, name_ranks, p_value, plural, ratio
+from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
 from meshscope.simulate.what_if import Edit
+from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 DATA = "data"
 MIN_EXCESS_RATIO = Threshold(

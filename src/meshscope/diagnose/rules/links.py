@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from meshscope.analyze.late_handover import LateHandover, find_late_handovers
-from meshscope.analyze.links import SlowLink, find_slow_links, shorten_transfers
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.communication.late_handover import LateHandover, find_late_handovers
+from meshscope.analyze.communication.links import SlowLink, find_slow_links, shorten_transfers
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context

@@ -6,7 +6,7 @@ recording does not say how much memory there is, by what is known.
 
 from collections.abc import Iterable
 
-from meshscope.analyze.memory import (
+from meshscope.analyze.memory.memory import (
     AllocatorState,
     Forecast,
     JobMemory,

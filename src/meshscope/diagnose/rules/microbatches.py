@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshscope.analyze.pipeline_waits import PipelineWaits
+from meshscope.analyze.pipeline.pipeline_waits import PipelineWaits
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
@@ -22,7 +22,7 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, plural, ratio
-from meshscope.simulate.schedule_edits import price_schedule, rank_schedules
+from meshscope.simulate.pipeline.schedule_edits import price_schedule, rank_schedules
 from meshscope.simulate.what_if import Gain
 
 MIN_INHERENT_RATIO = Threshold(

@@ -10,7 +10,7 @@ from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Fi
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.wording import name_ranks, plural
-from meshscope.store.reader import RankRecording
+from meshscope.store.read.run import RankRecording
 
 MAX_CHARACTERS = 500
 """Of the sentence; a longer one was not written by the recorder."""

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshscope.analyze.gc_collections import Collections
-from meshscope.analyze.paired_excess import Float64s
-from meshscope.analyze.pauses import PausedRank, Pauses
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.stragglers.pauses import PausedRank, Pauses
+from meshscope.analyze.timeline.gc_collections import Collections
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
@@ -21,6 +20,7 @@ from meshscope.diagnose.relief import remove_pauses
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, name_ranks, plural, ratio
+from meshscope.store.read.arrays import Floats
 
 MIN_COLLECTED_RATIO = Threshold(
     name="gc_min_lost_ratio",
@@ -128,11 +128,11 @@ class HostPauseRule(Rule):
             yield _describe_pauses(self.code, pauses, excess, timeline, context, cost_ratio)
 
 
-def _is_explained(excess: Float64s, collected: Float64s) -> np.typing.NDArray[np.bool_]:
+def _is_explained(excess: Floats, collected: Floats) -> np.typing.NDArray[np.bool_]:
     return np.asarray((excess > 0) & (collected >= EXPLAINED_RATIO * excess))
 
 
-def _choose_ranks(ranks: tuple[int, ...], lost_ns: Float64s) -> tuple[int, ...]:
+def _choose_ranks(ranks: tuple[int, ...], lost_ns: Floats) -> tuple[int, ...]:
     """Those that lost most."""
     most = float(lost_ns.max(initial=0.0))
     kept = np.flatnonzero((lost_ns > 0) & (lost_ns >= MAIN_RANK_RATIO * most))
@@ -142,7 +142,7 @@ def _choose_ranks(ranks: tuple[int, ...], lost_ns: Float64s) -> tuple[int, ...]:
 def _describe_collections(
     code: str,
     collections: Collections,
-    collected: Float64s,
+    collected: Floats,
     timeline: Timeline,
     context: Context,
     lost_ratio: float,
@@ -181,7 +181,7 @@ def _describe_collections(
 def _describe_pauses(
     code: str,
     pauses: Pauses,
-    excess: Float64s,
+    excess: Floats,
     timeline: Timeline,
     context: Context,
     cost_ratio: float,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshscope.analyze.stage_verdict import StageCause, StageVerdict
+from meshscope.analyze.pipeline.stage_verdict import StageCause, StageVerdict
 from meshscope.core.schedule import ActionKind
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
@@ -22,7 +22,7 @@ from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import capitalize, duration, name_ranks, plural, ratio
-from meshscope.simulate.pipeline_edits import (
+from meshscope.simulate.pipeline.pipeline_edits import (
     MoveAdvice,
     advise_moves,
     layer_factors,

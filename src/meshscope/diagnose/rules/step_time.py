@@ -4,11 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshscope.analyze.budget import measure_host_lead
-from meshscope.analyze.phases import Int64s
-from meshscope.analyze.slow_steps import PhaseExcess, find_excess
-from meshscope.analyze.step_pattern import (
-    Bools,
+from meshscope.analyze.budget.budget import measure_host_lead
+from meshscope.analyze.stragglers.slow_steps import PhaseExcess, find_excess
+from meshscope.analyze.stragglers.step_pattern import (
     Recurrence,
     StepPeriods,
     find_recurrences,
@@ -23,6 +21,7 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import count, duration, p_value, plural, ratio
+from meshscope.store.read.arrays import Bools, Int64s
 
 MIN_DRIFT_RATIO = Threshold(
     name="drift_min_change_ratio",

@@ -4,11 +4,16 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from meshscope.analyze.load_imbalance import LoadImbalance, measure_load_imbalance
-from meshscope.analyze.peer_work import PeerWork
-from meshscope.analyze.persistence import MIN_EFFECT_RATIO
-from meshscope.analyze.stragglers import FailSlowRank, FailSlowSet, SlowRank, SlowSet, Stragglers
-from meshscope.analyze.timeline import Timeline
+from meshscope.analyze.stragglers.load_imbalance import LoadImbalance, measure_load_imbalance
+from meshscope.analyze.stragglers.stragglers import (
+    FailSlowRank,
+    FailSlowSet,
+    SlowRank,
+    SlowSet,
+    Stragglers,
+)
+from meshscope.analyze.timeline.peer_work import PeerWork
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
@@ -24,6 +29,7 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.severity import Severity, grade
 from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, ratio
+from meshscope.numerics.persistence import MIN_EFFECT_RATIO
 from meshscope.simulate.what_if import Edit
 
 MIN_SLOW_RATIO = Threshold(

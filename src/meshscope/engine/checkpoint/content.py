@@ -23,7 +23,7 @@ from meshscope.engine.checkpoint.pieces import (
     local_values,
     whole_tensor,
 )
-from meshscope.engine.sharding import ParameterShard, find_parameter_shards
+from meshscope.engine.model.sharding import ParameterShard, find_parameter_shards
 from meshscope.errors import UsageError
 
 MODEL = "model/"

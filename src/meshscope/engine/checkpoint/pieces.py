@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from meshscope.engine.sharding import ParameterShard, shard_range
+from meshscope.engine.model.sharding import ParameterShard, shard_range
 from meshscope.errors import UsageError
 
 # torch has no types for either.

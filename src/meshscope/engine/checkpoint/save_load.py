@@ -75,7 +75,7 @@ from meshscope.engine.checkpoint.pieces import (
     whole_tensor,
 )
 from meshscope.engine.checkpoint.random_state import capture_random_state, restore_random_state
-from meshscope.engine.tensor_regions import Group
+from meshscope.engine.model.tensor_regions import Group
 from meshscope.errors import MeshscopeError, UsageError
 
 T = TypeVar("T")

@@ -36,9 +36,9 @@ from meshscope.core.schedule import Action, ActionKind, Schedule, count_peak_act
 from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.memory.recompute import choose_num_segments
 from meshscope.engine.memory.strategy import HOST_WINDOW_BYTES, WEIGHT_ON_DISK
+from meshscope.engine.model.timed_model import TimedModelConfig
 from meshscope.engine.model_config import ModelConfig, split_layers
-from meshscope.engine.pipeline import MAX_RECEIVES_AHEAD
-from meshscope.engine.timed_model import TimedModelConfig
+from meshscope.engine.pipeline.pipeline import MAX_RECEIVES_AHEAD
 
 FULL_BYTES = 4
 """Of a float32."""

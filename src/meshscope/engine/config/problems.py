@@ -21,12 +21,12 @@ from meshscope.core.schedule_builders import build_schedule
 from meshscope.engine.config.memory_estimate import MemoryEstimate, RankMemory, estimate_memory
 from meshscope.engine.config.train_config import RecordingConfig, TrainConfig
 from meshscope.engine.data.token_sources import TokenFile
-from meshscope.engine.dtensor_parallel import find_dtensor_problems
+from meshscope.engine.data_parallel.fully_sharded import find_fsdp_problems
+from meshscope.engine.data_parallel.torch_ddp import find_ddp_problems
 from meshscope.engine.faults.text import find_fault_problems
-from meshscope.engine.fully_sharded import find_fsdp_problems
 from meshscope.engine.memory.strategy import find_memory_problems
-from meshscope.engine.timed_model import TimedModelConfig
-from meshscope.engine.torch_ddp import find_ddp_problems
+from meshscope.engine.model.dtensor_parallel import find_dtensor_problems
+from meshscope.engine.model.timed_model import TimedModelConfig
 from meshscope.errors import LayoutError, UsageError
 
 GIB = 2**30

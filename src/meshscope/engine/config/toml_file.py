@@ -24,8 +24,8 @@ from meshscope.engine.config.presets import PRESETS, fill_model_defaults
 from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.faults.kinds import Fault
 from meshscope.engine.faults.text import fault_from_mapping, parse_fault, write_fault
+from meshscope.engine.model.timed_model import TimedModelConfig
 from meshscope.engine.model_config import ModelConfig
-from meshscope.engine.timed_model import TimedModelConfig
 from meshscope.errors import UsageError
 
 MODEL_KINDS: dict[str, type[Any]] = {"transformer": ModelConfig, "timed": TimedModelConfig}

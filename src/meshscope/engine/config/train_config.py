@@ -17,8 +17,8 @@ from typing import Any, Literal
 from meshscope.core.layout import DEFAULT_ORDER, Layout
 from meshscope.core.schedule import Schedule
 from meshscope.core.schedule_builders import build_schedule
+from meshscope.engine.model.timed_model import TimedModelConfig
 from meshscope.engine.model_config import ModelConfig
-from meshscope.engine.timed_model import TimedModelConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DataParallelKind = Literal["reducer", "ddp", "fsdp"]

@@ -39,7 +39,7 @@ from meshscope.engine.faults.links import watch_groups
 from meshscope.engine.faults.text import (
     write_fault,
 )
-from meshscope.engine.pipeline import ActionRecorder, NoRecorder
+from meshscope.engine.pipeline.pipeline import ActionRecorder, NoRecorder
 from meshscope.errors import MeshscopeError
 
 _NOTHING: AbstractContextManager[None] = nullcontext()

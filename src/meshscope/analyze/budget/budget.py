@@ -1,0 +1,220 @@
+"""Where the wall clock of every rank and step went, line by line, in integers that add up.
+
+    wall = useful compute + kernel inefficiency + exposed transfer by axis + exposed wait by axis
+         + pipeline bubble + host/launch gap + input stall + checkpoint + eval + logging + other
+         + residual
+
+Lines are sums of the timeline's pieces, and the wall clock of a step is its period on the same
+line: the host's, or on a device its stream's, from the end of the step before to its own. The
+residual is what of a period no piece covers: 0 unless pieces are damaged. A host that runs ahead of
+its device has other periods until its queue is full (`host_ahead_ratio`), and no pace.
+
+Useful compute is the model's FLOPs at the peak of the rank's device (the rank's own FLOPs, which
+differ between stages). Where either is not known, compute is one line and says why. An inefficiency
+below zero means that FLOPs or peak are wrong; it is shown and flagged, never cut off.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.budget.budget_lines import Line, Share, sort_pieces
+from meshscope.analyze.budget.model_flops import RankFlops
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Int64s
+
+MAX_RESIDUAL_RATIO = 0.005
+MFU_FORMULA = "model FLOPs of a step / (peak FLOP/s x period), summed over ranks"
+HFU_FORMULA = "model FLOPs of a step with what is computed again / (peak FLOP/s x period)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilisation:
+    """Model or hardware FLOPs utilisation."""
+
+    ratio: float
+    """May be over 1: then FLOPs or peak are wrong."""
+    formula: str
+    flops_per_step: float
+    """Of all ranks."""
+    peak_flops_per_s: float
+    """Of all ranks: the denominator."""
+    peak_source: str
+
+    @property
+    def is_impossible(self) -> bool:
+        """More than the hardware can do."""
+        return self.ratio > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Budget:
+    """The lines of every rank and step."""
+
+    ranks: tuple[int, ...]
+    steps: Int64s
+    lines: tuple[Line, ...]
+    time_ns: Int64s
+    """[rank, step, line]"""
+    wall_ns: Int64s
+    """[rank, step]: the period, on the line the pieces are of."""
+    host_ahead_ratio: float
+    """By how much the hosts' periods are shorter than these; 0 where pieces are of hosts."""
+    mfu: Utilisation | Unavailable
+    hfu: Utilisation | Unavailable
+
+    @property
+    def residual_ns(self) -> Int64s:
+        """[rank, step]: what no line explains; negative where lines explain too much."""
+        return np.asarray(self.wall_ns - self.time_ns.sum(axis=2), dtype=np.int64)
+
+    @property
+    def total_wall_ns(self) -> int:
+        """Of all ranks and steps."""
+        return int(self.wall_ns.sum())
+
+    @property
+    def residual_ratio(self) -> float:
+        """Of the whole, by size."""
+        wall = self.total_wall_ns
+        return abs(int(self.residual_ns.sum())) / wall if wall else 0.0
+
+    def total_ns(self) -> Int64s:
+        """Per line, all ranks and steps together."""
+        return np.asarray(self.time_ns.sum(axis=(0, 1)), dtype=np.int64)
+
+    def of_ranks_ns(self) -> Int64s:
+        """[rank, line], all steps together."""
+        return np.asarray(self.time_ns.sum(axis=1), dtype=np.int64)
+
+    def of_steps_ns(self) -> Int64s:
+        """[step, line], all ranks together."""
+        return np.asarray(self.time_ns.sum(axis=0), dtype=np.int64)
+
+    def share_of(self, share: Share, axis: str | None = None) -> float:
+        """Share of the wall clock of a line, of all axes where none is named."""
+        is_wanted = np.array(
+            [line.share is share and axis in (None, line.axis) for line in self.lines]
+        )
+        wall = self.total_wall_ns
+        return float(self.total_ns()[is_wanted].sum()) / wall if wall else 0.0
+
+    def by_axis_ns(self) -> dict[str, int]:
+        """Exposed communication per axis: transfer, wait and what is not split."""
+        found: dict[str, int] = {}
+        for line, total in zip(self.lines, self.total_ns().tolist(), strict=True):
+            if line.axis:
+                found[line.axis] = found.get(line.axis, 0) + total
+        return found
+
+
+def measure_budget(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Budget:
+    """The budget of a timeline; `flops` as `model_flops.read_flops` gives them."""
+    lines, line = sort_pieces(timeline)
+    pieces = timeline.pieces
+    shape = (len(timeline.ranks), len(timeline.steps), len(lines))
+    place = np.searchsorted(np.array(timeline.ranks), pieces.rank).astype(np.int64)
+    cell = (place * shape[1] + pieces.step) * shape[2] + line
+    # Exact: a sum of periods stays far below 2^53 ns.
+    sums = np.bincount(cell, pieces.duration_ns, minlength=int(np.prod(shape)))
+    time_ns = np.rint(sums).astype(np.int64).reshape(shape)
+    useful = _useful_ns(timeline, flops)
+    lines, time_ns = _split_compute(lines, time_ns, useful)
+    return Budget(
+        ranks=timeline.ranks,
+        steps=timeline.steps,
+        lines=tuple(lines),
+        time_ns=time_ns,
+        wall_ns=timeline.period_end_ns - timeline.period_begin_ns,
+        host_ahead_ratio=measure_host_lead(timeline),
+        mfu=_measure_mfu(timeline, flops),
+        hfu=_measure_hfu(timeline, flops),
+    )
+
+
+def measure_host_lead(timeline: Timeline) -> float:
+    """How much shorter the hosts' periods are than those on the timeline, as a ratio."""
+    period_ns = int((timeline.period_end_ns - timeline.period_begin_ns).sum())
+    return 1 - int(timeline.host_period_ns.sum()) / period_ns if period_ns > 0 else 0.0
+
+
+def _useful_ns(
+    timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable
+) -> Int64s | Unavailable:
+    """Per rank the time its FLOPs would take at peak; all ranks must be known."""
+    if isinstance(flops, Unavailable):
+        return flops
+    found = []
+    for rank in timeline.ranks:
+        if rank not in flops:
+            return Unavailable(f"FLOPs of rank {rank} are not known")
+        peak = flops[rank].peak_flops_per_s
+        if isinstance(peak, Unavailable):
+            return peak
+        found.append(min(flops[rank].model_flops / peak * 1e9, 2.0**53))
+    return np.rint(found).astype(np.int64)
+
+
+def _split_compute(
+    lines: list[Line], time_ns: Int64s, useful_ns: Int64s | Unavailable
+) -> tuple[list[Line], Int64s]:
+    """Compute as useful and the rest, or as one line with the reason."""
+    at = next(place for place, line in enumerate(lines) if line.share is Share.COMPUTE)
+    if isinstance(useful_ns, Unavailable):
+        lines[at] = Line(share=Share.COMPUTE, reason=useful_ns.reason)
+        return lines, time_ns
+    useful = np.broadcast_to(useful_ns[:, None], time_ns.shape[:2])
+    rest = time_ns[:, :, at] - useful
+    new_lines = [Line(share=Share.USEFUL), Line(share=Share.INEFFICIENCY)]
+    parts = [time_ns[:, :, :at], np.stack([useful, rest], axis=2), time_ns[:, :, at + 1 :]]
+    return [*lines[:at], *new_lines, *lines[at + 1 :]], np.concatenate(parts, axis=2)
+
+
+def _measure_mfu(
+    timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable
+) -> Utilisation | Unavailable:
+    if isinstance(flops, Unavailable):
+        return flops
+    known = {rank: one.model_flops for rank, one in flops.items()}
+    return _measure_utilisation(timeline, flops, known, MFU_FORMULA)
+
+
+def _measure_hfu(
+    timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable
+) -> Utilisation | Unavailable:
+    if isinstance(flops, Unavailable):
+        return flops
+    known: dict[int, float] = {}
+    for rank, one in flops.items():
+        if isinstance(one.hardware_flops, Unavailable):
+            return one.hardware_flops
+        known[rank] = one.hardware_flops
+    return _measure_utilisation(timeline, flops, known, HFU_FORMULA)
+
+
+def _measure_utilisation(
+    timeline: Timeline,
+    flops: Mapping[int, RankFlops],
+    flops_of_rank: Mapping[int, float],
+    formula: str,
+) -> Utilisation | Unavailable:
+    useful = _useful_ns(timeline, flops)
+    if isinstance(useful, Unavailable):
+        return useful
+    peaks = [flops[rank].peak_flops_per_s for rank in timeline.ranks]
+    known = [peak for peak in peaks if not isinstance(peak, Unavailable)]
+    period_ns = (timeline.period_end_ns - timeline.period_begin_ns).mean(axis=1)
+    possible = sum(peak * float(ns) * 1e-9 for peak, ns in zip(known, period_ns, strict=True))
+    if not possible > 0:
+        return Unavailable("steps have no length")
+    total = sum(flops_of_rank[rank] for rank in timeline.ranks)
+    sources = dict.fromkeys(flops[rank].peak_source for rank in timeline.ranks)
+    return Utilisation(
+        ratio=total / possible,
+        formula=formula,
+        flops_per_step=total,
+        peak_flops_per_s=float(sum(known)),
+        peak_source="; ".join(sources),
+    )

@@ -1,0 +1,150 @@
+"""Which line of the budget each piece of a timeline belongs to: every piece to exactly one.
+
+Held-up time goes by the axis of the operation's group. Waiting for another pipeline stage is the
+pipeline's bubble, whatever carries it: an action's input, a message, or a group that spans stages,
+as the last all-reduce of a gradient norm, where stages that are done wait for those that drain.
+Work goes by its phase; what is in no phase is, on a device, a gap in which the host had issued
+nothing, and on a host nobody's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from meshscope.analyze.job.group_axes import JobGroup
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.group_axis import OTHER
+from meshscope.core.layout import Axis, Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Bools, Int64s
+
+
+class Share(StrEnum):
+    """What time went into; the names of the budget's lines."""
+
+    USEFUL = "useful compute"
+    """FLOPs of the model at the device's peak."""
+    INEFFICIENCY = "kernel inefficiency"
+    """Computing beyond that."""
+    COMPUTE = "compute"
+    """Both together, where they cannot be told apart."""
+    TRANSFER = "exposed transfer"
+    WAIT = "exposed wait"
+    UNSPLIT = "exposed communication"
+    """Waiting or transfer: which, is not known."""
+    BUBBLE = "pipeline bubble"
+    COPY = "exposed copies"
+    """Copies between memories with nothing beside them; only traces of a profiler tell."""
+    GAP = "host/launch gap"
+    INPUT = "input stall"
+    CHECKPOINT = "checkpoint"
+    EVAL = "eval"
+    LOGGING = "logging"
+    OTHER = "other"
+
+
+SHARE_OF_PHASE = {
+    "": Share.OTHER,
+    "data": Share.INPUT,
+    "checkpoint": Share.CHECKPOINT,
+    "eval": Share.EVAL,
+    "logging": Share.LOGGING,
+    "copy": Share.COPY,
+}
+"""Work in any other phase is compute."""
+SHARE_OF_KIND = {
+    PieceKind.TRANSFER: Share.TRANSFER,
+    PieceKind.WAIT: Share.WAIT,
+    PieceKind.UNSPLIT: Share.UNSPLIT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a budget."""
+
+    share: Share
+    axis: str = ""
+    """Of exposed communication: `dp`, `tp`, `pp`, `world`, `other`, …"""
+    reason: str = ""
+    """Of compute that is not split: why."""
+
+    @property
+    def name(self) -> str:
+        """`exposed wait dp`."""
+        return f"{self.share} {self.axis}" if self.axis else str(self.share)
+
+
+def sort_pieces(timeline: Timeline) -> tuple[list[Line], Int64s]:
+    """The lines that occur, in a fixed order, and the line of every piece."""
+    pieces = timeline.pieces
+    axes, axis, spans_stages = _find_axes(timeline)
+    shares = list(Share)
+    share = _find_work_shares(timeline, shares)
+    for kind, held in SHARE_OF_KIND.items():
+        share[pieces.kind == kind] = shares.index(held)
+    is_bubble = (pieces.kind == PieceKind.WAIT) & spans_stages
+    share[is_bubble] = shares.index(Share.BUBBLE)
+    is_by_axis = np.isin(share, [shares.index(held) for held in SHARE_OF_KIND.values()])
+    code = share * (len(axes) + 1) + np.where(is_by_axis, axis + 1, 0)
+    # Useful compute and inefficiency are made of compute afterwards; compute is always there.
+    found = np.unique(np.append(code, shares.index(Share.COMPUTE) * (len(axes) + 1)))
+    lines = [
+        Line(
+            share=shares[one // (len(axes) + 1)],
+            axis=axes[place - 1] if (place := one % (len(axes) + 1)) else "",
+        )
+        for one in found.tolist()
+    ]
+    return lines, np.searchsorted(found, code)
+
+
+def _find_work_shares(timeline: Timeline, shares: Sequence[Share]) -> Int64s:
+    """Per piece the share it would have if it were work."""
+    pieces = timeline.pieces
+    of_phase = [SHARE_OF_PHASE.get(name, Share.COMPUTE) for name in timeline.phases]
+    share = np.array([shares.index(one) for one in of_phase])[pieces.phase]
+    is_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), pieces.rank)]
+    share[is_device & (pieces.phase == 0)] = shares.index(Share.GAP)
+    return share
+
+
+def _find_axes(timeline: Timeline) -> tuple[tuple[str, ...], Int64s, Bools]:
+    """Names of axes; per piece the place of its operation's, and if it waits for another stage."""
+    pieces, communication = timeline.pieces, timeline.communication
+    groups = communication.operations.groups if communication is not None else ()
+    axes = tuple(dict.fromkeys([*(group.axis for group in groups), str(Axis.PP), OTHER]))
+    # Waits of no operation are for the input of a pipeline's action.
+    place_of_group = np.array(
+        [axes.index(group.axis) for group in groups] + [axes.index(OTHER), axes.index(Axis.PP)]
+    )
+    has_stages = _has_stages(timeline)
+    spans = np.array(
+        [has_stages and spans_stages(group, timeline.layout) for group in groups]
+        + [False, has_stages]
+    )
+    group = np.full(len(pieces), len(groups) + 1, dtype=np.int64)
+    if communication is not None:
+        is_held = pieces.row >= 0
+        own = communication.operations.rows.group[pieces.row[is_held]]
+        group[is_held] = np.where(own >= 0, own, len(groups))
+    is_unsplit = (pieces.row < 0) & (pieces.kind == PieceKind.UNSPLIT)
+    group[is_unsplit] = len(groups)
+    return axes, place_of_group[group], spans[group]
+
+
+def _has_stages(timeline: Timeline) -> bool:
+    if not isinstance(timeline.layout, Unavailable):
+        return timeline.layout.degree(Axis.PP) > 1
+    return timeline.actions is not None and len(np.unique(timeline.actions.stage)) > 1
+
+
+def spans_stages(group: JobGroup, layout: Layout | Unavailable) -> bool:
+    """Whether a group has members on several pipeline stages; by its name without a layout."""
+    if isinstance(layout, Unavailable):
+        return group.axis == Axis.PP
+    stride, degree = layout.stride(Axis.PP), layout.degree(Axis.PP)
+    return len({rank // stride % degree for rank in group.ranks}) > 1

@@ -1,0 +1,192 @@
+"""FLOPs per step and peak of every rank, from what its journal says.
+
+FLOPs come from the lines `flops` (counted on the real model, or said by the program), the peak from
+the line `peak` (declared or measured) if it is of the same dtype, else from the table of devices by
+the exact name of the rank's accelerator. A count per microbatch is taken times the microbatches of
+the rank's median step. Nothing is guessed: no dtype, an unknown device or a strange number is
+`Unavailable` with its reason.
+
+Wrong where microbatches differ in shape from the one that was counted.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.core.flops import Flops
+from meshscope.core.hardware import find_peak, normalise_dtype
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.columns import int64_column
+from meshscope.store.read.rank_ranges import abbreviate_ranks
+from meshscope.store.read.run import TRACE_SOURCE, Attempt, RankRecording
+
+JsonFields = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFlops:
+    """What one rank computes in a step."""
+
+    model_flops: float
+    hardware_flops: float | Unavailable
+    """With what is computed again; `Unavailable` when that was not said."""
+    source: str
+    """How the FLOPs are known."""
+    dtype: str | Unavailable
+    """In which most of it is computed."""
+    peak_flops_per_s: float | Unavailable
+    peak_source: str
+    """Where the peak is from; empty without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFlops:
+    """Of all ranks together; ranks without FLOPs make it `Unavailable`."""
+
+    flops: Flops | Unavailable
+    """`hardware` equals `model` where no rank says more: see `has_hardware`."""
+    has_hardware: bool
+    peak_flops_per_s: float | Unavailable
+    """Sum over the ranks."""
+
+
+def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
+    """By rank; ranks that say nothing are left out. `Unavailable` when none does."""
+    found: dict[int, RankFlops] = {}
+    reasons: list[str] = []
+    for recording in attempt:
+        one = read_rank_flops(recording)
+        if isinstance(one, Unavailable):
+            reasons.append(one.reason)
+        else:
+            found[recording.rank] = one
+    return found or Unavailable(reasons[0] if reasons else "there are no ranks")
+
+
+def read_rank_flops(recording: RankRecording) -> RankFlops | Unavailable:
+    """What one rank's journal says."""
+    said = _last(recording.updates, "flops")
+    if said is None and recording.header.get("source") == TRACE_SOURCE:
+        return Unavailable("FLOPs are not known: traces do not say a model's")
+    if said is None:
+        return Unavailable(
+            "FLOPs are not known: call Recorder.count_flops(model, batch) or set_flops"
+        )
+    model = _positive(said.get("model_flops"))
+    if model is None:
+        return Unavailable(f"FLOPs of rank {recording.rank}: the journal's number is not one")
+    factor = _count_per_step(recording, said)
+    if isinstance(factor, Unavailable):
+        return factor
+    hardware = _positive(said.get("hardware_flops"))
+    dtype = said.get("dtype")
+    is_known = isinstance(dtype, str) and dtype not in ("", "unknown")
+    known = normalise_dtype(str(dtype)) if is_known else Unavailable("the dtype was not said")
+    peak, peak_source = find_rank_peak(recording, said, known)
+    return RankFlops(
+        model_flops=model * factor,
+        hardware_flops=Unavailable("what is computed again was not said")
+        if hardware is None
+        else max(hardware, model) * factor,
+        source=str(said.get("source") or "not said"),
+        dtype=known,
+        peak_flops_per_s=peak,
+        peak_source=peak_source,
+    )
+
+
+def _count_per_step(recording: RankRecording, said: JsonFields) -> float | Unavailable:
+    if said.get("per") != "microbatch":
+        return 1.0
+    counts = int64_column(recording.read("steps"), "num_microbatches")
+    counts = counts[counts > 0]
+    if not len(counts):
+        return Unavailable(
+            f"FLOPs of rank {recording.rank} are per microbatch, and its steps say of no microbatch"
+        )
+    return float(np.median(counts))
+
+
+def find_rank_peak(
+    recording: RankRecording, said: JsonFields, dtype: str | Unavailable
+) -> tuple[float | Unavailable, str]:
+    """The rank's peak for a dtype and where it is from."""
+    if isinstance(dtype, Unavailable):
+        return dtype, ""
+    declared = _last(recording.updates, "peak")
+    rate = _positive(declared.get("flops_per_s")) if declared else None
+    if declared is not None and rate is not None and declared.get("dtype") == dtype:
+        return rate, str(declared.get("source") or "declared")
+    device = said.get("device") or _device_of(recording)
+    if not isinstance(device, str):
+        return Unavailable(
+            f"no peak for {dtype}: the rank computes on the CPU or does not name its device; call "
+            "Recorder.measure_peak or set_peak"
+        ), ""
+    found = find_peak(device, dtype)
+    source = "" if isinstance(found, Unavailable) else f"table, {device}, dense {dtype}"
+    return found, source
+
+
+def _device_of(recording: RankRecording) -> object:
+    """Name of the rank's accelerator by its provenance; None where that does not tell."""
+    provenance = _fields(recording.header.get("provenance"))
+    devices = _fields(provenance.get("torch")).get("devices")
+    if not isinstance(devices, list):
+        return None
+    names = {_fields(device).get("name") for device in devices}
+    return names.pop() if len(names) == 1 else None
+
+
+def sum_flops(ranks: Mapping[int, RankFlops], all_ranks: Iterable[int]) -> JobFlops:
+    """The job's: sums over ranks, of which none may be missing."""
+    lacking = [rank for rank in all_ranks if rank not in ranks]
+    without_peak = [
+        (rank, one.peak_flops_per_s.reason)
+        for rank, one in ranks.items()
+        if isinstance(one.peak_flops_per_s, Unavailable)
+    ]
+    peak = sum(
+        one.peak_flops_per_s
+        for one in ranks.values()
+        if not isinstance(one.peak_flops_per_s, Unavailable)
+    )
+    hardware = [one.hardware_flops for one in ranks.values()]
+    has_hardware = not any(isinstance(one, Unavailable) for one in hardware)
+    model = sum(one.model_flops for one in ranks.values())
+    known = sum(one for one in hardware if not isinstance(one, Unavailable))
+    reason = f"FLOPs are not known of rank {abbreviate_ranks(lacking)}" if lacking else ""
+    return JobFlops(
+        flops=Unavailable(reason)
+        if reason
+        else Flops(model=model, hardware=known if has_hardware else model),
+        has_hardware=has_hardware,
+        peak_flops_per_s=Unavailable(reason or without_peak[0][1])
+        if reason or without_peak
+        else peak,
+    )
+
+
+def _last(updates: Iterable[JsonFields], name: str) -> JsonFields | None:
+    found = None
+    for line in updates:
+        value = line.get(name)
+        if isinstance(value, dict):
+            found = value
+    return found
+
+
+def _fields(value: object) -> JsonFields:
+    return value if isinstance(value, dict) else {}
+
+
+def _positive(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and number > 0 else None

@@ -1,0 +1,1 @@
+"""What communication took, who waited for whom, how fast it was."""

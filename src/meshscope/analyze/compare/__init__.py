@@ -1,0 +1,1 @@
+"""Two runs or two sets of traces beside each other."""

@@ -1,0 +1,1 @@
+"""What a trace says of a device: time, kernels, operators, rates."""

@@ -1,0 +1,224 @@
+"""One trace in numbers: each device's time, why it idled, what it ran; and what the host did."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.analyze.device.trace_modules import ModuleRow, tabulate_modules
+from meshscope.analyze.device.trace_roofline import OperatorRate, measure_rates
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.kineto.trace_columns import Trace, TraceCounts
+from meshscope.ingest.traces.trace_axes import AxisNamer, find_rank
+from meshscope.ingest.traces.trace_collectives import TraceCollective, list_collectives
+from meshscope.ingest.traces.trace_communication import (
+    AxisRow,
+    CollectiveColumns,
+    as_columns,
+    tabulate_axes,
+)
+from meshscope.ingest.traces.trace_host import HostSummary, summarize_host
+from meshscope.ingest.traces.trace_idle import (
+    HostCalls,
+    IdleGaps,
+    IdleTime,
+    explain_idle,
+    find_calls,
+    find_gaps,
+)
+from meshscope.ingest.traces.trace_kernels import (
+    KernelClasses,
+    Recognition,
+    Work,
+    classify_kernels,
+)
+from meshscope.ingest.traces.trace_launches import LaunchQueue, measure_launches
+from meshscope.ingest.traces.trace_spans import find_ends, unite_events
+from meshscope.ingest.traces.trace_steps import (
+    TraceSteps,
+    assign_steps,
+    find_launches,
+    find_steps,
+    split_by_step,
+)
+from meshscope.ingest.traces.trace_tables import (
+    KernelRow,
+    OperatorRow,
+    find_operators,
+    tabulate_kernels,
+    tabulate_operators,
+)
+from meshscope.ingest.traces.trace_time import (
+    DeviceBreakdown,
+    break_down_devices,
+    find_devices,
+    unite_work,
+)
+from meshscope.numerics.intervals import subtract
+from meshscope.store.read.arrays import Int64s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStep:
+    """One profiler step on one device, beside its times: why it idled, whom it talked to."""
+
+    step: int
+    idle: IdleTime
+    """Sums to the step's idle time."""
+    communication: tuple[AxisRow, ...]
+    """Sums to the step's communication and exposed communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSummary:
+    """One device."""
+
+    breakdown: DeviceBreakdown
+    idle: IdleTime
+    communication: tuple[AxisRow, ...]
+    """By axis and kind; sums to the device's."""
+    steps: tuple[DeviceStep, ...]
+    launches: LaunchQueue | Unavailable
+    kernels: tuple[KernelRow, ...]
+    operators: tuple[OperatorRow, ...]
+    rates: tuple[OperatorRate, ...]
+    modules: tuple[ModuleRow, ...]
+    collectives: tuple[TraceCollective, ...]
+    exposed_spans: tuple[tuple[int, int], ...]
+    """When communication was exposed, begin and end."""
+    symmetric_ns: int
+    """Of compute: kernels that communicate over symmetric memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSummary:
+    """One trace."""
+
+    source: str
+    rank: int | Unavailable
+    world_size: int | Unavailable
+    num_groups: int
+    """Process groups in the header's table."""
+    counts: TraceCounts
+    recognition: Recognition
+    warnings: tuple[str, ...]
+    devices: tuple[DeviceSummary, ...]
+    host: HostSummary
+
+
+def summarize_trace(trace: Trace, *, layout: Layout | None = None) -> TraceSummary:
+    """Everything that one trace alone can tell; a layout names axes that the trace does not."""
+    classes = classify_kernels(trace)
+    steps = find_steps(trace)
+    launch = find_launches(trace)
+    view = _View(
+        trace=trace,
+        classes=classes,
+        steps=steps,
+        launch=launch,
+        operator_of=find_operators(trace, launch),
+        step_of=assign_steps(trace, steps, launch),
+        calls=find_calls(trace),
+        namer=AxisNamer(trace.groups, world_size=trace.world_size, layout=layout),
+    )
+    device_of = find_devices(trace, classes.work)
+    devices = tuple(
+        _summarize_device(view, breakdown, np.flatnonzero(device_of == breakdown.device))
+        for breakdown in break_down_devices(trace, classes, steps, view.step_of)
+    )
+    return TraceSummary(
+        source=trace.source,
+        rank=find_rank(trace),
+        world_size=trace.world_size,
+        num_groups=len(trace.groups),
+        counts=trace.counts,
+        recognition=classes.recognition,
+        warnings=(*trace.warnings, *classes.recognition.warnings),
+        devices=devices,
+        host=summarize_host(trace, steps, view.namer, has_device=bool(devices)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _View:
+    """A trace with what was found out about its events."""
+
+    trace: Trace
+    classes: KernelClasses
+    steps: TraceSteps
+    launch: Int64s
+    operator_of: Int64s
+    step_of: npt.NDArray[np.int32]
+    calls: HostCalls
+    namer: AxisNamer
+
+
+def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> DeviceSummary:
+    trace, classes, launch = view.trace, view.classes, view.launch
+    compute = unite_work(trace, classes, rows, Work.COMPUTE)
+    exposed = subtract(unite_work(trace, classes, rows, Work.COMMUNICATION), compute)
+    symmetric = rows[classes.is_symmetric[rows]]
+    operators = tabulate_operators(trace, rows, view.operator_of)
+    collectives = list_collectives(
+        trace,
+        classes,
+        rows,
+        compute,
+        view.operator_of,
+        namer=view.namer,
+        step_of=view.step_of,
+        steps=view.steps,
+    )
+    columns = as_columns(collectives)
+    gaps = find_gaps(trace, rows, launch, breakdown.begin_ns, breakdown.end_ns, view.calls)
+    return DeviceSummary(
+        breakdown=breakdown,
+        idle=gaps.sum_up(),
+        communication=tabulate_axes(columns, compute),
+        steps=_summarize_steps(view, rows, columns, gaps),
+        launches=measure_launches(trace, rows, launch),
+        kernels=tabulate_kernels(trace, classes, rows),
+        operators=operators,
+        rates=measure_rates(operators, breakdown.name),
+        modules=tabulate_modules(trace, rows, launch),
+        collectives=collectives,
+        exposed_spans=tuple(zip(exposed.begin_ns.tolist(), exposed.end_ns.tolist(), strict=True)),
+        symmetric_ns=unite_events(trace, symmetric).total_ns,
+    )
+
+
+def _summarize_steps(
+    view: _View, rows: Int64s, columns: CollectiveColumns, gaps: IdleGaps
+) -> tuple[DeviceStep, ...]:
+    """Each from its first work to its last, beside its own compute, as its times are measured.
+
+    Idle is the device: what it did for other steps in between is no gap.
+    """
+    events = view.trace.events
+    found = []
+    for place, part in split_by_step(rows, view.step_of):
+        begin, end = int(events.begin_ns[part].min()), int(find_ends(view.trace, part).max())
+        found.append(
+            DeviceStep(
+                step=int(view.steps.number[place]),
+                idle=_sum_gaps(view, rows, gaps, begin, end),
+                communication=tabulate_axes(
+                    columns,
+                    unite_work(view.trace, view.classes, part, Work.COMPUTE),
+                    view.step_of[columns.row] == place,
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def _sum_gaps(view: _View, rows: Int64s, gaps: IdleGaps, begin_ns: int, end_ns: int) -> IdleTime:
+    """Gaps of a device between two moments at which it began or ended something."""
+    first = int(np.searchsorted(gaps.end_ns, begin_ns, side="right"))
+    after = int(np.searchsorted(gaps.begin_ns, end_ns, side="left"))
+    inside = slice(first, max(after, first))
+    is_cut = (gaps.begin_ns[inside] < begin_ns) | (gaps.end_ns[inside] > end_ns)
+    if is_cut.any():  # by an event without length
+        return explain_idle(view.trace, rows, view.launch, begin_ns, end_ns, view.calls)
+    return gaps.sum_up(inside)

@@ -1,0 +1,1 @@
+"""All ranks' operations, matched and on one clock."""

@@ -1,0 +1,332 @@
+"""Who arrived when at each operation, who waited for whom, and how long the transfer took.
+
+On the aligned clock, for a rank r of an operation: arrival is when r was there for it; it is ready
+for r when everyone r depends on has arrived; wait = ready - arrival, transfer = end - ready. In an
+all-reduce, all-gather, reduce-scatter, barrier or all-to-all everyone depends on everyone; in a
+broadcast or scatter on the root, and on those who came while r was in it (see below); in a reduce
+or gather the root on everyone; a recv and its send on each other, as far as the send did not end
+before.
+
+In a broadcast data goes from rank to rank. With gloo each send waits for its receiver, so that a
+late rank holds up who sends to it, the root too, but nobody else; with NCCL only data that no
+buffer takes waits. Which it was is told by the times: whoever came after r's end, for all that is
+known of the clocks, did not hold r up, and r is ready when the last of the others has come. At most
+r's transfer is taken for a wait so. An end that is only a bound tells nothing: with gloo r is taken
+to depend on those who came before it all the same, else on the root alone.
+
+A wait that is smaller than the uncertainty between the two clocks is not known to be one and counts
+as transfer. A group's operations run in order, one at a time (two with gloo): the part of a
+transfer in which an earlier one was still going on is `queued`.
+
+Wrong where a rank that took part recorded nothing: it may have been the last. In runs made of
+traces, of which a few ranks' are the rule, such operations are not split.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.job.clocks import ClockAlignment
+from meshscope.analyze.job.matching import Matches
+from meshscope.analyze.job.operations import OperationRows, Operations, slice_runs
+from meshscope.core.operations import POINT_TO_POINT, SYMMETRIC, Kind
+from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
+from meshscope.store.schema import OperationFlag
+
+CLOCK_ERROR_NS = 10_000_000
+"""A transfer that ends this long before it can begin is an error of the clocks (OSDI'25)."""
+_NEVER = -(1 << 62)
+
+EVERYONE = frozenset((*SYMMETRIC, Kind.ALL_TO_ALL))
+"""Kinds in which every rank waits for every other."""
+FROM_ROOT = frozenset((Kind.BROADCAST, Kind.SCATTER))
+TO_ROOT = frozenset((Kind.REDUCE, Kind.GATHER))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AlignedTimes:
+    """Times of all operations on the reference clock."""
+
+    enqueue_ns: Int64s
+    arrival_ns: Int64s
+    end_ns: Int64s
+    """The arrival where no end is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowTimes:
+    """What became of the time of each operation on each rank; one entry per row."""
+
+    span_ns: Int64s
+    """From arrival to end; 0 without an end. `wait_ns` + `transfer_ns` where `is_split`."""
+    is_split: Bools
+    """The operation was found on all ranks, so that waiting can be told from transfer."""
+    ready_ns: Int64s
+    """On the reference clock."""
+    wait_ns: Int64s
+    transfer_ns: Int64s
+    """`queued_ns` included."""
+    queued_ns: Int64s
+    pure_transfer_ns: Int64s
+    """From the last arrival, whatever the clocks' uncertainty, and without the queue; for
+    bandwidths. Negative where clocks are off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrivals:
+    """Operations in which everyone waits for everyone, by who came last."""
+
+    match: Int64s
+    """Place in `Matches`."""
+    row: Int64s
+    """The row of the last to arrive."""
+    rank: Int32s
+    """The last to arrive."""
+    is_decided: Bools
+    """It is known to be the last: later than each other by more than the clocks' uncertainty."""
+    last_ns: Int64s
+    """When it arrived, on the reference clock."""
+    gap_ns: Int64s
+    """Last less second-to-last arrival: what this rank alone cost."""
+    wait_ns: Int64s
+    """What all ranks together waited for the last."""
+
+
+def align_rows(rows: OperationRows, alignment: ClockAlignment) -> AlignedTimes:
+    """Brings the times of all rows onto the reference clock."""
+    enqueue, arrival = np.empty_like(rows.enqueue_ns), np.empty_like(rows.start_ns)
+    end = np.empty_like(rows.end_ns)
+    for rank, part in slice_runs(rows.rank):
+        enqueue[part] = alignment.to_reference(rank, rows.enqueue_ns[part])
+        arrival[part] = alignment.to_reference(rank, rows.start_ns[part])
+        end[part] = alignment.to_reference(rank, rows.end_ns[part])
+    # Rounding may put an end a nanosecond before its start.
+    end = np.where(rows.has_end, np.maximum(end, arrival), arrival)
+    return AlignedTimes(enqueue_ns=enqueue, arrival_ns=arrival, end_ns=end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Members:
+    """Members of the operations that are complete and trusted, those of one next to each other."""
+
+    match: Int64s
+    """The operations: places in `Matches`."""
+    first: Int64s
+    """Where each one's members begin."""
+    place: Int64s
+    """Each member's operation, counted from 0."""
+    row: Int64s
+    rank: Int32s
+    kind: Uint8s
+    arrival: Int64s
+    last: Int64s
+    """For each operation the member that arrived last."""
+
+
+def measure_arrivals(
+    operations: Operations, matches: Matches, times: AlignedTimes, alignment: ClockAlignment
+) -> tuple[RowTimes, Arrivals, int]:
+    """Waits and transfers of all rows, the last arrivers, and how many ends contradict clocks."""
+    rows = operations.rows
+    members = _collect_members(rows, matches, times)
+    row, arrival = members.row, members.arrival
+    has_end, end = rows.has_end[row], times.end_ns[row]
+    unsure = alignment.uncertainty_between(members.rank, members.rank[members.last][members.place])
+    holder = _find_holders(operations, members, end + unsure.astype(np.int64))
+    ready, blocker = _find_ready(rows, members, holder)
+    is_early = has_end & (end - ready <= -CLOCK_ERROR_NS) & (members.kind != Kind.SEND)
+    is_split = np.zeros(len(rows), dtype=np.bool_)
+    is_split[row] = has_end & (members.kind != Kind.CUSTOM) & _is_whole(operations, row)
+    last_ns, ready_ns = times.arrival_ns.copy(), times.arrival_ns.copy()
+    last_ns[row] = ready
+    unsure = alignment.uncertainty_between(members.rank, blocker)
+    known = np.where(ready - arrival <= unsure, arrival, ready)
+    ready_ns[row] = np.where(has_end, np.minimum(known, end), known)
+    span = times.end_ns - times.arrival_ns
+    wait = np.where(is_split, ready_ns - times.arrival_ns, 0)
+    transfer = np.where(is_split, span - wait, 0)
+    free_ns = find_free_times(operations, times)
+    pure = times.end_ns - last_ns
+    row_times = RowTimes(
+        span_ns=span,
+        is_split=is_split,
+        ready_ns=ready_ns,
+        wait_ns=wait,
+        transfer_ns=transfer,
+        queued_ns=np.clip(free_ns - ready_ns, 0, transfer),
+        pure_transfer_ns=pure - np.clip(free_ns - last_ns, 0, np.maximum(pure, 0)),
+    )
+    arrivals = _rank_arrivals(members, alignment, _is_whole(operations, row[members.first]))
+    return row_times, arrivals, int(np.count_nonzero(is_early))
+
+
+def _is_whole(operations: Operations, row: Int64s) -> Bools:
+    """Rows of groups of which no member is absent; only asked of traces."""
+    if not operations.is_from_traces:
+        return np.ones(len(row), dtype=np.bool_)
+    rows = operations.rows
+    is_whole = np.array([not group.missing_ranks for group in operations.groups] + [False])
+    found: Bools = is_whole[rows.group[row]] | _is_kind(rows.kind[row], POINT_TO_POINT)
+    return found
+
+
+def _collect_members(rows: OperationRows, matches: Matches, times: AlignedTimes) -> _Members:
+    is_chosen = matches.is_usable
+    row = matches.member[is_chosen[matches.of_member]]
+    size = matches.size[is_chosen]
+    first = np.cumsum(size) - size
+    place = np.repeat(np.arange(len(size)), size)
+    arrival = times.arrival_ns[row]
+    return _Members(
+        match=np.flatnonzero(is_chosen),
+        first=first,
+        place=place,
+        row=row,
+        rank=rows.rank[row],
+        kind=rows.kind[row],
+        arrival=arrival,
+        last=_find_last(arrival, first, place),
+    )
+
+
+def _find_ready(rows: OperationRows, members: _Members, holder: Int64s) -> tuple[Int64s, Int32s]:
+    """When everyone that each member depends on had arrived, and the last of those."""
+    arrival, rank, kind = members.arrival, members.rank, members.kind
+    is_root = rows.peer[members.row] == rank
+    on_all = _is_kind(kind, EVERYONE | POINT_TO_POINT) | (_is_kind(kind, TO_ROOT) & is_root)
+    holder = np.where(on_all, members.last[members.place], holder)
+    ready = np.maximum(arrival[holder], arrival)
+    return ready, rank[holder]
+
+
+def find_holders(operations: Operations, matches: Matches, times: AlignedTimes) -> Int64s:
+    """For each row of a broadcast or scatter the row of the last one that it depends on, which may
+    be itself; of all others itself."""
+    rows = operations.rows
+    members = _collect_members(rows, matches, times)
+    holder = _find_holders(operations, members, times.end_ns[members.row])
+    found = np.arange(len(rows))
+    found[members.row] = members.row[holder]
+    return found
+
+
+def _find_holders(operations: Operations, members: _Members, until: Int64s) -> Int64s:
+    """The same by places of members; nobody who came after `until` counts."""
+    rows, place = operations.rows, members.place
+    holder = np.arange(len(place))
+    own = np.flatnonzero(_is_kind(members.kind, FROM_ROOT))
+    if not len(own):
+        return holder
+    root = _find_roots(rows.peer[members.row] == members.rank, members)[place[own]]
+    holder[own] = np.where(root >= 0, root, own)
+    latest = own[_find_latest(place[own], members.arrival[own], until[own])]
+    is_told = rows.has_exact_end[members.row[own]] | _is_gloo(operations, members.row[own])
+    is_later = members.arrival[latest] > members.arrival[holder[own]]
+    holder[own] = np.where(is_told & is_later, latest, holder[own])
+    return holder
+
+
+def _find_latest(place: Int64s, arrival: Int64s, until: Int64s) -> Int64s:
+    """For each member the one of its operation that arrived last, but not after `until`."""
+    count = len(place)
+    is_until = np.repeat([False, True], count)
+    order = np.lexsort((is_until, np.append(arrival, until), np.tile(place, 2)))
+    turn = np.where(order < count, np.arange(2 * count), 0)
+    before = order[np.maximum.accumulate(turn)]
+    latest = np.empty(2 * count, dtype=np.int64)
+    latest[order] = before
+    return latest[count:]
+
+
+def _is_kind(kind: np.ndarray, kinds: frozenset[Kind]) -> Bools:
+    return np.isin(kind, [int(k) for k in kinds])
+
+
+def _find_last(arrival: Int64s, first: Int64s, place: Int64s) -> Int64s:
+    """For each operation the member that arrived last; the lowest rank of several."""
+    if not len(first):
+        return np.empty(0, dtype=np.int64)
+    latest = np.maximum.reduceat(arrival, first)
+    found = np.flatnonzero(arrival == latest[place])
+    owner = place[found]
+    return np.asarray(found[np.append(True, owner[1:] != owner[:-1])], dtype=np.int64)
+
+
+def _find_roots(is_root: Bools, members: _Members) -> Int64s:
+    """For each operation the member that is its root; -1 where none is recorded."""
+    root = np.full(len(members.first), -1, dtype=np.int64)
+    found = np.flatnonzero(is_root)
+    root[members.place[found]] = found
+    return root
+
+
+def find_free_times(operations: Operations, times: AlignedTimes) -> Int64s:
+    """For each row, on the reference clock, when its group could begin it on this rank.
+
+    That is the end of the operation before it, or with gloo, which runs two at a time, the earlier
+    of the two ends before it. Only exact ends count: others are too late.
+    """
+    rows = operations.rows
+    free = np.full(len(rows), _NEVER, dtype=np.int64)
+    is_ordered = rows.has_numbered_group & ~_is_kind(rows.kind, POINT_TO_POINT)
+    picked = np.flatnonzero(is_ordered)
+    key = rows.rank[picked].astype(np.int64) * (len(operations.groups) + 1) + rows.group[picked]
+    order = np.argsort(key, kind="stable")
+    picked, key = picked[order], key[order]
+    end = np.where(rows.has_exact_end[picked], times.end_ns[picked], _NEVER)
+    before = _shift(end, key, 1)
+    on_host = _is_gloo(operations, picked)
+    free[picked] = np.where(on_host, np.minimum(before, _shift(end, key, 2)), before)
+    return free
+
+
+def _is_gloo(operations: Operations, row: Int64s) -> Bools:
+    """Rows that gloo ran."""
+    rows = operations.rows
+    is_gloo = np.array(["gloo" in group.backend for group in operations.groups] + [False])
+    found: Bools = is_gloo[rows.group[row]] & ~rows.has_flag(OperationFlag.DEVICE)[row]
+    return found
+
+
+def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:
+    """The value `count` places before, where it has the same key."""
+    moved = np.full(len(values), _NEVER, dtype=np.int64)
+    is_same = key[count:] == key[: len(key) - count]
+    moved[count:][is_same] = values[: len(values) - count][is_same]
+    return moved
+
+
+def _rank_arrivals(members: _Members, alignment: ClockAlignment, is_whole: Bools) -> Arrivals:
+    first, last, place = members.first, members.last, members.place
+    kept = np.flatnonzero(_is_kind(members.kind[first], EVERYONE) & is_whole)
+    if not len(kept):
+        return _no_arrivals()
+    is_last = np.zeros(len(members.row), dtype=np.bool_)
+    is_last[last] = True
+    behind = members.arrival[last][place] - members.arrival
+    unsure = alignment.uncertainty_between(members.rank, members.rank[last][place])
+    margin = np.where(is_last, np.inf, behind - unsure)
+    gap = np.where(is_last, -_NEVER, behind)
+    waited = np.where(behind > unsure, behind, 0)
+    return Arrivals(
+        match=members.match[kept],
+        row=members.row[last][kept],
+        rank=members.rank[last][kept],
+        is_decided=(np.minimum.reduceat(margin, first) > 0)[kept],
+        last_ns=members.arrival[last][kept],
+        gap_ns=np.minimum.reduceat(gap, first)[kept],
+        wait_ns=np.add.reduceat(waited, first)[kept],
+    )
+
+
+def _no_arrivals() -> Arrivals:
+    none = np.empty(0, dtype=np.int64)
+    return Arrivals(
+        match=none,
+        row=none,
+        rank=none.astype(np.int32),
+        is_decided=none > 0,
+        last_ns=none,
+        gap_ns=none,
+        wait_ns=none,
+    )

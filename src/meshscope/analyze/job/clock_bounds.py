@@ -1,0 +1,98 @@
+"""Offsets and drifts that no operation contradicts.
+
+Every operation bounds the difference of two clocks at its time: a lower and an upper bound that
+hold whatever the noise. A line that keeps between all of them is a possible offset and drift; all
+such lines together say how far the difference can be from any one of them at any time. The more
+operations, and the quicker the quickest, the less room there is.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.store.read.arrays import Floats
+
+MAX_DRIFT = 200e-6
+"""Quartz clocks keep time to 100 ppm, so two differ by at most twice that."""
+WILD_RATIO = 0.001
+MIN_FOR_WILD = 50
+"""From this many bounds on, that share, and at least one, may be wrong: a damaged record."""
+_NUM_SLOPES = 41
+_NUM_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PossibleLines:
+    """Lines between bounds: for each slope the least and the greatest height at time 0."""
+
+    slope: Floats
+    lowest: Floats
+    highest: Floats
+
+    @property
+    def best(self) -> int:
+        """The slope that leaves most room."""
+        return int(np.argmax(self.highest - self.lowest))
+
+    @property
+    def gap(self) -> float:
+        """By how much no line fits; 0 when one does."""
+        return max(float(np.min(self.lowest - self.highest)), 0.0)
+
+    def range_at(self, time: float) -> tuple[float, float]:
+        """The least and the greatest value at a time, over all lines that fit, or nearly do."""
+        room = self.highest - self.lowest
+        fits = room >= min(0.0, float(room.max()))
+        middle = (self.lowest + self.highest) / 2
+        low = np.minimum(self.lowest, middle) + self.slope * time
+        high = np.maximum(self.highest, middle) + self.slope * time
+        return float(low[fits].min()), float(high[fits].max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bounds:
+    """Bounds of a difference, each at its time; infinite where there is none."""
+
+    time: Floats
+    lower: Floats
+    upper: Floats
+    num_sure: int = 0
+    """The last so many are never wrong."""
+
+
+def find_lines(bounds: Bounds) -> PossibleLines | None:
+    """The lines between the bounds; None unless there are bounds on both sides."""
+    if not (np.isfinite(bounds.lower).any() and np.isfinite(bounds.upper).any()):
+        return None
+    slopes = np.linspace(-MAX_DRIFT, MAX_DRIFT, _NUM_SLOPES)
+    lines = _measure(bounds, slopes)
+    for _ in range(_NUM_ROUNDS):
+        step = slopes[1] - slopes[0]
+        fitting = np.flatnonzero(lines.highest >= lines.lowest)
+        first, last = (fitting[0], fitting[-1]) if len(fitting) else (lines.best, lines.best)
+        low = max(float(slopes[first]) - step, -MAX_DRIFT)
+        high = min(float(slopes[last]) + step, MAX_DRIFT)
+        slopes = np.linspace(low, high, _NUM_SLOPES)
+        lines = _measure(bounds, slopes)
+    return lines
+
+
+def _measure(bounds: Bounds, slopes: Floats) -> PossibleLines:
+    lowest, highest = np.empty(len(slopes)), np.empty(len(slopes))
+    for place, slope in enumerate(slopes.tolist()):
+        shift = slope * bounds.time
+        lowest[place] = -_least(shift - bounds.lower, bounds.num_sure)
+        highest[place] = _least(bounds.upper - shift, bounds.num_sure)
+    return PossibleLines(slope=slopes, lowest=lowest, highest=highest)
+
+
+def _least(values: Floats, num_sure: int) -> float:
+    """The least of the values, but for a few that may be wrong."""
+    count = len(values) - num_sure
+    sure = float(values[count:].min(initial=np.inf))
+    doubtful = values[:count]
+    finite = int(np.count_nonzero(np.isfinite(doubtful)))
+    num_wild = max(1, int(WILD_RATIO * finite)) if finite >= MIN_FOR_WILD else 0
+    if finite == 0:
+        return sure
+    return min(sure, float(np.partition(doubtful, num_wild)[num_wild]))

@@ -1,0 +1,222 @@
+"""How much of communication held a rank up, and which part of each operation that was.
+
+Exposed is the time in which the program, or the device's stream, could do nothing else:
+
+- in a blocking operation, from the call (on a device: from when the stream reached it) to its end;
+- for one with a handle, the waits for it: on the host as long as they took, on a device as long as
+  the stream was held up;
+- for those that backward's engine issues (a reducer waits where nobody sees it), per step the
+  stretch from the last one issued to the last one's end; each moment of it belongs to the one that
+  ends next. Outside of steps it is not known which belong together, and none counts as exposed.
+
+A moment counts once: to the hold-up that began first, and to one that the program timed itself
+only where torch shows none. What is exposed falls apart by when it was: before the operation was
+ready (waiting), until its end (transfer), or after it (noticed late).
+
+Wrong on a device for engine-issued operations that queue behind each other: the stretch is taken
+to begin when the last one does.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.job.arrivals import AlignedTimes, RowTimes
+from meshscope.analyze.job.clocks import ClockAlignment
+from meshscope.analyze.job.operations import OperationRows, Waits, slice_runs
+from meshscope.store.read.arrays import Bools, Int32s, Int64s
+from meshscope.store.schema import OperationFlag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HoldUps:
+    """Stretches in which operations held their ranks up, on the reference clock."""
+
+    row: Int64s
+    rank: Int32s
+    step: Int32s
+    """In which it happened; a wait may come in a later step than its operation."""
+    begin_ns: Int64s
+    end_ns: Int64s
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def select(self, rows: Bools | Int64s) -> "HoldUps":
+        """Some of them."""
+        return HoldUps(
+            row=self.row[rows],
+            rank=self.rank[rows],
+            step=self.step[rows],
+            begin_ns=self.begin_ns[rows],
+            end_ns=self.end_ns[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exposed:
+    """Exposed time by hold-up, in four parts that sum to it."""
+
+    row: Int64s
+    rank: Int32s
+    step: Int32s
+    wait_ns: Int64s
+    transfer_ns: Int64s
+    unsplit_ns: Int64s
+    """Of operations of which waiting and transfer cannot be told apart."""
+    late_ns: Int64s
+    """Before the arrival or after the end."""
+
+
+def measure_exposed(
+    rows: OperationRows,
+    waits: Waits,
+    times: AlignedTimes,
+    row_times: RowTimes,
+    alignment: ClockAlignment,
+) -> Exposed:
+    """The exposed time of every operation of every rank."""
+    found = _join(
+        [
+            find_blocking(rows, times),
+            find_waits(rows, waits, times, alignment),
+            find_engine_stretches(rows, times),
+        ]
+    )
+    is_manual = rows.has_flag(OperationFlag.MANUAL)[found.row]
+    seen, seen_ns = count_once(found.select(~is_manual))
+    manual, _ = count_once(found.select(is_manual))
+    manual_ns = (manual.end_ns - manual.begin_ns) - measure_covered(seen, manual)
+    parts = split_exposed(seen, times, row_times)
+    zeros = np.zeros(len(manual), dtype=np.int64)
+    return Exposed(
+        row=np.concatenate([seen.row, manual.row]),
+        rank=np.concatenate([seen.rank, manual.rank]),
+        step=np.concatenate([seen.step, manual.step]),
+        wait_ns=np.concatenate([parts[0], zeros]),
+        transfer_ns=np.concatenate([parts[1], zeros]),
+        unsplit_ns=np.concatenate([parts[2], manual_ns]),
+        late_ns=np.concatenate([seen_ns - parts[0] - parts[1] - parts[2], zeros]),
+    )
+
+
+def find_blocking(rows: OperationRows, times: AlignedTimes) -> HoldUps:
+    """Operations that held their caller, or the stream it was called on, up."""
+    is_free = rows.has_flag(OperationFlag.ASYNC | OperationFlag.ENGINE)
+    row = np.flatnonzero(~is_free & rows.has_end)
+    on_device = rows.has_flag(OperationFlag.DEVICE)[row]
+    begin = np.where(on_device, times.arrival_ns[row], times.enqueue_ns[row])
+    return _make(rows, row, begin, times.end_ns[row])
+
+
+def find_waits(
+    rows: OperationRows, waits: Waits, times: AlignedTimes, alignment: ClockAlignment
+) -> HoldUps:
+    """Waits for operations that had been started earlier."""
+    kept = np.flatnonzero(waits.row >= 0)
+    row, rank = waits.row[kept], waits.rank[kept]
+    begin = waits.start_ns[kept].copy()
+    for own, part in slice_runs(rank):
+        begin[part] = alignment.to_reference(own, begin[part])
+    end = begin + waits.duration_ns[kept]
+    # The stream goes on when the operation is over, whenever the host asked.
+    device_ns = waits.device_ns[kept]
+    on_device = (device_ns >= 0) & rows.has_end[row]
+    end = np.where(on_device, times.end_ns[row], end)
+    begin = np.where(on_device, end - device_ns, begin)
+    return HoldUps(row=row, rank=rank, step=waits.step[kept], begin_ns=begin, end_ns=end)
+
+
+def find_engine_stretches(rows: OperationRows, times: AlignedTimes) -> HoldUps:
+    """What backward's engine waited for, by rank, step and microbatch, cut where operations end."""
+    row = np.flatnonzero(rows.has_flag(OperationFlag.ENGINE) & rows.has_end & (rows.step >= 0))
+    on_device = rows.has_flag(OperationFlag.DEVICE)[row]
+    issued = np.where(on_device, times.arrival_ns[row], times.enqueue_ns[row])
+    end = times.end_ns[row]
+    order = np.lexsort((end, rows.microbatch[row], rows.step[row], rows.rank[row]))
+    row, issued, end = row[order], issued[order], end[order]
+    begins = np.ones(len(row), dtype=np.bool_)
+    for column in (rows.rank, rows.step, rows.microbatch):
+        value = column[row]
+        begins[1:] &= value[1:] == value[:-1]
+    begins[1:] = ~begins[1:]
+    first = np.flatnonzero(begins)
+    if not len(first):
+        return _make(rows, row, issued, end)
+    last_issued = np.maximum.reduceat(issued, first)[np.cumsum(begins) - 1]
+    before = np.where(begins, last_issued, np.roll(end, 1))
+    begin = np.minimum(np.maximum(before, last_issued), end)
+    return _make(rows, row, begin, end)
+
+
+def _make(rows: OperationRows, row: Int64s, begin_ns: Int64s, end_ns: Int64s) -> HoldUps:
+    return HoldUps(
+        row=row,
+        rank=rows.rank[row],
+        step=rows.step[row],
+        begin_ns=begin_ns,
+        end_ns=np.maximum(begin_ns, end_ns),
+    )
+
+
+def _join(parts: list[HoldUps]) -> HoldUps:
+    return HoldUps(
+        row=np.concatenate([part.row for part in parts]),
+        rank=np.concatenate([part.rank for part in parts]),
+        step=np.concatenate([part.step for part in parts]),
+        begin_ns=np.concatenate([part.begin_ns for part in parts]),
+        end_ns=np.concatenate([part.end_ns for part in parts]),
+    )
+
+
+def count_once(found: HoldUps) -> tuple[HoldUps, Int64s]:
+    """Cuts every hold-up short by those of the rank that began earlier; and how long each is."""
+    ordered = found.select(np.lexsort((found.begin_ns, found.rank)))
+    begin, end = ordered.begin_ns.copy(), ordered.end_ns.copy()
+    for _, part in slice_runs(ordered.rank):
+        covered = np.maximum.accumulate(end[part])
+        begin[part][1:] = np.maximum(begin[part][1:], covered[:-1])
+    end = np.maximum(begin, end)
+    cut = HoldUps(row=ordered.row, rank=ordered.rank, step=ordered.step, begin_ns=begin, end_ns=end)
+    return cut, end - begin
+
+
+def measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
+    """How much of each stretch in `other` lies in stretches of `seen`; both from `count_once`."""
+    covered = np.zeros(len(other), dtype=np.int64)
+    theirs = dict(slice_runs(seen.rank))
+    for rank, part in slice_runs(other.rank):
+        own = theirs.get(rank, slice(0, 0))
+        begin, end = seen.begin_ns[own], seen.end_ns[own]
+        total = np.append(0, np.cumsum(end - begin))
+        until_end = _covered_until(other.end_ns[part], begin, end, total)
+        covered[part] = until_end - _covered_until(other.begin_ns[part], begin, end, total)
+    return covered
+
+
+def _covered_until(moment: Int64s, begin: Int64s, end: Int64s, total: Int64s) -> Int64s:
+    """How much of the stretches, which follow each other, lies before each moment."""
+    place = np.searchsorted(begin, moment, side="right")
+    beyond = np.clip(np.append(end, 0)[place - 1] - moment, 0, None)
+    return np.where(place > 0, total[place] - beyond, 0)
+
+
+def split_exposed(
+    found: HoldUps, times: AlignedTimes, row_times: RowTimes
+) -> tuple[Int64s, Int64s, Int64s]:
+    """The parts of each hold-up in waiting, in transfer, and in what cannot be told apart."""
+    arrival, end = times.arrival_ns[found.row], times.end_ns[found.row]
+    ready, is_split = row_times.ready_ns[found.row], row_times.is_split[found.row]
+    wait = _overlap(found, arrival, ready)
+    transfer = _overlap(found, ready, end)
+    whole = _overlap(found, arrival, end)
+    return (
+        np.where(is_split, wait, 0),
+        np.where(is_split, transfer, 0),
+        np.where(is_split, 0, whole),
+    )
+
+
+def _overlap(found: HoldUps, begin: Int64s, end: Int64s) -> Int64s:
+    inside = np.minimum(found.end_ns, end) - np.maximum(found.begin_ns, begin)
+    return np.asarray(np.maximum(inside, 0), dtype=np.int64)

@@ -1,0 +1,369 @@
+"""The communication operations of one attempt, all ranks in one set of arrays.
+
+Rows are ordered by rank and then by the time of the call. What a damaged or hostile record could
+break later on is settled here: a row without a usable time is left out, a start that is none is
+the time of the call, an end before the start is no end, and kinds this version does not know are
+`CUSTOM`. Each is counted.
+
+Times are as recorded, on the clock of the rank's host; `analyze.clocks` brings them together.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from meshscope.analyze.job.group_axes import UNKNOWN_GROUP, JobGroup, merge_groups
+from meshscope.core.operations import DTYPES, IS_EXACT_END, Kind, Outcome
+from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
+from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.schema import MISSING, NoteCode, OperationFlag
+
+MAX_TIME_NS = 1 << 62
+"""146 years after boot: a later time is damage."""
+MAX_SPAN_NS = 1 << 53
+"""104 days: no operation takes longer; sums of such stay exact in float64."""
+NO_PHASE = "(no phase)"
+"""Issued outside of any phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperationRows:
+    """One entry per operation and rank."""
+
+    rank: Int32s
+    kind: Uint8s
+    outcome: Uint8s
+    end_source: Uint8s
+    flags: Uint8s
+    group: Int32s
+    """Place in `Operations.groups`; -1 when the group is not known."""
+    phase: Int32s
+    """Place in `Operations.phases`."""
+    sequence: Int64s
+    peer: Int64s
+    enqueue_ns: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    """-1 when it is not known; never before `start_ns`."""
+    size_bytes: Int64s
+    """-1 when it was damaged."""
+    step: Int32s
+    microbatch: Int32s
+    dtype: Uint8s
+    tag: Uint8s
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def has_end(self) -> Bools:
+        """Its end is known, exactly or as a bound."""
+        return self.end_ns >= 0
+
+    @property
+    def has_exact_end(self) -> Bools:
+        """It went well, and its end is that of the operation and not a later moment."""
+        is_exact: Bools = _EXACT_SOURCES[self.end_source]
+        is_ok: Bools = self.outcome == Outcome.OK
+        return is_exact & is_ok & self.has_end
+
+    def has_flag(self, flag: int) -> Bools:
+        """Rows with one of the bits of `OperationFlag`."""
+        found: Bools = (self.flags & flag) != 0
+        return found
+
+    @property
+    def has_numbered_group(self) -> Bools:
+        """Its group is known."""
+        found: Bools = self.group != UNKNOWN_GROUP
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Operations:
+    """The operations of one attempt."""
+
+    ranks: tuple[int, ...]
+    """Ranks that recorded, in ascending order, whether they communicated or not."""
+    world_size: int
+    groups: tuple[JobGroup, ...]
+    phases: tuple[str, ...]
+    rows: OperationRows
+    num_damaged: int
+    """Rows left out: their times cannot be."""
+    num_bad_ends: int
+    """Ends before the start, or too late to be true; such rows count as without an end."""
+    is_from_traces: bool = False
+    """Traces of a few ranks are the rule: an absent member of a group may have been the last."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Waits:
+    """One entry per time a program waited for an operation that it had started."""
+
+    rank: Int32s
+    row: Int64s
+    """The operation's place in `Operations.rows`; -1 when it is not known which one it was."""
+    start_ns: Int64s
+    duration_ns: Int64s
+    device_ns: Int64s
+    """-1 without a device."""
+    step: Int32s
+    num_damaged: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An operation that ended with an error."""
+
+    rank: int
+    kind: Kind
+    outcome: Outcome
+    group: JobGroup | None
+    sequence: int
+    step: int
+    """-1 outside of steps."""
+    phase: str
+    message: str
+    """Empty when none was noted."""
+
+
+def dtype_label(dtype: int) -> str:
+    """The name of a number format as recorded; empty when it is not known."""
+    return DTYPES[dtype] if 0 <= dtype < len(DTYPES) else f"(unknown {dtype})"
+
+
+def load_operations(attempt: Attempt) -> Operations:
+    """Reads table `collectives` of every rank."""
+    groups, places = merge_groups(attempt)
+    phases = _PhaseBook()
+    parts = [_read_rank(recording, places.get(recording.rank, {}), phases) for recording in attempt]
+    return Operations(
+        ranks=tuple(recording.rank for recording in attempt),
+        world_size=attempt.world_size,
+        groups=groups,
+        phases=tuple(phases.names),
+        rows=_concatenate([rows for rows, _, _ in parts]),
+        num_damaged=sum(damaged for _, damaged, _ in parts),
+        num_bad_ends=sum(bad for _, _, bad in parts),
+        is_from_traces=attempt.is_from_traces,
+    )
+
+
+def load_waits(attempt: Attempt, operations: Operations) -> Waits:
+    """Reads table `waits` of every rank and finds the operations waited for."""
+    parts = [_read_waits(recording, operations.rows) for recording in attempt]
+    none = np.empty(0, dtype=np.int64)
+
+    def join(index: int) -> Int64s:
+        return np.concatenate([none, *(part[index] for part in parts)])
+
+    return Waits(
+        rank=join(0).astype(np.int32),
+        row=join(1),
+        start_ns=join(2),
+        duration_ns=join(3),
+        device_ns=join(4),
+        step=join(5).astype(np.int32),
+        num_damaged=sum(part[6] for part in parts),
+    )
+
+
+def load_failures(attempt: Attempt, operations: Operations, *, limit: int) -> tuple[Failure, ...]:
+    """The first operations that failed or timed out, with their messages."""
+    rows = operations.rows
+    is_failed = (rows.outcome == Outcome.ERROR) | (rows.outcome == Outcome.TIMEOUT)
+    failed = np.flatnonzero(is_failed)
+    failed = failed[np.argsort(rows.enqueue_ns[failed], kind="stable")][:limit]
+    messages = {
+        rank: _read_messages(attempt.ranks[rank]) for rank in set(rows.rank[failed].tolist())
+    }
+    found = []
+    for row in failed.tolist():
+        rank, group = int(rows.rank[row]), int(rows.group[row])
+        found.append(
+            Failure(
+                rank=rank,
+                kind=Kind(int(rows.kind[row])),
+                outcome=Outcome(int(rows.outcome[row])),
+                group=operations.groups[group] if group >= 0 else None,
+                sequence=int(rows.sequence[row]),
+                step=int(rows.step[row]),
+                phase=operations.phases[rows.phase[row]],
+                message=messages[rank].get(int(rows.enqueue_ns[row]), ""),
+            )
+        )
+    return tuple(found)
+
+
+class _PhaseBook:
+    """Phase names of all ranks, each once."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = [NO_PHASE]
+        self._place = {NO_PHASE: 0}
+
+    def translate(self, ids: Int64s, recording: RankRecording) -> Int32s:
+        """Places in `names` for a rank's own ids."""
+        used = np.flatnonzero(np.bincount(ids, minlength=1))
+        place_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
+        for phase_id in used.tolist():
+            name = recording.name_of(phase_id) if phase_id else NO_PHASE
+            if name not in self._place:
+                self._place[name] = len(self.names)
+                self.names.append(name)
+            place_of[phase_id] = self._place[name]
+        found: Int32s = place_of[ids]
+        return found
+
+
+_EXACT_SOURCES: Bools = np.isin(np.arange(256), [int(source) for source in IS_EXACT_END])
+_KNOWN_KINDS: Bools = np.isin(np.arange(256), [int(kind) for kind in Kind])
+
+
+def _is_time(times: Int64s) -> Bools:
+    found: Bools = (times >= 0) & (times < MAX_TIME_NS)
+    return found
+
+
+def _read_rank(
+    recording: RankRecording, places: dict[int, int], phases: _PhaseBook
+) -> tuple[OperationRows, int, int]:
+    columns = recording.read("collectives")
+    enqueue = int64_column(columns, "enqueue_host_mono_ns")
+    num_all = len(enqueue)
+    usable = np.flatnonzero(_is_time(enqueue))
+    usable = usable[np.argsort(enqueue[usable], kind="stable")]
+    columns = {name: array[usable] for name, array in columns.items()}
+    enqueue = enqueue[usable]
+    start = int64_column(columns, "start_host_mono_ns")
+    is_start = _is_time(start)
+    is_start &= np.abs(np.where(is_start, start, enqueue) - enqueue) < MAX_SPAN_NS
+    start = np.where(is_start, start, enqueue)
+    end = int64_column(columns, "end_host_mono_ns")
+    is_end = _is_time(end) & (end >= start)
+    is_end &= np.where(is_end, end, start) - start < MAX_SPAN_NS
+    num_bad_ends = int(np.count_nonzero(~is_end & (end != MISSING)))
+    kind = _small(columns, "kind")
+    size = int64_column(columns, "size_bytes")
+    rows = OperationRows(
+        rank=np.full(len(enqueue), recording.rank, dtype=np.int32),
+        kind=np.where(_KNOWN_KINDS[kind], kind, np.uint8(Kind.CUSTOM)),
+        outcome=_small(columns, "outcome"),
+        end_source=_small(columns, "end_source"),
+        flags=_small(columns, "flags"),
+        group=_translate_groups(int64_column(columns, "group_id"), places),
+        phase=phases.translate(int64_column(columns, "phase_id"), recording),
+        sequence=int64_column(columns, "sequence"),
+        peer=int64_column(columns, "peer"),
+        enqueue_ns=enqueue,
+        start_ns=start,
+        end_ns=np.where(is_end, end, MISSING),
+        size_bytes=np.where((size >= 0) & (size < MAX_SPAN_NS), size, MISSING),
+        step=_step(columns, "step"),
+        microbatch=_step(columns, "microbatch"),
+        dtype=_small(columns, "dtype"),
+        tag=_small(columns, "tag"),
+    )
+    return rows, num_all - len(rows), num_bad_ends
+
+
+def _small(columns: Columns, name: str) -> Uint8s:
+    return columns[name].astype(np.uint8, copy=False)
+
+
+def _step(columns: Columns, name: str) -> Int32s:
+    numbers = int64_column(columns, name)
+    return np.where(numbers < 1 << 31, numbers, MISSING).astype(np.int32)
+
+
+def _translate_groups(ids: Int64s, places: dict[int, int]) -> Int32s:
+    place_of = np.full(1 << 16, UNKNOWN_GROUP, dtype=np.int32)
+    for group_id, place in places.items():
+        if 0 <= group_id < len(place_of):
+            place_of[group_id] = place
+    found: Int32s = place_of[ids]
+    return found
+
+
+def _concatenate(parts: list[OperationRows]) -> OperationRows:
+    names = [field.name for field in fields(OperationRows)]
+    return OperationRows(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    )
+
+
+def _read_waits(
+    recording: RankRecording, rows: OperationRows
+) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, int]:
+    columns = recording.read("waits")
+    start = int64_column(columns, "start_host_mono_ns")
+    duration = int64_column(columns, "duration_ns")
+    is_good = _is_time(start) & (duration >= 0) & (duration < MAX_SPAN_NS)
+    start, duration = start[is_good], duration[is_good]
+    device = int64_column(columns, "device_ns")[is_good]
+    device = np.where((device >= 0) & (device < MAX_SPAN_NS), device, MISSING)
+    key = int64_column(columns, "operation_enqueue_host_mono_ns")[is_good]
+    first, last = np.searchsorted(rows.rank, (recording.rank, recording.rank + 1))
+    row = find_rows(rows.enqueue_ns[first:last], key)
+    return (
+        np.full(len(start), recording.rank, dtype=np.int64),
+        np.where(row >= 0, row + first, -1),
+        start,
+        duration,
+        device,
+        _step(columns, "step")[is_good].astype(np.int64),
+        int(np.count_nonzero(~is_good)),
+    )
+
+
+def find_rows(keys: Int64s, wanted: Int64s) -> Int64s:
+    """For each wanted value its place in the sorted `keys`; -1 where it is not there."""
+    if not len(keys):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[place] == wanted, place, -1)
+
+
+def _read_messages(recording: RankRecording) -> dict[int, str]:
+    columns = recording.read("operation_notes")
+    is_error = columns["code"] == NoteCode.ERROR
+    keys = int64_column(columns, "operation_enqueue_host_mono_ns")[is_error].tolist()
+    names: Iterable[int] = int64_column(columns, "name_id")[is_error].tolist()
+    return {key: recording.name_of(name) for key, name in zip(keys, names, strict=True)}
+
+
+def slice_runs(values: Int32s) -> list[tuple[int, slice]]:
+    """Each value with its entries, in an array in which equal ones stand together."""
+    if not len(values):
+        return []
+    cuts = np.flatnonzero(values[1:] != values[:-1]) + 1
+    first, last = [0, *cuts.tolist()], [*cuts.tolist(), len(values)]
+    return [(int(values[begin]), slice(begin, end)) for begin, end in zip(first, last, strict=True)]
+
+
+def number_values(values: Int64s) -> tuple[Int64s, Int64s]:
+    """The different values in ascending order, and the place of each entry among them.
+
+    `np.unique` without sorting where the values lie close together.
+    """
+    low = int(values.min(initial=0))
+    width = int(values.max(initial=0)) - low + 1
+    if width > 4 * len(values) + 1024:
+        found, place = np.unique(values, return_inverse=True)
+        return found.astype(np.int64), place.astype(np.int64)
+    is_there = np.bincount(values - low, minlength=width) > 0
+    found = np.flatnonzero(is_there)
+    place_of = np.cumsum(is_there) - 1
+    return found + low, place_of[values - low]
+
+
+def count_unrecognised(rows: OperationRows) -> int:
+    """Operations of torch that this version has no kind for."""
+    is_unnamed = (rows.kind == Kind.CUSTOM) & ~rows.has_flag(OperationFlag.MANUAL)
+    return int(np.count_nonzero(is_unnamed))

@@ -1,0 +1,1 @@
+"""Memory over time, by use, and in snapshots."""

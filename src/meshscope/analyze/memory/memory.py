@@ -1,0 +1,320 @@
+"""Memory of every rank over the run: what grows, when it will not fit any more, who needs most.
+
+Host memory is the resident set of the rank's process, device memory what its allocator holds
+(allocated) and has taken from the device (reserved). Growth is judged on samples at step ends,
+where a step's own activations are gone: see `growth`. A forecast divides what is left by the growth
+per step. For a host it is of all its recorded ranks together, against the machine's memory or the
+limit of their control group; for a device, of what is allocated, because cached memory is given
+back when it is needed.
+
+Wrong where other programs need the host's memory, where processes share pages (each counts them),
+and where the sampling missed the peak: between two step ends only the allocator's own peak is seen.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from meshscope.analyze.health import as_int
+from meshscope.analyze.timeline.peers import group_peers
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.growth import Growth, GrowthKind, measure_growth
+from meshscope.store.read.arrays import Floats, Int64s
+from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.read.run import Attempt, RankRecording
+
+MIN_RISE_BYTES = 16 << 20
+"""Over the samples looked at: less is no leak, however steady: allocators creep."""
+NO_SAMPLE = "memory was not sampled"
+NO_DEVICE = "no accelerator was in use"
+NO_LIMIT = "the recording does not say how much memory there is"
+
+
+class Place(StrEnum):
+    """Where memory is."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorState:
+    """The device's allocator at the sample with most memory reserved, and its counts at the end."""
+
+    step: int
+    allocated_bytes: int
+    reserved_bytes: int
+    inactive_split_bytes: int | Unavailable
+    """In holes of segments in use."""
+    unused_at_peak_bytes: int
+    """Highest reserved less highest allocated since the peaks were reset: at the moment of the
+    highest reservation at least this much was not in use."""
+    peak_reserved_bytes: int
+    num_retries: int | Unavailable
+    """Allocations that succeeded only after the cache was emptied."""
+    num_failures: int | Unavailable
+    """Allocations that failed."""
+    first_retry_step: int | Unavailable
+    """The first sampled step at whose end there had been one since recording began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """One rank's memory in one place."""
+
+    rank: int
+    place: Place
+    host: str
+    """Name of the rank's host; empty when it is not known."""
+    peak_bytes: int
+    """Highest sampled resident set, or the allocator's own highest allocation."""
+    peak_step: int
+    last_bytes: int
+    """At the last sample: resident, or allocated."""
+    last_step: int
+    growth: Growth | Unavailable
+    """Of the resident set, or of what is allocated, in bytes per step."""
+    limit_bytes: int | Unavailable
+    """Of the host or the device."""
+    allocator: AllocatorState | Unavailable
+
+    @property
+    def is_leaking(self) -> bool:
+        """Whether it grows all the time, and by an amount worth a word."""
+        growth = self.growth
+        if isinstance(growth, Unavailable) or growth.kind is not GrowthKind.STEADY:
+            return False
+        return growth.rise >= MIN_RISE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """When memory runs out if it goes on like this."""
+
+    ranks: tuple[int, ...]
+    """Those that grow."""
+    limit_bytes: int
+    used_bytes: int
+    """By all recorded ranks that share the limit."""
+    bytes_per_step: float
+    num_steps: float
+    """From the last sample on."""
+    seconds: float | Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSkew:
+    """A rank that needs more memory than ranks that do the same work."""
+
+    rank: int
+    place: Place
+    peak_bytes: int
+    peers_bytes: float
+    """The median of the other peers' peaks."""
+    num_peers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMemory:
+    """Memory of all ranks that sampled it."""
+
+    ranks: tuple[RankMemory, ...]
+    skews: tuple[PeerSkew, ...]
+    """Of every peer group the rank that needs most, largest excess first."""
+
+    def leaking(self, place: Place) -> tuple[RankMemory, ...]:
+        """Ranks that grow all the time there."""
+        return tuple(rank for rank in self.ranks if rank.place is place and rank.is_leaking)
+
+
+def analyze_memory(attempt: Attempt) -> JobMemory | Unavailable:
+    """Reads and judges the memory samples of every rank."""
+    num_tests = 2 * len(attempt.ranks)
+    found: list[RankMemory] = []
+    for recording in attempt:
+        samples = recording.read("memory")
+        if len(samples["step"]):
+            found += _measure_rank(recording, samples, num_tests)
+    if not found:
+        return Unavailable(NO_SAMPLE)
+    return JobMemory(ranks=tuple(found), skews=_find_skews(attempt, found))
+
+
+def _measure_rank(
+    recording: RankRecording, samples: Columns, num_tests: int
+) -> Iterable[RankMemory]:
+    rss = int64_column(samples, "rss_bytes")
+    if bool((rss >= 0).any()):
+        yield _measure_host(recording, samples, num_tests)
+    if bool((int64_column(samples, "allocated_bytes") >= 0).any()):
+        yield _measure_device(recording, samples, num_tests)
+
+
+def _measure_host(recording: RankRecording, samples: Columns, num_tests: int) -> RankMemory:
+    step, rss = _known(samples, "rss_bytes")
+    at = int(np.argmax(rss))
+    return RankMemory(
+        rank=recording.rank,
+        place=Place.HOST,
+        host=_host_of(recording),
+        peak_bytes=int(rss[at]),
+        peak_step=int(step[at]),
+        last_bytes=int(rss[-1]),
+        last_step=int(step[-1]),
+        growth=_measure_growth(step, rss, num_tests),
+        limit_bytes=_host_limit(recording),
+        allocator=Unavailable(NO_DEVICE),
+    )
+
+
+def _measure_device(recording: RankRecording, samples: Columns, num_tests: int) -> RankMemory:
+    step, allocated = _known(samples, "allocated_bytes")
+    peak_step, peak = _known(samples, "peak_allocated_bytes")
+    if not len(peak) or int(peak.max()) < int(allocated.max()):
+        peak_step, peak = step, allocated
+    at = int(np.argmax(peak))
+    rows = recording.read("allocator")
+    return RankMemory(
+        rank=recording.rank,
+        place=Place.DEVICE,
+        host=_host_of(recording),
+        peak_bytes=int(peak[at]),
+        peak_step=int(peak_step[at]),
+        last_bytes=int(allocated[-1]),
+        last_step=int(step[-1]),
+        growth=_measure_growth(step, allocated, num_tests),
+        limit_bytes=_device_limit(recording, rows),
+        allocator=_measure_allocator(samples, rows),
+    )
+
+
+def _known(samples: Columns, name: str) -> tuple[Int64s, Int64s]:
+    values = int64_column(samples, name)
+    is_there = values >= 0
+    return int64_column(samples, "step")[is_there], values[is_there]
+
+
+def _measure_growth(step: Int64s, value: Int64s, num_tests: int) -> Growth | Unavailable:
+    # Of several samples in a step the lowest: what is left when everything temporary is gone.
+    numbers, first = np.unique(step, return_index=True)
+    lowest: Floats = np.minimum.reduceat(value[np.argsort(step, kind="stable")], first).astype(
+        np.float64
+    )
+    return measure_growth(numbers.astype(np.float64), lowest, num_tests=num_tests)
+
+
+def _measure_allocator(samples: Columns, rows: Columns) -> AllocatorState | Unavailable:
+    step, reserved = _known(samples, "reserved_bytes")
+    if not len(reserved):
+        return Unavailable("the allocator's reservations were not recorded")
+    at = int(np.argmax(reserved))
+    allocated = int64_column(samples, "allocated_bytes")[
+        np.flatnonzero(int64_column(samples, "reserved_bytes") >= 0)[at]
+    ]
+    peak_reserved = int(int64_column(samples, "peak_reserved_bytes").max(initial=-1))
+    peak_allocated = int(int64_column(samples, "peak_allocated_bytes").max(initial=-1))
+    highest = max(peak_reserved, int(reserved[at]))
+    split_step, split = _known(rows, "inactive_split_bytes")
+    in_step = np.flatnonzero(split_step == step[at])
+    retry_step, retries = _known(rows, "num_alloc_retries")
+    return AllocatorState(
+        step=int(step[at]),
+        allocated_bytes=max(int(allocated), 0),
+        reserved_bytes=int(reserved[at]),
+        inactive_split_bytes=int(split[in_step[-1]]) if len(in_step) else Unavailable(NO_SAMPLE),
+        unused_at_peak_bytes=max(0, highest - max(peak_allocated, int(allocated), 0)),
+        peak_reserved_bytes=highest,
+        num_retries=_highest(rows, "num_alloc_retries"),
+        num_failures=_highest(rows, "num_ooms"),
+        first_retry_step=_first_rise(retry_step, retries),
+    )
+
+
+def _highest(rows: Columns, name: str) -> int | Unavailable:
+    _, values = _known(rows, name)
+    return int(values.max()) if len(values) else Unavailable("the allocator's counts were not read")
+
+
+def _first_rise(step: Int64s, counts: Int64s) -> int | Unavailable:
+    above = np.flatnonzero(counts > 0)
+    return int(step[above[0]]) if len(above) else Unavailable("there was none")
+
+
+def _host_of(recording: RankRecording) -> str:
+    host = recording.header.get("host")
+    return host if isinstance(host, str) else ""
+
+
+def _host_limit(recording: RankRecording) -> int | Unavailable:
+    """The smaller of the machine's memory and the control group's limit."""
+    known: list[int] = []
+    for fields in (recording.header, *recording.updates):
+        facts = fields.get("host_memory")
+        if isinstance(facts, Mapping):
+            sizes = (as_int(facts.get(name)) for name in ("total_bytes", "limit_bytes"))
+            known += [size for size in sizes if size is not None and size > 0]
+    return min(known) if known else Unavailable(NO_LIMIT)
+
+
+def _device_limit(recording: RankRecording, rows: Columns) -> int | Unavailable:
+    total = int(int64_column(rows, "device_total_bytes").max(initial=-1))
+    return total if total > 0 else Unavailable(NO_LIMIT)
+
+
+def forecast_host(
+    memory: JobMemory, host: str, step_ns: float | Unavailable
+) -> Forecast | Unavailable:
+    """When the host's memory is used up by its ranks that grow all the time."""
+    here = [rank for rank in memory.ranks if rank.place is Place.HOST and rank.host == host]
+    return _forecast(here, step_ns)
+
+
+def forecast_device(rank: RankMemory, step_ns: float | Unavailable) -> Forecast | Unavailable:
+    """When the device's memory is used up; counted from the allocator's highest allocation."""
+    return _forecast([rank], step_ns)
+
+
+def _forecast(ranks: list[RankMemory], step_ns: float | Unavailable) -> Forecast | Unavailable:
+    growing = [rank for rank in ranks if rank.is_leaking]
+    limits = [r.limit_bytes for r in ranks if not isinstance(r.limit_bytes, Unavailable)]
+    if not growing:
+        return Unavailable("nothing grows all the time")
+    if not limits:
+        return Unavailable(NO_LIMIT)
+    slope = sum(r.growth.per_step for r in growing if not isinstance(r.growth, Unavailable))
+    is_device = ranks[0].place is Place.DEVICE
+    used = sum(rank.peak_bytes if is_device else rank.last_bytes for rank in ranks)
+    num_steps = max(0.0, (min(limits) - used) / slope)
+    return Forecast(
+        ranks=tuple(rank.rank for rank in growing),
+        limit_bytes=min(limits),
+        used_bytes=used,
+        bytes_per_step=slope,
+        num_steps=num_steps,
+        seconds=step_ns if isinstance(step_ns, Unavailable) else num_steps * step_ns / 1e9,
+    )
+
+
+def _find_skews(attempt: Attempt, ranks: list[RankMemory]) -> tuple[PeerSkew, ...]:
+    if isinstance(attempt.layout, Unavailable) and attempt.world_size > 1:
+        return ()  # without a layout nobody knows who does the same work
+    peers = group_peers(attempt.layout, attempt.ranks)
+    groups: dict[tuple[Place, int], list[RankMemory]] = {}
+    for rank in ranks:
+        groups.setdefault((rank.place, peers[rank.rank]), []).append(rank)
+    found = [_measure_skew(group) for group in groups.values() if len(group) > 1]
+    return tuple(sorted(found, key=lambda skew: skew.peers_bytes - skew.peak_bytes))
+
+
+def _measure_skew(group: list[RankMemory]) -> PeerSkew:
+    most = max(group, key=lambda rank: rank.peak_bytes)
+    others = [rank.peak_bytes for rank in group if rank is not most]
+    return PeerSkew(
+        rank=most.rank,
+        place=most.place,
+        peak_bytes=most.peak_bytes,
+        peers_bytes=float(np.median(others)),
+        num_peers=len(others),
+    )

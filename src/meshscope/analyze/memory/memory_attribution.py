@@ -1,0 +1,263 @@
+"""What ranks' memory was used for, from the points of `Recorder.profile_memory`.
+
+At every point: bytes by category, what the allocator had in use, and the residual between the two,
+also as a ratio of the largest amount in use at any point of that rank. Categories are sums over
+storages, each counted once. The peak is the point with most in use; it was sampled after each
+operator, so the allocator's own peak may be higher by what an operator needs inside of itself, and
+is given beside it (unless a still higher one from before hides it).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.memory_points import MemoryPoint, MemoryRecording
+
+NAMED_AFTER_PARAMETERS = {
+    "parameters": 1,
+    "gathered_parameters": 1,
+    "buffers": 1,
+    "gradients": 1,
+    "master_parameters": 1,
+    "optimizer_state": 2,
+}
+"""Categories whose paths end with the parameter's name (and that of its state): how many parts
+are not the module's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointSummary:
+    """One point."""
+
+    name: str
+    step: int
+    microbatch: int
+    seconds: float
+    during: str
+    """Of a peak: what ran then; else empty."""
+    categories_bytes: Mapping[str, int]
+    elsewhere_bytes: Mapping[str, int]
+    attributed_bytes: int
+    allocated_bytes: int | Unavailable
+    residual_bytes: int | Unavailable
+    """Allocated less attributed; negative where storages are not the allocator's."""
+    residual_ratio: float | Unavailable
+    """Of the most that was allocated at any point of this rank."""
+    reserved_bytes: int | Unavailable
+    peak_allocated_bytes: int | Unavailable
+    sampled_peak_bytes: int | Unavailable
+    inactive_split_bytes: int | Unavailable
+    """Free pieces of blocks that were split; only what fits can use them."""
+    num_retries: int | Unavailable
+    """Times the allocator had to give its cache back to go on, since the process began."""
+    num_ooms: int | Unavailable
+    rss_bytes: int | Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleMemory:
+    """What one module itself holds at the peak, its children apart."""
+
+    path: str
+    total_bytes: int
+    categories_bytes: Mapping[str, int]
+
+
+ESTIMATED_TOGETHER = {
+    "parameters": ("gathered_parameters",),
+    "activations": ("outputs", "activation_gradients", "temporaries"),
+}
+"""What an estimate of a category covers as well, unless it is estimated by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateLine:
+    """A category at its fullest beside its estimate."""
+
+    category: str
+    covers: tuple[str, ...]
+    """The categories that were added up."""
+    estimated_bytes: int
+    found_bytes: int
+    """The most at any one point."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """One rank."""
+
+    rank: int
+    place: str | Unavailable
+    stage: int | Unavailable
+    device: str
+    allocator: str
+    points: tuple[PointSummary, ...]
+    peak: PointSummary | Unavailable
+    modules: tuple[ModuleMemory, ...]
+    """At the peak, largest first."""
+    estimate: tuple[EstimateLine, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """The ranks of one pipeline stage at their peaks."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    largest_rank: int
+    largest_bytes: int
+    smallest_bytes: int
+    largest_by_category_bytes: Mapping[str, int]
+    """Of each category, the most that any of these ranks held at its own peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOverview:
+    """All ranks that have a profile."""
+
+    ranks: tuple[RankMemory, ...]
+    stages: tuple[StageMemory, ...]
+
+
+def summarize_memory(recordings: Sequence[MemoryRecording]) -> MemoryOverview:
+    """Per rank and per stage."""
+    ranks = tuple(_summarize_rank(recording) for recording in recordings)
+    return MemoryOverview(ranks=ranks, stages=_summarize_stages(ranks))
+
+
+def _summarize_rank(recording: MemoryRecording) -> RankMemory:
+    layout = recording.layout
+    place: str | Unavailable = Unavailable("the mesh is not known")
+    stage: int | Unavailable = Unavailable("the mesh is not known")
+    if not isinstance(layout, Unavailable) and 0 <= recording.rank < layout.world_size:
+        place = layout.label(recording.rank)
+        stage = layout.coordinates(recording.rank).pp
+    most = max((in_use(point) for point in recording.points), default=0)
+    peak = find_peak(recording.points)
+    return RankMemory(
+        rank=recording.rank,
+        place=place,
+        stage=stage,
+        device=recording.device,
+        allocator=recording.allocator,
+        points=tuple(_summarize_point(point, most) for point in recording.points),
+        peak=peak if isinstance(peak, Unavailable) else _summarize_point(peak, most),
+        modules=() if isinstance(peak, Unavailable) else sum_modules(peak.modules_bytes),
+        estimate=_compare_estimate(recording),
+        problems=recording.problems,
+    )
+
+
+def in_use(point: MemoryPoint) -> int:
+    """Allocated bytes; attributed ones where the allocator is not read."""
+    allocated = point.allocated_bytes
+    return point.attributed_bytes if isinstance(allocated, Unavailable) else allocated
+
+
+def find_peak(points: Iterable[MemoryPoint]) -> MemoryPoint | Unavailable:
+    """The point with most in use."""
+    found = max(points, key=in_use, default=None)
+    return Unavailable("the profile has no point") if found is None else found
+
+
+def _summarize_point(point: MemoryPoint, most_bytes: int) -> PointSummary:
+    residual: int | Unavailable
+    ratio: float | Unavailable
+    if isinstance(point.allocated_bytes, Unavailable):
+        residual = ratio = point.allocated_bytes
+    else:
+        residual = point.allocated_bytes - point.attributed_bytes
+        ratio = residual / most_bytes if most_bytes else Unavailable("nothing was in use")
+    return PointSummary(
+        name=point.name,
+        step=point.step,
+        microbatch=point.microbatch,
+        seconds=point.seconds,
+        during=point.during,
+        categories_bytes={k: sum(paths.values()) for k, paths in point.modules_bytes.items()},
+        elsewhere_bytes=point.elsewhere_bytes,
+        attributed_bytes=point.attributed_bytes,
+        allocated_bytes=point.allocated_bytes,
+        residual_bytes=residual,
+        residual_ratio=ratio,
+        reserved_bytes=point.reserved_bytes,
+        peak_allocated_bytes=point.peak_allocated_bytes,
+        sampled_peak_bytes=point.sampled_peak_bytes,
+        inactive_split_bytes=point.inactive_split_bytes,
+        num_retries=point.num_retries,
+        num_ooms=point.num_ooms,
+        rss_bytes=point.rss_bytes,
+    )
+
+
+def module_of(category: str, path: str) -> str:
+    """The module a path of a category belongs to."""
+    parts = path.split(".")
+    return ".".join(parts[: len(parts) - NAMED_AFTER_PARAMETERS.get(category, 0)])
+
+
+def sum_modules(modules_bytes: Mapping[str, Mapping[str, int]]) -> tuple[ModuleMemory, ...]:
+    """Bytes by module over all categories, largest first."""
+    found: dict[str, dict[str, int]] = {}
+    for category, paths in modules_bytes.items():
+        for path, num_bytes in paths.items():
+            own = found.setdefault(module_of(category, path), {})
+            own[category] = own.get(category, 0) + num_bytes
+    modules = [
+        ModuleMemory(path=path, total_bytes=sum(own.values()), categories_bytes=own)
+        for path, own in found.items()
+    ]
+    return tuple(sorted(modules, key=lambda module: (-module.total_bytes, module.path)))
+
+
+def _compare_estimate(recording: MemoryRecording) -> tuple[EstimateLine, ...]:
+    """An estimate is of a category at its fullest, which is not at the same moment for all."""
+    if not recording.points:
+        return ()
+    estimates = recording.estimate_bytes
+    lines = []
+    for category, num_bytes in estimates.items():
+        more = (name for name in ESTIMATED_TOGETHER.get(category, ()) if name not in estimates)
+        covers = (category, *more)
+        found = max(_sum_categories(point, covers) for point in recording.points)
+        lines.append(
+            EstimateLine(
+                category=category, covers=covers, estimated_bytes=num_bytes, found_bytes=found
+            )
+        )
+    return tuple(lines)
+
+
+def _sum_categories(point: MemoryPoint, names: Iterable[str]) -> int:
+    return sum(sum(point.modules_bytes.get(name, {}).values()) for name in names)
+
+
+def _summarize_stages(ranks: Sequence[RankMemory]) -> tuple[StageMemory, ...]:
+    by_stage: dict[int, list[tuple[RankMemory, PointSummary]]] = {}
+    for rank in ranks:
+        if not isinstance(rank.stage, Unavailable) and not isinstance(rank.peak, Unavailable):
+            by_stage.setdefault(rank.stage, []).append((rank, rank.peak))
+    return tuple(_summarize_stage(stage, held) for stage, held in sorted(by_stage.items()))
+
+
+def _summarize_stage(stage: int, held: Sequence[tuple[RankMemory, PointSummary]]) -> StageMemory:
+    sizes = {rank.rank: _peak_bytes(peak) for rank, peak in held}
+    largest = max(sizes, key=lambda rank: sizes[rank])
+    categories: dict[str, int] = {}
+    for _, peak in held:
+        for category, num_bytes in peak.categories_bytes.items():
+            categories[category] = max(categories.get(category, 0), num_bytes)
+    return StageMemory(
+        stage=stage,
+        ranks=tuple(sizes),
+        largest_rank=largest,
+        largest_bytes=sizes[largest],
+        smallest_bytes=min(sizes.values()),
+        largest_by_category_bytes=categories,
+    )
+
+
+def _peak_bytes(peak: PointSummary) -> int:
+    allocated = peak.allocated_bytes
+    return peak.attributed_bytes if isinstance(allocated, Unavailable) else allocated

@@ -1,0 +1,1 @@
+"""Pipeline stages, bubbles and handovers."""

@@ -1,0 +1,195 @@
+"""Times a pipeline step again, for many steps at once: `core.schedule_replay` on columns.
+
+Arrays are [action, run]: actions in the order of `list_actions` (row by row), runs are steps of
+pipelines. An action begins when the one before it in its row has ended and `gap_ns` has passed, and
+when what it needs from another rank has been there for `lag_ns`, counted from the end of the action
+that made it. The first of a row begins no earlier than the rank was ready.
+
+Where sends wait for their receiver, a rank goes on only when the one it sends to has come to the
+receive: after that one's action before it (`BATCHED`: sends and receives wait together), and after
+that one's own send (`BLOCKING`: one after the other).
+
+Wrong where transfers queue for a link, and where actions slow each other down.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from meshscope.core.schedule import Action, ActionKind, Schedule, output_of
+from meshscope.store.read.arrays import Floats, Int64s
+
+NO_ACTION = -1
+
+
+class SendMode(StrEnum):
+    """What a rank that sends waits for."""
+
+    FREE = "free"
+    """Nothing: it goes on at once."""
+    BATCHED = "batched"
+    """Until its receiver has ended the action before; sends and receives wait together."""
+    BLOCKING = "blocking"
+    """Until its receiver has ended the action before and has sent what that made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReplayPlan:
+    """A schedule in the order in which its actions can be timed."""
+
+    schedule: Schedule
+    actions: tuple[Action, ...]
+    """Row by row."""
+    rank: Int64s
+    """Pipeline rank of each."""
+    before: Int64s
+    """The action before in the same row; NO_ACTION for the first."""
+    remote: Int64s
+    """The action of another rank that makes its input; NO_ACTION."""
+    mode: SendMode
+    receiver: Int64s
+    """Where sends wait: the action of another rank for which the action before it sends;
+    NO_ACTION."""
+    order: tuple[tuple[int, bool], ...]
+    """Places in `actions`: False when the rank comes to it, True when it runs; each after all
+    that it waits for."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the pipeline."""
+        return self.schedule.num_ranks
+
+    def replay(
+        self,
+        duration_ns: Floats,
+        *,
+        lag_ns: Floats | float = 0.0,
+        gap_ns: Floats | float = 0.0,
+        ready_ns: Floats | float = 0.0,
+    ) -> tuple[Floats, Floats]:
+        """Begin and end of every action, from durations [action, run].
+
+        `lag_ns` and `gap_ns` are [action, run] or what broadcasts to it, `ready_ns` [rank, run].
+        """
+        num_runs = duration_ns.shape[1]
+        lag = np.broadcast_to(lag_ns, duration_ns.shape)
+        gap = np.broadcast_to(gap_ns, duration_ns.shape)
+        ready = np.broadcast_to(ready_ns, (self.num_ranks, num_runs))
+        free = np.empty_like(duration_ns)
+        begin, end = np.empty_like(duration_ns), np.empty_like(duration_ns)
+        for place, is_run in self.order:
+            if not is_run:
+                before, receiver = self.before[place], self.receiver[place]
+                at = ready[self.rank[place]] if before < 0 else end[before] + gap[place]
+                if receiver >= 0 and self.mode is SendMode.BLOCKING:
+                    at = np.maximum(at, free[receiver])
+                elif receiver >= 0:
+                    earlier = self.before[receiver]
+                    came = ready[self.rank[receiver]] if earlier < 0 else end[earlier]
+                    at = np.maximum(at, came)
+                free[place] = at
+                continue
+            remote, at = self.remote[place], free[place]
+            begin[place] = at if remote < 0 else np.maximum(at, end[remote] + lag[place])
+            end[place] = begin[place] + duration_ns[place]
+        return begin, end
+
+    def cost_ns(self, begin: Floats, end: Floats) -> Floats:
+        """Per run: the longest time of any rank from its own first begin to its own last end."""
+        spans = [
+            end[rows].max(axis=0) - begin[rows].min(axis=0) for rows in self._rows() if len(rows)
+        ]
+        cost: Floats = np.max(spans, axis=0)
+        return cost
+
+    def busy_ns(self, duration: Floats) -> Floats:
+        """[rank, run]: the sum of a rank's actions."""
+        busy: Floats = np.stack([duration[rows].sum(axis=0) for rows in self._rows()])
+        return busy
+
+    def _rows(self) -> list[Int64s]:
+        return [np.flatnonzero(self.rank == rank) for rank in range(self.num_ranks)]
+
+    def spread(self, by_stage: dict[tuple[ActionKind, int], float]) -> Floats:
+        """[action, 1] from a value for each kind and stage."""
+        values = [by_stage[action.kind, action.stage] for action in self.actions]
+        return np.array(values, dtype=np.float64)[:, None]
+
+
+def list_actions(schedule: Schedule) -> tuple[Action, ...]:
+    """All actions, row by row: the order of the arrays."""
+    return tuple(action for row in schedule.actions for action in row)
+
+
+def plan_replay(schedule: Schedule, mode: SendMode = SendMode.FREE) -> ReplayPlan | None:
+    """The plan of a valid schedule; None where sends that wait would never get through."""
+    actions = list_actions(schedule)
+    rank = np.repeat(np.arange(schedule.num_ranks), [len(row) for row in schedule.actions])
+    is_first = np.diff(rank, prepend=-1) > 0
+    before = np.where(is_first, NO_ACTION, np.arange(len(actions)) - 1)
+    maker = {output_of(action): place for place, action in enumerate(actions)}
+    remote = np.full(len(actions), NO_ACTION, dtype=np.int64)
+    for place, action in enumerate(actions):
+        for output in schedule.needs(action):
+            if rank[maker[output]] != rank[place]:
+                remote[place] = maker[output]
+    receiver = np.full(len(actions), NO_ACTION, dtype=np.int64)
+    if mode is not SendMode.FREE:
+        receiver = _find_receivers(rank, before, remote)
+    order = _sort(before, remote, receiver, mode)
+    if order is None:
+        return None
+    return ReplayPlan(
+        schedule=schedule,
+        actions=actions,
+        rank=rank,
+        before=before,
+        remote=remote,
+        mode=mode,
+        receiver=receiver,
+        order=order,
+    )
+
+
+def _find_receivers(rank: Int64s, before: Int64s, remote: Int64s) -> Int64s:
+    """For each action the one that takes what the action before it sends."""
+    taker = np.full(len(rank), NO_ACTION, dtype=np.int64)
+    users = np.flatnonzero(remote >= 0)
+    taker[remote[users]] = users
+    return np.where(before >= 0, taker[before], NO_ACTION)
+
+
+def _sort(
+    before: Int64s, remote: Int64s, receiver: Int64s, mode: SendMode
+) -> tuple[tuple[int, bool], ...] | None:
+    """Nodes are 2·place (the rank comes to it) and 2·place + 1 (it runs)."""
+    num_nodes = 2 * len(before)
+    users: list[list[int]] = [[] for _ in range(num_nodes)]
+    missing = [0] * num_nodes
+
+    def need(node: int, other: int) -> None:
+        users[other].append(node)
+        missing[node] += 1
+
+    for place in range(len(before)):
+        need(2 * place + 1, 2 * place)
+        if before[place] >= 0:
+            need(2 * place, 2 * int(before[place]) + 1)
+        other = int(receiver[place])
+        if other >= 0 and mode is SendMode.BLOCKING:
+            need(2 * place, 2 * other)
+        elif other >= 0 and before[other] >= 0:
+            need(2 * place, 2 * int(before[other]) + 1)
+        if remote[place] >= 0:
+            need(2 * place + 1, 2 * int(remote[place]) + 1)
+    ready = [node for node, count in enumerate(missing) if not count]
+    order: list[tuple[int, bool]] = []
+    while ready:
+        node = ready.pop()
+        order.append((node // 2, node % 2 == 1))
+        for user in users[node]:
+            missing[user] -= 1
+            if not missing[user]:
+                ready.append(user)
+    return tuple(order) if len(order) == num_nodes else None

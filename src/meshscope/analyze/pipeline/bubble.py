@@ -1,0 +1,226 @@
+"""The pipeline bubble: measured, what the order of actions must cost, and where the rest is from.
+
+cost = the longest time of any pipeline rank from its own first begin to its own last end. A rank's
+bubble is the part of the cost in which it ran no action, the pipeline's the mean of its ranks':
+`bubble_ratio` = 1 - busy / cost, the rate of Zero Bubble (arXiv 2401.10241) when stages are equal.
+Utilisation is 1 - bubble. What ranks wait before their first and after their last action of a step
+is in it as far as the cost is; what they wait for each other between steps is not.
+
+Against it stand the same order replayed with stage times (medians over all steps):
+
+    work  →  + inherent       equal stages, outputs there at once: too few microbatches
+          →  + imbalance      each stage its own time
+          →  + communication  outputs travel and are received
+          →  + gaps           what ranks do between actions
+          →  + stragglers     each action and transfer its own time, ranks ready when they were
+          →  + unexplained    measured
+
+Each part is the difference of two neighbours in bubble time (cost less mean busy time), so that the
+parts sum to the measured bubble exactly. A part may be negative: stages that are unequal in the
+right way hide each other's bubble.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from meshscope.analyze.pipeline.action_replay import ReplayPlan
+from meshscope.analyze.pipeline.executed_schedule import ExecutedSchedule
+from meshscope.analyze.pipeline.handovers import Handovers, measure_handovers
+from meshscope.analyze.pipeline.pipeline_times import PipelineTimes
+from meshscope.core.schedule import ActionKind
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Floats
+
+_F, _B = ActionKind.FORWARD, ActionKind.BACKWARD
+_I, _W = ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BubbleParts:
+    """Where bubble time is from, per step: mean over runs. The parts sum to the bubble."""
+
+    inherent_ns: float
+    imbalance_ns: float
+    communication_ns: float
+    gaps_ns: float
+    stragglers_ns: float
+    unexplained_ns: float
+
+    @property
+    def total_ns(self) -> float:
+        """The measured bubble."""
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PipelineBubble:
+    """The bubble of all pipelines of a run."""
+
+    executed: ExecutedSchedule
+    num_pipelines: int
+    num_runs: int
+    cost_ns: float
+    """Mean over runs."""
+    busy_ns: float
+    """Mean over runs and pipeline ranks."""
+    bubble_ratio: float
+    """1 - busy / cost: median over runs."""
+    rank_bubble_ratio: tuple[float, ...]
+    """Per place in the pipeline: 1 - its busy time / cost, median over runs."""
+    run_bubble_ratio: Floats
+    """Per run."""
+    executed_ratio: float
+    """What this order must cost with these stage times and transfers."""
+    balanced_ratio: float
+    """What it costs with equal stages and no transfer times: its own minimum."""
+    closed_form_ratio: float | Unavailable
+    """The textbook's, for equal stages and no transfer times."""
+    closed_form: str
+    """Its formula; empty where there is none."""
+    parts: BubbleParts
+    handovers: Handovers
+
+    @property
+    def utilisation_ratio(self) -> float:
+        """Share of the pipelines' time in which their ranks ran actions."""
+        return 1 - self.bubble_ratio
+
+    def part_ratio(self, part_ns: float) -> float:
+        """A part's share of the cost."""
+        return part_ns / self.cost_ns if self.cost_ns > 0 else 0.0
+
+
+def measure_bubble(times: PipelineTimes) -> PipelineBubble | Unavailable:
+    """The bubble and its parts."""
+    handovers = measure_handovers(times)
+    if isinstance(handovers, Unavailable):
+        return handovers
+    plan = handovers.plan
+    duration = times.duration_ns.astype(np.float64)
+    busy = plan.busy_ns(duration)
+    end = times.end_ns - handovers.origin_ns
+    cost = plan.cost_ns(end - duration, end)
+    if not (cost > 0).all():
+        return Unavailable("a pipeline's actions take no time")
+    stage_ns = _stage_medians(times, plan)
+    bubbles = _replay_chain(plan, stage_ns, handovers, duration)
+    steps = np.diff([0.0, *bubbles, float(np.mean(cost - busy.mean(axis=0)))])
+    closed = find_closed_form(times.executed, stage_ns)
+    typical = plan.spread(stage_ns)
+    run_ratio = 1 - busy.mean(axis=0) / cost
+    return PipelineBubble(
+        executed=times.executed,
+        num_pipelines=len(np.unique(times.chain)),
+        num_runs=times.num_runs,
+        cost_ns=float(cost.mean()),
+        busy_ns=float(busy.mean()),
+        bubble_ratio=float(np.median(run_ratio)),
+        rank_bubble_ratio=tuple(np.median(1 - busy / cost, axis=1).tolist()),
+        run_bubble_ratio=run_ratio,
+        executed_ratio=_as_ratio(bubbles[3], plan, typical),
+        balanced_ratio=_as_ratio(bubbles[0], plan, typical),
+        closed_form_ratio=closed if isinstance(closed, Unavailable) else closed[0],
+        closed_form="" if isinstance(closed, Unavailable) else closed[1],
+        parts=_name_parts(steps),
+        handovers=handovers,
+    )
+
+
+def _name_parts(values: Floats) -> BubbleParts:
+    names = [field.name for field in fields(BubbleParts)]
+    return BubbleParts(**dict(zip(names, values.tolist(), strict=True)))
+
+
+def _as_ratio(bubble_ns: float, plan: ReplayPlan, duration: Floats) -> float:
+    work_ns = float(plan.busy_ns(duration).mean())
+    return bubble_ns / (bubble_ns + work_ns)
+
+
+def _replay_chain(
+    plan: ReplayPlan,
+    stage_ns: dict[tuple[ActionKind, int], float],
+    handovers: Handovers,
+    duration: Floats,
+) -> list[float]:
+    """Bubble times of ever more true replays; see the module's docstring."""
+    typical = plan.spread(stage_ns)
+    lag, gap = handovers.typical_lag_ns, handovers.typical_gap_ns
+    receive = np.minimum(gap, np.median(handovers.receive_ns, axis=1, keepdims=True))
+    own = {"lag_ns": handovers.lag_ns, "gap_ns": handovers.gap_ns}
+
+    def bubble(duration: Floats, **between: Floats) -> float:
+        cost = plan.cost_ns(*plan.replay(duration, **between))
+        return float(np.mean(cost - plan.busy_ns(duration).mean(axis=0)))
+
+    return [
+        bubble(plan.spread(_balance(stage_ns))),
+        bubble(typical),
+        bubble(typical, lag_ns=lag, gap_ns=receive),
+        bubble(typical, lag_ns=lag, gap_ns=gap),
+        bubble(duration, ready_ns=handovers.ready_ns, **own),
+    ]
+
+
+def _stage_medians(times: PipelineTimes, plan: ReplayPlan) -> dict[tuple[ActionKind, int], float]:
+    """Durations, waits inside actions included: what the order has to live with.
+
+    Per pipeline first, then the lower median, so that a straggler is not the stage's time.
+    """
+    rows: dict[tuple[ActionKind, int], list[int]] = {}
+    for place, action in enumerate(plan.actions):
+        rows.setdefault((action.kind, action.stage), []).append(place)
+    chains = np.unique(times.chain)
+    duration = times.duration_ns
+    medians = {}
+    for key, places in rows.items():
+        stage = duration[places]
+        own = [np.median(stage[:, times.chain == chain]) for chain in chains]
+        medians[key] = float(np.sort(own)[(len(own) - 1) // 2])
+    return medians
+
+
+def _balance(
+    stage_ns: dict[tuple[ActionKind, int], float],
+) -> dict[tuple[ActionKind, int], float]:
+    """Every stage the mean of all, kind by kind."""
+    return {
+        (kind, stage): float(np.mean([ns for (other, _), ns in stage_ns.items() if other is kind]))
+        for kind, stage in stage_ns
+    }
+
+
+def find_closed_form(
+    executed: ExecutedSchedule, stage_ns: dict[tuple[ActionKind, int], float]
+) -> tuple[float, str] | Unavailable:
+    """Bubble over total of the textbooks' formula at mean stage times, and the formula.
+
+    p ranks, m microbatches, v chunks; F, I and W of a rank, B = I + W.
+    """
+    if not executed.is_known:
+        return Unavailable("the order of actions is no schedule with a formula")
+    p, m = executed.schedule.num_ranks, executed.schedule.num_microbatches
+    v = executed.num_chunks
+    mean = {
+        kind: v * float(np.mean([ns for (other, _), ns in stage_ns.items() if other is kind]))
+        for kind in {kind for kind, _ in stage_ns}
+    }
+    whole_ns = sum(mean.values())
+    name = executed.name
+    if name in ("gpipe", "1f1b"):
+        bubble_ns, formula = (p - 1) * whole_ns, "(p−1)(F+B)"
+    elif name in ("interleaved_1f1b", "round_robin", "looped_bfs"):
+        if m < p or (name == "interleaved_1f1b" and m % p):
+            return Unavailable(f"the formula of {name} does not hold for {m} microbatches")
+        bubble_ns, formula = (p - 1) * whole_ns / v, "(p−1)(F+B)/v"
+    elif name == "zb_h1":
+        if m < p:
+            return Unavailable(f"the formula of {name} holds from {p} microbatches on")
+        bubble_ns, formula = (p - 1) * (mean[_F] + mean[_I] - mean[_W]), "(p−1)(F+I−W)"
+    elif name == "zb_h2":
+        bubble_ns, formula = (p - 1) * (mean[_F] + mean[_I] - 2 * mean[_W]), "(p−1)(F+I−2W)"
+        if m < 2 * p - 1 or bubble_ns < 0:
+            return Unavailable(f"the formula of {name} holds for m ≥ 2p−1 and F+I ≥ 2W")
+    else:
+        return Unavailable(f"{name} has a formula for F = I = W only")
+    return bubble_ns / (bubble_ns + m * whole_ns), formula

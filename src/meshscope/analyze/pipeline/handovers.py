@@ -1,0 +1,191 @@
+"""What lies between pipeline actions: how long outputs travel, and what a rank does in between.
+
+Lag: from the end of the action that makes an output to the begin of the one on another rank that
+uses it, where that one was waiting; it holds the transfer and all around it. It is seen only where
+somebody waited; elsewhere it is the median of those seen for the stage and kind. Gap: from the end
+of an action to the begin of the next on the same rank, or to the begin of its wait, where nothing
+held it up; elsewhere the median for the rank and kind. Where a rank waits for an output long since
+made, receiving is a part of the gap.
+
+Together with durations these replay a step; how far the replay is from the recorded times is its
+fidelity.
+
+Sends wait for their receivers where it is seen: of those whose receiver came clearly later than the
+sender had made its output, most senders went on only then. Of two ways to wait that both fit, that
+whose replay, with medians only, is closer is taken. Where a rank waits for its input and its send
+at once it is not seen who held it up; sends then wait if that replay is clearly closer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.pipeline.action_replay import ReplayPlan, SendMode, plan_replay
+from meshscope.analyze.pipeline.pipeline_times import PipelineTimes
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Bools, Floats, Int64s
+
+_CLEARLY_BETTER = 0.7
+"""Sends are believed to wait, though it is not seen, where that leaves less than this share of the
+error."""
+_LATE_NS = 300_000
+"""A receiver that comes this long after its input was made shows whether the sender waits for it:
+more than a rank takes from one action to the next where nothing holds it up."""
+_MIN_LATE = 10
+"""Late receivers needed to tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Handovers:
+    """A pipeline's timing but for the durations of actions."""
+
+    plan: ReplayPlan
+    typical_lag_ns: Floats
+    """[action, 1]: medians; 0 where the input is made by this rank."""
+    typical_gap_ns: Floats
+    """[action, 1]: medians; 0 for the first of a row."""
+    lag_ns: Floats
+    """[action, run]: as seen, where it was seen."""
+    gap_ns: Floats
+    """[action, run]: as seen, where it was seen."""
+    receive_ns: Floats
+    """[action, run]: of the gap, what receiving an output took that was made before."""
+    is_lag_seen: bool
+    """Whether anybody waited for an input; else lags are taken as 0."""
+    typical_error_ratio: float
+    """How far ends of actions are from the recorded ones, mean over all, with medians only, as a
+    share of the time from first to last."""
+    ready_ns: Floats
+    """[rank, run], from the run's origin: when ranks could begin."""
+    origin_ns: Floats
+    """Per run: the first moment a rank of the step was ready, on the reference clock."""
+    replayed_ns: Floats
+    """Per run: last end from the origin, replayed."""
+    measured_ns: Floats
+    """Per run: last end from the origin, recorded."""
+
+    @property
+    def fidelity_ratio(self) -> float:
+        """|measured - replayed| / measured, over all runs together."""
+        measured = float(self.measured_ns.sum())
+        return abs(measured - float(self.replayed_ns.sum())) / measured if measured > 0 else 1.0
+
+
+def measure_handovers(times: PipelineTimes) -> Handovers | Unavailable:
+    """Lags and gaps of all runs."""
+    best = _fit(times, SendMode.FREE)
+    assert best is not None, "a schedule that was executed has no deadlock"
+    if not best.typical_error_ratio < 1:
+        return Unavailable("the recorded actions do not follow from each other on one clock")
+    fits = [_fit(times, mode) for mode in (SendMode.BATCHED, SendMode.BLOCKING)]
+    waiting = [fit for fit in fits if fit is not None]
+    seen = [fit for fit in waiting if _do_senders_wait(times, fit.plan)]
+    if seen:
+        return min(seen, key=lambda fit: fit.typical_error_ratio)
+    for other in waiting:
+        if other.typical_error_ratio < _CLEARLY_BETTER * best.typical_error_ratio:
+            best = other
+    return best
+
+
+def _do_senders_wait(times: PipelineTimes, plan: ReplayPlan) -> bool:
+    """Whether most of those with a late receiver went on only when it had come."""
+    before_end, came = _find_arrivals(times, plan)
+    waited = times.wait_begin_ns >= 0
+    remote_end = times.end_ns[plan.remote]
+    # Without its wait an action's begin says nothing where its input was late as well.
+    is_seen = waited | (plan.remote < 0)[:, None] | (remote_end <= before_end)
+    went_on = np.where(waited, times.wait_begin_ns, times.begin_ns)
+    receiver_came = (came if plan.mode is SendMode.BLOCKING else before_end)[plan.receiver]
+    is_late: Bools = (plan.receiver >= 0)[:, None] & (receiver_came - before_end > _LATE_NS)
+    is_late &= is_seen
+    num_late = int(is_late.sum())
+    num_held = int((is_late & (went_on >= receiver_came)).sum())
+    return num_late >= _MIN_LATE and 2 * num_held > num_late
+
+
+def _find_arrivals(times: PipelineTimes, plan: ReplayPlan) -> tuple[Int64s, Int64s]:
+    """[action, run]: end of the action before, and when the rank came to its input."""
+    has_before = (plan.before >= 0)[:, None]
+    before_end = np.where(has_before, times.end_ns[plan.before], times.ready_ns[plan.rank])
+    return before_end, np.where(times.wait_begin_ns >= 0, times.wait_begin_ns, before_end)
+
+
+def _fit(times: PipelineTimes, mode: SendMode) -> Handovers | None:
+    plan = plan_replay(times.schedule, mode)
+    if plan is None:
+        return None
+    origin = _step_origin(times)
+    begin, end = times.begin_ns - origin, times.end_ns - origin
+    ready = (times.ready_ns - origin).astype(np.float64)
+    has_before = plan.before >= 0
+    waited = times.wait_begin_ns >= 0
+    before_end, came = (moment - origin for moment in _find_arrivals(times, plan))
+    remote_end = end[plan.remote]
+    is_held: Bools = (plan.remote >= 0)[:, None] & (remote_end > came)
+    receiver_came = came if mode is SendMode.BLOCKING else before_end
+    is_blocked = (plan.receiver >= 0)[:, None] & (receiver_came[plan.receiver] > before_end)
+    lag = np.where(is_held, np.maximum(begin - remote_end, 0), np.nan)
+    until = np.where(is_held, came, begin)
+    is_gap = has_before[:, None] & ~is_blocked & (~is_held | waited)
+    gap = np.where(is_gap, np.maximum(until - before_end, 0), np.nan)
+    typical_lag, is_lag_seen = _median_by(lag, _keys(plan, by_rank=False), plan.remote >= 0)
+    typical_gap, _ = _median_by(gap, _keys(plan, by_rank=True), has_before)
+    # An input that nobody waited for was there before it was used.
+    room = np.where((plan.remote >= 0)[:, None], np.maximum(begin - remote_end, 0), 0.0)
+    own_lag = np.where(np.isnan(lag), np.minimum(typical_lag, room), lag)
+    own_gap = np.where(np.isnan(gap), typical_gap, gap)
+    is_receiving = waited & ~is_held & ~np.isnan(gap)
+    receive = np.where(is_receiving, np.clip(begin - came, 0, own_gap), 0.0)
+    duration = (end - begin).astype(np.float64)
+    _, rough = plan.replay(duration, lag_ns=typical_lag, gap_ns=typical_gap, ready_ns=ready)
+    _, replayed = plan.replay(duration, lag_ns=own_lag, gap_ns=own_gap, ready_ns=ready)
+    measured_ns = end.max(axis=0).astype(np.float64)
+    return Handovers(
+        plan=plan,
+        typical_lag_ns=typical_lag,
+        typical_gap_ns=typical_gap,
+        lag_ns=own_lag,
+        gap_ns=own_gap,
+        receive_ns=receive,
+        is_lag_seen=is_lag_seen,
+        typical_error_ratio=float(np.abs(rough - end).mean() / max(measured_ns.mean(), 1.0)),
+        ready_ns=ready,
+        origin_ns=origin.astype(np.float64),
+        replayed_ns=replayed.max(axis=0),
+        measured_ns=measured_ns,
+    )
+
+
+def _step_origin(times: PipelineTimes) -> Floats:
+    """Per run the first moment at which a head of its step's pipelines began."""
+    first = times.begin_ns.min(axis=0)
+    _, place = np.unique(times.step, return_inverse=True)
+    earliest = np.full(int(place.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(earliest, place, first)
+    origin: Floats = earliest[place]
+    return origin
+
+
+def _keys(plan: ReplayPlan, *, by_rank: bool) -> list[tuple[object, int]]:
+    return [
+        (action.kind, int(plan.rank[place]) if by_rank else action.stage)
+        for place, action in enumerate(plan.actions)
+    ]
+
+
+def _median_by(
+    values: Floats, keys: list[tuple[object, int]], is_wanted: Bools
+) -> tuple[Floats, bool]:
+    """[action, 1]: the median of the actions with the same key, else of all; 0 where unwanted."""
+    seen = values[is_wanted]
+    seen = seen[~np.isnan(seen)]
+    overall = float(np.median(seen)) if len(seen) else 0.0
+    by_key: dict[tuple[object, int], float] = {}
+    for key in set(keys):
+        rows = [place for place, other in enumerate(keys) if other == key]
+        mine = values[rows]
+        mine = mine[~np.isnan(mine)]
+        by_key[key] = float(np.median(mine)) if len(mine) else overall
+    medians = np.array([by_key[key] for key in keys])
+    return np.where(is_wanted, medians, 0.0)[:, None], bool(len(seen))

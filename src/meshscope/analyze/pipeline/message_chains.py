@@ -1,0 +1,102 @@
+"""Which ranks form a pipeline, told from who sends to whom, where no layout was declared.
+
+In every step the first message of a pipeline goes from its first stage to the second, and each
+stage's first send after its first receive goes on in the same direction. So: heads are ranks whose
+first message of a step is a send; the chain follows each rank's first send to a rank that is not
+the one it first received from. A step counts only if it gives whole chains, and the commonest
+answer is taken.
+
+Wrong where ranks exchange messages outside the pipeline at the begin of a step.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.operations import Kind
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Int64s
+
+Chains = tuple[tuple[int, ...], ...]
+"""Global ranks of each pipeline, first stage first."""
+
+MAX_STEPS = 20
+"""Steps looked at."""
+_NO_PIPELINE = "no pipeline was declared, and ranks send each other no messages in a chain"
+
+
+def find_message_chains(timeline: Timeline) -> Chains | Unavailable:
+    """The pipelines, ordered by their first rank."""
+    if timeline.communication is None:
+        return Unavailable("no layout was declared, and no communication was recorded")
+    rows = timeline.communication.operations.rows
+    row = np.flatnonzero(np.isin(rows.kind, (Kind.SEND, Kind.RECV)) & (rows.peer >= 0))
+    step = place_in_steps(timeline, row)
+    found: Counter[Chains] = Counter()
+    for place in range(min(len(timeline.steps), MAX_STEPS)):
+        here = row[step == place]
+        here = here[np.argsort(timeline.communication.times.enqueue_ns[here], kind="stable")]
+        messages = zip(
+            rows.rank[here].tolist(),
+            (rows.kind[here] == Kind.SEND).tolist(),
+            rows.peer[here].tolist(),
+            strict=True,
+        )
+        chains = follow_messages(list(messages))
+        if chains:
+            found[chains] += 1
+    if not found:
+        return Unavailable(_NO_PIPELINE)
+    return found.most_common(1)[0][0]
+
+
+def place_in_steps(timeline: Timeline, row: Int64s) -> Int64s:
+    """Which period operations fall into, the gap before a step included; -1 where in none.
+
+    Not the recorded number of the step: a step that was inferred begins with the first forward,
+    and the message that this forward waited for came before.
+    """
+    assert timeline.communication is not None, "checked by who asks"
+    rank = timeline.communication.operations.rows.rank[row]
+    at_ns = timeline.communication.times.enqueue_ns[row]
+    step = np.full(len(row), -1, dtype=np.int64)
+    for place, one in enumerate(timeline.ranks):
+        mine = np.flatnonzero(rank == one)
+        ends, begins = timeline.period_end_ns[place], timeline.period_begin_ns[place]
+        found = np.searchsorted(ends, at_ns[mine], side="right")
+        is_inside = found < len(ends)
+        found = np.where(is_inside, found, 0)
+        is_inside &= at_ns[mine] >= begins[found]
+        step[mine] = np.where(is_inside, found, -1)
+    return step
+
+
+def follow_messages(messages: list[tuple[int, bool, int]]) -> Chains:
+    """Chains from rank, whether it sends, and peer, in each rank's own order; empty if none."""
+    heads: list[int] = []
+    source: dict[int, int] = {}
+    target: dict[int, int] = {}
+    for rank, is_send, peer in messages:
+        if rank not in source and rank not in target and is_send:
+            heads.append(rank)
+        if not is_send:
+            source.setdefault(rank, peer)
+        elif rank not in target and source.get(rank) != peer:
+            target[rank] = peer
+    chains = [_follow(head, target, source) for head in heads]
+    ranks = [rank for chain in chains for rank in chain]
+    is_whole = len(set(ranks)) == len(ranks) and set(ranks) >= set(source)
+    lengths = {len(chain) for chain in chains}
+    if not is_whole or len(lengths) != 1 or lengths == {1}:
+        return ()
+    return tuple(sorted(chains))
+
+
+def _follow(head: int, target: dict[int, int], source: dict[int, int]) -> tuple[int, ...]:
+    chain = [head]
+    while (after := target.get(chain[-1])) is not None and source.get(after) == chain[-1]:
+        if after in chain:
+            break
+        chain.append(after)
+    return tuple(chain)

@@ -1,0 +1,125 @@
+"""Pipeline actions from phases, where a program recorded none of its own.
+
+A rank of a pipeline with one stage runs `forward` and `backward` once for each microbatch. So the
+n-th forward of a step is F of microbatch n, and the n-th backward B of microbatch n: the order of
+GPipe and 1F1B. Steps in which a rank has other numbers of the two are left out. Stages are counted
+along the chain. An action waits for its input from where the rank was first held up by a recv since
+the action before it.
+
+Wrong where a rank holds several stages, runs backwards in another order than forwards (times stay
+right, which microbatch they are of does not), or nests phases of its own into these.
+"""
+
+from dataclasses import fields
+
+import numpy as np
+
+from meshscope.analyze.pipeline.message_chains import Chains
+from meshscope.analyze.timeline.actions import ACTION_KINDS, Actions
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.operations import Kind
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.read.run import Attempt
+from meshscope.store.schema import BUILTIN_NAMES, SpanFlag
+
+_FORWARD, _BACKWARD = BUILTIN_NAMES["forward"], BUILTIN_NAMES["backward"]
+_F, _B = ACTION_KINDS.index("F"), ACTION_KINDS.index("B")
+
+
+def actions_from_phases(
+    timeline: Timeline, attempt: Attempt, chains: Chains
+) -> Actions | Unavailable:
+    """Actions of the kept steps of all ranks in a chain."""
+    if attempt.is_from_traces:
+        return Unavailable("traces tell no pipeline actions: their phases are not a microbatch's")
+    position_of = {rank: place for chain in chains for place, rank in enumerate(chain)}
+    parts = []
+    for place, rank in enumerate(timeline.ranks):
+        recording = attempt.ranks.get(rank)
+        if recording is not None and rank in position_of:
+            spans = recording.read("spans")
+            parts.append(_read_rank(timeline, place, spans, position_of[rank]))
+    found = [part for part in parts if len(part)]
+    if not found:
+        return Unavailable("no pipeline actions were recorded, and no forward and backward phases")
+    return Actions(
+        **{
+            field.name: np.concatenate([getattr(part, field.name) for part in found])
+            for field in fields(Actions)
+        }
+    )
+
+
+def _read_rank(timeline: Timeline, place: int, spans: Columns, stage: int) -> Actions:
+    name = spans["name_id"].astype(np.int64)
+    is_wanted = np.isin(name, (_FORWARD, _BACKWARD)) & (spans["thread"] == 0)
+    flags = spans["flags"].astype(np.int64)
+    is_wanted &= (flags & (SpanFlag.DETAIL | SpanFlag.ABORTED)) == 0
+    rank = timeline.ranks[place]
+    begin = _to_reference(timeline, rank, int64_column(spans, "start_host_mono_ns"))
+    end = _to_reference(
+        timeline,
+        rank,
+        int64_column(spans, "start_host_mono_ns") + int64_column(spans, "duration_ns"),
+    )
+    # Of phases nested in each other the outer one is the action.
+    is_wanted &= spans["depth"] == 0
+    rows = np.flatnonzero(is_wanted)
+    rows = rows[np.argsort(begin[rows], kind="stable")]
+    step = np.searchsorted(timeline.period_end_ns[place], begin[rows], side="right")
+    is_kept = step < len(timeline.steps)
+    rows, step = rows[is_kept], step[is_kept]
+    is_kept = begin[rows] >= timeline.period_begin_ns[place][step]
+    rows, step = rows[is_kept], step[is_kept]
+    kind = np.where(name[rows] == _FORWARD, _F, _B)
+    count = len(rows)
+    wait_begin = _find_waits(timeline, rank, begin[rows], end[rows])
+    return Actions(
+        rank=np.full(count, rank, dtype=np.int32),
+        step=step.astype(np.int32),
+        kind=kind.astype(np.uint8),
+        stage=np.full(count, stage, dtype=np.int32),
+        chunk=np.zeros(count, dtype=np.int32),
+        microbatch=_count_within(step, kind),
+        begin_ns=begin[rows],
+        end_ns=end[rows],
+        wait_begin_ns=wait_begin,
+        wait_ns=np.where(wait_begin >= 0, begin[rows] - wait_begin, -1),
+    )
+
+
+def _find_waits(timeline: Timeline, rank: int, begin: Int64s, end: Int64s) -> Int64s:
+    """When the rank was first held up by a recv between two actions; -1 where it was not."""
+    none = np.full(len(begin), -1, dtype=np.int64)
+    if timeline.communication is None or not len(begin):
+        return none
+    pieces, kinds = timeline.pieces, timeline.communication.operations.rows.kind
+    low, high = np.searchsorted(pieces.rank, [rank, rank + 1])
+    is_held = (pieces.kind[low:high] != PieceKind.WORK) & (pieces.row[low:high] >= 0)
+    rows = low + np.flatnonzero(is_held)
+    # A send that holds the rank up waits for its receiver, not for the input.
+    held_ns = pieces.begin_ns[rows[kinds[pieces.row[rows]] == Kind.RECV]]
+
+    before = np.concatenate([[np.iinfo(np.int64).min], end[:-1]])
+    place = np.searchsorted(held_ns, before, side="left")
+    found = np.append(held_ns, np.iinfo(np.int64).max)[place]
+    return np.where(found < begin, found, none)
+
+
+def _to_reference(timeline: Timeline, rank: int, times: Int64s) -> Int64s:
+    if timeline.communication is None:
+        return times
+    return timeline.communication.alignment.to_reference(rank, times)
+
+
+def _count_within(step: Int64s, kind: Int64s) -> Int32s:
+    """For each its number among those of its step and kind, from 0."""
+    microbatch = np.zeros(len(step), dtype=np.int32)
+    for one in (_F, _B):
+        rows = np.flatnonzero(kind == one)
+        first = np.searchsorted(step[rows], step[rows], side="left")
+        microbatch[rows] = np.arange(len(rows)) - first
+    return microbatch

@@ -1,0 +1,42 @@
+"""The pipelines of one attempt: when actions ran, how long stages take, and the bubble.
+
+    collect_pipeline_times → measure_stage_work → measure_bubble
+
+Where a program recorded neither actions nor phases of its stages, `pipeline_waits` has what the
+waits for messages say.
+"""
+
+from dataclasses import dataclass
+
+from meshscope.analyze.pipeline.bubble import PipelineBubble, measure_bubble
+from meshscope.analyze.pipeline.pipeline_times import PipelineTimes, collect_pipeline_times
+from meshscope.analyze.pipeline.stage_work import StageWork, measure_stage_work
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.run import Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PipelineAnalysis:
+    """Everything about the pipelines of the kept steps."""
+
+    times: PipelineTimes
+    work: StageWork
+    bubble: PipelineBubble
+
+    @property
+    def utilisation_ratio(self) -> float:
+        """1 - bubble: the share of their time in which ranks of the pipelines ran actions."""
+        return self.bubble.utilisation_ratio
+
+
+def analyze_pipeline(timeline: Timeline, attempt: Attempt) -> PipelineAnalysis | Unavailable:
+    """The pipelines of a run; Unavailable says why there is nothing to see."""
+    times = collect_pipeline_times(timeline, attempt)
+    if isinstance(times, Unavailable):
+        return times
+    work = measure_stage_work(times, attempt)
+    bubble = measure_bubble(times)
+    if isinstance(bubble, Unavailable):
+        return bubble
+    return PipelineAnalysis(times=times, work=work, bubble=bubble)

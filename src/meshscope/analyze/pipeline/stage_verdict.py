@@ -1,0 +1,125 @@
+"""Why one place of a pipeline takes longer than the others: more layers, extras, or slow.
+
+The place with the most work is looked at. It holds the others up by what it takes beyond them. If
+its layers, at the others' time per layer, explain at least half of that, stages are uneven. If not,
+it takes longer for no more work; at the ends of the pipeline that may be embedding, head or loss,
+which cost in forward and in backward, where an extra in one of them only speaks for something else.
+Where it is not known what stages hold, the cause stays open.
+
+On a machine that is busy with other things, actions take longer by chance. So the excess is the
+smaller of two, of medians and of lower quartiles, and `longest_ratio` says in how many steps the
+place really worked longest.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from meshscope.analyze.pipeline.stage_work import StageWork, lower_median
+from meshscope.core.schedule import ActionKind
+from meshscope.core.unavailable import Unavailable
+
+_EXPLAINED_RATIO = 0.5
+_MIN_KIND_RATIO = 0.25
+"""Extras take at least this share of their time in forward, and in backward."""
+
+
+class StageCause(StrEnum):
+    """Why a place takes longest."""
+
+    UNEVEN = "uneven"
+    """It holds more layers."""
+    EXTRAS = "extras"
+    """It holds the same layers and something besides, which costs in forward and in backward."""
+    SLOW = "slow"
+    """It takes longer for as much."""
+    UNKNOWN = "unknown"
+    """What it holds was not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageVerdict:
+    """The place with the most work, and why."""
+
+    position: int
+    stages: tuple[int, ...]
+    """It holds these."""
+    ranks: tuple[int, ...]
+    cause: StageCause
+    work_ns: float
+    """Of one microbatch."""
+    others_ns: float
+    """Lower median of the other places."""
+    quiet_excess_ratio: float
+    """By how much it takes longer than the others when undisturbed, of lower quartiles."""
+    longest_ratio: float
+    """The share of steps in which it worked longest."""
+    num_layers: int | Unavailable
+    others_layers: float | Unavailable
+    """Lower median of the other places."""
+    extras: tuple[str, ...]
+
+    @property
+    def excess_ratio(self) -> float:
+        """By how much it takes longer than the others, at least."""
+        more = self.work_ns / self.others_ns - 1 if self.others_ns > 0 else 0.0
+        return min(more, self.quiet_excess_ratio)
+
+
+def judge_stages(work: StageWork) -> StageVerdict:
+    """The verdict on the place with the most work, however little more that is."""
+    load = work.position_work_ns
+    position = int(np.argmax(load))
+    others = [place for place in range(work.num_positions) if place != position]
+    here = [stage for stage in work.stages if stage.position == position]
+    counts, layers = work.position_layers(), work.layers
+    quiet = work.position_quiet_ns
+    usual_quiet = lower_median(quiet[others].tolist())
+    extras: set[str] = set()
+    if not isinstance(layers, Unavailable):
+        extras = {extra for stage in here for extra in layers.extras[stage.stage]}
+    return StageVerdict(
+        position=position,
+        stages=tuple(stage.stage for stage in here),
+        ranks=tuple(sorted({rank for stage in here for rank in stage.ranks})),
+        cause=_find_cause(work, position, others, has_extras=bool(extras)),
+        work_ns=float(load[position]),
+        others_ns=lower_median(load[others].tolist()),
+        quiet_excess_ratio=float(quiet[position]) / usual_quiet - 1 if usual_quiet > 0 else 0.0,
+        longest_ratio=float(work.longest_ratio[position]),
+        num_layers=counts if isinstance(counts, Unavailable) else counts[position],
+        others_layers=counts
+        if isinstance(counts, Unavailable)
+        else lower_median(counts[place] for place in others),
+        extras=tuple(sorted(extras)),
+    )
+
+
+def _find_cause(
+    work: StageWork, position: int, others: list[int], *, has_extras: bool
+) -> StageCause:
+    counts = work.position_layers()
+    if isinstance(counts, Unavailable) or not all(counts):
+        return StageCause.UNKNOWN
+    load = work.position_work_ns
+    usual_ns = lower_median(load[others].tolist())
+    layer_ns = lower_median(load[place] / counts[place] for place in others)
+    usual_layers = lower_median(counts[place] for place in others)
+    explained_ns = (counts[position] - usual_layers) * layer_ns
+    excess_ns = float(load[position]) - usual_ns
+    if counts[position] > usual_layers and explained_ns >= _EXPLAINED_RATIO * excess_ns:
+        return StageCause.UNEVEN
+    if has_extras and _is_in_both_directions(work, position, others):
+        return StageCause.EXTRAS
+    return StageCause.SLOW
+
+
+def _is_in_both_directions(work: StageWork, position: int, others: list[int]) -> bool:
+    forward = work.position_kind_ns(ActionKind.FORWARD)
+    total = work.position_work_ns
+    more_forward = float(forward[position]) - lower_median(forward[others].tolist())
+    backward = total - forward
+    more_backward = float(backward[position]) - lower_median(backward[others].tolist())
+    more = more_forward + more_backward
+    return min(more_forward, more_backward) >= _MIN_KIND_RATIO * more

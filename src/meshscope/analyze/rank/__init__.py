@@ -1,0 +1,1 @@
+"""One rank: its steps, phases, signals and rates."""

@@ -1,0 +1,273 @@
+"""Splits one rank's time line into steps, gaps and phases, exactly, in int64 nanoseconds.
+
+Steps cut the recorded time into before the first step, steps, gaps between them, after the last.
+A phase (not a detail span, on the training thread) belongs to the stretch that wholly contains
+it; one that crosses a cut is a container, such as a phase around the whole loop, and is left out
+and counted, because its self time cannot be told apart. In every stretch the self times of its
+phases plus `unattributed_ns` are its wall clock: unattributed is what no phase claimed, not idle
+time.
+
+Wrong when records were lost: the time of a lost phase shows as unattributed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.schema import SpanFlag
+
+_EXACT_BELOW = 1 << 53
+"""Sums of integers in float64 are exact below this; in nanoseconds, 104 days."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSplit:
+    """A stretch of wall clock by phase. `sum(phase_ns) + unattributed_ns == wall_ns`, always."""
+
+    wall_ns: int
+    phase_ns: Mapping[str, int]
+    """Self time per phase name, only phases that occurred."""
+
+    @property
+    def unattributed_ns(self) -> int:
+        """What no phase claimed; negative only if recorded phases overlap, which is damage."""
+        return self.wall_ns - sum(self.phase_ns.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """The finished steps of one rank in order of time, none overlapping another."""
+
+    step: Int64s
+    start_ns: Int64s
+    """Host monotonic clock of the rank."""
+    end_ns: Int64s
+    num_overlapping: int
+    """Steps left out because they begin before an earlier one ended, or end before they begin."""
+
+    @property
+    def duration_ns(self) -> Int64s:
+        """Wall clock of each step."""
+        return self.end_ns - self.start_ns
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSpans:
+    """The spans that take part in the partition, and where each one fell."""
+
+    name_id: npt.NDArray[np.uint16]
+    depth: npt.NDArray[np.uint8]
+    start_ns: Int64s
+    duration_ns: Int64s
+    self_ns: Int64s
+    stretch: Int64s
+    """2k+1 inside the k-th step, 2k in the gap before it, -1 for a container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PhaseTable:
+    """Self time per stretch and phase."""
+
+    total_ns: Int64s
+    """One row per stretch, as `PhaseSpans.stretch` counts them; one column per phase."""
+    phases: list[str]
+
+    @property
+    def in_steps_ns(self) -> Int64s:
+        """The rows that are steps."""
+        return self.total_ns[1::2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPartition:
+    """Everything one rank recorded, from `start_ns` to `end_ns`, in four parts that add up."""
+
+    start_ns: int
+    """Host monotonic clock: the header's start, or the first thing recorded if that is earlier."""
+    end_ns: int
+    """The closing line, or the last thing recorded."""
+    before_first: TimeSplit
+    """Start-up: up to the first step. All of the run when no step finished."""
+    steps: TimeSplit
+    between: TimeSplit
+    """Gaps between steps: evaluation, checkpoints, logging."""
+    after_last: TimeSplit
+    """From the last finished step's end, an unfinished step included."""
+    steady_steps: TimeSplit
+    """`steps` without warm-up and profiled steps."""
+    containers: Mapping[str, int]
+    """Number of spans per phase name that cross a step boundary and are left out."""
+    num_other_threads: int
+    """Phases of other threads: they run beside the training thread and take no part."""
+
+    @property
+    def wall_ns(self) -> int:
+        """The whole recorded time; the sum of the four parts."""
+        return self.end_ns - self.start_ns
+
+
+def order_steps(columns: Columns) -> StepTimes:
+    """The step table in order of time, with steps that overlap an earlier one left out."""
+    step = int64_column(columns, "step")
+    start = int64_column(columns, "start_host_mono_ns")
+    end = int64_column(columns, "end_host_mono_ns")
+    cuts = _interleave(start, end)
+    if bool((cuts[1:] >= cuts[:-1]).all()):
+        return StepTimes(step=step, start_ns=start, end_ns=end, num_overlapping=0)
+    order = np.lexsort((end, start))
+    kept: list[int] = []
+    last_end = -(1 << 63)
+    for row in order.tolist():
+        if last_end <= start[row] <= end[row]:
+            kept.append(row)
+            last_end = int(end[row])
+    rows = np.array(kept, dtype=np.int64)
+    return StepTimes(
+        step=step[rows],
+        start_ns=start[rows],
+        end_ns=end[rows],
+        num_overlapping=len(step) - len(rows),
+    )
+
+
+def place_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
+    """The phases of the training thread with their stretches, and how many other threads had."""
+    name_id: npt.NDArray[np.uint16] = spans["name_id"].astype(np.uint16, copy=False)
+    depth: npt.NDArray[np.uint8] = spans["depth"].astype(np.uint8, copy=False)
+    start = int64_column(spans, "start_host_mono_ns")
+    duration = int64_column(spans, "duration_ns")
+    self_ns = int64_column(spans, "self_ns")
+    is_detail = spans["flags"].astype(np.uint8, copy=False) & SpanFlag.DETAIL
+    thread = spans["thread"]
+    num_other_threads = 0
+    if is_detail.any() or thread.any():
+        num_other_threads = int(np.count_nonzero((thread != 0) & (is_detail == 0)))
+        keep = (is_detail == 0) & (thread == 0)
+        name_id, depth, start = name_id[keep], depth[keep], start[keep]
+        duration, self_ns = duration[keep], self_ns[keep]
+    cuts = _interleave(steps.start_ns, steps.end_ns)
+    stretch = np.searchsorted(cuts, start, side="right")
+    ends = np.append(cuts, np.iinfo(np.int64).max)[stretch]
+    # A span of no length may stand on a cut: it counts to what begins there.
+    stretch = np.where(start + duration <= ends, stretch, -1)
+    placed = PhaseSpans(
+        name_id=name_id,
+        depth=depth,
+        start_ns=start,
+        duration_ns=duration,
+        self_ns=self_ns,
+        stretch=stretch,
+    )
+    return placed, num_other_threads
+
+
+def tabulate_phases(spans: PhaseSpans, names: Mapping[int, str], *, num_steps: int) -> PhaseTable:
+    """Self time of every phase in every stretch."""
+    table, phases = sum_by_stretch(spans, spans.self_ns, names, num_stretches=2 * num_steps + 1)
+    return PhaseTable(total_ns=table, phases=phases)
+
+
+def partition_rank(
+    steps: StepTimes,
+    spans: PhaseSpans,
+    tabulated: PhaseTable,
+    names: Mapping[int, str],
+    *,
+    recorded_ns: tuple[int, int],
+    is_steady: Bools,
+    num_other_threads: int = 0,
+) -> RankPartition:
+    """Splits the time from `recorded_ns[0]` to `recorded_ns[1]`, which contains all steps."""
+    start_ns, end_ns = recorded_ns
+    table, phases = tabulated.total_ns, tabulated.phases
+    num_steps = len(steps)
+    first, last = end_ns, end_ns
+    if num_steps:
+        first, last = int(steps.start_ns[0]), int(steps.end_ns[-1])
+    in_steps = int((steps.end_ns - steps.start_ns).sum())
+    steady = steps.duration_ns[is_steady]
+
+    def split(wall_ns: int, totals: Int64s) -> TimeSplit:
+        return TimeSplit(wall_ns=wall_ns, phase_ns=_name_totals(phases, totals))
+
+    inside = tabulated.in_steps_ns
+    return RankPartition(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        before_first=split(first - start_ns, table[0]),
+        steps=split(in_steps, inside.sum(axis=0)),
+        between=split(last - first - in_steps, table[2:-1:2].sum(axis=0)),
+        after_last=split(end_ns - last, table[-1] if num_steps else np.zeros_like(table[0])),
+        steady_steps=split(int(steady.sum()), inside[is_steady].sum(axis=0)),
+        containers=_count_containers(spans, names),
+        num_other_threads=num_other_threads,
+    )
+
+
+def sum_by_stretch(
+    spans: PhaseSpans, values: Int64s, names: Mapping[int, str], *, num_stretches: int
+) -> tuple[Int64s, list[str]]:
+    """`values` of the spans summed per stretch (rows) and phase (columns, named by the list)."""
+    inside = spans.stretch >= 0
+    name_id, stretch = spans.name_id, spans.stretch
+    if not inside.all():
+        name_id, stretch, values = name_id[inside], stretch[inside], values[inside]
+    used = np.flatnonzero(np.bincount(name_id, minlength=1))
+    texts = [names.get(i, f"(unnamed {i})") for i in used.tolist()]
+    phases = list(dict.fromkeys(texts))
+    column_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int64)
+    column_of[used] = [phases.index(text) for text in texts]
+    cells = stretch * len(phases) + column_of[name_id]
+    return _sum_cells(cells, values, (num_stretches, len(phases))), phases
+
+
+def _sum_cells(cells: Int64s, values: Int64s, shape: tuple[int, int]) -> Int64s:
+    if not shape[1]:
+        return np.zeros(shape, dtype=np.int64)
+    size = shape[0] * shape[1]
+    weights = values.astype(np.float64)
+    if float(np.abs(weights).sum()) < _EXACT_BELOW:
+        sums = np.bincount(cells, weights=weights, minlength=size).astype(np.int64)
+    else:  # only made-up or damaged times are this large; slower, still exact
+        sums = np.zeros(size, dtype=np.int64)
+        np.add.at(sums, cells, values)
+    return sums.reshape(shape)
+
+
+def _name_totals(phases: list[str], totals: Int64s) -> dict[str, int]:
+    return {name: total for name, total in zip(phases, totals.tolist(), strict=True) if total}
+
+
+def _count_containers(spans: PhaseSpans, names: Mapping[int, str]) -> dict[str, int]:
+    crossing = spans.name_id[spans.stretch < 0]
+    if not len(crossing):
+        return {}
+    ids, counts = np.unique(crossing, return_counts=True)
+    found: dict[str, int] = {}
+    for name_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
+        text = names.get(name_id, f"(unnamed {name_id})")
+        found[text] = found.get(text, 0) + count
+    return found
+
+
+def _interleave(start: Int64s, end: Int64s) -> Int64s:
+    cuts = np.empty(2 * len(start), dtype=np.int64)
+    cuts[0::2] = start
+    cuts[1::2] = end
+    return cuts
+
+
+def add_splits(splits: list[TimeSplit]) -> TimeSplit:
+    """Several stretches as one; the sum stays exact."""
+    phase_ns: dict[str, int] = {}
+    for split in splits:
+        for name, total in split.phase_ns.items():
+            phase_ns[name] = phase_ns.get(name, 0) + total
+    return TimeSplit(wall_ns=sum(split.wall_ns for split in splits), phase_ns=phase_ns)

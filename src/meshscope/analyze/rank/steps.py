@@ -1,0 +1,244 @@
+"""Step times of a rank and of the job.
+
+The job's step k takes the median over ranks of the ranks' own durations of step k. Not the
+maximum: ranks that wait for each other inside a step share its wall clock, and what one loses in
+a step by beginning late it gains in the next, so the maximum of their durations is longer than
+the job's pace by the jitter. It is kept beside the median for what it is. Durations, not moments,
+because hosts' clocks differ. The interval of a step is from its start to the next one's start on
+the same rank, gaps included, and the job's is again the median over ranks.
+
+Wrong as the job's pace where ranks do not wait for each other in every step: then the slowest
+rank, of which steps per second are told, is slower than these medians say.
+
+The first step warms up (allocations, compilation, communicators). It stays in every account that
+has to add up and is left out of statistics, which say so. Steps that a trace window disturbed are
+left out likewise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.chance import is_beyond_chance
+from meshscope.numerics.distribution import Distribution, measure_distribution
+from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.trace_windows import TraceWindow, mark_profiled
+
+MIN_STEPS_FOR_WARMUP = 4
+"""With fewer steps, none is left out by default: too little would remain."""
+NO_STEP = "no step finished"
+ALL_PROFILED = "all steps after warm-up were profiled"
+TIED = -1
+"""In place of the slowest rank where several share the maximum."""
+MAX_SLOWEST = 3
+"""Ranks named at most for being slowest more often than chance would have it."""
+_MAX_SPARSENESS = 4
+"""A table of steps and ranks may have this many cells per value; beyond it, values are sorted."""
+
+
+def count_warmup(num_steps: int, asked: int | None) -> int:
+    """How many first steps statistics leave out: what was asked for, else 1 of more than 3."""
+    if asked is not None:
+        return min(asked, num_steps)
+    return 1 if num_steps >= MIN_STEPS_FOR_WARMUP else 0
+
+
+def explain_no_steady_step(num_steps: int) -> str:
+    """Why there is nothing to take statistics of, once warm-up steps are left out."""
+    if not num_steps:
+        return NO_STEP
+    count = "the only step counts" if num_steps == 1 else f"all {num_steps} steps count"
+    return f"{count} as warm-up"
+
+
+class JobSteps:
+    """Collects one duration per step and rank, four bytes each where they fit."""
+
+    def __init__(self) -> None:
+        empty = np.empty(0, dtype=np.int64)
+        self.step: Int64s = empty
+        """Step numbers seen on any rank, ascending."""
+        self.max_ns: Int64s = empty
+        self.max_rank: Int64s = empty
+        """The rank that was slowest, or TIED."""
+        self.num_ranks: Int64s = empty
+        """Ranks that recorded the step."""
+        self._rows: list[tuple[Int64s, npt.NDArray[np.integer]]] = []
+        """Step numbers and durations of each rank."""
+
+    def add(self, rank: int, step: Int64s, duration_ns: Int64s) -> None:
+        """Takes in one rank; ranks come in ascending order."""
+        if not len(step):
+            return
+        if not bool((step[1:] > step[:-1]).all()):  # a number that comes again counts once
+            step, first = np.unique(step, return_index=True)
+            duration_ns = duration_ns[first]
+        if not np.array_equal(step, self.step):
+            self._widen(step)
+        is_whole = len(step) == len(self.step)
+        rows = slice(None) if is_whole else np.searchsorted(self.step, step)
+        self._raise_rows(rank, rows, duration_ns)
+        # One array of numbers for ranks alike, and never a view of a rank's whole table.
+        self._rows.append((self.step if is_whole else step.copy(), _narrow(duration_ns)))
+
+    def _raise_rows(
+        self, rank: int, rows: npt.NDArray[np.int64] | slice, duration_ns: Int64s
+    ) -> None:
+        highest = self.max_ns[rows]
+        slowest = np.where(duration_ns == highest, TIED, self.max_rank[rows])
+        is_larger = (duration_ns > highest) | (self.num_ranks[rows] == 0)
+        self.max_rank[rows] = np.where(is_larger, rank, slowest)
+        self.max_ns[rows] = np.where(is_larger, duration_ns, highest)
+        self.num_ranks[rows] += 1
+
+    def _widen(self, step: Int64s) -> None:
+        """Makes room for steps not seen before."""
+        union = np.union1d(self.step, step)
+        if len(union) == len(self.step):
+            return
+        rows = np.searchsorted(union, self.step)
+        for name in ("max_ns", "max_rank", "num_ranks"):
+            wider = np.zeros(len(union), dtype=np.int64)
+            wider[rows] = getattr(self, name)
+            setattr(self, name, wider)
+        self.step = union
+
+    def median_ns(self) -> Int64s:
+        """Per step the median over the ranks that recorded it, halves rounded down."""
+        num_values = sum(len(step) for step, _ in self._rows)
+        if len(self.step) * len(self._rows) > _MAX_SPARSENESS * num_values:
+            return self._median_of_sorted()
+        is_narrow = all(values.dtype == np.int32 for _, values in self._rows)
+        kind: type[np.integer] = np.int32 if is_narrow else np.int64
+        # Steps not recorded are larger than all that are, so they come last in a sorted row.
+        table = np.full((len(self._rows), len(self.step)), np.iinfo(kind).max, dtype=kind)
+        for row, (step, values) in zip(table, self._rows, strict=True):
+            row[np.searchsorted(self.step, step) if len(step) < len(row) else slice(None)] = values
+        ordered = np.sort(np.ascontiguousarray(table.T), axis=1)
+        at = np.arange(len(self.step))
+        low: Int64s = ordered[at, (self.num_ranks - 1) // 2].astype(np.int64)
+        high: Int64s = ordered[at, self.num_ranks // 2].astype(np.int64)
+        return low + (high - low) // 2
+
+    def _median_of_sorted(self) -> Int64s:
+        """The same where ranks share few step numbers: a table would be mostly empty."""
+        step = np.concatenate([step for step, _ in self._rows])
+        values = np.concatenate([values.astype(np.int64) for _, values in self._rows])
+        ordered = values[np.lexsort((values, step))]
+        first = np.cumsum(self.num_ranks) - self.num_ranks
+        low: Int64s = ordered[first + (self.num_ranks - 1) // 2]
+        high: Int64s = ordered[first + self.num_ranks // 2]
+        return low + (high - low) // 2
+
+
+def _narrow(values: Int64s) -> npt.NDArray[np.integer]:
+    limit = np.iinfo(np.int32).max  # ns: 2.1 s
+    fits = -limit < int(values.min()) and int(values.max()) < limit
+    return values.astype(np.int32) if fits else values.copy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowestCount:
+    """How often a rank was the slowest of all, where that is beyond chance."""
+
+    rank: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobStepSummary:
+    """Step times of the job; see the module's docstring for what a job's step time is."""
+
+    num_steps: int
+    """Steps that at least one rank finished."""
+    num_partial: int
+    """Of these, steps that not every recording rank finished."""
+    num_warmup: int
+    """First steps left out of the statistics."""
+    warmup_ns: tuple[int, ...]
+    """How long the warm-up steps took, at most the first ten."""
+    time: Distribution | Unavailable
+    """The median over ranks of each step."""
+    interval: Distribution | Unavailable
+    """Start to start on one rank, the median over ranks; the last step has none."""
+    slowest_rank_time: Distribution | Unavailable
+    """The maximum over ranks of each step; longer than the job's pace if ranks wait for others."""
+    slowest: tuple[SlowestCount, ...]
+    """Ranks slowest more often than chance would have it, without warm-up; at most three."""
+    num_compared: int
+    """Steps that `slowest` is about: without warm-up, finished by every recording rank."""
+    step: Int64s
+    """Step numbers."""
+    duration_ns: Int64s
+    """Step times, one per entry of `step`, warm-up included."""
+    is_profiled: npt.NDArray[np.bool_]
+    """Per entry of `step`: disturbed by a trace window, and left out of the statistics."""
+
+    @property
+    def num_profiled(self) -> int:
+        """Steps that a trace window disturbed."""
+        return int(np.count_nonzero(self.is_profiled))
+
+    @property
+    def is_steady(self) -> npt.NDArray[np.bool_]:
+        """Per entry of `step`: in the statistics."""
+        steady = ~self.is_profiled
+        steady[: self.num_warmup] = False
+        return steady
+
+
+def summarize_job_steps(
+    durations: JobSteps,
+    intervals: JobSteps,
+    *,
+    num_ranks: int,
+    asked_warmup: int | None,
+    windows: Sequence[TraceWindow] = (),
+) -> JobStepSummary:
+    """Statistics over the job's steps."""
+    num_steps = len(durations.step)
+    num_warmup = count_warmup(num_steps, asked_warmup)
+    reason = explain_no_steady_step(num_steps)
+    step_ns = durations.median_ns()
+    is_profiled = mark_profiled(durations.step, windows)
+    is_steady = ~is_profiled
+    is_steady[:num_warmup] = False
+    if num_steps > num_warmup and not is_steady.any():
+        reason = ALL_PROFILED
+    # Starting the profiler falls between the step before a window and its first one.
+    is_apart = ~mark_profiled(intervals.step, windows) & ~mark_profiled(intervals.step + 1, windows)
+    is_whole = is_steady & (durations.num_ranks == num_ranks)
+    slowest_ranks = durations.max_rank[is_whole]
+    return JobStepSummary(
+        num_steps=num_steps,
+        num_partial=int(np.count_nonzero(durations.num_ranks < num_ranks)),
+        num_warmup=num_warmup,
+        warmup_ns=tuple(step_ns[: min(num_warmup, 10)].tolist()),
+        time=measure_distribution(step_ns[is_steady], reason=reason),
+        interval=measure_distribution(
+            intervals.median_ns()[num_warmup:][is_apart[num_warmup:]],
+            reason=reason if not is_steady.any() else "it takes two steps",
+        ),
+        slowest_rank_time=measure_distribution(durations.max_ns[is_steady], reason=reason),
+        slowest=_count_slowest(slowest_ranks, num_ranks),
+        num_compared=len(slowest_ranks),
+        step=durations.step,
+        duration_ns=step_ns,
+        is_profiled=is_profiled,
+    )
+
+
+def _count_slowest(ranks: Int64s, num_ranks: int) -> tuple[SlowestCount, ...]:
+    found, counts = np.unique(ranks[ranks != TIED], return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:MAX_SLOWEST].tolist()
+    ranked = [SlowestCount(rank=int(found[row]), num_steps=int(counts[row])) for row in order]
+    return tuple(
+        entry
+        for entry in ranked
+        if is_beyond_chance(
+            entry.num_steps, num_steps=len(ranks), num_ranks=num_ranks, num_tests=num_ranks
+        )
+    )

@@ -1,0 +1,1 @@
+"""Slow ranks, steps and sets of ranks."""

@@ -1,0 +1,128 @@
+"""Steps in which a rank works far longer than it usually does: sporadic pauses of its host.
+
+A step of a rank is a pause when its work is beyond the rank's usual (median) by PAUSE_RATIO of a
+step and by far more than it scatters, in few of its steps: what happens in many is how the rank
+is. The cost of pauses is, per step, that of the longest one on any rank: who waits does not care
+how many others paused as well.
+
+Pauses of the collector are known by their spans (`gc_collections`); forward that is longer while
+backward is not speaks for the host rather than the device. Wrong for pauses inside of an
+operation: those are transfer, and those in fetching data are the input's. Work that is dealt out
+unevenly, one rank after another, is not called pauses.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.timeline.peer_work import PeerWork
+from meshscope.store.read.arrays import Bools, Floats
+
+PAUSE_RATIO = 0.25
+"""Of a step's period, by which work must be beyond the usual."""
+PAUSE_DEVIATIONS = 8.0
+"""Robust deviations of the rank's work, likewise."""
+MAX_STEPS_RATIO = 0.34
+"""Of a rank's steps: above it the rank is slow or uneven, not paused."""
+MIN_PAUSES = 3
+"""Of a rank, from which they are a pattern."""
+AROUND_STEPS_RATIO = 0.9
+"""Of the steps that have a long rank, from which uneven work goes around."""
+AROUND_RANKS = 1.2
+"""Long ranks in such a step, below which it does."""
+_MAD_TO_DEVIATION = 1.4826
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedRank:
+    """One rank with sporadic pauses."""
+
+    rank: int
+    places: tuple[int, ...]
+    """Places of the steps, in `PeerWork.steps`."""
+    typical_ns: float
+    """Median length."""
+    longest_ns: float
+    forward_ratio: float
+    """Share of their time that is in forward."""
+    backward_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pauses:
+    """All pauses of a run."""
+
+    ranks: tuple[PausedRank, ...]
+    """Most time first."""
+    excess_ns: Floats
+    """[step, rank place]: beyond the usual, 0 where there was no pause."""
+    usual_ns: Floats
+    """[rank place]: median work."""
+    cost_ns: float
+    """Per step: mean over steps of the longest pause on any rank."""
+    step_ns: float
+
+    @property
+    def cost_ratio(self) -> float:
+        """Of the step."""
+        return self.cost_ns / self.step_ns if self.step_ns > 0 else 0.0
+
+
+def find_pauses(work: PeerWork, *, without: frozenset[int] = frozenset()) -> Pauses:
+    """Pauses of all ranks but those whose slowness has another name."""
+    usual = np.median(work.total_ns, axis=0)
+    excess = work.total_ns - usual
+    deviation = _MAD_TO_DEVIATION * np.median(np.abs(excess), axis=0)
+    limit = np.maximum(PAUSE_RATIO * work.step_ns, PAUSE_DEVIATIONS * deviation)
+    is_pause = excess > limit
+    counts = is_pause.sum(axis=0)
+    named = np.array([rank in without for rank in work.ranks])
+    is_sporadic = (counts >= MIN_PAUSES) & (counts <= MAX_STEPS_RATIO * len(excess)) & ~named
+    if _goes_around(is_pause & is_sporadic):
+        is_sporadic = np.zeros_like(is_sporadic)
+    kept = np.where(is_pause & is_sporadic, excess, 0.0)
+    order = np.argsort(-kept.sum(axis=0), kind="stable")
+    ranks = tuple(
+        _describe(work, place, kept[:, place] > 0, kept[:, place])
+        for place in order.tolist()
+        if is_sporadic[place]
+    )
+    return Pauses(
+        ranks=ranks,
+        excess_ns=kept,
+        usual_ns=usual,
+        cost_ns=float(kept.max(axis=1).mean()) if kept.size else 0.0,
+        step_ns=work.step_ns,
+    )
+
+
+def _goes_around(is_pause: Bools) -> bool:
+    """Whether nearly every step has one long rank, and hardly ever two: dealt out, not happening.
+
+    Pauses of independent hosts that leave no step without one would often meet.
+    """
+    in_step = is_pause.sum(axis=1)
+    num_hit = int(np.count_nonzero(in_step))
+    if num_hit < AROUND_STEPS_RATIO * len(in_step) or not num_hit:
+        return False
+    return float(in_step.sum()) / num_hit < AROUND_RANKS
+
+
+def _describe(work: PeerWork, place: int, paused: Bools, excess: Floats) -> PausedRank:
+    total = float(excess.sum())
+    return PausedRank(
+        rank=work.ranks[place],
+        places=tuple(np.flatnonzero(paused).tolist()),
+        typical_ns=float(np.median(excess[paused])),
+        longest_ns=float(excess.max()),
+        forward_ratio=_share_in(work, "forward", place, paused) / total,
+        backward_ratio=_share_in(work, "backward", place, paused) / total,
+    )
+
+
+def _share_in(work: PeerWork, phase: str, place: int, paused: Bools) -> float:
+    """Time beyond the usual in one phase of the paused steps."""
+    if phase not in work.phases:
+        return 0.0
+    own = work.work_ns[work.phases.index(phase)][:, place]
+    return float((own[paused] - np.median(own)).sum())

@@ -1,0 +1,169 @@
+"""Whether uneven work comes from the data: forward and backward of a batch are long together.
+
+A longer sequence lengthens forward and backward of the same microbatch by the same factor; a slow
+host or a pause lengthens one of them. So the correlation of the two over microbatches (where
+pipeline actions were recorded) or steps tells (OSDI'25: Pearson r of 0.9 and more over the
+microbatches of a stage). Each rank and stage is divided by its own median first, so that a rank
+that is slow in both does not look like long sequences.
+
+Where tokens were counted per step, their correlation with work is stated too. Equal counts do not
+speak against it: attention grows with the square of single sequences, not with their sum.
+
+What all of a step have in common is taken off first: it makes nobody wait. Wrong where
+something else varies both of one rank alike from step to step, such as another program on its host.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.timeline.actions import ACTION_KINDS
+from meshscope.analyze.timeline.peer_work import PeerWork
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Floats, Int64s
+
+MIN_CORRELATION = 0.9
+"""Of forward and backward (OSDI'25, §5)."""
+MIN_PAIRS = 20
+MIN_VARIATION_RATIO = 0.10
+"""Standard deviation over the mean that forward and backward must have: less is noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceImbalance:
+    """How forward and backward of the same data vary together."""
+
+    correlation: float
+    """Pearson's r of forward and backward."""
+    variation_ratio: float
+    """Smaller of the two variations, over what a rank usually takes."""
+    num_pairs: int
+    unit: str
+    """`microbatch` or `step`."""
+    token_correlation: float | Unavailable
+    """Of tokens and forward plus backward, over ranks and steps."""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the pattern is there."""
+        return (
+            self.num_pairs >= MIN_PAIRS
+            and self.correlation >= MIN_CORRELATION
+            and self.variation_ratio >= MIN_VARIATION_RATIO
+        )
+
+
+def measure_sequence_imbalance(
+    work: PeerWork, timeline: Timeline, tokens: Floats | None = None
+) -> SequenceImbalance | Unavailable:
+    """`tokens` is [step, rank], not finite where it was not counted."""
+    pairs = _pair_actions(timeline)
+    unit = "microbatch"
+    if pairs is None:
+        pairs, unit = _pair_phases(work), "step"
+    if pairs is None:
+        return Unavailable("forward and backward were not recorded apart")
+    forward, backward = pairs
+    if len(forward) < MIN_PAIRS:
+        return Unavailable(f"{len(forward)} pairs of forward and backward; it takes {MIN_PAIRS}")
+    return SequenceImbalance(
+        correlation=correlate(forward, backward),
+        variation_ratio=min(_vary(forward), _vary(backward)),
+        num_pairs=len(forward),
+        unit=unit,
+        token_correlation=_correlate_tokens(work, tokens),
+    )
+
+
+def correlate(first: Floats, second: Floats) -> float:
+    """Pearson's r; 0 where one of them does not vary."""
+    first, second = first - first.mean(), second - second.mean()
+    scale = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / scale if scale > 0 else 0.0
+
+
+def _vary(values: Floats) -> float:
+    mean = float(values.mean())
+    return float(values.std()) / mean if mean > 0 else 0.0
+
+
+def _pair_phases(work: PeerWork) -> tuple[Floats, Floats] | None:
+    """Forward and backward of each rank and step, over the rank's usual and the step's.
+
+    What all peers have in common in a step is taken off: it costs nobody a wait.
+    """
+    if "forward" not in work.phases or "backward" not in work.phases or not work.groups:
+        return None
+    both = []
+    for name in ("forward", "backward"):
+        matrix = work.work_ns[work.phases.index(name)]
+        parts = []
+        for group in work.groups:
+            own = matrix[:, list(group.places)]
+            usual = np.median(own, axis=0)
+            if not bool((usual > 0).all()):
+                return None
+            relative = own / usual
+            parts.append((relative / relative.mean(axis=1, keepdims=True)).ravel())
+        both.append(np.concatenate(parts))
+    return both[0], both[1]
+
+
+def _pair_actions(timeline: Timeline) -> tuple[Floats, Floats] | None:
+    """Forward and backward of each microbatch, over its rank's and stage's usual and the step's."""
+    actions = timeline.actions
+    if actions is None:
+        return None
+    duration = (actions.end_ns - actions.begin_ns).astype(np.float64)
+    key = _number(actions.rank, actions.step, actions.stage, actions.chunk, actions.microbatch)
+    place = _number(actions.rank, actions.stage, actions.chunk)
+    is_forward = actions.kind == ACTION_KINDS.index("F")
+    size = int(key.max(initial=-1)) + 1
+    forward, backward = (
+        np.bincount(key[own], duration[own], minlength=size).astype(np.float64)
+        for own in (is_forward, ~is_forward)
+    )
+    owner, step = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    owner[key], step[key] = place, actions.step
+    whole = (forward > 0) & (backward > 0)
+    if not bool(whole.any()):
+        return None
+    owner, step = owner[whole], step[whole]
+    return (
+        _relate(forward[whole], owner, step),
+        _relate(backward[whole], owner, step),
+    )
+
+
+def _relate(values: Floats, owner: Int64s, step: Int64s) -> Floats:
+    """Over what each owner usually takes, then over the mean of the step."""
+    related = values.copy()
+    for number in np.unique(owner).tolist():
+        own = owner == number
+        related[own] /= np.median(related[own])
+    mean = np.bincount(step, related) / np.maximum(np.bincount(step), 1)
+    return np.asarray(related / mean[step])
+
+
+def _number(*columns: np.typing.NDArray[np.integer]) -> Int64s:
+    """Equal rows get equal numbers, from 0."""
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        _, place = np.unique(column, return_inverse=True)
+        number = number * (int(place.max(initial=0)) + 1) + place
+        _, number = np.unique(number, return_inverse=True)
+    return number.astype(np.int64)
+
+
+def _correlate_tokens(work: PeerWork, tokens: Floats | None) -> float | Unavailable:
+    if tokens is None:
+        return Unavailable("tokens were not counted per step")
+    usual = np.median(work.total_ns, axis=0)
+    known = np.isfinite(tokens) & (tokens > 0) & (usual > 0)
+    if int(known.sum()) < MIN_PAIRS:
+        return Unavailable("tokens were not counted in enough steps")
+    if float(tokens[known].std()) == 0:
+        return Unavailable("every step of every rank had equally many tokens")
+    relative = work.total_ns / np.where(usual > 0, usual, 1.0)
+    return correlate(tokens[known], relative[known])

@@ -1,0 +1,53 @@
+"""What some steps spend their extra time in, on one rank: which phase, or which gap.
+
+The period of a step (from the end of the one before) is split by phase, and the mean over the slow
+steps is compared with the median over the others. What no phase claims counts as between steps
+where it lies in the gap, else as unattributed. Wrong about the cause where the rank only waits in
+that phase for another: pick the rank that works more in these steps.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.rank.phases import order_steps, place_phases, tabulate_phases
+from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.run import RankRecording
+
+BETWEEN_STEPS = "no phase (between steps)"
+UNATTRIBUTED = "no phase (inside steps)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseExcess:
+    """One phase in slow steps."""
+
+    phase: str
+    excess_ns: float
+    """Mean in the slow steps less median in the others."""
+
+
+def find_excess(recording: RankRecording, slow: Int64s) -> tuple[PhaseExcess, ...]:
+    """Phases by what they take more in the steps numbered `slow`, the largest first."""
+    steps = order_steps(recording.read("steps"))
+    placed, _ = place_phases(steps, recording.read("spans"))
+    table = tabulate_phases(placed, recording.names, num_steps=len(steps))
+    gap_phases, step_phases = table.total_ns[0:-1:2], table.in_steps_ns
+    gap = np.diff(steps.start_ns, prepend=steps.start_ns[:1]) - np.append(0, steps.duration_ns[:-1])
+    rows = np.column_stack(
+        [
+            gap_phases + step_phases,
+            gap - gap_phases.sum(axis=1),
+            steps.duration_ns - step_phases.sum(axis=1),
+        ]
+    )[1:]
+    is_slow = np.isin(steps.step[1:], slow)
+    if not is_slow.any() or is_slow.all():
+        return ()
+    excess = rows[is_slow].mean(axis=0) - np.median(rows[~is_slow], axis=0)
+    names = [*table.phases, BETWEEN_STEPS, UNATTRIBUTED]
+    found = [
+        PhaseExcess(phase=name, excess_ns=float(value))
+        for name, value in zip(names, excess, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda one: -one.excess_ns))

@@ -1,0 +1,220 @@
+"""Patterns in the job's step times over a run: drift, steps that are slow at a fixed interval, and
+single slow steps.
+
+A step's period is from the end of the step before it to its own end, the gap before it included,
+because that is where checkpoints and evaluation happen; the job's is the median over some ranks
+that are spread over the job. Slow steps are those far above the median of their neighbours, so a
+drift does not make steps slow and slow steps do not make a drift: blocks of steps are compared by
+their medians.
+
+Slow steps recur where they stand in one class of the step number modulo some interval more often
+than chance would have it, corrected for all intervals tried. Wrong where every second step is slow:
+the median of the neighbours is then neither.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.rank.phases import order_steps
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.chance import binomial_tail
+from meshscope.store.read.arrays import Bools, Floats, Int64s
+from meshscope.store.read.run import Attempt
+from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
+
+MAX_RANKS = 8
+"""Ranks read for the job's periods: they wait for each other, so a few show the pace of all."""
+HALF_WINDOW = 12
+"""Steps on either side that a step is compared with."""
+MIN_SLOW_RATIO = 0.25
+"""A slow step is longer than its neighbours by at least this..."""
+MIN_SLOW_DEVIATIONS = 8.0
+"""... and by this many robust standard deviations of theirs."""
+MIN_STEPS = 24
+"""Steps after warm-up below which no pattern is looked for."""
+MIN_RECURRENCES = 3
+MAX_CHANCE = 0.01
+"""Of intervals that slow steps would keep by chance, over all intervals tried."""
+MIN_RECURRING_RATIO = 0.8
+"""Of the steps at the interval that have to be slow."""
+MAX_INTERVALS = 3
+NUM_BLOCKS = 24
+_MAD_TO_SIGMA = 1.4826
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPeriods:
+    """The job's periods after warm-up."""
+
+    step: Int64s
+    period_ns: Floats
+    usual_ns: Floats
+    """Per step: the median of its neighbours."""
+    is_slow: Bools
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def excess_ns(self) -> Floats:
+        """Above the neighbours' median, of slow steps; 0 for the others."""
+        return np.where(self.is_slow, self.period_ns - self.usual_ns, 0.0)
+
+    def share_of(self, rows: Bools) -> float:
+        """Of all time, what slow steps among `rows` take beyond the usual."""
+        return float(self.excess_ns[rows].sum() / self.period_ns.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recurrence:
+    """Slow steps at a fixed interval."""
+
+    interval: int
+    """In steps."""
+    rows: Bools
+    """The slow steps among them, by place in `StepPeriods`."""
+    num_expected: int
+    """Steps at that interval."""
+    chance: float
+    """Of that many being slow by chance, over all intervals tried."""
+
+    @property
+    def num_slow(self) -> int:
+        """How many of the steps at the interval were slow."""
+        return int(np.count_nonzero(self.rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Steps that become longer, or shorter, over the run."""
+
+    change_ratio: float
+    """Last against first quarter, by their medians."""
+    p_value: float
+    """Mann-Kendall over medians of blocks."""
+    first_ns: float
+    """Median period in the first quarter."""
+    last_ns: float
+    """Median period in the last quarter."""
+    mean_ns: float
+    onset_step: int | Unavailable
+    """Where most of it happened, if it is a jump rather than a slope."""
+
+
+def read_periods(attempt: Attempt, *, num_warmup: int) -> StepPeriods | Unavailable:
+    """The job's periods; Unavailable with too few steps."""
+    ranks = sorted(attempt.ranks)
+    picked = ranks[:: max(1, math.ceil(len(ranks) / MAX_RANKS))]
+    series = [_rank_periods(attempt, rank, num_warmup) for rank in picked]
+    steps = series[0][0] if series else np.empty(0, dtype=np.int64)
+    for step, _ in series[1:]:
+        steps = np.intersect1d(steps, step, assume_unique=True)
+    steps = steps[~mark_profiled(steps, disturbing_windows(attempt))]
+    if len(steps) < MIN_STEPS:
+        return Unavailable(f"{len(steps)} steps after warm-up, {MIN_STEPS} are needed")
+    table = np.stack([period[np.searchsorted(step, steps)] for step, period in series])
+    return find_slow_steps(steps, np.median(table, axis=0))
+
+
+def _rank_periods(attempt: Attempt, rank: int, num_warmup: int) -> tuple[Int64s, Floats]:
+    steps = order_steps(attempt.ranks[rank].read("steps"))
+    is_next = np.diff(steps.step) == 1
+    rows = np.flatnonzero(is_next) + 1
+    rows = rows[rows >= max(1, num_warmup)]
+    number, first = np.unique(steps.step[rows], return_index=True)
+    return number, (steps.end_ns[rows] - steps.end_ns[rows - 1]).astype(np.float64)[first]
+
+
+def find_slow_steps(step: Int64s, period_ns: Floats) -> StepPeriods:
+    """Compares every step with its neighbours."""
+    window = 2 * HALF_WINDOW + 1
+    padded = np.pad(period_ns, HALF_WINDOW, mode="reflect")
+    views = np.lib.stride_tricks.sliding_window_view(padded, window)
+    usual = np.median(views, axis=1)
+    deviation = _MAD_TO_SIGMA * np.median(np.abs(views - usual[:, None]), axis=1)
+    excess = period_ns - usual
+    is_slow = (excess > MIN_SLOW_RATIO * usual) & (excess > MIN_SLOW_DEVIATIONS * deviation)
+    return StepPeriods(step=step, period_ns=period_ns, usual_ns=usual, is_slow=is_slow)
+
+
+def find_recurrences(periods: StepPeriods) -> tuple[Recurrence, ...]:
+    """Intervals at which slow steps recur, the most certain first; each slow step counts once."""
+    left = periods.is_slow.copy()
+    found: list[Recurrence] = []
+    while len(found) < MAX_INTERVALS and int(np.count_nonzero(left)) >= MIN_RECURRENCES:
+        best = _find_recurrence(periods, left)
+        if best is None:
+            break
+        found.append(best)
+        left = left & ~best.rows
+    return tuple(found)
+
+
+def _find_recurrence(periods: StepPeriods, is_slow: Bools) -> Recurrence | None:
+    """The interval that chance explains least; only intervals between two slow steps can be."""
+    slow = periods.step[is_slow]
+    longest = int(periods.step[-1] - periods.step[0]) // MIN_RECURRENCES
+    num_tried = max(1, longest * (longest + 1) // 2)
+    rate = min(0.5, len(slow) / len(periods))
+    best: Recurrence | None = None
+    for interval in np.unique(np.diff(slow)).tolist():
+        if not 2 <= interval <= longest:
+            continue
+        classes = np.bincount(slow % interval, minlength=interval)
+        at_interval = periods.step % interval == int(np.argmax(classes))
+        rows = at_interval & is_slow
+        hits, expected = int(np.count_nonzero(rows)), int(np.count_nonzero(at_interval))
+        if hits < MIN_RECURRENCES or hits < MIN_RECURRING_RATIO * expected:
+            continue
+        chance = min(1.0, num_tried * binomial_tail(hits, expected, rate))
+        if chance < MAX_CHANCE and (best is None or chance < best.chance):
+            best = Recurrence(interval=interval, rows=rows, num_expected=expected, chance=chance)
+    return best
+
+
+def measure_drift(periods: StepPeriods) -> Drift:
+    """Compares medians of blocks of steps from the first to the last."""
+    blocks = np.array_split(periods.period_ns, NUM_BLOCKS)
+    level = np.array([np.median(block) for block in blocks])
+    place = np.arange(NUM_BLOCKS)
+    above, below = np.triu_indices(NUM_BLOCKS, 1)
+    slopes = (level[below] - level[above]) / (place[below] - place[above])
+    slope = float(np.median(slopes))
+    quarter = len(periods) // 4
+    first_ns = float(np.median(periods.period_ns[:quarter]))
+    last_ns = float(np.median(periods.period_ns[-quarter:]))
+    return Drift(
+        change_ratio=last_ns / first_ns - 1 if first_ns > 0 else 0.0,
+        p_value=_mann_kendall(level),
+        first_ns=first_ns,
+        last_ns=last_ns,
+        mean_ns=float(periods.period_ns.mean()),
+        onset_step=_find_onset(periods, level, slope),
+    )
+
+
+def _mann_kendall(values: Floats) -> float:
+    """Two-sided p value of a trend, normal approximation with correction for continuity."""
+    n = len(values)
+    above, below = np.triu_indices(n, 1)
+    score = float(np.sign(values[below] - values[above]).sum())
+    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    return math.erfc(max(0.0, abs(score) - 1) / deviation / math.sqrt(2))
+
+
+def _find_onset(periods: StepPeriods, level: Floats, slope: float) -> int | Unavailable:
+    """The first step of the second part, where two levels fit the blocks better than a line."""
+    place = np.arange(len(level))
+    line = level - slope * place
+    line_error = float(np.abs(line - np.median(line)).sum())
+    errors = [
+        float(np.abs(part - np.median(part)).sum() + np.abs(rest - np.median(rest)).sum())
+        for part, rest in ((level[:cut], level[cut:]) for cut in range(2, len(level) - 1))
+    ]
+    cut = int(np.argmin(errors)) + 2
+    if errors[cut - 2] >= 0.5 * line_error:
+        return Unavailable("the change is gradual")
+    rows = np.array_split(np.arange(len(periods)), len(level))[cut]
+    return int(periods.step[rows[0]])

@@ -1,0 +1,338 @@
+"""Slow ranks of a run: who, in which phase, since when, how sure, together with whom.
+
+Each group of true peers is tested in its whole work and in each phase (`persistence`), and every
+rank's work for a change of level (`change_point`); Holm corrects over all ranks and phases of the
+run. A rank whose work changed level is fail-slow and not also called persistently slow.
+
+Ranks that lose about as much are one set: they are slow together, and mending one alone wins
+nothing. A rank that loses less than half of the worst is a set of its own.
+
+Wrong where more than half of a group is slow, and blind where a rank has no peer and was slow from
+its first step on; a stage that is slow on all its ranks is for the rules of the pipeline.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.stragglers.slow_sets import SharedTrait, find_shared
+from meshscope.analyze.timeline.peer_work import PeerGroup, PeerWork
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.change_point import (
+    MIN_STEPS,
+    LevelChange,
+    find_change,
+    measure_step_noise,
+)
+from meshscope.numerics.paired_excess import Effect
+from meshscope.numerics.persistence import Candidate, correct_holm, find_candidates, is_slow
+from meshscope.store.read.arrays import Floats
+
+MIN_EXCESS_SHARE = 0.01
+"""Of a step's period: less time than that is not worth a line, however sure."""
+SAME_SET_RATIO = 0.5
+"""Of the worst rank's excess, from which another belongs to its set."""
+SAME_ONSET_RATIO = 0.05
+"""Of the steps, within which two onsets are one."""
+MAIN_PHASE_RATIO = 0.25
+"""Of a rank's excess, from which a phase is named."""
+_USUAL_QUANTILE = 0.25
+"""Of a rank's own steps: what it does while it is not slow, be that half of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """One rank that is persistently slow."""
+
+    rank: int
+    axis: str
+    """Along which its peers lie; "" where no layout is known."""
+    tested_phase: str | None
+    """In which the test was clearest; None: in all its work together."""
+    candidate: Candidate
+    adjusted_p: float
+    """Corrected for all ranks and phases of the run."""
+    excess_ns: float
+    """Per step, over all phases in which it is slower: median over steps."""
+    phase_excess_ns: Mapping[str, float]
+    """Median excess in each phase, largest first, those below 1 % of a step left out."""
+    reference: tuple[int, ...]
+    """Peers it was compared with, none of them slow."""
+
+    @property
+    def effect(self) -> Effect:
+        """How much more it works, in the phase of the test."""
+        return self.candidate.effect
+
+    @property
+    def main_phases(self) -> tuple[str, ...]:
+        """Phases that hold a good part of the excess."""
+        total = sum(self.phase_excess_ns.values())
+        named = [
+            name for name, ns in self.phase_excess_ns.items() if ns >= MAIN_PHASE_RATIO * total
+        ]
+        return tuple(named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailSlowRank:
+    """One rank that became slow, and perhaps recovered."""
+
+    rank: int
+    change: LevelChange
+    adjusted_p: float
+    excess_ns: float
+    """Per slow step: median."""
+    phase_excess_ns: Mapping[str, float]
+    reference: tuple[int, ...]
+    """Peers that stayed as they were; empty where it was compared with its own other steps."""
+
+    @property
+    def main_phases(self) -> tuple[str, ...]:
+        """Phases that hold a good part of the excess."""
+        total = sum(self.phase_excess_ns.values())
+        named = [
+            name for name, ns in self.phase_excess_ns.items() if ns >= MAIN_PHASE_RATIO * total
+        ]
+        return tuple(named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowSet:
+    """Slow ranks that are one cause, worst first."""
+
+    slow: tuple[SlowRank, ...]
+    shared: tuple[SharedTrait, ...]
+    """What they and few others have in common."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ascending."""
+        return tuple(sorted(one.rank for one in self.slow))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailSlowSet:
+    """Ranks that became slow at about the same step."""
+
+    slow: tuple[FailSlowRank, ...]
+    shared: tuple[SharedTrait, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ascending."""
+        return tuple(sorted(one.rank for one in self.slow))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """What was found, worst first."""
+
+    slow_sets: tuple[SlowSet, ...]
+    fail_slow_sets: tuple[FailSlowSet, ...]
+    num_tests: int
+    """Ranks times phases that were looked at."""
+    num_steps: int
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """All that are or became slow."""
+        slow = {rank for found in self.slow_sets for rank in found.ranks}
+        return frozenset(slow.union(*(found.ranks for found in self.fail_slow_sets)))
+
+
+def find_stragglers(
+    work: PeerWork, layout: Layout | Unavailable, hosts: Mapping[int, str]
+) -> Stragglers:
+    """Slow ranks in sets."""
+    fail_slow = _find_fail_slow(work)
+    changed = {one.rank for one in fail_slow}
+    slow, num_tests = _find_slow(work, changed)
+    return Stragglers(
+        slow_sets=_make_sets(slow, work, layout, hosts),
+        fail_slow_sets=_make_fail_slow_sets(fail_slow, work, layout, hosts),
+        num_tests=num_tests,
+        num_steps=len(work.steps),
+    )
+
+
+def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
+    """Persistently slow ranks, each by its clearest test, and the number of tests."""
+    tests: list[tuple[PeerGroup, int | None, Candidate]] = []
+    num_tests = 0
+    for group in work.groups:
+        columns = list(group.places)
+        for phase in (None, *range(len(work.phases))):
+            matrix = work.total_ns if phase is None else work.work_ns[phase]
+            num_tests += len(columns)
+            found = find_candidates(matrix[:, columns])
+            tests += [(group, phase, candidate) for candidate in found]
+    adjusted = correct_holm([test[2].p_value for test in tests], num_tests=num_tests)
+    passed = [
+        (*test, p)
+        for test, p in zip(tests, adjusted, strict=True)
+        if is_slow(test[2], p) and test[2].excess_ns >= MIN_EXCESS_SHARE * work.step_ns
+    ]
+    slow_places = {group.places[candidate.place] for group, _, candidate, _ in passed}
+    best: dict[int, SlowRank] = {}
+    # Of several tests that a rank failed, the one with most time in it speaks for it.
+    for group, phase, candidate, p in sorted(passed, key=lambda test: -test[2].excess_ns):
+        place = group.places[candidate.place]
+        rank = work.ranks[place]
+        if rank in changed or rank in best:
+            continue
+        reference = tuple(other for other in group.places if other not in slow_places)
+        by_phase = measure_phase_excess(work, place, reference)
+        best[rank] = SlowRank(
+            rank=rank,
+            axis=group.axis,
+            tested_phase=None if phase is None else work.phases[phase],
+            candidate=candidate,
+            adjusted_p=p,
+            excess_ns=sum(by_phase.values()) or candidate.excess_ns,
+            phase_excess_ns=by_phase,
+            reference=tuple(work.ranks[other] for other in reference),
+        )
+    return list(best.values()), num_tests
+
+
+def measure_phase_excess(
+    work: PeerWork,
+    place: int,
+    reference: tuple[int, ...],
+    steps: slice | np.typing.NDArray[np.bool_] = np.s_[:],
+) -> dict[str, float]:
+    """Median over steps of a rank's work less its peers' median, by phase, largest first."""
+    if not reference:
+        return {}
+    excess = {}
+    for index, name in enumerate(work.phases):
+        matrix = work.work_ns[index][steps]
+        base = np.median(matrix[:, list(reference)], axis=1)
+        excess[name] = float(np.median(matrix[:, place] - base))
+    least = MIN_EXCESS_SHARE * work.step_ns
+    kept = [(name, ns) for name, ns in excess.items() if ns >= least]
+    return dict(sorted(kept, key=lambda item: -item[1]))
+
+
+def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
+    """Ranks whose work changed level against that of the others."""
+    if len(work.steps) < MIN_STEPS:
+        return []
+    grouped = {place for group in work.groups for place in group.places}
+    alone = tuple(place for place in range(len(work.ranks)) if place not in grouped)
+    # Persistence and onset share the error of a run.
+    num_series = 2 * len(work.ranks)
+    found: list[FailSlowRank] = []
+    for places in [group.places for group in work.groups] + ([alone] if alone else []):
+        series = _relate(work.total_ns[:, list(places)], are_peers=places is not alone)
+        if series is None:
+            continue
+        # What most ranks move by; a rank that seems steadier than that is so by chance.
+        noise = float(np.median(measure_step_noise(series)))
+        changes = {}
+        for column, place in enumerate(places):
+            change = find_change(series[:, column], num_series=num_series, least_noise=noise)
+            if change is not None and _has_risen(work, place, change):
+                changes[place] = change
+        if 2 * len(changes) > len(places) and len(places) > 2:
+            continue  # Most of them changed: that is not one rank's doing.
+        others = tuple(place for place in places if place not in changes)
+        for place, change in changes.items():
+            reference = others if places is not alone else ()
+            found.append(_describe_fail_slow(work, place, change, reference, num_series))
+    return found
+
+
+def _relate(total_ns: Floats, *, are_peers: bool) -> Floats | None:
+    """Each rank's work over the lower median of the others' in the step, minus one.
+
+    The lower median stays where it is while up to half of the ranks are slow. Ranks that do
+    different work are divided by what they usually do before.
+    """
+    if not bool(np.isfinite(total_ns).all()) or not bool((total_ns > 0).all()):
+        return None
+    if not are_peers:
+        total_ns = total_ns / np.quantile(total_ns, _USUAL_QUANTILE, axis=0)
+    num_ranks = total_ns.shape[1]
+    if num_ranks == 1:
+        return np.asarray(total_ns - 1)
+    order = np.argsort(total_ns, axis=1, kind="stable")
+    ordered = np.take_along_axis(total_ns, order, axis=1)
+    place = np.argsort(order, axis=1, kind="stable")
+    middle = (num_ranks - 2) // 2
+    base = np.where(place > middle, ordered[:, [middle]], ordered[:, [middle + 1]])
+    return np.asarray(total_ns / base - 1)
+
+
+def _has_risen(work: PeerWork, place: int, change: LevelChange) -> bool:
+    """Whether the rank's own work rose, and not that of the others fell."""
+    own = work.total_ns[:, place]
+    inside = np.zeros(len(own), dtype=np.bool_)
+    inside[change.onset : change.recovery] = True
+    high_ns, low_ns = float(np.median(own[inside])), float(np.median(own[~inside]))
+    is_relative = high_ns / low_ns - 1 >= change.shift_ratio / 2
+    return is_relative and high_ns - low_ns >= MIN_EXCESS_SHARE * work.step_ns
+
+
+def _describe_fail_slow(
+    work: PeerWork, place: int, change: LevelChange, reference: tuple[int, ...], num_series: int
+) -> FailSlowRank:
+    inside = np.zeros(len(work.steps), dtype=np.bool_)
+    inside[change.onset : change.recovery] = True
+    by_phase = {}
+    for index, name in enumerate(work.phases):
+        own = work.work_ns[index][:, place]
+        rise_ns = float(np.median(own[inside]) - np.median(own[~inside]))
+        if rise_ns >= MIN_EXCESS_SHARE * work.step_ns:
+            by_phase[name] = rise_ns
+    own = work.total_ns[:, place]
+    return FailSlowRank(
+        rank=work.ranks[place],
+        change=change,
+        adjusted_p=min(1.0, change.p_value * num_series),
+        excess_ns=float(np.median(own[inside]) - np.median(own[~inside])),
+        phase_excess_ns=dict(sorted(by_phase.items(), key=lambda item: -item[1])),
+        reference=tuple(work.ranks[other] for other in reference),
+    )
+
+
+def _make_sets(
+    slow: list[SlowRank], work: PeerWork, layout: Layout | Unavailable, hosts: Mapping[int, str]
+) -> tuple[SlowSet, ...]:
+    """Ranks of similar excess together, worst first."""
+    left = sorted(slow, key=lambda one: (-one.excess_ns, one.rank))
+    sets = []
+    while left:
+        limit = SAME_SET_RATIO * left[0].excess_ns
+        together = tuple(one for one in left if one.excess_ns >= limit)
+        left = left[len(together) :]
+        shared = find_shared((one.rank for one in together), work.ranks, layout, hosts)
+        sets.append(SlowSet(slow=together, shared=shared))
+    return tuple(sets)
+
+
+def _make_fail_slow_sets(
+    slow: list[FailSlowRank],
+    work: PeerWork,
+    layout: Layout | Unavailable,
+    hosts: Mapping[int, str],
+) -> tuple[FailSlowSet, ...]:
+    """Ranks that changed at about the same step together."""
+    near = max(2, SAME_ONSET_RATIO * len(work.steps))
+    left = sorted(slow, key=lambda one: (-one.excess_ns, one.rank))
+    sets = []
+    while left:
+        first = left[0]
+        together = tuple(
+            one
+            for one in left
+            if abs(one.change.onset - first.change.onset) <= near
+            and abs(one.change.recovery - first.change.recovery) <= near
+        )
+        left = [one for one in left if one not in together]
+        shared = find_shared((one.rank for one in together), work.ranks, layout, hosts)
+        sets.append(FailSlowSet(slow=together, shared=shared))
+    return tuple(sets)

@@ -1,0 +1,1 @@
+"""All ranks' time cut into pieces, on one clock, without gaps."""

@@ -1,0 +1,108 @@
+"""Pipeline actions of all ranks on one clock: one microbatch through one stage."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+
+from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS, find_rows
+from meshscope.analyze.timeline.rank_phases import DeviceMarks
+from meshscope.store.read.arrays import Int32s, Int64s, Uint8s
+from meshscope.store.read.columns import int64_column
+from meshscope.store.read.run import RankRecording
+from meshscope.store.schema import ACTION_KINDS, MISSING, ActionFlag
+
+__all__ = ["ACTION_KINDS", "Actions", "read_actions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Actions:
+    """One entry per action of the kept steps, sorted by rank and begin."""
+
+    rank: Int32s
+    step: Int32s
+    """Place in `Timeline.steps`."""
+    kind: Uint8s
+    """Place in `ACTION_KINDS`."""
+    stage: Int32s
+    chunk: Int32s
+    microbatch: Int32s
+    begin_ns: Int64s
+    """On the reference clock; on a device, of its stream."""
+    end_ns: Int64s
+    wait_begin_ns: Int64s
+    """When it began to wait for its input; -1: it did not."""
+    wait_ns: Int64s
+    """How long; -1 likewise."""
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @classmethod
+    def join(cls, parts: "list[Actions]") -> Self:
+        """Several as one."""
+        return cls(
+            **{
+                field.name: np.concatenate([getattr(part, field.name) for part in parts])
+                for field in fields(cls)
+            }
+        )
+
+
+def read_actions(
+    recording: RankRecording,
+    steps: Int64s,
+    marks: DeviceMarks | None,
+    to_reference: Callable[[Int64s], Int64s],
+) -> Actions:
+    """A rank's actions in the given steps. Damaged and aborted ones are left out.
+
+    With `marks` their times are those of the device's stream; actions without marks are left out.
+    """
+    columns = recording.read("actions")
+    begin = int64_column(columns, "begin_host_mono_ns")
+    duration = int64_column(columns, "duration_ns")
+    kind = columns["kind"].astype(np.uint8)
+    place = find_rows(steps, int64_column(columns, "step"))
+    is_good = (begin >= 0) & (begin < MAX_TIME_NS) & (duration >= 0) & (duration < MAX_SPAN_NS)
+    is_good &= (place >= 0) & (kind < len(ACTION_KINDS))
+    is_good &= (columns["flags"].astype(np.int64) & ActionFlag.ABORTED) == 0
+    row = np.flatnonzero(is_good)
+    row = row[np.argsort(begin[row], kind="stable")]
+    wait_begin = int64_column(columns, "wait_begin_host_mono_ns")[row]
+    wait = int64_column(columns, "wait_ns")[row]
+    begin, end = begin[row], (begin + duration)[row]
+    wait = np.where((wait >= 0) & (wait_begin >= 0) & (wait_begin <= begin), wait, MISSING)
+    wait = np.minimum(wait, begin - wait_begin)
+    if marks is not None:
+        begin, end, is_marked = _on_device(begin, marks)
+        on_device, wait_end, has_wait = _on_device(wait_begin, marks)
+        wait_begin, wait = on_device, np.where(has_wait, wait_end - on_device, MISSING)
+        row, begin, end = row[is_marked], begin[is_marked], end[is_marked]
+        wait_begin, wait = wait_begin[is_marked], wait[is_marked]
+    is_waiting = wait >= 0
+    wait_end = to_reference(np.where(is_waiting, wait_begin + wait, begin))
+    wait_begin = to_reference(np.where(is_waiting, wait_begin, begin))
+    return Actions(
+        rank=np.full(len(row), recording.rank, dtype=np.int32),
+        step=place[row].astype(np.int32),
+        kind=kind[row],
+        stage=columns["stage"][row].astype(np.int32),
+        chunk=columns["chunk"][row].astype(np.int32),
+        microbatch=np.clip(int64_column(columns, "microbatch")[row], -1, 1 << 30).astype(np.int32),
+        begin_ns=to_reference(begin),
+        end_ns=to_reference(end),
+        wait_begin_ns=np.where(is_waiting, wait_begin, MISSING),
+        wait_ns=np.where(is_waiting, wait_end - wait_begin, MISSING),
+    )
+
+
+def _on_device(host_begin_ns: Int64s, marks: DeviceMarks) -> tuple[Int64s, Int64s, np.ndarray]:
+    """Begin and end on the device of phases that the host began at these moments."""
+    order = np.argsort(marks.host_begin_ns, kind="stable")
+    found = find_rows(marks.host_begin_ns[order], host_begin_ns)
+    if not len(order):
+        return host_begin_ns, host_begin_ns, found >= 0
+    at = order[found]
+    return marks.begin_ns[at], marks.end_ns[at], found >= 0

@@ -1,0 +1,138 @@
+"""The work of ranks that do the same, as matrices to compare: [step, rank] by phase.
+
+True peers share all coordinates but dp. Where dp is 1, ranks of one tp group are taken: they hold
+equal shares of the same layers. Otherwise a rank has no peer, and only its own other steps can
+be compared with (`change_point`). Without a layout all ranks are peers, unless any two sent each
+other messages: then they may be stages of a pipeline.
+
+Counted is WORK inside of steps. Fetching data, checkpoints, evaluation and logging are not: a
+rank may do these alone by design, and other rules look at them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.layout import Axis, Layout
+from meshscope.core.operations import POINT_TO_POINT
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.paired_excess import Places
+from meshscope.store.read.arrays import Bools, Floats, Int64s
+
+OTHERS_PHASES = frozenset(("data", "checkpoint", "eval", "logging"))
+"""Phases whose length is not how fast a rank computes."""
+MAX_PHASES = 8
+"""Compared one by one: those in which most work is; the rest counts in the total only."""
+MIN_PHASE_SHARE = 0.01
+"""Of a step's period, from which a phase is worth a comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerGroup:
+    """Ranks that do the same work in every step."""
+
+    places: tuple[int, ...]
+    """In `PeerWork.ranks`."""
+    axis: str
+    """Along which they differ: "dp" or "tp"; "" where no layout is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PeerWork:
+    """Work by phase, step and rank, and who may be compared with whom."""
+
+    ranks: tuple[int, ...]
+    steps: Int64s
+    """Step numbers."""
+    step_ns: float
+    """Median period of a step."""
+    phases: tuple[str, ...]
+    """Compared ones, most work first; "" is work inside of steps but in no phase."""
+    phase_places: tuple[int, ...]
+    """Of each, its place in `Timeline.phases`."""
+    work_ns: npt.NDArray[np.float64]
+    """[phase, step, rank]."""
+    total_ns: Floats
+    """[step, rank]: over all phases but those of OTHERS_PHASES."""
+    groups: tuple[PeerGroup, ...]
+    """Of two ranks or more."""
+
+
+def measure_peer_work(timeline: Timeline) -> PeerWork | Unavailable:
+    """Sums a timeline's pieces of work."""
+    if len(timeline.ranks) < 2:
+        return Unavailable("one rank was recorded: there is nobody to compare it with")
+    if not len(timeline.steps):
+        return Unavailable("no step finished on every rank")
+    rows = find_compared(timeline)
+    pieces = timeline.pieces
+    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
+    shape = (len(timeline.steps), len(timeline.ranks))
+    cell = pieces.step[rows].astype(np.int64) * shape[1] + place
+    duration = pieces.duration_ns[rows].astype(np.float64)
+    sums = np.bincount(cell, duration, minlength=shape[0] * shape[1])
+    total = np.asarray(sums.reshape(shape), dtype=np.float64)
+    step_ns = float(np.median(timeline.period_end_ns - timeline.period_begin_ns))
+    kept = _choose_phases(pieces.phase[rows], duration, len(timeline.phases), step_ns * total.size)
+    work = np.zeros((len(kept), *shape))
+    for index, phase in enumerate(kept):
+        own = pieces.phase[rows] == phase
+        sums = np.bincount(cell[own], duration[own], minlength=total.size)
+        work[index] = sums.reshape(shape)
+    return PeerWork(
+        ranks=timeline.ranks,
+        steps=timeline.steps,
+        step_ns=step_ns,
+        phases=tuple(timeline.phases[phase] for phase in kept),
+        phase_places=tuple(kept),
+        work_ns=work,
+        total_ns=total,
+        groups=group_true_peers(timeline.layout, timeline.ranks, is_piped=_has_messages(timeline)),
+    )
+
+
+def find_compared(timeline: Timeline) -> Places:
+    """Rows of the pieces that count as a rank's own work."""
+    pieces = timeline.pieces
+    is_others = np.array([name in OTHERS_PHASES for name in timeline.phases])
+    is_own: Bools = (pieces.kind == PieceKind.WORK) & ~pieces.is_between
+    return np.flatnonzero(is_own & ~is_others[pieces.phase])
+
+
+def _choose_phases(
+    phase: npt.NDArray[np.int32], duration: Floats, num_phases: int, period_ns: float
+) -> list[int]:
+    by_phase = np.bincount(phase, duration, minlength=num_phases)
+    order = np.argsort(-by_phase, kind="stable")[:MAX_PHASES]
+    return [int(place) for place in order if by_phase[place] > MIN_PHASE_SHARE * period_ns]
+
+
+def _has_messages(timeline: Timeline) -> bool:
+    if timeline.actions is not None:
+        return len(np.unique(timeline.actions.stage)) > 1
+    if timeline.communication is None:
+        return False
+    kinds = np.unique(timeline.communication.operations.rows.kind).tolist()
+    return any(kind in POINT_TO_POINT for kind in kinds)
+
+
+def group_true_peers(
+    layout: Layout | Unavailable, ranks: tuple[int, ...], *, is_piped: bool
+) -> tuple[PeerGroup, ...]:
+    """Groups of two recorded ranks or more that do the same work."""
+    if isinstance(layout, Unavailable):
+        whole = PeerGroup(places=tuple(range(len(ranks))), axis="")
+        return () if is_piped or len(ranks) < 2 else (whole,)
+    axis = Axis.DP if layout.dp > 1 else Axis.TP
+    if layout.degree(axis) == 1:
+        return ()
+    # By arithmetic over the ranks that are there: a header can claim a million.
+    stride, degree = layout.stride(axis), layout.degree(axis)
+    members: dict[int, list[int]] = {}
+    for place, rank in enumerate(ranks):
+        members.setdefault(rank - rank // stride % degree * stride, []).append(place)
+    found = [PeerGroup(places=tuple(places), axis=axis) for _, places in sorted(members.items())]
+    return tuple(group for group in found if len(group.places) > 1)

@@ -1,0 +1,151 @@
+"""The phases of one rank as layers: the innermost phase of each moment, host or device.
+
+Phases that cross the begin or end of a step are left out, as in `analyze.phases`: they are blocks
+around a loop, and would claim all that nobody else does.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS
+from meshscope.analyze.rank.device import join_spans
+from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, place_phases
+from meshscope.numerics.layers import Layer, make_layer
+from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.store.read.columns import Columns, int64_column, select_rows
+from meshscope.store.read.run import RankRecording
+
+NUM_SIDE_STEPS = 32
+"""Steps before and after whose marks bound where a device's time line lies on the host's clock."""
+MAX_EARLY_NS = 1_000_000
+"""A device that is said to be this far ahead of its host is not believed."""
+
+
+class PhaseBook:
+    """Phase names of all ranks, each once; the first is empty and stands for none."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = [""]
+        self._place = {"": 0}
+
+    def add(self, name: str) -> int:
+        """The place of a name."""
+        if name not in self._place:
+            self._place[name] = len(self.names)
+            self.names.append(name)
+        return self._place[name]
+
+    def find(self, name: str) -> int:
+        """The place of a name; -1 when nobody used it."""
+        return self._place.get(name, -1)
+
+    def translate(self, ids: Int64s, recording: RankRecording) -> Int32s:
+        """Places for a rank's own name ids."""
+        used = np.flatnonzero(np.bincount(ids, minlength=1))
+        place_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
+        for name_id in used.tolist():
+            place_of[name_id] = self.add(recording.name_of(name_id))
+        found: Int32s = place_of[ids]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankPhases:
+    """Spans of a rank's training thread with the phases' places."""
+
+    spans: PhaseSpans
+    phase: Int32s
+
+    @property
+    def begin_ns(self) -> Int64s:
+        """On the rank's own clock."""
+        return self.spans.start_ns
+
+    @property
+    def end_ns(self) -> Int64s:
+        """On the rank's own clock."""
+        return self.spans.start_ns + self.spans.duration_ns
+
+
+def read_phases(recording: RankRecording, steps: StepTimes, book: PhaseBook) -> RankPhases:
+    """The phases of one rank."""
+    columns = recording.read("spans")
+    start = int64_column(columns, "start_host_mono_ns")
+    duration = int64_column(columns, "duration_ns")
+    is_good = (start >= 0) & (start < MAX_TIME_NS) & (duration >= 0) & (duration < MAX_SPAN_NS)
+    if not is_good.all():
+        columns = select_rows(columns, is_good)
+    spans, _ = place_phases(steps, columns)
+    return RankPhases(spans=spans, phase=book.translate(spans.name_id.astype(np.int64), recording))
+
+
+def layer_by_depth(
+    begin_ns: Int64s, end_ns: Int64s, depth: Int64s, value: Int64s
+) -> tuple[Layer, ...]:
+    """One layer per depth, the outermost first."""
+    return tuple(
+        make_layer(begin_ns[rows], end_ns[rows], value[rows])
+        for level in np.unique(depth).tolist()
+        if len(rows := np.flatnonzero(depth == level))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceMarks:
+    """Device spans of a rank, placed on the clock of its host."""
+
+    begin_ns: Int64s
+    end_ns: Int64s
+    host_begin_ns: Int64s
+    """Of the host span they belong to."""
+    depth: Int64s
+    stretch: Int64s
+    """As `PhaseSpans.stretch`."""
+    phase: Int32s
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+
+def place_device_spans(columns: Columns, phases: RankPhases) -> DeviceMarks:
+    """Puts device spans on the host's clock by the tightest bound that nearby steps give.
+
+    The device cannot reach a mark before the host issued it: each step bounds the offset from
+    below, and the highest bound of the steps around holds. Spans whose bounds contradict each
+    other, or whose host span is not known, are left out.
+    """
+    start = int64_column(columns, "start_device_ns")
+    duration = int64_column(columns, "duration_ns")
+    low, high = int64_column(columns, "offset_min_ns"), int64_column(columns, "offset_max_ns")
+    host_row = join_spans(phases.spans, columns)
+    is_good = (host_row >= 0) & (np.abs(low) < MAX_TIME_NS) & (low <= high)
+    is_good &= (start >= 0) & (start < MAX_TIME_NS) & (duration >= 0) & (duration < MAX_SPAN_NS)
+    is_good[is_good] &= phases.spans.stretch[host_row[is_good]] >= 0
+    start, duration, low, host_row = (
+        values[is_good] for values in (start, duration, low, host_row)
+    )
+    stretch = phases.spans.stretch[host_row]
+    begin = start + _tighten(low, stretch)
+    host_begin = phases.spans.start_ns[host_row]
+    kept = begin >= host_begin - MAX_EARLY_NS
+    return DeviceMarks(
+        begin_ns=begin[kept],
+        end_ns=(begin + duration)[kept],
+        host_begin_ns=host_begin[kept],
+        depth=phases.spans.depth[host_row][kept].astype(np.int64),
+        stretch=stretch[kept],
+        phase=phases.phase[host_row][kept],
+    )
+
+
+def _tighten(low_ns: Int64s, stretch: Int64s) -> Int64s:
+    """For each span the highest lower bound among the steps around it."""
+    if not len(low_ns):
+        return low_ns
+    step, place = np.unique(stretch // 2, return_inverse=True)
+    bound = np.full(len(step), -MAX_TIME_NS, dtype=np.int64)
+    np.maximum.at(bound, place, low_ns)
+    padded = np.pad(bound, NUM_SIDE_STEPS, mode="edge")
+    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * NUM_SIDE_STEPS + 1)
+    return np.asarray(around.max(axis=1)[place], dtype=np.int64)

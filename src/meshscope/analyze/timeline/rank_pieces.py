@@ -1,0 +1,141 @@
+"""Cuts the periods of one rank into pieces, in integer nanoseconds that add up exactly.
+
+A piece lies between two neighbouring borders of anything known about the rank: periods, steps,
+phases, hold-ups, actions. What holds the rank up decides its kind, hold-ups first, then the wait
+for an action's input, then a phase that is called a wait; all other time is work. Neighbours that
+are alike are one piece.
+
+What a rank still sat in a hold-up after the operation's end, until it noticed, counts as transfer:
+nothing but the operation kept it there.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.timeline.pieces import PieceKind, Pieces
+from meshscope.numerics.layers import EMPTY_LAYER, Layer, make_layer
+from meshscope.store.read.arrays import Bools, Int64s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Hold:
+    """Stretches in which operations held a rank up; they do not overlap."""
+
+    layer: Layer
+    """The value is the operation's row."""
+    ready_ns: Int64s
+    """Per stretch: from when on everybody needed was there."""
+    is_split: Bools
+    """Per stretch: waiting can be told from transfer."""
+    only_idle: bool
+    """Counts only where the device's stream is in no phase: it held the host up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Track:
+    """All that is known about one rank's time, on the reference clock."""
+
+    rank: int
+    period_begin_ns: Int64s
+    """Per kept step."""
+    step_begin_ns: Int64s
+    period_end_ns: Int64s
+    phases: tuple[Layer, ...]
+    """Outermost first; values are phases' places."""
+    busy: Layer
+    """Where a device's stream is in a phase; empty for a rank that is looked at on the host."""
+    holds: tuple[Hold, ...]
+    """A moment belongs to the first that claims it."""
+    actions: Layer = EMPTY_LAYER
+    """The value is the action's row."""
+    inputs: Layer = EMPTY_LAYER
+    """Waits for actions' inputs; the value is the action's row."""
+    wait_phase: int = -1
+    """Place of the phase that is a wait; -1: there is none."""
+    comm_phase: int = -1
+    """Place of the phase that is communication, where no operation was seen; -1."""
+
+
+def cut_pieces(track: Track) -> Pieces:
+    """The pieces of one rank."""
+    periods = make_layer(
+        track.period_begin_ns, track.period_end_ns, np.arange(len(track.period_begin_ns))
+    )
+    cuts = _find_cuts(track, periods)
+    begin, end = cuts[:-1], cuts[1:]
+    step = periods.look_up(begin)
+    inside = step >= 0
+    begin, end, step = begin[inside], end[inside], step[inside]
+    kind, row = _find_holds(track, begin)
+    phase = _find_phases(track, begin)
+    waiting = track.inputs.look_up(begin)
+    is_free = kind == PieceKind.WORK
+    kind[is_free & ((waiting >= 0) | (phase == track.wait_phase))] = PieceKind.WAIT
+    kind[is_free & (phase == track.comm_phase)] = PieceKind.UNSPLIT
+    action = np.where(waiting >= 0, waiting, track.actions.look_up(begin))
+    pieces = Pieces(
+        rank=np.full(len(begin), track.rank, dtype=np.int32),
+        step=step.astype(np.int32),
+        begin_ns=begin,
+        end_ns=end,
+        kind=kind,
+        phase=phase.astype(np.int32),
+        row=row,
+        action=action,
+        is_between=begin < track.step_begin_ns[step],
+    )
+    return _merge(pieces)
+
+
+def _find_cuts(track: Track, periods: Layer) -> Int64s:
+    layers = (periods, track.busy, track.actions, track.inputs, *track.phases)
+    borders = [part for layer in layers for part in (layer.begin_ns, layer.end_ns)]
+    for hold in track.holds:
+        borders += [hold.layer.begin_ns, hold.ready_ns, hold.layer.end_ns]
+    cuts = np.unique(np.concatenate([*borders, track.step_begin_ns]))
+    if not len(periods):
+        return cuts[:0]
+    inside: Int64s = cuts[(cuts >= periods.begin_ns[0]) & (cuts <= periods.end_ns.max())]
+    return inside
+
+
+def _find_holds(track: Track, begin: Int64s) -> tuple[np.ndarray, Int64s]:
+    kind = np.full(len(begin), PieceKind.WORK, dtype=np.uint8)
+    row = np.full(len(begin), -1, dtype=np.int64)
+    is_busy = track.busy.find(begin) >= 0
+    for hold in track.holds:
+        place = hold.layer.find(begin)
+        is_taken = (place >= 0) & (row < 0)
+        if hold.only_idle:
+            is_taken &= ~is_busy
+        place = place[is_taken]
+        row[is_taken] = hold.layer.value[place]
+        is_before = begin[is_taken] < hold.ready_ns[place]
+        split = np.where(is_before, PieceKind.WAIT, PieceKind.TRANSFER)
+        kind[is_taken] = np.where(hold.is_split[place], split, PieceKind.UNSPLIT)
+    return kind, row
+
+
+def _find_phases(track: Track, begin: Int64s) -> Int64s:
+    phase = np.zeros(len(begin), dtype=np.int64)
+    for layer in track.phases:
+        found = layer.look_up(begin)
+        phase = np.where(found >= 0, found, phase)
+    return phase
+
+
+def _merge(pieces: Pieces) -> Pieces:
+    """Joins neighbours that are alike in everything but their times."""
+    if len(pieces) < 2:
+        return pieces
+    begins = np.ones(len(pieces), dtype=np.bool_)
+    begins[1:] = pieces.begin_ns[1:] != pieces.end_ns[:-1]
+    for name in ("step", "kind", "phase", "row", "action", "is_between"):
+        values = getattr(pieces, name)
+        begins[1:] |= values[1:] != values[:-1]
+    first = np.flatnonzero(begins)
+    merged = pieces.select(first)
+    last = np.append(first[1:], len(pieces)) - 1
+    merged.end_ns[:] = pieces.end_ns[last]
+    return merged

@@ -1,0 +1,156 @@
+"""One rank's phases and device marks as recorded, and the track that pieces are cut from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.rank.phases import StepTimes
+from meshscope.analyze.timeline.actions import Actions
+from meshscope.analyze.timeline.rank_phases import (
+    DeviceMarks,
+    PhaseBook,
+    RankPhases,
+    layer_by_depth,
+    place_device_spans,
+    read_phases,
+)
+from meshscope.analyze.timeline.rank_pieces import Hold, Track
+from meshscope.analyze.timeline.timeline_steps import StepTable
+from meshscope.numerics.layers import EMPTY_LAYER, Layer, make_layer
+from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.run import RankRecording
+
+IDLE_PHASES = ("data", "checkpoint", "eval", "logging")
+"""Phases of the host that explain why a device's stream has nothing to do."""
+WAIT_PHASE = "pipeline wait"
+COMM_PHASE = "comm"
+
+ToReference = Callable[[Int64s], Int64s]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankReading:
+    """What one rank recorded about its phases, on its own clock."""
+
+    rank: int
+    steps: StepTimes
+    phases: RankPhases
+    marks: DeviceMarks | None
+    """None where no phase was marked on a device."""
+
+
+def read_rank(recording: RankRecording, steps: StepTimes, book: PhaseBook) -> RankReading:
+    """Reads a rank's phases and device marks."""
+    phases = read_phases(recording, steps, book)
+    marks = None
+    if recording.has_table("device_spans"):
+        marks = place_device_spans(recording.read("device_spans"), phases)
+    has_marks = marks is not None and len(marks) > 0
+    return RankReading(
+        rank=recording.rank, steps=steps, phases=phases, marks=marks if has_marks else None
+    )
+
+
+def place_on_devices(table: StepTable, readings: Sequence[RankReading]) -> tuple[StepTable, int]:
+    """The table with the moments of devices on ranks that have marks; and how many steps lack them.
+
+    On a device a step ends with the last of its phases on the stream, and its period begins where
+    that of the step before ended. Where the step before has no marks, the period is taken to be as
+    long as the host's: a device that keeps its distance to the host.
+    """
+    before, begin, end = table.before_ns.copy(), table.begin_ns.copy(), table.end_ns.copy()
+    is_marked = np.ones(len(table.steps), dtype=np.bool_)
+    for place, reading in enumerate(readings):
+        if reading.marks is None:
+            continue
+        found = _find_device_steps(reading.marks, reading.steps)
+        order = np.argsort(reading.steps.step, kind="stable")
+        row = order[np.searchsorted(reading.steps.step[order], table.steps)]
+        is_marked &= found[3][row]
+        before[place], begin[place], end[place] = (moments[row] for moments in found[:3])
+    placed = StepTable(steps=table.steps, before_ns=before, begin_ns=begin, end_ns=end)
+    if is_marked.all():
+        return placed, 0
+    return placed.select(is_marked), int(np.count_nonzero(~is_marked))
+
+
+def _find_device_steps(
+    marks: DeviceMarks, steps: StepTimes
+) -> tuple[Int64s, Int64s, Int64s, Bools]:
+    """Per step of the rank: where its period begins, begin, end on the device; if it has marks."""
+    inside = marks.stretch % 2 == 1
+    place = marks.stretch[inside] // 2
+    end = np.full(len(steps), -1, dtype=np.int64)
+    np.maximum.at(end, place, marks.end_ns[inside])
+    begin = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(begin, place, marks.begin_ns[inside])
+    has_marks = end >= 0
+    end = np.maximum.accumulate(end)
+    # Of short steps only one in several is marked: where the one before is not, the device is
+    # taken to keep the host's pace.
+    host_period = steps.end_ns - np.append(steps.start_ns[:1], steps.end_ns[:-1])
+    before = np.minimum(end - host_period, begin)
+    before[:1] = begin[:1]
+    before[1:] = np.where(has_marks[:-1], end[:-1], np.maximum(before[1:], end[:-1]))
+    is_next = np.append(True, steps.step[1:] == steps.step[:-1] + 1)
+    before = np.where(is_next, before, begin)
+    before = np.minimum(before, end)
+    return before, np.clip(begin, before, end), end, has_marks
+
+
+def make_track(
+    reading: RankReading,
+    table: StepTable,
+    place: int,
+    book: PhaseBook,
+    holds: tuple[Hold, ...],
+    to_reference: ToReference,
+) -> Track:
+    """All that is known of a rank but its actions, on the reference clock."""
+    phases, busy = _layer_phases(reading, book, to_reference)
+    period_begin = to_reference(table.before_ns[place])
+    period_end = np.maximum(to_reference(table.end_ns[place]), period_begin)
+    return Track(
+        rank=reading.rank,
+        period_begin_ns=period_begin,
+        step_begin_ns=np.clip(to_reference(table.begin_ns[place]), period_begin, period_end),
+        period_end_ns=period_end,
+        phases=phases,
+        busy=busy,
+        holds=holds,
+        wait_phase=book.find(WAIT_PHASE),
+    )
+
+
+def _layer_phases(
+    reading: RankReading, book: PhaseBook, to_reference: ToReference
+) -> tuple[tuple[Layer, ...], Layer]:
+    """Phases, outermost first, and where a device's stream is in one."""
+    phases, marks = reading.phases, reading.marks
+    is_placed = phases.spans.stretch >= 0
+    if marks is not None:
+        is_placed &= np.isin(phases.phase, [book.find(name) for name in IDLE_PHASES])
+    row = np.flatnonzero(is_placed)
+    host = layer_by_depth(
+        to_reference(phases.begin_ns[row]),
+        to_reference(phases.end_ns[row]),
+        phases.spans.depth[row].astype(np.int64),
+        phases.phase[row].astype(np.int64),
+    )
+    if marks is None:
+        return host, EMPTY_LAYER
+    begin, end = to_reference(marks.begin_ns), to_reference(marks.end_ns)
+    device = layer_by_depth(begin, end, marks.depth, marks.phase.astype(np.int64))
+    return (*host, *device), device[0] if device else EMPTY_LAYER
+
+
+def layer_actions(actions: Actions, first_row: int) -> tuple[Layer, Layer]:
+    """A rank's actions, and the waits for their inputs; values are rows from `first_row` on."""
+    row = np.arange(first_row, first_row + len(actions))
+    has_wait = actions.wait_begin_ns >= 0
+    wait_begin = actions.wait_begin_ns[has_wait]
+    return (
+        make_layer(actions.begin_ns, actions.end_ns, row),
+        make_layer(wait_begin, wait_begin + actions.wait_ns[has_wait], row[has_wait]),
+    )

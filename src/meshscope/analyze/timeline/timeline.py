@@ -1,0 +1,231 @@
+"""All ranks' time on one clock, without gaps: who worked, who waited, and what was transferred.
+
+    steps → operations → matches → clocks → arrivals → hold-ups → pieces, rank by rank
+
+WORK is what a rank is itself responsible for; where ranks wait for each other a slow rank shows as
+more WORK than its peers', and everybody else shows WAIT. The pieces of a rank and a step sum to
+the step's period exactly.
+
+On a rank whose phases were marked on an accelerator's stream, pieces are of the stream: device
+spans are placed on the host's clock, and between them the stream idles, which is WORK in the phase
+the host was in where that is data, checkpoint, eval or logging, else in none (a host or launch
+gap). Steps without marks are left out and counted; of short steps the recorder marks only some.
+
+Wrong where clocks of hosts are not tied together (`ClockAlignment.problems`): durations hold,
+waits do not. Wrong where an operation was not seen: waiting in it is WORK, and in a phase that the
+program calls communication UNSPLIT.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from meshscope.analyze.job.arrivals import (
+    AlignedTimes,
+    Arrivals,
+    RowTimes,
+    align_rows,
+    measure_arrivals,
+)
+from meshscope.analyze.job.clocks import ClockAlignment, align_clocks
+from meshscope.analyze.job.host_clocks import find_host_clocks
+from meshscope.analyze.job.matching import Matches, match_operations
+from meshscope.analyze.job.operations import Operations, Waits, load_operations, load_waits
+from meshscope.analyze.rank.step_choice import StepChoice
+from meshscope.analyze.timeline.actions import ACTION_KINDS, Actions, read_actions
+from meshscope.analyze.timeline.pieces import PieceKind, Pieces
+from meshscope.analyze.timeline.rank_phases import PhaseBook
+from meshscope.analyze.timeline.rank_pieces import Track, cut_pieces
+from meshscope.analyze.timeline.rank_reading import (
+    COMM_PHASE,
+    RankReading,
+    layer_actions,
+    make_track,
+    place_on_devices,
+    read_rank,
+)
+from meshscope.analyze.timeline.timeline_holds import RankHolds, find_holds
+from meshscope.analyze.timeline.timeline_steps import StepTable, keep_steps
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.run import Attempt
+
+__all__ = [
+    "ACTION_KINDS",
+    "Actions",
+    "PieceKind",
+    "Pieces",
+    "StepChoice",
+    "Timeline",
+    "TimelineCommunication",
+    "build_timeline",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TimelineCommunication:
+    """The operations of the kept steps, as `analyze.communication` has them."""
+
+    operations: Operations
+    matches: Matches
+    times: AlignedTimes
+    """On the reference clock."""
+    row_times: RowTimes
+    arrivals: Arrivals
+    alignment: ClockAlignment
+    waits: Waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """The time of all ranks in the kept steps."""
+
+    ranks: tuple[int, ...]
+    """Ascending."""
+    layout: Layout | Unavailable
+    steps: Int64s
+    """Numbers of the kept steps: finished on every rank, after warm-up; ascending."""
+    begins_window: Bools
+    """Per step: the step before it was not kept, so that nothing may be chained over the border."""
+    num_left_out: int
+    """Steady steps that were not kept, to stay within memory."""
+    num_profiled: int
+    """Steady steps left out because a trace window disturbed them."""
+    num_unmarked: int
+    """Steady steps left out because a rank that has device marks has none for them."""
+    period_begin_ns: Int64s
+    """[rank place, step place]: the end of the step before, on the reference clock."""
+    period_end_ns: Int64s
+    """[rank place, step place]: the step's own end."""
+    step_begin_ns: Int64s
+    """[rank place, step place]: the begin of the step itself."""
+    host_period_ns: Int64s
+    """[rank place, step place]: how long the period was on the host's clock; on a rank that is
+    looked at on the host this is `period_end_ns` less `period_begin_ns`."""
+    on_device: Bools
+    """Per rank: pieces are of the device's stream, placed on the host's clock."""
+    phases: tuple[str, ...]
+    """Names; the first is empty and stands for no phase."""
+    pieces: Pieces
+    actions: Actions | None
+    """None where no pipeline action was recorded."""
+    communication: TimelineCommunication | None
+    """None where no operation was recorded."""
+
+
+def build_timeline(
+    attempt: Attempt, *, warmup_steps: int | None = None, steps: StepChoice | None = None
+) -> Timeline | Unavailable:
+    """The timeline of an attempt's steady steps, or of as many of them as `steps` allows."""
+    kept = keep_steps(attempt, warmup_steps=warmup_steps, choice=steps or StepChoice())
+    if isinstance(kept, Unavailable):
+        return kept
+    book = PhaseBook()
+    readings = [
+        read_rank(kept.attempt.ranks[rank], own, book)
+        for rank, own in zip(kept.ranks, kept.by_rank, strict=True)
+    ]
+    table, num_unmarked = place_on_devices(kept.table, readings)
+    if not len(table.steps):
+        return Unavailable("no step has device marks on all ranks that were marked at all")
+    communication = read_communication(kept.attempt)
+    tracks, actions = _make_tracks(kept.attempt, readings, table, book, communication)
+    period_begin = np.array([track.period_begin_ns for track in tracks])
+    period_end = np.array([track.period_end_ns for track in tracks])
+    return Timeline(
+        ranks=kept.ranks,
+        layout=attempt.layout,
+        steps=table.steps,
+        begins_window=_find_borders(period_begin, period_end),
+        num_left_out=kept.num_left_out,
+        num_profiled=kept.num_profiled,
+        num_unmarked=num_unmarked,
+        period_begin_ns=period_begin,
+        period_end_ns=period_end,
+        step_begin_ns=np.array([track.step_begin_ns for track in tracks]),
+        host_period_ns=_measure_host_periods(
+            kept.table, table.steps, period_end - period_begin, readings
+        ),
+        on_device=np.array([reading.marks is not None for reading in readings]),
+        phases=tuple(book.names),
+        pieces=Pieces.join([cut_pieces(track) for track in tracks]),
+        actions=actions,
+        communication=communication if len(communication.operations) else None,
+    )
+
+
+def _make_tracks(
+    attempt: Attempt,
+    readings: Sequence[RankReading],
+    table: StepTable,
+    book: PhaseBook,
+    communication: TimelineCommunication,
+) -> tuple[list[Track], Actions | None]:
+    """What is known of every rank, on the reference clock."""
+    holds = _find_holds(communication, readings)
+    tracks, actions, num_actions = [], [], 0
+    for place, reading in enumerate(readings):
+        to_reference = partial(communication.alignment.to_reference, reading.rank)
+        own_holds = holds.of(reading.rank)
+        track = make_track(reading, table, place, book, own_holds, to_reference)
+        if not len(communication.operations):
+            track = replace(track, comm_phase=book.find(COMM_PHASE))
+        recording = attempt.ranks[reading.rank]
+        if recording.has_table("actions"):
+            found = read_actions(recording, table.steps, reading.marks, to_reference)
+            layers = layer_actions(found, num_actions)
+            track = replace(track, actions=layers[0], inputs=layers[1])
+            actions.append(found)
+            num_actions += len(found)
+        tracks.append(track)
+    return tracks, Actions.join(actions) if num_actions else None
+
+
+def read_communication(attempt: Attempt) -> TimelineCommunication:
+    """The operations of an attempt, matched and on one clock; there may be none."""
+    operations = load_operations(attempt)
+    host_clocks = find_host_clocks(attempt)
+    matches = match_operations(operations, host_clocks)
+    alignment = align_clocks(attempt, operations.rows, matches, host_clocks)
+    times = align_rows(operations.rows, alignment)
+    row_times, arrivals, _ = measure_arrivals(operations, matches, times, alignment)
+    return TimelineCommunication(
+        operations=operations,
+        matches=matches,
+        times=times,
+        row_times=row_times,
+        arrivals=arrivals,
+        alignment=alignment,
+        waits=load_waits(attempt, operations),
+    )
+
+
+def _find_holds(found: TimelineCommunication, readings: Sequence[RankReading]) -> RankHolds:
+    return find_holds(
+        found.operations,
+        found.waits,
+        found.times,
+        found.row_times,
+        found.alignment,
+        [reading.rank for reading in readings if reading.marks is not None],
+    )
+
+
+def _measure_host_periods(
+    host: StepTable, steps: Int64s, period_ns: Int64s, readings: Sequence[RankReading]
+) -> Int64s:
+    """Periods as the pieces have them, but of the host where pieces are of a device."""
+    kept = np.searchsorted(host.steps, steps)
+    on_host = (host.end_ns - host.before_ns)[:, kept]
+    on_device = np.array([reading.marks is not None for reading in readings])
+    return np.where(on_device[:, None], on_host, period_ns)
+
+
+def _find_borders(period_begin_ns: Int64s, period_end_ns: Int64s) -> Bools:
+    """Steps that do not begin where the one before them ended, on some rank."""
+    borders = np.ones(period_begin_ns.shape[1], dtype=np.bool_)
+    borders[1:] = (period_begin_ns[:, 1:] != period_end_ns[:, :-1]).any(axis=0)
+    return borders

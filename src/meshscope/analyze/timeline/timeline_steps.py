@@ -1,0 +1,206 @@
+"""The steps a timeline is made of: finished on every rank, after warm-up, and not too many.
+
+A step's period runs from the end of the step before it on the same rank to its own end: a step
+owns the gap before it, since its data is fetched there. The first step a rank recorded has no gap.
+Steps that were left by an exception are not kept; the period after one begins at its end. Nor are
+steps that a trace window disturbed.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS
+from meshscope.analyze.rank.phases import StepTimes, order_steps
+from meshscope.analyze.rank.step_choice import StepChoice, choose_windows
+from meshscope.analyze.rank.steps import NO_STEP, count_warmup, explain_no_steady_step
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.columns import Columns, int64_column, select_rows
+from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.table_window import TimeWindows
+from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
+from meshscope.store.schema import StepFlag
+
+COUNTED_TABLES = ("phases", "spans", "device_spans", "collectives", "waits", "actions")
+"""What a timeline reads beside steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepTable:
+    """Moments of steps on every rank, each on the clock of the rank's host."""
+
+    steps: Int64s
+    """Step numbers, ascending."""
+    before_ns: Int64s
+    """[rank, step]: the end of the rank's step before it, else its own begin."""
+    begin_ns: Int64s
+    end_ns: Int64s
+
+    def select(self, rows: Bools) -> "StepTable":
+        """Some of the steps."""
+        return StepTable(
+            steps=self.steps[rows],
+            before_ns=self.before_ns[:, rows],
+            begin_ns=self.begin_ns[:, rows],
+            end_ns=self.end_ns[:, rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptSteps:
+    """The steps of a timeline, and the recordings cut down to them."""
+
+    attempt: Attempt
+    """Its ranks read only what belongs to the kept steps, where not all are kept."""
+    ranks: tuple[int, ...]
+    """Those that finished a step."""
+    table: StepTable
+    by_rank: tuple[StepTimes, ...]
+    """All steps that were read of each rank, in order of time, its own clock."""
+    num_left_out: int
+    num_profiled: int
+    """Steps left out because a trace window disturbed them."""
+
+
+def keep_steps(
+    attempt: Attempt, *, warmup_steps: int | None, choice: StepChoice
+) -> KeptSteps | Unavailable:
+    """The steps of an attempt that a timeline can take in."""
+    recordings = [recording for recording in attempt if recording.count_rows("steps")]
+    if not recordings:
+        return Unavailable(NO_STEP)
+    warmup_steps = attempt.choose_warmup(warmup_steps)
+    num_kept = _count_kept(recordings, choice)
+    if num_kept is None:
+        return _keep_whole(attempt, recordings, warmup_steps)
+    return _keep_windows(attempt, recordings, warmup_steps, num_kept, choice.num_windows)
+
+
+def _count_kept(recordings: list[RankRecording], choice: StepChoice) -> int | None:
+    """How many steps may be kept; None: all."""
+    num_steps = max(recording.count_rows("steps") for recording in recordings)
+    num_rank_steps = num_steps * len(recordings)
+    num_rows = sum(
+        recording.count_rows(table) for recording in recordings for table in COUNTED_TABLES
+    )
+    if num_rank_steps <= choice.max_rank_steps and num_rows <= choice.max_rows:
+        return None
+    by_steps = choice.max_rank_steps // len(recordings)
+    by_rows = choice.max_rows * num_steps // max(num_rows, 1)
+    return max(1, min(by_steps, by_rows))
+
+
+def _keep_whole(
+    attempt: Attempt, recordings: list[RankRecording], warmup_steps: int | None
+) -> KeptSteps | Unavailable:
+    times = [read_step_times(recording.read("steps")) for recording in recordings]
+    numbers = np.unique(np.concatenate([own.step for own, _ in times]))
+    num_warmup = count_warmup(len(numbers), warmup_steps)
+    steady = numbers[num_warmup:]
+    if not len(steady):
+        return Unavailable(explain_no_steady_step(len(numbers)))
+    return _make(attempt, recordings, times, steady, num_steady=0)
+
+
+def _keep_windows(
+    attempt: Attempt,
+    recordings: list[RankRecording],
+    warmup_steps: int | None,
+    num_kept: int,
+    num_windows: int,
+) -> KeptSteps | Unavailable:
+    """Reads only some stretches of steps; step numbers are taken to grow with time."""
+    extents = [extent for r in recordings if (extent := r.find_step_extent()) is not None]
+    if not extents:
+        return Unavailable(NO_STEP)
+    first = max(low for low, _ in extents)
+    last = min(high for _, high in extents)
+    lowest = min(low for low, _ in extents)
+    num_warmup = count_warmup(last - lowest + 1, warmup_steps)
+    first = max(first, lowest + num_warmup)
+    windows = choose_windows(first, last, num_kept, num_windows)
+    if not windows:
+        return Unavailable("no step was finished by every rank")
+    # One more before each: where it ends, the first one's period begins.
+    wanted = [(begin - 1, end) for begin, end in windows]
+    times = [read_step_times(recording.read_steps(wanted)) for recording in recordings]
+    numbers = np.concatenate([np.arange(begin, end + 1) for begin, end in windows])
+    narrowed = {
+        recording.rank: recording.narrow(_time_windows(own, wanted))
+        for recording, (own, _) in zip(recordings, times, strict=True)
+    }
+    ranks = {rank: narrowed.get(rank, recording) for rank, recording in attempt.ranks.items()}
+    return _make(
+        replace(attempt, ranks=ranks), recordings, times, numbers, num_steady=last - first + 1
+    )
+
+
+def _time_windows(times: StepTimes, wanted: list[tuple[int, int]]) -> TimeWindows:
+    begin, end = [], []
+    for low, high in wanted:
+        inside = (times.step >= low) & (times.step <= high)
+        if inside.any():
+            begin.append(int(times.start_ns[inside].min()))
+            end.append(int(times.end_ns[inside].max()))
+    return TimeWindows(
+        begin_ns=np.array(begin, dtype=np.int64), end_ns=np.array(end, dtype=np.int64)
+    )
+
+
+def read_step_times(columns: Columns) -> tuple[StepTimes, Int64s]:
+    """A rank's steps with usable times, and the numbers of those left by an exception."""
+    start = int64_column(columns, "start_host_mono_ns")
+    end = int64_column(columns, "end_host_mono_ns")
+    step = int64_column(columns, "step")
+    is_good = (start >= 0) & (end >= start) & (end < MAX_TIME_NS) & (step >= 0)
+    is_good &= np.where(is_good, end - start, 0) < MAX_SPAN_NS
+    if not is_good.all():
+        columns = select_rows(columns, is_good)
+    is_aborted = (columns["flags"].astype(np.int64) & StepFlag.ABORTED) != 0
+    return order_steps(columns), int64_column(columns, "step")[is_aborted]
+
+
+def _make(
+    attempt: Attempt,
+    recordings: list[RankRecording],
+    times: list[tuple[StepTimes, Int64s]],
+    wanted: Int64s,
+    *,
+    num_steady: int,
+) -> KeptSteps | Unavailable:
+    kept = wanted
+    for own, aborted in times:
+        kept = kept[np.isin(kept, own.step) & ~np.isin(kept, aborted)]
+    if not len(kept):
+        return Unavailable("no step was finished by every rank")
+    is_profiled = mark_profiled(kept, disturbing_windows(attempt))
+    num_profiled = int(np.count_nonzero(is_profiled))
+    kept = kept[~is_profiled]
+    if not len(kept):
+        return Unavailable(f"all {num_profiled} steps after warm-up were profiled")
+    moments = [_find_moments(own, kept) for own, _ in times]
+    table = StepTable(
+        steps=kept,
+        before_ns=np.array([found[0] for found in moments]),
+        begin_ns=np.array([found[1] for found in moments]),
+        end_ns=np.array([found[2] for found in moments]),
+    )
+    return KeptSteps(
+        attempt=attempt,
+        ranks=tuple(recording.rank for recording in recordings),
+        table=table,
+        by_rank=tuple(own for own, _ in times),
+        num_left_out=max(num_steady - num_profiled - len(kept), 0),
+        num_profiled=num_profiled,
+    )
+
+
+def _find_moments(times: StepTimes, kept: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    order = np.argsort(times.step, kind="stable")
+    row = order[np.searchsorted(times.step[order], kept)]
+    before = np.append(times.start_ns[:1], times.end_ns[:-1])
+    # Traces have windows of steps: what was between them is not known.
+    is_next = np.append(False, times.step[1:] == times.step[:-1] + 1)
+    before = np.where(is_next, before, times.start_ns)
+    return before[row], times.start_ns[row], times.end_ns[row]

@@ -1,0 +1,1 @@
+"""Loss, gradient norm and skipped updates."""

@@ -1,0 +1,351 @@
+"""What the logged loss, gradient norm and learning rate do over the run.
+
+A step's loss is, of each rank's mean over its microbatches, the median over the ranks that logged
+one, of many the first 64: the same number where ranks log the job's loss, a robust middle where
+each logs its own. NaN and Inf are looked for on every rank, and left out of everything else.
+
+- Trend: Theil–Sen slope of the last half with a 95 % interval, and what it makes of the half.
+- Plateau: the interval of that change lies within ±`PLATEAU_RATIO` of the level, although the loss
+  fell before by more.
+- Divergence: the last values lie above the best level reached before, by an effect and beyond the
+  noise, and stay there. A spike that comes back is none.
+- Gradient norm: the level of the last tenth over the level of the middle of the run.
+
+Wrong where the loss is not a loss (a reward, a difference of two), where tasks change during a run,
+and while a learning rate warms up: few steps say little about where a loss will go.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from meshscope.analyze.rank.signals import SIGNAL_NAMES, ScalarSeries, read_scalars
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.spikes import Spikes, find_spikes
+from meshscope.numerics.theil_sen import scaled_mad
+from meshscope.numerics.trend import Trend, measure_trend
+from meshscope.store.read.arrays import Floats, Int64s
+from meshscope.store.read.run import Attempt
+
+LOSS = "loss"
+GRAD_NORM = "grad_norm"
+LEARNING_RATE = "lr"
+_WANTED = frozenset(name for names in SIGNAL_NAMES.values() for name in names)
+
+MAX_RANKS = 64
+"""Ranks of which the median is taken."""
+MIN_STEPS = 20
+"""With fewer finite values neither divergence nor a plateau is told."""
+MIN_PLATEAU_STEPS = 50
+PLATEAU_RATIO = 0.01
+"""Of the level: a change over half a run below which nothing moves."""
+MIN_FALL_RATIO = 0.05
+"""Of the first level: how much a loss must have fallen for a stop to be news."""
+DIVERGENCE_RATIO = 0.1
+"""Of the best level: by which the last one must lie above it."""
+DIVERGENCE_SPREADS = 6.0
+"""Of the noise about a running median, likewise."""
+LOSS_SPIKE_RATIO = 0.2
+NORM_SPIKE_RATIO = 1.0
+_WINDOW = 9
+"""Steps of the running median that the best level is taken of."""
+
+
+class LossCourse(StrEnum):
+    """Where the loss goes."""
+
+    FALLING = "falling"
+    PLATEAU = "plateau"
+    RISING = "rising"
+    DIVERGED = "diverged"
+    UNCLEAR = "unclear"
+    """The interval of its trend holds both up and down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobSeries:
+    """One signal, one value per step: see the module's docstring."""
+
+    name: str
+    """The scalar it was read from."""
+    step: Int64s
+    """Ascending; only steps with a finite value."""
+    value: Floats
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """Values of a signal that are NaN or infinite."""
+
+    first_step: int
+    first_ranks: tuple[int, ...]
+    """Ranks that had one in that step."""
+    first_kind: str
+    """`NaN`, `+Inf` or `-Inf`."""
+    ranks: tuple[int, ...]
+    """All that ever had one."""
+    num_values: int
+    num_steps: int
+    last_step: int
+    is_lasting: bool
+    """Whether the last step that was logged has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """A loss that left its best level for good."""
+
+    since_step: int
+    """The last step at the best level, plus one."""
+    best: float
+    best_step: int
+    last: float
+    """Median of the last tenth, at least five values."""
+    noise: float
+    """Spread about the running median."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelChange:
+    """The level of a signal at the end, against its middle."""
+
+    usual: float
+    """Median of the second to fifth tenth."""
+    last: float
+    """Median of the last tenth, at least three values."""
+    since_step: int
+    """First step from which all values are beyond the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Convergence:
+    """What one attempt's signals do. Each may be missing, with the reason."""
+
+    loss: JobSeries | Unavailable
+    grad_norm: JobSeries | Unavailable
+    learning_rate: JobSeries | Unavailable
+    loss_nonfinite: NonFinite | None
+    norm_nonfinite: NonFinite | None
+    course: LossCourse | Unavailable
+    trend: Trend | Unavailable
+    """Of the last half of the loss."""
+    change_ratio: tuple[float, float, float] | Unavailable
+    """What the trend makes of the last half, over the level: low end, middle, high end."""
+    divergence: Divergence | None
+    loss_spikes: Spikes | Unavailable
+    norm_spikes: Spikes | Unavailable
+
+
+def analyze_convergence(attempt: Attempt) -> Convergence:
+    """Reads and judges the signals of every rank."""
+    # A loss of 1e308 is a number; its differences need not be.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _analyze(attempt)
+
+
+def _analyze(attempt: Attempt) -> Convergence:
+    signals = {signal: _RankSignals(signal=signal) for signal in SIGNAL_NAMES}
+    for recording in attempt:
+        scalars = read_scalars(recording, _WANTED)
+        for signal, candidates in SIGNAL_NAMES.items():
+            name = next((name for name in candidates if name in scalars), None)
+            if name is not None:
+                signals[signal].add(recording.rank, name, scalars[name])
+    job = {signal: ranks.merge() for signal, ranks in signals.items()}
+    loss, norm = job[LOSS], job[GRAD_NORM]
+    trend = _trend_of_last_half(loss)
+    change = _change(loss, trend)
+    divergence = None if isinstance(loss, Unavailable) else find_divergence(loss)
+    return Convergence(
+        loss=loss,
+        grad_norm=norm,
+        learning_rate=job[LEARNING_RATE],
+        loss_nonfinite=signals[LOSS].find_nonfinite(),
+        norm_nonfinite=signals[GRAD_NORM].find_nonfinite(),
+        course=_name_course(loss, change, divergence),
+        trend=trend,
+        change_ratio=change,
+        divergence=divergence,
+        loss_spikes=_spikes(loss, LOSS_SPIKE_RATIO),
+        norm_spikes=_spikes(norm, NORM_SPIKE_RATIO),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _RankSignals:
+    """One signal of all ranks, reduced as they come: many ranks need little more than one."""
+
+    signal: str
+    name: str = ""
+    means: list[tuple[Int64s, Floats]] = field(default_factory=list)
+    """Steps and means of the first ranks."""
+    bad: dict[int, tuple[Int64s, Floats]] = field(default_factory=dict)
+    """Rank to the steps and values that are not finite."""
+    last_step: int = -1
+
+    def add(self, rank: int, name: str, series: ScalarSeries) -> None:
+        self.name = self.name or name
+        self.last_step = max(self.last_step, int(series.step.max()))
+        is_bad = ~np.isfinite(series.value)
+        if is_bad.any():
+            self.bad[rank] = (series.step[is_bad], series.value[is_bad])
+        if len(self.means) < MAX_RANKS:
+            self.means.append(_mean_per_step(series))
+
+    def merge(self) -> JobSeries | Unavailable:
+        """The median over ranks of each step."""
+        if not self.means:
+            return Unavailable(f"no rank logged {' or '.join(SIGNAL_NAMES[self.signal])}")
+        step = np.concatenate([part[0] for part in self.means])
+        value = np.concatenate([part[1] for part in self.means])
+        if not len(step):
+            return Unavailable(f"no value of {self.name} is finite")
+        order = np.lexsort((value, step))
+        step, value = step[order], value[order]
+        numbers, first, counts = np.unique(step, return_index=True, return_counts=True)
+        low, high = value[first + (counts - 1) // 2], value[first + counts // 2]
+        # Not (low + high) / 2, which may be too large for a number.
+        return JobSeries(name=self.name, step=numbers, value=low / 2 + high / 2)
+
+    def find_nonfinite(self) -> NonFinite | None:
+        """Where NaN and Inf were logged, over all ranks; None where nowhere."""
+        if not self.bad:
+            return None
+        first_step = min(int(steps.min()) for steps, _ in self.bad.values())
+        first = tuple(rank for rank, (steps, _) in sorted(self.bad.items()) if first_step in steps)
+        steps, values = self.bad[first[0]]
+        value = float(values[steps == first_step][0])
+        everywhere = np.unique(np.concatenate([steps for steps, _ in self.bad.values()]))
+        return NonFinite(
+            first_step=first_step,
+            first_ranks=first,
+            first_kind="NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf"),
+            ranks=tuple(sorted(self.bad)),
+            num_values=sum(len(steps) for steps, _ in self.bad.values()),
+            num_steps=len(everywhere),
+            last_step=int(everywhere[-1]),
+            is_lasting=int(everywhere[-1]) == self.last_step,
+        )
+
+
+def _mean_per_step(series: ScalarSeries) -> tuple[Int64s, Floats]:
+    """Steps whose values are all finite, and the mean of each."""
+    numbers, place = np.unique(series.step, return_inverse=True)
+    counts = np.bincount(place, minlength=len(numbers))
+    with np.errstate(invalid="ignore", over="ignore"):
+        means = np.bincount(place, weights=series.value, minlength=len(numbers)) / counts
+    is_finite = np.isfinite(means)
+    return numbers[is_finite], means[is_finite]
+
+
+def _trend_of_last_half(loss: JobSeries | Unavailable) -> Trend | Unavailable:
+    if isinstance(loss, Unavailable):
+        return loss
+    half = len(loss) // 2
+    return measure_trend(loss.step[half:].astype(np.float64), loss.value[half:])
+
+
+def _change(
+    loss: JobSeries | Unavailable, trend: Trend | Unavailable
+) -> tuple[float, float, float] | Unavailable:
+    if isinstance(loss, Unavailable):
+        return loss
+    if isinstance(trend, Unavailable):
+        return trend
+    half = len(loss) // 2
+    level = abs(float(np.median(loss.value[half:])))
+    if level == 0:
+        return Unavailable("the loss is 0")
+    span = float(loss.step[-1] - loss.step[half])
+    return (
+        trend.slope_low * span / level,
+        trend.slope * span / level,
+        trend.slope_high * span / level,
+    )
+
+
+def _name_course(
+    loss: JobSeries | Unavailable,
+    change: tuple[float, float, float] | Unavailable,
+    divergence: Divergence | None,
+) -> LossCourse | Unavailable:
+    if isinstance(loss, Unavailable):
+        return loss
+    if divergence is not None:
+        return LossCourse.DIVERGED
+    if isinstance(change, Unavailable):
+        return change
+    low, _, high = change
+    if _is_plateau(loss, low, high):
+        return LossCourse.PLATEAU
+    if high < 0:
+        return LossCourse.FALLING
+    return LossCourse.RISING if low > 0 else LossCourse.UNCLEAR
+
+
+def _is_plateau(loss: JobSeries, low: float, high: float) -> bool:
+    if len(loss) < MIN_PLATEAU_STEPS or max(abs(low), abs(high)) > PLATEAU_RATIO:
+        return False
+    first = float(np.median(loss.value[: max(3, len(loss) // 20)]))
+    level = float(np.median(loss.value[len(loss) // 2 :]))
+    return first - level > MIN_FALL_RATIO * abs(first)
+
+
+def find_divergence(loss: JobSeries) -> Divergence | None:
+    """Whether the loss ends above its best level, beyond noise and for good."""
+    count = len(loss)
+    if count < MIN_STEPS:
+        return None
+    smooth = _running_median(loss.value)
+    noise = scaled_mad(loss.value - smooth)
+    num_last = max(5, count // 10)
+    last = float(np.median(loss.value[-num_last:]))
+    at = int(np.argmin(smooth[: count - num_last // 2]))
+    best = float(smooth[at])
+    limit = best + max(DIVERGENCE_RATIO * abs(best), DIVERGENCE_SPREADS * noise)
+    # All of the last values: one that is back at the level is a sign of a spike, not of a course.
+    if not last > limit or float(loss.value[-num_last:].min()) <= best + (limit - best) / 2:
+        return None
+    near = np.flatnonzero(loss.value <= best + (limit - best) / 2)
+    since = int(near[-1]) + 1 if len(near) else 0
+    return Divergence(
+        since_step=int(loss.step[min(since, count - 1)]),
+        best=best,
+        best_step=int(loss.step[at]),
+        last=last,
+        noise=noise,
+    )
+
+
+def _running_median(values: Floats) -> Floats:
+    half = _WINDOW // 2
+    padded = np.pad(values, half, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)
+    return np.asarray(np.median(windows, axis=1), dtype=np.float64)
+
+
+def find_level_change(series: JobSeries, *, factor: float) -> LevelChange | None:
+    """Whether a positive signal ends `factor` times above (or, below 1, under) its middle."""
+    count = len(series)
+    if count < MIN_STEPS:
+        return None
+    usual = float(np.median(series.value[count // 10 : max(count // 2, count // 10 + 3)]))
+    tail = series.value[-max(3, count // 10) :]
+    limit = usual * factor
+    is_beyond = series.value >= limit if factor > 1 else series.value <= limit
+    if usual <= 0 or not bool(is_beyond[-len(tail) :].all()):
+        return None
+    inside = np.flatnonzero(~is_beyond)
+    since = int(inside[-1]) + 1 if len(inside) else 0
+    return LevelChange(usual=usual, last=float(np.median(tail)), since_step=int(series.step[since]))
+
+
+def _spikes(series: JobSeries | Unavailable, min_change_ratio: float) -> Spikes | Unavailable:
+    if isinstance(series, Unavailable):
+        return series
+    return find_spikes(series.step, series.value, min_change_ratio=min_change_ratio)

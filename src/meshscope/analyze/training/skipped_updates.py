@@ -1,0 +1,74 @@
+"""Steps whose update was skipped, without those in which a loss scale is looked for.
+
+Counted from the flags of the steps, on the rank that skipped most: a scaler decides for all ranks
+alike where they share gradients. The first tenth of the run is left out of the rate: a scaler that
+begins high skips there by design.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.columns import int64_column
+from meshscope.store.read.run import Attempt
+from meshscope.store.schema import StepFlag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedUpdates:
+    """Of the rank that skipped most."""
+
+    ranks: tuple[int, ...]
+    """Those that skipped after the first tenth; empty when all did."""
+    num_skipped: int
+    """In the whole run."""
+    num_late: int
+    """After the first tenth."""
+    num_late_steps: int
+    first_late_step: int | None
+    last_step: int | None
+
+    @property
+    def late_ratio(self) -> float:
+        """Skipped steps over all, after the first tenth."""
+        return self.num_late / self.num_late_steps if self.num_late_steps else 0.0
+
+
+def count_skipped(attempt: Attempt) -> SkippedUpdates | Unavailable:
+    """Over all ranks; Unavailable where no step finished."""
+    found: dict[int, SkippedUpdates] = {}
+    for recording in attempt:
+        columns = recording.read("steps")
+        step = int64_column(columns, "step")
+        if len(step):
+            flags = columns["flags"].astype(np.int64, copy=False)
+            found[recording.rank] = _count(step, (flags & StepFlag.SKIPPED) != 0)
+    if not found:
+        return Unavailable("no step finished")
+    late = tuple(rank for rank, own in found.items() if own.num_late)
+    most = max(found.values(), key=lambda own: (own.num_late, own.num_skipped))
+    return SkippedUpdates(
+        ranks=() if len(late) == len(found) else late,
+        num_skipped=most.num_skipped,
+        num_late=most.num_late,
+        num_late_steps=most.num_late_steps,
+        first_late_step=most.first_late_step,
+        last_step=most.last_step,
+    )
+
+
+def _count(
+    step: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]",
+    is_skipped: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]",
+) -> SkippedUpdates:
+    begin = len(step) // 10
+    late = step[begin:][is_skipped[begin:]]
+    return SkippedUpdates(
+        ranks=(),
+        num_skipped=int(np.count_nonzero(is_skipped)),
+        num_late=len(late),
+        num_late_steps=len(step) - begin,
+        first_late_step=int(late[0]) if len(late) else None,
+        last_step=int(late[-1]) if len(late) else None,
+    )

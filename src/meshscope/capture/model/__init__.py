@@ -1,0 +1,1 @@
+"""A model's size, arithmetic and the device's peak."""

@@ -1,0 +1,1 @@
+"""Statistics that a program can ask for while it trains."""

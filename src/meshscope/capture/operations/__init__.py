@@ -1,0 +1,1 @@
+"""Communication of one rank."""

@@ -1,0 +1,305 @@
+"""Times operations that run on an accelerator's streams, with events that are read later.
+
+An operation begins when the current stream reaches it (an event before the call). It ends
+
+- without a handle, when the current stream is past it (an event after the call);
+- with a handle, when a stream of our own that waits for the same handle is past it. That wait is
+  queued right after the program's own: before, it would let torch release the tensors the
+  operation still uses;
+- issued by DistributedDataParallel, likewise through its future: its buckets live as long as it;
+- functional (`wait_tensor`), when the program's stream is past the wait: a bound, unless the wait
+  held the stream up.
+
+Nothing here waits for the device. Device times are placed on the host clock by the tightest lower
+bound seen: the device cannot reach an event before the host has issued it.
+"""
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from meshscope.capture.operations.operation_log import Operation, OperationLog
+from meshscope.core.operations import EndSource, Outcome
+from meshscope.store.schema import MISSING
+
+READ_EVERY_NS = 50_000_000
+MAX_SHARE = 0.005
+"""Of the host's time that marking may take; beyond it only every 2nd, 4th, … operation of a group
+is marked, by its sequence number, so that ranks mark the same ones. The others have no end."""
+COST_NS = 40_000
+"""What marking and reading an operation takes; measured by `benchmarks/communication_gpu.py`."""
+MAX_STRIDE = 1024
+MAX_PENDING = 4096
+HELD_UP_NS = 20_000
+"""A stream that took longer than this over a wait was held up by the operation."""
+NUM_OFFSETS = 64
+"""Readings the placement on the host clock is taken from."""
+
+
+class StreamEvents:
+    """A pool of timing events, recorded on the current stream with as little Python as possible."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.free: list[Any] = []
+        self._streams: dict[Any, Any] = {}
+        c = sys.modules["torch"]._C
+        self._find_stream = getattr(c, "_cuda_getCurrentStream", None)
+        self._base = getattr(c, "_CudaEventBase", None)
+        self._find_device = getattr(c, "_cuda_getDevice", None)
+        self._set_stream: Any = getattr(c, "_cuda_setStream", None)
+        self._side_streams: dict[int, Any] = {}
+        is_cuda = getattr(backend, "__name__", "") == "torch.cuda"
+        self._is_short = is_cuda and None not in (
+            self._find_stream, self._base, self._find_device, self._set_stream,
+        )  # fmt: skip
+        ask: Any = getattr(c, "_cuda_isCurrentStreamCapturing", None) if is_cuda else None
+        self.is_capturing: Callable[[], bool] = ask or getattr(
+            backend, "is_current_stream_capturing", lambda: False
+        )
+
+    def record(self) -> Any:
+        """An event on the current stream."""
+        event = self.free.pop() if self.free else self._backend.Event(enable_timing=True)
+        if not self._is_short:
+            event.record()
+            return event
+        key = self._find_stream(self._find_device())  # type: ignore[misc]
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = self._backend.current_stream()
+        self._base.record(event, stream)  # type: ignore[union-attr]
+        return event
+
+    def record_beside(self, queue_wait: Callable[[], Any]) -> Any:
+        """An event on a stream of our own, behind what `queue_wait` makes that stream wait for."""
+        index = self._find_device() if self._is_short else self._backend.current_device()  # type: ignore[misc]
+        side = self._side_streams.get(index)
+        if side is None:
+            side = self._side_streams[index] = self._backend.Stream()
+        if not self._is_short:
+            with self._backend.stream(side):
+                queue_wait()
+                return self.record()
+        # What `torch.cuda.stream` does, without its questions.
+        stream_id, device_index, device_type = self._find_stream(index)  # type: ignore[misc]
+        self._set_stream(
+            stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type
+        )
+        try:
+            queue_wait()
+            return self.record()
+        finally:
+            self._set_stream(
+                stream_id=stream_id, device_index=device_index, device_type=device_type
+            )
+
+
+class _Pending:
+    """An operation whose events the device has not reached yet."""
+
+    __slots__ = ("begin_ns", "end", "end_ns", "operations", "source", "wait_begin", "wait_end",
+                 "wait_source")  # fmt: skip
+
+    def __init__(self, operations: list[Operation], end: Any, source: int) -> None:
+        self.operations = operations
+        self.end = end
+        self.source = source
+        self.wait_begin: Any = None
+        self.wait_end: Any = None
+        self.wait_source = 0
+        self.begin_ns = self.end_ns = 0
+
+
+class DeviceOperations:
+    """Operations of one process on one type of accelerator."""
+
+    def __init__(self, backend: Any, log: OperationLog, clock: Callable[[], int]) -> None:
+        """`backend` is `torch.cuda` or a module of the same shape."""
+        self._backend = backend
+        self._log = log
+        self._events = StreamEvents(backend)
+        self._clock = clock
+        self._num_recent = 0
+        self._stride = 1
+        self._pending: deque[_Pending] = deque()
+        self._lock = threading.Lock()
+        self._anchor: Any = None
+        self._anchor_device_ns = 0
+        self._offsets: deque[int] = deque(maxlen=NUM_OFFSETS)
+        self.offset_uncertainty_ns = MISSING
+        self._next_read_ns = 0
+        self.num_given_up = 0
+
+    def enter(self, operation: Operation, now_ns: int) -> None:
+        """Before the call: marks when the stream gets there."""
+        if self._events.is_capturing():
+            return  # an event, or the question whether one was reached, would break the capture
+        if now_ns >= self._next_read_ns:
+            self._set_stride(now_ns)
+            self._next_read_ns = now_ns + READ_EVERY_NS
+            self.read()
+        self._num_recent += 1
+        if not (operation.b & 0xFFFFFFFF) % self._stride:
+            operation.start_event = self._events.record()
+
+    def _set_stride(self, now_ns: int) -> None:
+        """Chosen anew at every reading, from the operations since the last one."""
+        elapsed_ns = now_ns - self._next_read_ns + READ_EVERY_NS
+        stride = 1
+        while self._num_recent * COST_NS > elapsed_ns * MAX_SHARE * stride and stride < MAX_STRIDE:
+            stride *= 2
+        self._stride = stride
+        self._num_recent = 0
+
+    def _is_unmarked(self, operation: Operation) -> bool:
+        if operation.start_event is not None:
+            return False
+        # Not chosen, or part of a graph that is being captured: it will run later, many times.
+        self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN, MISSING)
+        return True
+
+    def issued(self, operation: Operation) -> None:
+        """After a call without a handle: it is over when the stream is past it."""
+        if not self._is_unmarked(operation):
+            self._push(_Pending([operation], self._events.record(), EndSource.DEVICE))
+
+    def issued_by_engine(self, operation: Operation, future: Any) -> None:
+        """After a reducer's call: a stream of ours waits for it, so that its end can be marked."""
+        if self._is_unmarked(operation):
+            return
+        end = self._events.record_beside(future.wait)
+        self._push(_Pending([operation], end, EndSource.DEVICE))
+
+    def begin_wait(self) -> Any:
+        """Before the program's wait; None while a graph is captured."""
+        return None if self._events.is_capturing() else self._events.record()
+
+    def end_wait(
+        self,
+        operations: list[Operation],
+        begin: Any,
+        begin_ns: int,
+        wait_again: Callable[[], Any] | None,
+        wait_source: int,
+    ) -> None:
+        """After the program's wait, which was queued on its stream; `wait_again` queues another."""
+        end_ns = self._clock()
+        if begin is None:
+            for operation in operations:
+                self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN, MISSING)
+            return
+        operations = [operation for operation in operations if not self._is_unmarked(operation)]
+        if not operations:
+            return
+        past = self._events.record()
+        source, end = EndSource.DEVICE_LATE, past
+        if wait_again is not None:
+            end = self._events.record_beside(wait_again)
+            source = EndSource.DEVICE
+        pending = _Pending(operations, end, source)
+        pending.wait_begin, pending.wait_end = begin, past
+        pending.begin_ns, pending.end_ns = begin_ns, end_ns
+        pending.wait_source = wait_source
+        self._push(pending)
+
+    def _push(self, pending: _Pending) -> None:
+        if len(self._pending) >= MAX_PENDING:
+            self.num_given_up += 1
+            for operation in pending.operations:
+                self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
+            return
+        for operation in pending.operations:
+            operation.has_future = True  # what becomes of the handle no longer matters
+        self._pending.append(pending)
+
+    def read(self) -> None:
+        """Writes what the device has finished. Several threads may ask, none while capturing."""
+        if self._events.is_capturing() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            pending = self._pending
+            done = []
+            while pending and pending[0].end.query():
+                past = pending[0].wait_end
+                if past is not None and not past.query():
+                    break
+                done.append(pending.popleft())
+            if done:
+                self._write(done)
+        finally:
+            self._lock.release()
+
+    def _write(self, done: list[_Pending]) -> None:
+        seen_ns = self._clock()
+        first = done[0].operations[0].start_event
+        if self._anchor is None:
+            self._anchor = first
+        anchor = self._anchor
+        for pending in done:
+            end_ns = self._device_ns(anchor, pending.end)
+            for operation in pending.operations:
+                start_ns = self._device_ns(anchor, operation.start_event)
+                self._offsets.append(operation.c - start_ns)
+                offset_ns = max(self._offsets)
+                self.offset_uncertainty_ns = max(0, seen_ns - end_ns - offset_ns)
+                self._log.end(
+                    operation,
+                    max(end_ns, start_ns) + offset_ns,
+                    self._source(pending),
+                    Outcome.OK,
+                    start_ns + offset_ns,
+                )
+            self._write_wait(pending)
+        self._recycle(done, anchor)
+
+    def _source(self, pending: _Pending) -> int:
+        if pending.source == EndSource.DEVICE_LATE and self._held_up_ns(pending) > HELD_UP_NS:
+            return EndSource.DEVICE
+        return pending.source
+
+    def _held_up_ns(self, pending: _Pending) -> int:
+        return _elapsed_ns(pending.wait_begin, pending.wait_end)
+
+    def _write_wait(self, pending: _Pending) -> None:
+        if pending.wait_begin is None:
+            return
+        self._log.wait(
+            pending.operations[0],
+            pending.wait_source,
+            pending.begin_ns,
+            pending.end_ns,
+            self._held_up_ns(pending),
+        )
+
+    def _device_ns(self, anchor: Any, event: Any) -> int:
+        return self._anchor_device_ns + _elapsed_ns(anchor, event)
+
+    def _recycle(self, done: list[_Pending], anchor: Any) -> None:
+        """Events go back to the pool; the last start becomes the anchor of the next reading.
+
+        Differences are 32-bit floats in milliseconds: fine over seconds, coarse over a day.
+        """
+        new_anchor = done[-1].operations[-1].start_event
+        self._anchor_device_ns = self._device_ns(anchor, new_anchor)
+        self._anchor = new_anchor
+        used = {id(anchor): anchor}
+        for pending in done:
+            for event in (pending.end, pending.wait_begin, pending.wait_end):
+                used[id(event)] = event
+            for operation in pending.operations:
+                used[id(operation.start_event)] = operation.start_event
+        used.pop(id(new_anchor), None)
+        used.pop(id(None), None)
+        self._events.free += used.values()
+
+    def drain(self, deadline_ns: int) -> None:
+        """At the end of a run: polls, without synchronising, until all is read or time is up."""
+        while self._pending and self._clock() < deadline_ns:
+            self.read()
+
+
+def _elapsed_ns(begin: Any, end: Any) -> int:
+    return 0 if begin is end else round(begin.elapsed_time(end) * 1e6)

@@ -1,0 +1,1 @@
+"""Steps, phases, actions and scalars of one rank."""

@@ -1,0 +1,425 @@
+"""What runs inside every step: the bodies of the hooks that `automatic` installs.
+
+Written for a cold cache. After a step's matrix products nothing of Python is left in the caches,
+and every function called here costs microseconds, not nanoseconds. Hence few and flat functions,
+fields instead of dicts, and the guard's try/except inside the hot hooks instead of around them:
+`Guard.caught` is still the one place where errors end.
+
+The begins and ends of the usual phases repeat what `Timeline.enter` and `leave` do, with numbers in
+place of names: place 1 is forward, 2 backward, 3 optimizer; `stamps[2p]` and `stamps[2p + 1]` are
+its begin and end, `stored[3 + 2p]` and `stored[4 + 2p]` the same on disk, times 257 (see
+`store.open_step`). `tests/property/test_timeline_properties.py` holds `Timeline` to a plain stack.
+"""
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from meshscope.capture.guard import Guard
+from meshscope.capture.steps.step_inference import StepInference
+from meshscope.capture.steps.timeline import Timeline
+from meshscope.store.schema import BUILTIN_NAMES
+
+DATA = BUILTIN_NAMES["data"]
+FORWARD = BUILTIN_NAMES["forward"]
+BACKWARD = BUILTIN_NAMES["backward"]
+OPTIMIZER = BUILTIN_NAMES["optimizer"]
+CLIP = BUILTIN_NAMES["clip"]
+EVAL = BUILTIN_NAMES["eval"]
+
+SIGNALS_EVERY_NS = 100_000_000
+"""Reading a loss costs microseconds; ten times a second is plenty for a curve."""
+
+
+def is_compiling() -> bool:
+    """True only while torch.compile traces the caller: it then sees hooks that do nothing.
+
+    Replaced by torch's own function when hooks are made, which the tracer knows by sight; without
+    it a compiled function that calls a watched model would break its graph at our clock.
+    """
+    return False
+
+
+class Hooks:
+    """Forward, backward, optimizer, loader and clipping, turned into phases and steps."""
+
+    __slots__ = (
+        "_backward_depth",
+        "_caught",
+        "_clock",
+        "_ends_after_backward",
+        "_forward_depth",
+        "_forward_module",
+        "_forward_phase",
+        "_is_grad_enabled",
+        "_next_signals_ns",
+        "_num_forwards",
+        "_open_optimizer",
+        "_optimizer_depth",
+        "_optimizer_microbatch",
+        "_signal",
+        "_steps",
+        "_takes_signals",
+        "_tensor",
+        "_thread",
+        "_timeline",
+        "_token_types",
+        "_trains_in_eval_mode",
+        "_was_eval_with_grad",
+        "on_unseen_forward",
+    )
+
+    def __init__(
+        self,
+        torch: Any,
+        timeline: Timeline,
+        steps: StepInference,
+        guard: Guard,
+        clock: Callable[[], int],
+        signal: Callable[[str, Any], None],
+    ) -> None:
+        global is_compiling
+        is_compiling = torch.compiler.is_dynamo_compiling
+        self._timeline = timeline
+        self._steps = steps
+        self._caught = guard.caught
+        self._clock = clock
+        self._signal = signal
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._tensor = torch.Tensor
+        self._token_types = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8))
+        self.on_unseen_forward: Callable[[], None] | None = None
+        """Called when backward comes although no training forward was seen."""
+        self._thread = 0
+        """The training thread, once known."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Drops what is open, together with the timeline's own reset."""
+        self._forward_depth = 0
+        self._forward_module: Any = None
+        """The root whose training forward is going on: its replicas are other objects."""
+        self._forward_phase = FORWARD
+        self._backward_depth = 0
+        self._num_forwards = 0
+        self._was_eval_with_grad = False
+        self._trains_in_eval_mode = False
+        self._open_optimizer = 0
+        self._optimizer_depth = 0
+        self._optimizer_microbatch = 0
+        self._ends_after_backward: tuple[int, ...] = ()
+        self._takes_signals = False
+        self._next_signals_ns = 0
+
+    # --- pipeline actions -----------------------------------------------------------------
+
+    def action_begins(self, phase_id: int) -> None:
+        """The program says itself what its time is: forwards or backwards inside are part of it."""
+        if phase_id == BACKWARD:
+            self._backward_depth += 1
+        else:
+            self._forward_depth += 1
+
+    def action_ends(self, phase_id: int) -> None:
+        """What the hooks see is theirs to time again."""
+        if phase_id == BACKWARD:
+            self._backward_depth = max(self._backward_depth - 1, 0)
+        else:
+            self._forward_depth = max(self._forward_depth - 1, 0)
+
+    # --- forward --------------------------------------------------------------------------
+
+    def forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a root module's forward."""
+        if is_compiling():
+            return
+        now_ns = self._clock()
+        try:
+            if (
+                self._forward_depth
+                or self._backward_depth
+                or (self._thread and get_ident() != self._thread)
+                or not self._is_grad_enabled()
+                or not (module.training or self._trains_in_eval_mode)
+            ):
+                self._unusual_forward_begins(now_ns)
+                return
+            timeline = self._timeline
+            self._forward_depth = self._num_forwards = 1
+            self._forward_module = module
+            self._forward_phase = FORWARD
+            if not timeline.step_start_ns:
+                steps = self._steps
+                if steps.has_several or steps.has_fetched or steps.is_explicit:
+                    steps.training_begins(now_ns)
+                else:
+                    timeline.begin_step(now_ns)
+            if (
+                timeline.place_open < 0
+                and timeline.place_done < 1
+                and not (timeline.stack.name_id or timeline.microbatch)
+            ):
+                timeline.place_open = 1  # as `Timeline.enter` does, without the call
+                timeline.stamps[2] = now_ns
+                timeline.stored[5] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.enter(timeline.stack, FORWARD, now_ns)
+            # A two-dimensional integer input is a batch of token ids.
+            ids: Any = args[0] if args else kwargs.get("input_ids")
+            if type(ids) is self._tensor and ids.ndim == 2 and ids.dtype in self._token_types:
+                timeline.input_tokens += ids.numel()
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("forward begin", error)
+
+    def _unusual_forward_begins(self, now_ns: int) -> None:
+        """Recomputation, a replica's thread, a root inside another root, or evaluation."""
+        if self._backward_depth or (self._thread and get_ident() != self._thread):
+            return
+        self._forward_depth += 1
+        if self._forward_depth > 1:
+            return
+        self._was_eval_with_grad = self._is_grad_enabled()
+        self._forward_module = None
+        self._forward_phase = EVAL
+        self._steps.evaluation_begins()
+        self._timeline.enter(self._timeline.stack_here(), EVAL, now_ns)
+
+    def forward_ends(self, module: Any, args: Any, output: Any) -> None:
+        """After a root module's forward, also when it raised."""
+        if is_compiling():
+            return
+        now_ns = self._clock()
+        try:
+            timeline = self._timeline
+            if timeline.place_open != 1 or self._forward_module is not module:
+                self._unusual_forward_ends(now_ns)
+                return
+            self._forward_depth = 0
+            self._forward_module = None
+            timeline.place_open = -1  # as `Timeline.leave` does, without the call
+            timeline.place_done = 1
+            timeline.stamps[3] = now_ns
+            timeline.stored[6] = (now_ns - timeline.epoch_ns) * 257
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("forward end", error)
+
+    def _unusual_forward_ends(self, now_ns: int) -> None:
+        if self._backward_depth or (self._thread and get_ident() != self._thread):
+            return
+        self._forward_depth -= 1
+        if self._forward_depth <= 0:
+            self._forward_depth = 0
+            self._forward_module = None
+            self._timeline.leave(self._timeline.stack_here(), self._forward_phase, now_ns)
+
+    # --- backward -------------------------------------------------------------------------
+
+    def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before `torch.autograd.backward` or `grad`."""
+        now_ns = self._clock()
+        try:
+            self._backward_depth += 1
+            if self._backward_depth > 1:
+                return
+            timeline = self._timeline
+            if not self._num_forwards:
+                self._meet_unseen_forward()
+            if not timeline.step_start_ns:
+                self._steps.training_begins(now_ns)
+            if (
+                timeline.place_open < 0
+                and timeline.place_done < 2
+                and not (timeline.stack.name_id or timeline.microbatch)
+            ):
+                timeline.place_open = 2  # as `Timeline.enter` does, without the call
+                timeline.stamps[4] = now_ns
+                timeline.stored[7] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.enter(timeline.stack, BACKWARD, now_ns)
+            if now_ns >= self._next_signals_ns:
+                self._take_signals(now_ns, args[0] if args else kwargs.get("tensors"))
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("backward begin", error)
+
+    def _meet_unseen_forward(self) -> None:
+        """Backward came without a training forward: learn why, for the next time."""
+        self._timeline.stack_here()
+        if self._was_eval_with_grad:  # fine-tuning in eval mode: what we called eval was training
+            self._trains_in_eval_mode = True
+        elif self.on_unseen_forward is not None:
+            self.on_unseen_forward()
+
+    def _take_signals(self, now_ns: int, loss: Any) -> None:
+        """At most ten times a second: the loss now, the gradient norm and rate of this step."""
+        self._next_signals_ns = now_ns + SIGNALS_EVERY_NS
+        self._takes_signals = True
+        self._thread = self._thread or get_ident()
+        self._signal("backward_loss", loss)
+
+    def backward_ends(self, token: None) -> None:
+        """After `torch.autograd.backward`."""
+        now_ns = self._clock()
+        try:
+            self._backward_depth -= 1
+            if self._backward_depth:
+                return
+            timeline = self._timeline
+            if timeline.place_open == 2:
+                timeline.place_open = -1  # as `Timeline.leave` does, without the call
+                timeline.place_done = 2
+                timeline.stamps[5] = now_ns
+                timeline.stored[8] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.leave(timeline.stack, BACKWARD, now_ns)
+            timeline.microbatch += timeline.microbatch_stride
+            self._num_forwards = 0
+            self._was_eval_with_grad = False
+            if self._ends_after_backward:
+                self._steps.optimizers_end(self._ends_after_backward, now_ns)
+                self._ends_after_backward = ()
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("backward end", error)
+
+    def grad_ends(self, token: None) -> None:
+        """After `torch.autograd.grad`: part of a backward pass, not a microbatch of its own."""
+        now_ns = self._clock()
+        self._backward_depth -= 1
+        if not self._backward_depth:
+            self._timeline.leave(self._timeline.stack, BACKWARD, now_ns)
+
+    # --- optimizer ------------------------------------------------------------------------
+
+    def optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Before an optimizer's step."""
+        if is_compiling():
+            return
+        now_ns = self._clock()
+        try:
+            timeline = self._timeline
+            if self._open_optimizer and not self._is_stale_optimizer(id(optimizer), now_ns):
+                return
+            self._open_optimizer = id(optimizer)
+            self._optimizer_depth = 1
+            self._optimizer_microbatch = timeline.microbatch
+            # Inside backward (parameter by parameter) there is nothing to decide before its end.
+            if not self._backward_depth and (self._steps.has_several or not timeline.step_start_ns):
+                self._steps.optimizer_begins(self._open_optimizer, now_ns)
+            if timeline.place_open < 0 and timeline.place_done < 3 and not timeline.stack.name_id:
+                timeline.place_open = 3  # as `Timeline.enter` does, without the call
+                timeline.stamps[6] = now_ns
+                timeline.stored[9] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.enter(timeline.stack, OPTIMIZER, now_ns)
+            if timeline.is_sampled:
+                timeline.own_ns += self._clock() - now_ns
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("optimizer begin", error)
+
+    def _is_stale_optimizer(self, key: int, now_ns: int) -> bool:
+        """Whether the open optimizer phase is one whose step raised, so that its end never came.
+
+        Otherwise this begin is nested: a subclass calling its parent's step, or a wrapper.
+        """
+        if self._open_optimizer != key:
+            return False
+        if self._timeline.microbatch == self._optimizer_microbatch:
+            self._optimizer_depth += 1
+            return False
+        self._timeline.abort_open(OPTIMIZER, now_ns)
+        return True
+
+    def optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """After an optimizer's step: usually the end of the training step."""
+        if is_compiling():
+            return
+        now_ns = self._clock()
+        try:
+            if self._open_optimizer != id(optimizer):
+                return
+            self._optimizer_depth -= 1
+            if self._optimizer_depth:
+                return
+            self._open_optimizer = 0
+            timeline = self._timeline
+            if timeline.place_open == 3:
+                timeline.place_open = -1  # as `Timeline.leave` does; the step's record follows
+                timeline.place_done = 3
+                timeline.stamps[7] = now_ns
+                timeline.stored[10] = (now_ns - timeline.epoch_ns) * 257
+            else:
+                timeline.leave(timeline.stack, OPTIMIZER, now_ns)
+            if self._takes_signals:
+                self._takes_signals = False
+                self._signal("lr", optimizer.param_groups[0].get("lr"))
+            steps = self._steps
+            if self._backward_depth:
+                self._ends_after_backward += (id(optimizer),)
+            elif steps.has_several or steps.is_explicit:
+                steps.optimizers_end((id(optimizer),), now_ns)
+            else:
+                steps.num_updates += 1
+                timeline.end_step(now_ns)
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("optimizer end", error)
+
+    def scaler_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+        """Before a gradient scaler's step, which may or may not call the optimizer."""
+        optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        return self._steps.num_updates, id(optimizer)
+
+    def scaler_ends(self, token: tuple[int, int] | None) -> None:
+        """After it: if no optimizer stepped, the update was skipped."""
+        if token is not None and self._steps.num_updates == token[0]:
+            self._steps.update_skipped(token[1], self._clock())
+
+    # --- loader, clipping -----------------------------------------------------------------
+
+    def fetch_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Before a loader's next batch; False when this fetch is not ours to time."""
+        now_ns = self._clock()
+        timeline = self._timeline
+        stack = timeline.stack_here()
+        if stack is not timeline.stack or timeline.is_inside(DATA):
+            return False
+        if self._open_optimizer:
+            timeline.abort_open(OPTIMIZER, now_ns)
+            self._open_optimizer = 0
+        if not timeline.step_start_ns:
+            self._steps.batch_fetch_begins(now_ns)
+        timeline.enter(stack, DATA, now_ns)
+        if timeline.is_sampled:
+            timeline.own_ns += self._clock() - now_ns
+        return True
+
+    def fetch_ends(self, is_ours: bool | None, batch: Any) -> None:  # noqa: FBT001
+        """After a loader's next batch; None when there was none."""
+        if not is_ours:
+            return
+        now_ns = self._clock()
+        timeline = self._timeline
+        timeline.leave(timeline.stack, DATA, now_ns)
+        if batch is None:
+            self._steps.batch_fetch_was_empty()
+        if timeline.is_sampled:
+            timeline.own_ns += self._clock() - now_ns
+
+    def clip_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before gradient clipping."""
+        timeline = self._timeline
+        timeline.enter(timeline.stack_here(), CLIP, self._clock())
+
+    def clip_ends(self, token: None, norm: Any) -> None:
+        """After gradient clipping; the norm it returns is a signal worth keeping."""
+        timeline = self._timeline
+        timeline.leave(timeline.stack_here(), CLIP, self._clock())
+        # A sharded norm (DTensor) would need communication to read: only plain tensors are taken.
+        if self._takes_signals and type(norm) is self._tensor:
+            self._signal("grad_norm", norm)

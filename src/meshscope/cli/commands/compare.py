@@ -1,0 +1,141 @@
+"""`meshscope compare`: two runs side by side, for people, CI systems and programs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from meshscope.analyze.compare.compare import compare_attempts, judge
+from meshscope.analyze.compare.compare_loss import ABSOLUTE, RELATIVE, Tolerance
+from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.terminal_screen import choose_screen
+from meshscope.errors import UsageError
+from meshscope.report.compare_document import Compared, encode_comparison
+from meshscope.store.read.run import Attempt, open_run
+
+if TYPE_CHECKING:
+    pass
+
+EXIT_FAILED = 7
+"""B is beyond what --fail-on or --fail-on-loss allows."""
+
+
+@click.command("compare", short_help="Compare two runs: step time, budget, loss, settings.")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option(
+    "--fail-on",
+    "limit_percent",
+    type=click.FloatRange(min=0, max=1e6),
+    metavar="PERCENT",
+    help="Exit with 7 when B's step period is longer by more than this, by all of its interval.",
+)
+@click.option("--fail-on-loss", is_flag=True, help="Exit with 7 when the losses do not agree.")
+@click.option("--exact", is_flag=True, help="Losses agree only when every bit does.")
+@click.option(
+    "--rtol",
+    "relative",
+    type=click.FloatRange(min=0),
+    default=RELATIVE,
+    show_default=True,
+    help="Relative difference of two losses that agree.",
+)
+@click.option(
+    "--atol",
+    "absolute",
+    type=click.FloatRange(min=0),
+    default=ABSOLUTE,
+    show_default=True,
+    help="Absolute difference that is allowed beside it.",
+)
+@click.option(
+    "--warmup",
+    "warmup_steps",
+    type=click.IntRange(min=0),
+    help="First steps to leave out of both.  [default: 1 if there are more than 3]",
+)
+@click.option("--attempt-a", type=click.IntRange(min=0), help="Launch of A.  [default: the last]")
+@click.option("--attempt-b", type=click.IntRange(min=0), help="Launch of B.  [default: the last]")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write Markdown to this file.",
+)
+@click.option(
+    "--junit",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write JUnit XML to this file.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    a: Path,
+    b: Path,
+    limit_percent: float | None,
+    fail_on_loss: bool,
+    exact: bool,
+    relative: float,
+    absolute: float,
+    warmup_steps: int | None,
+    attempt_a: int | None,
+    attempt_b: int | None,
+    as_json: bool,
+    markdown: Path | None,
+    junit: Path | None,
+) -> None:
+    """Says what changed from run A to run B, and whether B is slower.
+
+    The verdict is of the step period (gaps included) with a 95 % interval: B fails only when all of
+    the interval lies beyond the limit. Exit codes: 0 fine or inconclusive, 7 beyond the limit, 2
+    usage, 3 a run cannot be read.
+    """
+    comparison = compare_attempts(
+        _open(a, attempt_a),
+        _open(b, attempt_b),
+        warmup_steps=warmup_steps,
+        tolerance=Tolerance(absolute=absolute, relative=relative, is_exact=exact),
+    )
+    limit = None if limit_percent is None else limit_percent / 100
+    compared = Compared(
+        a=str(a),
+        b=str(b),
+        comparison=comparison,
+        limit_ratio=limit,
+        verdict=None if limit is None else judge(comparison.period, limit),
+        fails_on_loss=fail_on_loss,
+    )
+    _write_files(compared, markdown, junit)
+    if as_json:
+        click.echo(encode_comparison(compared), nl=False)
+    else:
+        from meshscope.report.compare_text import render_comparison  # Rich is not needed for JSON
+
+        click.echo(render_comparison(compared, choose_screen(context)), nl=False, color=True)
+    if compared.has_failed:
+        context.exit(EXIT_FAILED)
+
+
+def _open(path: Path, index: int | None) -> Attempt:
+    return pick_attempt(open_run(locate_run(path)), index)
+
+
+def _write_files(compared: Compared, markdown: Path | None, junit: Path | None) -> None:
+    if markdown is not None:
+        from meshscope.report.markdown import render_markdown
+
+        _write(render_markdown(compared), markdown)
+    if junit is not None:
+        from meshscope.report.junit import render_junit
+
+        _write(render_junit(compared), junit)
+
+
+def _write(text: str, path: Path) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error

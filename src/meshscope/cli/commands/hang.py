@@ -1,0 +1,94 @@
+"""`meshscope hang`: which rank holds a stuck or dead job up, and how that is known."""
+
+from pathlib import Path
+
+import click
+
+from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
+from meshscope.hang.flight_recorder import DUMPS_NAME
+from meshscope.hang.hang import diagnose_hang
+from meshscope.hang.hang_rules import AFTER_NS
+from meshscope.hang.processes import this_machine
+from meshscope.report.hang import TextStyle, render_hang
+from meshscope.report.hang_document import encode_hang
+from meshscope.store.read.run import open_run
+
+EXIT_STUCK = 5
+"""A hang or a death was found."""
+
+
+@click.command("hang", short_help="Say which rank a stuck or dead job waits for.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--attempt",
+    "attempt_index",
+    type=click.IntRange(min=0),
+    help="Which launch of the job, counted from 0.  [default: the last]",
+)
+@click.option(
+    "--after",
+    "after_s",
+    type=click.FloatRange(min=0, max=1e9),
+    default=AFTER_NS / 1e9,
+    show_default=True,
+    metavar="SECONDS",
+    help="Call waits a hang when they are older than this.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
+@click.option("--all-ranks", is_flag=True, help="Show every rank, not only those held up.")
+@click.option(
+    "--stacks/--no-stacks",
+    default=True,
+    show_default=True,
+    help="Ask culprits on this host for their Python stacks, by the signal they registered.",
+)
+@click.option(
+    "--flight-recorder",
+    type=click.Path(path_type=Path, exists=True),
+    help=f"Dumps of torch's flight recorder.  [default: RUN/{DUMPS_NAME} if it is there]",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    run: Path,
+    attempt_index: int | None,
+    after_s: float,
+    as_json: bool,
+    all_ranks: bool,
+    stacks: bool,
+    flight_recorder: Path | None,
+) -> None:
+    """Says which ranks are missing from which operation of RUN, since when, and why.
+
+    Works on a running, a stuck, a killed and a finished job, from its run directory; processes of
+    this host are looked at as well. Exit codes: 0 nothing hangs, 5 a hang or a death, 2 usage, 3
+    the run cannot be read.
+    """
+    directory = locate_run(run, takes_traces=False)
+    opened = open_run(directory)
+    attempt = pick_attempt(opened, attempt_index)
+    dumps = flight_recorder
+    if dumps is None and (directory / DUMPS_NAME).is_dir():
+        dumps = directory / DUMPS_NAME
+    hang = diagnose_hang(
+        attempt,
+        this_machine(),
+        after_ns=int(after_s * 1e9),
+        asks_stacks=stacks,
+        flight_recorder=dumps,
+    )
+    if as_json:
+        shown = str(opened.path).encode("utf-8", "replace").decode("utf-8")
+        text = encode_hang(hang, run=shown, attempt=attempt.index, shows_all_ranks=all_ranks)
+    else:
+        style = TextStyle(
+            width=terminal_width(),
+            is_unicode=is_unicode_shown(),
+            shows_all_ranks=all_ranks,
+        )
+        text = render_hang(hang, style)
+    click.echo(text, nl=False)
+    if hang.is_stuck:
+        context.exit(EXIT_STUCK)

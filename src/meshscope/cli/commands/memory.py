@@ -1,0 +1,78 @@
+"""`meshscope memory`: what ranks' memory was used for, at every point of a profile."""
+
+from pathlib import Path
+
+import click
+
+from meshscope.analyze.memory.memory_attribution import MemoryOverview, summarize_memory
+from meshscope.cli.locate import locate_run
+from meshscope.cli.terminal_screen import choose_screen
+from meshscope.errors import UsageError
+from meshscope.report.plain_document import encode_plain
+from meshscope.store.read.memory_points import read_memory
+
+DOCUMENT_VERSION = 1
+
+
+@click.command("memory", short_help="Say what ranks' memory was used for.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document, in exact bytes.")
+@click.option("--rank", type=click.IntRange(min=0), help="The rank to show in full.")
+@click.option(
+    "--top",
+    "num_rows",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Modules to list.",
+)
+@click.option(
+    "--html",
+    "html_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write sunburst pages into this folder; they need no network.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    run: Path,
+    as_json: bool,
+    rank: int | None,
+    num_rows: int,
+    html_folder: Path | None,
+) -> None:
+    """Says what filled the memory of RUN's ranks: by category and module, beside the allocator.
+
+    Needs a profile made with `Recorder.profile_memory`. Exit codes: 0 fine, 2 usage, 3 there is no
+    profile.
+    """
+    recordings = read_memory(locate_run(run, takes_traces=False))
+    overview = summarize_memory(recordings)
+    if rank is not None and rank not in {one.rank for one in overview.ranks}:
+        known = ", ".join(str(one.rank) for one in overview.ranks[:16])
+        raise UsageError(f"rank {rank} has no memory profile; ranks that have one: {known}")
+    if html_folder is not None:
+        from meshscope.report.sunburst import write_sunbursts
+
+        written = write_sunbursts(recordings, overview, html_folder)
+        click.echo(f"meshscope: {len(written)} pages; begin with {written[-1]}", err=True)
+    if as_json:
+        click.echo(_encode(overview), nl=False)
+        return
+    from meshscope.report.memory_text import render_memory
+
+    screen = choose_screen(context)
+    text = render_memory(overview, screen, num_rows=num_rows, rank=rank)
+    click.echo(text, nl=False, color=True)  # colours were decided when the text was made
+
+
+def _encode(overview: MemoryOverview) -> str:
+    return encode_plain(
+        {
+            "document": "meshscope-memory",
+            "document_version": DOCUMENT_VERSION,
+            "ranks": overview.ranks,
+            "stages": overview.stages,
+        }
+    )

@@ -1,0 +1,176 @@
+"""`meshscope report`: explains one attempt of a run, for people or as JSON."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from meshscope.analyze.summary import summarize_attempt
+from meshscope.cli import is_color_wanted
+from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
+from meshscope.core.unavailable import Unavailable
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.pipeline_view import pipeline_analysis
+from meshscope.diagnose.registry import list_thresholds
+from meshscope.diagnose.runner import Diagnosis, diagnose
+from meshscope.diagnose.severity import Severity, parse_severity
+from meshscope.diagnose.thresholds import choose_thresholds
+from meshscope.errors import UsageError
+from meshscope.report.budget_document import BudgetFacts, build_budget
+from meshscope.report.document import build_report, encode_report
+from meshscope.report.pipeline_document import PipelineFacts, build_pipeline
+from meshscope.report.values import Absent
+from meshscope.store.read.run import open_run
+
+if TYPE_CHECKING:
+    from meshscope.report.screen import Screen
+
+EXIT_FINDING = 7
+FILE_WIDTH = 100
+"""Columns of a report written to a file."""
+
+
+@click.command("report", short_help="Explain a recorded run.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON document.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file instead of the terminal.",
+)
+@click.option(
+    "--attempt",
+    "attempt_index",
+    type=click.IntRange(min=0),
+    help="Which launch of the job, counted from 0.  [default: the last]",
+)
+@click.option(
+    "--warmup",
+    "warmup_steps",
+    type=click.IntRange(min=0),
+    help="First steps to leave out of statistics.  [default: 1 if there are more than 3]",
+)
+@click.option("--all-ranks", is_flag=True, help="Show every rank, in order of rank.")
+@click.option(
+    "--communication",
+    is_flag=True,
+    help="Show the section on communication in full: every kind, rank, size, pair and clock.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 unless every rank is there, finished and undamaged and no error was caught.",
+)
+@click.option("--no-diagnosis", is_flag=True, help="Look for nothing to change; report only.")
+@click.option(
+    "--fail-on",
+    type=click.Choice([severity.word for severity in Severity]),
+    help="Exit with 7 if a finding is this severe, or more.",
+)
+@click.option(
+    "--thresholds",
+    "thresholds_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A TOML file whose [thresholds] change the limits of rules.",
+)
+@click.option(
+    "--threshold",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Change one limit; any number of times. `meshscope rules CODE` names them.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    run: Path,
+    as_json: bool,
+    output: Path | None,
+    attempt_index: int | None,
+    warmup_steps: int | None,
+    all_ranks: bool,
+    communication: bool,
+    strict: bool,
+    no_diagnosis: bool,
+    fail_on: str | None,
+    thresholds_file: Path | None,
+    assignments: tuple[str, ...],
+) -> None:
+    """Says what to change about RUN and where its time went.
+
+    RUN is a run directory, or a folder with one run below it; it may still be recorded. Exit codes:
+    0 fine, 1 only with --strict and a recording that has problems, 2 usage, 3 the run cannot be
+    read, 7 only with --fail-on and such a finding.
+    """
+    if no_diagnosis and (fail_on or thresholds_file or assignments):
+        raise UsageError("--no-diagnosis leaves nothing for --fail-on and thresholds to act on")
+    thresholds = choose_thresholds(list_thresholds(), file=thresholds_file, assignments=assignments)
+    opened = open_run(locate_run(run))
+    attempt = pick_attempt(opened, attempt_index)
+    summary = summarize_attempt(attempt, warmup_steps=warmup_steps)
+    diagnosis, budget, pipeline = None, None, None
+    if not no_diagnosis:
+        examined = Context(
+            attempt, thresholds=thresholds, warmup_steps=warmup_steps, summary=summary
+        )
+        diagnosis = diagnose(examined)
+        budget = _build_budget(examined)
+        pipeline = _build_pipeline(examined)
+    report = build_report(opened, attempt, summary, diagnosis, budget, pipeline)
+    if as_json:
+        _write(encode_report(report).decode(), output)
+    else:
+        from meshscope.report.terminal import render_report  # Rich is not needed for JSON
+
+        screen = _choose_screen(context, output, all_ranks=all_ranks, communication=communication)
+        _write(render_report(report, screen), output)
+    if strict and not report.health.is_complete:
+        context.exit(1)
+    if fail_on is not None and diagnosis is not None and _is_as_bad_as(diagnosis, fail_on):
+        context.exit(EXIT_FINDING)
+
+
+def _build_budget(examined: Context) -> BudgetFacts | Absent:
+    timeline = examined.timeline
+    num_left_out = 0 if isinstance(timeline, Unavailable) else timeline.num_left_out
+    return build_budget(examined.budget, num_left_out)
+
+
+def _build_pipeline(examined: Context) -> PipelineFacts | Absent | None:
+    layout = examined.layout
+    is_expected = not isinstance(layout, Unavailable) and layout.pp > 1
+    return build_pipeline(examined.obtain(pipeline_analysis), is_expected=is_expected)
+
+
+def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
+    worst = diagnosis.worst
+    return worst is not None and worst >= parse_severity(word)
+
+
+def _choose_screen(
+    context: click.Context, output: Path | None, *, all_ranks: bool, communication: bool
+) -> "Screen":
+    from meshscope.report.screen import Screen
+
+    is_file = output is not None
+    return Screen(
+        width=FILE_WIDTH if is_file else terminal_width(),
+        is_colored=not is_file and is_color_wanted(context),
+        is_unicode=is_file or is_unicode_shown(),
+        shows_all_ranks=all_ranks,
+        shows_all_communication=communication,
+        directory=Path.cwd(),
+    )
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        click.echo(text, nl=False, color=True)  # colours were decided when the text was made
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}") from error

@@ -1,0 +1,116 @@
+"""`meshscope run`: runs a command with every training process below it recorded."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from meshscope.capture.launch import Launch, prepare_launch, run_command
+from meshscope.capture.launch_outcome import (
+    describe_outcome,
+    discard_empty_run,
+    find_recording_ranks,
+)
+from meshscope.cli.memory_pages import write_memory_pages
+from meshscope.cli.profiling_options import profiling_options, profiling_text
+from meshscope.cli.progress import PlainProgress, StatusLine
+from meshscope.errors import MeshscopeError
+from meshscope.store.read.tail import RunTail
+
+
+@click.command(
+    "run",
+    short_help="Run a command and record it.",
+    # Options end at the first word of the command: what follows is the command's own.
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option(
+    "-o",
+    "--run-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where to record; an existing run gets a further attempt. "
+    "[default: runs/<script>/<time>-<id>]",
+)
+@click.option("--layout", help="The mesh, such as dp=4,tp=2; recorded by every rank.")
+@click.option("--name", help="Name of the run.  [default: the script's]")
+@click.option(
+    "--total-steps", type=click.IntRange(min=1), help="Steps the job will do, for the progress."
+)
+@click.option("--no-progress", is_flag=True, help="Show no progress while it runs.")
+@click.option(
+    "--report/--no-report", default=False, show_default=True, help="Print the report at the end."
+)
+@profiling_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    run_dir: Path | None,
+    layout: str | None,
+    name: str | None,
+    total_steps: int | None,
+    no_progress: bool,
+    report: bool,
+    profiling: bool,
+    trace_windows: str | None,
+    command: tuple[str, ...],
+) -> None:
+    """Runs COMMAND and records every process below it that trains with torch.
+
+    The program needs no change: torchrun, accelerate, deepspeed, a shell script or python all
+    work. A COMMAND that starts with a .py file is run with this Python. Exits with the command's
+    own exit code (128 + signal when one ended it).
+
+    \b
+        meshscope run -- torchrun --nproc-per-node 8 train.py --steps 1000
+        meshscope run --layout dp=4,tp=2 -o runs/tp2 -- torchrun --nproc-per-node 8 train.py
+        meshscope run --profiling -- torchrun --nproc-per-node 8 train.py
+    """
+    launch = prepare_launch(
+        command,
+        os.environ,
+        run_dir=run_dir,
+        name=name,
+        layout=layout,
+        profiling=profiling_text(is_wanted=profiling, text=trace_windows),
+    )
+    for note in launch.notes:
+        _say(note)
+    try:
+        exit_code = _run(launch, total_steps=total_steps, shows_progress=not no_progress)
+        for line in describe_outcome(launch, exit_code):
+            _say(line)
+        if profiling or trace_windows:
+            write_memory_pages(launch.run_dir, _say)
+        if report and find_recording_ranks(launch):
+            _print_report(context, launch.run_dir)
+    finally:
+        discard_empty_run(launch)
+    context.exit(exit_code)
+
+
+def _run(launch: Launch, *, total_steps: int | None, shows_progress: bool) -> int:
+    if not shows_progress:
+        return run_command(launch)
+    console = Console(stderr=True)
+    is_interactive = console.is_terminal and not console.is_dumb_terminal
+    kind = StatusLine if is_interactive else PlainProgress
+    with kind(RunTail(launch.run_dir), sys.stderr, total_steps) as progress:
+        return run_command(launch, on_tick=progress.update, tick_s=progress.tick_s)
+
+
+def _print_report(context: click.Context, run_dir: Path) -> None:
+    """The report command's own output; its verdict does not change the exit code."""
+    try:
+        report: click.Command = importlib.import_module("meshscope.cli.commands.report").command
+        report.main([str(run_dir)], "report", standalone_mode=False, parent=context.parent)
+    except (MeshscopeError, ModuleNotFoundError) as error:
+        _say(f"no report: {error}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"meshscope: {text}", err=True)

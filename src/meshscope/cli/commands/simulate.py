@@ -1,0 +1,71 @@
+"""`meshscope simulate`: what a run would have taken, had something been different."""
+
+from pathlib import Path
+
+import click
+
+from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.terminal_screen import is_unicode_shown
+from meshscope.errors import UsageError
+from meshscope.ingest.straggler.straggler_trace import find_trace_file
+from meshscope.report.simulate_text import encode_simulation, render_simulation
+from meshscope.simulate.edit_text import FORMS, parse_edit
+from meshscope.simulate.simulation import simulate_run, simulate_trace
+from meshscope.store.read.run import is_run_directory, open_run
+
+
+@click.command("simulate", short_help="Replay a run with other durations.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--edit",
+    "edit_texts",
+    multiple=True,
+    metavar="EDIT",
+    help=f"What to change; may be given several times, each is priced alone.  [{FORMS}]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
+@click.option(
+    "--attempt",
+    "attempt_index",
+    type=click.IntRange(min=0),
+    help="Which launch of the job, counted from 0.  [default: the last]",
+)
+@click.option(
+    "--warmup",
+    "warmup_steps",
+    type=click.IntRange(min=0),
+    help="First steps to leave out.  [default: 1 if there are more than 3]",
+)
+def command(
+    *,
+    run: Path,
+    edit_texts: tuple[str, ...],
+    as_json: bool,
+    attempt_index: int | None,
+    warmup_steps: int | None,
+) -> None:
+    """Replays RUN: a run directory, a folder with one run below it, or a straggler trace.
+
+    A straggler trace is a Parquet file of the open form, or a folder with one trace-*.parquet.
+    Without edits: how much slower than an even job, who is to blame, and the critical path. With
+    edits: what each wins per step. Every answer comes with how far the replay with measured
+    durations is from the clock; from 5 % on there is none.
+    """
+    wanted = [parse_edit(text) for text in edit_texts]
+    trace = None if run.is_dir() and is_run_directory(run) else find_trace_file(run)
+    if trace is not None:
+        if attempt_index is not None or warmup_steps is not None:
+            raise UsageError(
+                f"{trace} is a straggler trace, which has neither attempts nor a warm-up; leave "
+                f"--attempt and --warmup out"
+            )
+        simulation = simulate_trace(trace, wanted)
+    else:
+        opened = open_run(locate_run(run))
+        attempt = pick_attempt(opened, attempt_index)
+        simulation = simulate_run(attempt, wanted, name=opened.path.name, warmup_steps=warmup_steps)
+    if as_json:
+        click.echo(encode_simulation(simulation), nl=False)
+        return
+    text = render_simulation(simulation, is_unicode=is_unicode_shown())
+    click.echo(text, nl=False)

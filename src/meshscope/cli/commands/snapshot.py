@@ -1,0 +1,57 @@
+"""`meshscope snapshot`: what a memory snapshot of torch.cuda holds."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from meshscope.analyze.memory.snapshot_summary import summarize_snapshot
+from meshscope.cli.terminal_screen import choose_screen
+from meshscope.errors import UsageError
+from meshscope.ingest.snapshot.snapshot import read_snapshot
+from meshscope.report.plain_document import encode_plain
+
+DOCUMENT_VERSION = 1
+
+
+@click.command("snapshot", short_help="Explain a memory snapshot of torch.cuda.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
+@click.option("--device", type=click.IntRange(min=0), help="One device only.")
+@click.option(
+    "--top",
+    "num_rows",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Places and modules to list.",
+)
+@click.pass_context
+def command(
+    context: click.Context, *, file: Path, as_json: bool, device: int | None, num_rows: int
+) -> None:
+    """Says what filled the device in FILE, written by `torch.cuda.memory._dump_snapshot`.
+
+    The pickle is read without running anything in it. Exit codes: 0 fine, 2 usage, 3 the file
+    cannot be read.
+    """
+    summary = summarize_snapshot(read_snapshot(file))
+    if device is not None:
+        chosen = tuple(one for one in summary.devices if one.device == device)
+        if not chosen:
+            known = ", ".join(str(one.device) for one in summary.devices) or "none"
+            raise UsageError(f"device {device} is not in the snapshot; devices: {known}")
+        summary = replace(summary, devices=chosen)
+    if as_json:
+        document = {
+            "document": "meshscope-snapshot",
+            "document_version": DOCUMENT_VERSION,
+            "snapshot": summary,
+        }
+        click.echo(encode_plain(document), nl=False)
+        return
+    from meshscope.report.snapshot_text import render_snapshot
+
+    screen = choose_screen(context)
+    text = render_snapshot(summary, screen, num_rows=num_rows)
+    click.echo(text, nl=False, color=True)  # colours were decided when the text was made

@@ -1,0 +1,1 @@
+"""Gradients over data parallel ranks."""

@@ -1,0 +1,1 @@
+"""What comes after gradients: norm, loss scale, optimizer."""

@@ -1,0 +1,1 @@
+"""torch.profiler's trace files to columns."""

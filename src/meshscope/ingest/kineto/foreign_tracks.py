@@ -1,0 +1,139 @@
+"""Device work in traces whose events have no category: torch_npu's and XLA's; merged traces.
+
+There the names of processes and threads tell what a line of events is. torch_npu puts each stream
+of `Ascend Hardware` on a line, and collectives as a whole on lines of `Communication` (formerly
+`HCCL`). XLA has a process for each device: with a line for each stream on a GPU, and on a TPU one
+with the operators, `XLA Ops`, where a loop spans those of its body: only the innermost count. The
+other lines (modules, name scopes, asynchronous copies, analyses) tell the same time again.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.ingest.kineto.trace_columns import Category, TraceEvents, Track
+
+ASCEND_DEVICE = "Ascend Hardware"
+ASCEND_COLLECTIVES = ("Communication", "HCCL")
+_ASCEND_STREAM = re.compile(r"Stream (\d{1,9})$")
+_ASCEND_GROUP = re.compile(r"Group \d+ Communication$")
+_XLA_DEVICE = re.compile(r"/device:[A-Za-z_]+:(\d{1,4})\b")
+_XLA_STREAM = re.compile(r"Stream #(\d{1,9})")
+_XLA_OPERATORS = "XLA Ops"
+_COLLECTIVE_STREAM = 1 << 20
+"""Numbers of lines that are no stream begin here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """A line that is device work."""
+
+    track: int
+    device: int
+    stream: int
+    is_nested: bool = False
+
+
+def adopt_tracks(events: TraceEvents, tracks: Sequence[Track]) -> TraceEvents:
+    """The events, with category, stream and device where only the line tells them."""
+    found = [*_find_ascend(tracks), *_find_xla(tracks)]
+    if not found:
+        return events
+    category, stream = events.category.copy(), events.stream.copy()
+    device = events.device.copy()
+    for line in found:
+        rows = np.flatnonzero((events.track == line.track) & (category == Category.OTHER))
+        if line.is_nested:
+            rows = rows[_is_innermost(events, rows)]
+        category[rows] = Category.KERNEL
+        stream[rows] = line.stream
+        device[rows] = line.device
+    return replace(events, category=category, stream=stream, device=device)
+
+
+def _find_ascend(tracks: Sequence[Track]) -> list[Adopted]:
+    """The devices are numbered in the order of their processes."""
+    found = []
+    for names, pattern in (
+        ((ASCEND_DEVICE,), _ASCEND_STREAM),
+        (ASCEND_COLLECTIVES, _ASCEND_GROUP),
+    ):
+        own = [place for place, track in enumerate(tracks) if track.process_name in names]
+        processes = sorted({str(tracks[place].process) for place in own})
+        for place in own:
+            matched = pattern.match(tracks[place].thread_name)
+            if matched is None:
+                continue
+            is_stream = pattern is _ASCEND_STREAM
+            found.append(
+                Adopted(
+                    track=place,
+                    device=processes.index(str(tracks[place].process)),
+                    stream=int(matched[1]) if is_stream else _COLLECTIVE_STREAM + place,
+                )
+            )
+    has_device = any(line.stream < _COLLECTIVE_STREAM for line in found)
+    return found if has_device else []
+
+
+def _find_xla(tracks: Sequence[Track]) -> list[Adopted]:
+    of_device: dict[int, list[int]] = defaultdict(list)
+    for place, track in enumerate(tracks):
+        matched = _XLA_DEVICE.match(track.process_name)
+        if matched is not None:
+            of_device[int(matched[1])].append(place)
+    found = []
+    for device, places in of_device.items():
+        streams = [
+            Adopted(track=place, device=device, stream=int(matched[1]))
+            for place in places
+            if (matched := _XLA_STREAM.match(tracks[place].thread_name))
+        ]
+        found += streams or [
+            Adopted(track=place, device=device, stream=0, is_nested=True)
+            for place in places
+            if tracks[place].thread_name == _XLA_OPERATORS
+        ]
+    return found
+
+
+def _is_innermost(events: TraceEvents, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether no other of the rows, which are in order of begin, begins before this one ends."""
+    order = np.lexsort((-events.duration_ns[rows], events.begin_ns[rows]))
+    begin, end = events.begin_ns[rows[order]], events.end_ns[rows[order]]
+    is_innermost = np.ones(len(rows), dtype=np.bool_)
+    is_innermost[order[:-1]] = begin[1:] >= end[:-1]
+    return is_innermost
+
+
+def split_devices(events: TraceEvents, tracks: Sequence[Track]) -> tuple[TraceEvents, list[str]]:
+    """Device numbers of their own for processes that use the same, and a warning where there are.
+
+    A profiler gives each device a process. Two with one number are traces of two ranks, put
+    together into a file."""
+    is_work = (events.category >= Category.KERNEL) & (events.category <= Category.MEMSET)
+    rows = np.flatnonzero(is_work & (events.device >= 0))
+    number_of = {track.process: place for place, track in enumerate(tracks)}
+    process_of = np.array([number_of[track.process] for track in tracks], dtype=np.int64)
+    # Few lines have device work: pairs of line and device come before those of process and device.
+    keys = np.unique(events.track[rows].astype(np.int64) << 16 | events.device[rows])
+    pairs = sorted({(key & 0xFFFF, int(process_of[key >> 16])) for key in keys.tolist()})
+    numbers = [device for device, _ in pairs]
+    if len(set(numbers)) == len(numbers):
+        return events, []
+    device, unused = events.device.copy(), max(numbers) + 1
+    for place, (number, process) in enumerate(pairs):
+        if number not in numbers[:place]:
+            continue
+        own = rows[(events.device[rows] == number) & (process_of[events.track[rows]] == process)]
+        device[own] = min(unused, np.iinfo(np.int16).max)
+        unused += 1
+    note = (
+        f"{len(pairs)} processes use {len(set(numbers))} device numbers, as in traces of several "
+        "ranks put together: each is a device here; what launched what may be mixed up"
+    )
+    return replace(events, device=device), [note]

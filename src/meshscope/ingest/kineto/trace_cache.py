@@ -1,0 +1,125 @@
+"""Keeps a trace's columns beside it, so that it is parsed once.
+
+`TRACE.meshscope` is numpy's own archive with a JSON head; it is used only while size, time of
+change and version agree, is written beside its place and renamed into it, and a folder that cannot
+be written to costs nothing but the time. Nothing in it is ever unpickled.
+"""
+
+import json
+import os
+import zipfile
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.kineto.trace_columns import (
+    Trace,
+    TraceArguments,
+    TraceCounts,
+    TraceEvents,
+    TraceGroup,
+    Track,
+)
+
+CACHE_VERSION = 2
+SUFFIX = ".meshscope"
+_ENCODING = "utf-8"
+
+
+def cache_path(path: Path) -> Path:
+    """Where the columns of a trace are kept."""
+    return path.with_name(path.name + SUFFIX)
+
+
+def store_trace(path: Path, trace: Trace) -> bool:
+    """Whether it could be written."""
+    target = cache_path(path)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        head = json.dumps(_head(path, trace)).encode(_ENCODING)
+        arrays = {
+            **_columns("event", trace.events),
+            **_columns("argument", trace.arguments),
+            "head": np.frombuffer(head, dtype=np.uint8),
+        }
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)
+        partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def load_trace(path: Path) -> Trace | None:
+    """The columns, if they are there and of this file."""
+    try:
+        with (
+            cache_path(path).open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):
+            head = json.loads(archive["head"].tobytes().decode(_ENCODING))
+            if head.get("stamp") != _stamp(path):
+                return None
+            return _restore(path, head, archive)
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError):
+        # Absent, cut off, or made by something else: the trace itself is read instead.
+        return None
+
+
+def _stamp(path: Path) -> list[int]:
+    found = path.stat()
+    return [CACHE_VERSION, found.st_size, found.st_mtime_ns]
+
+
+def _columns(prefix: str, table: TraceEvents | TraceArguments) -> dict[str, Any]:
+    return {f"{prefix}_{field.name}": getattr(table, field.name) for field in fields(table)}
+
+
+def _head(path: Path, trace: Trace) -> dict[str, object]:
+    def known(value: object) -> object:
+        return {"reason": value.reason} if isinstance(value, Unavailable) else value
+
+    return {
+        "stamp": _stamp(path),
+        "rank": known(trace.rank),
+        "world_size": known(trace.world_size),
+        "backend": known(trace.backend),
+        "groups": [asdict(group) for group in trace.groups],
+        "device_names": list(trace.device_names.items()),
+        "base_ns": trace.base_ns,
+        "strings": trace.strings,
+        "keys": trace.keys,
+        "tracks": [asdict(track) for track in trace.tracks],
+        "counts": asdict(trace.counts),
+        "warnings": trace.warnings,
+    }
+
+
+def _restore(path: Path, head: dict[str, Any], archive: Any) -> Trace:
+    def known(value: Any) -> Any:
+        return Unavailable(value["reason"]) if isinstance(value, dict) else value
+
+    events = {field.name: archive[f"event_{field.name}"] for field in fields(TraceEvents)}
+    arguments = {field.name: archive[f"argument_{field.name}"] for field in fields(TraceArguments)}
+    return Trace(
+        source=str(path),
+        rank=known(head["rank"]),
+        world_size=known(head["world_size"]),
+        backend=known(head["backend"]),
+        groups=tuple(
+            TraceGroup(**{**group, "ranks": tuple(group["ranks"])}) for group in head["groups"]
+        ),
+        device_names=dict(head["device_names"]),
+        base_ns=head["base_ns"],
+        strings=tuple(head["strings"]),
+        keys=tuple(head["keys"]),
+        tracks=tuple(Track(**track) for track in head["tracks"]),
+        events=TraceEvents(**events),
+        arguments=TraceArguments(**arguments),
+        counts=TraceCounts(**head["counts"]),
+        warnings=tuple(head["warnings"]),
+    )

@@ -1,0 +1,1 @@
+"""torch.cuda's memory snapshots to columns."""

@@ -1,0 +1,1 @@
+"""The open straggler-trace form."""

@@ -1,0 +1,1 @@
+"""One trace to what a recorder would have written."""

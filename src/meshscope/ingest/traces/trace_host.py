@@ -1,0 +1,321 @@
+"""What the host did, step by step, in parts that sum: for traces without a device.
+
+Looked at is the main thread: the one that marks profiler steps, else the one with the most time in
+operators. A moment of it counts for the first of these that holds:
+
+    data loading    it was in a DataLoader's `__next__`
+    operators       an operator ran on it that does not communicate; `optimizer` inside of an
+                    optimizer's call. Operators that ask for a collective, such as autograd
+                    functions in Python, are seen through while one runs: they mostly wait for it
+    exposed         a collective was running, on any thread: nothing else of the main thread is
+                    known, which is mostly waiting. Python between two operators while a collective
+                    runs behind them counts too, so it is an upper limit
+    optimizer       it was in an optimizer's call, in Python
+    other           anything else: Python
+
+The parts sum to the step's length. Communication is the union of all collectives, on any thread.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.ingest.kineto.trace_columns import Category, Trace
+from meshscope.ingest.traces.trace_axes import AxisNamer
+from meshscope.ingest.traces.trace_collectives import TraceCollective, list_host_collectives
+from meshscope.ingest.traces.trace_communication import (
+    AxisRow,
+    CollectiveColumns,
+    as_columns,
+    tabulate_axes,
+)
+from meshscope.ingest.traces.trace_launches import name_has
+from meshscope.ingest.traces.trace_nesting import find_parents
+from meshscope.ingest.traces.trace_spans import find_ends, number_rows, read_arguments, unite_events
+from meshscope.ingest.traces.trace_steps import TraceSteps
+from meshscope.numerics.intervals import Stretches, join, subtract
+from meshscope.store.read.arrays import Int64s
+
+CALLS = (
+    "c10d::", "gloo:", "nccl:", "record_param_comms", "xccl:", "rccl:", "mpi:", "ucc:", "hccl:",
+)  # fmt: skip
+LOADING = ("enumerate(dataloader)",)
+OPTIMIZING = ("optimizer.step#", "optimizer.zero_grad#")
+GLOO = ("gloo:", "mpi:", "ucc:")
+"""Calls that are the collective itself, not the asking for one."""
+ASKING = ("host", "call")
+"""Axis and kind under which calls are listed that ask for a collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTime:
+    """The main thread over some time; the first five parts sum to `total_ns`."""
+
+    total_ns: int
+    operator_ns: int
+    exposed_ns: int
+    """A collective was running and no operator."""
+    loading_ns: int
+    optimizer_ns: int
+    other_ns: int
+    communication_ns: int
+    """Of any thread; `exposed_ns` is the part that nothing hides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStep:
+    """One profiler step of the host."""
+
+    step: int
+    time: HostTime
+    communication: tuple[AxisRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOperatorRow:
+    """All calls of one operator with the same shapes, on any thread."""
+
+    name: str
+    shapes: str
+    count: int
+    total_ns: int
+    self_ns: int
+    """Without the operators it called."""
+    share_ratio: float
+    """Of the self time of all operators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSummary:
+    """What the host's threads did, for traces without a device."""
+
+    total_ns: int
+    operator_ns: int
+    """The union of all operators of all threads."""
+    communication_ns: int
+    """The union of the collectives' calls."""
+    time: HostTime
+    """The main thread, all of it."""
+    steps: tuple[HostStep, ...]
+    operators: tuple[HostOperatorRow, ...]
+    """Empty for traces with a device, whose operators are listed with it."""
+    collectives: tuple[TraceCollective, ...]
+    communication: tuple[AxisRow, ...]
+    exposed_spans: tuple[tuple[int, int], ...]
+    """When communication was exposed, begin and end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parts:
+    """Sets of moments of the main thread that do not overlap, and what ran behind them."""
+
+    loading: Stretches
+    computing: Stretches
+    optimizing: Stretches
+    exposed: Stretches
+    communication: Stretches
+
+    def measure(self, begin_ns: int, end_ns: int) -> HostTime:
+        def length(one: Stretches) -> int:
+            return int(one.within(np.array([begin_ns]), np.array([end_ns]))[0])
+
+        total = end_ns - begin_ns
+        loading, computing = length(self.loading), length(self.computing)
+        optimizing, exposed = length(self.optimizing), length(self.exposed)
+        return HostTime(
+            total_ns=total,
+            operator_ns=computing,
+            exposed_ns=exposed,
+            loading_ns=loading,
+            optimizer_ns=optimizing,
+            other_ns=total - loading - computing - optimizing - exposed,
+            communication_ns=length(self.communication),
+        )
+
+
+def summarize_host(
+    trace: Trace, steps: TraceSteps, namer: AxisNamer, *, has_device: bool
+) -> HostSummary:
+    """The host of one trace; where there is a device, only the times."""
+    events = trace.events
+    operators = np.flatnonzero(events.category == Category.CPU_OP)
+    annotations = np.flatnonzero(events.category == Category.ANNOTATION)
+    host = np.concatenate([operators, annotations])
+    is_call = name_has(trace, host, *CALLS)
+    calls = host[is_call]
+    parts = _divide(trace, steps, host, calls, operators)
+    begin = int(events.begin_ns[host].min()) if len(host) else 0
+    end = int(find_ends(trace, host).max()) if len(host) else 0
+    collectives: tuple[TraceCollective, ...] = ()
+    if not has_device:
+        collectives = _list_calls(trace, steps, annotations, parts, namer)
+    columns = _with_calls(trace, as_columns(collectives), () if has_device else calls)
+    hidden = subtract(parts.communication, parts.exposed)
+    return HostSummary(
+        total_ns=end - begin,
+        operator_ns=unite_events(trace, operators).total_ns,
+        communication_ns=parts.communication.total_ns,
+        time=parts.measure(begin, end),
+        steps=tuple(
+            HostStep(
+                step=number,
+                time=parts.measure(first, last),
+                communication=tabulate_axes(columns, hidden, window=(first, last)),
+            )
+            for number, first, last in zip(
+                steps.number.tolist(), steps.begin_ns.tolist(), steps.end_ns.tolist(), strict=True
+            )
+        ),
+        operators=() if has_device else _tabulate(trace, operators),
+        collectives=collectives,
+        communication=tabulate_axes(columns, hidden),
+        exposed_spans=()
+        if has_device
+        else tuple(
+            zip(parts.exposed.begin_ns.tolist(), parts.exposed.end_ns.tolist(), strict=True)
+        ),
+    )
+
+
+def _with_calls(
+    trace: Trace, columns: CollectiveColumns, calls: Int64s | tuple[()]
+) -> CollectiveColumns:
+    """The calls that ask for collectives beside them, so that all of communication is there."""
+    rows = np.setdiff1d(np.asarray(calls, dtype=np.int64), columns.row)
+    events = trace.events
+    begin = np.append(columns.begin_ns, events.begin_ns[rows])
+    order = np.argsort(begin, kind="stable")
+    place = len(columns.keys)
+    return CollectiveColumns(
+        begin_ns=begin[order],
+        end_ns=np.append(columns.end_ns, find_ends(trace, rows))[order],
+        row=np.append(columns.row, rows)[order],
+        key=np.append(columns.key, np.full(len(rows), place))[order],
+        keys=(*columns.keys, ASKING),
+        size_bytes=np.append(columns.size_bytes, np.full(len(rows), -1))[order],
+    )
+
+
+def _divide(
+    trace: Trace, steps: TraceSteps, host: Int64s, calls: Int64s, operators: Int64s
+) -> _Parts:
+    events = trace.events
+    main = _find_main(trace, steps, host, operators)
+    own = host[events.track[host] == main]
+    communication = unite_events(trace, calls)
+    working = own[(events.category[own] == Category.CPU_OP) & ~name_has(trace, own, *CALLS)]
+    asking = calls[(events.track[calls] == main) & ~name_has(trace, calls, *GLOO)]
+    is_open = _contain_any(trace, working, asking)
+    waiting = subtract(unite_events(trace, working[is_open]), communication)
+    busy = join(unite_events(trace, working[~is_open]), waiting)
+    # What runs inside of a call that asks for a collective is part of it. The collective itself may
+    # be drawn on the main thread too (gloo's sends are) while that goes on with its work.
+    busy = subtract(busy, unite_events(trace, asking))
+    loading = _named(trace, own, LOADING)
+    in_optimizer = subtract(_named(trace, own, OPTIMIZING), loading)
+    busy = subtract(busy, loading)
+    exposed = subtract(subtract(communication, loading), busy)
+    optimizing = subtract(in_optimizer, exposed)
+    return _Parts(
+        loading=loading,
+        computing=subtract(busy, in_optimizer),
+        optimizing=optimizing,
+        exposed=exposed,
+        communication=communication,
+    )
+
+
+def _contain_any(trace: Trace, rows: Int64s, inner: Int64s) -> npt.NDArray[np.bool_]:
+    """Which of the events another one of the same thread begins inside of."""
+    begins = np.sort(trace.events.begin_ns[inner])
+    first = np.searchsorted(begins, trace.events.begin_ns[rows], side="left")
+    after = np.searchsorted(begins, find_ends(trace, rows), side="left")
+    found: npt.NDArray[np.bool_] = after > first
+    return found
+
+
+def _named(trace: Trace, rows: Int64s, parts: tuple[str, ...]) -> Stretches:
+    picked = rows[name_has(trace, rows, *parts)]
+    return unite_events(trace, picked)
+
+
+def _find_main(trace: Trace, steps: TraceSteps, host: Int64s, operators: Int64s) -> int:
+    """The track that marks steps, else the one with the most time in operators."""
+    events = trace.events
+    if len(steps):
+        marks = host[name_has(trace, host, "profilerstep#")]
+        if len(marks):
+            return int(np.bincount(events.track[marks]).argmax())
+    rows = operators if len(operators) else host
+    if not len(rows):
+        return -1
+    return int(np.bincount(events.track[rows], weights=events.duration_ns[rows]).argmax())
+
+
+def _list_calls(
+    trace: Trace, steps: TraceSteps, annotations: Int64s, parts: _Parts, namer: AxisNamer
+) -> tuple[TraceCollective, ...]:
+    """The collectives themselves, not the calls that ask for them."""
+    events = trace.events
+    rows = annotations[name_has(trace, annotations, *GLOO)]
+    begin, end = events.begin_ns[rows], find_ends(trace, rows)
+    numbers = steps.numbers_at(steps.locate(begin))
+    return list_host_collectives(
+        trace, rows, parts.exposed.within(begin, end), namer=namer, step_of=numbers
+    )
+
+
+def _tabulate(trace: Trace, operators: Int64s) -> tuple[HostOperatorRow, ...]:
+    """Operators with the most time of their own first."""
+    if not len(operators):
+        return ()
+    events = trace.events
+    own_ns = _measure_self(trace, operators)
+    shapes = read_arguments(trace, operators, ("Input Dims",), ()).text["Input Dims"]
+    names = events.name[operators]
+    number, example = number_rows(names, shapes)
+    sums = np.zeros((2, len(example)), dtype=np.int64)
+    np.add.at(sums[0], number, events.duration_ns[operators])
+    np.add.at(sums[1], number, own_ns)
+    count = np.bincount(number, minlength=len(example))
+    whole = max(int(own_ns.sum()), 1)
+    return tuple(
+        HostOperatorRow(
+            name=_string(trace, int(names[example[place]])),
+            shapes=_string(trace, int(shapes[example[place]])),
+            count=int(count[place]),
+            total_ns=int(sums[0, place]),
+            self_ns=int(sums[1, place]),
+            share_ratio=float(sums[1, place] / whole),
+        )
+        for place in np.argsort(-sums[1], kind="stable").tolist()
+    )
+
+
+def _string(trace: Trace, place: int) -> str:
+    return trace.strings[place] if place >= 0 else ""
+
+
+def _measure_self(trace: Trace, operators: Int64s) -> Int64s:
+    """Length of each less that of those directly inside of it, on its own track."""
+    events = trace.events
+    own_ns = events.duration_ns[operators].copy()
+    order = np.lexsort(
+        (-events.duration_ns[operators], events.begin_ns[operators], events.track[operators])
+    )
+    track = events.track[operators[order]]
+    begin, end = events.begin_ns[operators[order]], find_ends(trace, operators[order])
+    for first, after in _stretches_of_equal(track):
+        part = order[first:after]
+        parent = find_parents(begin[first:after], end[first:after])
+        has_parent = parent >= 0
+        np.subtract.at(
+            own_ns, part[parent[has_parent]], events.duration_ns[operators[part[has_parent]]]
+        )
+    return np.maximum(own_ns, 0)
+
+
+def _stretches_of_equal(values: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(values)) + 1
+    return list(zip([0, *edges.tolist()], [*edges.tolist(), len(values)], strict=True))

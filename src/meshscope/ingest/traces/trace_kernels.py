@@ -1,0 +1,206 @@
+"""What a kernel of a trace does, by its name and by what the profiler says of it.
+
+Communication is told by the libraries' own names, or because the event carries a collective's
+name. What is not recognised counts as compute; how many of each were recognised is always said, and
+a distributed trace in which no collective was found is a warning.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.kineto.trace_columns import Category, Trace
+from meshscope.store.read.arrays import Uint8s
+
+
+class Work(IntEnum):
+    """What the time of a device event counts as."""
+
+    NONE = 0
+    """Not on a device."""
+    COMPUTE = 1
+    COMMUNICATION = 2
+    COPY = 3
+    """Copies between memories. Filling memory is compute."""
+
+
+COMMUNICATION_NAME = re.compile(
+    r"""
+      (?<![a-z])[nr]ccl | \bmsccl
+    | \ballreduce(?:Packet|AllPairs|Nvls|RsAg|Fullmesh) | \ballgatherFullmesh
+    | \boneccl | \bccl_ | \boneapi::ccl
+    | \b(?:allreduce|reduce_?scatter|allgatherv?)_?(?:small|medium|large)
+    | \b\w*(?:distribute_to_remote_ranks|gather_from_remote_and_dist_to_rank_pair)
+    | \bdeep_ep::(?!(?:legacy::)?layout::) | \bintranode:: | \binternode(?:_ll)?:: | \bhybrid_ep::
+    | \bnvshmem | \brocshmem | \bmori(?:::|_shmem) | \bEp(?:Dispatch|Combine)
+    | \bmoe_?A(?:ll)?_?(?:2|To)_?A(?:ll)?
+    | \b(?:cross_device_reduce|custom_all_reduce|allreduce_prototype|userbuffers_)
+    | \breduce_scatter_(?:cross_device|split_\w*dim) | \ballgather_(?:vec|naive|lastdim)\b
+    | \bhccl | ^hcom_ | ^(?:Reduce_Inline|RDMA_?Send)
+    | \bmtia.*(?:allreduce|all_gather|reduce_scatter)
+    | ^(?:all-(?:reduce|gather|to-all)|reduce-scatter|collective-(?:permute|broadcast))
+    | \bgloo:
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+"""NCCL, RCCL, MSCCL and MSCCL++; oneCCL; DeepEP, NVSHMEM, MORI and TensorRT-LLM's exchange of
+tokens; all-reduces of vLLM, SGLang, AITER, QuickReduce and Transformer Engine; HCCL; XLA. Laying
+out what DeepEP sends moves nothing between devices."""
+
+SYMMETRIC_NAME = re.compile(
+    r"multimem_(?:all_reduce|one_shot|two_shot|all_gather|reduce)|(?:one|two)_?shot_?all_?reduce"
+    r"|allreduce_fusion_kernel|all_reduce_two_shot|symm_mem",
+    re.IGNORECASE,
+)
+"""Kernels that move data between devices by loads and stores of their own. They occupy the device
+as compute does and count as it; how long they took is said beside it."""
+
+COPY_NAME = re.compile(
+    r"^(?:_*amd_rocclr_copy|MEMORY_COPY_|dma_request$|Memcpy|MEMCPY_)", re.IGNORECASE
+)
+"""Kernels with which ROCm copies, and copies where the profiler does not tell them apart."""
+
+WAIT_NAME = re.compile(
+    r"^(?:(?:event|notify|capture)_?(?:wait|record|reset)|stream_?wait\w*)$", re.IGNORECASE
+)
+"""Lines of MTIA and Ascend on which a stream waits for another, or says that it came so far: the
+device does no work there."""
+
+KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        ("reduce_scatter", r"reduce[-_]?scatter"),
+        ("all_reduce", r"all[-_]?reduce|cross_device_reduce|one_shot|two_shot"),
+        ("all_gather", r"all[-_]?gather"),
+        ("all_to_all", r"all[-_]?(?:to|2)[-_]?all|moe_?a2a|dispatch|combine|cached_notify"),
+        ("broadcast", r"broadcast|bcast"),
+        ("barrier", r"barrier"),
+        ("send_recv", r"send_?recv|\bsend|\brecv|_send|_recv|p2p|coalesced|permute"),
+        ("gather", r"gather"),
+        ("scatter", r"scatter"),
+        ("reduce", r"reduce"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recognition:
+    """How much of a trace's device work was recognised."""
+
+    num_device_events: int
+    num_kernels: int
+    num_collectives: int
+    num_named_collectives: int
+    """Of those, with the collective's arguments."""
+    num_symmetric: int
+    """Kernels that communicate over symmetric memory; counted as compute."""
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelClasses:
+    """One entry per event of the trace."""
+
+    work: Uint8s
+    kind: npt.NDArray[np.int8]
+    """Place in `kinds` for communication; -1 for everything else."""
+    kinds: tuple[str, ...]
+    is_symmetric: npt.NDArray[np.bool_]
+    """Compute that communicates over symmetric memory."""
+    recognition: Recognition
+
+
+UNKNOWN_KIND = "unknown"
+
+
+def classify_kernels(trace: Trace) -> KernelClasses:
+    """Tells communication, copies and compute apart."""
+    events = trace.events
+    work = np.zeros(len(events), dtype=np.uint8)
+    is_kernel = events.category == Category.KERNEL
+    is_kernel &= ~_match_names(trace, is_kernel, WAIT_NAME)
+    is_copy = events.category == Category.MEMCPY
+    is_copy |= is_kernel & _match_names(trace, is_kernel, COPY_NAME)
+    collective = trace.text_argument("Collective name")
+    is_named = is_kernel & (collective >= 0)
+    is_matched = _match_names(trace, is_kernel, COMMUNICATION_NAME)
+    is_communication = is_kernel & (is_matched | is_named)
+    work[is_kernel | (events.category == Category.MEMSET)] = Work.COMPUTE
+    work[is_communication] = Work.COMMUNICATION
+    work[is_copy] = Work.COPY
+    is_symmetric = is_kernel & _match_names(trace, is_kernel, SYMMETRIC_NAME) & ~is_communication
+    kind, kinds = _find_kinds(trace, is_communication, collective)
+    return KernelClasses(
+        work=work,
+        kind=kind,
+        kinds=kinds,
+        is_symmetric=is_symmetric,
+        recognition=_recognise(trace, work, is_kernel, is_named, is_symmetric),
+    )
+
+
+def name_kind(text: str) -> str:
+    """The kind of collective a name speaks of."""
+    return next((kind for kind, pattern in KINDS if pattern.search(text)), UNKNOWN_KIND)
+
+
+def _match_names(
+    trace: Trace, is_wanted: npt.NDArray[np.bool_], pattern: re.Pattern[str]
+) -> npt.NDArray[np.bool_]:
+    """Names are few: each is looked at once."""
+    is_match = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
+    for place in np.unique(trace.events.name[is_wanted]).tolist():
+        if place >= 0 and pattern.search(trace.strings[place][:400]):
+            is_match[place] = True
+    return is_match[trace.events.name]
+
+
+def _find_kinds(
+    trace: Trace, is_communication: npt.NDArray[np.bool_], collective: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int8], tuple[str, ...]]:
+    kinds = (*(kind for kind, _ in KINDS), UNKNOWN_KIND)
+    kind = np.full(len(trace.events), -1, dtype=np.int8)
+    rows = np.flatnonzero(is_communication)
+    source = np.where(collective[rows] >= 0, collective[rows], trace.events.name[rows])
+    texts, inverse = np.unique(source, return_inverse=True)
+    found = [kinds.index(name_kind(_text(trace.strings, place))) for place in texts.tolist()]
+    kind[rows] = np.array(found, dtype=np.int8)[inverse] if len(rows) else 0
+    return kind, kinds
+
+
+def _text(strings: Sequence[str], place: int) -> str:
+    # Behind the first bracket stand the types of arguments, which name other things.
+    return strings[place].split("(")[0][:400] if place >= 0 else ""
+
+
+def _recognise(
+    trace: Trace,
+    work: Uint8s,
+    is_kernel: npt.NDArray[np.bool_],
+    is_named: npt.NDArray[np.bool_],
+    is_symmetric: npt.NDArray[np.bool_],
+) -> Recognition:
+    num_collectives = int(np.count_nonzero(work == Work.COMMUNICATION))
+    num_kernels = int(np.count_nonzero(is_kernel))
+    warnings = []
+    world_size = 1 if isinstance(trace.world_size, Unavailable) else trace.world_size
+    if not num_kernels:
+        warnings.append("no kernel in the trace: nothing can be said about a device")
+    elif world_size > 1 and not num_collectives and not is_symmetric.any():
+        warnings.append(
+            f"no communication kernel recognised among {num_kernels:,}, in a trace of "
+            f"{world_size:,} ranks: communication times are not known"
+        )
+    return Recognition(
+        num_device_events=int(np.count_nonzero(work)),
+        num_kernels=num_kernels,
+        num_collectives=num_collectives,
+        num_named_collectives=int(np.count_nonzero(is_named)),
+        num_symmetric=int(np.count_nonzero(is_symmetric)),
+        warnings=tuple(warnings),
+    )

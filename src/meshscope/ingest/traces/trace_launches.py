@@ -1,0 +1,118 @@
+"""How far ahead of a device its host was: launches, and how many waited at any time.
+
+A launch waits from the begin of its call to the begin of the first work it launched. Depth is how
+many wait at a moment, from the first call to the last begin; a CUDA graph is one launch, however
+many kernels it has. Depth 0 while the device idles is a device that waits for its host.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.kineto.trace_columns import Trace, ValueKind
+from meshscope.store.read.arrays import Bools, Int64s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchQueue:
+    """How far ahead of the device its host was, over the device work whose launch is known.
+
+    The delay is from the begin of the launching call to the begin of the work: short delays mean
+    that the device waited for its host."""
+
+    num_launches: int
+    """Device work whose launching call is known."""
+    median_delay_ns: float
+    p5_delay_ns: float
+    p95_delay_ns: float
+    num_graph_kernels: int
+    """Launched by a graph: one call for many."""
+    graph_time_ratio: float
+    """Their share of the time of all device events."""
+    num_calls: int
+    """That launched it."""
+    median_depth: int
+    """Half of the time at most so many waited."""
+    p5_depth: int
+    max_depth: int
+    empty_ratio: float
+    """Share of the time at which none waited."""
+
+
+def measure_launches(trace: Trace, rows: Int64s, launch: Int64s) -> LaunchQueue | Unavailable:
+    """The launches of one device's events."""
+    events = trace.events
+    known = rows[launch[rows] >= 0]
+    if not len(known):
+        return Unavailable("no launching call of this device's work is in the trace")
+    call = launch[known]
+    delay = events.begin_ns[known] - events.begin_ns[call]
+    is_graph = np.zeros(len(events), dtype=np.bool_)
+    is_graph[known[name_has(trace, call, "graphlaunch")]] = True
+    is_graph[_in_graphs(trace)] = True
+    in_graph = rows[is_graph[rows]]
+    low, middle, high = np.percentile(delay, [5, 50, 95]).tolist()
+    whole_ns = int(events.duration_ns[rows].sum())
+    num_calls, depths, empty = _measure_depth(trace, known, call)
+    return LaunchQueue(
+        num_launches=len(known),
+        median_delay_ns=middle,
+        p5_delay_ns=low,
+        p95_delay_ns=high,
+        num_graph_kernels=len(in_graph),
+        graph_time_ratio=int(events.duration_ns[in_graph].sum()) / max(whole_ns, 1),
+        num_calls=num_calls,
+        p5_depth=depths[0],
+        median_depth=depths[1],
+        max_depth=depths[2],
+        empty_ratio=empty,
+    )
+
+
+def _in_graphs(trace: Trace) -> Int64s:
+    """Events that name a graph of theirs."""
+    rows = trace.argument_rows("graph id")
+    values = trace.arguments.value[rows]
+    rows = rows[(trace.arguments.kind[rows] == ValueKind.INT) & (values > 0)]
+    found: Int64s = trace.arguments.event[rows].astype(np.int64)
+    return found
+
+
+def _measure_depth(
+    trace: Trace, work: Int64s, call: Int64s
+) -> tuple[int, tuple[int, int, int], float]:
+    """Calls; depth at 5 and 50 % of the time and at most; share of the time without any."""
+    events = trace.events
+    order = np.argsort(call, kind="stable")
+    calls, first = np.unique(call[order], return_index=True)
+    begun = np.minimum.reduceat(events.begin_ns[work[order]], first)
+    called = np.minimum(events.begin_ns[calls], begun)
+    called.sort()
+    begun.sort()
+    moments = np.concatenate([called, begun])
+    change = np.repeat([1, -1], len(calls))
+    order = np.argsort(moments, kind="stable")
+    moments, depth = moments[order], np.cumsum(change[order])
+    length = np.diff(moments)
+    depth = depth[:-1]
+    lasting = np.zeros(int(depth.max(initial=0)) + 1, dtype=np.int64)
+    np.add.at(lasting, depth, length)
+    whole = int(lasting.sum())
+    if not whole:
+        return len(calls), (0, 0, 0), 0.0
+    reached = np.cumsum(lasting)
+    low, middle = (int(np.searchsorted(reached, share * whole)) for share in (0.05, 0.5))
+    highest = int(np.flatnonzero(lasting)[-1])
+    return len(calls), (low, middle, highest), float(lasting[0] / whole)
+
+
+def name_has(trace: Trace, rows: Int64s, *parts: str) -> Bools:
+    """Which events have one of the parts in their name, whatever the case."""
+    names = trace.events.name[rows]
+    wanted = [
+        place
+        for place in np.unique(names).tolist()
+        if place >= 0 and any(part in trace.strings[place][:400].lower() for part in parts)
+    ]
+    return np.isin(names, np.array(wanted, dtype=np.int64))

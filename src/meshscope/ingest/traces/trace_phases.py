@@ -1,0 +1,207 @@
+"""The phases of a step in a trace: what the host was at, from first to last, without gaps.
+
+    data        a DataLoader's `enumerate(DataLoader)…` or an annotation that names loading
+    backward    from the first function of autograd's engine to the last of a pass
+    optimizer   `Optimizer.step#…`
+    forward     what comes before a backward
+    rest        all other time of a step
+    compute     the whole step, where a trace has neither autograd nor an optimizer (inference)
+
+A pass of backward ends where the thread that trains begins an operator of its own. Device work is
+in the phase in which it was launched. A trace without `ProfilerStep#n` is one step.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.ingest.kineto.trace_columns import Category, Trace
+from meshscope.ingest.traces.trace_steps import TraceSteps
+from meshscope.numerics.intervals import Stretches, complement, intersect, subtract, unite
+from meshscope.store.read.arrays import Int32s, Int64s
+
+DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE = (
+    "data", "forward", "backward", "optimizer", "rest", "compute",
+)  # fmt: skip
+NAMES = (DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE)
+
+_DATA_NAME = re.compile(
+    r"enumerate\(DataLoader\)|^[#\s]*(?:data|data[_ ]?load(?:ing|er)?|load[_ ]data|get[_ ]batch)"
+    r"[#\s]*$",
+    re.IGNORECASE,
+)
+_OPTIMIZER_NAME = re.compile(r"^Optimizer\.step#")
+_BACKWARD_NAME = re.compile(r"^autograd::engine::evaluate_function")
+_ENGINE_THREAD = re.compile(r"autograd", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostPhases:
+    """Stretches in order of time that cover every step and do not overlap."""
+
+    begin_ns: Int64s
+    end_ns: Int64s
+    name: Int32s
+    """Place in `NAMES`."""
+    step: Int32s
+    """Place in the steps."""
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    def locate(self, moment_ns: Int64s) -> Int64s:
+        """The stretch each moment is in; -1 outside of all."""
+        if not len(self):
+            return np.full(len(moment_ns), -1, dtype=np.int64)
+        place = np.searchsorted(self.begin_ns, moment_ns, side="right") - 1
+        is_inside = (place >= 0) & (moment_ns < self.end_ns[place])
+        return np.where(is_inside, place, -1)
+
+
+def take_as_one_step(trace: Trace) -> TraceSteps:
+    """The whole trace, for one that has no steps; none where nothing in it is the profiler's."""
+    events = trace.events
+    if not np.any(events.category != Category.OTHER):
+        none = np.empty(0, dtype=np.int64)
+        return TraceSteps(number=none, begin_ns=none, end_ns=none)
+    return TraceSteps(
+        number=np.zeros(1, dtype=np.int64),
+        begin_ns=events.begin_ns[:1],
+        end_ns=np.array([events.end_ns.max() + 1]),
+    )
+
+
+def find_phases(trace: Trace, steps: TraceSteps) -> HostPhases:
+    """What the host was at in every step."""
+    rows = _PhaseRows(trace)
+    data = rows.annotated(_DATA_NAME)
+    backward = subtract(rows.find_passes(), data)
+    optimizer = subtract(subtract(rows.annotated(_OPTIMIZER_NAME), data), backward)
+    whole = Stretches(steps.begin_ns, steps.end_ns)
+    named = [
+        (DATA, _cut(data, whole)),
+        (BACKWARD, _cut(backward, whole)),
+        (OPTIMIZER, _cut(optimizer, whole)),
+    ]
+    rest = _cut(complement(unite(*_columns(named)), *_extent(steps)), whole)
+    if not len(backward) and not len(optimizer):
+        named.append((COMPUTE, rest))
+    else:
+        is_forward = _comes_before(rest, backward, optimizer, steps)
+        named.append((FORWARD, Stretches(rest.begin_ns[is_forward], rest.end_ns[is_forward])))
+        named.append((REST, Stretches(rest.begin_ns[~is_forward], rest.end_ns[~is_forward])))
+    begin, end = _columns(named)
+    name = np.concatenate([np.full(len(found), NAMES.index(one)) for one, found in named])
+    order = np.argsort(begin, kind="stable")
+    return HostPhases(
+        begin_ns=begin[order],
+        end_ns=end[order],
+        name=name[order].astype(np.int32),
+        step=steps.locate(begin[order]),
+    )
+
+
+def _columns(named: list[tuple[str, Stretches]]) -> tuple[Int64s, Int64s]:
+    return (
+        np.concatenate([found.begin_ns for _, found in named]),
+        np.concatenate([found.end_ns for _, found in named]),
+    )
+
+
+def _extent(steps: TraceSteps) -> tuple[int, int]:
+    return (int(steps.begin_ns[0]), int(steps.end_ns[-1])) if len(steps) else (0, 0)
+
+
+def _cut(found: Stretches, steps: Stretches) -> Stretches:
+    """What of it lies in steps, cut where one step follows another."""
+    inside = intersect(found, unite(steps.begin_ns, steps.end_ns))
+    cuts = steps.begin_ns
+    first = np.searchsorted(cuts, inside.begin_ns, side="right")
+    after = np.searchsorted(cuts, inside.end_ns, side="left")
+    count = after - first + 1
+    owner = np.repeat(np.arange(len(inside)), count)
+    offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    begin = np.where(offset == 0, inside.begin_ns[owner], 0)
+    is_later = offset > 0
+    begin[is_later] = cuts[first[owner[is_later]] + offset[is_later] - 1]
+    is_last = offset == count[owner] - 1
+    end = np.where(is_last, inside.end_ns[owner], 0)
+    end[~is_last] = cuts[first[owner[~is_last]] + offset[~is_last]]
+    return Stretches(begin, end)
+
+
+def _comes_before(
+    rest: Stretches, backward: Stretches, optimizer: Stretches, steps: TraceSteps
+) -> npt.NDArray[np.bool_]:
+    """Whether the next thing that is not `rest` in the same step is a backward."""
+    far = np.iinfo(np.int64).max
+    following = [
+        np.append(one.begin_ns, far)[np.searchsorted(one.begin_ns, rest.begin_ns)]
+        for one in (backward, optimizer)
+    ]
+    step = steps.locate(rest.begin_ns)
+    until = np.where(step >= 0, steps.end_ns[step], far) if len(steps) else following[0]
+    found: npt.NDArray[np.bool_] = (following[0] < following[1]) & (following[0] < until)
+    return found
+
+
+class _PhaseRows:
+    """Events of the host by their names."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._events = trace.events
+
+    def annotated(self, pattern: re.Pattern[str]) -> Stretches:
+        """When an annotation with such a name was open."""
+        rows = self._named(pattern, Category.ANNOTATION, Category.CPU_OP)
+        return unite(self._events.begin_ns[rows], self._events.end_ns[rows])
+
+    def find_passes(self) -> Stretches:
+        """Passes of backward: functions of the engine with no operator of another's between."""
+        events = self._events
+        rows = self._named(_BACKWARD_NAME, Category.CPU_OP)
+        found = unite(events.begin_ns[rows], events.end_ns[rows])
+        if len(found) < 2:
+            return found
+        own = self._foreground(rows, found)
+        before = np.searchsorted(own, found.begin_ns)
+        is_first = np.append(True, before[1:] != before[:-1])
+        first = np.flatnonzero(is_first)
+        last = np.append(first[1:] - 1, len(found) - 1)
+        return Stretches(found.begin_ns[first], found.end_ns[last])
+
+    def _foreground(self, engine: Int64s, backward: Stretches) -> Int64s:
+        """When the training thread began operators outside of backward's functions."""
+        events = self._events
+        operators = np.flatnonzero(events.category == Category.CPU_OP)
+        track = self._training_track(operators, engine)
+        begin = events.begin_ns[operators[events.track[operators] == track]]
+        moments: Int64s = np.sort(begin[backward.within(begin, begin + 1) == 0])
+        return moments
+
+    def _training_track(self, operators: Int64s, engine: Int64s) -> int:
+        """The thread with the most operators that are not backward's."""
+        tracks = self._events.track
+        others = operators[~np.isin(operators, engine)]
+        own = tracks[others]
+        is_engine = np.array(
+            [bool(_ENGINE_THREAD.search(track.thread_name)) for track in self._trace.tracks]
+        )
+        if len(own) and not is_engine[own].all():
+            own = own[~is_engine[own]]
+        engines = set(tracks[engine].tolist())
+        outside = own[~np.isin(own, list(engines))]
+        # On a CPU one thread does both.
+        picked = outside if len(outside) else own
+        return int(np.bincount(picked).argmax()) if len(picked) else -1
+
+    def _named(self, pattern: re.Pattern[str], *categories: Category) -> Int64s:
+        events, strings = self._events, self._trace.strings
+        rows = np.flatnonzero(np.isin(events.category, np.array(categories, dtype=np.uint8)))
+        names = np.unique(events.name[rows]).tolist()
+        wanted = [n for n in names if n >= 0 and pattern.search(strings[n][:400])]
+        found: Int64s = rows[np.isin(events.name[rows], np.array(wanted, dtype=np.int64))]
+        return found

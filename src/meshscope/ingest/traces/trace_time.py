@@ -1,0 +1,193 @@
+"""Where a device's time went in a trace: compute, communication, copies, idle, and what overlaps.
+
+Per device, and per profiler step: `compute` is the union of fills and of all kernels that do not
+communicate, `communication` that of those that do, `copy` that of copies. Communication is exposed
+where no compute runs, copies where neither does. busy = compute + exposed communication + exposed
+copies; idle = total - busy. All are exact sums of integer nanoseconds.
+
+Total is from the first to the last moment of the device's work. For a step it is from the step's
+first work to its last, so steps of a device may overlap or leave gaps; idle between them is in the
+total only. Moments of a step in which only work of other steps ran are `other`, not idle.
+
+A kernel counts as one device's by the `device` the profiler gives, else by its process.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.ingest.kineto.trace_columns import Trace
+from meshscope.ingest.traces.trace_kernels import KernelClasses, Work
+from meshscope.ingest.traces.trace_spans import find_ends, unite_events
+from meshscope.ingest.traces.trace_steps import TraceSteps, split_by_step
+from meshscope.numerics.intervals import Stretches, join, subtract, unite
+from meshscope.store.read.arrays import Int32s, Int64s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """One device over some time; compute + exposed + exposed copy + other + idle == total."""
+
+    total_ns: int
+    compute_ns: int
+    communication_ns: int
+    exposed_ns: int
+    copy_ns: int
+    exposed_copy_ns: int
+    other_ns: int
+    """Of a step: only work of other steps ran. Of a device 0."""
+    idle_ns: int
+    """Nothing ran."""
+    num_kernels: int
+    num_collectives: int
+    num_copies: int
+
+    @property
+    def busy_ns(self) -> int:
+        """Something of it ran."""
+        return self.compute_ns + self.exposed_ns + self.exposed_copy_ns
+
+    @property
+    def overlapped_ns(self) -> int:
+        """Communication behind which compute ran."""
+        return self.communication_ns - self.exposed_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTime:
+    """One stream of a device: the union of what ran on it."""
+
+    stream: int
+    busy_ns: int
+    compute_ns: int
+    communication_ns: int
+    copy_ns: int
+    num_events: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One profiler step on one device."""
+
+    step: int
+    time: DeviceTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBreakdown:
+    """One device of a trace."""
+
+    device: int
+    name: str
+    begin_ns: int
+    end_ns: int
+    time: DeviceTime
+    streams: tuple[StreamTime, ...]
+    steps: tuple[StepTime, ...]
+    num_outside_steps: int
+    """Device events that belong to no profiler step."""
+
+
+def find_devices(trace: Trace, work: npt.NDArray[np.uint8]) -> Int32s:
+    """For each event its device; -1 for what is not device work. Without a number, its process."""
+    device = trace.events.device.astype(np.int32)
+    of_track = np.array(
+        [track.process if isinstance(track.process, int) else -1 for track in trace.tracks] + [-1],
+        dtype=np.int64,
+    )
+    of_track = np.where((of_track < 0) | (of_track > 1 << 30), 0, of_track).astype(np.int32)
+    found = np.where(device >= 0, device, of_track[trace.events.track])
+    return np.where(work != Work.NONE, found, -1).astype(np.int32)
+
+
+def break_down_devices(
+    trace: Trace, classes: KernelClasses, steps: TraceSteps, step_of: Int32s
+) -> tuple[DeviceBreakdown, ...]:
+    """Every device of the trace that did anything."""
+    device = find_devices(trace, classes.work)
+    return tuple(
+        _break_down(trace, classes, steps, step_of, number, np.flatnonzero(device == number))
+        for number in np.unique(device[device >= 0]).tolist()
+    )
+
+
+def _break_down(
+    trace: Trace,
+    classes: KernelClasses,
+    steps: TraceSteps,
+    step_of: Int32s,
+    device: int,
+    rows: Int64s,
+) -> DeviceBreakdown:
+    events = trace.events
+    own_step = step_of[rows]
+    busy = unite_events(trace, rows)
+    found = [
+        StepTime(step=int(steps.number[place]), time=measure(trace, classes, part, busy))
+        for place, part in split_by_step(rows, step_of)
+    ]
+    return DeviceBreakdown(
+        device=device,
+        name=trace.device_names.get(device, ""),
+        begin_ns=int(events.begin_ns[rows].min()),
+        end_ns=int(find_ends(trace, rows).max()),
+        time=measure(trace, classes, rows),
+        streams=_measure_streams(trace, classes, rows),
+        steps=tuple(found),
+        num_outside_steps=int(np.count_nonzero(own_step < 0)),
+    )
+
+
+def unite_work(trace: Trace, classes: KernelClasses, rows: Int64s, work: Work) -> Stretches:
+    """When the events among `rows` that count as `work` ran."""
+    picked = rows[classes.work[rows] == work]
+    return unite_events(trace, picked)
+
+
+def measure(
+    trace: Trace, classes: KernelClasses, rows: Int64s, busy: Stretches | None = None
+) -> DeviceTime:
+    """The times of some events of one device; `busy` is when it ran any, if these are not all."""
+    compute = unite_work(trace, classes, rows, Work.COMPUTE)
+    communication = unite_work(trace, classes, rows, Work.COMMUNICATION)
+    copy = unite_work(trace, classes, rows, Work.COPY)
+    work = classes.work[rows]
+    begin, end = trace.events.begin_ns[rows], find_ends(trace, rows)
+    first, last = (int(begin.min()), int(end.max())) if len(rows) else (0, 0)
+    exposed_ns = subtract(communication, compute).total_ns
+    exposed_copy_ns = subtract(copy, join(compute, communication)).total_ns
+    own_ns = compute.total_ns + exposed_ns + exposed_copy_ns
+    busy_ns = own_ns if busy is None else int(busy.within(np.array([first]), np.array([last]))[0])
+    return DeviceTime(
+        total_ns=last - first,
+        compute_ns=compute.total_ns,
+        communication_ns=communication.total_ns,
+        exposed_ns=exposed_ns,
+        copy_ns=copy.total_ns,
+        exposed_copy_ns=exposed_copy_ns,
+        other_ns=busy_ns - own_ns,
+        idle_ns=last - first - busy_ns,
+        num_kernels=int(np.count_nonzero(work == Work.COMPUTE)),
+        num_collectives=int(np.count_nonzero(work == Work.COMMUNICATION)),
+        num_copies=int(np.count_nonzero(work == Work.COPY)),
+    )
+
+
+def _measure_streams(trace: Trace, classes: KernelClasses, rows: Int64s) -> tuple[StreamTime, ...]:
+    streams = trace.events.stream[rows]
+    found = []
+    for stream in np.unique(streams).tolist():
+        part = rows[streams == stream]
+        begin, end = trace.events.begin_ns[part], find_ends(trace, part)
+        found.append(
+            StreamTime(
+                stream=stream,
+                busy_ns=unite(begin, end).total_ns,
+                compute_ns=unite_work(trace, classes, part, Work.COMPUTE).total_ns,
+                communication_ns=unite_work(trace, classes, part, Work.COMMUNICATION).total_ns,
+                copy_ns=unite_work(trace, classes, part, Work.COPY).total_ns,
+                num_events=len(part),
+            )
+        )
+    return tuple(found)

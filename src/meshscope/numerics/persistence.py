@@ -1,0 +1,186 @@
+"""Which of a group of peers are persistently slow: exact tail, corrected, and an effect size.
+
+Peers do the same work in every step. If they were alike, each would be the last of N in a step
+with probability 1/N, and the count over S independent steps would be Binomial(S, 1/N). Two slow
+ranks share being last, so k ranks that stand out are taken out together: each is compared with
+the N - k others. Who is slower than all of these is among the k slowest of the step, so under
+chance its count is at most Binomial(S, k/N), whichever k ranks were picked. The tail is exact;
+sizes k share the error as 1/k^2, ranks and phases by Holm's step-down.
+
+Steps that repeat each other count as fewer (`paired_excess`). Called slow is who passes the tail,
+works at least MIN_EFFECT_RATIO more than the others in the median step, with the lower end of
+the interval above half of that, in at least MIN_STEPS steps.
+
+Wrong where more than half of the peers are slow: then the others look fast and nobody is named.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
+from meshscope.numerics.paired_excess import (
+    Effect,
+    Places,
+    measure_correlation_time,
+    measure_effect,
+    measure_excess,
+    measure_scatter,
+    take_median,
+)
+from meshscope.store.read.arrays import Floats
+
+MIN_EFFECT_RATIO = 0.05
+"""More work than its peers, from which a rank can be called slow."""
+CLEAR_DEVIATIONS = 45.0
+"""Over the root of the steps: an effect so many times the scatter over steps is no disturbance
+that wanders, which would have been seen to move within the run. Of AR(1) noise with correlation
+0.95 one series in a thousand reaches 50 at 10 steps, 42 at 20, 37 at 30 and more."""
+_CLEAR_GROWTH = 0.15
+"""Its power of half the number of peers: a tenth of the chance is reached by 1.4 times as much."""
+MIN_POOLED_PEERS = 8
+"""From which the autocorrelation is known well enough to be used on a clear effect too."""
+_MAX_ROUNDS = 8
+_SIZE_SHARE = 6 / math.pi**2
+"""The sum over k of 1/k^2 is pi^2/6."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A rank of one group that stands out by its effect, with its chance."""
+
+    place: int
+    """Column in the group's matrix."""
+    num_steps: int
+    """Steps compared."""
+    num_effective_steps: int
+    """Independent steps they are worth."""
+    num_steps_last: int
+    """Steps in which it was slower than every peer that does not stand out."""
+    num_peers: int
+    """Peers that do not stand out: whom it is compared with."""
+    num_candidates: int
+    """Peers that stand out, itself included."""
+    p_value: float
+    """Chance of so many, were all alike; the share of its size taken in, ranks not yet."""
+    effect: Effect
+    excess_ns: float
+    """Median over steps of its work less the median of the others."""
+
+
+def correct_holm(p_values: Sequence[float], *, num_tests: int | None = None) -> list[float]:
+    """Adjusted p-values of Holm's step-down, in the order given.
+
+    `num_tests` is the number of tests there were, where only the smallest are passed.
+    """
+    count = max(num_tests or 0, len(p_values))
+    adjusted = [1.0] * len(p_values)
+    highest = 0.0
+    for done, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, p_values[place] * (count - done)))
+        adjusted[place] = highest
+    return adjusted
+
+
+def find_candidates(work_ns: Floats) -> list[Candidate]:
+    """Who stands out in work [step, peer]: by effect, not yet judged over ranks and phases."""
+    work_ns = work_ns[np.isfinite(work_ns).all(axis=1)]
+    num_steps, num_peers = work_ns.shape
+    if num_steps < MIN_STEPS or num_peers < 2:
+        return []
+    chosen, excess = choose_outstanding(work_ns)
+    if not len(chosen) or len(excess) < MIN_STEPS:
+        return []
+    return _judge(work_ns, excess, chosen)
+
+
+def is_slow(candidate: Candidate, adjusted_p: float) -> bool:
+    """Both conditions, after correction for ranks and phases."""
+    effect = candidate.effect
+    return (
+        adjusted_p < SIGNIFICANCE_RATIO
+        and effect.ratio >= MIN_EFFECT_RATIO
+        and effect.low_ratio >= MIN_EFFECT_RATIO / 2
+    )
+
+
+def find_persistent(work_ns: Floats) -> list[Candidate]:
+    """The slow ranks of a single group and phase: work [step, peer]."""
+    candidates = find_candidates(work_ns)
+    adjusted = correct_holm([c.p_value for c in candidates], num_tests=work_ns.shape[1])
+    return [c for c, p in zip(candidates, adjusted, strict=True) if is_slow(c, p)]
+
+
+def choose_outstanding(work_ns: Floats) -> tuple[Places, Floats]:
+    """Columns whose effect over the others reaches MIN_EFFECT_RATIO, at most half of all.
+
+    Also the excess over those others. The first reference is the faster half, so that several
+    slow ranks do not hide each other.
+    """
+    num_peers = work_ns.shape[1]
+    most = num_peers // 2
+    typical = take_median(work_ns, axis=0)
+    order = np.argsort(typical, kind="stable")
+    reference = np.sort(order[: num_peers - most])
+    previous: Places | None = None
+    for _ in range(_MAX_ROUNDS):
+        excess = measure_excess(work_ns, reference)
+        if not len(excess):
+            break
+        effect = take_median(excess, axis=0)
+        above = np.flatnonzero(effect >= MIN_EFFECT_RATIO)
+        chosen = np.sort(above[np.argsort(-effect[above], kind="stable")][:most])
+        if previous is not None and np.array_equal(chosen, previous):
+            return chosen, excess
+        reference = np.setdiff1d(np.arange(num_peers), chosen)
+        previous = chosen
+        if not len(chosen):
+            break
+    # Ranks that come and go between rounds stand at the threshold: none of them stands out.
+    return np.empty(0, dtype=np.intp), np.empty((0, num_peers))
+
+
+def _judge(work_ns: Floats, excess: Floats, chosen: Places) -> list[Candidate]:
+    num_steps, num_peers = excess.shape
+    others = np.setdiff1d(np.arange(num_peers), chosen)
+    # One of two peers is the other's reference: its own excess is zero, and says nothing.
+    pooled = excess if len(others) > 1 else excess[:, chosen]
+    plain, raised = measure_correlation_time(pooled)
+    highest = excess[:, others].max(axis=1)
+    base_ns = take_median(work_ns[:, others], axis=1)
+    candidates = []
+    for place in chosen.tolist():
+        own = excess[:, place]
+        if _is_clear(own, num_peers):
+            correlation_time = plain if num_peers >= MIN_POOLED_PEERS else 1.0
+        else:
+            correlation_time = max(measure_correlation_time(own[:, None])[0], raised)
+        num_effective = max(int(num_steps / correlation_time), 1)
+        num_last = int(np.count_nonzero(own > highest))
+        p_value = binomial_tail(
+            num_last * num_effective // num_steps, num_effective, len(chosen) / num_peers
+        )
+        candidates.append(
+            Candidate(
+                place=place,
+                num_steps=num_steps,
+                num_effective_steps=num_effective,
+                num_steps_last=num_last,
+                num_peers=len(others),
+                num_candidates=len(chosen),
+                p_value=min(1.0, p_value * len(chosen) ** 2 / _SIZE_SHARE),
+                effect=measure_effect(own, block_steps=math.ceil(2 * correlation_time)),
+                excess_ns=float(np.median(work_ns[:, place] - base_ns)),
+            )
+        )
+    return candidates
+
+
+def _is_clear(own: Floats, num_peers: int) -> bool:
+    """In logarithms: of a large ratio the scatter is that of the peers' work, which it is over."""
+    needed = CLEAR_DEVIATIONS / math.sqrt(len(own)) * (num_peers / 2) ** _CLEAR_GROWTH
+    # No work at all in a step is as far below its peers as a float can say.
+    own = np.log1p(np.maximum(own, -1 + np.finfo(np.float64).eps))
+    return bool(np.median(own) >= needed * measure_scatter(own))

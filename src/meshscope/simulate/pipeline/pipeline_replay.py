@@ -1,0 +1,160 @@
+"""A recorded pipeline that can be run again: other stage times, other transfers, another order.
+
+Actions keep their measured durations, lags and gaps, run by run (`analyze.handovers`); an edit
+changes some of them and the step is replayed. The gain is the difference of two replays, from the
+begin of a step's first pipeline to the end of its last: all pipelines of a step meet at its end,
+for gradients or their norm. What comes after the pipelines is taken to stay as long as it is.
+
+Wrong where the rest of a step overlaps with the pipeline (gradients sent in last backwards), and
+as far as the replay of the recorded times is off, which `fidelity` says; from 5 % on nothing is
+answered.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.pipeline.action_replay import ReplayPlan
+from meshscope.analyze.pipeline.handovers import Handovers
+from meshscope.analyze.pipeline.pipeline_times import ActionSource, PipelineTimes
+from meshscope.analyze.pipeline.stage_work import StageWork
+from meshscope.analyze.timeline.actions import ACTION_KINDS
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.schedule import ActionKind
+from meshscope.core.unavailable import Unavailable
+from meshscope.simulate.what_if import Edit, Fidelity, Gain, refuse
+from meshscope.store.read.arrays import Bools, Floats, Int64s
+
+StageFactors = Mapping[tuple[ActionKind, int], float]
+"""By kind and stage: how many times as long its work takes; 1 where it is not named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PipelineReplay:
+    """All runs of a recording's pipelines, as recorded."""
+
+    times: PipelineTimes
+    work: StageWork
+    handovers: Handovers
+    step_ns: float
+    """Mean period of the steps that are replayed."""
+
+    @property
+    def plan(self) -> ReplayPlan:
+        """The recorded order."""
+        return self.handovers.plan
+
+    @property
+    def duration_ns(self) -> Floats:
+        """[action, run]: as measured."""
+        return self.times.duration_ns.astype(np.float64)
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """How far the replay with measured times is from the clock."""
+        handovers = self.handovers
+        return Fidelity(
+            error_ratio=handovers.fidelity_ratio,
+            measured_ns=float(self._step_ends(handovers.measured_ns).mean()),
+            replayed_ns=float(self._step_ends(handovers.replayed_ns).mean()),
+            num_steps=len(np.unique(self.times.step)),
+        )
+
+    def price(
+        self,
+        *,
+        duration_ns: Floats | None = None,
+        lag_ns: Floats | None = None,
+        gap_ns: Floats | None = None,
+    ) -> Gain | Unavailable:
+        """What other durations, lags or gaps, [action, run], win in the recorded order."""
+        handovers = self.handovers
+        duration = self.duration_ns if duration_ns is None else duration_ns
+        _, end = self.plan.replay(
+            duration,
+            lag_ns=handovers.lag_ns if lag_ns is None else lag_ns,
+            gap_ns=handovers.gap_ns if gap_ns is None else gap_ns,
+            ready_ns=handovers.ready_ns,
+        )
+        return self.compare(end.max(axis=0))
+
+    def compare(self, end_ns: Floats, *, num_steps_each: float = 1.0) -> Gain | Unavailable:
+        """The gain of another last end per run. `num_steps_each`: how many recorded steps' worth
+        of samples such a step has."""
+        fidelity = self.fidelity
+        if not fidelity.is_enough:
+            return refuse(fidelity)
+        pipeline_ns = float(self._step_ends(end_ns).mean())
+        rest_ns = self.step_ns - fidelity.replayed_ns
+        saved_ns = self.step_ns - (pipeline_ns + rest_ns) / num_steps_each
+        return Gain(
+            saved_ns=saved_ns,
+            saved_ratio=saved_ns / self.step_ns,
+            step_ns=self.step_ns,
+            fidelity_ratio=fidelity.error_ratio,
+        )
+
+    def typical_end_ns(self, duration_ns: Floats) -> float:
+        """Last end with [action, 1] durations and median lags and gaps: cheap, for searching."""
+        lag, gap = self.handovers.typical_lag_ns, self.handovers.typical_gap_ns
+        _, end = self.plan.replay(duration_ns, lag_ns=lag, gap_ns=gap)
+        return float(end.max())
+
+    def scale_work(self, factors: StageFactors) -> Floats:
+        """[action, run]: durations in which the work of stages takes so many times as long."""
+        factor = np.array([factors.get((a.kind, a.stage), 1.0) for a in self.plan.actions])
+        changed: Floats = self.duration_ns + self.times.work_ns * (factor[:, None] - 1)
+        return changed
+
+    def _step_ends(self, end_ns: Floats) -> Floats:
+        """Per step the last of its pipelines."""
+        _, place = np.unique(self.times.step, return_inverse=True)
+        last = np.zeros(int(place.max(initial=-1)) + 1)
+        np.maximum.at(last, place, end_ns)
+        return last
+
+
+def build_pipeline_replay(
+    timeline: Timeline, times: PipelineTimes, work: StageWork, handovers: Handovers
+) -> PipelineReplay | Unavailable:
+    """The replay of the steps in `times`."""
+    places = np.unique(times.step)
+    period_ns = _step_periods(timeline)[places]
+    is_usable: Bools = period_ns > 0
+    if not is_usable.any():
+        return Unavailable("no step with a pipeline has a duration")
+    return PipelineReplay(
+        times=times, work=work, handovers=handovers, step_ns=float(period_ns[is_usable].mean())
+    )
+
+
+def edit_stages(timeline: Timeline, times: PipelineTimes, factors: StageFactors, name: str) -> Edit:
+    """The same change of stages' work for the replay of the whole run."""
+    pieces = timeline.pieces
+    factor = np.ones(len(pieces))
+    actions = timeline.actions
+    if times.source is ActionSource.RECORDED and actions is not None:
+        by_action = np.array(
+            [
+                factors.get((ActionKind(ACTION_KINDS[kind]), stage), 1.0)
+                for kind, stage in zip(actions.kind.tolist(), actions.stage.tolist(), strict=True)
+            ]
+        )
+        is_inside = pieces.action >= 0
+        factor[is_inside] = by_action[pieces.action[is_inside]]
+    else:
+        for (kind, stage), value in factors.items():
+            phase = "forward" if kind is ActionKind.FORWARD else "backward"
+            is_there = np.isin(pieces.rank, times.ranks_of(times.schedule.stage_ranks[stage]))
+            is_phase = np.array([known == phase for known in timeline.phases])
+            factor[is_there & is_phase[pieces.phase]] = value
+    factor[pieces.kind != PieceKind.WORK] = 1.0
+    return Edit(name=name, work_ns=np.rint(pieces.duration_ns * factor).astype(np.int64))
+
+
+def _step_periods(timeline: Timeline) -> Int64s:
+    """Per step, from the last rank's end of the step before to the last rank's end."""
+    periods: Int64s = timeline.period_end_ns.max(axis=0) - timeline.period_begin_ns.max(axis=0)
+    return periods

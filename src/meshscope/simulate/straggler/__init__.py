@@ -1,0 +1,1 @@
+"""Replays of the open straggler-trace form."""

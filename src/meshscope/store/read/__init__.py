@@ -1,0 +1,1 @@
+"""Reads runs: files to columns, columns to recordings, recordings to a run."""

@@ -1,0 +1,141 @@
+"""Trace windows as the journals of an attempt have them: which steps of which ranks, and where.
+
+A window has two lines: one when it began, one when it ended; the later one holds. What a line says
+is checked: a path that leads out of the run, or numbers that make no sense, make no window.
+
+Profiled steps are slower, and a trace is written before the step that follows it, so that a window
+disturbs its warm-up, its own steps and the one after. Ranks wait for each other: a step that is
+disturbed on one rank is on all. A window without an end disturbs whatever came after its begin.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.store.read.run import Attempt, JsonFields
+
+LINE = "trace_window"
+MEMORY_LINE = "memory_window"
+"""A step whose memory was profiled; it disturbs as a trace window does, and has no trace."""
+MAX_WINDOWS = 100_000
+"""Of one rank; more are not believed."""
+_MAX_NUMBER = 1 << 62
+_MAX_TEXT = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceWindow:
+    """One window of one rank."""
+
+    rank: int
+    number: int
+    """Counted from 0 on its rank, and again from 0 when the program gives other settings."""
+    reason: str
+    """Who asked for it."""
+    first_step: int | None
+    """The first step in the trace; None while it warms up."""
+    last_step: int | None
+    disturbed_from_step: int
+    """The first step that was profiled, warm-up included."""
+    disturbed_to_step: int | None
+    """The last step that is not to be compared with others; None of a window without an end."""
+    path: str | None
+    """Of the trace, relative to the run's folder; None when there is none."""
+    num_bytes: int | None
+    begin_host_mono_ns: int
+    """Just before the profiler was started."""
+    end_host_mono_ns: int | None
+    """When it had stopped."""
+    write_ns: int | None
+    """How long writing the trace held this rank up."""
+    problem: str | None
+    """Why there is no trace."""
+
+
+def windows_of(attempt: Attempt, line: str = LINE) -> tuple[TraceWindow, ...]:
+    """All windows, by rank and in their order."""
+    found: list[TraceWindow] = []
+    for recording in attempt:
+        by_begin: dict[tuple[int, int], TraceWindow] = {}
+        for update in recording.updates:
+            window = _read_window(recording.rank, update.get(line))
+            if window is not None and len(by_begin) < MAX_WINDOWS:
+                by_begin[window.number, window.begin_host_mono_ns] = window
+        found += by_begin.values()
+    return tuple(found)
+
+
+def traces_by_step(attempt: Attempt) -> dict[int, tuple[TraceWindow, ...]]:
+    """For every traced step the windows that have it, of all ranks."""
+    found: dict[int, list[TraceWindow]] = {}
+    for window in windows_of(attempt):
+        if window.path is not None and window.first_step is not None:
+            last_step = window.first_step if window.last_step is None else window.last_step
+            for step in range(window.first_step, min(last_step, window.first_step + 9999) + 1):
+                found.setdefault(step, []).append(window)
+    return {step: tuple(windows) for step, windows in sorted(found.items())}
+
+
+def disturbing_windows(attempt: Attempt) -> tuple[TraceWindow, ...]:
+    """One window for each stretch of disturbed steps, by traces or by a memory profile: most ranks
+    are profiled in the same ones."""
+    windows = (*windows_of(attempt), *windows_of(attempt, MEMORY_LINE))
+    by_stretch = {(w.disturbed_from_step, w.disturbed_to_step): w for w in windows}
+    return tuple(by_stretch.values())
+
+
+def mark_profiled(
+    steps: npt.NDArray[np.int64], windows: Sequence[TraceWindow]
+) -> npt.NDArray[np.bool_]:
+    """Which of the steps a window of any rank disturbed."""
+    is_profiled = np.zeros(len(steps), dtype=np.bool_)
+    for first, last in {(w.disturbed_from_step, w.disturbed_to_step) for w in windows}:
+        is_profiled |= (steps >= first) & (steps <= (_MAX_NUMBER if last is None else last))
+    return is_profiled
+
+
+def _read_window(rank: int, fields: object) -> TraceWindow | None:
+    if not isinstance(fields, dict):
+        return None
+    number, begin_ns = _number(fields, "number"), _number(fields, "begin_host_mono_ns")
+    disturbed_from = _number(fields, "disturbed_from_step")
+    if number is None or begin_ns is None or disturbed_from is None:
+        return None
+    path = _path(fields.get("path"))
+    return TraceWindow(
+        rank=rank,
+        number=number,
+        reason=_text(fields, "reason") or "not recorded",
+        first_step=_number(fields, "first_step"),
+        last_step=_number(fields, "last_step"),
+        disturbed_from_step=disturbed_from,
+        disturbed_to_step=_number(fields, "disturbed_to_step"),
+        path=path,
+        num_bytes=None if path is None else _number(fields, "bytes"),
+        begin_host_mono_ns=begin_ns,
+        end_host_mono_ns=_number(fields, "end_host_mono_ns"),
+        write_ns=_number(fields, "write_ns"),
+        problem=_text(fields, "problem"),
+    )
+
+
+def _number(fields: JsonFields, name: str) -> int | None:
+    """A count or a moment; -1 and whatever is none is None."""
+    value = fields.get(name)
+    is_good = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_good and isinstance(value, int) and 0 <= value < _MAX_NUMBER else None
+
+
+def _text(fields: JsonFields, name: str) -> str | None:
+    value = fields.get(name)
+    return value[:_MAX_TEXT] if isinstance(value, str) and value else None
+
+
+def _path(value: object) -> str | None:
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_TEXT or "\0" in value:
+        return None
+    path = PurePosixPath(value)
+    return None if path.is_absolute() or ".." in path.parts else str(path)

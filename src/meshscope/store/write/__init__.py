@@ -1,0 +1,1 @@
+"""What a recorder writes with: the standard library only."""

@@ -1,0 +1,224 @@
+"""Writes one rank's part of a run directory, without talking to any other rank.
+
+    RUN/run.json                             what this directory is (whoever comes first writes it)
+    RUN/rank00003/attempt000/journal.jsonl   header, names, health, closing line
+    RUN/rank00003/attempt000/steps.tbl …     one file per table, made when first needed
+
+A restarted job finds `attempt000` taken and makes `attempt001`: attempts are never mixed and
+nothing is ever overwritten. Standard library only.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from pathlib import Path
+
+from meshscope.store.schema import (
+    BUILTIN_NAMES,
+    FIRST_CUSTOM_NAME_ID,
+    MAX_DETAIL_BYTES,
+    MAX_NAME_ID,
+    SCHEMA_VERSION,
+    TABLES,
+)
+from meshscope.store.write.journal import JOURNAL_NAME, JournalWriter
+from meshscope.store.write.manifest import place_new, seal
+from meshscope.store.write.table_file import TableWriter, describe_os_error
+
+logger = logging.getLogger(__name__)
+
+MANIFEST_NAME = "run.json"
+RUN_FORMAT = "meshscope-run"
+TABLE_SUFFIX = ".tbl"
+OVERFLOW_NAME = "(too many names)"
+MOUNT_TABLE = Path("/proc/self/mountinfo")
+
+UNMAPPABLE_FILE_SYSTEMS = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs",
+        "nfs4", "orangefs", "panfs", "smb3", "smbfs", "virtiofs", "wekafs",
+        "bcachefs", "btrfs", "f2fs", "nilfs2", "zfs",
+    }
+)  # fmt: skip
+"""Where a mapped file is not safely shared or not supported, and (the last five) where a page that
+was written once needs new space when it is written again, so that a full disk would be a SIGBUS.
+Any `fuse.*` counts too."""
+
+
+def rank_dir_name(rank: int) -> str:
+    """`rank00003`."""
+    return f"rank{rank:05d}"
+
+
+def attempt_dir_name(attempt: int) -> str:
+    """`attempt000`."""
+    return f"attempt{attempt:03d}"
+
+
+def file_system_type(path: Path, mount_table: Path = MOUNT_TABLE) -> str | None:
+    """Type of the file system that holds `path`, from the kernel's mount table; None if unknown."""
+    try:
+        mounts = mount_table.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    target = str(path.resolve())
+    best: tuple[int, str] | None = None
+    for line in mounts.splitlines():
+        before, separator, after = line.partition(" - ")
+        fields = before.split(" ")
+        if not separator or len(fields) < 5:
+            continue
+        point = fields[4].replace("\\040", " ")
+        is_above = target == point or target.startswith(point.rstrip("/") + "/")
+        # The longest mount point wins; of two mounts on one point, the later.
+        if is_above and (best is None or len(point) >= best[0]):
+            best = (len(point), after.split(" ")[0])
+    return best[1] if best else None
+
+
+def is_mappable(path: Path, mount_table: Path = MOUNT_TABLE) -> bool:
+    """Whether records may be written through a mapping of a file at `path`."""
+    kind = file_system_type(path, mount_table)
+    return kind is None or not (kind in UNMAPPABLE_FILE_SYSTEMS or kind.startswith("fuse"))
+
+
+def ensure_manifest(run_dir: Path, fields: dict[str, object]) -> None:
+    """Writes `run.json` unless it is there: complete or absent, never half, whoever is first."""
+    manifest = run_dir / MANIFEST_NAME
+    if manifest.exists():
+        return
+    document = {
+        "format": RUN_FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "run_id": secrets.token_hex(6),
+        "created_unix_ns": time.time_ns(),
+        **fields,
+    }
+    place_new(manifest, seal(document))
+
+
+class RankWriter:
+    """Everything one rank writes in one attempt."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int,
+        *,
+        header: dict[str, object],
+        manifest: dict[str, object] | None = None,
+        mapped: bool | None = None,
+        max_detail_bytes: int = MAX_DETAIL_BYTES,
+    ) -> None:
+        self.rank = rank
+        run_dir.mkdir(parents=True, exist_ok=True)
+        ensure_manifest(run_dir, manifest or {})
+        self.attempt, self.directory = _claim_attempt(run_dir / rank_dir_name(rank))
+        self.is_mapped = is_mappable(self.directory) if mapped is None else mapped
+        self._max_detail_bytes = max_detail_bytes
+        self._fields: dict[str, object] = {"rank": rank, "attempt": self.attempt}
+        self._lock = threading.Lock()
+        self._tables: dict[str, TableWriter] = {}
+        self._name_ids = dict(BUILTIN_NAMES)
+        self._next_name_id = FIRST_CUSTOM_NAME_ID
+        self.journal = JournalWriter(self.directory / JOURNAL_NAME)
+        self.journal.write(
+            "header",
+            schema_version=SCHEMA_VERSION,
+            attempt=self.attempt,
+            sink="mapped" if self.is_mapped else "append",
+            **header,
+        )
+
+    def table(self, name: str) -> TableWriter:
+        """The writer of a table; its file is made the first time it is asked for."""
+        found = self._tables.get(name)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._tables.get(name)
+            if found is None:
+                found = self._tables[name] = TableWriter(
+                    self.directory / f"{name}{TABLE_SUFFIX}",
+                    TABLES[name],
+                    self._fields,
+                    mapped=self.is_mapped,
+                    max_detail_bytes=self._max_detail_bytes,
+                )
+                self._try_journal("table", name=name)  # so that a file that gets lost is missed
+        return found
+
+    def name_id(self, text: str) -> int:
+        """The id of a phase, span or scalar name; a new one is written down before its first use.
+
+        Ids are 16 bits. A program that makes names without end (an index in each, say) shares one
+        id for all that come after the last.
+        """
+        found = self._name_ids.get(text)
+        if found is not None:
+            return found
+        with self._lock:
+            if self._next_name_id >= MAX_NAME_ID:
+                text = OVERFLOW_NAME
+            found = self._name_ids.get(text)
+            if found is None:
+                found = self._next_name_id
+                self.journal.write("name", id=found, text=text)
+                self._next_name_id += 1
+                self._name_ids[text] = found
+            return found
+
+    def _try_journal(self, kind: str, **fields: object) -> None:
+        """Writes a line that can be done without."""
+        try:
+            self.journal.write(kind, **fields)
+        except OSError as error:
+            logger.warning("the journal of rank %s: %s", self.rank, describe_os_error(error))
+
+    def num_dropped(self) -> dict[str, int]:
+        """Records lost so far per table, where any were."""
+        return {
+            name: table.num_dropped for name, table in self._tables.items() if table.num_dropped
+        }
+
+    def flush(self) -> None:
+        """Hands everything to the operating system (a no-op for mapped tables)."""
+        for table in list(self._tables.values()):
+            table.flush()
+
+    def close(self, **summary: object) -> None:
+        """Completes every table and writes the closing line. Threads must have stopped asking for
+        new tables; what they still put is either in the file before its end or not at all."""
+        with self._lock:
+            tables = dict(self._tables)
+        for table in tables.values():
+            table.close()
+        for name, table in tables.items():
+            if table.error:
+                self._try_journal(
+                    "health", cause="store", where=name, count=table.num_dropped, text=table.error
+                )
+        self._try_journal("close", **summary)
+        self.journal.close()
+
+    def disarm(self) -> None:
+        """In a forked child: stop writing and leave the parent's files as they are."""
+        self._lock = threading.Lock()
+        for table in self._tables.values():
+            table.disarm()
+        self.journal.disarm()
+
+
+def _claim_attempt(rank_dir: Path) -> tuple[int, Path]:
+    """Makes the next free attempt directory; mkdir decides, so two processes never share one."""
+    rank_dir.mkdir(exist_ok=True)
+    attempt = 0
+    while True:
+        directory = rank_dir / attempt_dir_name(attempt)
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            attempt += 1
+        else:
+            return attempt, directory
