@@ -1,0 +1,1 @@
+"""Media: each module shows sections in one of them."""

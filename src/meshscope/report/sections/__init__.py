@@ -1,0 +1,1 @@
+"""One module per subject: analyses in, sections out."""
