@@ -25,6 +25,7 @@ import numpy as np
 from fork_ranks import run_ranks
 
 from meshscope.analyze.communication.communication import analyze_communication
+from meshscope.analyze.job.job import load_job
 from meshscope.store.read.columns import Columns
 from meshscope.store.read.run import RankRecording, open_run
 from meshscope.store.schema import TABLES, Table
@@ -116,7 +117,7 @@ def compare(
     run_dir: Path, source: Path, offsets_ns, drifts_ppm, origin_ns: int
 ) -> dict[str, object]:
     """Error of the alignment against what was injected, at the run's begin, middle and end."""
-    found = analyze_communication(open_run(run_dir).last_attempt, first_step=-1)
+    found = analyze_communication(load_job(open_run(run_dir).last_attempt), first_step=-1)
     original = open_run(source).last_attempt
     times = np.concatenate([r.read("collectives")["enqueue_host_mono_ns"] for r in original])
     moments = np.linspace(times.min(), times.max(), 9).astype(np.int64)

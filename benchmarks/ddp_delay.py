@@ -73,10 +73,11 @@ def make_job(run_dir: Path, delayed_rank: int | None, num_steps: int):
 def analyse(run_dir: Path) -> dict[str, object]:
     """What the recording says, for steps with and without the delay (medians over steps)."""
     from meshscope.analyze.communication.communication import analyze_communication
+    from meshscope.analyze.job.job import load_job
     from meshscope.store.read.run import open_run
 
     attempt = open_run(run_dir).last_attempt
-    found = analyze_communication(attempt, first_step=FIRST_STEP)
+    found = analyze_communication(load_job(attempt), first_step=FIRST_STEP)
     walls = []
     for recording in attempt:
         columns = recording.read("steps")

@@ -100,6 +100,7 @@ def judge(folder: Path) -> dict[str, object]:
     """Findings of each trace against the timed truth."""
     import tempfile
 
+    from meshscope.analyze.study import Study
     from meshscope.diagnose.context import Context
     from meshscope.diagnose.runner import diagnose
     from meshscope.diagnose.severity import Severity
@@ -114,9 +115,9 @@ def judge(folder: Path) -> dict[str, object]:
         with tempfile.TemporaryDirectory() as place:
             recording = record_trace(read_trace(folder / f"{fault}.json.gz"), max_spans=60_000)
             run = write_run([recording], Path(place) / "run").path
-            context = Context(open_run(run).last_attempt)
+            context = Context(Study(open_run(run).last_attempt))
             found = diagnose(context).findings
-            budget = context.budget
+            budget = context.study.budget
             wall_s = float(budget.wall_ns.mean()) / 1e9
         above = [one for one in found if one.severity > Severity.LOW]
         truth_s = facts["step_s"][fault] - facts["step_s"]["plain"]

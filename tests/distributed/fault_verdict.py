@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
@@ -120,7 +121,7 @@ def judge(
 
 def find(run_dir: Path) -> tuple[Finding, ...]:
     """The diagnosis of a run's last attempt."""
-    return diagnose(Context(open_run(run_dir).last_attempt)).findings
+    return diagnose(Context(Study(open_run(run_dir).last_attempt))).findings
 
 
 def judge_findings(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import make_writer
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.report.document import build_report, encode_report
 from meshscope.report.terminal import Screen, render_report
 from meshscope.store.read.run import open_run
@@ -52,7 +52,7 @@ def test_any_recorded_values_make_a_report(
         writer.close(**closing)
     run = open_run(path)
     for attempt in run.attempts:
-        summary = summarize_attempt(attempt)
+        summary = Study(attempt)
         for rank in summary.ranks:
             time = rank.time
             parts = (time.before_first, time.steps, time.between, time.after_last)

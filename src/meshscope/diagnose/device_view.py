@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshscope.analyze.timeline.device_gaps import CAUSES, DeviceGaps, measure_gaps
+from meshscope.analyze.timeline.device_gaps import CAUSES
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
@@ -19,17 +19,9 @@ PROFILED = Confidence(
 )
 
 
-def obtain_gaps(context: Context) -> DeviceGaps | Unavailable:
-    """Idle time by cause, where a trace tells."""
-    timeline = context.timeline
-    if isinstance(timeline, Unavailable):
-        return timeline
-    return measure_gaps(context.attempt, timeline)
-
-
 def has_enough_steps(context: Context, timeline: Timeline) -> bool:
     """A profiler sees every gap: one step of a trace says what ten marked ones do."""
-    return len(timeline.steps) >= (1 if context.attempt.is_from_traces else MIN_STEPS)
+    return len(timeline.steps) >= (1 if context.study.attempt.is_from_traces else MIN_STEPS)
 
 
 def find_gap_pieces(timeline: Timeline) -> Bools:
@@ -42,12 +34,12 @@ def find_gap_pieces(timeline: Timeline) -> Bools:
 
 def state_confidence(context: Context) -> Confidence:
     """How sure idle times are."""
-    return PROFILED if context.attempt.is_from_traces else MEASURED
+    return PROFILED if context.study.attempt.is_from_traces else MEASURED
 
 
 def list_causes(context: Context, num_rank_steps: int) -> Iterable[Evidence]:
     """Idle time by cause per rank and step, the largest first."""
-    gaps = context.obtain(obtain_gaps)
+    gaps = context.study.device_gaps
     if isinstance(gaps, Unavailable):
         return
     totals = dict(zip(CAUSES, gaps.cause_ns.sum(axis=0).tolist(), strict=True))

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from meshscope.analyze.pipeline.pipeline import PipelineAnalysis, analyze_pipeline
+from meshscope.analyze.pipeline.pipeline import PipelineAnalysis
 from meshscope.analyze.pipeline.pipeline_times import ActionSource
-from meshscope.analyze.pipeline.pipeline_waits import PipelineWaits, measure_pipeline_waits
 from meshscope.analyze.pipeline.stage_verdict import StageVerdict, judge_stages
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence
 from meshscope.diagnose.wording import plural
@@ -60,35 +60,18 @@ class Priced:
         return 0.0 if isinstance(self.gain, Unavailable) else self.gain.saved_ratio
 
 
-def pipeline_analysis(context: Context) -> PipelineAnalysis | Unavailable:
-    """The pipelines of the run."""
-    timeline = context.timeline
-    if isinstance(timeline, Unavailable):
-        return timeline
-    return analyze_pipeline(timeline, context.attempt)
-
-
-def pipeline_view(context: Context) -> PipelineView | Unavailable:
+def pipeline_view(study: Study) -> PipelineView:
     """The pipelines of the run and their replay."""
-    timeline, analysis = context.timeline, context.obtain(pipeline_analysis)
-    if isinstance(timeline, Unavailable):
-        return timeline
-    if isinstance(analysis, Unavailable):
-        return analysis
+    timeline, analysis = need(study.timeline), need(study.pipeline)
     replay = build_pipeline_replay(
         timeline, analysis.times, analysis.work, analysis.bubble.handovers
     )
-    if isinstance(replay, Unavailable):
-        return replay
     return PipelineView(
-        timeline=timeline, analysis=analysis, replay=replay, verdict=judge_stages(analysis.work)
+        timeline=timeline,
+        analysis=analysis,
+        replay=need(replay),
+        verdict=judge_stages(analysis.work),
     )
-
-
-def pipeline_waits(context: Context) -> PipelineWaits | Unavailable:
-    """Waits for messages, where no stage can be looked into."""
-    timeline = context.timeline
-    return timeline if isinstance(timeline, Unavailable) else measure_pipeline_waits(timeline)
 
 
 def describe_confidence(view: PipelineView, text: str, level: ConfidenceLevel) -> Confidence:

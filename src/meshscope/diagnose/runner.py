@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from meshscope.analyze.study import Failure, attempt_to
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.failure import Failure, attempt_to
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.pricing import Scale, join_edits
 from meshscope.diagnose.registry import RULES
@@ -56,11 +56,12 @@ class Diagnosis:
 
 def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Diagnosis:
     """Runs the rules. Never raises for what a rule or an analysis does."""
+    _ = context.study.health  # what a report says of damage must not depend on what rules read
     found: list[Finding] = []
     for code in sorted(rules, key=lambda code: (code == FAILED_RULE_CODE, code)):
         result = _run_rule(rules[code], context)
         if isinstance(result, Failure):
-            context.failures.append(result)
+            context.study.failures.append(result)
         else:
             found += result
     explained = _explain_symptoms(sorted(found, key=_order), context, rules)
@@ -68,11 +69,11 @@ def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Di
         findings=tuple(sorted(explained, key=_order)),
         rules=tuple(sorted(rules)),
         scale=Scale(
-            num_steps=context.summary.steps.num_steps,
-            num_ranks=context.num_ranks,
-            has_accelerators=context.has_accelerators,
+            num_steps=context.study.steps.num_steps,
+            num_ranks=context.study.num_ranks,
+            has_accelerators=context.study.has_accelerators,
         ),
-        step_ns=context.step_ns,
+        step_ns=context.study.step_ns,
         fidelity=context.replay
         if isinstance(context.replay, Unavailable)
         else context.replay.fidelity,
@@ -135,7 +136,7 @@ def _explain_by_code(findings: list[Finding], rules: Mapping[str, type[Rule]]) -
 
 def _find_same_waits(finding: Finding, causes: list[Finding], context: Context) -> Finding | None:
     """The strongest cause that leaves the finding hardly anything to win."""
-    timeline = context.timeline
+    timeline = context.study.timeline
     if isinstance(timeline, Unavailable):
         return None
     for cause in causes:

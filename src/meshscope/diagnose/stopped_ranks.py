@@ -9,9 +9,9 @@ may be going on. One dead rank takes others with it: who was first is the verdic
 
 from dataclasses import dataclass
 
-from meshscope.analyze.summary import RankState, RankSummary
+from meshscope.analyze.rank.rank_summary import RankState, RankSummary
+from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
-from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import ConfidenceLevel, Evidence
 from meshscope.diagnose.wording import name_ranks
 from meshscope.hang.hang import diagnose_hang
@@ -48,14 +48,13 @@ class StoppedRanks:
     evidence: tuple[Evidence, ...]
 
 
-def find_stopped_ranks(context: Context) -> StoppedRanks:
+def find_stopped_ranks(study: Study) -> StoppedRanks:
     """Looks at every rank's end."""
-    summary = context.summary
-    is_open = [rank for rank in summary.ranks if rank.state is RankState.OPEN]
-    dead, num_unknown, is_sure = _find_dead(context, is_open)
-    raised = _find_raised(context)
-    culprits = _find_first(context, dead, raised)
-    is_whole_job = bool(dead) and len(culprits) == len(summary.ranks) > 1
+    is_open = [rank for rank in study.ranks if rank.state is RankState.OPEN]
+    dead, num_unknown, is_sure = _find_dead(study, is_open)
+    raised = _find_raised(study)
+    culprits = _find_first(study, dead, raised)
+    is_whole_job = bool(dead) and len(culprits) == len(study.ranks) > 1
     last_step = _common_step(culprits)
     texts = [raised[rank.rank] for rank in culprits if rank.rank in raised]
     return StoppedRanks(
@@ -64,7 +63,7 @@ def find_stopped_ranks(context: Context) -> StoppedRanks:
         how=_describe_end(texts, is_dead=bool(dead)),
         where=_describe_place(culprits, last_step),
         last_step=last_step,
-        num_job_steps=summary.steps.num_steps,
+        num_job_steps=study.steps.num_steps,
         num_unknown=num_unknown,
         level=ConfidenceLevel.HIGH if is_sure or texts else ConfidenceLevel.MEDIUM,
         reason=_explain(dead, texts, is_sure=is_sure),
@@ -78,39 +77,36 @@ def find_stopped_ranks(context: Context) -> StoppedRanks:
     )
 
 
-def _find_raised(context: Context) -> dict[int, str]:
+def _find_raised(study: Study) -> dict[int, str]:
     """Rank to the exception its program ended with, unless somebody wanted that."""
-    texts = {recording.rank: read_exception(recording) for recording in context.attempt}
+    texts = {recording.rank: read_exception(recording) for recording in study.attempt}
     return {rank: text for rank, text in texts.items() if text and not text.startswith(_ON_PURPOSE)}
 
 
-def _find_first(
-    context: Context, dead: list[RankSummary], raised: dict[int, str]
-) -> list[RankSummary]:
+def _find_first(study: Study, dead: list[RankSummary], raised: dict[int, str]) -> list[RankSummary]:
     """Who stopped first: by the verdict on the job, else by the number of steps."""
-    short = set(context.summary.health.short_ranks)
+    short = set(study.health.short_ranks)
     if not dead and not raised and not short:
         return []
-    hang = diagnose_hang(context.attempt, this_machine(), asks_stacks=False)
+    hang = diagnose_hang(study.attempt, this_machine(), asks_stacks=False)
     named = {culprit.rank for culprit in hang.culprits if culprit.reason in _ENDS}
     ends = {rank.rank for rank in dead} | set(raised) | short
     if hang.kind is not VerdictKind.DEAD or not named & ends:
         named = {rank.rank for rank in dead} or ends
-    first = [rank for rank in context.summary.ranks if rank.rank in named & ends]
+    first = [rank for rank in study.ranks if rank.rank in named & ends]
     return [rank for rank in first if rank.rank in short] or first
 
 
-def _find_dead(context: Context, is_open: list[RankSummary]) -> tuple[list[RankSummary], int, bool]:
+def _find_dead(study: Study, is_open: list[RankSummary]) -> tuple[list[RankSummary], int, bool]:
     """The dead, how many nothing is known of, and whether the dead are known by their process."""
     here = this_machine()
     lives = {
-        rank.rank: look_at_process(context.attempt.ranks[rank.rank].header, here)
-        for rank in is_open
+        rank.rank: look_at_process(study.attempt.ranks[rank.rank].header, here) for rank in is_open
     }
     gone = [rank for rank in is_open if lives[rank.rank].is_gone]
     unknown = [rank for rank in is_open if lives[rank.rank].life is Life.UNKNOWN]
-    has_finished = len(is_open) < len(context.summary.ranks)
-    newest = max(map(_last_record_ns, context.summary.ranks), default=0)
+    has_finished = len(is_open) < len(study.ranks)
+    newest = max(map(_last_record_ns, study.ranks), default=0)
     silent = [
         rank for rank in unknown if has_finished or newest - _last_record_ns(rank) > SILENT_NS
     ]

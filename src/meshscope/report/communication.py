@@ -20,7 +20,8 @@ from meshscope.analyze.job.clocks import Clock
 from meshscope.analyze.job.group_axes import JobGroup
 from meshscope.analyze.job.matching import Desynchronisation, OperationSide
 from meshscope.analyze.job.operations import NO_PHASE, Failure
-from meshscope.analyze.summary import AttemptSummary, RankSummary
+from meshscope.analyze.rank.rank_summary import RankSummary
+from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.communication_facts import (
     AxisKindTimes,
@@ -61,7 +62,7 @@ class _Steps:
     """Why there is none."""
 
 
-def build_communication(found: Communication, summary: AttemptSummary) -> CommunicationFacts:
+def build_communication(found: Communication, summary: Study) -> CommunicationFacts:
     """Everything the analysis says, as values that JSON can hold."""
     step_time = summary.steps.time
     reason = step_time.reason if isinstance(step_time, Unavailable) else "no step finished"

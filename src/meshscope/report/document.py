@@ -14,10 +14,11 @@ import numpy as np
 from meshscope import __version__
 from meshscope.analyze.health import RecordingHealth
 from meshscope.analyze.rank.phases import TimeSplit
+from meshscope.analyze.rank.rank_summary import RankSummary
 from meshscope.analyze.rank.signals import JobSignal
 from meshscope.analyze.rank.steps import JobStepSummary
 from meshscope.analyze.rank.throughput import TOKEN_SOURCES, TokenRate
-from meshscope.analyze.summary import AttemptSummary, RankSummary
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.peers import PhaseClue, PhaseSpread
 from meshscope.core.layout import Axis
 from meshscope.core.unavailable import Unavailable
@@ -401,7 +402,7 @@ def report_schema() -> bytes:
 def build_report(
     run: Run,
     attempt: Attempt,
-    summary: AttemptSummary,
+    summary: Study,
     diagnosis: Diagnosis | None = None,
     budget: BudgetFacts | Absent | None = None,
     pipeline: PipelineFacts | Absent | None = None,
@@ -481,7 +482,7 @@ def _named(values: Mapping[str, int]) -> dict[str, int]:
 # --- sections -------------------------------------------------------------------------------
 
 
-def _run_facts(run: Run, attempt: Attempt, summary: AttemptSummary) -> RunFacts:
+def _run_facts(run: Run, attempt: Attempt, summary: Study) -> RunFacts:
     headers = [rank.header for rank in attempt]
     provenance = next((p for h in headers if (p := _fields(h.get("provenance")))), {})
     git, torch = _fields(provenance.get("git")), _fields(provenance.get("torch"))
@@ -573,7 +574,7 @@ def _bin_steps(steps: JobStepSummary) -> list[StepBin]:
     ]
 
 
-def _phase_shares(summary: AttemptSummary) -> list[PhaseShare]:
+def _phase_shares(summary: Study) -> list[PhaseShare]:
     split, num_steps = summary.time.steady_steps, summary.time.num_steady_rank_steps
     if not num_steps:
         return []
@@ -609,7 +610,7 @@ def _device_mean(
     return device[name] / num_steps
 
 
-def _spreads(summary: AttemptSummary) -> list[Spread]:
+def _spreads(summary: Study) -> list[Spread]:
     last = summary.unattributed
     found = [*summary.spreads] + ([] if isinstance(last, Unavailable) else [last])
     return [_spread(spread) for spread in found]
@@ -686,7 +687,7 @@ def _signal(signal: str, found: JobSignal | Unavailable) -> SignalFacts:
     )
 
 
-def _communication(summary: AttemptSummary) -> CommunicationFacts | None:
+def _communication(summary: Study) -> CommunicationFacts | None:
     if isinstance(summary.communication, Unavailable):
         return None
     from meshscope.report.communication import build_communication  # loads the analysis
@@ -694,7 +695,7 @@ def _communication(summary: AttemptSummary) -> CommunicationFacts | None:
     return build_communication(summary.communication, summary)
 
 
-def _job_time(summary: AttemptSummary) -> JobTimeFacts:
+def _job_time(summary: Study) -> JobTimeFacts:
     time = summary.time
     return JobTimeFacts(
         wall_ns=time.wall_ns,
@@ -744,7 +745,7 @@ def _rank_facts(rank: RankSummary) -> RankFacts:
     )
 
 
-def _health(run_path: Path, summary: AttemptSummary) -> Health:
+def _health(run_path: Path, summary: Study) -> Health:
     health = summary.health
     return Health(
         is_complete=health.is_complete,

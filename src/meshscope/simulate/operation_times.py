@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.job.arrivals import EVERYONE, FROM_ROOT, TO_ROOT, find_holders
+from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.operations import OperationRows
-from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind
 from meshscope.simulate.rank_events import find_run, number_windows
 from meshscope.store.read.arrays import Bools, Int64s
@@ -54,7 +55,7 @@ class OperationTimes:
 
 
 def find_operation_times(
-    timeline: Timeline, communication: TimelineCommunication, asked_ns: Int64s
+    timeline: Timeline, communication: Job, asked_ns: Int64s
 ) -> OperationTimes:
     """`asked_ns` is per row when the program first waited for it; very large where it did not."""
     rows, matches = communication.operations.rows, communication.matches
@@ -105,7 +106,7 @@ def _find_windows(timeline: Timeline, rows: OperationRows, arrival: Int64s) -> I
     return window
 
 
-def _choose_rows(communication: TimelineCommunication, match: Int64s, window: Int64s) -> Bools:
+def _choose_rows(communication: Job, match: Int64s, window: Int64s) -> Bools:
     rows, matches = communication.operations.rows, communication.matches
     # Whom traces do not show may have been the last: such operations stay as they were.
     is_known = rows.has_end & (rows.kind != Kind.CUSTOM) & communication.row_times.is_split
@@ -135,7 +136,7 @@ def _find_roots(rows: OperationRows, match: Int64s, is_modelled: Bools) -> Int64
 
 
 def _find_relations(
-    communication: TimelineCommunication, match: Int64s, root: Int64s, is_modelled: Bools
+    communication: Job, match: Int64s, root: Int64s, is_modelled: Bools
 ) -> tuple[Bools, Int64s]:
     """Who waits for everyone, and who for one other row than the root."""
     rows, matches, times = (
@@ -167,7 +168,7 @@ def _find_relations(
     return waits_for_all & is_modelled, other
 
 
-def _find_last_arrivals(communication: TimelineCommunication, match: Int64s) -> Int64s:
+def _find_last_arrivals(communication: Job, match: Int64s) -> Int64s:
     """Per row when the last member of its operation arrived; very early where none is known."""
     matches, arrival = communication.matches, communication.times.arrival_ns
     if not len(matches):
@@ -181,7 +182,7 @@ def _is_kind(rows: OperationRows, kinds: frozenset[Kind]) -> Bools:
 
 
 def _find_ready(
-    communication: TimelineCommunication,
+    communication: Job,
     match: Int64s,
     waits_for_all: Bools,
     others: tuple[Int64s, ...],
@@ -193,9 +194,7 @@ def _find_ready(
     return np.where(waits_for_all, _find_last_arrivals(communication, match), ready)
 
 
-def _find_queue(
-    communication: TimelineCommunication, is_modelled: Bools, is_bound: Bools
-) -> Int64s:
+def _find_queue(communication: Job, is_modelled: Bools, is_bound: Bools) -> Int64s:
     """The row whose end frees the group: the one before, with gloo the earlier end of two."""
     operations, end = communication.operations, communication.times.end_ns
     rows = operations.rows

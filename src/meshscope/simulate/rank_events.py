@@ -15,9 +15,10 @@ from enum import IntEnum
 import numpy as np
 
 from meshscope.analyze.job.exposed import HoldUps, count_once, find_blocking, find_waits
+from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.operations import OperationRows
 from meshscope.analyze.timeline.pieces import PieceKind
-from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.schema import OperationFlag
 
@@ -73,7 +74,7 @@ class RankEvents:
         )
 
 
-def find_hold_ups(communication: TimelineCommunication) -> HoldUps:
+def find_hold_ups(communication: Job) -> HoldUps:
     """All waits for operations, those of length 0 included, a moment belonging to one of them."""
     rows, times = communication.operations.rows, communication.times
     parts = [
@@ -93,7 +94,7 @@ def find_hold_ups(communication: TimelineCommunication) -> HoldUps:
     return cut
 
 
-def _find_engine_waits(communication: TimelineCommunication) -> HoldUps:
+def _find_engine_waits(communication: Job) -> HoldUps:
     """What backward's engine waits for: all it issued, from when it has issued the last."""
     rows, times = communication.operations.rows, communication.times
     row = np.flatnonzero(rows.has_flag(OperationFlag.ENGINE) & rows.has_end & (rows.step >= 0))
@@ -273,7 +274,7 @@ def _find_held(timeline: Timeline, row_window: Int64s, inputs: RankEvents | None
 
 def _find_operations(
     timeline: Timeline,
-    communication: TimelineCommunication,
+    communication: Job,
     holds: HoldUps,
     row_window: Int64s,
 ) -> list[RankEvents]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from meshscope.analyze.job.job import Job
 from meshscope.analyze.timeline.pieces import PieceKind
-from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
 from meshscope.core.unavailable import Unavailable
 from meshscope.simulate.dependency_graph import NEVER, DependencyGraph, arrange_graph
@@ -102,7 +103,7 @@ def build_graph(timeline: Timeline) -> RecordedGraph | Unavailable:
     return _Assembly(timeline, events, operations, inputs).finish()
 
 
-def _has_messages(communication: TimelineCommunication | None, operations: OperationTimes) -> bool:
+def _has_messages(communication: Job | None, operations: OperationTimes) -> bool:
     """Whether recorded sends and recvs say what pipeline actions wait for."""
     if communication is None:
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from meshscope.analyze.timeline.timeline import build_timeline
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need, or_unavailable
 from meshscope.ingest.straggler.straggler_trace import load_straggler_trace
 from meshscope.simulate.critical_path import (
     CriticalPath,
@@ -78,13 +78,10 @@ def simulate_run(
     warmup_steps: int | None = None,
 ) -> Simulation:
     """An attempt of a recorded run."""
-    timeline = build_timeline(attempt, warmup_steps=warmup_steps)
-    replay = timeline if isinstance(timeline, Unavailable) else build_replay(timeline)
-    if isinstance(timeline, Unavailable) or isinstance(replay, Unavailable):
-        reason = timeline if isinstance(timeline, Unavailable) else replay
-        assert isinstance(reason, Unavailable)
-        return _not_replayed(name, attempt, reason, wanted)
-    path = find_critical_path(replay)
+    replay = _replay(attempt, warmup_steps)
+    if isinstance(replay, Unavailable):
+        return _not_replayed(name, attempt, replay, wanted)
+    timeline, path = replay.timeline, find_critical_path(replay)
     return Simulation(
         name=name,
         num_ranks=len(timeline.ranks),
@@ -96,6 +93,12 @@ def simulate_run(
         path_gains=price_shares(replay, path),
         edits=tuple(RunEdits(attempt, replay).price(list(wanted))),
     )
+
+
+@or_unavailable
+def _replay(attempt: Attempt, warmup_steps: int | None) -> Replay:
+    timeline = build_timeline(attempt, warmup_steps=warmup_steps)
+    return need(build_replay(need(timeline)))
 
 
 def _not_replayed(

@@ -12,6 +12,7 @@ from meshscope.analyze.communication.communication import (
     choose_first_step,
 )
 from meshscope.analyze.communication.last_arrivers import ALL_AXES
+from meshscope.analyze.job.job import load_job
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome, size_bucket
 from meshscope.core.unavailable import Unavailable
@@ -25,7 +26,7 @@ PARTS = ("exposed_wait_ns", "exposed_transfer_ns", "exposed_unsplit_ns", "overla
 
 
 def analyze(job, **options) -> Communication:
-    found = analyze_communication(job.close(), **{"first_step": -1, **options})
+    found = analyze_communication(load_job(job.close()), **{"first_step": -1, **options})
     assert isinstance(found, Communication)
     assert_parts_sum(found)
     return found
@@ -412,11 +413,11 @@ def test_warm_up_is_left_out_and_counted(tmp_path):
     for step in range(5):
         job.collective(group, {0: (step + 1) * SECOND, 1: (step + 1) * SECOND}, step=step)
     attempt = job.close()
-    default = analyze_communication(attempt)
+    default = analyze_communication(load_job(attempt))
     assert (default.first_step, default.total.num_operations) == (1, 4)
     assert default.health.num_warmup == 4
-    assert analyze_communication(attempt, first_step=3).total.num_operations == 2
-    assert analyze_communication(attempt, first_step=-1).total.num_operations == 6
+    assert analyze_communication(load_job(attempt), first_step=3).total.num_operations == 2
+    assert analyze_communication(load_job(attempt), first_step=-1).total.num_operations == 6
 
 
 def test_few_steps_are_all_taken_in():
@@ -510,7 +511,7 @@ def test_what_a_killed_rank_was_in_is_unfinished(tmp_path):
 
 def test_without_operations_nothing_is_said(tmp_path):
     make_run(tmp_path, layout=Layout(dp=2))
-    found = analyze_communication(open_run(tmp_path).last_attempt)
+    found = analyze_communication(load_job(open_run(tmp_path).last_attempt))
     assert isinstance(found, Unavailable)
     assert "no communication was recorded" in found.reason
 
@@ -518,7 +519,7 @@ def test_without_operations_nothing_is_said(tmp_path):
 def test_groups_of_one_rank_are_nothing_to_analyse(tmp_path):
     job = Job(tmp_path, num_ranks=1)
     job.collective(job.group([0]), {0: 0})
-    found = analyze_communication(job.close())
+    found = analyze_communication(load_job(job.close()))
     assert found == Unavailable("every operation was of a group with one rank")
 
 

@@ -4,9 +4,8 @@ import pytest
 from communication_builders import Job
 
 from builders import MS
-from meshscope.analyze import summary as summary_module
 from meshscope.analyze.rank.step_choice import StepChoice
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.report.document import build_report
 from meshscope.report.screen import Screen
@@ -30,19 +29,15 @@ def run(tmp_path):
     return open_run(tmp_path)
 
 
-def means_of(run):
-    report = build_report(run, run.last_attempt, summarize_attempt(run.last_attempt))
+def means_of(run, **options):
+    report = build_report(run, run.last_attempt, Study(run.last_attempt, **options))
     return report, report.communication.per_rank_step
 
 
-def test_means_of_a_part_are_those_of_the_whole(run, monkeypatch):
+def test_means_of_a_part_are_those_of_the_whole(run):
     whole, means = means_of(run)
     assert whole.communication.num_steps_left_out == 0
-    monkeypatch.setattr(summary_module, "MAX_OPERATION_ROWS", 100)
-    monkeypatch.setattr(
-        summary_module, "_PART_OF_STEPS", StepChoice(max_rank_steps=80, max_rows=10_000)
-    )
-    part, part_means = means_of(run)
+    part, part_means = means_of(run, step_choice=StepChoice(max_rank_steps=80))
     assert part.communication.num_steps_left_out == pytest.approx(NUM_STEPS - 1 - 40, abs=4)
     assert part.communication.num_rank_steps < 100
     assert part_means == means

@@ -1,6 +1,6 @@
 from builders import MS, START_MONO_NS, make_run, make_writer, put_device_span, put_span, put_step
 from meshscope.analyze.rank.device import NO_ACCELERATOR, NO_EVENTS, explain_no_job_device
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import open_run
 
@@ -8,7 +8,7 @@ T0 = START_MONO_NS
 
 
 def summarize(path, **options):
-    return summarize_attempt(open_run(path).last_attempt, **options)
+    return Study(open_run(path).last_attempt, **options)
 
 
 def test_device_time_is_joined_to_the_steps_of_its_host_spans(tmp_path):

@@ -2,7 +2,8 @@ import pytest
 
 from builders import MS, START_MONO_NS, START_UNIX_NS, Faults, make_run, make_writer, put_step
 from meshscope.analyze.health import CaughtErrors, Note
-from meshscope.analyze.summary import RankState, summarize_attempt
+from meshscope.analyze.rank.rank_summary import RankState
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.columns import ProblemKind
@@ -17,7 +18,7 @@ from meshscope.store.write.open_step import (
 
 
 def summarize(path):
-    return summarize_attempt(open_run(path).last_attempt)
+    return Study(open_run(path).last_attempt)
 
 
 def test_a_good_run_is_complete(tmp_path):

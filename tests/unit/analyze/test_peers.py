@@ -3,7 +3,7 @@ import pytest
 
 from builders import MS, START_MONO_NS, Faults, make_run, make_writer, put_span, put_step
 from meshscope.analyze.rank.phases import PhaseTable
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.peers import MAX_STEPS, PeerPhases, group_peers
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
@@ -15,7 +15,7 @@ MEAN_NS = np.array([1.0, 30.0, 60.0, 5.0]) * MS
 
 
 def summarize(path, **options):
-    return summarize_attempt(open_run(path).last_attempt, **options)
+    return Study(open_run(path).last_attempt, **options)
 
 
 def collect(times_ns, *, steps=None):

@@ -4,14 +4,14 @@ from hypothesis import strategies as st
 
 from builders import MS, START_MONO_NS, make_writer, put_span, put_step
 from meshscope.analyze.rank.phases import order_steps
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.store.read.run import open_run
 
 T0 = START_MONO_NS
 
 
 def summarize(path, **options):
-    return summarize_attempt(open_run(path).last_attempt, **options)
+    return Study(open_run(path).last_attempt, **options)
 
 
 def test_a_phase_belongs_to_the_stretch_that_wholly_contains_it(tmp_path):

@@ -7,6 +7,7 @@ from builders import MS, put_step
 from meshscope.analyze.pipeline.message_chains import find_message_chains
 from meshscope.analyze.pipeline.pipeline import analyze_pipeline
 from meshscope.analyze.pipeline.pipeline_waits import measure_pipeline_waits
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
@@ -70,7 +71,7 @@ def test_chains_are_found_by_messages(tmp_path):
 
 
 def test_few_messages_are_told_with_an_estimate(tmp_path):
-    context = Context(open_run(write_gpipe(tmp_path / "run", m=1)).last_attempt)
+    context = Context(Study(open_run(write_gpipe(tmp_path / "run", m=1)).last_attempt))
     (found,) = RULES["PP001"]().find(context)
     assert found.severity >= Severity.HIGH
     assert isinstance(found.gain, Estimate)
@@ -80,7 +81,7 @@ def test_few_messages_are_told_with_an_estimate(tmp_path):
 
 
 def test_many_messages_are_not(tmp_path):
-    context = Context(open_run(write_gpipe(tmp_path / "run", m=16)).last_attempt)
+    context = Context(Study(open_run(write_gpipe(tmp_path / "run", m=16)).last_attempt))
     assert list(RULES["PP001"]().find(context)) == []
 
 

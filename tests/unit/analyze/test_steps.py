@@ -15,7 +15,7 @@ from builders import (
     put_step,
 )
 from meshscope.analyze.rank.steps import JobSteps, SlowestCount
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.distribution import measure_distribution
@@ -25,7 +25,7 @@ STEP_NS = 100 * MS
 
 
 def summarize(path, **options):
-    return summarize_attempt(open_run(path).last_attempt, **options)
+    return Study(open_run(path).last_attempt, **options)
 
 
 def test_percentiles_interpolate_linearly_as_numpy_does():

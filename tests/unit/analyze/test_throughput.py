@@ -3,7 +3,7 @@ import math
 import pytest
 
 from builders import GAP_NS, MS, make_run
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import open_run
@@ -12,7 +12,7 @@ WALL_S = (5 * 100 * MS + 4 * GAP_NS) / 1e9
 
 
 def summarize(path):
-    return summarize_attempt(open_run(path).last_attempt)
+    return Study(open_run(path).last_attempt)
 
 
 def test_rates_are_over_the_wall_clock_with_gaps(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
@@ -38,7 +39,7 @@ STEP_NS = FORWARD_NS + EXTRA_NS + BACKWARD_NS + TRANSFER_NS + UPDATE_NS
 def examine(folder, paths, **options):
     recordings = [record_trace(read_trace(path), max_spans=10_000) for path in paths]
     imported = write_run(recordings, folder / "run", **options)
-    return Context(open_run(imported.path).last_attempt), imported
+    return Context(Study(open_run(imported.path).last_attempt)), imported
 
 
 def job(tmp_path, **options):
@@ -53,7 +54,7 @@ def findings(context):
 def test_the_budget_of_a_job_is_its_closed_form(tmp_path):
     paths = job(tmp_path, extra_ns={2: EXTRA_NS}, skew_ns=lambda rank: 3 * MS * rank + 17)
     context, _ = examine(tmp_path, paths)
-    budget = context.budget
+    budget = context.study.budget
     assert not isinstance(budget, Unavailable)
     assert int(np.abs(budget.residual_ns).max()) == 0
     lines = {line.name: place for place, line in enumerate(budget.lines)}
@@ -100,7 +101,7 @@ def test_the_critical_path_goes_through_the_slow_rank(tmp_path):
 def test_clocks_of_ranks_are_brought_together(tmp_path):
     skew = {0: 0, 1: 700 * MS, 2: -40 * MS, 3: 13}
     context, _ = examine(tmp_path, job(tmp_path, skew_ns=lambda rank: skew[rank]))
-    timeline = context.timeline
+    timeline = context.study.timeline
     assert not isinstance(timeline, Unavailable)
     begins = timeline.period_begin_ns
     assert int(np.abs(begins - begins[0]).max()) <= 1 * US
@@ -136,7 +137,7 @@ def test_a_part_of_the_ranks_leaves_waits_unsplit(tmp_path):
     assert imported.world_size == 4
     assert imported.ranks == (0, 3)
     assert "traces of 2 of 4 ranks" in imported.notes[0]
-    budget = context.budget
+    budget = context.study.budget
     assert not isinstance(budget, Unavailable)
     assert budget.share_of(Share.UNSPLIT) > 0
     assert budget.share_of(Share.WAIT) == 0
@@ -148,10 +149,10 @@ def test_traces_without_steps_are_one_step(tmp_path):
         tmp_path, job(tmp_path, extra_ns={2: EXTRA_NS}, num_steps=3, has_steps=False)
     )
     assert "a trace without ProfilerStep#n counts as one step" in imported.notes
-    timeline = context.timeline
+    timeline = context.study.timeline
     assert not isinstance(timeline, Unavailable)
     assert timeline.steps.tolist() == [0]
-    budget = context.budget
+    budget = context.study.budget
     assert not isinstance(budget, Unavailable)
     lines = {line.name: place for place, line in enumerate(budget.lines)}
     waits = budget.of_ranks_ns()[:, lines["exposed wait world"]]
@@ -164,7 +165,7 @@ def test_two_windows_of_a_rank_are_put_together(tmp_path):
         tmp_path / "b", num_ranks=2, num_steps=3, first_step=50, skew_ns=lambda rank: 10_000 * MS
     )
     context, _ = examine(tmp_path, [*late, *early])
-    timeline = context.timeline
+    timeline = context.study.timeline
     assert not isinstance(timeline, Unavailable)
     assert timeline.steps.tolist() == [5, 6, 7, 50, 51, 52]
     assert timeline.begins_window.tolist() == [True, False, False, True, False, False]
@@ -189,7 +190,7 @@ def test_a_layout_must_fit(tmp_path):
     with pytest.raises(TraceError, match="has 8 ranks, the traces are of a job with 4"):
         examine(tmp_path, paths, layout=Layout(dp=8))
     context, _ = examine(tmp_path / "fits", paths, layout=Layout(dp=4))
-    assert context.layout == Layout(dp=4)
+    assert context.study.layout == Layout(dp=4)
 
 
 def trace_with_gap(tmp_path, *, synchronises, copies=False, gap_ns=10 * MS):
@@ -238,7 +239,7 @@ def test_a_short_synchronisation_is_not_told_of(tmp_path):
 
 def test_exposed_copies_are_a_line_and_a_finding(tmp_path):
     context, _ = examine(tmp_path, [trace_with_gap(tmp_path, synchronises=False, copies=True)])
-    budget = context.budget
+    budget = context.study.budget
     assert not isinstance(budget, Unavailable)
     assert budget.share_of(Share.COPY) == pytest.approx(1 / 3, rel=0.02)
     found = findings(context)
@@ -270,7 +271,7 @@ def test_communication_beside_an_idle_device_is_a_hold_up_only_if_work_was_queue
         trace.all_reduce(begin - 400 * US, begin + 10 * MS, begin + 20 * MS)
         trace.launch("gemm", begin + 25 * MS, begin + 25 * MS + 10 * US, begin + 40 * MS)
     context, _ = examine(tmp_path, [trace.write(tmp_path / "trace.json.gz")])
-    budget = context.budget
+    budget = context.study.budget
     assert not isinstance(budget, Unavailable)
     assert budget.share_of(Share.UNSPLIT) == 0
     assert budget.share_of(Share.GAP) > 0.3
@@ -327,8 +328,8 @@ def test_collectives_of_no_known_group_are_of_all_ranks_where_all_have_them(tmp_
     paths = [forget(path) for path in job(tmp_path, extra_ns={2: EXTRA_NS})]
     context, imported = examine(tmp_path, paths)
     assert any("tell no group of 12 collectives of a rank" in note for note in imported.notes)
-    lines = {line.name: place for place, line in enumerate(context.budget.lines)}
-    of_ranks = context.budget.of_ranks_ns() / 12
+    lines = {line.name: place for place, line in enumerate(context.study.budget.lines)}
+    of_ranks = context.study.budget.of_ranks_ns() / 12
     waits = of_ranks[:, lines["exposed wait world"]].tolist()
     assert waits == pytest.approx([EXTRA_NS, EXTRA_NS, 0, EXTRA_NS], abs=2 * US)
     # Without one of the ranks nobody knows whom the others waited for.

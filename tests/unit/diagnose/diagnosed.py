@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
@@ -18,7 +19,7 @@ from meshscope.store.read.run import open_run
 
 def context_of(path: Path, **changed: float) -> Context:
     """The run at `path`, with some thresholds changed."""
-    return Context(open_run(path).last_attempt, thresholds=Thresholds(changed=changed))
+    return Context(Study(open_run(path).last_attempt), thresholds=Thresholds(changed=changed))
 
 
 def find(code: str, path: Path, **changed: float) -> list[Finding]:
@@ -60,6 +61,6 @@ def make_rule(
 
 def scale_work(context: Context, name: str, scale: Callable[..., np.ndarray]) -> Edit:
     """An edit: work of the pieces times what `scale` says of them."""
-    pieces = context.timeline.pieces
+    pieces = context.study.timeline.pieces
     factor = scale(pieces)
     return Edit(name=name, work_ns=((pieces.end_ns - pieces.begin_ns) * factor).astype(np.int64))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from builders import MS
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
@@ -23,9 +24,9 @@ ALL: tuple[type[Rule], ...] = (ExposedDataParallel, ExposedTensorParallel, Small
 
 
 def _find(attempt: Attempt) -> list[Finding]:
-    context = Context(attempt)
+    context = Context(Study(attempt))
     found = [finding for rule in ALL for finding in rule().find(context)]
-    assert context.failures == []
+    assert context.study.failures == []
     return found
 
 

@@ -7,8 +7,8 @@ import pytest
 from diagnosed import context_of, find, make_finding
 
 from builders import MS, Faults, make_run, make_writer, put_step
+from meshscope.analyze.study import Failure
 from meshscope.core.layout import Layout
-from meshscope.diagnose.failure import Failure
 from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.severity import Severity
@@ -23,7 +23,9 @@ from communication_builders import Job
 def test_a_failure_is_told_with_its_error(tmp_path):
     context = context_of(make_run(tmp_path))
     assert list(RULES["HE001"]().find(context)) == []
-    context.failures.append(Failure(what="rule XX001", error="ValueError: no", place="x.py:3"))
+    context.study.failures.append(
+        Failure(what="rule XX001", error="ValueError: no", place="x.py:3")
+    )
     (found,) = RULES["HE001"]().find(context)
     assert found.title == "rule XX001 failed"
     assert found.severity is Severity.MEDIUM
@@ -139,7 +141,7 @@ def test_damage_and_errors_are_told_apart(tmp_path):
 def test_dropped_records_are_medium(tmp_path):
     context = context_of(make_run(tmp_path))
     problem = Problem(kind=ProblemKind.DROPPED, rank=0, text="no space", num_records=7)
-    object.__setattr__(context.summary.health, "problems", (problem,))
+    object.__setattr__(context.study.health, "problems", (problem,))
     (found,) = RULES["HE003"]().find(context)
     assert found.severity is Severity.MEDIUM
     assert "7 records lost; the first: no space." in found.summary

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from builders import MS
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
@@ -27,7 +28,7 @@ def _find(rule: type, context: Context) -> list[Finding]:
 
 
 def test_one_slow_loader(tmp_path: Path) -> None:
-    context = Context(make_dp_run(tmp_path, _work({2: 15.5}), num_steps=20))
+    context = Context(Study(make_dp_run(tmp_path, _work({2: 15.5}), num_steps=20)))
     (finding,) = _find(SlowLoader, context)
 
     assert finding.ranks == (2,)
@@ -38,7 +39,7 @@ def test_one_slow_loader(tmp_path: Path) -> None:
 
 
 def test_two_slow_loaders_of_four(tmp_path: Path) -> None:
-    context = Context(make_dp_run(tmp_path, _work({1: 15.5, 2: 12.5}), num_steps=20))
+    context = Context(Study(make_dp_run(tmp_path, _work({1: 15.5, 2: 12.5}), num_steps=20)))
     (finding,) = _find(SlowLoader, context)
     assert finding.ranks == (1, 2)
 
@@ -52,14 +53,16 @@ def test_slow_loader_in_the_gap_between_steps(tmp_path: Path) -> None:
             job.phase(rank, "data", at, at + data * MS)
             job.own_step(rank, step, at + data * MS, at + 100 * MS)
         job.collective(group, {0: at + 61 * MS, 1: at + 81 * MS}, transfer_ns=19 * MS, step=step)
-    (finding,) = _find(SlowLoader, Context(job.close()))
+    (finding,) = _find(SlowLoader, Context(Study(job.close())))
     assert finding.ranks == (1,)
     assert not isinstance(finding.gain, Unavailable)
     assert finding.gain.saved_ns == pytest.approx(20 * MS, rel=0.02)
 
 
 def test_all_loaders_slow(tmp_path: Path) -> None:
-    context = Context(make_dp_run(tmp_path, _work(dict.fromkeys(range(4), 15.0)), num_steps=20))
+    context = Context(
+        Study(make_dp_run(tmp_path, _work(dict.fromkeys(range(4), 15.0)), num_steps=20))
+    )
     (finding,) = _find(InputBound, context)
 
     assert finding.ranks == (0, 1, 2, 3)
@@ -70,7 +73,7 @@ def test_all_loaders_slow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data_ms", [{}, {2: 1.5}, dict.fromkeys(range(4), 2.0)])
 def test_usual_loaders_are_left_alone(tmp_path: Path, data_ms: dict[int, float]) -> None:
-    context = Context(make_dp_run(tmp_path, _work(data_ms), num_steps=20))
+    context = Context(Study(make_dp_run(tmp_path, _work(data_ms), num_steps=20)))
     assert _find(SlowLoader, context) == []
     assert _find(InputBound, context) == []
 
@@ -90,27 +93,27 @@ def test_ranks_that_take_turns_are_left_alone(tmp_path: Path) -> None:
             first_step=step,
             begin_ns=at,
         )
-    assert _find(SlowLoader, Context(job.close())) == []
+    assert _find(SlowLoader, Context(Study(job.close()))) == []
 
 
 def test_first_stage_of_a_pipeline_loads_for_all(tmp_path: Path) -> None:
     """Other stages load nothing, and are no peers."""
     work: dict[int, dict[str, float]] = {0: {"data": 3.0, "forward": 40}, 1: {"forward": 43}}
-    context = Context(make_dp_run(tmp_path, work, num_steps=20, layout=Layout(pp=2)))
+    context = Context(Study(make_dp_run(tmp_path, work, num_steps=20, layout=Layout(pp=2))))
     assert _find(SlowLoader, context) == []
 
 
 def test_few_steps_say_nothing(tmp_path: Path) -> None:
-    context = Context(make_dp_run(tmp_path, _work({2: 15.5}), num_steps=6))
+    context = Context(Study(make_dp_run(tmp_path, _work({2: 15.5}), num_steps=6)))
     assert _find(SlowLoader, context) == []
 
 
 def test_program_without_loader_phases(tmp_path: Path) -> None:
     work: dict[int, dict[str, float]] = {0: {"forward": 10}, 1: {"forward": 30}}
-    context = Context(make_dp_run(tmp_path, work, num_steps=20))
+    context = Context(Study(make_dp_run(tmp_path, work, num_steps=20)))
     assert _find(SlowLoader, context) == []
     assert _find(InputBound, context) == []
-    assert context.failures == []
+    assert context.study.failures == []
 
 
 def make_unnamed_run(folder: Path, gap_ms: tuple[float, ...], *, saves_every: int = 0) -> Context:
@@ -130,7 +133,7 @@ def make_unnamed_run(folder: Path, gap_ms: tuple[float, ...], *, saves_every: in
             job.own_step(rank, step, begin[rank], end)
         job.collective(group, arrivals, transfer_ns=2 * MS, step=step)
         at = end
-    return Context(job.close())
+    return Context(Study(job.close()))
 
 
 def test_a_plain_iterator_that_is_slow_on_one_rank(tmp_path: Path) -> None:

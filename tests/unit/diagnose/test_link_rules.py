@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from builders import MS
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
@@ -17,7 +18,7 @@ from timeline_builders import TimedJob
 
 
 def _find(attempt: Attempt) -> list[Finding]:
-    return list(SlowLinkRule().find(Context(attempt)))
+    return list(SlowLinkRule().find(Context(Study(attempt))))
 
 
 def _make_pairs(path: Path, transfer_ms: dict[tuple[int, int], float]) -> Attempt:

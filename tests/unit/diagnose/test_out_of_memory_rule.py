@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from meshscope.analyze.study import Study
 from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.diagnose.context import Context
@@ -17,7 +18,7 @@ GIB = 1 << 30
 
 
 def find(run_dir):
-    return list(OutOfMemory().find(Context(open_run(run_dir).last_attempt)))
+    return list(OutOfMemory().find(Context(Study(open_run(run_dir).last_attempt))))
 
 
 class FullTorch:

@@ -45,7 +45,7 @@ def loud(path):
 
 def saved_ns(faulty, clean):
     """What a step takes less where the fault is really gone."""
-    return context_of(faulty).step_ns - context_of(clean).step_ns
+    return context_of(faulty).study.step_ns - context_of(clean).study.step_ns
 
 
 EVEN = [(2, 4)] * 4

@@ -34,15 +34,15 @@ def test_a_gain_is_graded_and_a_bound_stands_in_for_it():
 
 def test_joined_edits_do_what_each_does_and_the_shorter_where_both_do(tmp_path):
     context = context_of(make_run(tmp_path, layout=Layout(dp=2), num_steps=6))
-    pieces = context.timeline.pieces
+    pieces = context.study.timeline.pieces
     measured = pieces.end_ns - pieces.begin_ns
     one = scale_work(context, "one", lambda p: np.where(p.rank == 0, 0.5, 1.0))
     two = scale_work(context, "two", lambda p: np.where(p.phase == 2, 2.0, 1.0))
-    both = join_edits(context.timeline, (one, two))
+    both = join_edits(context.study.timeline, (one, two))
     assert both.name == "one and two"
     expected = np.where(pieces.rank == 0, measured // 2, measured)
     expected = np.where((pieces.rank == 1) & (pieces.phase == 2), 2 * measured, expected)
     assert np.array_equal(both.work_ns, expected)
     assert both.transfer_ns is None
-    assert join_edits(context.timeline, (Edit(name="nothing"), one)).work_ns is not None
-    assert join_edits(context.timeline, (Edit(name="nothing"),)).work_ns is None
+    assert join_edits(context.study.timeline, (Edit(name="nothing"), one)).work_ns is not None
+    assert join_edits(context.study.timeline, (Edit(name="nothing"),)).work_ns is None

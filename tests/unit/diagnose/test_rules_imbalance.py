@@ -82,5 +82,5 @@ def test_uneven_microbatches_of_a_pipeline_are_named_and_priced(tmp_path):
     (finding,) = diagnose(uneven, rules=OWN).findings
     assert finding.code == "IM001"
     assert "same microbatch" in finding.summary
-    assert finding.saved_ns == pytest.approx(uneven.step_ns - even.step_ns, rel=0.25)
+    assert finding.saved_ns == pytest.approx(uneven.study.step_ns - even.study.step_ns, rel=0.25)
     assert diagnose(even, rules=OWN).findings == ()

@@ -6,7 +6,6 @@ from late_runs import LateRun, noisy
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose import relief
-from meshscope.diagnose.late_ranks import obtain_suspects
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose
 from meshscope.diagnose.severity import Severity
@@ -124,7 +123,7 @@ def test_healthy_runs_are_silent(tmp_path, layout):
     LateRun(layout=layout, work=noisy(10, sigma=0.04)).record(tmp_path)
     context = context_of(tmp_path)
     assert diagnose(context, rules=OWN).findings == ()
-    assert context.obtain(obtain_suspects).ranks == frozenset()
+    assert context.study.suspects.ranks == frozenset()
 
 
 def test_runs_without_peers_steps_or_time_are_silent(tmp_path):
@@ -134,8 +133,8 @@ def test_runs_without_peers_steps_or_time_are_silent(tmp_path):
     for name in ("one", "none", "few"):
         context = context_of(tmp_path / name)
         assert diagnose(context, rules=OWN).findings == ()
-        assert context.failures == []
-    assert isinstance(context_of(tmp_path / "none").obtain(obtain_suspects), Unavailable)
+        assert context.study.failures == []
+    assert isinstance(context_of(tmp_path / "none").study.suspects, Unavailable)
 
 
 def test_a_threshold_above_the_effect_silences_the_rule(tmp_path):

@@ -71,7 +71,7 @@ def test_an_analysis_that_raises_is_told_once_for_all_rules_that_ask_for_it(cont
         raise RuntimeError("made up")
 
     def ask(context):
-        assert isinstance(context.obtain(broken), Unavailable)
+        assert isinstance(context.study.get(broken), Unavailable)
         return []
 
     rules = {code: make_rule(code, ask) for code in ("ST001", "ST002")}

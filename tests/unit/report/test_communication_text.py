@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "analyze"))
 from communication_builders import Job, operation_words
 
 from builders import HEADER_BYTES, MS, SECOND, flip_byte, make_run
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome
@@ -36,7 +36,7 @@ EVIL = "[bold]x[/bold]\x1b[31m\x1b]0;owned\x07\nsecond\u202eline\ud800[/]"
 
 def report_of(path: Path, *, warmup: int | None = None) -> Report:
     run = open_run(path)
-    summary = summarize_attempt(run.last_attempt, warmup_steps=warmup)
+    summary = Study(run.last_attempt, warmup_steps=warmup)
     return build_report(run, run.last_attempt, summary)
 
 
@@ -411,7 +411,7 @@ def test_operations_that_nobody_left_are_there_even_if_they_are_the_first(tmp_pa
 def test_an_error_of_the_analysis_is_not_swallowed(tmp_path, monkeypatch):
     make_late_run(tmp_path)
 
-    def fail(attempt, *, first_step):
+    def fail(job, *, first_step, part):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("meshscope.analyze.communication.communication.analyze_communication", fail)

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from builders import MS, Faults, make_run, make_writer, put_scalar, put_span, put_step
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.report.document import Report, build_report, encode_report, report_schema
 from meshscope.report.terminal import Screen, render_report
@@ -17,7 +17,7 @@ SCHEMA = Path(__file__).parents[3] / "docs" / "report.schema.json"
 
 def report_of(path) -> Report:
     run = open_run(path)
-    return build_report(run, run.last_attempt, summarize_attempt(run.last_attempt))
+    return build_report(run, run.last_attempt, Study(run.last_attempt))
 
 
 def document_of(path) -> dict:

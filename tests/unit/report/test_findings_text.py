@@ -5,7 +5,7 @@ import pytest
 from rich.cells import cell_len
 
 from builders import Faults, make_run
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.finding import (
@@ -87,7 +87,7 @@ def diagnosis_of(*findings: Finding, has_accelerators: bool = True) -> Diagnosis
 
 def report_with(path, diagnosis: Diagnosis) -> Report:
     run = open_run(path)
-    return build_report(run, run.last_attempt, summarize_attempt(run.last_attempt), diagnosis)
+    return build_report(run, run.last_attempt, Study(run.last_attempt), diagnosis)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
 from meshscope.report.document import Absent, Report, build_report, encode_report
 from meshscope.report.terminal import Screen, render_report
@@ -63,7 +63,7 @@ def write_run(run_dir: Path, header: dict[str, object], closing: dict[str, objec
 
 def report_of(run_dir: Path) -> Report:
     run = open_run(run_dir)
-    return build_report(run, run.last_attempt, summarize_attempt(run.last_attempt))
+    return build_report(run, run.last_attempt, Study(run.last_attempt))
 
 
 @pytest.mark.parametrize("closing", [None, {}], ids=["open", "closed"])
@@ -111,6 +111,6 @@ def test_a_layout_source_that_came_later_is_found(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_say_its_start_is_not_taken_to_begin_at_zero(tmp_path: Path) -> None:
     write_run(tmp_path, MINIMAL_HEADERS["rank"], {})
     run = open_run(tmp_path)
-    rank = summarize_attempt(run.last_attempt).ranks[0]
+    rank = Study(run.last_attempt).ranks[0]
     assert (rank.time.start_ns, rank.time.end_ns) == (1000, 1290)
     assert rank.last_record_unix_ns == Unavailable("the rank's journal does not say when it began")

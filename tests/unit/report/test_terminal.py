@@ -14,7 +14,7 @@ from builders import (
     put_span,
     put_step,
 )
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.report.document import Report, build_report
 from meshscope.report.terminal import Screen, headline, render_report
@@ -29,7 +29,7 @@ PROVENANCE = {
 
 def report_of(path) -> Report:
     run = open_run(path)
-    return build_report(run, run.last_attempt, summarize_attempt(run.last_attempt))
+    return build_report(run, run.last_attempt, Study(run.last_attempt))
 
 
 def make_golden_run(tmp_path, monkeypatch):

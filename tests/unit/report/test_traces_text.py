@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from builders import make_writer, put_step
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.report.document import build_report, encode_report
 from meshscope.report.screen import Screen
 from meshscope.report.terminal import render_report
@@ -32,7 +32,7 @@ def make_report(path: Path, *windows: dict):
     writer.close(end_host_mono_ns=2000)
     run = open_run(path)
     attempt = run.last_attempt
-    return build_report(run, attempt, summarize_attempt(attempt))
+    return build_report(run, attempt, Study(attempt))
 
 
 def render(report) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from builders import START_MONO_NS, flip_byte, make_writer, put_span, put_step
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.store.read.columns import ProblemKind
 from meshscope.store.read.run import RankRecording, open_run
 from meshscope.store.write.open_step import (
@@ -118,7 +118,7 @@ def span_times(recording: RankRecording) -> list[tuple[int, int, int]]:
 
 def open_phase_of(recording: RankRecording) -> str | None:
     run = open_run(recording.directory.parent.parent)
-    return summarize_attempt(run.last_attempt).ranks[0].open_phase
+    return Study(run.last_attempt).ranks[0].open_phase
 
 
 @pytest.mark.parametrize("offset", range(NUM_BYTES))

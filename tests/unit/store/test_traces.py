@@ -10,7 +10,7 @@ from builders import MS, make_run, make_writer, put_step
 from late_runs import LateRun
 from meshscope.analyze.compare.compare import read_side
 from meshscope.analyze.stragglers.step_pattern import read_periods
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
@@ -146,7 +146,7 @@ def make_slow_window(path: Path) -> Attempt:
 
 def test_statistics_of_steps_leave_profiled_ones_out(tmp_path):
     attempt = make_slow_window(tmp_path / "run")
-    steps = summarize_attempt(attempt).steps
+    steps = Study(attempt).steps
     assert (steps.num_steps, steps.num_warmup, steps.num_profiled) == (40, 1, 4)
     assert (steps.time.count, steps.time.max_ns) == (35, 100 * MS)
     assert steps.interval.max_ns == 101 * MS
@@ -157,7 +157,7 @@ def test_statistics_of_steps_leave_profiled_ones_out(tmp_path):
 
 
 def test_phases_and_ranks_leave_the_same_steps_out(tmp_path):
-    summary = summarize_attempt(make_slow_window(tmp_path / "run"))
+    summary = Study(make_slow_window(tmp_path / "run"))
     (rank,) = summary.ranks
     assert (rank.num_warmup, rank.num_profiled, rank.num_steady_steps) == (1, 4, 35)
     assert (rank.step_time.count, rank.step_time.max_ns) == (35, 100 * MS)
@@ -170,7 +170,7 @@ def test_phases_and_ranks_leave_the_same_steps_out(tmp_path):
 
 def test_where_all_was_profiled_no_rank_has_statistics(attempt):
     found = with_lines(attempt, {0: [window(first=1, last=30)]})
-    summary = summarize_attempt(found)
+    summary = Study(found)
     reason = Unavailable("all steps after warm-up were profiled")
     assert summary.steps.time == reason
     assert [rank.step_time for rank in summary.ranks] == [reason, reason]
@@ -187,8 +187,8 @@ def test_communication_leaves_the_same_steps_out(tmp_path):
 
     LateRun(layout=Layout(dp=2), work=choose_work).record(tmp_path)
     attempt = open_run(tmp_path).last_attempt
-    found = summarize_attempt(attempt).communication
+    found = Study(attempt).communication
     assert (found.total.num_operations, found.total.wait_ns) == (39, 4 * 40 * MS)
-    found = summarize_attempt(with_lines(attempt, {1: [window()]})).communication
+    found = Study(with_lines(attempt, {1: [window()]})).communication
     assert (found.total.num_operations, found.total.wait_ns) == (35, 0)
     assert found.health.num_warmup == 2 * 5, "of two ranks: the first step and four profiled"

@@ -1,6 +1,6 @@
 """Communication of one attempt over all ranks: what it took, who waited for whom, how fast it was.
 
-    load_operations → match_operations → align_clocks → measure_arrivals → measure_exposed → sums
+    load_job → measure_exposed → sums
 
 Statistics leave out the operations of warm-up steps and those before the first step; clocks and
 matching use all. Operations of groups with one rank are left out: nothing can be late there.
@@ -34,39 +34,25 @@ from meshscope.analyze.communication.communication_sums import (
     tabulate_parts,
 )
 from meshscope.analyze.communication.last_arrivers import LastArriver, rank_last_arrivers
-from meshscope.analyze.job.arrivals import (
-    AlignedTimes,
-    Arrivals,
-    RowTimes,
-    align_rows,
-    measure_arrivals,
-)
-from meshscope.analyze.job.clocks import ClockAlignment, align_clocks
+from meshscope.analyze.job.arrivals import AlignedTimes, Arrivals, RowTimes
+from meshscope.analyze.job.clocks import ClockAlignment
 from meshscope.analyze.job.exposed import measure_exposed
 from meshscope.analyze.job.group_axes import JobGroup
-from meshscope.analyze.job.host_clocks import find_host_clocks
-from meshscope.analyze.job.matching import (
-    Desynchronisation,
-    Matches,
-    SequenceShift,
-    match_operations,
-)
+from meshscope.analyze.job.job import Job
+from meshscope.analyze.job.matching import Desynchronisation, Matches, SequenceShift
 from meshscope.analyze.job.operations import (
     Failure,
     Operations,
-    Waits,
     count_unrecognised,
     dtype_label,
     load_failures,
-    load_operations,
-    load_waits,
 )
 from meshscope.analyze.rank.steps import count_warmup
+from meshscope.analyze.timeline.timeline_steps import KeptSteps
 from meshscope.core.group_axis import OTHER
 from meshscope.core.operations import Kind, Outcome
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, or_unavailable
 from meshscope.store.read.arrays import Bools, Int64s
-from meshscope.store.read.run import Attempt
 from meshscope.store.read.trace_windows import TraceWindow, disturbing_windows, mark_profiled
 from meshscope.store.schema import OperationFlag
 
@@ -193,37 +179,46 @@ class Communication:
     num_desynchronised: int
     shifts: tuple[SequenceShift, ...]
     health: CommunicationHealth
-    part: StepPart | None = None
+    part: StepPart | None
     """None: all steps were read."""
 
 
+def describe_part(kept: KeptSteps, first_step: int) -> StepPart | None:
+    """The steps from `first_step` on that were read; None where none was left out."""
+    if not kept.num_left_out:
+        return None
+    windows = disturbing_windows(kept.attempt)
+    counted = [(own.step >= first_step) & ~mark_profiled(own.step, windows) for own in kept.by_rank]
+    pairs = list(zip(kept.ranks, kept.by_rank, counted, strict=True))
+    return StepPart(
+        num_steps={rank: int(np.count_nonzero(rows)) for rank, _, rows in pairs},
+        wall_ns={rank: int(own.duration_ns[rows].sum()) for rank, own, rows in pairs},
+        num_left_out=kept.num_left_out,
+    )
+
+
+@or_unavailable
 def analyze_communication(
-    attempt: Attempt, *, first_step: int | None = None
-) -> Communication | Unavailable:
-    """Everything about an attempt's communication.
+    job: Job, *, first_step: int | None = None, part: StepPart | None = None
+) -> Communication:
+    """Everything about a job's communication; `part` says which steps it was read of.
 
     Statistics begin with `first_step`; by default they leave out the first step of four or more.
     Steps that a trace window disturbed are not in them.
     """
-    operations = load_operations(attempt)
+    operations, matches, times, row_times = job.operations, job.matches, job.times, job.row_times
+    alignment, arrivals, rows = job.alignment, job.arrivals, job.operations.rows
     if not len(operations):
-        return Unavailable(
+        raise Missing(
             "no communication was recorded: the job did not communicate, or its operations were "
             "not watched"
         )
-    rows = operations.rows
-    host_clocks = find_host_clocks(attempt)
-    matches = match_operations(operations, host_clocks)
     if not len(matches) and not bool((_group_sizes(operations)[rows.group] != 1).any()):
-        return Unavailable("every operation was of a group with one rank")
-    alignment = align_clocks(attempt, rows, matches, host_clocks)
-    times = align_rows(rows, alignment)
-    row_times, arrivals, num_clock_errors = measure_arrivals(operations, matches, times, alignment)
-    waits = load_waits(attempt, operations)
-    exposed = measure_exposed(rows, waits, times, row_times, alignment)
+        raise Missing("every operation was of a group with one rank")
+    exposed = measure_exposed(rows, job.waits, times, row_times, alignment)
     first = choose_first_step(rows.step.astype(np.int64), first_step)
     row_included, match_included = _choose_rows(
-        operations, matches, first, disturbing_windows(attempt)
+        operations, matches, first, disturbing_windows(job.attempt)
     )
     parts = collect_parts(
         rows,
@@ -260,9 +255,8 @@ def analyze_communication(
         desynchronisations=matches.desynchronisations,
         num_desynchronised=matches.num_desynchronised,
         shifts=matches.shifts,
-        health=_assess(
-            attempt, operations, matches, waits, row_included, num_clock_errors=num_clock_errors
-        ),
+        health=_assess(job, row_included),
+        part=part,
     )
 
 
@@ -358,15 +352,8 @@ def find_slowest(
     return tuple(found)
 
 
-def _assess(
-    attempt: Attempt,
-    operations: Operations,
-    matches: Matches,
-    waits: Waits,
-    row_included: Bools,
-    *,
-    num_clock_errors: int,
-) -> CommunicationHealth:
+def _assess(job: Job, row_included: Bools) -> CommunicationHealth:
+    operations, matches, waits = job.operations, job.matches, job.waits
     rows = operations.rows
     is_failed = (rows.outcome == Outcome.ERROR) | (rows.outcome == Outcome.TIMEOUT)
     sizes = _group_sizes(operations)[rows.group]
@@ -386,14 +373,14 @@ def _assess(
         num_unfinished=int(np.count_nonzero(rows.outcome == Outcome.UNFINISHED)),
         num_unseen=int(np.count_nonzero(rows.outcome == Outcome.UNSEEN)),
         num_failed=int(np.count_nonzero(is_failed)),
-        failures=load_failures(attempt, operations, limit=MAX_FAILURES),
+        failures=load_failures(job.attempt, operations, limit=MAX_FAILURES),
         num_inexact_ends=int(np.count_nonzero(rows.has_end & ~rows.has_exact_end)),
         num_engine_outside_steps=int(
             np.count_nonzero(rows.has_flag(OperationFlag.ENGINE) & (rows.step < 0))
         ),
         num_unknown_waits=int(np.count_nonzero(is_unknown_wait)),
         unknown_wait_ns=int(waits.duration_ns[is_unknown_wait].sum()),
-        num_clock_errors=num_clock_errors,
+        num_clock_errors=job.num_clock_errors,
         num_damaged=operations.num_damaged + waits.num_damaged,
         num_bad_ends=operations.num_bad_ends,
         num_warmup=int(np.count_nonzero(~row_included & (sizes != 1))),

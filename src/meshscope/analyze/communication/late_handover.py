@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.communication.link_samples import FLOOR_QUANTILE
+from meshscope.analyze.job.job import Job
 from meshscope.analyze.timeline.pieces import PieceKind
-from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.store.read.arrays import Bools, Floats, Int32s, Int64s
@@ -83,7 +84,7 @@ def find_late_handovers(timeline: Timeline) -> list[LateHandover]:
     return sorted(joined, key=lambda one: -one.cost_ns)
 
 
-def _locate_calls(timeline: Timeline, communication: TimelineCommunication) -> Int64s:
+def _locate_calls(timeline: Timeline, communication: Job) -> Int64s:
     """For each operation row the piece in which, or at whose end, it was called; -1: in none."""
     pieces, rows = timeline.pieces, communication.operations.rows
     called = communication.times.enqueue_ns
@@ -98,9 +99,7 @@ def _locate_calls(timeline: Timeline, communication: TimelineCommunication) -> I
     return found
 
 
-def _find_in_actions(
-    timeline: Timeline, communication: TimelineCommunication, piece: Int64s
-) -> list[_Delay]:
+def _find_in_actions(timeline: Timeline, communication: Job, piece: Int64s) -> list[_Delay]:
     actions, pieces = timeline.actions, timeline.pieces
     assert actions is not None
     is_work = (pieces.kind == PieceKind.WORK) & (pieces.action >= 0)
@@ -119,9 +118,7 @@ def _find_in_actions(
     return found
 
 
-def _find_issuing(
-    timeline: Timeline, communication: TimelineCommunication, piece: Int64s
-) -> dict[str, Bools]:
+def _find_issuing(timeline: Timeline, communication: Job, piece: Int64s) -> dict[str, Bools]:
     """By axis, which actions issue collectives of it."""
     actions, rows = timeline.actions, communication.operations.rows
     assert actions is not None
@@ -185,9 +182,7 @@ def _longest_pieces(timeline: Timeline) -> Int64s:
     return longest
 
 
-def _find_late_sends(
-    timeline: Timeline, communication: TimelineCommunication, piece: Int64s
-) -> list[_Delay]:
+def _find_late_sends(timeline: Timeline, communication: Job, piece: Int64s) -> list[_Delay]:
     """Senders and receivers between which sends come long after what is sent was made."""
     rows = communication.operations.rows
     row, at, delay = _measure_send_delays(timeline, communication, piece)
@@ -220,7 +215,7 @@ def _find_late_sends(
 
 
 def _measure_send_delays(
-    timeline: Timeline, communication: TimelineCommunication, piece: Int64s
+    timeline: Timeline, communication: Job, piece: Int64s
 ) -> tuple[Int64s, Int64s, Int64s]:
     """Sends between actions: row, piece, and how long before the call nothing else was done."""
     pieces, rows = timeline.pieces, communication.operations.rows
@@ -236,7 +231,7 @@ def _measure_send_delays(
     return row, at, called - begin
 
 
-def _axis_of(communication: TimelineCommunication, row: Int64s) -> str:
+def _axis_of(communication: Job, row: Int64s) -> str:
     operations = communication.operations
     group = int(operations.rows.group[row[0]])
     return operations.groups[group].axis if group >= 0 else "other"

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.operations import find_rows, number_values
-from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Layout
 from meshscope.core.operations import POINT_TO_POINT, Kind, size_bucket
 from meshscope.core.unavailable import Unavailable
@@ -115,9 +116,7 @@ def collect_link_times(timeline: Timeline) -> list[LinkTimes]:
     return found
 
 
-def _measure_matches(
-    timeline: Timeline, communication: TimelineCommunication
-) -> tuple[Int64s, Int64s, Int64s]:
+def _measure_matches(timeline: Timeline, communication: Job) -> tuple[Int64s, Int64s, Int64s]:
     """Operations of kept steps whose transfer is known: place, step and time."""
     matches, rows = communication.matches, communication.operations.rows
     member, row_times = matches.member, communication.row_times
@@ -130,9 +129,7 @@ def _measure_matches(
     return match, step[match], np.maximum(time_ns[match], 0)
 
 
-def _name_links(
-    timeline: Timeline, communication: TimelineCommunication, match: Int64s
-) -> tuple[list[Link], Int64s]:
+def _name_links(timeline: Timeline, communication: Job, match: Int64s) -> tuple[list[Link], Int64s]:
     """The links, and the place of each operation's."""
     operations, matches = communication.operations, communication.matches
     rows = operations.rows

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from meshscope.analyze.health import as_int
+from meshscope.analyze.rank.caught_errors import as_int
 from meshscope.analyze.timeline.peers import group_peers
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.growth import Growth, GrowthKind, measure_growth

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.analyze.job.operations import find_rows
 from meshscope.analyze.timeline.actions import ACTION_KINDS
 from meshscope.analyze.timeline.peer_work import PeerWork
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Floats, Int64s
+from meshscope.store.read.columns import int64_column
+from meshscope.store.read.run import Attempt
 
 MIN_CORRELATION = 0.9
 """Of forward and backward (OSDI'25, §5)."""
@@ -52,6 +55,18 @@ class SequenceImbalance:
             and self.correlation >= MIN_CORRELATION
             and self.variation_ratio >= MIN_VARIATION_RATIO
         )
+
+
+def read_tokens(attempt: Attempt, work: PeerWork) -> Floats:
+    """[step, rank]: tokens the recorder counted; not a number where it did not."""
+    tokens = np.full(work.total_ns.shape, np.nan)
+    for place, rank in enumerate(work.ranks):
+        columns = attempt.ranks[rank].read("steps")
+        row = find_rows(work.steps, int64_column(columns, "step"))
+        counted = int64_column(columns, "input_tokens")
+        known = (row >= 0) & (counted >= 0)
+        tokens[row[known], place] = counted[known]
+    return tokens
 
 
 def measure_sequence_imbalance(

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS
 from meshscope.analyze.timeline.pieces import PieceKind
-from meshscope.analyze.timeline.timeline import Timeline, read_communication
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.run import Attempt, RankRecording
@@ -40,15 +40,13 @@ class Collections:
 
 def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:
     """Lays recorded collections over the pieces of work."""
-    communication = timeline.communication or read_communication(attempt)
     lost = np.zeros(len(timeline.pieces), dtype=np.int64)
     counts: dict[int, int] = {}
     for place, rank in enumerate(timeline.ranks):
         spans = _read_spans(attempt.ranks[rank])
         if not len(spans[0]):
             continue
-        to_reference = communication.alignment.to_reference
-        begin, end = (to_reference(rank, times) for times in spans)
+        begin, end = (timeline.alignment.to_reference(rank, times) for times in spans)
         rows = _find_interruptible(timeline, place)
         overlap = _measure_overlap(
             timeline.pieces.begin_ns[rows], timeline.pieces.end_ns[rows], begin, end

@@ -9,7 +9,8 @@ Counted is WORK inside of steps. Fetching data, checkpoints, evaluation and logg
 rank may do these alone by design, and other rules look at them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -69,26 +70,17 @@ def measure_peer_work(timeline: Timeline) -> PeerWork | Unavailable:
         return Unavailable("no step finished on every rank")
     rows = find_compared(timeline)
     pieces = timeline.pieces
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
-    shape = (len(timeline.steps), len(timeline.ranks))
-    cell = pieces.step[rows].astype(np.int64) * shape[1] + place
     duration = pieces.duration_ns[rows].astype(np.float64)
-    sums = np.bincount(cell, duration, minlength=shape[0] * shape[1])
-    total = np.asarray(sums.reshape(shape), dtype=np.float64)
+    total = sum_compared(timeline, pieces.duration_ns)
     step_ns = float(np.median(timeline.period_end_ns - timeline.period_begin_ns))
     kept = _choose_phases(pieces.phase[rows], duration, len(timeline.phases), step_ns * total.size)
-    work = np.zeros((len(kept), *shape))
-    for index, phase in enumerate(kept):
-        own = pieces.phase[rows] == phase
-        sums = np.bincount(cell[own], duration[own], minlength=total.size)
-        work[index] = sums.reshape(shape)
     return PeerWork(
         ranks=timeline.ranks,
         steps=timeline.steps,
         step_ns=step_ns,
         phases=tuple(timeline.phases[phase] for phase in kept),
         phase_places=tuple(kept),
-        work_ns=work,
+        work_ns=_sum_by_phase(timeline, kept, pieces.duration_ns),
         total_ns=total,
         groups=group_true_peers(timeline.layout, timeline.ranks, is_piped=_has_messages(timeline)),
     )
@@ -100,6 +92,35 @@ def find_compared(timeline: Timeline) -> Places:
     is_others = np.array([name in OTHERS_PHASES for name in timeline.phases])
     is_own: Bools = (pieces.kind == PieceKind.WORK) & ~pieces.is_between
     return np.flatnonzero(is_own & ~is_others[pieces.phase])
+
+
+def sum_compared(timeline: Timeline, values: Int64s, *, phase: int | None = None) -> Floats:
+    """[step, rank]: sums of `values` (one per piece) over compared work, or one phase of it."""
+    rows, pieces = find_compared(timeline), timeline.pieces
+    if phase is not None:
+        rows = rows[pieces.phase[rows] == phase]
+    shape = (len(timeline.steps), len(timeline.ranks))
+    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
+    cell = pieces.step[rows].astype(np.int64) * shape[1] + place
+    sums = np.bincount(cell, values[rows], minlength=shape[0] * shape[1])
+    return np.asarray(sums.reshape(shape), dtype=np.float64)
+
+
+def take_off(work: PeerWork, timeline: Timeline, lost_ns: Int64s) -> PeerWork:
+    """The work without what something else took of each piece."""
+    return replace(
+        work,
+        work_ns=work.work_ns - _sum_by_phase(timeline, work.phase_places, lost_ns),
+        total_ns=work.total_ns - sum_compared(timeline, lost_ns),
+    )
+
+
+def _sum_by_phase(
+    timeline: Timeline, phases: Sequence[int], values: Int64s
+) -> npt.NDArray[np.float64]:
+    """[phase, step, rank]."""
+    sums = [sum_compared(timeline, values, phase=phase) for phase in phases]
+    return np.array(sums).reshape(len(phases), len(timeline.steps), len(timeline.ranks))
 
 
 def _choose_phases(

@@ -10,13 +10,15 @@ A clue, not a diagnosis: waiting is inside phases too, so of two peers the one t
 out as much as the one waited for. Several slow ranks in one group hide each other.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from meshscope.analyze.rank.phases import PhaseTable
+from meshscope.analyze.rank.rank_summary import RankSummary
+from meshscope.analyze.rank.steps import NO_STEP
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.chance import MIN_STEPS, is_beyond_chance
@@ -124,6 +126,32 @@ def _measure_excess(peers: list[tuple[float, int]]) -> tuple[float, int]:
 
 def _median(ordered: list[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def spread_phases(ranks: Sequence[RankSummary], peer_groups: PeerGroups) -> tuple[PhaseSpread, ...]:
+    """Every phase of the steady steps, that with the rank furthest above its peers first."""
+    values: dict[str, list[tuple[float, int]]] = {}
+    for rank in ranks:
+        for phase, total in rank.time.steady_steps.phase_ns.items():
+            values.setdefault(phase, []).append((total / rank.num_steady_steps, rank.rank))
+    spreads = [spread_phase(phase, found, peer_groups) for phase, found in values.items()]
+    return tuple(sorted(spreads, key=_order_spread))
+
+
+def _order_spread(spread: PhaseSpread) -> tuple[float, float, str]:
+    excess_ns = 0.0 if isinstance(spread.excess_ns, Unavailable) else spread.excess_ns
+    return -excess_ns, -spread.median_ns, spread.phase
+
+
+def spread_unattributed(
+    ranks: Sequence[RankSummary], peer_groups: PeerGroups
+) -> PhaseSpread | Unavailable:
+    """The time of steady steps that no phase claimed."""
+    found = [
+        (rank.time.steady_steps.unattributed_ns / rank.num_steady_steps, rank.rank)
+        for rank in ranks
+    ]
+    return spread_phase("unattributed", found, peer_groups) if found else Unavailable(NO_STEP)
 
 
 class PeerPhases:

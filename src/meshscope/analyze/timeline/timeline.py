@@ -22,17 +22,8 @@ from functools import partial
 
 import numpy as np
 
-from meshscope.analyze.job.arrivals import (
-    AlignedTimes,
-    Arrivals,
-    RowTimes,
-    align_rows,
-    measure_arrivals,
-)
-from meshscope.analyze.job.clocks import ClockAlignment, align_clocks
-from meshscope.analyze.job.host_clocks import find_host_clocks
-from meshscope.analyze.job.matching import Matches, match_operations
-from meshscope.analyze.job.operations import Operations, Waits, load_operations, load_waits
+from meshscope.analyze.job.clocks import ClockAlignment
+from meshscope.analyze.job.job import Job, load_job
 from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.timeline.actions import ACTION_KINDS, Actions, read_actions
 from meshscope.analyze.timeline.pieces import PieceKind, Pieces
@@ -47,9 +38,9 @@ from meshscope.analyze.timeline.rank_reading import (
     read_rank,
 )
 from meshscope.analyze.timeline.timeline_holds import RankHolds, find_holds
-from meshscope.analyze.timeline.timeline_steps import StepTable, keep_steps
+from meshscope.analyze.timeline.timeline_steps import KeptSteps, StepTable, keep_steps
 from meshscope.core.layout import Layout
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.run import Attempt
 
@@ -60,23 +51,9 @@ __all__ = [
     "Pieces",
     "StepChoice",
     "Timeline",
-    "TimelineCommunication",
     "build_timeline",
+    "cut_timeline",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TimelineCommunication:
-    """The operations of the kept steps, as `analyze.communication` has them."""
-
-    operations: Operations
-    matches: Matches
-    times: AlignedTimes
-    """On the reference clock."""
-    row_times: RowTimes
-    arrivals: Arrivals
-    alignment: ClockAlignment
-    waits: Waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,17 +89,23 @@ class Timeline:
     pieces: Pieces
     actions: Actions | None
     """None where no pipeline action was recorded."""
-    communication: TimelineCommunication | None
+    alignment: ClockAlignment
+    communication: Job | None
     """None where no operation was recorded."""
 
 
+@or_unavailable
 def build_timeline(
     attempt: Attempt, *, warmup_steps: int | None = None, steps: StepChoice | None = None
-) -> Timeline | Unavailable:
+) -> Timeline:
     """The timeline of an attempt's steady steps, or of as many of them as `steps` allows."""
-    kept = keep_steps(attempt, warmup_steps=warmup_steps, choice=steps or StepChoice())
-    if isinstance(kept, Unavailable):
-        return kept
+    kept = need(keep_steps(attempt, warmup_steps=warmup_steps, choice=steps or StepChoice()))
+    return need(cut_timeline(kept, load_job(kept.attempt)))
+
+
+@or_unavailable
+def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
+    """The timeline of the kept steps; `job` has their operations."""
     book = PhaseBook()
     readings = [
         read_rank(kept.attempt.ranks[rank], own, book)
@@ -130,14 +113,13 @@ def build_timeline(
     ]
     table, num_unmarked = place_on_devices(kept.table, readings)
     if not len(table.steps):
-        return Unavailable("no step has device marks on all ranks that were marked at all")
-    communication = read_communication(kept.attempt)
-    tracks, actions = _make_tracks(kept.attempt, readings, table, book, communication)
+        raise Missing("no step has device marks on all ranks that were marked at all")
+    tracks, actions = _make_tracks(kept.attempt, readings, table, book, job)
     period_begin = np.array([track.period_begin_ns for track in tracks])
     period_end = np.array([track.period_end_ns for track in tracks])
     return Timeline(
         ranks=kept.ranks,
-        layout=attempt.layout,
+        layout=kept.attempt.layout,
         steps=table.steps,
         begins_window=_find_borders(period_begin, period_end),
         num_left_out=kept.num_left_out,
@@ -153,7 +135,8 @@ def build_timeline(
         phases=tuple(book.names),
         pieces=Pieces.join([cut_pieces(track) for track in tracks]),
         actions=actions,
-        communication=communication if len(communication.operations) else None,
+        alignment=job.alignment,
+        communication=job if len(job.operations) else None,
     )
 
 
@@ -162,16 +145,16 @@ def _make_tracks(
     readings: Sequence[RankReading],
     table: StepTable,
     book: PhaseBook,
-    communication: TimelineCommunication,
+    job: Job,
 ) -> tuple[list[Track], Actions | None]:
     """What is known of every rank, on the reference clock."""
-    holds = _find_holds(communication, readings)
+    holds = _find_holds(job, readings)
     tracks, actions, num_actions = [], [], 0
     for place, reading in enumerate(readings):
-        to_reference = partial(communication.alignment.to_reference, reading.rank)
+        to_reference = partial(job.alignment.to_reference, reading.rank)
         own_holds = holds.of(reading.rank)
         track = make_track(reading, table, place, book, own_holds, to_reference)
-        if not len(communication.operations):
+        if not len(job.operations):
             track = replace(track, comm_phase=book.find(COMM_PHASE))
         recording = attempt.ranks[reading.rank]
         if recording.has_table("actions"):
@@ -184,26 +167,7 @@ def _make_tracks(
     return tracks, Actions.join(actions) if num_actions else None
 
 
-def read_communication(attempt: Attempt) -> TimelineCommunication:
-    """The operations of an attempt, matched and on one clock; there may be none."""
-    operations = load_operations(attempt)
-    host_clocks = find_host_clocks(attempt)
-    matches = match_operations(operations, host_clocks)
-    alignment = align_clocks(attempt, operations.rows, matches, host_clocks)
-    times = align_rows(operations.rows, alignment)
-    row_times, arrivals, _ = measure_arrivals(operations, matches, times, alignment)
-    return TimelineCommunication(
-        operations=operations,
-        matches=matches,
-        times=times,
-        row_times=row_times,
-        arrivals=arrivals,
-        alignment=alignment,
-        waits=load_waits(attempt, operations),
-    )
-
-
-def _find_holds(found: TimelineCommunication, readings: Sequence[RankReading]) -> RankHolds:
+def _find_holds(found: Job, readings: Sequence[RankReading]) -> RankHolds:
     return find_holds(
         found.operations,
         found.waits,

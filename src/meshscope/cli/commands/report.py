@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshscope.analyze.summary import summarize_attempt
+from meshscope.analyze.study import Study
 from meshscope.cli import is_color_wanted
 from meshscope.cli.locate import locate_run, pick_attempt
 from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.pipeline_view import pipeline_analysis
 from meshscope.diagnose.registry import list_thresholds
 from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.diagnose.severity import Severity, parse_severity
@@ -110,16 +109,13 @@ def command(
     thresholds = choose_thresholds(list_thresholds(), file=thresholds_file, assignments=assignments)
     opened = open_run(locate_run(run))
     attempt = pick_attempt(opened, attempt_index)
-    summary = summarize_attempt(attempt, warmup_steps=warmup_steps)
+    study = Study(attempt, warmup_steps=warmup_steps)
     diagnosis, budget, pipeline = None, None, None
     if not no_diagnosis:
-        examined = Context(
-            attempt, thresholds=thresholds, warmup_steps=warmup_steps, summary=summary
-        )
-        diagnosis = diagnose(examined)
-        budget = _build_budget(examined)
-        pipeline = _build_pipeline(examined)
-    report = build_report(opened, attempt, summary, diagnosis, budget, pipeline)
+        diagnosis = diagnose(Context(study, thresholds=thresholds))
+        budget = _build_budget(study)
+        pipeline = _build_pipeline(study)
+    report = build_report(opened, attempt, study, diagnosis, budget, pipeline)
     if as_json:
         _write(encode_report(report).decode(), output)
     else:
@@ -133,16 +129,16 @@ def command(
         context.exit(EXIT_FINDING)
 
 
-def _build_budget(examined: Context) -> BudgetFacts | Absent:
-    timeline = examined.timeline
+def _build_budget(study: Study) -> BudgetFacts | Absent:
+    timeline = study.timeline
     num_left_out = 0 if isinstance(timeline, Unavailable) else timeline.num_left_out
-    return build_budget(examined.budget, num_left_out)
+    return build_budget(study.budget, num_left_out)
 
 
-def _build_pipeline(examined: Context) -> PipelineFacts | Absent | None:
-    layout = examined.layout
+def _build_pipeline(study: Study) -> PipelineFacts | Absent | None:
+    layout = study.layout
     is_expected = not isinstance(layout, Unavailable) and layout.pp > 1
-    return build_pipeline(examined.obtain(pipeline_analysis), is_expected=is_expected)
+    return build_pipeline(study.pipeline, is_expected=is_expected)
 
 
 def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:

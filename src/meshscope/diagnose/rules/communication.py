@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
-from meshscope.analyze.timeline.timeline import Timeline, TimelineCommunication
+from meshscope.analyze.job.job import Job
+from meshscope.analyze.study import Study
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Axis
 from meshscope.core.operations import POINT_TO_POINT
 from meshscope.core.unavailable import Unavailable
@@ -62,7 +64,7 @@ class _Exposed:
     """It goes over a network, or beside an accelerator."""
 
 
-def _rows_of(communication: TimelineCommunication, axis: str) -> Bools:
+def _rows_of(communication: Job, axis: str) -> Bools:
     """Operations of groups along an axis."""
     groups, rows = communication.operations.groups, communication.operations.rows
     is_along = np.array([group.axis == axis for group in groups] + [False])
@@ -70,7 +72,7 @@ def _rows_of(communication: TimelineCommunication, axis: str) -> Bools:
     return found
 
 
-def _is_hideable(timeline: Timeline, communication: TimelineCommunication, row: Bools) -> bool:
+def _is_hideable(timeline: Timeline, communication: Job, row: Bools) -> bool:
     rows, groups = communication.operations.rows, communication.operations.groups
     if bool((rows.flags[row] & OperationFlag.DEVICE).any()) or bool(timeline.on_device.any()):
         return True
@@ -78,9 +80,9 @@ def _is_hideable(timeline: Timeline, communication: TimelineCommunication, row: 
     return any(groups[group].is_across_hosts for group in used.tolist() if group >= 0)
 
 
-def measure_transfers(context: Context) -> list[_Exposed] | Unavailable:
+def measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
     """Exposed transfers of every axis, the largest first."""
-    timeline, budget = context.timeline, context.budget
+    timeline, budget = study.timeline, study.budget
     if isinstance(timeline, Unavailable):
         return timeline
     if isinstance(budget, Unavailable):
@@ -104,14 +106,14 @@ def measure_transfers(context: Context) -> list[_Exposed] | Unavailable:
     return sorted(found, key=lambda one: -one.ratio)
 
 
-def _hide(communication: TimelineCommunication, axis: str) -> Edit:
+def _hide(communication: Job, axis: str) -> Edit:
     transfer = communication.row_times.transfer_ns
     hidden = np.where(_rows_of(communication, axis), 0, transfer)
     return Edit(name=f"transfers along {axis} hidden", transfer_ns=hidden)
 
 
 def _tell(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> Iterable[Finding]:
-    timeline = context.timeline
+    timeline = context.study.timeline
     if isinstance(timeline, Unavailable) or timeline.communication is None:
         return
     edit = _hide(timeline.communication, exposed.axis)
@@ -137,7 +139,7 @@ def _tell(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> It
 
 def _pick(context: Context, *, axes: Collection[str] | None, limit: float) -> list[_Exposed]:
     """Axes over a limit; without `axes` all but tp and pp."""
-    found = context.obtain(measure_transfers)
+    found = context.study.get(measure_transfers)
     if isinstance(found, Unavailable):
         return []
     return [
@@ -241,7 +243,7 @@ class SmallOperations(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per axis."""
-        timeline = context.timeline
+        timeline = context.study.timeline
         if isinstance(timeline, Unavailable) or timeline.communication is None:
             return
         communication = timeline.communication
@@ -257,7 +259,7 @@ class SmallOperations(Rule):
         self,
         context: Context,
         timeline: Timeline,
-        communication: TimelineCommunication,
+        communication: Job,
         axis: str,
         row: Bools,
     ) -> Iterable[Finding]:

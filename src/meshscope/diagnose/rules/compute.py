@@ -68,7 +68,7 @@ class BackwardHeavy(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        work = context.work
+        work = context.study.work
         if isinstance(work, Unavailable) or len(work.steps) < MIN_STEPS:
             return
         forward, backward = (work.of_phases((name,)).mean() for name in ("forward", "backward"))
@@ -116,7 +116,7 @@ class OptimizerHeavy(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        work = context.work
+        work = context.study.work
         if isinstance(work, Unavailable) or len(work.steps) < MIN_STEPS:
             return
         mean = float(work.of_phases(("optimizer",)).mean())
@@ -162,7 +162,7 @@ class LowUtilisation(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        budget = context.budget
+        budget = context.study.budget
         if isinstance(budget, Unavailable) or isinstance(budget.mfu, Unavailable):
             return
         mfu = budget.mfu
@@ -214,7 +214,7 @@ class HostGap(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        budget, timeline = context.budget, context.timeline
+        budget, timeline = context.study.budget, context.study.timeline
         if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
             return
         share = budget.share_of(Share.GAP)
@@ -227,7 +227,7 @@ class HostGap(Rule):
         )
         gain = context.price([edit])[0]
         mean = float(pieces.duration_ns[is_gap].sum()) / budget.wall_ns.size
-        between = "" if context.attempt.is_from_traces else " between phases"
+        between = "" if context.study.attempt.is_from_traces else " between phases"
         yield Finding(
             code=self.code,
             title=f"devices wait for the host{between}",

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from meshscope.analyze.study import Study
 from meshscope.analyze.training.convergence import (
     Convergence,
     JobSeries,
@@ -67,9 +68,9 @@ _MIN_SKIPPED = 3
 _MAX_LISTED = 8
 
 
-def job_convergence(context: Context) -> Convergence | Unavailable:
+def job_convergence(study: Study) -> Convergence | Unavailable:
     """Shared by the rules below."""
-    return analyze_convergence(context.attempt)
+    return analyze_convergence(study.attempt)
 
 
 class LossNotFinite(Rule):
@@ -95,11 +96,11 @@ class LossNotFinite(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.obtain(job_convergence)
+        found = context.study.get(job_convergence)
         if isinstance(found, Unavailable) or found.loss_nonfinite is None:
             return
         bad = found.loss_nonfinite
-        is_everywhere = len(bad.first_ranks) == len(context.attempt.ranks) > 1
+        is_everywhere = len(bad.first_ranks) == len(context.study.attempt.ranks) > 1
         where = "on all ranks" if is_everywhere else f"on {name_ranks(bad.first_ranks)}"
         since = "and stays so" if bad.is_lasting else f"last in step {bad.last_step}"
         yield Finding(
@@ -163,7 +164,7 @@ class LossDiverged(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.obtain(job_convergence)
+        found = context.study.get(job_convergence)
         if isinstance(found, Unavailable) or found.divergence is None:
             return
         gone = found.divergence
@@ -212,7 +213,7 @@ class LossPlateau(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, LOW."""
-        found = context.obtain(job_convergence)
+        found = context.study.get(job_convergence)
         if isinstance(found, Unavailable) or found.course is not LossCourse.PLATEAU:
             return
         change, loss = found.change_ratio, found.loss
@@ -265,7 +266,7 @@ class LossSpikes(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.obtain(job_convergence)
+        found = context.study.get(job_convergence)
         if isinstance(found, Unavailable) or isinstance(found.loss_spikes, Unavailable):
             return
         spikes, num_values = found.loss_spikes.up, found.loss_spikes.num_values
@@ -328,10 +329,10 @@ class GradientNorm(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: not finite, exploding, vanishing, in this order."""
-        found = context.obtain(job_convergence)
+        found = context.study.get(job_convergence)
         if isinstance(found, Unavailable) or found.loss_nonfinite is not None:
             return  # a loss that is not finite has such gradients: told once
-        skipped = context.obtain(job_skipped)
+        skipped = context.study.get(job_skipped)
         is_scaled = not isinstance(skipped, Unavailable) and skipped.num_skipped > 0
         if found.norm_nonfinite is not None and not is_scaled:
             yield self._report_nonfinite(found.norm_nonfinite, context)
@@ -368,7 +369,7 @@ class GradientNorm(Rule):
         )
 
     def _report_nonfinite(self, bad: NonFinite, context: Context) -> Finding:
-        is_everywhere = len(bad.first_ranks) == len(context.attempt.ranks)
+        is_everywhere = len(bad.first_ranks) == len(context.study.attempt.ranks)
         return Finding(
             code=self.code,
             title=f"the gradient norm is {bad.first_kind} in step {bad.first_step}",
@@ -417,7 +418,7 @@ class JointDisturbances(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: the pair least likely by chance."""
-        found = context.obtain(job_convergence)
+        found = context.study.get(job_convergence)
         if isinstance(found, Unavailable):
             return
         events = find_joint_events(*_mark_steps(context, found))
@@ -459,7 +460,7 @@ def _mark_steps(
     context: Context, found: Convergence
 ) -> tuple[dict[str, "np.ndarray[tuple[int], np.dtype[np.int64]]"], int]:
     """Steps marked by each signal, and the steps there are."""
-    steps = context.summary.steps
+    steps = context.study.steps
     times = steps.duration_ns[steps.is_steady].astype(np.float64)
     slow = find_spikes(
         steps.step[steps.is_steady],
@@ -479,9 +480,9 @@ def _mark_steps(
     return marks, steps.num_steps
 
 
-def job_skipped(context: Context) -> SkippedUpdates | Unavailable:
+def job_skipped(study: Study) -> SkippedUpdates | Unavailable:
     """Shared by two rules."""
-    return count_skipped(context.attempt)
+    return count_skipped(study.attempt)
 
 
 class SkippedSteps(Rule):
@@ -507,12 +508,12 @@ class SkippedSteps(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.obtain(job_skipped)
+        found = context.study.get(job_skipped)
         if isinstance(found, Unavailable) or found.num_late < _MIN_SKIPPED:
             return
         if found.late_ratio < context.thresholds[MIN_SKIPPED_RATIO]:
             return
-        step_ns = context.step_ns
+        step_ns = context.study.step_ns
         gain = (
             step_ns
             if isinstance(step_ns, Unavailable)

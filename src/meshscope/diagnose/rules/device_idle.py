@@ -11,7 +11,6 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
     find_gap_pieces,
     has_enough_steps,
-    obtain_gaps,
     state_confidence,
 )
 from meshscope.diagnose.finding import Evidence, Finding
@@ -61,8 +60,8 @@ class HostSynchronises(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        budget, timeline = context.budget, context.timeline
-        gaps = context.obtain(obtain_gaps)
+        budget, timeline = context.study.budget, context.study.timeline
+        gaps = context.study.device_gaps
         if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
             return
         if isinstance(gaps, Unavailable) or not has_enough_steps(context, timeline):
@@ -121,7 +120,7 @@ class ExposedCopies(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        budget, timeline = context.budget, context.timeline
+        budget, timeline = context.study.budget, context.study.timeline
         if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
             return
         share = budget.share_of(Share.COPY)

@@ -8,7 +8,6 @@ from meshscope.analyze.timeline.peer_work import PeerGroup, PeerWork
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
-from meshscope.diagnose.late_ranks import obtain_peer_work
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.severity import Severity
@@ -56,7 +55,7 @@ class SlowInFewSteps(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per peer group at most."""
-        work = context.obtain(obtain_peer_work)
+        work = context.study.peer_work
         if isinstance(work, Unavailable) or not 2 <= len(work.steps) < MIN_STEPS:
             return
         for group in work.groups:
@@ -78,7 +77,7 @@ class SlowInFewSteps(Rule):
         rank = work.ranks[group.places[slowest]]
         peers = tuple(work.ranks[place] for place in group.places if work.ranks[place] != rank)
         excess = float(np.median(total[:, slowest] - usual))
-        timeline = context.timeline
+        timeline = context.study.timeline
         edit: Edit | Unavailable = Unavailable("there is no timeline to replay")
         if not isinstance(timeline, Unavailable):
             edit = equalise(timeline, (rank,), peers=peers)

@@ -68,7 +68,7 @@ class RuleFailed(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per failure; the runner calls this last."""
-        for failure in context.failures:
+        for failure in context.study.failures:
             yield Finding(
                 code=self.code,
                 title=f"{failure.what} failed",
@@ -113,17 +113,17 @@ class RankStopped(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for ranks that stopped, one for ranks that are missing."""
-        stopped = context.obtain(find_stopped_ranks)
+        stopped = context.study.get(find_stopped_ranks)
         if not isinstance(stopped, Unavailable):
             yield from self._tell_stopped(stopped)
-        missing = context.summary.health.missing_ranks
-        if len(missing) and context.attempt.is_from_traces:
+        missing = context.study.health.missing_ranks
+        if len(missing) and context.study.attempt.is_from_traces:
             yield Finding(
                 code=self.code,
                 title=f"there is no trace of {name_ranks(missing)}",
                 severity=Severity.LOW,
-                summary=f"{plural(len(missing), 'rank')} of {count(context.num_ranks)} have no "
-                "trace: waits for them cannot be told from transfers.",
+                summary=f"{plural(len(missing), 'rank')} of {count(context.study.num_ranks)} have "
+                "no trace: waits for them cannot be told from transfers.",
                 ranks=tuple(islice(missing, MAX_RANKS_LISTED)),
                 evidence=(Evidence(name="ranks without a trace", value=len(missing)),),
                 change="Trace all ranks of the group in question, over the same steps.",
@@ -134,8 +134,8 @@ class RankStopped(Rule):
                 code=self.code,
                 title=f"{name_ranks(missing)} {be(missing)} not recorded",
                 severity=Severity.MEDIUM,
-                summary=f"{plural(len(missing), 'rank')} of {count(context.num_ranks)} left no "
-                "recording: waits for them cannot be told from transfers.",
+                summary=f"{plural(len(missing), 'rank')} of {count(context.study.num_ranks)} left "
+                "no recording: waits for them cannot be told from transfers.",
                 ranks=tuple(islice(missing, MAX_RANKS_LISTED)),
                 evidence=(Evidence(name="ranks without a recording", value=len(missing)),),
                 change="Start every rank under `meshscope run`, or make its run directory one that "
@@ -203,7 +203,7 @@ class RecordingDamaged(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for all damage, one for all errors."""
-        health = context.summary.health
+        health = context.study.health
         problems = [problem for problem in health.problems if problem.kind not in _TOLD_ELSEWHERE]
         if problems:
             is_serious = any(problem.kind in _SERIOUS for problem in problems)
@@ -264,7 +264,7 @@ class ClocksApart(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One, if any host is not placed or contradicts."""
-        communication = context.summary.communication
+        communication = context.study.communication
         if isinstance(communication, Unavailable):
             return
         clocks = communication.clocks
@@ -315,7 +315,7 @@ class RecorderCost(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One, above the limit."""
-        overhead = context.summary.health.overhead
+        overhead = context.study.health.overhead
         if isinstance(overhead, Unavailable) or overhead.is_warmup_only:
             return
         share = overhead.median_ratio
@@ -365,7 +365,7 @@ class Desynchronised(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per group that disagrees, of those kept."""
-        communication = context.summary.communication
+        communication = context.study.communication
         if isinstance(communication, Unavailable):
             return
         for found in communication.desynchronisations:
@@ -463,8 +463,8 @@ class PartOfTheSteps(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One, where few steps were looked at."""
-        steady = context.num_steady_steps
-        timeline = context.timeline
+        steady = context.study.num_steady_steps
+        timeline = context.study.timeline
         kept = steady if isinstance(timeline, Unavailable) else len(timeline.steps)
         is_short = steady < context.thresholds[MIN_STEPS]
         if not is_short and kept >= context.thresholds[MIN_KEPT_RATIO] * steady:

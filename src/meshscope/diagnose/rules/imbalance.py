@@ -8,11 +8,6 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
-from meshscope.diagnose.late_ranks import (
-    obtain_peer_work,
-    obtain_sequence_imbalance,
-    obtain_stragglers,
-)
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, even_microbatches
 from meshscope.diagnose.rule import Rule
@@ -55,8 +50,8 @@ class SequenceLengthRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.obtain(obtain_sequence_imbalance)
-        timeline, stragglers = context.timeline, context.obtain(obtain_stragglers)
+        found = context.study.sequence_imbalance
+        timeline, stragglers = context.study.timeline, context.study.stragglers
         if isinstance(found, Unavailable) or isinstance(timeline, Unavailable):
             return
         if not found.is_found:
@@ -70,7 +65,7 @@ class SequenceLengthRule(Rule):
 
 
 def _describe(code: str, found: SequenceImbalance, timeline: Timeline, context: Context) -> Finding:
-    work = context.obtain(obtain_peer_work)
+    work = context.study.peer_work
     is_piped = found.unit == "microbatch"
     load = None if isinstance(work, Unavailable) else measure_load_imbalance(work)
     if is_piped or isinstance(work, Unavailable):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
@@ -72,9 +73,9 @@ class InputStalls:
         return self.mean_ns - self.common_ns
 
 
-def measure_stalls(context: Context) -> InputStalls | Unavailable:
+def measure_stalls(study: Study) -> InputStalls | Unavailable:
     """Waiting for data of every rank."""
-    work, timeline = context.work, context.timeline
+    work, timeline = study.work, study.timeline
     if isinstance(work, Unavailable):
         return work
     if isinstance(timeline, Unavailable):
@@ -236,8 +237,8 @@ class SlowLoader(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all slow ranks together."""
-        stalls = context.obtain(measure_stalls)
-        timeline = context.timeline
+        stalls = context.study.get(measure_stalls)
+        timeline = context.study.timeline
         if isinstance(stalls, Unavailable) or isinstance(timeline, Unavailable):
             return
         is_slow = _find_slow(context, stalls)
@@ -311,8 +312,8 @@ class InputBound(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        stalls = context.obtain(measure_stalls)
-        timeline = context.timeline
+        stalls = context.study.get(measure_stalls)
+        timeline = context.study.timeline
         if isinstance(stalls, Unavailable) or isinstance(timeline, Unavailable):
             return
         limit_ns = _least_ns(context, stalls, MIN_STALL_RATIO)

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 from meshscope.analyze.communication.late_handover import LateHandover, find_late_handovers
 from meshscope.analyze.communication.links import SlowLink, find_slow_links, shorten_transfers
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -24,22 +25,14 @@ MAX_LINKS = 8
 """Findings at most; the costliest."""
 
 
-def slow_links(context: Context) -> list[SlowLink] | Unavailable:
-    """All that cost enough."""
-    timeline = context.timeline
-    if isinstance(timeline, Unavailable):
-        return timeline
-    limit_ns = context.thresholds[MIN_LINK_COST_RATIO] * _period_ns(timeline)
-    return [link for link in find_slow_links(timeline) if link.cost_ns >= limit_ns]
+def slow_links(study: Study) -> list[SlowLink]:
+    """Links that are slower than others like them, whatever that costs."""
+    return find_slow_links(need(study.timeline))
 
 
-def late_handovers(context: Context) -> list[LateHandover] | Unavailable:
-    """All that cost enough."""
-    timeline = context.timeline
-    if isinstance(timeline, Unavailable):
-        return timeline
-    limit_ns = context.thresholds[MIN_LINK_COST_RATIO] * _period_ns(timeline)
-    return [one for one in find_late_handovers(timeline) if one.cost_ns >= limit_ns]
+def late_handovers(study: Study) -> list[LateHandover]:
+    """Axes whose operations some ranks hand over late."""
+    return find_late_handovers(need(study.timeline))
 
 
 def _period_ns(timeline: Timeline) -> float:
@@ -75,22 +68,23 @@ class SlowLinkRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per link or axis."""
-        timeline = context.timeline
-        links, late = context.obtain(slow_links), context.obtain(late_handovers)
+        timeline = context.study.timeline
         if isinstance(timeline, Unavailable):
             return
-        known = [] if isinstance(links, Unavailable) else links[:MAX_LINKS]
+        limit_ns = context.thresholds[MIN_LINK_COST_RATIO] * _period_ns(timeline)
+        found = known(context.study.get(slow_links)) or []
+        links = [link for link in found if link.cost_ns >= limit_ns][:MAX_LINKS]
         edits = [
             Edit(
                 name=f"{_name(link)} as fast as others",
                 transfer_ns=shorten_transfers(timeline, link),
             )
-            for link in known
+            for link in links
         ]
-        for link, edit, gain in zip(known, edits, context.price(edits), strict=True):
+        for link, edit, gain in zip(links, edits, context.price(edits), strict=True):
             yield self._tell_slow(link, edit, gain, timeline)
-        if isinstance(late, Unavailable):
-            return
+        handovers = known(context.study.get(late_handovers)) or []
+        late = [one for one in handovers if one.cost_ns >= limit_ns]
         edits = [
             Edit(name=f"{one.axis} operations handed over in time", work_ns=one.new_work_ns)
             for one in late

@@ -17,6 +17,7 @@ from meshscope.analyze.memory.memory import (
     forecast_device,
     forecast_host,
 )
+from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
@@ -88,9 +89,9 @@ SKEW_FULL_RATIO = Threshold(
 NOT_TIME = Unavailable("memory costs no time until it runs out")
 
 
-def job_memory(context: Context) -> JobMemory | Unavailable:
+def job_memory(study: Study) -> JobMemory | Unavailable:
     """Shared by the rules below."""
-    return analyze_memory(context.attempt)
+    return analyze_memory(study.attempt)
 
 
 class MemoryLeak(Rule):
@@ -126,7 +127,7 @@ class MemoryLeak(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for each host whose ranks grow, one for each rank whose device fills."""
-        found = context.obtain(job_memory)
+        found = context.study.get(job_memory)
         if isinstance(found, Unavailable):
             return
         least = context.thresholds[MIN_LEAK_BYTES]
@@ -139,10 +140,10 @@ class MemoryLeak(Rule):
         ]
         for host in dict.fromkeys(r.host for r in leaking if r.place is Place.HOST):
             here = [r for r in leaking if r.place is Place.HOST and r.host == host]
-            yield self._report(context, here, forecast_host(found, host, context.step_ns))
+            yield self._report(context, here, forecast_host(found, host, context.study.step_ns))
         for rank in leaking:
             if rank.place is Place.DEVICE:
-                yield self._report(context, [rank], forecast_device(rank, context.step_ns))
+                yield self._report(context, [rank], forecast_device(rank, context.study.step_ns))
 
     def _report(
         self, context: Context, ranks: list[RankMemory], forecast: Forecast | Unavailable
@@ -151,7 +152,7 @@ class MemoryLeak(Rule):
         numbers = tuple(rank.rank for rank in ranks)
         place = ranks[0].place
         per_step = sum(growth.per_step for growth in growths)
-        worst_p = max(growth.p_value for growth in growths) * len(context.attempt.ranks)
+        worst_p = max(growth.p_value for growth in growths) * len(context.study.attempt.ranks)
         what = "process" if place is Place.HOST else "device"
         together = " together" if len(ranks) > 1 else ""
         return Finding(
@@ -188,7 +189,7 @@ class MemoryLeak(Rule):
                 level=ConfidenceLevel.HIGH,
                 text=f"{p_value(min(1.0, worst_p))} for growth within stretches of the run, "
                 f"{plural(growths[0].num_samples, 'sample')}, "
-                f"over {plural(len(context.attempt.ranks), 'rank')}",
+                f"over {plural(len(context.study.attempt.ranks), 'rank')}",
                 p_value=min(1.0, worst_p),
             ),
             change="Find what is kept from step to step: tensors with their graphs in lists of "
@@ -257,7 +258,7 @@ class NearCapacity(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for all devices that are nearly full, one for each such host."""
-        found = context.obtain(job_memory)
+        found = context.study.get(job_memory)
         if isinstance(found, Unavailable):
             return
         devices = [r for r in found.ranks if r.place is Place.DEVICE]
@@ -340,7 +341,7 @@ class Fragmentation(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for the device on which most is unused."""
-        found = context.obtain(job_memory)
+        found = context.study.get(job_memory)
         if isinstance(found, Unavailable):
             return
         least = context.thresholds[MIN_UNUSED_RATIO]
@@ -408,7 +409,7 @@ class MemorySkew(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one for hosts and one for devices: the largest."""
-        found = context.obtain(job_memory)
+        found = context.study.get(job_memory)
         if isinstance(found, Unavailable):
             return
         for place in Place:
@@ -469,7 +470,7 @@ class AllocatorRetries(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.obtain(job_memory)
+        found = context.study.get(job_memory)
         if isinstance(found, Unavailable):
             return
         states = {

@@ -15,7 +15,6 @@ from meshscope.diagnose.pipeline_view import (
     bubble_evidence,
     describe_confidence,
     pipeline_view,
-    pipeline_waits,
 )
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
@@ -67,9 +66,9 @@ class TooFewMicrobatches(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One finding at most."""
-        view = context.obtain(pipeline_view)
+        view = context.study.get(pipeline_view)
         if isinstance(view, Unavailable):
-            waits = context.obtain(pipeline_waits)
+            waits = context.study.pipeline_waits
             if not isinstance(waits, Unavailable):
                 yield from self._find_by_waits(context, waits)
             return

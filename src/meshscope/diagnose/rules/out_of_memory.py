@@ -56,7 +56,7 @@ class OutOfMemory(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: of the rank that was full first in its steps, with all such ranks."""
-        found = [one for recording in context.attempt for one in _full_devices(recording)]
+        found = [one for recording in context.study.attempt for one in _full_devices(recording)]
         if not found:
             return
         has_ended = [one for one in found if not one.has_gone_on]

@@ -10,11 +10,6 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
-from meshscope.diagnose.late_ranks import (
-    obtain_collected,
-    obtain_collections,
-    obtain_pauses,
-)
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import remove_pauses
 from meshscope.diagnose.rule import Rule
@@ -68,10 +63,10 @@ class GarbageCollectionRule(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""
         collections, collected = (
-            context.obtain(obtain_collections),
-            context.obtain(obtain_collected),
+            context.study.collections,
+            context.study.collected_ns,
         )
-        timeline = context.timeline
+        timeline = context.study.timeline
         if isinstance(collections, Unavailable) or isinstance(collected, Unavailable):
             return
         if isinstance(timeline, Unavailable) or not collections.has_any:
@@ -113,8 +108,8 @@ class HostPauseRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""
-        pauses, collected = context.obtain(obtain_pauses), context.obtain(obtain_collected)
-        timeline = context.timeline
+        pauses, collected = context.study.pauses, context.study.collected_ns
+        timeline = context.study.timeline
         if isinstance(pauses, Unavailable) or isinstance(timeline, Unavailable):
             return
         excess = pauses.excess_ns
@@ -147,7 +142,7 @@ def _describe_collections(
     context: Context,
     lost_ratio: float,
 ) -> Finding:
-    pauses = context.obtain(obtain_pauses)
+    pauses = context.study.pauses
     rest = np.zeros_like(collected)
     if not isinstance(pauses, Unavailable):
         explained = _is_explained(pauses.excess_ns, collected)

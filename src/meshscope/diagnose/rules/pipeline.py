@@ -121,7 +121,7 @@ class UnevenStages(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One finding at most: about the stage with the most work."""
-        view = context.obtain(pipeline_view)
+        view = context.study.get(pipeline_view)
         if isinstance(view, Unavailable):
             return
         verdict = view.verdict
@@ -220,7 +220,7 @@ class SlowStage(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One finding at most: about the stage with the most work."""
-        view = context.obtain(pipeline_view)
+        view = context.study.get(pipeline_view)
         if isinstance(view, Unavailable):
             return
         verdict = view.verdict
@@ -304,7 +304,7 @@ class SlowHandovers(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One finding at most."""
-        view = context.obtain(pipeline_view)
+        view = context.study.get(pipeline_view)
         if isinstance(view, Unavailable) or not view.analysis.bubble.handovers.is_lag_seen:
             return
         gain = price_no_communication(view.replay)

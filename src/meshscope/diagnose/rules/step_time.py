@@ -13,6 +13,7 @@ from meshscope.analyze.stragglers.step_pattern import (
     measure_drift,
     read_periods,
 )
+from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
@@ -69,20 +70,20 @@ _ONE_RANK_CAUSES = frozenset(
 """Causes that slow all ranks down and are told better by the rank they are on."""
 
 
-def job_periods(context: Context) -> StepPeriods | Unavailable:
+def job_periods(study: Study) -> StepPeriods | Unavailable:
     """Shared by the rules below."""
-    return read_periods(context.attempt, num_warmup=context.summary.steps.num_warmup)
+    return read_periods(study.attempt, num_warmup=study.steps.num_warmup)
 
 
-def job_recurrences(context: Context) -> tuple[Recurrence, ...] | Unavailable:
+def job_recurrences(study: Study) -> tuple[Recurrence, ...] | Unavailable:
     """Shared: what recurs is no single slow step."""
-    periods = context.obtain(job_periods)
+    periods = study.get(job_periods)
     return periods if isinstance(periods, Unavailable) else find_recurrences(periods)
 
 
 def _runs_ahead(context: Context) -> bool:
     """Whether hosts fill their devices' queues: their own steps then say nothing about the pace."""
-    timeline = context.timeline
+    timeline = context.study.timeline
     if isinstance(timeline, Unavailable):
         return False
     return abs(measure_host_lead(timeline)) > MAX_HOST_LEAD_RATIO
@@ -117,7 +118,7 @@ class StepTimeDrift(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        periods = context.obtain(job_periods)
+        periods = context.study.get(job_periods)
         if isinstance(periods, Unavailable) or _runs_ahead(context):
             return
         drift = measure_drift(periods)
@@ -182,8 +183,8 @@ class PeriodicSlowSteps(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per interval."""
-        periods = context.obtain(job_periods)
-        recurrences = context.obtain(job_recurrences)
+        periods = context.study.get(job_periods)
+        recurrences = context.study.get(job_recurrences)
         if isinstance(periods, Unavailable) or isinstance(recurrences, Unavailable):
             return
         for recurrence in recurrences:
@@ -246,7 +247,7 @@ class LongWarmup(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        steps, usual = context.summary.steps, context.summary.steps.time
+        steps, usual = context.study.steps, context.study.steps.time
         if isinstance(usual, Unavailable) or usual.median_ns <= 0:
             return
         median_ns = usual.median_ns
@@ -306,8 +307,8 @@ class SlowStepsOnAllRanks(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        periods = context.obtain(job_periods)
-        recurrences = context.obtain(job_recurrences)
+        periods = context.study.get(job_periods)
+        recurrences = context.study.get(job_recurrences)
         if isinstance(periods, Unavailable) or isinstance(recurrences, Unavailable):
             return
         rows = periods.is_slow.copy()
@@ -359,15 +360,15 @@ def _find_contents(context: Context, slow: Int64s) -> tuple[PhaseExcess | None, 
     """What the rank that works most in these steps does more in them, and that rank if no other
     works more in them, too."""
     rank, is_alone = _find_busiest(context, slow)
-    found = find_excess(context.attempt.ranks[rank], slow)
+    found = find_excess(context.study.attempt.ranks[rank], slow)
     first = found[0] if found and found[0].excess_ns > 0 else None
     return first, (rank,) if is_alone else ()
 
 
 def _find_busiest(context: Context, slow: Int64s) -> tuple[int, bool]:
     """By work beyond its other steps; the lowest rank where there is no timeline."""
-    lowest = min(context.attempt.ranks)
-    timeline, work = context.timeline, context.work
+    lowest = min(context.study.attempt.ranks)
+    timeline, work = context.study.timeline, context.study.work
     if isinstance(timeline, Unavailable) or isinstance(work, Unavailable):
         return lowest, False
     is_slow = np.isin(timeline.steps, slow)

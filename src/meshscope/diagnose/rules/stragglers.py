@@ -17,12 +17,6 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
-from meshscope.diagnose.late_ranks import (
-    obtain_peer_work,
-    obtain_sequence_imbalance,
-    obtain_stragglers,
-    obtain_suspects,
-)
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
 from meshscope.diagnose.rule import Rule
@@ -150,7 +144,7 @@ class FailSlowRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per set of ranks with the same onset."""
-        stragglers = context.obtain(obtain_stragglers)
+        stragglers = context.study.stragglers
         if isinstance(stragglers, Unavailable):
             return
         least = context.thresholds[MIN_FAIL_SLOW_RATIO]
@@ -186,9 +180,9 @@ class UnevenLoadRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one; none where sequence lengths explain it."""
-        work, suspects = context.obtain(obtain_peer_work), context.obtain(obtain_suspects)
-        sequence = context.obtain(obtain_sequence_imbalance)
-        timeline = context.timeline
+        work, suspects = context.study.peer_work, context.study.suspects
+        sequence = context.study.sequence_imbalance
+        timeline = context.study.timeline
         if isinstance(work, Unavailable) or isinstance(suspects, Unavailable):
             return
         if not isinstance(sequence, Unavailable) and sequence.is_found:
@@ -210,7 +204,7 @@ _MEND_SET = "Look at what these ranks share before looking at any one of them."
 
 
 def _slow_sets(context: Context) -> list[SlowSet]:
-    stragglers = context.obtain(obtain_stragglers)
+    stragglers = context.study.stragglers
     if isinstance(stragglers, Unavailable):
         return []
     least = context.thresholds[MIN_SLOW_RATIO]
@@ -227,14 +221,14 @@ def _describe_slow(
     code: str, title: str, slow_set: SlowSet, context: Context, change: str
 ) -> Finding:
     worst = slow_set.slow[0]
-    work = context.obtain(obtain_peer_work)
+    work = context.study.peer_work
     step_ns = 0.0 if isinstance(work, Unavailable) else work.step_ns
     share = worst.excess_ns / step_ns if step_ns else 0.0
-    stragglers = context.obtain(obtain_stragglers)
+    stragglers = context.study.stragglers
     num_tests = stragglers.num_tests if isinstance(stragglers, Stragglers) else 0
     edit: Edit | Unavailable = Unavailable("there is no timeline to replay")
-    if isinstance(work, PeerWork) and isinstance(context.timeline, Timeline):
-        edit = relieve_slow(context.timeline, slow_set, work)
+    if isinstance(work, PeerWork) and isinstance(context.study.timeline, Timeline):
+        edit = relieve_slow(context.study.timeline, slow_set, work)
     gain = edit if isinstance(edit, Unavailable) else context.price([edit])[0]
     return Finding(
         code=code,
@@ -308,7 +302,7 @@ def _state_confidence(worst: SlowRank, num_tests: int) -> Confidence:
 
 def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> Finding:
     worst = fail_set.slow[0]
-    work, timeline = context.obtain(obtain_peer_work), context.timeline
+    work, timeline = context.study.peer_work, context.study.timeline
     edit: Edit | Unavailable = Unavailable("there is no timeline to replay")
     first_step = last_step = None
     share: float | None = None

@@ -1,0 +1,61 @@
+"""The operations of all ranks, matched and on one clock: what a job did together, made once.
+
+    load_operations → match_operations → align_clocks → align_rows → measure_arrivals → load_waits
+
+A job without communication has no rows; its clocks are then tied together by what else was recorded
+of them.
+"""
+
+from dataclasses import dataclass
+
+from meshscope.analyze.job.arrivals import (
+    AlignedTimes,
+    Arrivals,
+    RowTimes,
+    align_rows,
+    measure_arrivals,
+)
+from meshscope.analyze.job.clocks import ClockAlignment, align_clocks
+from meshscope.analyze.job.host_clocks import find_host_clocks
+from meshscope.analyze.job.matching import Matches, match_operations
+from meshscope.analyze.job.operations import Operations, Waits, load_operations, load_waits
+from meshscope.store.read.run import Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """The operations of an attempt, or of those of its steps that were read."""
+
+    attempt: Attempt
+    """What was read; its ranks are narrowed to windows of time where not all steps were."""
+    operations: Operations
+    matches: Matches
+    times: AlignedTimes
+    """On the reference clock."""
+    row_times: RowTimes
+    arrivals: Arrivals
+    num_clock_errors: int
+    """Rows that end 10 ms or more before the operation can have begun; their transfer is 0."""
+    alignment: ClockAlignment
+    waits: Waits
+
+
+def load_job(attempt: Attempt) -> Job:
+    """Reads the operations of all ranks and brings them together."""
+    operations = load_operations(attempt)
+    host_clocks = find_host_clocks(attempt)
+    matches = match_operations(operations, host_clocks)
+    alignment = align_clocks(attempt, operations.rows, matches, host_clocks)
+    times = align_rows(operations.rows, alignment)
+    row_times, arrivals, num_clock_errors = measure_arrivals(operations, matches, times, alignment)
+    return Job(
+        attempt=attempt,
+        operations=operations,
+        matches=matches,
+        times=times,
+        row_times=row_times,
+        arrivals=arrivals,
+        num_clock_errors=num_clock_errors,
+        alignment=alignment,
+        waits=load_waits(attempt, operations),
+    )

@@ -1,0 +1,285 @@
+"""One rank in numbers: what it did, how its recording ends, and what a job is added up from.
+
+`summarize_rank` reads one rank's tables and reduces them, without a look at other ranks: a job is
+a map over ranks and a merge of `RankResult`s in order of rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from meshscope.analyze.rank.caught_errors import as_int, list_errors
+from meshscope.analyze.rank.device import (
+    NO_ACCELERATOR,
+    DeviceSplit,
+    explain_no_device,
+    split_device_time,
+)
+from meshscope.analyze.rank.overhead import OverheadSamples, sample_overhead
+from meshscope.analyze.rank.phases import (
+    PhaseTable,
+    RankPartition,
+    StepTimes,
+    order_steps,
+    partition_rank,
+    place_phases,
+    tabulate_phases,
+)
+from meshscope.analyze.rank.signals import SIGNAL_NAMES, Signal, find_signals, read_scalars
+from meshscope.analyze.rank.steps import (
+    ALL_PROFILED,
+    NO_STEP,
+    count_warmup,
+    explain_no_steady_step,
+)
+from meshscope.analyze.rank.throughput import (
+    RankTokens,
+    TokenRate,
+    measure_steps_per_s,
+    measure_tokens,
+    pick_rank_tokens,
+)
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.distribution import Distribution, measure_distribution
+from meshscope.store.read.arrays import Bools
+from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.read.run import RankRecording
+from meshscope.store.read.trace_windows import TraceWindow, mark_profiled
+from meshscope.store.read.usual_phases import is_recorded
+from meshscope.store.schema import StepFlag
+
+_WANTED_SCALARS = frozenset(
+    ("tokens", *(name for names in SIGNAL_NAMES.values() for name in names))
+)
+
+
+class RankState(StrEnum):
+    """How a rank's recording ends."""
+
+    FINISHED = "finished"
+    OPEN = "still running or killed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """One rank."""
+
+    rank: int
+    label: str | Unavailable
+    """Coordinates on the mesh, such as `dp0.tp1.pp0`."""
+    host: str | Unavailable
+    num_steps: int
+    """Finished steps."""
+    num_warmup: int
+    """First steps left out of `step_time`, `time.steady_steps` and `device`."""
+    num_profiled: int
+    """Later ones that a trace window disturbed, left out likewise."""
+    num_aborted_steps: int
+    """Steps left by an exception; counted in `num_steps`."""
+    num_skipped_updates: int
+    """Steps in which the gradient scaler skipped the optimizer."""
+    last_step: int | Unavailable
+    step_time: Distribution | Unavailable
+    step_interval: Distribution | Unavailable
+    steps_per_s: float | Unavailable
+    time: RankPartition
+    device: DeviceSplit | Unavailable
+    tokens: TokenRate | Unavailable
+    signals: Mapping[str, Signal]
+    peak_rss_bytes: int | Unavailable
+    """Highest sampled resident set; a peak between two samples is not seen."""
+    peak_device_bytes: int | Unavailable
+    """Highest allocation on the device, from the allocator's own peak."""
+    state: RankState
+    last_record_unix_ns: int | Unavailable
+    """Wall clock of the rank's host at the last thing recorded, or at its closing line."""
+    open_phase: str | None
+    """The phase an unfinished rank was in when it last wrote; None between phases or at the end."""
+    num_errors: int
+    num_problems: int
+
+    @property
+    def num_steady_steps(self) -> int:
+        """Steps the statistics are over."""
+        return self.num_steps - self.num_warmup - self.num_profiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SteadySteps:
+    """Which of a rank's steps its statistics are over."""
+
+    num_warmup: int
+    num_profiled: int
+    """After warm-up."""
+    is_steady: Bools
+    """Per step, in order of time."""
+    has_interval: Bools
+    """Per step but the last: steady, and the next one's begin was not disturbed either."""
+    reason: str
+    """Why there is none, where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankResult:
+    """What is kept of one rank until it is merged into the job."""
+
+    summary: RankSummary
+    steps: StepTimes
+    steady: SteadySteps
+    phases: PhaseTable
+    """Self time by step and phase."""
+    tokens: RankTokens
+    overhead: OverheadSamples
+
+
+def choose_steady(
+    steps: StepTimes, windows: Sequence[TraceWindow], asked_warmup: int | None
+) -> SteadySteps:
+    """Those after warm-up that no trace window of any rank disturbed."""
+    num_steps = len(steps)
+    num_warmup = count_warmup(num_steps, asked_warmup)
+    is_profiled = mark_profiled(steps.step, windows)
+    is_steady = ~is_profiled
+    is_steady[:num_warmup] = False
+    num_profiled = int(np.count_nonzero(is_profiled[num_warmup:]))
+    return SteadySteps(
+        num_warmup=num_warmup,
+        num_profiled=num_profiled,
+        is_steady=is_steady,
+        has_interval=is_steady[:-1] & ~is_profiled[1:],
+        reason=ALL_PROFILED if num_profiled else explain_no_steady_step(num_steps),
+    )
+
+
+def summarize_rank(
+    recording: RankRecording,
+    layout: Layout | Unavailable,
+    *,
+    windows: Sequence[TraceWindow],
+    warmup_steps: int | None,
+) -> RankResult:
+    """Reads a rank's tables. `warmup_steps` None: 1 where more than 3 steps finished."""
+    columns = recording.read("steps")
+    steps = order_steps(columns)
+    chosen = choose_steady(steps, windows, warmup_steps)
+    num_steps = len(steps)
+    spans = recording.read("spans")
+    memory = recording.read("memory")
+    scalars = read_scalars(recording, _WANTED_SCALARS)
+    placed, num_other_threads = place_phases(steps, spans)
+    phases = tabulate_phases(placed, recording.names, num_steps=num_steps)
+    recorded_ns = _recorded_range(recording, steps, spans, memory)
+    device: DeviceSplit | Unavailable
+    if recording.has_table("device_spans"):
+        device = split_device_time(
+            placed,
+            recording.read("device_spans"),
+            recording.names,
+            is_steady=chosen.is_steady,
+        )
+    else:
+        device = explain_no_device(recording, memory)
+    rates = measure_tokens(steps, columns, scalars.get("tokens"))
+    flags = columns["flags"].astype(np.int64, copy=False)
+    summary = RankSummary(
+        rank=recording.rank,
+        label=layout if isinstance(layout, Unavailable) else layout.label(recording.rank),
+        host=_host_of(recording),
+        num_steps=num_steps,
+        num_warmup=chosen.num_warmup,
+        num_profiled=chosen.num_profiled,
+        num_aborted_steps=int(np.count_nonzero(flags & StepFlag.ABORTED)),
+        num_skipped_updates=int(np.count_nonzero(flags & StepFlag.SKIPPED)),
+        last_step=int(steps.step[-1]) if num_steps else Unavailable(NO_STEP),
+        step_time=measure_distribution(steps.duration_ns[chosen.is_steady], reason=chosen.reason),
+        step_interval=measure_distribution(
+            np.diff(steps.start_ns)[chosen.has_interval],
+            reason="it takes two steps" if chosen.is_steady.any() else chosen.reason,
+        ),
+        steps_per_s=measure_steps_per_s(steps),
+        time=partition_rank(
+            steps,
+            placed,
+            phases,
+            recording.names,
+            recorded_ns=recorded_ns,
+            is_steady=chosen.is_steady,
+            num_other_threads=num_other_threads,
+        ),
+        device=device,
+        tokens=pick_rank_tokens(rates),
+        signals=find_signals(recording.rank, scalars),
+        peak_rss_bytes=_peak(memory, "rss_bytes", "memory was not sampled"),
+        peak_device_bytes=_peak(memory, "peak_allocated_bytes", NO_ACCELERATOR),
+        state=RankState.OPEN if recording.closing is None else RankState.FINISHED,
+        last_record_unix_ns=_to_unix(recording, recorded_ns[1]),
+        open_phase=_find_open_phase(recording, spans),
+        num_errors=sum(found.count for found in list_errors(recording)),
+        num_problems=len(recording.problems) + bool(steps.num_overlapping),
+    )
+    return RankResult(
+        summary=summary,
+        steps=steps,
+        steady=chosen,
+        phases=phases,
+        tokens=rates,
+        overhead=sample_overhead(columns, chosen.num_warmup),
+    )
+
+
+def _recorded_range(
+    recording: RankRecording, steps: StepTimes, spans: Columns, memory: Columns
+) -> tuple[int, int]:
+    """First and last moment of the rank's recording, on its monotonic clock.
+
+    The header is written with the first record, which is the end of the first phase: that phase,
+    and the step it is in, may have begun before.
+    """
+    span_start = int64_column(spans, "start_host_mono_ns")
+    begins = [as_int(recording.header.get("start_host_mono_ns"))]
+    ends = [as_int(recording.closing.get("end_host_mono_ns")) if recording.closing else None]
+    if len(steps):
+        begins.append(int(steps.start_ns[0]))
+        ends.append(int(steps.end_ns[-1]))
+    if len(span_start):
+        begins.append(int(span_start.min()))
+        ends.append(int((span_start + int64_column(spans, "duration_ns")).max()))
+    sampled = int64_column(memory, "time_host_mono_ns")
+    if len(sampled):
+        ends.append(int(sampled.max()))
+    known = [moment for moment in begins if moment is not None]
+    start_ns = min(known, default=0)
+    end_ns = max((moment for moment in (*known, *ends) if moment is not None), default=0)
+    return start_ns, end_ns
+
+
+def _to_unix(recording: RankRecording, mono_ns: int) -> int | Unavailable:
+    start_mono_ns = as_int(recording.header.get("start_host_mono_ns"))
+    start_unix_ns = as_int(recording.header.get("start_unix_ns"))
+    if start_mono_ns is None or start_unix_ns is None:
+        return Unavailable("the rank's journal does not say when it began")
+    return start_unix_ns + mono_ns - start_mono_ns
+
+
+def _find_open_phase(recording: RankRecording, spans: Columns) -> str | None:
+    if recording.closing is not None:
+        return None
+    going_on = [
+        phase
+        for phase in recording.open_phases()
+        if phase.end_host_mono_ns is None and not is_recorded(phase, spans)
+    ]
+    return recording.name_of(going_on[-1].name_id) if going_on else None
+
+
+def _host_of(recording: RankRecording) -> str | Unavailable:
+    host = recording.header.get("host")
+    return host if isinstance(host, str) else Unavailable("the rank's journal does not say")
+
+
+def _peak(memory: Columns, name: str, reason: str) -> int | Unavailable:
+    highest = int(int64_column(memory, name).max(initial=-1))
+    return highest if highest >= 0 else Unavailable(reason)

@@ -1,0 +1,486 @@
+"""One attempt and every analysis of it, each made once, when it is first asked for.
+
+This is the one place where analyses are put together. The first group of attributes is what every
+report begins with: ranks are read one after another and reduced at once to a few numbers and one
+duration per step, so a thousand ranks need no more memory than one rank's tables and those. An
+error there is an error of the whole. Everything else may be `Unavailable`, and an analysis that
+raises becomes it; `failures` then names it. What is not here is made by `study.get(build)`, with a
+function of the study, and shared like the rest.
+
+Ranks meet in operations: those of all ranks are read, matched and put on one clock once, in `job`.
+A run with more rows than fit is sampled by windows of steps (`rank.step_choice`), alike for
+`communication` and `timeline`; `Communication.part` and `Timeline.num_left_out` say so.
+"""
+
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import numpy as np
+
+from meshscope.analyze.health import RecordingHealth, assess_recording
+from meshscope.analyze.job.job_time import JobTime, add_times
+from meshscope.analyze.rank.overhead import OverheadSamples
+from meshscope.analyze.rank.rank_summary import RankResult, RankSummary, summarize_rank
+from meshscope.analyze.rank.signals import JobSignal, merge_signals
+from meshscope.analyze.rank.step_choice import StepChoice
+from meshscope.analyze.rank.steps import NO_STEP, JobSteps, JobStepSummary, summarize_job_steps
+from meshscope.analyze.rank.throughput import RankTokens, TokenRate, stepping_ns, sum_tokens
+from meshscope.analyze.timeline.peers import (
+    PeerPhases,
+    PhaseClue,
+    PhaseSpread,
+    group_peers,
+    spread_phases,
+    spread_unattributed,
+)
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Missing, Unavailable, known, need
+from meshscope.store.read.columns import Problem, ProblemKind
+from meshscope.store.read.read_once import read_once
+from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.trace_windows import disturbing_windows
+from meshscope.store.write.in_flight import IN_FLIGHT_NAME
+
+if TYPE_CHECKING:
+    from meshscope.analyze.budget.budget import Budget
+    from meshscope.analyze.communication.communication import Communication
+    from meshscope.analyze.job.job import Job
+    from meshscope.analyze.pipeline.pipeline import PipelineAnalysis
+    from meshscope.analyze.pipeline.pipeline_waits import PipelineWaits
+    from meshscope.analyze.stragglers.pauses import Pauses
+    from meshscope.analyze.stragglers.sequence_imbalance import SequenceImbalance
+    from meshscope.analyze.stragglers.stragglers import Stragglers
+    from meshscope.analyze.stragglers.suspects import Suspects
+    from meshscope.analyze.timeline.device_gaps import DeviceGaps
+    from meshscope.analyze.timeline.gc_collections import Collections
+    from meshscope.analyze.timeline.peer_work import PeerWork
+    from meshscope.analyze.timeline.timeline import Timeline
+    from meshscope.analyze.timeline.timeline_steps import KeptSteps
+    from meshscope.analyze.timeline.work import WorkTable
+    from meshscope.store.read.arrays import Floats
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What broke, and where."""
+
+    what: str
+    """A rule's code, or the name of an analysis."""
+    error: str
+    """Type and message of the exception, on one line."""
+    place: str
+    """File and line in which it was raised, without folders: they would name the machine."""
+
+
+def attempt_to(what: str, build: Callable[[], T]) -> T | Failure:
+    """The result, or the exception as a value: one that breaks must not take the others with it.
+
+    With `Study.failures` nothing that is caught here is lost.
+    """
+    try:
+        return build()
+    except Exception as error:  # noqa: BLE001 - see above
+        message = " ".join(str(error).split())
+        name = type(error).__name__
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
+        return Failure(what=what, error=f"{name}: {message}" if message else name, place=place)
+
+
+class _Analysis(Generic[T]):
+    """An attribute of a study that is made by `Study.get`."""
+
+    def __init__(self, build: "Callable[[Study], T]") -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    @overload
+    def __get__(self, study: None, owner: "type[Study]") -> "_Analysis[T]": ...
+    @overload
+    def __get__(self, study: "Study", owner: "type[Study]") -> T | Unavailable: ...
+
+    def __get__(
+        self, study: "Study | None", owner: "type[Study]"
+    ) -> "_Analysis[T] | T | Unavailable":
+        return self if study is None else study.get(self._build)
+
+
+class Study:
+    """One attempt under study. `warmup_steps` None: the analyses' own choice."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        warmup_steps: int | None = None,
+        step_choice: StepChoice | None = None,
+    ) -> None:
+        self.attempt = read_once(attempt)
+        self.warmup_steps = warmup_steps
+        self.failures: list[Failure] = []
+        """Analyses that raised."""
+        self._step_choice = step_choice or StepChoice()
+        self._made: dict[Callable[..., Any], Any] = {}
+
+    def get(self, build: "Callable[[Study], T | Unavailable]") -> T | Unavailable:
+        """What `build` makes of this study: made once, and Unavailable where it raises."""
+        if build not in self._made:
+            self._made[build] = self.make(build)
+        made: T | Unavailable = self._made[build]
+        return made
+
+    def make(self, build: "Callable[[Study], T | Unavailable]") -> T | Unavailable:
+        """The same, made anew with each call."""
+
+        def build_or_reason() -> T | Unavailable:
+            try:
+                return build(self)
+            except Missing as missing:
+                return missing.value
+
+        what = build.__name__.strip("_")
+        made = attempt_to(what, build_or_reason)
+        if isinstance(made, Failure):
+            self.failures.append(made)
+            return Unavailable(f"{what.replace('_', ' ')} failed: {made.error}")
+        return made
+
+    # Ranks, one after another.
+
+    @cached_property
+    def _totals(self) -> "_RankTotals":
+        attempt, windows = self.attempt, disturbing_windows(self.attempt)
+        warmup_steps = attempt.choose_warmup(self.warmup_steps)
+        results = (
+            summarize_rank(recording, attempt.layout, windows=windows, warmup_steps=warmup_steps)
+            for recording in attempt
+        )
+        return _merge_ranks(results, num_ranks=len(attempt.ranks))
+
+    @cached_property
+    def ranks(self) -> tuple[RankSummary, ...]:
+        """What every rank did."""
+        _ = self.communication  # reading is what finds damage, and communication is read last
+        extra = {problem.rank for problem in self._totals.problems}
+        return tuple(
+            replace(
+                rank,
+                num_problems=len(self.attempt.ranks[rank.rank].problems) + (rank.rank in extra),
+            )
+            for rank in self._totals.ranks
+        )
+
+    @property
+    def layout(self) -> Layout | Unavailable:
+        """Degrees of the mesh, where they are known."""
+        return self.attempt.layout
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job as the ranks report it."""
+        return self.attempt.world_size
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks the job had, recorded or not."""
+        return max(self.attempt.world_size, len(self.attempt.ranks))
+
+    @cached_property
+    def steps(self) -> JobStepSummary:
+        """Step times of the job."""
+        totals = self._totals
+        return summarize_job_steps(
+            totals.durations,
+            totals.intervals,
+            num_ranks=len(totals.ranks),
+            asked_warmup=self.attempt.choose_warmup(self.warmup_steps),
+            windows=disturbing_windows(self.attempt),
+        )
+
+    @cached_property
+    def step_ns(self) -> float | Unavailable:
+        """The period of a step: median over steps from one start to the next, gaps included."""
+        interval = self.steps.interval
+        time = self.steps.time if isinstance(interval, Unavailable) else interval
+        return time if isinstance(time, Unavailable) else time.median_ns
+
+    @property
+    def num_steady_steps(self) -> int:
+        """Steps after warm-up that at least one rank finished."""
+        return self.steps.num_steps - self.steps.num_warmup
+
+    @cached_property
+    def time(self) -> JobTime:
+        """The ranks' time lines added up."""
+        return add_times(self._totals.ranks)
+
+    @cached_property
+    def spreads(self) -> tuple[PhaseSpread, ...]:
+        """One per phase of the steady steps, the one with the rank furthest above its peers first;
+        unattributed not among them."""
+        return spread_phases(self._totals.steady, self._peer_groups)
+
+    @cached_property
+    def unattributed(self) -> PhaseSpread | Unavailable:
+        """The time of steady steps that no phase claimed."""
+        return spread_unattributed(self._totals.steady, self._peer_groups)
+
+    @cached_property
+    def clues(self) -> tuple[PhaseClue, ...]:
+        """Ranks that stand out among their peers in a phase, furthest first."""
+        time = self.steps.time
+        step_ns = time if isinstance(time, Unavailable) else time.median_ns
+        return self._totals.peers.find_clues(self._peer_groups, step_ns)
+
+    @cached_property
+    def _peer_groups(self) -> Mapping[int, int]:
+        return group_peers(self.layout, self.attempt.ranks)
+
+    @property
+    def steps_per_s(self) -> float | Unavailable:
+        """Of the slowest of the ranks that finished most steps."""
+        num_steps, span_ns = self._totals.longest
+        return num_steps * 1e9 / span_ns if span_ns > 0 else Unavailable(NO_STEP)
+
+    @cached_property
+    def tokens(self) -> TokenRate | Unavailable:
+        """Tokens per second of the job."""
+        return sum_tokens(self._totals.tokens, self.layout, self.world_size)
+
+    @cached_property
+    def signals(self) -> Mapping[str, JobSignal | Unavailable]:
+        """Loss, gradient norm and learning rate."""
+        return merge_signals([dict(rank.signals) for rank in self._totals.ranks])
+
+    @cached_property
+    def has_accelerators(self) -> bool:
+        """Whether any rank recorded an accelerator's memory or stream."""
+        return any(
+            known(rank.device) is not None or known(rank.peak_device_bytes) is not None
+            for rank in self._totals.ranks
+        )
+
+    @cached_property
+    def health(self) -> RecordingHealth:
+        """How good the recording is, as far as reading `ranks` has found out."""
+        num_steps = {rank.rank: rank.num_steps for rank in self.ranks}
+        totals = self._totals
+        return assess_recording(self.attempt, num_steps, totals.problems, totals.overhead)
+
+    # All ranks together.
+
+    @cached_property
+    def _kept(self) -> "KeptSteps | Unavailable":
+        from meshscope.analyze.timeline.timeline_steps import keep_steps
+
+        return keep_steps(self.attempt, warmup_steps=self.warmup_steps, choice=self._step_choice)
+
+    @cached_property
+    def job(self) -> "Job":
+        """The operations of all ranks, matched and on one clock; there may be none."""
+        from meshscope.analyze.job.job import load_job
+
+        kept = known(self._kept)
+        return load_job(self.attempt if kept is None else kept.attempt)
+
+    @cached_property
+    def communication(self) -> "Communication | Unavailable":
+        """Communication after warm-up, or all of it where no step finished."""
+        if not any(_has_communication(recording) for recording in self.attempt):
+            return Unavailable(
+                "no communication was recorded: there was none, or it was not watched"
+            )
+        # Not needed, and so not loaded, for runs that do not communicate.
+        from meshscope.analyze.communication.communication import (
+            analyze_communication,
+            describe_part,
+        )
+
+        steps, kept = self.steps, known(self._kept)
+        first = -1
+        if steps.num_steps:
+            is_any_left = steps.num_warmup < steps.num_steps
+            first = int(steps.step[steps.num_warmup]) if is_any_left else int(steps.step[-1]) + 1
+        part = None if kept is None else describe_part(kept, first)
+        return analyze_communication(self.job, first_step=first, part=part)
+
+    @_Analysis
+    def timeline(self) -> "Timeline":
+        """All ranks' time on one clock."""
+        from meshscope.analyze.timeline.timeline import cut_timeline
+
+        return need(cut_timeline(need(self._kept), self.job))
+
+    @_Analysis
+    def work(self) -> "WorkTable":
+        """What every rank worked, by step and phase."""
+        from meshscope.analyze.timeline.work import measure_work
+
+        return measure_work(need(self.timeline))
+
+    @_Analysis
+    def budget(self) -> "Budget":
+        """Where the wall clock of every rank and step went."""
+        from meshscope.analyze.budget.budget import measure_budget
+        from meshscope.analyze.budget.model_flops import read_flops
+
+        return measure_budget(need(self.timeline), read_flops(self.attempt))
+
+    @_Analysis
+    def pipeline(self) -> "PipelineAnalysis":
+        """The pipelines of the run."""
+        from meshscope.analyze.pipeline.pipeline import analyze_pipeline
+
+        return need(analyze_pipeline(need(self.timeline), self.attempt))
+
+    @_Analysis
+    def pipeline_waits(self) -> "PipelineWaits":
+        """Waits for messages, where no stage can be looked into."""
+        from meshscope.analyze.pipeline.pipeline_waits import measure_pipeline_waits
+
+        return need(measure_pipeline_waits(need(self.timeline)))
+
+    @_Analysis
+    def device_gaps(self) -> "DeviceGaps":
+        """Idle time of devices by cause, where a trace tells."""
+        from meshscope.analyze.timeline.device_gaps import measure_gaps
+
+        return need(measure_gaps(self.attempt, need(self.timeline)))
+
+    # Who is late by itself. What the garbage collector took is taken off before ranks are
+    # compared: a rank that collects in every step is not slow, it pauses.
+
+    @_Analysis
+    def peer_work(self) -> "PeerWork":
+        """Work by phase, step and rank."""
+        from meshscope.analyze.timeline.peer_work import measure_peer_work
+
+        return need(measure_peer_work(need(self.timeline)))
+
+    @_Analysis
+    def collections(self) -> "Collections":
+        """What the garbage collector took."""
+        from meshscope.analyze.timeline.gc_collections import measure_collections
+
+        return measure_collections(self.attempt, need(self.timeline))
+
+    @_Analysis
+    def collected_ns(self) -> "Floats":
+        """[step, rank place]: compared work that the garbage collector took."""
+        from meshscope.analyze.timeline.peer_work import sum_compared
+
+        return sum_compared(need(self.timeline), need(self.collections).lost_ns)
+
+    @_Analysis
+    def stragglers(self) -> "Stragglers":
+        """Slow ranks, with what the garbage collector took left out."""
+        from meshscope.analyze.stragglers.stragglers import find_stragglers
+        from meshscope.analyze.timeline.peer_work import take_off
+
+        work, timeline = need(self.peer_work), need(self.timeline)
+        collections = known(self.collections)
+        if collections is not None and collections.has_any:
+            work = take_off(work, timeline, collections.lost_ns)
+        hosts = {
+            rank: host
+            for rank, recording in self.attempt.ranks.items()
+            if isinstance(host := recording.header.get("host"), str)
+        }
+        return find_stragglers(work, timeline.layout, hosts)
+
+    @_Analysis
+    def pauses(self) -> "Pauses":
+        """Sporadic pauses of ranks that are not slow otherwise, whatever they come from."""
+        from meshscope.analyze.stragglers.pauses import find_pauses
+
+        stragglers = known(self.stragglers)
+        named = frozenset() if stragglers is None else stragglers.ranks
+        return find_pauses(need(self.peer_work), without=named)
+
+    @_Analysis
+    def suspects(self) -> "Suspects":
+        """Who is late by itself: waits for them are not to be reported a second time."""
+        from meshscope.analyze.stragglers.suspects import list_suspects
+
+        return list_suspects(need(self.peer_work), need(self.stragglers), need(self.pauses))
+
+    @_Analysis
+    def sequence_imbalance(self) -> "SequenceImbalance":
+        """How forward and backward of the same data vary together."""
+        from meshscope.analyze.stragglers.sequence_imbalance import (
+            measure_sequence_imbalance,
+            read_tokens,
+        )
+
+        work, timeline = need(self.peer_work), need(self.timeline)
+        return need(measure_sequence_imbalance(work, timeline, read_tokens(self.attempt, work)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _RankTotals:
+    """All ranks, merged."""
+
+    ranks: tuple[RankSummary, ...]
+    durations: JobSteps
+    intervals: JobSteps
+    peers: PeerPhases
+    tokens: Mapping[int, RankTokens]
+    overhead: tuple[OverheadSamples, ...]
+    longest: tuple[int, int]
+    """Most steps of a rank, and the longest time from its first to its last."""
+    problems: tuple[Problem, ...]
+
+    @property
+    def steady(self) -> list[RankSummary]:
+        """Ranks that statistics are over."""
+        return [rank for rank in self.ranks if rank.num_steady_steps]
+
+
+def _merge_ranks(results: Iterable[RankResult], *, num_ranks: int) -> _RankTotals:
+    """Results come in order of rank and are dropped one by one: no two need be in memory."""
+    durations, intervals, peers = JobSteps(), JobSteps(), PeerPhases(num_ranks=num_ranks)
+    ranks: list[RankSummary] = []
+    tokens: dict[int, RankTokens] = {}
+    overhead: list[OverheadSamples] = []
+    problems: list[Problem] = []
+    longest = (0, 0)
+    for result in results:
+        rank, steps = result.summary.rank, result.steps
+        ranks.append(result.summary)
+        durations.add(rank, steps.step, steps.duration_ns)
+        intervals.add(rank, steps.step[:-1], np.diff(steps.start_ns))
+        peers.add(rank, steps.step, result.phases, is_steady=result.steady.is_steady)
+        tokens[rank] = result.tokens
+        overhead.append(result.overhead)
+        longest = max(longest, (len(steps), stepping_ns(steps)))
+        if steps.num_overlapping:
+            text = (
+                f"{steps.num_overlapping} step(s) overlap an earlier one in time and are left out"
+            )
+            problems.append(Problem(kind=ProblemKind.DAMAGED, rank=rank, text=text))
+    return _RankTotals(
+        ranks=tuple(ranks),
+        durations=durations,
+        intervals=intervals,
+        peers=peers,
+        tokens=tokens,
+        overhead=tuple(overhead),
+        longest=longest,
+        problems=tuple(problems),
+    )
+
+
+def _describe_overlap(rank: int, num_steps: int) -> Problem:
+    text = f"{num_steps} step(s) overlap an earlier one in time and are left out"
+    return Problem(kind=ProblemKind.DAMAGED, rank=rank, text=text)
+
+
+def _has_communication(recording: RankRecording) -> bool:
+    """Whether an operation was recorded, or was under way when the process died."""
+    return recording.has_table("collectives") or (recording.directory / IN_FLIGHT_NAME).exists()
