@@ -83,7 +83,6 @@ from meshscope.store.read.run import Attempt, RankRecording
 from meshscope.store.read.trace_windows import TraceWindow, disturbing_windows, mark_profiled
 from meshscope.store.read.usual_phases import is_recorded
 from meshscope.store.schema import StepFlag
-from meshscope.store.write.in_flight import IN_FLIGHT_NAME
 
 if TYPE_CHECKING:
     from meshscope.analyze.communication.communication import Communication, StepPart
@@ -279,7 +278,7 @@ def _analyze_communication(
     attempt: Attempt, steps: JobStepSummary, asked_warmup: int | None
 ) -> "Communication | Unavailable":
     """Of the steps after warm-up, or of everything where no step finished."""
-    if not any(_has_communication(recording) for recording in attempt):
+    if not any(recording.notes_operations for recording in attempt):
         return Unavailable("no communication was recorded: there was none, or it was not watched")
     # Not needed, and so not loaded, for runs that do not communicate.
     from meshscope.analyze.communication.communication import analyze_communication
@@ -308,11 +307,6 @@ def _describe_part(kept: KeptSteps, first_step: int) -> "StepPart":
         wall_ns={rank: int(own.duration_ns[rows].sum()) for rank, own, rows in pairs},
         num_left_out=kept.num_left_out,
     )
-
-
-def _has_communication(recording: RankRecording) -> bool:
-    """Whether an operation was recorded, or was under way when the process died."""
-    return recording.has_table("collectives") or (recording.directory / IN_FLIGHT_NAME).exists()
 
 
 def _recount_problems(
