@@ -40,10 +40,8 @@ from meshscope.analyze.timeline.peers import (
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Missing, Unavailable, known, need
 from meshscope.store.read.columns import Problem, ProblemKind
-from meshscope.store.read.read_once import read_once
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.run import Attempt, keep_tables
 from meshscope.store.read.trace_windows import disturbing_windows
-from meshscope.store.write.in_flight import IN_FLIGHT_NAME
 
 if TYPE_CHECKING:
     from meshscope.analyze.budget.budget import Budget
@@ -121,7 +119,7 @@ class Study:
         warmup_steps: int | None = None,
         step_choice: StepChoice | None = None,
     ) -> None:
-        self.attempt = read_once(attempt)
+        self.attempt = keep_tables(attempt)
         self.warmup_steps = warmup_steps
         self.failures: list[Failure] = []
         """Analyses that raised."""
@@ -292,7 +290,7 @@ class Study:
     @cached_property
     def communication(self) -> "Communication | Unavailable":
         """Communication after warm-up, or all of it where no step finished."""
-        if not any(_has_communication(recording) for recording in self.attempt):
+        if not any(recording.notes_operations for recording in self.attempt):
             return Unavailable(
                 "no communication was recorded: there was none, or it was not watched"
             )
@@ -479,8 +477,3 @@ def _merge_ranks(results: Iterable[RankResult], *, num_ranks: int) -> _RankTotal
 def _describe_overlap(rank: int, num_steps: int) -> Problem:
     text = f"{num_steps} step(s) overlap an earlier one in time and are left out"
     return Problem(kind=ProblemKind.DAMAGED, rank=rank, text=text)
-
-
-def _has_communication(recording: RankRecording) -> bool:
-    """Whether an operation was recorded, or was under way when the process died."""
-    return recording.has_table("collectives") or (recording.directory / IN_FLIGHT_NAME).exists()

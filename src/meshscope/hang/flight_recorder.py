@@ -15,10 +15,11 @@ import os
 import pickle
 import re
 import resource
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from meshscope.store.read.files import ByteFile, is_folder, list_names
 
 DUMPS_NAME = "flight_recorder"
 MAX_DUMP_BYTES = 64 << 20
@@ -56,8 +57,8 @@ class GroupRecord:
 def find_dumps(path: Path) -> list[tuple[int, Path]]:
     """Dumps in a folder, or the one file, with the ranks in their names."""
     files = [path]
-    if path.is_dir():
-        files = sorted(path / name for name in os.listdir(path)[:MAX_DUMPS])
+    if is_folder(path):
+        files = sorted(path / name for name in list_names(path)[:MAX_DUMPS])
     return [(int(match[1]), file) for file in files if (match := _RANK_AT_END.search(file.name))]
 
 
@@ -76,15 +77,10 @@ def read_dumps(path: Path) -> tuple[list[GroupRecord], list[str]]:
 
 
 def _read_dump(path: Path) -> object:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a regular file")
-        if status.st_size > MAX_DUMP_BYTES:
-            raise ValueError(f"it has {status.st_size} bytes, at most {MAX_DUMP_BYTES} are read")
-        data = file.read()
-    return decode_dump(data)
+    with ByteFile(path) as file:
+        if file.size_bytes > MAX_DUMP_BYTES:
+            raise ValueError(f"it has {file.size_bytes} bytes, at most {MAX_DUMP_BYTES} are read")
+        return decode_dump(file.read_all())
 
 
 def decode_dump(data: bytes) -> object:

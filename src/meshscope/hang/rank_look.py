@@ -5,7 +5,6 @@ of processes of this host what the kernel says; nothing of it needs the processe
 """
 
 import itertools
-import os
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from meshscope.hang.rank_states import (
     OperationGroup,
     RankState,
 )
-from meshscope.store.read.columns import read_regular_file
+from meshscope.store.read.files import read_file, read_file_end
 from meshscope.store.read.run import Attempt, RankRecording
 from meshscope.store.read.tail import Record, read_last_records, read_step_tail
 from meshscope.store.schema import OPERATION_NOTES, TABLES, NoteCode, OperationFlag, Table
@@ -386,7 +385,7 @@ def _read_phase(
     if recording.closing is not None:
         return None, "", 0
     try:
-        data = read_regular_file(recording.directory / OPEN_STEP_NAME, _MAX_OPEN_STEP_BYTES)
+        data = read_file(recording.directory / OPEN_STEP_NAME, _MAX_OPEN_STEP_BYTES)
         phases, _ = read_open_step(data, last_end_ns)
     except (OSError, ValueError):  # not where files cannot be mapped
         return None, "", 0
@@ -417,18 +416,10 @@ def read_exception(recording: RankRecording) -> str:
     """What the program ended with, from the last lines of the journal."""
     if recording.closing is None:
         return ""
-    path = recording.directory / JOURNAL_NAME
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        data = read_file_end(recording.directory / JOURNAL_NAME, _JOURNAL_END_BYTES)
     except OSError:
         return ""
-    try:
-        size = os.fstat(fd).st_size
-        data = os.pread(fd, _JOURNAL_END_BYTES, max(0, size - _JOURNAL_END_BYTES))
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
     lines, _ = read_journal(data)
     texts = [line.get("exception") for line in lines if line["kind"] == EXIT_LINE]
     return str(texts[-1])[:500] if texts else ""

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from meshscope.store.read.files import open_bytes
+
 PIECE_BYTES = 1 << 22
 """Given at a time, at most."""
 START_BYTES = 512
@@ -146,7 +148,7 @@ class ByteStream:
             yield piece if decoder is None else decoder.decode(piece).encode(errors="replace")
 
     def _open(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
+        with open_bytes(self.path) as file:
             magic = file.read(MAGIC_BYTES)
             file.seek(0)
             for magics, make in _FORMATS:

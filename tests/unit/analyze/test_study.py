@@ -5,7 +5,7 @@ from meshscope.analyze.job import job as job_module
 from meshscope.analyze.study import Failure, Study, attempt_to
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Missing, Unavailable
-from meshscope.store.read import run as run_module
+from meshscope.store.read import recording as recording_module
 from meshscope.store.read.run import open_run
 
 
@@ -73,7 +73,7 @@ def count_calls(monkeypatch, module, name):
 
 def test_operations_are_matched_once_and_tables_read_once(tmp_path, monkeypatch):
     make_run(tmp_path, layout=Layout(dp=2), num_steps=12)
-    reads = count_calls(monkeypatch, run_module, "read_table_file")
+    reads = count_calls(monkeypatch, recording_module, "read_table_file")
     matchings = count_calls(monkeypatch, job_module, "match_operations")
     study = Study(open_run(tmp_path).last_attempt)
     for name in ("health", "communication", "timeline", "budget", "suspects", "pipeline"):

@@ -1,6 +1,5 @@
 """Decoding table files: places of damage, limits on what is listed, files that are no files."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from meshscope.store.read.columns import (
     ProblemKind,
     check_records,
     decode_table,
-    read_regular_file,
 )
 from meshscope.store.schema import SCHEMA_VERSION, TABLES
 from meshscope.store.write.table_file import CLOSE_OFFSET, pack_header, pack_record, record_check
@@ -100,10 +98,3 @@ def test_a_file_from_the_future_is_refused() -> None:
     data = table_bytes(5, is_closed=True, fields={"schema_version": SCHEMA_VERSION + 1})
     with pytest.raises(SchemaTooNew, match="upgrade meshscope"):
         decode_table(data, SPANS, path=PATH, rank=0)
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
-            read_regular_file(path)

@@ -23,6 +23,7 @@ from meshscope.ingest.kineto.trace_columns import (
     TraceGroup,
     Track,
 )
+from meshscope.store.read.files import change_time_ns, file_size, open_bytes
 
 CACHE_VERSION = 2
 SUFFIX = ".meshscope"
@@ -58,7 +59,7 @@ def load_trace(path: Path) -> Trace | None:
     """The columns, if they are there and of this file."""
     try:
         with (
-            cache_path(path).open("rb") as file,
+            open_bytes(cache_path(path)) as file,
             np.load(file, allow_pickle=False) as archive,
         ):
             head = json.loads(archive["head"].tobytes().decode(_ENCODING))
@@ -71,8 +72,7 @@ def load_trace(path: Path) -> Trace | None:
 
 
 def _stamp(path: Path) -> list[int]:
-    found = path.stat()
-    return [CACHE_VERSION, found.st_size, found.st_mtime_ns]
+    return [CACHE_VERSION, file_size(path), change_time_ns(path)]
 
 
 def _columns(prefix: str, table: TraceEvents | TraceArguments) -> dict[str, Any]:

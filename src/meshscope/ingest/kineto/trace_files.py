@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshscope.errors import TraceError
 from meshscope.ingest.kineto.trace_cache import SUFFIX
+from meshscope.store.read.files import exists, find_files, is_folder
 
 TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst|\.bz2|\.xz)?$")
 _NOT_TRACES = frozenset(("run.json", "manifest.json", "package.json"))
@@ -16,15 +17,15 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
     """The files to read, in the order in which they were named, folders by name."""
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            below = sorted(file for file in path.rglob("*.json*") if is_trace_name(file))
+        if is_folder(path):
+            below = [file for file in find_files(path, "**/*.json*") if is_trace_name(file)]
             if not below:
                 raise TraceError(
                     f"{path}: no trace below this folder; expected files named *.json, *.json.gz "
                     "or *.json.zst"
                 )
             found += below
-        elif path.exists():
+        elif exists(path):
             if not path.name.endswith(SUFFIX):  # what a shell's pattern took in
                 found.append(path)
         else:

@@ -16,6 +16,7 @@ from meshscope.ingest.snapshot.snapshot_native import NativePickle, load_library
 from meshscope.ingest.snapshot.snapshot_pickle import PlainPickle
 from meshscope.ingest.snapshot.snapshot_words import MAX_NUMBER, RawColumns, SnapshotReader
 from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.files import file_size, open_bytes
 
 BUFFER_BYTES = 1 << 21
 MAX_NAME, MAX_FILENAME = 500, 1000
@@ -43,8 +44,8 @@ def make_reader(size_bytes: int, *, use_native: bool | None = None) -> SnapshotR
 def read_snapshot(path: Path, *, use_native: bool | None = None) -> Snapshot:
     """The snapshot; TraceError when it is none, or would run code."""
     try:
-        size_bytes = path.stat().st_size
-        with open(path, "rb", buffering=0) as file:
+        size_bytes = file_size(path)
+        with open_bytes(path) as file:
             reader = make_reader(size_bytes, use_native=use_native)
             is_cut = not _feed(reader, file, size_bytes)
     except OSError as error:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from meshscope.errors import RunError, RunNotFound
 from meshscope.store.read.arrays import Bools, Floats, Int64s
+from meshscope.store.read.files import find_files, is_file, is_folder
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
 
@@ -74,11 +75,11 @@ class StragglerTrace:
 
 def find_trace_file(path: Path) -> Path | None:
     """The trace at `path` or in that folder; None where there is none."""
-    if path.is_file():
+    if is_file(path):
         return path if path.suffix == ".parquet" else None
-    if not path.is_dir():
+    if not is_folder(path):
         return None
-    found = sorted(path.glob("trace-*.parquet"))
+    found = find_files(path, "trace-*.parquet")
     if len(found) > 1:
         names = ", ".join(file.name for file in found[:5])
         raise RunError(f"{path} has {len(found)} traces ({names}); give one of the files")
@@ -133,7 +134,7 @@ def make_straggler_trace(columns: Columns, *, name: str) -> StragglerTrace:
 def _read_columns(path: Path) -> Columns:
     import duckdb
 
-    if not path.is_file():
+    if not is_file(path):
         raise RunNotFound(f"{path} is not there; give a trace-*.parquet file or a run directory")
     try:
         with duckdb.connect() as connection:

@@ -5,8 +5,6 @@ stretch of bad records after the last good one is a torn tail (a killed writer);
 except for a few empty slots: those were drawn by threads that were killed before they wrote.
 """
 
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +15,7 @@ import numpy.typing as npt
 
 from meshscope.errors import SchemaTooNew
 from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.files import read_file
 from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, SCHEMA_VERSION, Column, Table
 from meshscope.store.write.table_file import (
     CHECK_SALT,
@@ -128,6 +127,21 @@ def _decode_column(column: Column, words: Int64s) -> npt.NDArray[np.generic]:
     return ((word >> column.shift) & ((1 << column.width) - 1)).astype(dtype)
 
 
+def encode_words(table: Table, columns: Columns) -> Int64s:
+    """Columns as records (n × 8 words) without their checksums: the inverse of `decode_words`."""
+    words = np.zeros((len(columns[table.columns[0].name]), NUM_WORDS), dtype=np.int64)
+    for column in table.columns:
+        values = columns[column.name]
+        if column.is_float:
+            words[:, column.word] = np.ascontiguousarray(values, dtype=np.float64).view(np.int64)
+            continue
+        stored = values.astype(np.int64) + (1 if column.is_stored_plus_one else 0)
+        if column.width < 64:
+            stored = (stored & ((1 << column.width) - 1)) << column.shift
+        words[:, column.word] |= stored
+    return words
+
+
 def check_records(words: Int64s, *, first: int = 0) -> npt.NDArray[np.bool_]:
     """Which records match their checksum. The salt makes an unwritten (zero) record fail.
 
@@ -146,28 +160,16 @@ def check_records(words: Int64s, *, first: int = 0) -> npt.NDArray[np.bool_]:
     return good
 
 
-def read_regular_file(path: Path, max_bytes: int = -1) -> bytes:
-    """The file's bytes; OSError for anything that is not a file (a pipe would never end)."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb", buffering=0) as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(0, "it is not a regular file", str(path))
-        if 0 <= max_bytes < status.st_size:
-            return file.read(max_bytes)  # takes room for all it is asked for, hence not always
-        return file.readall()
-
-
 def read_table_file(path: Path, table: Table, rank: int) -> TableRead:
     """Reads one table file. Raises OSError if it cannot be opened, SchemaTooNew if it is later."""
-    read, num_used = decode_table(read_regular_file(path), table, path=path, rank=rank)
+    read, num_used = decode_table(read_file(path), table, path=path, rank=rank)
     for _ in range(NUM_LOOKS - 1):
         if read.is_closed or not read.problems:
             break
         # While a file is read it may be written: pages that were read later show more than those
         # read before, and several threads do not finish in order. What stood before the last
         # record of the first look is complete by the second, unless it really is not.
-        data = read_regular_file(path)
+        data = read_file(path)
         read, _ = decode_table(data, table, path=path, rank=rank, max_records=num_used)
     return read
 

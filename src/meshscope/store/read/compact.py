@@ -18,17 +18,20 @@ import numpy as np
 
 from meshscope.errors import RunError, UsageError
 from meshscope.store.read.columns import Columns, Problem, ProblemKind
+from meshscope.store.read.files import change_time_ns, exists, file_size, find_files
 from meshscope.store.read.parquet import (
     COMPACT_DIR,
     COMPACT_FORMAT,
     COMPACT_MANIFEST,
     crc32_of_file,
+    open_compacted,
     problem_to_json,
     select_stored,
     stored_columns,
     to_duckdb,
 )
-from meshscope.store.read.run import RankRecording, Run, last_sign_of_life_ns, open_run
+from meshscope.store.read.recording import Recording, last_sign_of_life_ns
+from meshscope.store.read.run import Run, open_run
 from meshscope.store.schema import SCHEMA_VERSION, TABLES, Table
 from meshscope.store.write.manifest import replace_whole, seal
 from meshscope.store.write.writer import TABLE_SUFFIX
@@ -91,7 +94,7 @@ def compact_run(
     return done
 
 
-def _may_be_written(recording: RankRecording) -> bool:
+def _may_be_written(recording: Recording) -> bool:
     if recording.closing is not None:
         return False
     pid = recording.header.get("pid")
@@ -100,10 +103,10 @@ def _may_be_written(recording: RankRecording) -> bool:
         return True
     # A mapped file's time of change may lag behind its records, so these are asked.
     newest_s = last_sign_of_life_ns(recording) / 1e9
-    return time.time() - max(newest_s, recording.directory.stat().st_mtime) < QUIET_SECONDS
+    return time.time() - max(newest_s, change_time_ns(recording.directory) / 1e9) < QUIET_SECONDS
 
 
-def _write_all(run: Run, recordings: list[RankRecording], done: Compaction) -> None:
+def _write_all(run: Run, recordings: list[Recording], done: Compaction) -> None:
     directory = run.path / COMPACT_DIR
     work = run.path / f".{COMPACT_DIR}.{os.getpid()}"
     work.mkdir()
@@ -117,7 +120,7 @@ def _write_all(run: Run, recordings: list[RankRecording], done: Compaction) -> N
             # are the ones that count, and the raw files they came from may be gone.
             table["file"] = _free_name(directory, name)
             os.replace(work / f"{name}.parquet", directory / str(table["file"]))
-            done.compact_bytes += (directory / str(table["file"])).stat().st_size
+            done.compact_bytes += file_size(directory / str(table["file"]))
         document = {
             "format": COMPACT_FORMAT,
             "schema_version": SCHEMA_VERSION,
@@ -125,7 +128,7 @@ def _write_all(run: Run, recordings: list[RankRecording], done: Compaction) -> N
             "tables": tables,
         }
         replace_whole(directory / COMPACT_MANIFEST, seal(document))
-        for path in directory.glob("*.parquet"):
+        for path in find_files(directory, "*.parquet"):
             if path.name not in {table["file"] for table in tables.values()}:
                 path.unlink()
     finally:
@@ -134,11 +137,11 @@ def _write_all(run: Run, recordings: list[RankRecording], done: Compaction) -> N
 
 def _free_name(directory: Path, table: str) -> str:
     names = (f"{table}.{number}.parquet" if number else f"{table}.parquet" for number in count())
-    return next(name for name in names if not (directory / name).exists())
+    return next(name for name in names if not exists(directory / name))
 
 
 def _write_table(
-    run: Run, table: Table, recordings: list[RankRecording], work: Path, done: Compaction
+    run: Run, table: Table, recordings: list[Recording], work: Path, done: Compaction
 ) -> dict[str, object]:
     """One Parquet file; what the manifest says about it."""
     import duckdb
@@ -181,7 +184,7 @@ def _write_table(
     return {"crc32": f"{crc32_of_file(target):08x}", "recordings": listed}
 
 
-def _read_with_problems(recording: RankRecording, table: Table) -> tuple[Columns, list[Problem]]:
+def _read_with_problems(recording: Recording, table: Table) -> tuple[Columns, list[Problem]]:
     """The rows as stored, and what is wrong with this table's file alone."""
     path = recording.directory / f"{table.name}{TABLE_SUFFIX}"
     rows = recording.read_raw(table.name)
@@ -211,16 +214,15 @@ def _quoted(text: object) -> str:
     return str(text).replace("'", "''")
 
 
-def _remove_raw(run_dir: Path, recordings: list[RankRecording], done: Compaction) -> None:
+def _remove_raw(run_dir: Path, recordings: list[Recording], done: Compaction) -> None:
     """Removes table files that are in the Parquet files, checked by reading those again."""
-    fresh = open_run(run_dir)
-    compacted = next((rank.compacted for attempt in fresh.attempts for rank in attempt), None)
+    compacted = open_compacted(run_dir, [])
     if compacted is None:
         raise RunError(f"{run_dir}: the compacted files do not open; nothing was removed")
     for table in TABLES.values():
         for recording in recordings:
             path = recording.directory / f"{table.name}{TABLE_SUFFIX}"
-            if not path.exists():
+            if not exists(path):
                 continue
             if any(p.path == path and p.kind in _KEEPS_RAW for p in recording.problems):
                 done.kept_raw.append(path)
@@ -232,7 +234,7 @@ def _remove_raw(run_dir: Path, recordings: list[RankRecording], done: Compaction
                 raise RunError(
                     f"{path}: the compacted rows differ; this file and the rest are kept"
                 )
-            done.removed_bytes += path.stat().st_size
+            done.removed_bytes += file_size(path)
             path.unlink()
 
 

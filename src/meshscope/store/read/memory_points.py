@@ -14,6 +14,7 @@ from meshscope.core.layout import Layout
 from meshscope.core.trace_names import parse_rank_folder
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import LayoutError, RunNotFound
+from meshscope.store.read.files import find_files, is_file, is_folder, open_text
 
 MEMORY_FOLDER = "memory"
 POINTS_NAME = "memory.jsonl"
@@ -71,7 +72,7 @@ class MemoryRecording:
 def read_memory(run_dir: Path) -> list[MemoryRecording]:
     """The newest profile of every rank, in order of rank."""
     newest: dict[int, Path] = {}
-    for path in sorted(_find_files(run_dir)):
+    for path in _find_files(run_dir):
         rank = next((r for r in map(parse_rank_folder, reversed(path.parts)) if r is not None), -1)
         if rank not in newest or _number(path) >= _number(newest[rank]):
             newest[rank] = path
@@ -83,10 +84,10 @@ def read_memory(run_dir: Path) -> list[MemoryRecording]:
 
 
 def _find_files(run_dir: Path) -> Iterable[Path]:
-    if run_dir.is_file():
+    if is_file(run_dir):
         return [run_dir]
     folder = run_dir / MEMORY_FOLDER
-    return (folder if folder.is_dir() else run_dir).glob(f"**/{POINTS_NAME}")
+    return find_files(folder if is_folder(folder) else run_dir, f"**/{POINTS_NAME}")
 
 
 def _number(path: Path) -> tuple[int, str]:
@@ -121,7 +122,7 @@ def _read_file(path: Path, rank: int) -> MemoryRecording:
 def _read_lines(path: Path, problems: list[str]) -> Iterator[str]:
     num_bytes = 0
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open_text(path) as file:
             while line := file.readline(MAX_LINE_CHARACTERS):
                 num_bytes += len(line)
                 if num_bytes > MAX_FILE_BYTES:

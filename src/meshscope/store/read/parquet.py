@@ -22,10 +22,10 @@ from meshscope.store.read.columns import (
     Problem,
     ProblemKind,
     empty_columns,
-    read_regular_file,
     schema_too_new_text,
     select_rows,
 )
+from meshscope.store.read.files import ByteFile, read_file
 from meshscope.store.read.table_window import TIME_SQL, TimeWindows
 from meshscope.store.schema import SCHEMA_VERSION, TABLES, Column, Table
 from meshscope.store.write.manifest import unseal
@@ -35,7 +35,7 @@ COMPACT_MANIFEST = "manifest.json"
 COMPACT_FORMAT = "meshscope-compact"
 _BLOCK_RANKS = 64
 
-Recording = tuple[int, int]
+RecordingKey = tuple[int, int]
 """Rank and ordinal of the attempt's folder."""
 
 
@@ -134,13 +134,13 @@ def _problem_from_json(fields: dict[str, Any], run_dir: Path) -> Problem:
 class _CompactedTable:
     path: Path
     crc32: str
-    num_rows: dict[Recording, int]
-    problems: dict[Recording, tuple[Problem, ...]]
+    num_rows: dict[RecordingKey, int]
+    problems: dict[RecordingKey, tuple[Problem, ...]]
     verdict: Problem | None = None
     """Why the file cannot be used; found when it is first read."""
     is_checked: bool = False
-    block: dict[Recording, Columns] = field(default_factory=dict)
-    window_block: dict[Recording, Columns] = field(default_factory=dict)
+    block: dict[RecordingKey, Columns] = field(default_factory=dict)
+    window_block: dict[RecordingKey, Columns] = field(default_factory=dict)
 
 
 class CompactedRun:
@@ -149,7 +149,7 @@ class CompactedRun:
     def __init__(self, tables: dict[str, _CompactedTable]) -> None:
         self._tables = tables
         self._connection: Any = None
-        self._windows: dict[Recording, TimeWindows] = {}
+        self._windows: dict[RecordingKey, TimeWindows] = {}
 
     def covers(self, table: str, rank: int, attempt: int) -> bool:
         """Whether the rows of this recording are here."""
@@ -181,7 +181,7 @@ class CompactedRun:
 
     def _read_window_block(
         self, name: str, found: _CompactedTable, rank: int, attempt: int
-    ) -> dict[Recording, Columns]:
+    ) -> dict[RecordingKey, Columns]:
         """The recordings from this one on whose windows are known, as many as a block takes."""
         order = sorted(r for r in found.num_rows if r[1] == attempt and r[0] >= rank)
         wanted = [r for r in order[:_BLOCK_RANKS] if r in self._windows]
@@ -207,8 +207,8 @@ class CompactedRun:
 
     @staticmethod
     def _split_by_rank(
-        table: Table, rows: Columns, wanted: list[Recording]
-    ) -> dict[Recording, Columns]:
+        table: Table, rows: Columns, wanted: list[RecordingKey]
+    ) -> dict[RecordingKey, Columns]:
         """Rows in the file's order, which is by attempt and rank, as those of each recording."""
         ranks = np.asarray(rows.pop("_rank"))
         starts = np.searchsorted(ranks, [r[0] for r in wanted], side="left")
@@ -241,7 +241,7 @@ class CompactedRun:
 
     def _read_block(
         self, name: str, found: _CompactedTable, rank: int, attempt: int
-    ) -> dict[Recording, Columns]:
+    ) -> dict[RecordingKey, Columns]:
         """The recordings from this one on, as many as a block takes."""
         order = sorted(found.num_rows, key=lambda recording: (recording[1], recording[0]))
         first = order.index((rank, attempt))
@@ -274,9 +274,9 @@ def _find_fault(table: _CompactedTable) -> Problem | None:
 def crc32_of_file(path: Path) -> int:
     """CRC-32 of a whole file."""
     checksum = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            checksum = zlib.crc32(chunk, checksum)
+    with ByteFile(path) as file:
+        for offset in range(0, file.size_bytes, 1 << 20):
+            checksum = zlib.crc32(file.read(offset, 1 << 20), checksum)
     return checksum
 
 
@@ -284,7 +284,7 @@ def open_compacted(run_dir: Path, problems: list[Problem]) -> CompactedRun | Non
     """What was compacted of a run; None when nothing was. A bad manifest goes to `problems`."""
     path = run_dir / COMPACT_DIR / COMPACT_MANIFEST
     try:
-        manifest, is_intact = unseal(read_regular_file(path))
+        manifest, is_intact = unseal(read_file(path))
         version = manifest.get("schema_version")
         if is_intact and isinstance(version, int) and version > SCHEMA_VERSION:
             raise SchemaTooNew(schema_too_new_text(path, version))

@@ -5,7 +5,7 @@
 
 Every row carries `rank` and `attempt`. Ids have their text beside them (`name`), and a value that
 the schema calls missing is NULL. The tables are copies: nothing in SQL can change the run through
-them. `spans` holds the packed phases of steps too, as `RankRecording.read` gives them.
+them. `spans` holds the packed phases of steps too, as `Recording.read` gives them.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,7 +18,8 @@ from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
 from meshscope.errors import UsageError
 from meshscope.store.read.columns import Columns
 from meshscope.store.read.parquet import select_stored, sql_type, to_duckdb
-from meshscope.store.read.run import Attempt, RankRecording, Run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt, Run
 from meshscope.store.schema import ACTION_KINDS, MISSING, TABLES, Table
 
 BATCH_ROWS = 1 << 19
@@ -137,7 +138,7 @@ def _join(parts: list[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _recordings(attempts: Iterable[Attempt]) -> Iterator[tuple[Attempt, RankRecording]]:
+def _recordings(attempts: Iterable[Attempt]) -> Iterator[tuple[Attempt, Recording]]:
     return chain.from_iterable(((attempt, rank) for rank in attempt) for attempt in attempts)
 
 

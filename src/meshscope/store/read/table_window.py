@@ -10,8 +10,6 @@ Wrong where a record stands further from its neighbours in time than the widenin
 (`MARGIN_RECORDS`), as when a clock was turned back: such rows are missed.
 """
 
-import os
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy.typing as npt
 
 from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.columns import Columns, check_records, decode_words
+from meshscope.store.read.files import ByteFile
 from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, Table
 from meshscope.store.write.table_file import CLOSE_OFFSET, HEADER_BYTES, VOID_WORD, unpack_slot
 
@@ -90,24 +89,19 @@ TIME_SQL = {
 """The same in a compacted run."""
 
 
-class RecordFile:
+class RecordFile(ByteFile):
     """The records of one table file, read in parts."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError when it cannot be opened or is not a file."""
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            status = os.fstat(self._fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(0, "it is not a regular file", str(path))
-            self.num_records = self._count(status.st_size)
-        except BaseException:
-            self.close()
-            raise
+    __slots__ = ("num_records",)
 
-    def _count(self, size: int) -> int:
-        num_whole = max(size - HEADER_BYTES, 0) // RECORD_BYTES
-        page = os.pread(self._fd, HEADER_BYTES, 0)
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when it cannot be opened or is no regular file."""
+        super().__init__(path)
+        self.num_records = self._count()
+
+    def _count(self) -> int:
+        num_whole = max(self.size_bytes - HEADER_BYTES, 0) // RECORD_BYTES
+        page = self.read(0, HEADER_BYTES)
         if len(page) < HEADER_BYTES:
             return 0
         try:
@@ -116,17 +110,7 @@ class RecordFile:
             closed = None
         return min(num_whole, closed[0]) if closed and closed[0] >= 0 else num_whole
 
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self._fd)
-
-    def __enter__(self) -> "RecordFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def read(self, first: int, last: int) -> Int64s:
+    def read_records(self, first: int, last: int) -> Int64s:
         """Records `first` to `last`, the last one not included; fewer if the file became shorter.
 
         They are not checked.
@@ -135,7 +119,7 @@ class RecordFile:
         if last <= first:
             return np.empty((0, NUM_WORDS), dtype=np.int64)
         size = (last - first) * RECORD_BYTES
-        data = os.pread(self._fd, size, HEADER_BYTES + first * RECORD_BYTES)
+        data = self.read(HEADER_BYTES + first * RECORD_BYTES, size)
         count = len(data) // RECORD_BYTES
         words = np.frombuffer(data, dtype="<i8", count=count * NUM_WORDS)
         return words.reshape(-1, NUM_WORDS)
@@ -168,7 +152,7 @@ def _first_good(file: RecordFile, start: int, direction: int) -> int | None:
             (at, at + MARGIN_RECORDS) if direction > 0 else (at - MARGIN_RECORDS + 1, at + 1)
         )
         low = max(low, 0)
-        words = file.read(low, high)
+        words = file.read_records(low, high)
         good = np.flatnonzero(_is_good(words, low))
         if len(good):
             return int(words[good[0] if direction > 0 else good[-1], 1])
@@ -184,7 +168,7 @@ def _read(
 ) -> Columns:
     with RecordFile(path) as file:
         if file.num_records * RECORD_BYTES <= WHOLE_BYTES:
-            parts = [_pick(file.read(0, file.num_records), 0, key_of, bounds)]
+            parts = [_pick(file.read_records(0, file.num_records), 0, key_of, bounds)]
         else:
             parts = _search(file, key_of, bounds)
     words = np.concatenate(parts) if parts else np.empty((0, NUM_WORDS), dtype=np.int64)
@@ -199,7 +183,7 @@ def _search(
         low = max(_bisect(file, key_of, begin) - MARGIN_RECORDS, done)
         high = _bisect(file, key_of, end + 1) + MARGIN_RECORDS
         low, high = _widen(file, key_of, (low, high), (begin, end), done)
-        parts.append(_pick(file.read(low, high), low, key_of, bounds))
+        parts.append(_pick(file.read_records(low, high), low, key_of, bounds))
         done = max(high, done)
     return parts
 
@@ -217,7 +201,7 @@ def _bisect(file: RecordFile, key_of: Callable[[Int64s], Int64s], wanted: int) -
 
 
 def _key_at(file: RecordFile, key_of: Callable[[Int64s], Int64s], at: int) -> int:
-    words = file.read(at, at + _PROBE_RECORDS)
+    words = file.read_records(at, at + _PROBE_RECORDS)
     good = np.flatnonzero(_is_good(words, at))
     return int(key_of(words[good[:1]])[0]) if len(good) else _NEVER
 
@@ -242,7 +226,9 @@ def _any_inside(
     file: RecordFile, key_of: Callable[[Int64s], Int64s], first: int, bounds: tuple[int, int]
 ) -> bool:
     first = max(first, 0)
-    return bool(len(_pick(file.read(first, first + MARGIN_RECORDS // 2), first, key_of, [bounds])))
+    return bool(
+        len(_pick(file.read_records(first, first + MARGIN_RECORDS // 2), first, key_of, [bounds]))
+    )
 
 
 def _pick(

@@ -8,12 +8,12 @@ Standard library only, so that the launcher can use it on a bare cluster image.
 A rank that stops growing may be killed, waiting or closed: this module does not tell which.
 """
 
-import os
 import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshscope.store.read.files import ByteFile, exists, list_names
 from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, STEPS
 from meshscope.store.write.table_file import CLOSE_OFFSET, HEADER_BYTES, record_check, unpack_slot
 from meshscope.store.write.writer import TABLE_SUFFIX, attempt_dir_name
@@ -41,13 +41,10 @@ def read_last_records(path: Path, count: int) -> list[Record]:
 
     Raises OSError when the file cannot be read. A file without records gives an empty list.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        num_written = _count_written(fd)
+    with ByteFile(path) as file:
+        num_written = _count_written(file)
         first = max(0, num_written - count - MAX_BAD_RECORDS)
-        data = os.pread(fd, (num_written - first) * RECORD_BYTES, _offset_of(first))
-    finally:
-        os.close(fd)
+        data = file.read(_offset_of(first), (num_written - first) * RECORD_BYTES)
     found = (_check(data, index, first + index) for index in range(len(data) // RECORD_BYTES))
     return [words for words in found if words is not None][-count:]
 
@@ -56,12 +53,12 @@ def _offset_of(slot: int) -> int:
     return HEADER_BYTES + slot * RECORD_BYTES
 
 
-def _count_written(fd: int) -> int:
+def _count_written(file: ByteFile) -> int:
     """Slots from the front that were written to, valid or not."""
-    header = os.pread(fd, HEADER_BYTES, 0)
+    header = file.read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         return 0
-    num_slots = max(0, os.fstat(fd).st_size - HEADER_BYTES) // RECORD_BYTES
+    num_slots = max(0, file.size_bytes - HEADER_BYTES) // RECORD_BYTES
     try:
         closed = unpack_slot(header, CLOSE_OFFSET)
     except ValueError:  # damaged: the records still say where they end
@@ -71,7 +68,7 @@ def _count_written(fd: int) -> int:
     low, high = 0, num_slots
     while low < high:
         middle = (low + high) // 2
-        if os.pread(fd, RECORD_BYTES, _offset_of(middle)).ljust(RECORD_BYTES, b"\0") == _EMPTY:
+        if file.read(_offset_of(middle), RECORD_BYTES).ljust(RECORD_BYTES, b"\0") == _EMPTY:
             high = middle
         else:
             low = middle + 1
@@ -126,7 +123,7 @@ def list_attempts(rank_dir: Path) -> list[int]:
 
 def _numbers_in(directory: Path, pattern: re.Pattern[str]) -> list[int]:
     try:
-        names = os.listdir(directory)
+        names = list_names(directory)
     except OSError:
         return []
     return [int(match[1]) for name in names if (match := pattern.match(name))]
@@ -181,7 +178,7 @@ class RunTail:
 
     def _has_begun(self, rank: int) -> bool:
         earlier = self._earlier.get(rank, 0)
-        return not earlier or (self._rank_dir(rank) / attempt_dir_name(earlier)).exists()
+        return not earlier or exists(self._rank_dir(rank) / attempt_dir_name(earlier))
 
     def _latest_attempt(self, rank: int) -> Path:
         attempts = list_attempts(self._rank_dir(rank))

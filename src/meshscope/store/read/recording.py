@@ -1,0 +1,459 @@
+"""One rank's tables, wherever they are.
+
+`Recording` is what analyses read. `FolderRecording` reads a rank's own files, or the Parquet files
+they were compacted to; `meshscope.store.read.memory` has those that were never written.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self, TypeGuard
+
+import numpy as np
+
+from meshscope.errors import SchemaTooNew
+from meshscope.store.read.columns import (
+    Columns,
+    Problem,
+    ProblemKind,
+    concatenate_columns,
+    decode_words,
+    empty_columns,
+    read_table_file,
+    schema_too_new_text,
+    select_rows,
+)
+from meshscope.store.read.files import exists, file_size, read_file
+from meshscope.store.read.parquet import CompactedRun
+from meshscope.store.read.table_window import (
+    TIME_OF,
+    TimeWindows,
+    find_step_extent,
+    read_step_windows,
+    read_time_windows,
+)
+from meshscope.store.read.usual_phases import expand_phases, is_recorded, open_phase_rows
+from meshscope.store.schema import BUILTIN_NAMES, NUM_WORDS, RECORD_BYTES, SCHEMA_VERSION, TABLES
+from meshscope.store.write.attempts import stated_attempt
+from meshscope.store.write.groups import Group, groups_from_journal
+from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlight, read_in_flight
+from meshscope.store.write.journal import JOURNAL_NAME, JournalDamage, read_journal
+from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenPhase, read_open_step
+from meshscope.store.write.table_file import HEADER_BYTES
+from meshscope.store.write.writer import TABLE_SUFFIX
+
+MAX_JOURNAL_BYTES = 64 << 20
+"""Of a journal that is longer, this much is read."""
+
+JsonFields = Mapping[str, object]
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording(ABC):
+    """What one rank recorded in one attempt. Tables are read when asked for."""
+
+    rank: int
+    attempt: int
+    """Ordinal of the directory; attempts across ranks are matched by `launch_key`."""
+    directory: Path
+    """The rank's own folder; for a recording in memory, the file it was made of."""
+    header: JsonFields
+    names: dict[int, str]
+    health: tuple[JsonFields, ...] = ()
+    updates: tuple[JsonFields, ...] = ()
+    """Journal lines that change what the header says (a layout learned later, new settings)."""
+    closing: JsonFields | None
+    """The closing line; None while the rank is running, or when it was killed."""
+    groups: dict[int, Group] = field(default_factory=dict)
+    """Process groups by the rank's own numbers."""
+    problems: list[Problem] = field(default_factory=list)
+    windows: TimeWindows | None = field(default=None, repr=False, compare=False)
+    """Read only what lies in these windows of the rank's clock, of tables that have times."""
+    kept: dict[str, Columns] | None = field(default=None, repr=False, compare=False)
+    """Whole tables that were read; None: they are not kept. See `run.keep_tables`."""
+
+    @property
+    def launch_key(self) -> tuple[str, int]:
+        """Launch and restart this attempt belongs to; unnamed launches go by their ordinal.
+
+        An attempt that the job stated itself comes before both.
+        """
+        launch = self.header.get("launch_id")
+        stated = stated_attempt(self.header)
+        if stated is not None:
+            return (launch if isinstance(launch, str) else "", stated)
+        number = as_int(self.header.get("restart_count"))
+        return (launch, number) if isinstance(launch, str) else ("", self.attempt)
+
+    @property
+    def start_unix_ns(self) -> int:
+        """Wall clock at the start of the recording, for ordering attempts."""
+        return as_int(self.header.get("start_unix_ns"))
+
+    def name_of(self, name_id: int) -> str:
+        """The text behind a name id; an id without one says so."""
+        return self.names.get(name_id, f"(unnamed {name_id})")
+
+    @abstractmethod
+    def has_table(self, name: str) -> bool:
+        """Whether the rank wrote any record of this table."""
+
+    @abstractmethod
+    def read_raw(self, name: str) -> Columns:
+        """A table's columns as stored."""
+
+    @abstractmethod
+    def count_rows(self, name: str) -> int:
+        """About how many rows a table has: of a table that is being written, a few more."""
+
+    def read(self, name: str) -> Columns:
+        """A table's columns; no rows when the rank wrote none. Adds to `problems`.
+
+        `spans` holds all phases: those with a record of their own, those packed into the step's
+        record, and those of the step that was open when the process died. `collectives` holds
+        those that were under way, too. Of `faults` the last row of each fault is given.
+        """
+        if self.kept is None or self.windows is not None:
+            return self._assemble(name)
+        if name not in self.kept:
+            self.kept[name] = self._assemble(name)
+            for array in self.kept[name].values():
+                array.flags.writeable = False
+        return self.kept[name]
+
+    def _assemble(self, name: str) -> Columns:
+        if name == "collectives":
+            return self._read_collectives()
+        if name == "faults":
+            return keep_last_per_fault(self.read_raw(name))
+        if name != "spans":
+            return self.read_raw(name)
+        # Stamps before tables: what a running process finishes in between is then in a table,
+        # and is left out here. The other way round it would be in neither.
+        is_open = self.closing is None and self.windows is None
+        stamped = self.open_phases() if is_open else []
+        parts = [expand_phases(self.read_raw("phases")), self.read_raw("spans")]
+        unwritten = [p for p in stamped if not any(is_recorded(p, part) for part in parts)]
+        parts.append(open_phase_rows(unwritten))
+        return concatenate_columns(TABLES["spans"], [part for part in parts if len(part["depth"])])
+
+    def _read_collectives(self) -> Columns:
+        # Slots before the table, for the same reason as the stamps.
+        is_open = self.closing is None and self.windows is None
+        found = self.in_flight() if is_open else None
+        table = self.read_raw("collectives")
+        if found is None or not found.records:
+            return table
+        words = np.frombuffer(b"".join(found.records), dtype="<i8").reshape(-1, NUM_WORDS)
+        open_rows = decode_words(TABLES["collectives"], words)
+        is_new = ~np.isin(open_rows["enqueue_host_mono_ns"], table["enqueue_host_mono_ns"])
+        return concatenate_columns(
+            TABLES["collectives"], [table, select_rows(open_rows, np.flatnonzero(is_new))]
+        )
+
+    def open_phases(self) -> list[OpenPhase]:
+        """Phases stamped since the last step's end, the one going on included.
+
+        Some may have a record in a table already: see `is_recorded`.
+        """
+        return []
+
+    def in_flight(self) -> InFlight | None:
+        """Operations under way and what was entered last; None when the rank recorded none."""
+        return None
+
+    @property
+    def notes_operations(self) -> bool:
+        """Whether the rank recorded communication, finished or under way."""
+        return self.has_table("collectives")
+
+    def find_step_extent(self) -> tuple[int, int] | None:
+        """The first and the last step number; None when no step was finished."""
+        steps = self.read_raw("steps")["step"]
+        return (int(steps[0]), int(steps[-1])) if len(steps) else None
+
+    def read_steps(self, numbers: Sequence[tuple[int, int]]) -> Columns:
+        """The rows of `steps` in some ranges of step numbers, both ends included."""
+        columns = self.read_raw("steps")
+        step = columns["step"].astype(np.int64, copy=False)
+        is_inside = np.zeros(len(step), dtype=np.bool_)
+        for low, high in numbers:
+            is_inside |= (step >= low) & (step <= high)
+        return select_rows(columns, is_inside)
+
+    def narrow(self, windows: TimeWindows) -> Self:
+        """The same recording, of which only rows inside the windows are read."""
+        return replace(self, windows=windows)
+
+
+@dataclass(slots=True, kw_only=True)
+class FolderRecording(Recording):
+    """A rank's own files, or the Parquet files they were compacted to."""
+
+    tables: frozenset[str] = frozenset()
+    """Tables the rank made, as its journal says."""
+    compacted: CompactedRun | None = field(default=None, repr=False, compare=False)
+
+    def has_table(self, name: str) -> bool:
+        """Whether the rank wrote any record of this table."""
+        return exists(self._table_path(name)) or self._is_compacted(name)
+
+    def open_phases(self) -> list[OpenPhase]:
+        """As the file of stamps says; see `Recording`."""
+        path = self.directory / OPEN_STEP_NAME
+        try:
+            data = read_file(path, MAX_JOURNAL_BYTES)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._note(describe_unreadable(path, error, self.rank))
+            return []
+        ends = self.read_raw("steps")["end_host_mono_ns"]
+        try:
+            phases, num_damaged = read_open_step(data, int(ends.max()) if len(ends) else 0)
+        except ValueError as error:
+            self._note_problem(ProblemKind.UNREADABLE, path, str(error))
+            return []
+        if num_damaged:
+            text = f"{num_damaged} stamp(s) of the unfinished step are damaged and are left out"
+            self._note_problem(ProblemKind.DAMAGED, path, text)
+        return phases
+
+    def in_flight(self) -> InFlight | None:
+        """As the file of slots says; see `Recording`."""
+        path = self.directory / IN_FLIGHT_NAME
+        try:
+            found = read_in_flight(read_file(path, MAX_JOURNAL_BYTES))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._note(describe_unreadable(path, error, self.rank))
+            return None
+        except ValueError as error:
+            self._note_problem(ProblemKind.UNREADABLE, path, str(error))
+            return None
+        if found.num_damaged:
+            text = f"{found.num_damaged} row(s) or operation(s) under way are damaged and left out"
+            self._note_problem(ProblemKind.DAMAGED, path, text)
+        return found
+
+    @property
+    def notes_operations(self) -> bool:
+        """Whether the rank recorded communication, finished or under way."""
+        return self.has_table("collectives") or exists(self.directory / IN_FLIGHT_NAME)
+
+    def count_rows(self, name: str) -> int:
+        """By the file's length, or as the compacted run says."""
+        try:
+            size = file_size(self._table_path(name))
+        except OSError:
+            if self.compacted is None or not self._is_compacted(name):
+                return 0
+            return self.compacted.count_rows(name, self.rank, self.attempt)
+        return max(size - HEADER_BYTES, 0) // RECORD_BYTES
+
+    def find_step_extent(self) -> tuple[int, int] | None:
+        """The first and the last step number; None when no step was finished."""
+        try:
+            return find_step_extent(self._table_path("steps"))
+        except OSError:
+            return Recording.find_step_extent(self)
+
+    def read_steps(self, numbers: Sequence[tuple[int, int]]) -> Columns:
+        """The rows of `steps` in some ranges of step numbers, both ends included."""
+        table = TABLES["steps"]
+        try:
+            return keep_last_per_step(read_step_windows(self._table_path("steps"), table, numbers))
+        except OSError:
+            return Recording.read_steps(self, numbers)
+
+    def narrow(self, windows: TimeWindows) -> Self:
+        """The same recording, of which only rows inside the windows are read."""
+        if self.compacted is not None:
+            self.compacted.note_windows(self.rank, self.attempt, windows)
+        return replace(self, windows=windows)
+
+    def _read_windows(self, name: str, windows: TimeWindows) -> Columns:
+        """A table's rows inside the windows. What is damaged is named when all is read."""
+        try:
+            return read_time_windows(self._table_path(name), TABLES[name], windows)
+        except OSError:
+            if self.compacted is None or not self._is_compacted(name):
+                return empty_columns(TABLES[name])
+        return self.compacted.read_windows(name, self.rank, self.attempt, windows)
+
+    def read_raw(self, name: str) -> Columns:
+        """A table's columns as stored."""
+        if self.windows is not None and name in TIME_OF:
+            return self._read_windows(name, self.windows)
+        table = TABLES[name]
+        path = self._table_path(name)
+        try:
+            read = read_table_file(path, table, self.rank)
+        except FileNotFoundError:
+            return self._read_compacted(name)
+        except OSError as error:
+            self._note(describe_unreadable(path, error, self.rank))
+            return empty_columns(table)
+        for problem in read.problems:
+            self._note(problem)
+        if read.is_closed and self.closing is None and self.header:
+            # Tables are completed before the closing line is written.
+            text = "the closing line is missing: the process was killed at its end"
+            self._note_problem(ProblemKind.TORN_TAIL, self.directory / JOURNAL_NAME, text)
+        return keep_last_per_step(read.columns) if name == "steps" else read.columns
+
+    def _table_path(self, name: str) -> Path:
+        return self.directory / f"{name}{TABLE_SUFFIX}"
+
+    def _is_compacted(self, name: str) -> bool:
+        compacted = self.compacted
+        return compacted is not None and compacted.covers(name, self.rank, self.attempt)
+
+    def _read_compacted(self, name: str) -> Columns:
+        if self.compacted is None or not self._is_compacted(name):
+            if name in self.tables:
+                text = "the file is missing; the journal says that it was made"
+                self._note_problem(ProblemKind.UNREADABLE, self._table_path(name), text)
+            return empty_columns(TABLES[name])
+        columns, problems = self.compacted.read(name, self.rank, self.attempt)
+        for problem in problems:
+            self._note(problem)
+        return columns
+
+    def _note_problem(self, kind: ProblemKind, path: Path, text: str) -> None:
+        self._note(Problem(kind=kind, rank=self.rank, path=path, text=text))
+
+    def _note(self, problem: Problem) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def open_recording(
+    rank: int, attempt: int, directory: Path, compacted: CompactedRun | None
+) -> FolderRecording:
+    """A rank's journal; its tables are read when asked for."""
+    path = directory / JOURNAL_NAME
+    problems: list[Problem] = []
+    try:
+        data = read_file(path, MAX_JOURNAL_BYTES)
+        lines, damage = read_journal(data)
+        if damage and not _is_closing(lines):  # it may just be written: look again
+            data = read_file(path, MAX_JOURNAL_BYTES)
+            lines, damage = read_journal(data)
+    except FileNotFoundError:
+        data, lines, damage = b"", [], []
+    except OSError as error:
+        data, lines, damage = b"", [], []
+        problems.append(describe_unreadable(path, error, rank))
+    has_header = bool(lines) and lines[0]["kind"] == "header"
+    if not has_header and not problems:
+        problems.append(_no_header_problem(rank, path, is_empty=not data))
+    problems += [_describe_damage(rank, path, spot) for spot in damage]
+    header = lines[0] if has_header else {}
+    version = header.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise SchemaTooNew(schema_too_new_text(path, version))
+    recorded_rank = header.get("rank", rank)
+    if recorded_rank != rank:
+        text = f"the journal is of rank {str(recorded_rank)[:20]}, the folder of rank {rank}"
+        problems.append(Problem(kind=ProblemKind.MISPLACED, rank=rank, path=path, text=text))
+    return FolderRecording(
+        rank=rank,
+        attempt=attempt,
+        directory=directory,
+        header=header,
+        names=_read_names(lines),
+        health=tuple(line for line in lines if line["kind"] == "health"),
+        updates=tuple(line for line in lines if line["kind"] == "update"),
+        closing=next((line for line in reversed(lines) if line["kind"] == "close"), None),
+        tables=frozenset(
+            name
+            for line in lines
+            if line["kind"] == "table" and isinstance(name := line.get("name"), str)
+        ),
+        groups=groups_from_journal(lines),
+        problems=problems,
+        compacted=compacted,
+    )
+
+
+def _is_closing(lines: list[dict[str, object]]) -> bool:
+    return bool(lines) and lines[-1]["kind"] == "close"
+
+
+def _no_header_problem(rank: int, path: Path, *, is_empty: bool) -> Problem:
+    if is_empty:
+        text = "nothing was written: the process ended, or is, at the very start of its recording"
+        return Problem(kind=ProblemKind.TORN_TAIL, rank=rank, path=path, offset=0, text=text)
+    text = "the journal has no readable header: times and names of this rank are unknown"
+    return Problem(kind=ProblemKind.UNREADABLE, rank=rank, path=path, text=text)
+
+
+def _describe_damage(rank: int, path: Path, spot: JournalDamage) -> Problem:
+    kind = ProblemKind.TORN_TAIL if spot.is_tail else ProblemKind.DAMAGED
+    text = f"the journal line at byte {spot.offset} does not match its checksum and is left out"
+    if spot.is_cut:
+        kind = ProblemKind.CUT
+        text = f"the journal ends at byte {spot.offset}, and was longer"
+    return Problem(kind=kind, rank=rank, path=path, offset=spot.offset, text=text)
+
+
+def _read_names(lines: list[dict[str, object]]) -> dict[int, str]:
+    names = {name_id: text for text, name_id in BUILTIN_NAMES.items()}
+    for line in lines:
+        text = line.get("text")
+        if line["kind"] == "name" and isinstance(text, str):
+            names[as_int(line.get("id"))] = text
+    return names
+
+
+def describe_unreadable(path: Path, error: OSError, rank: int | None = None) -> Problem:
+    """What a file that cannot be read costs."""
+    text = f"cannot be read: {error.strerror}"
+    return Problem(kind=ProblemKind.UNREADABLE, rank=rank, path=path, text=text)
+
+
+def last_sign_of_life_ns(recording: Recording) -> int:
+    """Wall clock of the closing line, else of the last record."""
+    offset_ns = recording.start_unix_ns - as_int(recording.header.get("start_host_mono_ns"))
+    if recording.closing is not None and "end_host_mono_ns" in recording.closing:
+        return as_int(recording.closing["end_host_mono_ns"]) + offset_ns
+    for table, column in (
+        ("steps", "end_host_mono_ns"),
+        ("spans", "start_host_mono_ns"),
+        ("scalars", "time_host_mono_ns"),
+    ):
+        times = recording.read(table)[column]
+        if len(times):
+            return int(times.max()) + offset_ns
+    return recording.start_unix_ns
+
+
+def keep_last_per_step(columns: Columns) -> Columns:
+    """Keeps the last row of each step, in step order (see the meaning of table `steps`)."""
+    steps = columns["step"]
+    if len(steps) < 2 or bool((np.diff(steps.astype(np.int64)) > 0).all()):
+        return columns
+    _, first_from_end = np.unique(steps[::-1], return_index=True)
+    return select_rows(columns, len(steps) - 1 - first_from_end)
+
+
+def keep_last_per_fault(columns: Columns) -> Columns:
+    """Keeps the last row of each kind and begin, in order of begin (see table `faults`)."""
+    begins, kinds = columns["begin_host_mono_ns"], columns["kind_id"]
+    rows = {
+        (int(at), int(kind)): row for row, (at, kind) in enumerate(zip(begins, kinds, strict=True))
+    }
+    return select_rows(columns, np.array([rows[key] for key in sorted(rows)], dtype=np.int64))
+
+
+def is_int64(value: object) -> TypeGuard[int]:
+    """Whether a field of a header is a number that a column could hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+
+
+def as_int(value: object) -> int:
+    """A field of a header as a number; 0 where it is none."""
+    return value if is_int64(value) else 0
