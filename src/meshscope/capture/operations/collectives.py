@@ -23,7 +23,6 @@ from typing import Any
 
 from meshscope.capture.guard import Guard
 from meshscope.capture.operations.device_operations import DeviceOperations
-from meshscope.capture.operations.group_hooks import GroupHooks
 from meshscope.capture.operations.group_methods import METHODS, GroupMethods, covers
 from meshscope.capture.operations.operation_log import (
     HAND_OVER_EVERY,
@@ -113,7 +112,6 @@ class CollectiveTap:
         self._trigger_code: Any = None
         """Stands between a helper in C++ and torch's Python function that calls it."""
         self._lock = threading.Lock()
-        self._hooks: GroupHooks | None = None
         self._has_wait_kernel = False
         self._has_wait_function = False
         self._num_functional = 0
@@ -137,10 +135,9 @@ class CollectiveTap:
             self._install_wait_function()
             full_after = getattr(torch._C, "_dispatch_keyset_full_after", None)
             if full_after is None:
-                self._install_hooks()
-            else:
-                self._after = full_after(torch._C.DispatchKey.BackendSelect)
-                self._install_short_way()
+                raise CaptureError("this torch has no _dispatch_keyset_full_after")
+            self._after = full_after(torch._C.DispatchKey.BackendSelect)
+            self._install_short_way()
             self._test()
         except BaseException:
             self.remove()
@@ -214,24 +211,6 @@ class CollectiveTap:
         library, self._sentinels = self._sentinels, None
         if library is not None:
             self._guard.run("tap removal", library._destroy)
-
-    def _install_hooks(self) -> None:
-        """Without the dispatcher: hooks on each group, as they are made."""
-        hooks = GroupHooks(self._torch, self._book, self, self._clock, self._guard.caught)
-        hooks.install()
-        self._hooks = hooks
-
-        def make(original: Any) -> Callable[..., Any]:
-            def new_group(*args: Any, **kwargs: Any) -> Any:
-                result = original(*args, **kwargs)
-                group = result[0] if isinstance(result, tuple) else result
-                if isinstance(group, self._dist.ProcessGroup):
-                    self._guard.run("group hooks", lambda: hooks.attach(group))
-                return result
-
-            return new_group
-
-        self._replace(self._dist.distributed_c10d, "_new_process_group_helper", make)
 
     def _install_kernels(self) -> None:
         library = self._torch.library.Library(NAMESPACE, "IMPL")
@@ -322,8 +301,6 @@ class CollectiveTap:
         backend = getattr(fake, "_create_internal", fake)(0, 1)
         group._register_backend(cpu, kind, backend)
         group._set_default_backend(kind)
-        if self._hooks is not None:
-            self._hooks.attach(group)
         before = self.num_seen
         self._log.is_on, was_on = True, self._log.is_on
         self._is_testing = True
@@ -342,8 +319,6 @@ class CollectiveTap:
         global _installed
         if _installed is self:
             _installed = None
-        if self._hooks is not None:
-            self._guard.run("tap removal", self._hooks.remove)
         for library in self._libraries:
             self._guard.run("tap removal", library._destroy)
         self._libraries.clear()

@@ -9,12 +9,11 @@ the dispatcher's kernels in the place of these methods, for the rest of the reco
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from meshscope.capture.operations.group_hooks import Follower
 from meshscope.capture.operations.operation_log import Blocking, Operation, OperationLog
 from meshscope.capture.operations.operation_shapes import OperationShape, add_up, dtype_codes_of
-from meshscope.capture.operations.process_groups import GroupBook
+from meshscope.capture.operations.process_groups import GroupBook, GroupEntry
 from meshscope.core.operations import Kind
 from meshscope.store.schema import MISSING, OperationFlag
 
@@ -143,6 +142,33 @@ def covers(shapes: list[OperationShape]) -> bool:
     """Whether every operation of the running torch has a method that is known here."""
     known = {name for method in METHODS.values() for name in method.op_names}
     return {shape.op_name for shape in shapes} <= known
+
+
+class Follower(Protocol):
+    """What is done with an operation once it is known; see `collectives`."""
+
+    sees_all: bool
+    """Whether it needs no telling any more."""
+
+    def enter_operation(
+        self, group: GroupEntry, kind: Kind, name: str, peer: int, tag: int, size_bytes: int,
+        dtype: int, tensor: Any, now_ns: int, *, is_async: bool,
+    ) -> Operation | None:  # fmt: skip
+        """It is called."""
+
+    def follow(
+        self, operation: Operation, get_work: Callable[[], Any] | None, output: Any, frame: Any
+    ) -> None:
+        """torch has taken it."""
+
+    def is_ready(self) -> bool:
+        """Whether it can be recorded."""
+
+    def hold_blocking(self, blocking: Blocking, work: Any) -> None:
+        """torch has taken a blocking one, and its caller waits for it at once."""
+
+    def fail_operation(self, operation: Operation | None, error: BaseException) -> None:
+        """The call itself raised."""
 
 
 class GroupMethods:
