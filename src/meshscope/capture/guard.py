@@ -62,7 +62,7 @@ class Guard:
         return guarded
 
     def run(
-        self, site: str, function: Callable[[Unpack[Arguments]], R], *args: Unpack[Arguments]
+        self, site: str, function: Callable[[Unpack[Arguments]], R], *args: *Arguments
     ) -> R | None:
         """Calls `function` under the guard; None when it raised. Makes no closure: steps pass."""
         try:

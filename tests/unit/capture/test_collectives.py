@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshscope.capture.clock_calibration import measure_offset
+from meshscope.capture.communication.clock_calibration import measure_offset
 from meshscope.capture.operations import collectives, operation_shapes
 from meshscope.capture.operations.group_methods import covers
 from meshscope.capture.operations.operation_shapes import find_shapes, kind_of

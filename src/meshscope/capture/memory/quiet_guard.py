@@ -34,7 +34,7 @@ class QuietGuard(Guard):
         return super().protect(site, quiet)
 
     def run(
-        self, site: str, function: Callable[[Unpack[Arguments]], R], *args: Unpack[Arguments]
+        self, site: str, function: Callable[[Unpack[Arguments]], R], *args: *Arguments
     ) -> R | None:
         """As every guard's."""
         return self.protect(site, function)(*args)

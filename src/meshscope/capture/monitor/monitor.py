@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from meshscope.capture.guard import Guard
 from meshscope.capture.monitor.monitor_analysis import make_analysis, make_stats
 from meshscope.capture.monitor.monitor_records import (
     ReadTable,
@@ -55,9 +56,12 @@ class Surroundings:
 class Monitor:
     """Answers from snapshots. See the module's docstring."""
 
-    def __init__(self, look: Callable[[], Surroundings], clock: Callable[[], int]) -> None:
+    def __init__(
+        self, look: Callable[[], Surroundings], clock: Callable[[], int], guard: Guard | None = None
+    ) -> None:
         self._look = look
         self._clock = clock
+        self._guard = guard or Guard()
         self._since_ns = 0
         self.thresholds = MonitorThresholds()
 
@@ -66,28 +70,26 @@ class Monitor:
         self._since_ns = self._clock()
 
     def stats(self) -> MonitorStats:
-        """Counts, sums and rates."""
-        return make_stats(self.snapshot())
+        """Counts, sums and rates; of no step at all when looking failed."""
+        found = self._guard.run("monitor", lambda: make_stats(self.snapshot()))
+        return make_stats(_EMPTY) if found is None else found
 
     def analysis(self) -> MonitorAnalysis:
-        """Ratios and bottlenecks."""
-        return make_analysis(self.snapshot(), self.thresholds)
+        """Ratios and bottlenecks; of no step at all when looking failed."""
+        found = self._guard.run("monitor", lambda: make_analysis(self.snapshot(), self.thresholds))
+        return make_analysis(_EMPTY, self.thresholds) if found is None else found
 
     def report(self) -> str:
         """Both as text, of one snapshot."""
+        found = self._guard.run("monitor", self._report)
+        return "monitor: an error of the recorder's own, see the log" if found is None else found
+
+    def _report(self) -> str:
         snapshot = self.snapshot()
         layout = f", {snapshot.layout.describe()}" if snapshot.layout else ""
         place = f"rank {snapshot.rank} of {snapshot.world_size}{layout}"
         stats = make_stats(snapshot)
         return render_monitor(stats, make_analysis(snapshot, self.thresholds), place)
-
-    def empty_stats(self) -> MonitorStats:
-        """Of no step at all: what there is to say when looking failed."""
-        return make_stats(_EMPTY)
-
-    def empty_analysis(self) -> MonitorAnalysis:
-        """Likewise."""
-        return make_analysis(_EMPTY, self.thresholds)
 
     def snapshot(self) -> Snapshot:
         """Reads the newest records, once."""
