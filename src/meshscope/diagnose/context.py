@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from meshscope.core.thresholds import Thresholds
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.failure import Failure, attempt_to
-from meshscope.diagnose.thresholds import Thresholds
 from meshscope.store.read.run import Attempt
 
 if TYPE_CHECKING:

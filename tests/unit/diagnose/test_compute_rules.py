@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from builders import MS, SECOND
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
@@ -15,7 +16,6 @@ from meshscope.diagnose.rules.compute import (
     LowUtilisation,
     OptimizerHeavy,
 )
-from meshscope.diagnose.severity import Severity
 from meshscope.store.read.run import Attempt
 from timeline_builders import TimedJob, make_dp_run
 

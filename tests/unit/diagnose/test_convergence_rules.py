@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from builders import MS
+from meshscope.core.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.convergence import (
     GradientNorm,
@@ -14,7 +15,6 @@ from meshscope.diagnose.rules.convergence import (
     LossSpikes,
     SkippedSteps,
 )
-from meshscope.diagnose.severity import Severity
 from meshscope.store.read.run import open_run
 from signal_builders import make_signal_run
 

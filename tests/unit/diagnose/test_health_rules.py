@@ -8,10 +8,10 @@ from diagnosed import context_of, find, make_finding
 
 from builders import MS, Faults, make_run, make_writer, put_step
 from meshscope.core.layout import Layout
+from meshscope.core.severity import Severity
 from meshscope.diagnose.failure import Failure
 from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.registry import RULES
-from meshscope.diagnose.severity import Severity
 from meshscope.hang.processes import this_machine
 from meshscope.store.read.columns import Problem, ProblemKind
 

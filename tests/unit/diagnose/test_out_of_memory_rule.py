@@ -8,9 +8,9 @@ from torch import nn
 
 from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.core.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.out_of_memory import OutOfMemory
-from meshscope.diagnose.severity import Severity
 from meshscope.store.read.run import open_run
 
 GIB = 1 << 30
