@@ -1,7 +1,7 @@
 """What the monitor may ask the recorder for besides its tables."""
 
 from meshscope.capture.model.model_facts import ModelFacts
-from meshscope.capture.monitor.monitor import Surroundings
+from meshscope.capture.monitor.monitor_records import Surroundings
 from meshscope.capture.operations.process_groups import GroupEntry
 from meshscope.capture.session import Session
 from meshscope.capture.watching import Watching
