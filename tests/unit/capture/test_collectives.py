@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from meshscope.capture.communication.clock_calibration import measure_offset
-from meshscope.capture.operations import collectives, operation_shapes
-from meshscope.capture.operations.group_methods import covers
-from meshscope.capture.operations.operation_shapes import find_shapes, kind_of
+from meshscope.capture.operations import collectives, following, operation_shapes
+from meshscope.capture.operations.operation_shapes import covers, find_shapes, kind_of
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.operations import Kind, Outcome
 from meshscope.store.read.run import open_run
@@ -119,7 +118,7 @@ def test_a_wait_is_a_row_of_its_own(recorder):
 
 
 def test_a_call_that_returns_late_is_a_wait_too(recorder, monkeypatch):
-    monkeypatch.setattr(collectives, "SLOW_CALL_NS", -1)  # every call is late
+    monkeypatch.setattr(following, "SLOW_CALL_NS", -1)  # every call is late
     dist.all_reduce(torch.ones(4), async_op=True).wait()
     dist.all_reduce(torch.ones(4))
     dist.all_reduce(torch.ones(4), async_op=True).wait()
