@@ -9,7 +9,6 @@ from typing import Any
 from meshscope.capture.memory.automatic_profile import AutomaticProfile
 from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
-from meshscope.capture.memory.points import POINTS_NAME
 from meshscope.capture.profiling.settings import (
     ProfilingSettings,
     change_settings,
@@ -19,6 +18,7 @@ from meshscope.capture.profiling.trace_windows import Place, TraceWindows, Windo
 from meshscope.capture.profiling.window_request import WindowRequest
 from meshscope.capture.session import Session
 from meshscope.capture.watching import Watching, as_list
+from meshscope.core.memory_point import POINTS_NAME
 from meshscope.core.trace_names import rank_folder_name
 from meshscope.store.schema import MISSING
 
