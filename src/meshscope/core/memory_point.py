@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known, need, or_unavailable
 
 POINTS_NAME = "memory.jsonl"
 COUNTERS = (
@@ -61,20 +61,17 @@ class MemoryPoint:
         return sum(self.categories_bytes.values())
 
     @property
-    def residual_bytes(self) -> int | Unavailable:
+    @or_unavailable
+    def residual_bytes(self) -> int:
         """Allocated and not attributed; negative where storages are not the allocator's."""
-        allocated = self.allocated_bytes
-        return (
-            allocated if isinstance(allocated, Unavailable) else allocated - self.attributed_bytes
-        )
+        return need(self.allocated_bytes) - self.attributed_bytes
 
     def to_json(self) -> dict[str, Any]:
         """A line of the file."""
         counters = {
-            name: -1 if isinstance(value := getattr(self, name), Unavailable) else value
+            name: -1 if (value := known(getattr(self, name))) is None else value
             for name in COUNTERS
         }
-        residual = self.residual_bytes
         return {
             "kind": "point",
             "point": self.name,
@@ -87,6 +84,6 @@ class MemoryPoint:
             "elsewhere_bytes": dict(self.elsewhere_bytes),
             "attributed_bytes": self.attributed_bytes,
             "allocated_bytes": counters.pop("allocated_bytes"),
-            "residual_bytes": None if isinstance(residual, Unavailable) else residual,
+            "residual_bytes": known(self.residual_bytes),
             **counters,
         }
