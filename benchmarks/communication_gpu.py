@@ -118,7 +118,7 @@ def compare_nccl(folder: Path) -> dict[str, object]:
                 recorder = None
                 if with_recorder:
                     recorder = meshscope.start(folder / label)
-                    assert recorder._collectives is not None, recorder.guard.first_messages
+                    assert recorder.watching.collectives is not None, recorder.guard.first_messages
                 with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
                     for _ in range(REPEATS):
                         operations(tensor, out, is_async=is_async)

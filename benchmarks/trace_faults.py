@@ -103,7 +103,7 @@ def judge(folder: Path) -> dict[str, object]:
     from meshscope.analyze.study import Study
     from meshscope.diagnose.context import Context
     from meshscope.diagnose.runner import diagnose
-    from meshscope.diagnose.severity import Severity
+    from meshscope.core.severity import Severity
     from meshscope.ingest.kineto.kineto import read_trace
     from meshscope.ingest.traces.trace_recording import record_trace
     from meshscope.ingest.traces.trace_run import write_run

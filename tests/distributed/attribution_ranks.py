@@ -180,7 +180,7 @@ def measure(case, device="cpu"):
         "errors": guard.first_messages,
         "allocator": profile._allocator.why_missing,
         "points": [describe(point) for point in profile.points],
-        "peak_bytes": profile._allocator.read().peak_allocated_bytes,
+        "peak_bytes": profile._allocator.read().get("peak_allocated_bytes", -1),
         "freed_bytes": before.allocated_bytes - after.allocated_bytes,
         "activations_bytes": sums(before).get("activations", 0) - sums(after).get("activations", 0),
     }
@@ -197,7 +197,7 @@ def describe(point):
 
 
 def sums(point):
-    return {name: sum(paths.values()) for name, paths in point.categories.items()}
+    return point.categories_bytes
 
 
 def run_cases(folder, cases_of, device="cpu"):

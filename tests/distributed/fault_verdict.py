@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.analyze.study import Study
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.runner import diagnose
-from meshscope.diagnose.severity import Severity
 from meshscope.store.read.run import open_run
 
 NUM_WARMUP_STEPS = 3

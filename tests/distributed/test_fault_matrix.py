@@ -37,9 +37,9 @@ from tests.distributed.fault_verdict import (
     measure_effect,
 )
 
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.finding import Estimate, Finding
-from meshscope.diagnose.severity import Severity
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(600)]
 

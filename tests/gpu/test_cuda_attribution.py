@@ -50,7 +50,7 @@ def check_residuals(profile):
         assert point.attributed_bytes + point.residual_bytes == point.allocated_bytes
         residual = point.residual_bytes
         print(point.name, point.during, point.allocated_bytes, residual, f"{residual / peak:.4%}")
-        print("   ", sums(point), point.categories.get("libraries"))
+        print("   ", sums(point), point.modules_bytes.get("libraries"))
         assert abs(residual) <= MAX_RESIDUAL_RATIO * peak, (point.name, sums(point))
     print("peak: found", peak, "of", torch.cuda.max_memory_allocated())
     return peak

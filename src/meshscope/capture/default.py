@@ -68,6 +68,6 @@ def _write_exception(recorder: Recorder) -> None:
 
     def write() -> None:
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
-        recorder._journal(EXIT_LINE, exception=text[:MAX_EXCEPTION_CHARACTERS])
+        recorder.session.journal(EXIT_LINE, exception=text[:MAX_EXCEPTION_CHARACTERS])
 
     recorder.guard.run("exit", write)  # even an error's text may raise

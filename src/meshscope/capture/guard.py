@@ -7,11 +7,12 @@ in the journal and at the head of the report.
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Guard:
@@ -60,9 +61,15 @@ class Guard:
 
         return guarded
 
-    def run(self, site: str, function: Callable[[], R]) -> R | None:
-        """Calls `function` under the guard."""
-        return self.protect(site, function)()
+    def run(
+        self, site: str, function: Callable[[Unpack[Arguments]], R], *args: *Arguments
+    ) -> R | None:
+        """Calls `function` under the guard; None when it raised. Makes no closure: steps pass."""
+        try:
+            return function(*args)
+        except Exception as error:  # noqa: BLE001 - this is the guard
+            self.caught(site, error)
+        return None
 
 
 def safe_text(error: BaseException) -> str:

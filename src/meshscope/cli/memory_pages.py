@@ -7,8 +7,9 @@ it, and `meshscope memory RUN --html FOLDER` makes the same pages.
 from collections.abc import Callable
 from pathlib import Path
 
+from meshscope.core.memory_point import POINTS_NAME
 from meshscope.errors import MeshscopeError
-from meshscope.store.read.memory_points import MEMORY_FOLDER, POINTS_NAME, read_memory
+from meshscope.store.read.memory_points import MEMORY_FOLDER, read_memory
 
 
 def write_memory_pages(run_dir: Path, say: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ it is. MI250X rates are of one of its two dies, which torch shows as a device of
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 
 TERA = 1e12
 GIGA = 1e9
@@ -210,22 +210,21 @@ def find_device(name: str) -> Device | Unavailable:
     )
 
 
-def find_peak(name: str, dtype: str) -> float | Unavailable:
+@or_unavailable
+def find_peak(name: str, dtype: str) -> float:
     """Dense peak in FLOP/s of a device for a dtype."""
-    device = find_device(name)
-    if isinstance(device, Unavailable):
-        return device
+    device = need(find_device(name))
     rate = device.flops_per_s.get(normalise_dtype(dtype))
     if rate is None:
         known = ", ".join(device.flops_per_s)
-        return Unavailable(f"no peak of {device.name} for {dtype}; there is one for {known}")
+        raise Missing(f"no peak of {device.name} for {dtype}; there is one for {known}")
     return rate
 
 
-def find_bandwidth(name: str) -> float | Unavailable:
+@or_unavailable
+def find_bandwidth(name: str) -> float:
     """Bytes per second of a device's own memory."""
-    device = find_device(name)
-    return device if isinstance(device, Unavailable) else device.bandwidth_bytes_per_s
+    return need(find_device(name)).bandwidth_bytes_per_s
 
 
 _SHORT_DTYPES = {

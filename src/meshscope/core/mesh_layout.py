@@ -17,7 +17,7 @@ from itertools import groupby, product
 from typing import Protocol
 
 from meshscope.core.layout import Axis, Layout
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.errors import LayoutError
 
 
@@ -120,7 +120,8 @@ def layout_from_mesh(mesh: NamedMesh) -> Layout:
     return layout
 
 
-def layout_from_process_groups(distributed_info: Mapping[str, object]) -> Layout | Unavailable:
+@or_unavailable
+def layout_from_process_groups(distributed_info: Mapping[str, object]) -> Layout:
     """The layout that a Kineto trace's `distributedInfo` shows, or why it shows none.
 
     Expert groups that re-cut ranks which the other axes already count are left out: see
@@ -128,18 +129,16 @@ def layout_from_process_groups(distributed_info: Mapping[str, object]) -> Layout
     """
     rank, world_size = distributed_info.get("rank"), distributed_info.get("world_size")
     if not isinstance(rank, int) or not isinstance(world_size, int):
-        return Unavailable(f"the trace gives rank {rank!r} of world size {world_size!r}")
+        raise Missing(f"the trace gives rank {rank!r} of world size {world_size!r}")
     if world_size == 1:
         return Layout()
     groups = distributed_info.get("pg_config")
     if not isinstance(groups, list) or not groups:
-        return Unavailable(
+        raise Missing(
             f"the trace lists no process groups (pg_config) for its {world_size} ranks; "
             f"give the layout by hand, such as dp={world_size}"
         )
     named = _read_named_groups(groups, rank, world_size)
-    if isinstance(named, Unavailable):
-        return named
     return _layout_from_groups(named, rank, world_size)
 
 
@@ -236,15 +235,13 @@ class _Group:
         return self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
 
 
-def _read_named_groups(
-    configs: Sequence[object], rank: int, world_size: int
-) -> list[_Group] | Unavailable:
+def _read_named_groups(configs: Sequence[object], rank: int, world_size: int) -> list[_Group]:
     """This rank's groups whose description names an axis."""
     groups: dict[_Group, None] = {}
     descriptions: dict[str, None] = {}
     for config in configs:
         if not isinstance(config, Mapping):
-            return Unavailable(f"a process group of the trace is {config!r}, not a table of fields")
+            raise Missing(f"a process group of the trace is {config!r}, not a table of fields")
         description = str(config.get("pg_desc", "undefined"))
         descriptions[description] = None
         axis = _axis_of_description(description)
@@ -252,14 +249,14 @@ def _read_named_groups(
             continue
         ranks = _read_ranks(config.get("ranks"), config.get("pg_size"), world_size)
         if ranks is None:
-            return Unavailable(
+            raise Missing(
                 f"process group {description} has ranks {config.get('ranks')!r} and size "
                 f"{config.get('pg_size')!r}, which cannot be read as a list of ranks"
             )
         if rank in ranks:
             groups[_Group(axis=axis, description=description, ranks=ranks)] = None
     if not groups:
-        return Unavailable(
+        raise Missing(
             f"no process group of the trace names an axis (descriptions: "
             f"{', '.join(descriptions)}); give the layout by hand, such as dp={world_size}"
         )
@@ -306,23 +303,21 @@ def _find_numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall("[0-9]+", text)]
 
 
-def _layout_from_groups(groups: list[_Group], rank: int, world_size: int) -> Layout | Unavailable:
+def _layout_from_groups(groups: list[_Group], rank: int, world_size: int) -> Layout:
     for description in {group.description: None for group in groups}:
         rivals = [g.ranks for g in groups if g.description == description and len(g.ranks) > 1]
         if len(rivals) > 1:
-            return Unavailable(
+            raise Missing(
                 f"process groups called {description} have different ranks "
                 f"({', '.join(_shorten(list(ranks)) for ranks in rivals)}), so the trace holds "
                 f"more than one mesh; give the layout by hand"
             )
     widest = _without_folded_experts(_drop_parts(groups), world_size)
     dims = [_Dim(axis=g.axis, degree=len(g.ranks), stride=g.stride) for g in widest]
-    layout = _layout_from_dims(dims, world_size=world_size)
-    if isinstance(layout, Unavailable):
-        return layout
+    layout = need(_layout_from_dims(dims, world_size=world_size))
     for group in widest:
         if not set(group.ranks) <= set(layout.group_ranks(group.axis, rank)):
-            return Unavailable(
+            raise Missing(
                 f"process group {group.description} holds ranks {_shorten(list(group.ranks))}, "
                 f"which no order of axes gives rank {rank} of {world_size}; "
                 f"give the layout by hand"

@@ -1,5 +1,6 @@
 """The list of all rules: code to class. A code is never reused, not even when its rule is gone."""
 
+from meshscope.core.thresholds import Threshold
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules import (
     communication,
@@ -19,7 +20,6 @@ from meshscope.diagnose.rules import (
     step_time,
     stragglers,
 )
-from meshscope.diagnose.thresholds import Threshold
 
 RULES: dict[str, type[Rule]] = {
     "HE001": health.RuleFailed,

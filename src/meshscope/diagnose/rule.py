@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Threshold
 from meshscope.diagnose.finding import Finding
-from meshscope.diagnose.severity import Severity
-from meshscope.diagnose.thresholds import Threshold
 
 if TYPE_CHECKING:
     from meshscope.diagnose.context import Context

@@ -13,10 +13,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from meshscope.analyze.memory.memory_attribution import MemoryOverview, find_peak, in_use
+from meshscope.core.memory_point import MemoryPoint
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.sunburst_page import SCRIPT, STYLE
-from meshscope.store.read.memory_points import MemoryPoint, MemoryRecording
+from meshscope.store.read.memory_points import MemoryRecording
 
 CHARTS = ("parameters", "gradients", "optimizer_state", "activations", "summary")
 _JOINED = {"optimizer_state": ("optimizer_state", "master_parameters")}

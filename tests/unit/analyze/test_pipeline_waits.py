@@ -10,11 +10,11 @@ from meshscope.analyze.pipeline.pipeline_waits import measure_pipeline_waits
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Estimate
 from meshscope.diagnose.registry import RULES
-from meshscope.diagnose.severity import Severity
 from meshscope.store.read.run import open_run
 
 WORK_NS = 10 * MS

@@ -9,10 +9,10 @@ import pytest
 from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.runner import diagnose
-from meshscope.diagnose.severity import Severity
 from meshscope.errors import TraceError
 from meshscope.ingest.kineto.kineto import read_trace
 from meshscope.ingest.traces.trace_phases import NAMES, find_phases

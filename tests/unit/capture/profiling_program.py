@@ -90,7 +90,7 @@ def ask(run_dir: Path) -> None:
     def write(recorder: Recorder, step: int) -> None:
         if step == 2:
             (run_dir / "trigger").write_text('{"steps": 2, "first_step": 6}')
-            windows = recorder._windows
+            windows = recorder.profiles.windows
             assert windows is not None
             assert windows._file is not None
             windows._file._next_look_ns = 0  # as if a second had passed

@@ -307,9 +307,9 @@ def test_what_a_custom_function_saves_is_an_activation():
     model(torch.randn(4, WIDTH)).sum().backward()
     profile.end_step()
     forward = next(one for one in profile.points if one.name == "after_forward")
-    assert sum(forward.categories["activations"].values()) == 4 * 4 * WIDTH
+    assert sum(forward.modules_bytes["activations"].values()) == 4 * 4 * WIDTH
     backward = next(one for one in profile.points if one.name == "after_backward")
-    assert not backward.categories.get("activations")
+    assert not backward.modules_bytes.get("activations")
 
 
 def test_two_threads_may_train_at_once():

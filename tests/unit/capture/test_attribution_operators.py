@@ -33,7 +33,7 @@ def profile_of(model, *optimizers, **settings):
 
 
 def sizes(point, category):
-    return dict(point.categories.get(category, {}))
+    return dict(point.modules_bytes.get(category, {}))
 
 
 def named(profile, name):

@@ -49,7 +49,7 @@ def profile_of(model, optimizer=None, **settings):
 
 def sums(point):
     """Without what other tests still hold."""
-    found = {name: sum(paths.values()) for name, paths in point.categories.items()}
+    found = {name: sum(paths.values()) for name, paths in point.modules_bytes.items()}
     found.pop("other", None)
     return found
 
@@ -75,7 +75,7 @@ def test_parameters_gradients_and_state_of_adam():
     assert "gradients" not in sums(named(profile, "after_forward")[0])
     assert sums(named(profile, "after_backward")[0])["gradients"] == WEIGHT_BYTES
     last = named(profile, "after_step")[0]
-    assert last.categories["optimizer_state"] == {
+    assert last.modules_bytes["optimizer_state"] == {
         "0.weight.step": 4,
         "0.weight.exp_avg": WEIGHT_BYTES,
         "0.weight.exp_avg_sq": WEIGHT_BYTES,
@@ -108,7 +108,7 @@ def test_activations_are_what_is_saved_and_once():
         "activations": ROW_BYTES,
         "temporaries": 4,  # the loss
     }
-    assert profile.points[-1].categories["activations"] == {"1": ROW_BYTES}
+    assert profile.points[-1].modules_bytes["activations"] == {"1": ROW_BYTES}
     del loss
     assert "activations" not in sums(profile.point("dropped"))
     close_cleanly(profile)
@@ -216,7 +216,10 @@ def test_outputs_that_are_tuples_or_dicts_do_no_harm():
 def test_small_layers_keep_their_bytes():
     model = nn.Linear(500, 490)  # 0.98 MB: floored to MiB it would be nothing
     profile = profile_of(model)
-    assert profile.points[0].categories["parameters"] == {"weight": 4 * 500 * 490, "bias": 4 * 490}
+    assert profile.points[0].modules_bytes["parameters"] == {
+        "weight": 4 * 500 * 490,
+        "bias": 4 * 490,
+    }
     close_cleanly(profile)
 
 

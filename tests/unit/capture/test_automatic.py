@@ -718,7 +718,7 @@ def test_many_optimizers_do_not_mean_many_searches(recorder):
     optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
     watched = time.monotonic() - begin
     assert len(optimizers) == 400
-    assert model in recorder._automatic.models
+    assert model in recorder.watching.models
     assert watched < 30  # 400 searches would take minutes; this is not a measurement
 
 

@@ -110,7 +110,7 @@ def test_a_collection_inside_the_journal_does_not_deadlock(tmp_path, quiet_colle
     rec = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False), clock=SteppingClock())
     with rec.step():
         pass
-    with rec._writer.journal._lock, rec._writer._lock:
+    with rec.session.writer.journal._lock, rec.session.writer._lock:
         gc.collect()
     with rec.step():
         pass

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from recorded import read_recorded
 
-from meshscope.capture import recorder
+from meshscope.capture import sampling
 from meshscope.capture.memory import device_memory as memory
 from meshscope.capture.memory.device_memory import (
     MemorySample,
@@ -56,7 +56,7 @@ def test_every_step_is_sampled_as_far_as_it_is_cheap(tmp_path, monkeypatch, cost
         clock.now_ns += cost_ns
         return MemorySample((7, -1, -1, -1, -1), None)
 
-    monkeypatch.setattr(recorder, "sample_memory", sample)
+    monkeypatch.setattr(sampling, "sample_memory", sample)
     rec = Recorder(
         tmp_path / "run", config=RecorderConfig(provenance=False, gc_pauses=False), clock=clock
     )
@@ -118,7 +118,7 @@ def test_a_graph_that_is_captured_is_left_alone():
 
 def test_counts_are_read_back_and_missing_ones_stay_missing(tmp_path, monkeypatch):
     clock = FakeClock()
-    monkeypatch.setattr(recorder, "sample_memory", lambda torch: memory.sample_memory(FakeTorch()))
+    monkeypatch.setattr(sampling, "sample_memory", lambda torch: memory.sample_memory(FakeTorch()))
     rec = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False), clock=clock)
     for _ in range(2):
         with rec.step():

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from builders import MS, SECOND, START_MONO_NS, make_writer, put_span, put_step
-from meshscope.capture.monitor.monitor import Monitor, Surroundings
-from meshscope.capture.monitor.monitor_records import MAX_RECORDS, HoldUp, count_once
-from meshscope.capture.monitor.monitor_results import MonitorThresholds, Severity
+from meshscope.capture.monitor.monitor import Monitor
+from meshscope.capture.monitor.monitor_records import MAX_RECORDS, HoldUp, Surroundings, count_once
+from meshscope.capture.monitor.monitor_results import MonitorThresholds
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.core.advice import KEEP_TP_INSIDE
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind, Outcome
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.tail import read_last_records
 from meshscope.store.schema import ACTION_KINDS, OperationFlag
@@ -231,7 +233,7 @@ def test_tp_traffic_that_takes_half_the_step_halves_the_efficiency(make):
         Severity.CRITICAL,
         50 * MS,
     )
-    assert "sequence parallelism" in run.monitor.report()
+    assert f"try: {KEEP_TP_INSIDE}" in run.monitor.report(), "the words of rule CO002"
 
 
 def test_a_hidden_reduction_costs_no_efficiency(make):
@@ -334,8 +336,11 @@ def test_memory_is_judged_by_the_device_and_not_by_a_constant(make):
     assert analysis.bottlenecks == ()
     add_memory(run, peak=88)
     (found,) = run.monitor.analysis().bottlenecks
-    assert (found.category, found.severity) == ("memory", Severity.CRITICAL)
+    assert (found.category, found.severity) == ("memory", Severity.MEDIUM), "as rule ME002 has it"
     assert run.monitor.stats().peak_allocated_bytes == 88
+    add_memory(run, peak=92)
+    (found,) = run.monitor.analysis().bottlenecks
+    assert (found.category, found.severity) == ("memory", Severity.HIGH)
 
 
 def test_without_a_device_memory_is_that_of_the_host(make):

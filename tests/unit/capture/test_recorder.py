@@ -366,7 +366,7 @@ def test_an_unwritable_folder_costs_the_recording_and_nothing_else(tmp_path, cap
 def test_files_closed_behind_our_back(rec, clock):
     with rec.step():
         clock.advance(1)
-    os.close(rec._writer.journal._fd)
+    os.close(rec.session.writer.journal._fd)
     for index in range(5):
         with rec.step(), rec.phase(f"new name {index}"):
             clock.advance(1)

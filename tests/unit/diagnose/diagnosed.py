@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from meshscope.analyze.study import Study
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Thresholds
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity
-from meshscope.diagnose.thresholds import Thresholds
 from meshscope.simulate.what_if import Edit
 from meshscope.store.read.run import open_run
 

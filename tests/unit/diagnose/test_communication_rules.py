@@ -7,6 +7,7 @@ import pytest
 from builders import MS
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
@@ -16,7 +17,6 @@ from meshscope.diagnose.rules.communication import (
     ExposedTensorParallel,
     SmallOperations,
 )
-from meshscope.diagnose.severity import Severity
 from meshscope.store.read.run import Attempt
 from timeline_builders import TimedJob, make_dp_run
 

@@ -5,6 +5,7 @@ import pytest
 
 from builders import MS
 from meshscope.analyze.study import Study
+from meshscope.core.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.convergence import (
     GradientNorm,
@@ -15,7 +16,6 @@ from meshscope.diagnose.rules.convergence import (
     LossSpikes,
     SkippedSteps,
 )
-from meshscope.diagnose.severity import Severity
 from meshscope.store.read.run import open_run
 from signal_builders import make_signal_run
 

@@ -8,11 +8,11 @@ import pytest
 from builders import MS
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.rules.input_stalls import InputBound, SlowLoader
-from meshscope.diagnose.severity import Severity
 from timeline_builders import TimedJob, make_dp_run
 
 

@@ -7,11 +7,11 @@ import pytest
 from builders import MS
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.rules.links import SlowLinkRule
-from meshscope.diagnose.severity import Severity
 from meshscope.store.read.run import Attempt
 from meshscope.store.schema import OperationFlag
 from timeline_builders import TimedJob

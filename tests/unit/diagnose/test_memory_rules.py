@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 
 from meshscope.analyze.study import Study
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Thresholds
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.memory import (
     AllocatorRetries,
@@ -10,8 +12,6 @@ from meshscope.diagnose.rules.memory import (
     MemorySkew,
     NearCapacity,
 )
-from meshscope.diagnose.severity import Severity
-from meshscope.diagnose.thresholds import Thresholds
 from meshscope.store.read.run import open_run
 from signal_builders import GB, MB, DeviceMemory, make_signal_run
 

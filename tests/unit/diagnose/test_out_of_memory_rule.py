@@ -9,9 +9,9 @@ from torch import nn
 from meshscope.analyze.study import Study
 from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.core.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.out_of_memory import OutOfMemory
-from meshscope.diagnose.severity import Severity
 from meshscope.store.read.run import open_run
 
 GIB = 1 << 30
@@ -52,10 +52,10 @@ def test_a_full_device_is_told(tmp_path, num_more, severity):
     watch = OutOfMemoryWatch(
         FullTorch,
         recorder.guard,
-        find_folder=recorder._memory_folder,
+        find_folder=recorder.profiles.find_memory_folder,
         find_training=lambda: ([], []),
         find_profile=lambda: None,
-        note=recorder._note_full_device,
+        note=recorder.profiles.note_full_device,
     )
     recorder.begin_step()
     watch.observe(0, 2 * GIB, 5 * GIB, 1 * GIB)
@@ -85,7 +85,9 @@ def test_a_healthy_run_is_not_flagged(tmp_path):
 def test_a_line_about_memory_that_could_not_be_read_is_none(tmp_path):
     recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
     train(recorder, nn.Linear(4, 4), 3)
-    recorder._note_gap("memory", "memory of the device is not read: cuda:0 is full of surprises")
+    recorder.session.note_gap(
+        "memory", "memory of the device is not read: cuda:0 is full of surprises"
+    )
     recorder.guard.caught("memory", MemoryError("out of memory"))
     recorder.close()
     assert find(tmp_path / "run") == []
@@ -94,7 +96,7 @@ def test_a_line_about_memory_that_could_not_be_read_is_none(tmp_path):
 def test_a_line_of_wrong_kinds_does_no_harm(tmp_path):
     recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
     train(recorder, nn.Linear(4, 4), 1)
-    recorder._journal("health", cause="memory", text=7, path=["x"], step="1")
+    recorder.session.journal("health", cause="memory", text=7, path=["x"], step="1")
     recorder.close()
     (finding,) = find(tmp_path / "run")
     assert finding.first_step is None

@@ -5,10 +5,10 @@ import pytest
 from diagnosed import context_of, find
 
 from meshscope.core.schedule_builders import build_schedule
+from meshscope.core.severity import Severity
 from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose
-from meshscope.diagnose.severity import Severity
 from pipeline_builders import Recipe, make_pipeline_run, stage_cost
 
 CODES = ("PP001", "PP002", "PP003", "PP004")

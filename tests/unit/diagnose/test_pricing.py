@@ -4,10 +4,10 @@ from diagnosed import context_of, scale_work
 
 from builders import make_run
 from meshscope.core.layout import Layout
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.finding import Estimate
 from meshscope.diagnose.pricing import Scale, join_edits, recoverable_hours, severity_of
-from meshscope.diagnose.severity import Severity
 from meshscope.simulate.what_if import Edit
 
 NONE = Unavailable("no price")

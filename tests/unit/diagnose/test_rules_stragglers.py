@@ -4,11 +4,11 @@ from diagnosed import context_of, find
 from builders import MS, make_run
 from late_runs import LateRun, noisy
 from meshscope.core.layout import Layout
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose import relief
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose
-from meshscope.diagnose.severity import Severity
 
 OWN = {
     code: RULES[code] for code in ("ST001", "ST002", "ST003", "ST004", "IM001", "PA001", "PA002")

@@ -7,6 +7,7 @@ from rich.cells import cell_len
 from builders import Faults, make_run
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.finding import (
     Confidence,
@@ -17,7 +18,6 @@ from meshscope.diagnose.finding import (
 )
 from meshscope.diagnose.pricing import Scale
 from meshscope.diagnose.runner import Diagnosis
-from meshscope.diagnose.severity import Severity
 from meshscope.report.document import Report, build_report, encode_report
 from meshscope.report.findings_document import build_diagnosis
 from meshscope.report.findings_text import describe_worst

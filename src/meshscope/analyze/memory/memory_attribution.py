@@ -10,8 +10,9 @@ is given beside it (unless a still higher one from before hides it).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshscope.core.unavailable import Unavailable
-from meshscope.store.read.memory_points import MemoryPoint, MemoryRecording
+from meshscope.core.memory_point import COUNTERS, MemoryPoint
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
+from meshscope.store.read.memory_points import MemoryRecording
 
 NAMED_AFTER_PARAMETERS = {
     "parameters": 1,
@@ -162,33 +163,28 @@ def find_peak(points: Iterable[MemoryPoint]) -> MemoryPoint | Unavailable:
 
 
 def _summarize_point(point: MemoryPoint, most_bytes: int) -> PointSummary:
-    residual: int | Unavailable
-    ratio: float | Unavailable
-    if isinstance(point.allocated_bytes, Unavailable):
-        residual = ratio = point.allocated_bytes
-    else:
-        residual = point.allocated_bytes - point.attributed_bytes
-        ratio = residual / most_bytes if most_bytes else Unavailable("nothing was in use")
+    residual, ratio = point.residual_bytes, _measure_residual(point, most_bytes)
     return PointSummary(
         name=point.name,
         step=point.step,
         microbatch=point.microbatch,
         seconds=point.seconds,
         during=point.during,
-        categories_bytes={k: sum(paths.values()) for k, paths in point.modules_bytes.items()},
+        categories_bytes=point.categories_bytes,
         elsewhere_bytes=point.elsewhere_bytes,
         attributed_bytes=point.attributed_bytes,
-        allocated_bytes=point.allocated_bytes,
         residual_bytes=residual,
         residual_ratio=ratio,
-        reserved_bytes=point.reserved_bytes,
-        peak_allocated_bytes=point.peak_allocated_bytes,
-        sampled_peak_bytes=point.sampled_peak_bytes,
-        inactive_split_bytes=point.inactive_split_bytes,
-        num_retries=point.num_retries,
-        num_ooms=point.num_ooms,
-        rss_bytes=point.rss_bytes,
+        **{name: getattr(point, name) for name in COUNTERS},
     )
+
+
+@or_unavailable
+def _measure_residual(point: MemoryPoint, most_bytes: int) -> float:
+    residual = need(point.residual_bytes)
+    if not most_bytes:
+        raise Missing("nothing was in use")
+    return residual / most_bytes
 
 
 def module_of(category: str, path: str) -> str:

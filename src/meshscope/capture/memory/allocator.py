@@ -8,21 +8,12 @@ allocators are not read: their bytes are unavailable.
 """
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshscope.store.schema import MISSING
 
-
-class Reading(NamedTuple):
-    """Bytes; -1 where there is no such number."""
-
-    allocated_bytes: int
-    reserved_bytes: int
-    peak_allocated_bytes: int
-    """Since the program last reset it; the largest sampled value is said elsewhere."""
-    inactive_split_bytes: int
-    num_retries: int
-    num_ooms: int
+Counters = dict[str, int]
+"""By the names of `MemoryPoint`, those that the allocator has."""
 
 
 class CudaAllocator:
@@ -60,19 +51,23 @@ class CudaAllocator:
         current = [stats[kind]["all"]["current"] for kind in ("allocated_bytes", "requested_bytes")]
         return max(int(current[0]) - int(current[1]), 0)
 
-    def read(self) -> Reading:
+    def read(self) -> Counters:
         """All of it."""
         stats = self._read_stats(self._index)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         split = stats.get("inactive_split_bytes", {}).get("all", {})
-        return Reading(
-            int(allocated["current"]),
-            int(reserved["current"]),
-            int(allocated["peak"]),
-            int(split.get("current", MISSING)),
-            int(stats.get("num_alloc_retries", MISSING)),
-            int(stats.get("num_ooms", MISSING)),
+        return _drop_missing(
+            allocated_bytes=int(allocated["current"]),
+            reserved_bytes=int(reserved["current"]),
+            peak_allocated_bytes=int(allocated["peak"]),
+            inactive_split_bytes=int(split.get("current", MISSING)),
+            num_retries=int(stats.get("num_alloc_retries", MISSING)),
+            num_ooms=int(stats.get("num_ooms", MISSING)),
         )
+
+
+def _drop_missing(**counters: int) -> Counters:
+    return {name: value for name, value in counters.items() if value >= 0}
 
 
 def _counts_requests(stats: Any) -> bool:
@@ -138,9 +133,9 @@ class HostAllocator:
         """Not counted."""
         return 0
 
-    def read(self) -> Reading:
+    def read(self) -> Counters:
         """All of it."""
-        return Reading(self.allocated_bytes(), *[MISSING] * 5)
+        return _drop_missing(allocated_bytes=self.allocated_bytes())
 
     def _in_use(self) -> int:
         if self._read is None:

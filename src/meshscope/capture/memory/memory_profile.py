@@ -28,12 +28,15 @@ from meshscope.capture.memory.module_calls import (
     keep_eager,
 )
 from meshscope.capture.memory.operators import Operators
-from meshscope.capture.memory.points import Point, PointFiles
+from meshscope.capture.memory.points import PointFiles
 from meshscope.capture.memory.quiet_guard import QuietGuard
 from meshscope.capture.memory.saved_tensors import SavedTensors
 from meshscope.capture.memory.storages import Ledger, WeakStorages, in_backward, tensors_in
 from meshscope.capture.steps.heap import find_instances
 from meshscope.capture.steps.module_hook import ModuleHook
+from meshscope.core.memory_point import MemoryPoint
+from meshscope.core.unavailable import known
+from meshscope.store.schema import MISSING
 
 PEAK_GROWTH_RATIO = 0.005
 """How much more must be in use for the peak to be attributed again: each costs a walk over all
@@ -113,8 +116,8 @@ class MemoryProfile:
         self._num_points = 0
         self._search_ns = 0
         self._sampled_peak_bytes = -1
-        self._peak: Point | None = None
-        self.points: list[Point] = []
+        self._peak: MemoryPoint | None = None
+        self.points: list[MemoryPoint] = []
         """All that were taken."""
         self._files = self._make_files(folder, header or {})
 
@@ -231,45 +234,39 @@ class MemoryProfile:
 
     # --- points -------------------------------------------------------------------------------
 
-    def point(self, name: str, *, shows_layouts: bool = False) -> Point | None:
+    def point(self, name: str, *, shows_layouts: bool = False) -> MemoryPoint | None:
         """Takes a point now; None if that was not possible."""
         return self._guard.run("memory point", lambda: self._put(name, shows_layouts))
 
-    def _put(self, name: str, shows_layouts: bool) -> Point | None:  # noqa: FBT001 - a lambda's
+    def _put(self, name: str, shows_layouts: bool) -> MemoryPoint | None:  # noqa: FBT001 - a lambda's
         if not self._is_open or self._num_points >= MAX_POINTS_PER_STEP:
             return None
-        found = self._take(name, shows_layouts=shows_layouts)
-        self._keep(found)
+        found = self._take(name)
+        self._keep(found, shows_layouts=shows_layouts)
         return found
 
-    def _keep(self, point: Point) -> None:
+    def _keep(self, point: MemoryPoint, *, shows_layouts: bool) -> None:
         self._num_points += 1
         self.points.append(point)
         if self._files is not None:
-            self._files.put(point)
+            self._files.put(point, shows_layouts=shows_layouts)
 
-    def _take(self, name: str, *, shows_layouts: bool = False, during: str = "") -> Point:
-        reading = self._allocator.read()
-        ledger = self._attribute(reading.allocated_bytes)
-        return Point(
+    def _take(self, name: str, *, during: str = "") -> MemoryPoint:
+        counters = self._allocator.read()
+        allocated_bytes = counters.get("allocated_bytes", MISSING)
+        ledger = self._attribute(allocated_bytes)
+        if self._is_in_step:
+            counters["sampled_peak_bytes"] = max(self._sampled_peak_bytes, allocated_bytes)
+        counters["rss_bytes"] = resident_bytes()
+        return MemoryPoint(
             name=name,
             step=self._step if self._is_in_step else -1,
             microbatch=self._microbatch if self._is_in_step else -1,
             seconds=(time.monotonic_ns() - self._start_ns) / 1e9,
-            categories=ledger.categories,
-            elsewhere=ledger.elsewhere,
-            allocated_bytes=reading.allocated_bytes,
-            reserved_bytes=reading.reserved_bytes,
-            peak_allocated_bytes=reading.peak_allocated_bytes,
-            sampled_peak_bytes=max(self._sampled_peak_bytes, reading.allocated_bytes)
-            if self._is_in_step
-            else -1,
-            inactive_split_bytes=reading.inactive_split_bytes,
-            num_retries=reading.num_retries,
-            num_ooms=reading.num_ooms,
-            rss_bytes=resident_bytes(),
             during=during,
-            shows_layouts=shows_layouts,
+            modules_bytes=ledger.categories,
+            elsewhere_bytes=ledger.elsewhere,
+            **{name: value for name, value in counters.items() if value >= 0},
         )
 
     def _attribute(self, allocated_bytes: int = 0) -> Ledger:
@@ -306,10 +303,11 @@ class MemoryProfile:
         """Takes the peak's point again when clearly more is in use than then."""
         allocated = self._allocator.allocated_bytes()
         self._sampled_peak_bytes = max(self._sampled_peak_bytes, allocated)
-        known = -1 if self._peak is None else self._peak.allocated_bytes
-        if allocated > known * (1 + PEAK_GROWTH_RATIO):
+        peak = None if self._peak is None else known(self._peak.allocated_bytes)
+        peak_bytes = MISSING if peak is None else peak
+        if allocated > peak_bytes * (1 + PEAK_GROWTH_RATIO):
             during = self._describe_moment(operator)
-            self._peak = self._take("at_peak", shows_layouts=True, during=during)
+            self._peak = self._take("at_peak", during=during)
 
     def _sample_operator(self) -> None:
         if self._is_in_step:
@@ -419,7 +417,7 @@ class MemoryProfile:
             self._stepped.clear()
             return
         if self._peak is not None:
-            self._keep(self._peak)
+            self._keep(self._peak, shows_layouts=True)
         is_last = self._num_left == 1 or self._step == max(self._wanted or {-1})
         self.point("after_step", shows_layouts=is_last)
         self._leave_step()

@@ -99,7 +99,7 @@ class OutOfMemoryWatch:
         point = None if profile is None else profile.point("out_of_memory", shows_layouts=True)
         if profile is not None and point is not None:
             profile.flush()  # the program may not come much further
-            return {name: sum(paths.values()) for name, paths in point.categories.items()}
+            return point.categories_bytes
         models, optimizers = self._find_training()
         ledger = Ledger(f"cuda:{device}")
         if models:

@@ -7,14 +7,13 @@ layouts, a line for each node of the tree of modules: dotted path, own MiB, MiB 
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshscope.store.schema import MISSING
+from meshscope.core.memory_point import POINTS_NAME, MemoryPoint
+from meshscope.core.unavailable import Unavailable
 
 LOG_NAME = "memory.log"
-POINTS_NAME = "memory.jsonl"
 FORMAT_VERSION = 1
 
 CATEGORIES = (
@@ -38,70 +37,6 @@ CATEGORIES = (
 MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One moment. Bytes; -1 where there is no such number."""
-
-    name: str
-    step: int
-    microbatch: int
-    seconds: float
-    """Since construction, monotonic."""
-    categories: Mapping[str, Mapping[str, int]]
-    """Category to path to bytes, on the model's device."""
-    elsewhere: Mapping[str, int]
-    """Category to bytes on other devices."""
-    allocated_bytes: int
-    reserved_bytes: int = MISSING
-    peak_allocated_bytes: int = MISSING
-    sampled_peak_bytes: int = MISSING
-    """The most that was in use after any operator of this step so far."""
-    inactive_split_bytes: int = MISSING
-    num_retries: int = MISSING
-    num_ooms: int = MISSING
-    rss_bytes: int = MISSING
-    during: str = ""
-    """Of a peak: what ran then."""
-    shows_layouts: bool = field(default=False, compare=False)
-    """Whether `memory.log` shows its trees."""
-
-    @property
-    def attributed_bytes(self) -> int:
-        """The sum over all categories."""
-        return sum(sum(paths.values()) for paths in self.categories.values())
-
-    @property
-    def residual_bytes(self) -> int | None:
-        """Allocated and not attributed; None where the allocator is not read."""
-        if self.allocated_bytes < 0:
-            return None
-        return self.allocated_bytes - self.attributed_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        """A line of `memory.jsonl`."""
-        return {
-            "kind": "point",
-            "point": self.name,
-            "step": self.step,
-            "microbatch": self.microbatch,
-            "during": self.during,
-            "seconds": round(self.seconds, 6),
-            "categories_bytes": {k: sum(paths.values()) for k, paths in self.categories.items()},
-            "modules_bytes": {k: dict(paths) for k, paths in self.categories.items()},
-            "elsewhere_bytes": dict(self.elsewhere),
-            "attributed_bytes": self.attributed_bytes,
-            "allocated_bytes": self.allocated_bytes,
-            "residual_bytes": self.residual_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "sampled_peak_bytes": self.sampled_peak_bytes,
-            "inactive_split_bytes": self.inactive_split_bytes,
-            "num_retries": self.num_retries,
-            "num_ooms": self.num_ooms,
-            "rss_bytes": self.rss_bytes,
-        }
-
-
 class PointFiles:
     """Writes both files; lines are kept back until `flush`, so that a step writes once."""
 
@@ -112,10 +47,13 @@ class PointFiles:
         self._log = [f"memory of {header.get('title', 'this process')}", ""]
         self._is_new = True
 
-    def put(self, point: Point) -> None:
-        """Keeps a point for the next `flush`."""
+    def put(self, point: MemoryPoint, *, shows_layouts: bool) -> None:
+        """Keeps a point for the next `flush`; `memory.log` shows its trees, or not."""
         self._lines.append(json.dumps(point.to_json()))
         self._log += list(describe_point(point, self._estimate))
+        if shows_layouts:
+            self._log += list(describe_layouts(point))
+        self._log.append("")
 
     def flush(self) -> None:
         """Appends what was kept; the first time, begins both files anew."""
@@ -131,7 +69,7 @@ class PointFiles:
         self._lines, self._log = [], []
 
 
-def describe_point(point: Point, estimate: Mapping[str, int]) -> Iterator[str]:
+def describe_point(point: MemoryPoint, estimate: Mapping[str, int]) -> Iterator[str]:
     """The lines of `memory.log`."""
     where = "" if point.step < 0 else f", step {point.step}, microbatch {point.microbatch}"
     yield f"--- {point.name}{where} ---"
@@ -140,30 +78,31 @@ def describe_point(point: Point, estimate: Mapping[str, int]) -> Iterator[str]:
         yield f"during: {_one_line(point.during)}"
     yield f"total attributed: {_mib(point.attributed_bytes)}"
     for category in CATEGORIES:
-        paths = point.categories.get(category, {})
+        paths = point.modules_bytes.get(category, {})
         if paths or category in ("parameters", "gradients", "optimizer_state", "activations"):
             planned = estimate.get(category)
             beside = "" if planned is None else f" (estimated {_mib(planned)})"
             yield f"  {category}: {_mib(sum(paths.values()))}{beside}"
-    for category, num_bytes in point.elsewhere.items():
+    for category, num_bytes in point.elsewhere_bytes.items():
         yield f"  {category} on another device: {_mib(num_bytes)}"
     yield f"allocated: {_mib_or_reason(point.allocated_bytes)}"
-    residual = point.residual_bytes
-    yield f"residual (allocated, not attributed): {'n/a' if residual is None else _mib(residual)}"
-    for name, num_bytes in (
+    yield f"residual (allocated, not attributed): {_mib_or_reason(point.residual_bytes)}"
+    for name, counter in (
         ("reserved", point.reserved_bytes),
         ("peak allocated", point.peak_allocated_bytes),
         ("most allocated after an operator", point.sampled_peak_bytes),
         ("resident", point.rss_bytes),
     ):
-        if num_bytes >= 0:
-            yield f"{name}: {_mib(num_bytes)}"
-    if point.shows_layouts:
-        for category in CATEGORIES:
-            if point.categories.get(category):
-                yield f"layout of {category}: path, own MiB, subtree MiB"
-                yield from describe_tree(point.categories[category])
-    yield ""
+        if not isinstance(counter, Unavailable):
+            yield f"{name}: {_mib(counter)}"
+
+
+def describe_layouts(point: MemoryPoint) -> Iterator[str]:
+    """A tree of modules for each category that has bytes."""
+    for category in CATEGORIES:
+        if point.modules_bytes.get(category):
+            yield f"layout of {category}: path, own MiB, subtree MiB"
+            yield from describe_tree(point.modules_bytes[category])
 
 
 def describe_tree(paths: Mapping[str, int]) -> Iterator[str]:
@@ -190,5 +129,5 @@ def _mib(num_bytes: int) -> str:
     return f"{num_bytes / MIB:.2f} MiB"
 
 
-def _mib_or_reason(num_bytes: int) -> str:
-    return "n/a" if num_bytes < 0 else _mib(num_bytes)
+def _mib_or_reason(num_bytes: int | Unavailable) -> str:
+    return "n/a" if isinstance(num_bytes, Unavailable) else _mib(num_bytes)

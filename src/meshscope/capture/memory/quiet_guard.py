@@ -1,11 +1,12 @@
 """A guard under which modes and tensor types of the program do not see what we ask tensors for."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from meshscope.capture.guard import Guard
 
 R = TypeVar("R")
+Arguments = TypeVarTuple("Arguments")
 
 
 class QuietGuard(Guard):
@@ -31,3 +32,9 @@ class QuietGuard(Guard):
                 return function(*args)
 
         return super().protect(site, quiet)
+
+    def run(
+        self, site: str, function: Callable[[Unpack[Arguments]], R], *args: *Arguments
+    ) -> R | None:
+        """As every guard's."""
+        return self.protect(site, function)(*args)

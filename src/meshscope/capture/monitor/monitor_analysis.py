@@ -10,13 +10,14 @@ Wrong on an accelerator where phases are not marked: host times are then times t
 `clock` says `host`.
 """
 
+import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from meshscope.capture.monitor.monitor_bottlenecks import Shares, find_bottlenecks
-from meshscope.capture.monitor.monitor_records import HoldUp, PhaseTime, Snapshot, Step
+from meshscope.capture.monitor.monitor_records import PhaseTime, Snapshot, Step, Surroundings
 from meshscope.capture.monitor.monitor_results import (
     WINDOWS,
     MonitorAnalysis,
@@ -24,13 +25,14 @@ from meshscope.capture.monitor.monitor_results import (
     MonitorThresholds,
     WindowRate,
 )
-from meshscope.core.layout import Layout
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.hardware import find_peak
+from meshscope.core.unavailable import Missing, Unavailable, known, need, or_unavailable
 from meshscope.store.schema import BUILTIN_NAMES
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, CLIP = (
     BUILTIN_NAMES[name] for name in ("data", "forward", "backward", "optimizer", "clip")
 )
+UNWATCHED = Unavailable("communication is not watched")
 NO_STEPS = Unavailable("no step has finished since the monitor was reset")
 
 
@@ -105,8 +107,8 @@ def _sum_phase(phases: Iterable[PhaseTime], name_id: int, on_device: bool) -> in
 
 
 def _sum_hold_ups(snapshot: Snapshot) -> int | Unavailable:
-    if not snapshot.has_communication:
-        return Unavailable("communication is not watched")
+    if not snapshot.around.has_communication:
+        return UNWATCHED
     return sum(one.end_ns - one.begin_ns for one in snapshot.hold_ups)
 
 
@@ -118,28 +120,28 @@ def measure_rate(
     if not chosen:
         return None
     wall_ns = chosen[-1].step.end_ns - chosen[0].begin_ns
-    tokens = _job_tokens(snapshot, chosen)
-    rate = tokens if isinstance(tokens, Unavailable) else tokens * 1e9 / max(wall_ns, 1)
-    devices = max(snapshot.world_size, 1)
+    per_s = _measure_token_rate(snapshot, chosen, wall_ns)
+    devices = max(snapshot.around.world_size, 1)
     return WindowRate(
         num_steps=len(chosen),
         step_ns=wall_ns / len(chosen),
-        tokens_per_s=rate,
-        device_tokens_per_s=rate if isinstance(rate, Unavailable) else rate / devices,
+        tokens_per_s=per_s,
+        device_tokens_per_s=per_s if isinstance(per_s, Unavailable) else per_s / devices,
     )
 
 
-def _job_tokens(snapshot: Snapshot, periods: Sequence[Period]) -> float | Unavailable:
+@or_unavailable
+def _measure_token_rate(snapshot: Snapshot, periods: Sequence[Period], wall_ns: int) -> float:
     """Of all ranks, taking it that every data-parallel rank has as many tokens as this one."""
     if any(period.step.num_tokens < 0 for period in periods):
-        return Unavailable("no tokens were counted or logged on this rank")
-    own = sum(period.step.num_tokens for period in periods)
-    if snapshot.world_size <= 1:
-        return own
-    layout = snapshot.layout
-    if layout is None:
-        return Unavailable("which ranks share tokens is not known: call set_layout")
-    return own * layout.world_size / (layout.tp * layout.pp)
+        raise Missing("no tokens were counted or logged on this rank")
+    num_tokens: float = sum(period.step.num_tokens for period in periods)
+    layout = snapshot.around.layout
+    if snapshot.around.world_size > 1:
+        if layout is None:
+            raise Missing("which ranks share tokens is not known: call set_layout")
+        num_tokens = num_tokens * layout.world_size / (layout.tp * layout.pp)
+    return num_tokens * 1e9 / max(wall_ns, 1)
 
 
 # --- analysis ------------------------------------------------------------------------------------
@@ -151,15 +153,14 @@ def make_analysis(snapshot: Snapshot, thresholds: MonitorThresholds) -> MonitorA
     rate = measure_rate(snapshot, periods, len(periods) or 1)
     on_device = has_device_times(snapshot.phases)
     shares = _measure_shares(snapshot, periods)
-    mean = _mean_phases(snapshot.phases, periods, on_device)
     has_verdict = len(periods) >= thresholds.min_steps
     return MonitorAnalysis(
         num_steps=len(periods),
         step_ns=rate.step_ns if rate else NO_STEPS,
         tokens_per_s=rate.tokens_per_s if rate else NO_STEPS,
         device_tokens_per_s=rate.device_tokens_per_s if rate else NO_STEPS,
-        forward_ns=mean(FORWARD),
-        backward_ns=mean(BACKWARD),
+        forward_ns=_mean_phase(snapshot, periods, FORWARD),
+        backward_ns=_mean_phase(snapshot, periods, BACKWARD),
         clock="device" if on_device else "host",
         communication_ratio=shares.communication,
         communication_ratio_by_axis=shares.by_axis,
@@ -168,8 +169,8 @@ def make_analysis(snapshot: Snapshot, thresholds: MonitorThresholds) -> MonitorA
         memory_used_ratio=shares.memory_used,
         pipeline_utilization_ratio=shares.pipeline,
         pipeline_plain_ratio=shares.plain_pipeline,
-        tp_efficiency_ratio=_measure_efficiency(snapshot, shares, "tp"),
-        dp_efficiency_ratio=_measure_efficiency(snapshot, shares, "dp"),
+        tp_efficiency_ratio=_measure_efficiency(snapshot.around, shares, "tp"),
+        dp_efficiency_ratio=_measure_efficiency(snapshot.around, shares, "dp"),
         mfu_ratio=_measure_mfu(snapshot, rate),
         bottlenecks=find_bottlenecks(shares, thresholds) if has_verdict else (),
         has_verdict=has_verdict,
@@ -178,30 +179,24 @@ def make_analysis(snapshot: Snapshot, thresholds: MonitorThresholds) -> MonitorA
 
 def _choose(snapshot: Snapshot) -> list[Period]:
     """The newest steps, as far as everything about them was read."""
-    since_ns = max(snapshot.operations_since_ns, snapshot.phases_since_ns)
     periods = find_periods(snapshot.steps)[-max(WINDOWS) :]
-    return [period for period in periods if period.begin_ns >= since_ns]
+    return [period for period in periods if period.begin_ns >= snapshot.complete_since_ns]
 
 
 def _measure_shares(snapshot: Snapshot, periods: Sequence[Period]) -> Shares:
     """Of the median step."""
     walls = [period.wall_ns for period in periods]
-    by_axis: dict[str, float] = {}
-    communication: float | Unavailable = NO_STEPS
-    if not snapshot.has_communication:
-        communication = Unavailable("communication is not watched")
-    elif periods:
-        held = assign(periods, [(one.begin_ns, one.end_ns) for one in snapshot.hold_ups])
-        communication = _median_share(held, walls)
-        for axis in sorted({_axis_of(snapshot, one) for one in snapshot.hold_ups}):
-            own = [one for one in snapshot.hold_ups if _axis_of(snapshot, one) == axis]
-            times = assign(periods, [(one.begin_ns, one.end_ns) for one in own])
-            by_axis[axis] = _median_share(times, walls)
+    held: dict[str, list[tuple[int, int]]] = {}
+    for one in snapshot.hold_ups if periods and snapshot.around.has_communication else ():
+        axis = snapshot.around.axes.get(one.group_id, "") or "other"
+        held.setdefault(axis, []).append((one.begin_ns, one.end_ns))
+    whole = assign(periods, itertools.chain.from_iterable(held.values()))
+    communication = _median_share(whole, walls) if periods else NO_STEPS
     data = [(p.begin_ns, p.begin_ns + p.self_ns) for p in snapshot.phases if _is(p, DATA)]
     return Shares(
         step_ns=median(walls) if walls else 0.0,
-        communication=communication,
-        by_axis=by_axis,
+        communication=communication if snapshot.around.has_communication else UNWATCHED,
+        by_axis={axis: _median_share(assign(periods, held[axis]), walls) for axis in sorted(held)},
         input=_median_share(assign(periods, data), walls) if periods else NO_STEPS,
         pipeline=_measure_pipeline(snapshot, periods),
         plain_pipeline=_measure_plain_pipeline(snapshot, periods),
@@ -210,18 +205,14 @@ def _measure_shares(snapshot: Snapshot, periods: Sequence[Period]) -> Shares:
     )
 
 
-def _axis_of(snapshot: Snapshot, one: HoldUp) -> str:
-    return snapshot.axes.get(one.group_id, "") or "other"
-
-
 def _is(phase: PhaseTime, name_id: int) -> bool:
     return phase.name_id == name_id and not phase.on_device
 
 
-def merge(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same moments in stretches that do not overlap."""
+def merge(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same moments in intervals that do not overlap."""
     merged: list[tuple[int, int]] = []
-    for begin_ns, end_ns in sorted(stretches):
+    for begin_ns, end_ns in sorted(intervals):
         if merged and begin_ns <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end_ns, merged[-1][1]))
         else:
@@ -229,16 +220,16 @@ def merge(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def assign(periods: Sequence[Period], stretches: Iterable[tuple[int, int]]) -> list[int]:
-    """How much of the stretches lies in each period."""
+def assign(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> list[int]:
+    """How much of the intervals lies in each period."""
     ends = [period.step.end_ns for period in periods]
     total = [0] * len(periods)
-    for begin_ns, end_ns in stretches:
-        place = bisect_right(ends, begin_ns)
-        while place < len(periods) and periods[place].begin_ns < end_ns:
-            inside = min(end_ns, ends[place]) - max(begin_ns, periods[place].begin_ns)
-            total[place] += max(inside, 0)
-            place += 1
+    for begin_ns, end_ns in intervals:
+        index = bisect_right(ends, begin_ns)
+        while index < len(periods) and periods[index].begin_ns < end_ns:
+            inside = min(end_ns, ends[index]) - max(begin_ns, periods[index].begin_ns)
+            total[index] += max(inside, 0)
+            index += 1
     return total
 
 
@@ -246,104 +237,113 @@ def _median_share(parts: Sequence[int], walls: Sequence[int]) -> float:
     return median(part / wall if wall else 0.0 for part, wall in zip(parts, walls, strict=True))
 
 
-def _mean_phases(
-    phases: Sequence[PhaseTime],
-    periods: Sequence[Period],
-    on_device: bool,  # noqa: FBT001
-) -> Callable[[int], float | Unavailable]:
+@or_unavailable
+def _mean_phase(snapshot: Snapshot, periods: Sequence[Period], name_id: int) -> float:
     """Mean per step that has the phase: only some steps are marked on a device."""
+    on_device = has_device_times(snapshot.phases)
+    ends = [period.step.end_ns for period in periods]
+    sums: dict[int, int] = {}
+    for phase in snapshot.phases:
+        if phase.name_id == name_id and phase.on_device == on_device:
+            index = bisect_right(ends, phase.begin_ns)
+            if index < len(periods) and phase.begin_ns >= periods[index].begin_ns:
+                sums[index] = sums.get(index, 0) + phase.self_ns
+    if not sums:
+        raise Missing("no such phase was seen")
+    return sum(sums.values()) / len(sums)
 
-    def mean(name_id: int) -> float | Unavailable:
-        sums: dict[int, int] = {}
-        ends = [period.step.end_ns for period in periods]
-        for phase in phases:
-            if phase.name_id == name_id and phase.on_device == on_device:
-                place = bisect_right(ends, phase.begin_ns)
-                if place < len(periods) and phase.begin_ns >= periods[place].begin_ns:
-                    sums[place] = sums.get(place, 0) + phase.self_ns
-        return sum(sums.values()) / len(sums) if sums else Unavailable("no such phase was seen")
 
-    return mean
-
-
-def _measure_efficiency(snapshot: Snapshot, shares: Shares, axis: str) -> float | Unavailable:
+@or_unavailable
+def _measure_efficiency(around: Surroundings, shares: Shares, axis: str) -> float:
     """1 − what communication over the axis exposed, of the step."""
-    layout = snapshot.layout
-    if snapshot.world_size <= 1 or (layout is not None and layout.degree(axis) == 1):
-        return Unavailable(f"{axis} is 1: nothing is divided along it")
-    if isinstance(shares.communication, Unavailable):
-        return shares.communication
-    if layout is None and not any(axis in name.split("+") for name in shares.by_axis):
-        return Unavailable("the layout is not known: call set_layout")
-    return 1 - sum(share for name, share in shares.by_axis.items() if axis in name.split("+"))
+    layout = around.layout
+    if around.world_size <= 1 or (layout is not None and layout.degree(axis) == 1):
+        raise Missing(f"{axis} is 1: nothing is divided along it")
+    need(shares.communication)
+    own = [share for name, share in shares.by_axis.items() if axis in name.split("+")]
+    if layout is None and not own:
+        raise Missing("the layout is not known: call set_layout")
+    return 1 - sum(own)
 
 
-def _measure_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float | Unavailable:
-    if not _has_pipeline(snapshot.layout):
-        return Unavailable("pp is 1: there is no pipeline")
+@or_unavailable
+def _measure_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
+    """Time inside actions, of the step without its update."""
+    layout = snapshot.around.layout
+    if layout is None or layout.pp <= 1:
+        raise Missing("pp is 1: there is no pipeline")
     if not snapshot.actions or not periods:
-        return Unavailable("no pipeline action was recorded (see Recorder.action)")
+        raise Missing("no pipeline action was recorded (see Recorder.action)")
     steps = [Period(period.step, period.step.begin_ns) for period in periods]
     busy = assign(steps, merge((one.begin_ns, one.end_ns) for one in snapshot.actions))
-    update = assign(
-        steps,
-        [
-            (phase.begin_ns, phase.begin_ns + phase.self_ns)
-            for phase in snapshot.phases
-            if _is(phase, OPTIMIZER) or _is(phase, CLIP)
-        ],
-    )
+    updates = [one for one in snapshot.phases if _is(one, OPTIMIZER) or _is(one, CLIP)]
+    update = assign(steps, [(one.begin_ns, one.begin_ns + one.self_ns) for one in updates])
     ratios = [
         inside / max(step.wall_ns - after, 1)
         for step, inside, after in zip(steps, busy, update, strict=True)
         if inside
     ]
-    return median(ratios) if ratios else Unavailable("no pipeline action in the newest steps")
+    if not ratios:
+        raise Missing("no pipeline action in the newest steps")
+    return median(ratios)
 
 
-def _measure_plain_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float | Unavailable:
-    layout = snapshot.layout
-    if layout is None or not _has_pipeline(layout) or not periods or not snapshot.actions:
-        return Unavailable("there is no pipeline to compare with")
+@or_unavailable
+def _measure_plain_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
+    """What GPipe and 1F1B reach with as many stages, chunks and microbatches."""
+    layout = snapshot.around.layout
+    if layout is None or layout.pp <= 1 or not periods or not snapshot.actions:
+        raise Missing("there is no pipeline to compare with")
     last = periods[-1].step
     inside = [one for one in snapshot.actions if last.begin_ns <= one.begin_ns <= last.end_ns]
-    num_microbatches = len({one.microbatch for one in inside})
-    num_chunks = len({one.chunk for one in inside})
     if not inside:
-        return Unavailable("no pipeline action in the newest step")
-    work = num_microbatches * num_chunks
+        raise Missing("no pipeline action in the newest step")
+    work = len({one.microbatch for one in inside}) * len({one.chunk for one in inside})
     return work / (work + layout.pp - 1)
 
 
-def _has_pipeline(layout: Layout | None) -> bool:
-    return layout is not None and layout.pp > 1
-
-
-def _measure_memory_efficiency(snapshot: Snapshot) -> float | Unavailable:
+@or_unavailable
+def _measure_memory_efficiency(snapshot: Snapshot) -> float:
     peaks = [one for one in snapshot.memory if one.peak_reserved_bytes > 0]
     if not peaks:
-        return Unavailable("no accelerator in use: memory is the operating system's")
-    last = peaks[-1]
-    return last.peak_allocated_bytes / last.peak_reserved_bytes
+        raise Missing("no accelerator in use: memory is the operating system's")
+    return peaks[-1].peak_allocated_bytes / peaks[-1].peak_reserved_bytes
 
 
-def _measure_memory_used(snapshot: Snapshot) -> float | Unavailable:
+@or_unavailable
+def _measure_memory_used(snapshot: Snapshot) -> float:
     """Tensors at their peak and whatever else is on the device; without one, the process."""
     on_device = [one for one in snapshot.memory if one.device_total_bytes > 0]
     if on_device:
         last = on_device[-1]
         others = last.device_total_bytes - last.device_free_bytes - last.reserved_bytes
         return (last.peak_allocated_bytes + max(others, 0)) / last.device_total_bytes
-    if not snapshot.memory or snapshot.host_limit_bytes <= 0:
-        return Unavailable("no reading of memory yet, or no limit known")
-    return snapshot.memory[-1].rss_bytes / snapshot.host_limit_bytes
+    if not snapshot.memory or snapshot.around.host_limit_bytes <= 0:
+        raise Missing("no reading of memory yet, or no limit known")
+    return snapshot.memory[-1].rss_bytes / snapshot.around.host_limit_bytes
 
 
-def _measure_mfu(snapshot: Snapshot, rate: WindowRate | None) -> float | Unavailable:
+@or_unavailable
+def _measure_mfu(snapshot: Snapshot, rate: WindowRate | None) -> float:
     if rate is None:
-        return NO_STEPS
-    if snapshot.flops_per_step is None:
-        return Unavailable("FLOPs are not known: call count_flops or set_flops")
-    if snapshot.peak_flops_per_s is None:
-        return Unavailable("the peak is not known: call measure_peak or set_peak")
-    return snapshot.flops_per_step / (rate.step_ns / 1e9 * snapshot.peak_flops_per_s)
+        raise Missing(NO_STEPS)
+    said, peak = (snapshot.around.facts.get(line, {}) for line in ("flops", "peak"))
+    flops = said.get("model_flops")
+    if not isinstance(flops, float):
+        raise Missing("FLOPs are not known: call count_flops or set_flops")
+    if said.get("per") == "microbatch":
+        flops *= snapshot.steps[-1].num_microbatches
+    return flops / (rate.step_ns / 1e9 * _find_peak(said, peak))
+
+
+def _find_peak(flops: Mapping[str, object], peak: Mapping[str, object]) -> float:
+    """As measured or declared for this dtype, else the device's in the table."""
+    dtype, device, rate = flops.get("dtype"), flops.get("device"), peak.get("flops_per_s")
+    if isinstance(rate, float) and peak.get("dtype") == dtype:
+        return rate
+    found = None
+    if isinstance(dtype, str) and isinstance(device, str):
+        found = known(find_peak(device, dtype))
+    if found is None:
+        raise Missing("the peak is not known: call measure_peak or set_peak")
+    return found

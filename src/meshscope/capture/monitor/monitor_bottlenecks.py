@@ -6,18 +6,28 @@ What is recoverable is an upper bound: the whole share. `meshscope report` price
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshscope.capture.monitor.monitor_results import Bottleneck, MonitorThresholds, Severity
-from meshscope.core.unavailable import Unavailable
+from meshscope.capture.monitor.monitor_results import Bottleneck, MonitorThresholds
+from meshscope.core.advice import (
+    FEED_FASTER,
+    KEEP_TP_INSIDE,
+    NEED_LESS_MEMORY,
+    OVERLAP_TRANSFERS,
+    SHRINK_BUBBLE,
+    grade_memory,
+)
+from meshscope.core.severity import grade
+from meshscope.core.thresholds import Thresholds
+from meshscope.core.unavailable import Unavailable, known
+from meshscope.core.unit_text import duration, ratio
 
-FIXES = {
-    "dp": "overlap the reduction with backward (larger or earlier buckets), accumulate more "
-    "microbatches per update, or look for a late rank with `meshscope report`",
-    "tp": "keep tensor-parallel ranks on one host, lower tp, or use sequence parallelism",
-    "pp": "use more microbatches per step, balance the stages, or a schedule with more chunks",
-    "communication": "see by axis and rank where it is exposed with `meshscope report "
-    "--communication`",
-    "input": "more loader workers, prefetching, or a faster source",
-    "memory": "recompute activations, use a smaller microbatch, or shard more",
+ADVICE = {
+    "dp": OVERLAP_TRANSFERS,
+    "tp": KEEP_TP_INSIDE,
+    "pp": SHRINK_BUBBLE,
+    "communication": "See by axis and rank where it is exposed: `meshscope report "
+    "--communication`.",
+    "input": FEED_FASTER,
+    "memory": NEED_LESS_MEMORY,
 }
 
 
@@ -36,71 +46,51 @@ class Shares:
 
 
 def find_bottlenecks(shares: Shares, thresholds: MonitorThresholds) -> tuple[Bottleneck, ...]:
-    """The one with the most to win first; memory, which ends a run, before all."""
-    found = [
-        *_find_memory(shares, thresholds),
-        *_find_communication(shares, thresholds),
-        *_find_input(shares, thresholds),
-        *_find_pipeline(shares, thresholds),
-    ]
+    """The one with the most to save first; memory, which ends a run, before all."""
+    found = [*_find_memory(shares, thresholds), *_find_losses(shares, thresholds)]
     found.sort(key=lambda one: (one.recoverable_ns is not None, -(one.recoverable_ns or 0)))
     return tuple(found)
 
 
 def _find_memory(shares: Shares, thresholds: MonitorThresholds) -> Iterator[Bottleneck]:
-    used = shares.memory_used
-    if not isinstance(used, Unavailable) and used >= thresholds.memory_used_ratio:
+    used = known(shares.memory_used)
+    if used is not None and used >= thresholds.memory_used_ratio:
         where = "the device's memory" if shares.is_device_memory else "the memory its host allows"
         yield Bottleneck(
             category="memory",
-            severity=Severity.CRITICAL,
-            description=f"this rank needs {used:.0%} of {where}",
-            suggested_fix=FIXES["memory"],
+            severity=grade_memory(used, Thresholds()),
+            description=f"this rank needs {ratio(used)} of {where}",
+            suggested_fix=ADVICE["memory"],
             recoverable_ns=None,
         )
 
 
-def _find_communication(shares: Shares, thresholds: MonitorThresholds) -> Iterator[Bottleneck]:
-    """By axis, where the axis is known. Waiting in a pipeline is its bubble, which has a verdict of
-    its own."""
-    has_pipeline = not isinstance(shares.pipeline, Unavailable)
+def _find_losses(shares: Shares, thresholds: MonitorThresholds) -> Iterator[Bottleneck]:
+    """What takes too much of a step. Waiting in a pipeline is its bubble."""
+    used, plain = known(shares.pipeline), known(shares.plain_pipeline)
     for axis, share in shares.by_axis.items():
-        if share >= thresholds.communication_ratio and not (axis == "pp" and has_pipeline):
-            known = next((name for name in axis.split("+") if name in FIXES), "communication")
-            yield Bottleneck(
-                category=known,
-                severity=thresholds.grade(share),
-                description=f"communication over {axis} holds this rank up for {share:.1%} of the "
-                f"step ({share * shares.step_ns / 1e6:.3g} ms), waiting for others included",
-                suggested_fix=FIXES[known],
-                recoverable_ns=round(share * shares.step_ns),
-            )
+        if share >= thresholds.communication_ratio and not (axis == "pp" and used is not None):
+            category = next((one for one in axis.split("+") if one in ADVICE), "communication")
+            text = f"communication over {axis} holds this rank up for {_show(share, shares)}, "
+            yield _lose(category, share, shares, f"{text}waiting for others included")
+    waiting = known(shares.input)
+    if waiting is not None and waiting >= thresholds.input_ratio:
+        text = f"waiting for data takes {_show(waiting, shares)}"
+        yield _lose("input", waiting, shares, text)
+    if used is not None and plain is not None and plain - used >= thresholds.bubble_excess_ratio:
+        text = f"the pipeline keeps this rank busy for {ratio(used)} of the step, where its "
+        yield _lose("pp", plain - used, shares, f"{text}schedule allows {ratio(plain)}")
 
 
-def _find_input(shares: Shares, thresholds: MonitorThresholds) -> Iterator[Bottleneck]:
-    share = shares.input
-    if not isinstance(share, Unavailable) and share >= thresholds.input_ratio:
-        yield Bottleneck(
-            category="input",
-            severity=thresholds.grade(share),
-            description=f"waiting for data takes {share:.1%} of the step "
-            f"({share * shares.step_ns / 1e6:.3g} ms)",
-            suggested_fix=FIXES["input"],
-            recoverable_ns=round(share * shares.step_ns),
-        )
+def _show(share: float, shares: Shares) -> str:
+    return f"{ratio(share)} of the step ({duration(share * shares.step_ns)})"
 
 
-def _find_pipeline(shares: Shares, thresholds: MonitorThresholds) -> Iterator[Bottleneck]:
-    used, plain = shares.pipeline, shares.plain_pipeline
-    if isinstance(used, Unavailable) or isinstance(plain, Unavailable):
-        return
-    excess = plain - used
-    if excess >= thresholds.bubble_excess_ratio:
-        yield Bottleneck(
-            category="pp",
-            severity=thresholds.grade(excess),
-            description=f"the pipeline keeps this rank busy for {used:.1%} of the step, where its "
-            f"schedule allows {plain:.1%}",
-            suggested_fix=FIXES["pp"],
-            recoverable_ns=round(excess * shares.step_ns),
-        )
+def _lose(category: str, share: float, shares: Shares, description: str) -> Bottleneck:
+    return Bottleneck(
+        category=category,
+        severity=grade(share),
+        description=description,
+        suggested_fix=ADVICE[category],
+        recoverable_ns=round(share * shares.step_ns),
+    )

@@ -5,8 +5,9 @@ until somebody asks, and what is shown is what was recorded. A record that anoth
 writing does not match its checksum and is left out. At most `MAX_RECORDS` of a table are read.
 """
 
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from meshscope.core.layout import Layout
@@ -33,9 +34,13 @@ MAX_RECORDS = 20_000
 """Of one table; some 60 ms."""
 
 Record = tuple[int, ...]
-Interval = tuple[int, int]
 ReadTable = Callable[[str, int], Sequence[Record]]
 """Gives the newest records of a table, oldest first; none when there is no such table."""
+_STAMPS = [
+    f"{name}_{which}_host_mono_ns"
+    for name in ("data", "forward", "backward")
+    for which in ("start", "end")
+]
 
 
 class Step(NamedTuple):
@@ -84,34 +89,58 @@ class Memory(NamedTuple):
     reserved_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    inactive_split_bytes: int
     device_free_bytes: int
     device_total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the recorder knows besides its tables, and how to read those."""
+
+    read: ReadTable = lambda name, count: ()
+    layout: Layout | None = None
+    rank: int = 0
+    world_size: int = 1
+    axes: Mapping[int, str] = field(default_factory=dict)
+    """Axis of each process group."""
+    has_communication: bool = False
+    """Whether communication is watched at all."""
+    host_limit_bytes: int = -1
+    """Memory this process may use on its host; -1 when not known."""
+    tokens_name_id: int = 0
+    """Of the scalar `tokens`; 0 when it was never logged."""
+    facts: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Lines `flops` and `peak`, as `model_facts` has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything one look needs, taken at once and never changed."""
 
-    steps: tuple[Step, ...]
-    phases: tuple[PhaseTime, ...]
-    hold_ups: tuple[HoldUp, ...]
-    operations_since_ns: int
-    """Communication before this was not read; 0 when all was."""
-    phases_since_ns: int
-    actions: tuple[ActionTime, ...]
-    memory: tuple[Memory, ...]
-    layout: Layout | None
-    rank: int
-    world_size: int
-    axes: Mapping[int, str]
-    """Axis of each process group."""
-    has_communication: bool
-    """Whether communication is watched at all."""
-    host_limit_bytes: int
-    """Memory this process may use on its host; -1 when not known."""
-    flops_per_step: float | None
-    peak_flops_per_s: float | None
+    around: Surroundings
+    steps: Sequence[Step]
+    phases: Sequence[PhaseTime]
+    hold_ups: Sequence[HoldUp]
+    actions: Sequence[ActionTime]
+    memory: Sequence[Memory]
+    complete_since_ns: int
+    """Phases and communication before this were not all read; 0 when they were."""
+
+
+def take_snapshot(around: Surroundings, since_ns: int) -> Snapshot:
+    """Reads the newest records, once; only what begins from `since_ns` on."""
+    read = around.read
+    phases, phases_since_ns = read_phases(read, since_ns)
+    hold_ups, operations_since_ns = read_hold_ups(read, since_ns)
+    return Snapshot(
+        around=around,
+        steps=read_steps(read, since_ns, read_logged_tokens(read, around.tokens_name_id)),
+        phases=phases,
+        hold_ups=hold_ups,
+        actions=read_actions(read, since_ns),
+        memory=read_memory(read, since_ns),
+        complete_since_ns=max(phases_since_ns, operations_since_ns),
+    )
 
 
 def _get(record: Record, column: Column) -> int:
@@ -121,129 +150,97 @@ def _get(record: Record, column: Column) -> int:
     return word - 1 if column.is_stored_plus_one else word
 
 
-def _getter(table: Table, *names: str) -> Callable[[Record], tuple[int, ...]]:
+def read_rows(read: ReadTable, table: Table, *names: str) -> list[tuple[int, ...]]:
+    """The newest records of a table: these columns of each, oldest first."""
     columns = [table.column(name) for name in names]
-    return lambda record: tuple(_get(record, column) for column in columns)
-
-
-_STEP = _getter(
-    STEPS, "step", "start_host_mono_ns", "end_host_mono_ns", "num_microbatches", "input_tokens",
-    "flags",
-)  # fmt: skip
-_SPAN = _getter(SPANS, "name_id", "flags", "thread", "start_host_mono_ns", "self_ns")
-_DEVICE_SPAN = _getter(DEVICE_SPANS, "name_id", "host_start_host_mono_ns", "duration_ns")
-_OPERATION = _getter(
-    COLLECTIVES, "flags", "group_id", "enqueue_host_mono_ns", "start_host_mono_ns",
-    "end_host_mono_ns", "step", "microbatch",
-)  # fmt: skip
-_WAIT = _getter(
-    WAITS, "operation_enqueue_host_mono_ns", "start_host_mono_ns", "duration_ns", "device_ns"
-)
-_ACTION = _getter(ACTIONS, "begin_host_mono_ns", "duration_ns", "microbatch", "chunk")
-_MEMORY = _getter(
-    MEMORY, "time_host_mono_ns", "rss_bytes", "allocated_bytes", "reserved_bytes",
-    "peak_allocated_bytes", "peak_reserved_bytes",
-)  # fmt: skip
-_ALLOCATOR = _getter(
-    ALLOCATOR, "time_host_mono_ns", "inactive_split_bytes", "device_free_bytes",
-    "device_total_bytes",
-)  # fmt: skip
-_SCALAR = _getter(SCALARS, "name_id", "step", "value")
-_PHASE_COLUMNS = [
-    (PHASES.column(f"{name}_start_host_mono_ns"), PHASES.column(f"{name}_end_host_mono_ns"))
-    for name in ("data", "forward", "backward")
-]
-_OPTIMIZER = _getter(PHASES, "optimizer_gap_ns", "optimizer_ns")
+    return [
+        tuple(_get(record, column) for column in columns)
+        for record in read(table.name, MAX_RECORDS)
+    ]
 
 
 def read_steps(read: ReadTable, since_ns: int, logged_tokens: Mapping[int, int]) -> list[Step]:
     """Finished steps in order; those that an exception ended are left out. `logged_tokens` of a
     step come before what the recorder counted."""
     found: dict[int, Step] = {}
-    for record in read("steps", MAX_RECORDS):
-        step, begin_ns, end_ns, num_microbatches, tokens, flags = _STEP(record)
+    times = ("start_host_mono_ns", "end_host_mono_ns")
+    rows = read_rows(read, STEPS, "flags", "step", *times, "num_microbatches", "input_tokens")
+    for flags, step, begin_ns, end_ns, num_microbatches, tokens in rows:
         if begin_ns >= since_ns and not flags & StepFlag.ABORTED:
-            found[step] = Step(
-                step, begin_ns, end_ns, num_microbatches, logged_tokens.get(step, tokens)
-            )
+            num_tokens = logged_tokens.get(step, tokens)
+            found[step] = Step(step, begin_ns, end_ns, num_microbatches, num_tokens)
     return sorted(found.values(), key=lambda one: one.end_ns)
 
 
-def read_logged_tokens(
-    read: ReadTable, name_id: int, to_float: Callable[[int], float]
-) -> dict[int, int]:
+def read_logged_tokens(read: ReadTable, name_id: int) -> dict[int, int]:
     """Values of the scalar `tokens` by step, as far as they are counts."""
     found: dict[int, int] = {}
-    if name_id:
-        for record in read("scalars", MAX_RECORDS):
-            name, step, bits = _SCALAR(record)
-            value = to_float(bits)
-            if name == name_id and 0 <= value < 1e15:
-                found[step] = found.get(step, 0) + int(value)
+    rows = read_rows(read, SCALARS, "name_id", "step", "value") if name_id else ()
+    for name, step, bits in rows:
+        value = struct.unpack("<d", struct.pack("<q", bits))[0]
+        if name == name_id and 0 <= value < 1e15:
+            found[step] = found.get(step, 0) + int(value)
     return found
 
 
 def read_phases(read: ReadTable, since_ns: int) -> tuple[list[PhaseTime], int]:
     """Phases of the training thread, and the moment before which some were not read."""
-    packed, spans = read("phases", MAX_RECORDS), read("spans", MAX_RECORDS)
-    device = read("device_spans", MAX_RECORDS)
-    found = [one for record in packed for one in _unpack_phases(record)]
-    for record in spans:
-        name_id, flags, thread, begin_ns, self_ns = _SPAN(record)
-        if not thread and not flags & SpanFlag.DETAIL:
-            found.append(PhaseTime(name_id, begin_ns, self_ns, on_device=False))
-    for record in device:
-        name_id, begin_ns, duration_ns = _DEVICE_SPAN(record)
-        found.append(PhaseTime(name_id, begin_ns, duration_ns, on_device=True))
-    begins = [
-        _first_time(records, word)
-        for records, word in ((packed, 2), (spans, 1), (device, 1))
-        if len(records) >= MAX_RECORDS
+    packed = read_rows(read, PHASES, *_STAMPS, "optimizer_gap_ns", "optimizer_ns")
+    spans = read_rows(read, SPANS, "start_host_mono_ns", "self_ns", "name_id", "flags", "thread")
+    device = read_rows(read, DEVICE_SPANS, "host_start_host_mono_ns", "duration_ns", "name_id")
+    found = [one for row in packed for one in _unpack_phases(*row)]
+    found += [
+        PhaseTime(name_id, begin_ns, self_ns, on_device=False)
+        for begin_ns, self_ns, name_id, flags, thread in spans
+        if not thread and not flags & SpanFlag.DETAIL
     ]
-    kept = [one for one in found if one.begin_ns >= since_ns]
-    return kept, max(begins, default=0)
+    found += [PhaseTime(name_id, begin_ns, ns, on_device=True) for begin_ns, ns, name_id in device]
+    starts = [
+        rows[0][column]
+        for rows, column in ((packed, 2), (spans, 0), (device, 0))
+        if len(rows) >= MAX_RECORDS
+    ]
+    return [one for one in found if one.begin_ns >= since_ns], max(starts, default=0)
 
 
-def _first_time(records: Sequence[Record], word: int) -> int:
-    return records[0][word]
-
-
-def _unpack_phases(record: Record) -> Iterable[PhaseTime]:
-    for name_id, (begin, end) in zip(PHASE_IDS[:3], _PHASE_COLUMNS, strict=True):
-        begin_ns = _get(record, begin)
+def _unpack_phases(*words: int) -> Iterable[PhaseTime]:
+    """`words`: begin and end of data, forward and backward, then gap and duration of the update."""
+    for name_id, begin_ns, end_ns in zip(PHASE_IDS[:3], words[0:6:2], words[1:6:2], strict=True):
         if begin_ns:
-            yield PhaseTime(name_id, begin_ns, _get(record, end) - begin_ns, on_device=False)
-    gap_ns, duration_ns = _OPTIMIZER(record)
+            yield PhaseTime(name_id, begin_ns, end_ns - begin_ns, on_device=False)
+    gap_ns, duration_ns = words[6:]
     if gap_ns or duration_ns:
-        begin_ns = _get(record, _PHASE_COLUMNS[2][1]) + gap_ns
-        yield PhaseTime(PHASE_IDS[3], begin_ns, duration_ns, on_device=False)
+        yield PhaseTime(PHASE_IDS[3], words[5] + gap_ns, duration_ns, on_device=False)
 
 
 def read_actions(read: ReadTable, since_ns: int) -> list[ActionTime]:
     """Pipeline actions."""
-    found = []
-    for record in read("actions", MAX_RECORDS):
-        begin_ns, duration_ns, microbatch, chunk = _ACTION(record)
-        if begin_ns >= since_ns:
-            found.append(ActionTime(begin_ns, begin_ns + duration_ns, microbatch, chunk))
-    return found
+    rows = read_rows(read, ACTIONS, "begin_host_mono_ns", "duration_ns", "microbatch", "chunk")
+    return [
+        ActionTime(begin_ns, begin_ns + duration_ns, *which)
+        for begin_ns, duration_ns, *which in rows
+        if begin_ns >= since_ns
+    ]
 
 
 def read_memory(read: ReadTable, since_ns: int) -> list[Memory]:
     """Readings of memory, with what the allocator said at the same time."""
-    allocator = {row[0]: row[1:] for row in map(_ALLOCATOR, read("allocator", MAX_RECORDS))}
+    names, time_name = Memory._fields, "time_host_mono_ns"
+    allocator = {
+        time_ns: rest for time_ns, *rest in read_rows(read, ALLOCATOR, time_name, *names[6:])
+    }
     return [
-        Memory(*row, *allocator.get(row[0], (-1, -1, -1)))
-        for row in map(_MEMORY, read("memory", MAX_RECORDS))
+        Memory(*row, *allocator.get(row[0], (-1, -1)))
+        for row in read_rows(read, MEMORY, time_name, *names[1:6])
         if row[0] >= since_ns
     ]
 
 
 def read_hold_ups(read: ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
-    """Stretches in which communication held this rank up, as `analyze.exposed` defines them, each
+    """Intervals in which communication held this rank up, as `analyze.exposed` defines them, each
     moment once; and the moment before which not all was read."""
-    records = read("collectives", MAX_RECORDS)
-    rows = [_OPERATION(record) for record in records]
+    times = ("enqueue_host_mono_ns", "start_host_mono_ns", "end_host_mono_ns")
+    rows = read_rows(read, COLLECTIVES, "flags", "group_id", *times, "step", "microbatch")
     found: list[HoldUp] = []
     engine: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for row in rows:
@@ -256,26 +253,26 @@ def read_hold_ups(read: ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
             begin_ns = start_ns if flags & OperationFlag.DEVICE else enqueue_ns
             found.append(HoldUp(begin_ns, end_ns, group_id))
     found += _find_waits(read, {row[2]: row for row in rows})
-    found += [_find_engine_stretch(one) for (step, _), one in engine.items() if step >= 0]
-    since = rows[0][2] if len(records) >= MAX_RECORDS else 0
+    found += [_find_engine_interval(one) for (step, _), one in engine.items() if step >= 0]
+    since = rows[0][2] if len(rows) >= MAX_RECORDS else 0
     return count_once(one for one in found if one.begin_ns >= since_ns), since
 
 
 def _find_waits(read: ReadTable, by_key: Mapping[int, tuple[int, ...]]) -> list[HoldUp]:
     found = []
-    for record in read("waits", MAX_RECORDS):
-        key, begin_ns, duration_ns, device_ns = _WAIT(record)
+    names = ("operation_enqueue_host_mono_ns", "start_host_mono_ns", "duration_ns", "device_ns")
+    for key, begin_ns, duration_ns, device_ns in read_rows(read, WAITS, *names):
         row = by_key.get(key)
         if row is None:
             continue
-        end_ns = begin_ns + duration_ns
         if device_ns >= 0 and row[4] >= 0:
-            begin_ns, end_ns = row[4] - device_ns, row[4]
-        found.append(HoldUp(begin_ns, end_ns, row[1]))
+            found.append(HoldUp(row[4] - device_ns, row[4], row[1]))
+        else:
+            found.append(HoldUp(begin_ns, begin_ns + duration_ns, row[1]))
     return found
 
 
-def _find_engine_stretch(rows: Sequence[tuple[int, ...]]) -> HoldUp:
+def _find_engine_interval(rows: Sequence[tuple[int, ...]]) -> HoldUp:
     """From the last operation that backward's engine issued to the end of the last one."""
     issued = max(row[3] if row[0] & OperationFlag.DEVICE else row[2] for row in rows)
     last = max(rows, key=lambda row: row[4])
@@ -283,7 +280,7 @@ def _find_engine_stretch(rows: Sequence[tuple[int, ...]]) -> HoldUp:
 
 
 def count_once(found: Iterable[HoldUp]) -> list[HoldUp]:
-    """Each moment belongs to the stretch that began first."""
+    """Each moment belongs to the interval that began first."""
     covered = 0
     kept = []
     for one in sorted(found):

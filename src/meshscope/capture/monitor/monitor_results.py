@@ -5,51 +5,29 @@ steps looked at, so that one odd step decides nothing.
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 
+from meshscope.core.advice import MIN_DATA_PARALLEL_RATIO, MIN_STALL_RATIO, NEAR_RATIO
+from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 
 WINDOWS = (1, 10, 50)
 """Steps over which rates are given."""
 
 
-class Severity(IntEnum):
-    """How much a bottleneck matters."""
-
-    LOW = 0
-    MEDIUM = 1
-    HIGH = 2
-    CRITICAL = 3
-
-    @property
-    def label(self) -> str:
-        """`high`."""
-        return self.name.lower()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorThresholds:
-    """From when on a bottleneck is one."""
+    """From when on a bottleneck is one; where a rule knows the same cause, its limit."""
 
     min_steps: int = 5
     """Fewer steps give no verdict."""
-    communication_ratio: float = 0.10
+    communication_ratio: float = MIN_DATA_PARALLEL_RATIO.default
     """Exposed communication of an axis, of the step."""
-    input_ratio: float = 0.05
+    input_ratio: float = MIN_STALL_RATIO.default
     """Waiting for data, of the step."""
     bubble_excess_ratio: float = 0.05
     """Pipeline utilisation below what the plain schedule reaches."""
-    memory_used_ratio: float = 0.90
+    memory_used_ratio: float = NEAR_RATIO.default
     """Of the device's memory, or of what the host allows."""
-    medium_ratio: float = 0.03
-    """From this share of the step on a bottleneck is medium, then high, then critical."""
-    high_ratio: float = 0.10
-    critical_ratio: float = 0.30
-
-    def grade(self, ratio: float) -> Severity:
-        """By the share of the step that could be won at most."""
-        limits = (self.medium_ratio, self.high_ratio, self.critical_ratio)
-        return Severity(sum(ratio >= limit for limit in limits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

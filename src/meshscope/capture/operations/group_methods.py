@@ -8,141 +8,14 @@ the dispatcher's kernels in the place of these methods, for the rest of the reco
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from meshscope.capture.operations.group_hooks import Follower
+from meshscope.capture.operations.following import Follower
 from meshscope.capture.operations.operation_log import Blocking, Operation, OperationLog
-from meshscope.capture.operations.operation_shapes import OperationShape, add_up, dtype_codes_of
+from meshscope.capture.operations.operation_shapes import Method, add_up, dtype_codes_of
 from meshscope.capture.operations.process_groups import GroupBook
 from meshscope.core.operations import Kind
 from meshscope.store.schema import MISSING, OperationFlag
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """Where a method of `ProcessGroup` keeps what we want to know."""
-
-    kind: Kind
-    names: tuple[str, ...]
-    """Of its arguments, as far as they matter."""
-    size_index: int = 0
-    """Of the tensors whose bytes are the operation's size; -1 when there are none."""
-    is_size_per_rank: bool = False
-    peer_index: int = -1
-    """Of the other side of a message."""
-    tag_index: int = -1
-    op_names: tuple[str, ...] = ()
-    """Operations of the dispatcher that it ends in."""
-
-
-_INTO = ("output", "input")
-METHODS: dict[str, Method] = {
-    "allreduce": Method(kind=Kind.ALL_REDUCE, names=("tensors",), op_names=("allreduce_",)),
-    "allreduce_coalesced": Method(
-        kind=Kind.ALL_REDUCE, names=("tensors",), op_names=("allreduce_coalesced_",)
-    ),
-    "broadcast": Method(kind=Kind.BROADCAST, names=("tensors",), op_names=("broadcast_",)),
-    "reduce": Method(kind=Kind.REDUCE, names=("tensors",), op_names=("reduce_",)),
-    "allgather": Method(
-        kind=Kind.ALL_GATHER, names=("output_tensors", "input_tensors"), op_names=("allgather_",)
-    ),
-    "allgather_coalesced": Method(
-        kind=Kind.ALL_GATHER,
-        names=("output_lists", "input_list"),
-        op_names=("allgather_coalesced_",),
-    ),
-    "_allgather_base": Method(kind=Kind.ALL_GATHER, names=_INTO, op_names=("_allgather_base_",)),
-    "all_gather_single": Method(kind=Kind.ALL_GATHER, names=_INTO),
-    "allgather_into_tensor_coalesced": Method(
-        kind=Kind.ALL_GATHER,
-        names=("outputs", "inputs"),
-        op_names=("allgather_into_tensor_coalesced_",),
-    ),
-    "all_gather_single_coalesced": Method(kind=Kind.ALL_GATHER, names=("outputs", "inputs")),
-    "gather": Method(
-        kind=Kind.GATHER,
-        names=("output_tensors", "input_tensors"),
-        size_index=1,
-        is_size_per_rank=True,
-        op_names=("gather_",),
-    ),
-    "gather_into_tensor": Method(
-        kind=Kind.GATHER,
-        names=_INTO,
-        size_index=1,
-        is_size_per_rank=True,
-        op_names=("gather_into_tensor_",),
-    ),
-    "gather_single": Method(kind=Kind.GATHER, names=_INTO, size_index=1, is_size_per_rank=True),
-    "scatter": Method(
-        kind=Kind.SCATTER,
-        names=("output_tensors", "input_tensors"),
-        is_size_per_rank=True,
-        op_names=("scatter_",),
-    ),
-    "reduce_scatter": Method(
-        kind=Kind.REDUCE_SCATTER,
-        names=("output_tensors", "input_tensors"),
-        size_index=1,
-        op_names=("reduce_scatter_",),
-    ),
-    "_reduce_scatter_base": Method(
-        kind=Kind.REDUCE_SCATTER,
-        names=("outputTensor", "inputTensor"),
-        size_index=1,
-        op_names=("_reduce_scatter_base_",),
-    ),
-    "reduce_scatter_single": Method(
-        kind=Kind.REDUCE_SCATTER, names=("outputTensor", "inputTensor"), size_index=1
-    ),
-    "reduce_scatter_tensor_coalesced": Method(
-        kind=Kind.REDUCE_SCATTER,
-        names=("outputs", "inputs"),
-        size_index=1,
-        op_names=("reduce_scatter_tensor_coalesced_",),
-    ),
-    "reduce_scatter_single_coalesced": Method(
-        kind=Kind.REDUCE_SCATTER, names=("outputs", "inputs"), size_index=1
-    ),
-    "alltoall": Method(
-        kind=Kind.ALL_TO_ALL,
-        names=("output_tensors", "input_tensors"),
-        size_index=1,
-        op_names=("alltoall_",),
-    ),
-    "alltoall_base": Method(
-        kind=Kind.ALL_TO_ALL, names=_INTO, size_index=1, op_names=("alltoall_base_",)
-    ),
-    "all_to_all_single": Method(kind=Kind.ALL_TO_ALL, names=_INTO, size_index=1),
-    "send": Method(
-        kind=Kind.SEND,
-        names=("tensors", "dstRank", "tag"),
-        peer_index=1,
-        tag_index=2,
-        op_names=("send",),
-    ),
-    "recv": Method(
-        kind=Kind.RECV,
-        names=("tensors", "srcRank", "tag"),
-        peer_index=1,
-        tag_index=2,
-        op_names=("recv_",),
-    ),
-    "recv_anysource": Method(
-        kind=Kind.RECV, names=("tensors", "tag"), tag_index=1, op_names=("recv_any_source_",)
-    ),
-    "barrier": Method(kind=Kind.BARRIER, names=(), size_index=-1, op_names=("barrier",)),
-    "monitored_barrier": Method(
-        kind=Kind.BARRIER, names=(), size_index=-1, op_names=("monitored_barrier_",)
-    ),
-}
-
-
-def covers(shapes: list[OperationShape]) -> bool:
-    """Whether every operation of the running torch has a method that is known here."""
-    known = {name for method in METHODS.values() for name in method.op_names}
-    return {shape.op_name for shape in shapes} <= known
 
 
 class GroupMethods:

@@ -1,11 +1,13 @@
-"""Reads torch's own description of its communication operations.
+"""What torch's communication operations are called, and where they keep what we want to know.
 
-The running torch is asked which operations it has and what their arguments are called, instead of
-keeping a list per version: one that this version of meshscope has never heard of is still seen,
-as a custom operation under torch's name.
+The running torch is asked which operations its dispatcher has and what their arguments are called,
+instead of keeping a list per version: one that this version of meshscope has never heard of is
+still seen, as a custom operation under torch's name. Methods of `ProcessGroup` cannot be asked;
+their arguments are in `_METHOD_ARGUMENTS`. Kind, size and peer follow from the names, by the same
+rules for both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +30,45 @@ _KINDS = {
     "barrier": Kind.BARRIER,
     "monitored_barrier": Kind.BARRIER,
     "alltoall": Kind.ALL_TO_ALL,
+    "all_gather": Kind.ALL_GATHER,
+    "all_to_all": Kind.ALL_TO_ALL,
 }
-_SUFFIXES = ("_any_source", "_into_tensor", "_tensor", "_coalesced", "_base")
+_SUFFIXES = (
+    "_any_source", "_anysource", "_into_tensor", "_tensor", "_coalesced", "_base", "_single",
+)  # fmt: skip
+_OUTPUT_INPUT = ("output_tensors", "input_tensors")
+_INTO = ("output", "input")
+_LISTS = ("outputs", "inputs")
+_METHOD_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "allreduce": ("tensors",),
+    "allreduce_coalesced": ("tensors",),
+    "broadcast": ("tensors",),
+    "reduce": ("tensors",),
+    "allgather": _OUTPUT_INPUT,
+    "allgather_coalesced": ("output_lists", "input_list"),
+    "_allgather_base": _INTO,
+    "all_gather_single": _INTO,
+    "allgather_into_tensor_coalesced": _LISTS,
+    "all_gather_single_coalesced": _LISTS,
+    "gather": _OUTPUT_INPUT,
+    "gather_into_tensor": _INTO,
+    "gather_single": _INTO,
+    "scatter": _OUTPUT_INPUT,
+    "reduce_scatter": _OUTPUT_INPUT,
+    "_reduce_scatter_base": ("outputTensor", "inputTensor"),
+    "reduce_scatter_single": ("outputTensor", "inputTensor"),
+    "reduce_scatter_tensor_coalesced": _LISTS,
+    "reduce_scatter_single_coalesced": _LISTS,
+    "alltoall": _OUTPUT_INPUT,
+    "alltoall_base": _INTO,
+    "all_to_all_single": _INTO,
+    "send": ("tensors", "dstRank", "tag"),
+    "recv": ("tensors", "srcRank", "tag"),
+    "recv_anysource": ("tensors", "tag"),
+    "barrier": (),
+    "monitored_barrier": (),
+}
+"""The first arguments of each method, as far as they matter."""
 _MIXED = DTYPES.index("(mixed)")
 _OTHER = DTYPES.index("(other)")
 
@@ -113,15 +152,10 @@ def _read_shape(name: str, overload: Any, codes: dict[Any, int]) -> OperationSha
         return None
     kind = kind_of(name)
     beyond = len(names)
-
-    def find(*wanted: str) -> int:
-        return next((index for index, text in enumerate(names) if text in wanted), -1)
-
-    async_index = find("async_op")
+    async_index = _find(names, "async_op")
     tensors = [index for index, text in enumerate(types) if "Tensor" in text and "?" not in text]
     outputs = [index for index in tensors if names[index].startswith("output")]
-    inputs = [index for index in tensors if names[index].startswith("input")]
-    size_index, is_size_per_rank = _find_size(kind, tensors, inputs, outputs)
+    size_index, is_size_per_rank = _find_size(kind, names, tensors)
     return OperationShape(
         op_name=name,
         overload=overload,
@@ -130,8 +164,8 @@ def _read_shape(name: str, overload: Any, codes: dict[Any, int]) -> OperationSha
         group_index=groups[0],
         async_index=async_index if async_index >= 0 else beyond,
         is_async_by_default=name != "monitored_barrier_",
-        peer_index=find("root_rank", "src", "dst"),
-        tag_index=find("tag"),
+        peer_index=_find(names, "root_rank", "src", "dst"),
+        tag_index=_find(names, "tag"),
         output_index=(outputs or tensors or [-1])[0],
         size_index=size_index,
         is_size_per_rank=is_size_per_rank,
@@ -140,10 +174,15 @@ def _read_shape(name: str, overload: Any, codes: dict[Any, int]) -> OperationSha
     )
 
 
-def _find_size(
-    kind: Kind, tensors: list[int], inputs: list[int], outputs: list[int]
-) -> tuple[int, bool]:
-    """Which argument an operation's size is read from (see `core.operations`)."""
+def _find(names: Sequence[str], *wanted: str) -> int:
+    return next((index for index, text in enumerate(names) if text in wanted), -1)
+
+
+def _find_size(kind: Kind, names: Sequence[str], tensors: list[int]) -> tuple[int, bool]:
+    """Which argument an operation's size is read from (see `core.operations`), and whether that is
+    one rank's share of it."""
+    inputs = [index for index in tensors if names[index].startswith("input")]
+    outputs = [index for index in tensors if names[index].startswith("output")]
     if kind is Kind.BARRIER or not tensors:
         return -1, False
     if kind is Kind.GATHER and inputs:  # only the root has outputs; every rank has an input
@@ -166,6 +205,44 @@ def _make_measure(size_index: int, is_size_per_rank: bool, codes: dict[Any, int]
         return size_bytes * (num_ranks if is_size_per_rank else 1), dtype, tensor
 
     return measure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """Where a method of `ProcessGroup` keeps what we want to know; as in `OperationShape`."""
+
+    kind: Kind
+    names: tuple[str, ...]
+    """Of its arguments, as far as they matter."""
+    size_index: int
+    is_size_per_rank: bool
+    peer_index: int
+    """Of the other side of a message."""
+    tag_index: int
+
+
+def _read_method(name: str) -> Method:
+    kind, names = kind_of(name), _METHOD_ARGUMENTS[name]
+    tensors = [i for i, text in enumerate(names) if text.startswith(("tensors", "in", "out"))]
+    size_index, is_size_per_rank = _find_size(kind, names, tensors)
+    return Method(
+        kind=kind,
+        names=names,
+        size_index=size_index,
+        is_size_per_rank=is_size_per_rank,
+        peer_index=_find(names, "srcRank", "dstRank"),
+        tag_index=_find(names, "tag"),
+    )
+
+
+METHODS = {name: _read_method(name) for name in _METHOD_ARGUMENTS}
+
+
+def covers(shapes: list[OperationShape]) -> bool:
+    """Whether every operation of the running torch has a method that is known here."""
+    known = {name.strip("_") for name in METHODS}
+    names = {shape.op_name.strip("_").replace("any_source", "anysource") for shape in shapes}
+    return names <= known
 
 
 def add_up(value: Any, codes: dict[Any, int]) -> tuple[int, int, Any]:

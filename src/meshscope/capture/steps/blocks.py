@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from meshscope.capture.guard import Guard
+from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import Timeline
-from meshscope.store.schema import SpanFlag
+from meshscope.store.schema import SpanFlag, StepFlag
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,16 +103,44 @@ class Span(Phase):
 class StepBlock:
     """A step marked by the program. `number` is that of the next one, if it was given."""
 
-    __slots__ = ("_begin", "_end", "number")
+    __slots__ = ("_caught", "_clock", "_steps", "_timeline", "number")
 
-    def __init__(self, begin: Callable[[int | None], None], end: Callable[[bool], None]) -> None:
-        self._begin = begin
-        self._end = end
+    def __init__(
+        self, timeline: Timeline, steps: StepInference, guard: Guard, clock: Callable[[], int]
+    ) -> None:
+        self._timeline = timeline
+        self._steps = steps
+        self._caught = guard.caught
+        self._clock = clock
         self.number: int | None = None
+
+    def begin(self, step: int | None = None) -> None:
+        """A step begins; an open one ends here."""
+        now_ns = self._clock()
+        try:
+            self._steps.is_explicit = True
+            timeline = self._timeline
+            timeline.end_step(now_ns, StepFlag.EXPLICIT)
+            if step is not None:
+                timeline.step = int(step)
+            timeline.begin_step(now_ns)
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("step begin", error)
+
+    def end(self, *, is_aborted: bool) -> None:
+        """The step ends, by itself or by an exception."""
+        now_ns = self._clock()
+        try:
+            if is_aborted:
+                self._timeline.abort_step(now_ns, StepFlag.EXPLICIT)
+            else:
+                self._timeline.end_step(now_ns, StepFlag.EXPLICIT)
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("step end", error)
 
     def __enter__(self) -> None:
         number, self.number = self.number, None
-        self._begin(number)
+        self.begin(number)
 
     def __exit__(
         self,
@@ -119,4 +148,4 @@ class StepBlock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._end(kind is not None)
+        self.end(is_aborted=kind is not None)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from meshscope.capture.guard import Guard
 from meshscope.capture.steps.device_events import DeviceScalar, DeviceTimeline
 from meshscope.capture.steps.marking import Marking
 from meshscope.capture.steps.timeline import Timeline
@@ -28,14 +29,17 @@ class ScalarLog:
         self,
         timeline: Timeline,
         clock: Callable[[], int],
+        guard: Guard,
         find_id: Callable[[str], int],
         open_table: Callable[[], TableWriter | None],
     ) -> None:
         self._timeline = timeline
         self._clock = clock
+        self._caught = guard.caught
         self._find_id = find_id
         self._open_table = open_table
         self._table: TableWriter | None = None
+        self.are_signals_wanted = True
         self.marking: Marking | None = None
         """Where numbers on a device go; set once both exist."""
         self.watch: Callable[[int, float], None] | None = None
@@ -46,17 +50,37 @@ class ScalarLog:
         self._table = None
 
     def log(self, name: str, value: Any) -> None:
-        """Records a number, for the open step or the last one. Raises when it is none."""
+        """Records a number, for the open step or the last one. What is none is counted."""
+        try:
+            self._log(name, value)
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("scalar", error)
+
+    def take_signal(self, name: str, value: Any) -> None:
+        """Records what a hook came across, if it is a number that can be had at once."""
+        if not self.are_signals_wanted:
+            return
+        try:
+            if isinstance(value, (list, tuple)):
+                value = value[0] if len(value) == 1 else None
+            if isinstance(value, (int, float)) or self._is_readable(value):
+                self._log(name, value)
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("signal", error)
+
+    def _log(self, name: str, value: Any) -> None:
         name_id = self._find_id(name)  # may open the run
-        timeline = self._timeline
-        if self._find_table() is None:
+        table = self._table or self._find_table()
+        if table is None:
             return
         is_tensor = hasattr(value, "is_cuda")
         if is_tensor and value.device.type != "cpu":
             self._send(name, name_id, value)
             return
         number = float(value.detach().item() if is_tensor else value)
-        self._put(name_id, timeline.current_step, self._clock(), number, timeline.microbatch)
+        timeline = self._timeline
+        step, now_ns = timeline.current_step, self._clock()
+        self._put(table, name_id, step, now_ns, number, timeline.microbatch)
 
     def _send(self, name: str, name_id: int, value: Any) -> None:
         device = self._device_of(value)
@@ -69,13 +93,6 @@ class ScalarLog:
         device.take_scalar(
             value, name_id, timeline.current_step, self._clock(), timeline.microbatch
         )
-
-    def log_signal(self, name: str, value: Any) -> None:
-        """Records what a hook came across, if it is a number that can be had at once."""
-        if isinstance(value, (list, tuple)):
-            value = value[0] if len(value) == 1 else None
-        if isinstance(value, (int, float)) or self._is_readable(value):
-            self.log(name, value)
 
     def _is_readable(self, value: Any) -> bool:
         torch: Any = sys.modules.get("torch")
@@ -91,16 +108,25 @@ class ScalarLog:
 
     def put_from_device(self, scalar: DeviceScalar, value: float) -> None:
         """A number that has arrived from the device."""
-        self._put(scalar.name_id, scalar.step, scalar.time_ns, value, scalar.microbatch)
+        table = self._table or self._find_table()
+        if table is not None:
+            microbatch = scalar.microbatch
+            self._put(table, scalar.name_id, scalar.step, scalar.time_ns, value, microbatch)
 
     def _find_table(self) -> TableWriter | None:
-        self._table = self._table or self._open_table()
+        self._table = self._open_table()
         return self._table
 
-    def _put(self, name_id: int, step: int, time_ns: int, number: float, microbatch: int) -> None:
-        table = self._find_table()
-        if table is not None:
-            bits: int = _INT64.unpack(_DOUBLE.pack(number))[0]
-            table.put(name_id, step, time_ns, bits, microbatch, 0, 0)
-            if self.watch is not None and not math.isfinite(number):
-                self.watch(name_id, number)
+    def _put(
+        self,
+        table: TableWriter,
+        name_id: int,
+        step: int,
+        time_ns: int,
+        number: float,
+        microbatch: int,
+    ) -> None:
+        bits: int = _INT64.unpack(_DOUBLE.pack(number))[0]
+        table.put(name_id, step, time_ns, bits, microbatch, 0, 0)
+        if self.watch is not None and not math.isfinite(number):
+            self.watch(name_id, number)

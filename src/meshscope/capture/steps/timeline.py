@@ -370,6 +370,11 @@ class Timeline:
         self.step_start_ns = self.microbatch = self.input_tokens = self.own_ns = 0
         self.is_sampled = not step % SAMPLE_EVERY_STEPS
 
+    def set_microbatch(self, index: int, stride: int) -> None:
+        """The program labels what follows; `stride` is what a backward pass adds."""
+        self.microbatch = max(int(index), 0)
+        self.microbatch_stride = stride
+
     def reopen_step(self, step: int, start_ns: int, microbatch: int) -> None:
         """Goes on with a step that was written as ended; its next end replaces that record."""
         self.step = step

@@ -14,25 +14,21 @@ from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.job.job import Job
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.advice import KEEP_TP_INSIDE, MIN_DATA_PARALLEL_RATIO, OVERLAP_TRANSFERS
 from meshscope.core.layout import Axis
 from meshscope.core.operations import POINT_TO_POINT
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import count, duration, memory, ratio
 from meshscope.simulate.what_if import Edit
 from meshscope.store.read.arrays import Bools
 from meshscope.store.schema import OperationFlag
 
-MIN_DATA_PARALLEL_RATIO = Threshold(
-    name="exposed_dp_min_ratio",
-    default=0.10,
-    meaning="share of the wall clock in transfers along dp that nothing hides",
-)
 MIN_TENSOR_PARALLEL_RATIO = Threshold(
     name="exposed_tp_min_ratio",
     default=0.20,
@@ -181,7 +177,7 @@ class ExposedDataParallel(Rule):
                 self,
                 context,
                 one,
-                change="Overlap these transfers with backward: buckets, prefetch, fewer bytes.",
+                change=OVERLAP_TRANSFERS,
             )
 
 
@@ -215,7 +211,7 @@ class ExposedTensorParallel(Rule):
                 self,
                 context,
                 one,
-                change="Keep tp groups inside a host and lower the degree as far as memory allows.",
+                change=KEEP_TP_INSIDE,
             )
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
@@ -16,8 +18,6 @@ from meshscope.diagnose.device_view import (
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, ratio
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.simulate.what_if import Edit

@@ -18,12 +18,12 @@ from meshscope.analyze.training.convergence import (
     find_level_change,
 )
 from meshscope.analyze.training.skipped_updates import SkippedUpdates, count_skipped
+from meshscope.core.severity import Severity, grade
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity, grade
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import count, name_ranks, p_value, plural, ratio
 from meshscope.numerics.events import JointEvents, find_joint_events
 from meshscope.numerics.spikes import Spike, find_spikes

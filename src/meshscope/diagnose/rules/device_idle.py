@@ -6,6 +6,7 @@ import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
@@ -16,7 +17,6 @@ from meshscope.diagnose.device_view import (
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, ratio
 from meshscope.simulate.what_if import Edit
 

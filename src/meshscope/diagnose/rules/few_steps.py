@@ -5,13 +5,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshscope.analyze.timeline.peer_work import PeerGroup, PeerWork
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, p_value, ratio
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO

@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from itertools import islice
 
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity
 from meshscope.diagnose.stopped_ranks import StoppedRanks, find_stopped_ranks
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import be, count, duration, name_ranks, plural, ratio
 from meshscope.store.read.columns import ProblemKind
 

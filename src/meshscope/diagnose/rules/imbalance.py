@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from meshscope.analyze.stragglers.load_imbalance import measure_load_imbalance
 from meshscope.analyze.stragglers.sequence_imbalance import MIN_CORRELATION, SequenceImbalance
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, even_microbatches
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import plural, ratio
 
 MIN_SEQUENCE_CORRELATION = Threshold(

@@ -14,12 +14,13 @@ import numpy as np
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.advice import FEED_FASTER, MIN_STALL_RATIO
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import be, duration, name_ranks, p_value, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
 from meshscope.simulate.what_if import Edit
@@ -30,11 +31,6 @@ MIN_EXCESS_RATIO = Threshold(
     name="input_min_excess_ratio",
     default=0.02,
     meaning="share of the step by which a rank must wait longer for data than its peers",
-)
-MIN_STALL_RATIO = Threshold(
-    name="input_min_stall_ratio",
-    default=0.05,
-    meaning="share of the step that waiting for data must take where all ranks wait alike",
 )
 _UNNAMED_MIN_RATIO = 0.08
 """Of the step, for time between steps that nothing names."""
@@ -340,8 +336,7 @@ class InputBound(Rule):
                 Evidence(name="share of the step", value=share, unit="ratio"),
                 Evidence(name="ranks that wait", value=len(ranks)),
             ),
-            change="Give loaders more workers and a deeper queue, or move decoding out of the "
-            "training process.",
+            change=FEED_FASTER,
             gain=gain,
             edit=edit,
         )

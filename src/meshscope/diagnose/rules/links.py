@@ -7,12 +7,12 @@ from meshscope.analyze.communication.links import SlowLink, find_slow_links, sho
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, name_ranks, p_value, plural, ratio
 from meshscope.simulate.what_if import Edit, Gain
 

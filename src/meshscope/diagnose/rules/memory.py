@@ -18,12 +18,13 @@ from meshscope.analyze.memory.memory import (
     forecast_host,
 )
 from meshscope.analyze.study import Study
+from meshscope.core.advice import CRITICAL_RATIO, NEAR_RATIO, NEED_LESS_MEMORY, grade_memory
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import (
     be,
     count,
@@ -49,16 +50,6 @@ LEAK_HIGH_S = Threshold(
     name="leak_high_seconds",
     default=7 * 86400,
     meaning="memory that is full within this long is high; a run of a week should end by itself",
-)
-NEAR_RATIO = Threshold(
-    name="memory_near_capacity_ratio",
-    default=0.9,
-    meaning="share of the memory there is from which it counts as nearly full",
-)
-CRITICAL_RATIO = Threshold(
-    name="memory_critical_ratio",
-    default=0.97,
-    meaning="share of the memory there is from which the next allocation may fail",
 )
 MIN_UNUSED_RATIO = Threshold(
     name="fragmentation_min_unused_ratio",
@@ -288,11 +279,10 @@ class NearCapacity(Rule):
     ) -> Finding:
         assert not isinstance(limit, Unavailable)
         share = used / limit
-        is_critical = share >= context.thresholds[CRITICAL_RATIO]
         return Finding(
             code=self.code,
             title=f"{what} memory of {name_ranks(ranks)} is nearly full",
-            severity=Severity.HIGH if is_critical else Severity.MEDIUM,
+            severity=grade_memory(share, context.thresholds),
             summary=f"The peak on {name_ranks(ranks)} is {memory(used)} of {memory(limit)}, "
             f"{ratio(share)}.",
             ranks=ranks,
@@ -301,8 +291,7 @@ class NearCapacity(Rule):
                 Evidence(name="memory there is", value=limit, unit="bytes"),
                 Evidence(name="share in use", value=share, unit="ratio"),
             ),
-            change="Recompute activations, take a smaller microbatch, or shard the optimizer's "
-            "state over more ranks.",
+            change=NEED_LESS_MEMORY,
             gain=NOT_TIME,
         )
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshscope.analyze.pipeline.pipeline_waits import PipelineWaits
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
@@ -18,8 +20,6 @@ from meshscope.diagnose.pipeline_view import (
 )
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, plural, ratio
 from meshscope.simulate.pipeline.schedule_edits import price_schedule, rank_schedules
 from meshscope.simulate.what_if import Gain

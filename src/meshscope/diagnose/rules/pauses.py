@@ -7,13 +7,13 @@ import numpy as np
 from meshscope.analyze.stragglers.pauses import PausedRank, Pauses
 from meshscope.analyze.timeline.gc_collections import Collections
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import remove_pauses
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import duration, name_ranks, plural, ratio
 from meshscope.store.read.arrays import Floats
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshscope.analyze.pipeline.stage_verdict import StageCause, StageVerdict
 from meshscope.core.schedule import ActionKind
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import ConfidenceLevel, Evidence, Finding
@@ -20,7 +21,6 @@ from meshscope.diagnose.pipeline_view import (
 )
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import capitalize, duration, name_ranks, plural, ratio
 from meshscope.simulate.pipeline.pipeline_edits import (
     MoveAdvice,

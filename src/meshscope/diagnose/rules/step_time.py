@@ -14,13 +14,13 @@ from meshscope.analyze.stragglers.step_pattern import (
     read_periods,
 )
 from meshscope.analyze.study import Study
+from meshscope.core.severity import Severity
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import count, duration, p_value, plural, ratio
 from meshscope.store.read.arrays import Bools, Int64s
 

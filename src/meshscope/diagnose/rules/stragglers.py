@@ -14,14 +14,14 @@ from meshscope.analyze.stragglers.stragglers import (
 )
 from meshscope.analyze.timeline.peer_work import PeerWork
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.severity import Severity, grade
+from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.severity import Severity, grade
-from meshscope.diagnose.thresholds import Threshold
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, ratio
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO
 from meshscope.simulate.what_if import Edit

@@ -11,48 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.core.layout import Layout
+from meshscope.core.memory_point import COUNTERS, NOT_KNOWN, POINTS_NAME, MemoryPoint
 from meshscope.core.trace_names import parse_rank_folder
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import LayoutError, RunNotFound
 from meshscope.store.read.files import find_files, is_file, is_folder, open_text
 
 MEMORY_FOLDER = "memory"
-POINTS_NAME = "memory.jsonl"
 MAX_FILE_BYTES = 1 << 30
 MAX_LINE_CHARACTERS = 1 << 26
 MAX_PROBLEMS = 10
 MAX_TEXT = 1000
 MAX_BYTES = 1 << 62
 """No device has more; a larger number is not believed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPoint:
-    """One moment of one rank."""
-
-    name: str
-    step: int
-    """-1 outside of a profiled step."""
-    microbatch: int
-    seconds: float
-    during: str
-    """Of a peak: what ran then; else empty."""
-    modules_bytes: Mapping[str, Mapping[str, int]]
-    """Category to path to bytes."""
-    elsewhere_bytes: Mapping[str, int]
-    allocated_bytes: int | Unavailable
-    reserved_bytes: int | Unavailable
-    peak_allocated_bytes: int | Unavailable
-    sampled_peak_bytes: int | Unavailable
-    inactive_split_bytes: int | Unavailable
-    num_retries: int | Unavailable
-    num_ooms: int | Unavailable
-    rss_bytes: int | Unavailable
-
-    @property
-    def attributed_bytes(self) -> int:
-        """The sum over all categories."""
-        return sum(sum(paths.values()) for paths in self.modules_bytes.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,20 +126,13 @@ def _make_point(found: Mapping[str, Any]) -> MemoryPoint:
         during=during[:MAX_TEXT] if isinstance(during, str) else "",
         modules_bytes={str(name): _sizes(paths) for name, paths in categories.items()},
         elsewhere_bytes=_sizes(found.get("elsewhere_bytes")),
-        allocated_bytes=_value(found, "allocated_bytes"),
-        reserved_bytes=_value(found, "reserved_bytes"),
-        peak_allocated_bytes=_value(found, "peak_allocated_bytes"),
-        sampled_peak_bytes=_value(found, "sampled_peak_bytes"),
-        inactive_split_bytes=_value(found, "inactive_split_bytes"),
-        num_retries=_value(found, "num_retries"),
-        num_ooms=_value(found, "num_ooms"),
-        rss_bytes=_value(found, "rss_bytes"),
+        **{name: _value(found, name) for name in COUNTERS},
     )
 
 
 def _value(found: Mapping[str, Any], name: str) -> int | Unavailable:
     value = _count(found.get(name))
-    return value if value >= 0 else Unavailable("not known on this device")
+    return value if value >= 0 else NOT_KNOWN
 
 
 def _count(value: object) -> int:

@@ -7,7 +7,7 @@ memory about to run out.
 
 from enum import IntEnum
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 
 MEDIUM_FROM_RATIO = 0.03
 """Share of the step below which a loss is not worth acting on: steps of steady runs vary by it."""
@@ -49,11 +49,10 @@ def grade(
     be had. It is an upper bound of the gain, so it is graded HIGH at most. Without either a finding
     is LOW: what cannot be priced must not raise an alarm.
     """
-    if isinstance(gain_ratio, Unavailable):
-        if isinstance(otherwise, Unavailable):
-            return Severity.LOW
-        return min(Severity.HIGH, _grade(otherwise))
-    return _grade(gain_ratio)
+    gained, taken = known(gain_ratio), known(otherwise)
+    if gained is not None:
+        return _grade(gained)
+    return Severity.LOW if taken is None else min(Severity.HIGH, _grade(taken))
 
 
 def _grade(ratio: float) -> Severity:

@@ -1,0 +1,41 @@
+"""The settings of a recorder."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshscope.errors import UsageError
+from meshscope.store.schema import MAX_DETAIL_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderConfig:
+    """What a recorder does. Change it while it runs with `Recorder.configure`."""
+
+    enabled: bool = True
+    """False: nothing is opened or written; every call still works."""
+    signals: bool = True
+    """Log what backward is called on, the learning rate and the gradient norm."""
+    device_events: bool = True
+    """Mark phases on the accelerator's stream as well."""
+    memory: bool = True
+    """Read memory at step ends, as often as it costs a thousandth of the time."""
+    gc_pauses: bool = True
+    """Record garbage collections over 0.2 ms as detail spans."""
+    count_flops: bool = False
+    """Count the FLOPs of a model given to `attach`, on fake tensors, at its first forward."""
+    communication: bool = True
+    """Record every operation of torch.distributed."""
+    stack_dumps: bool = True
+    """Let `meshscope hang` ask for the Python stacks, by a real-time signal nobody else uses."""
+    provenance: bool = True
+    """Write git revision, packages, devices and settings into the run."""
+    max_detail_bytes: int = MAX_DETAIL_BYTES
+    """Limit of one detail table of one rank."""
+
+    @classmethod
+    def check_names(cls, settings: Iterable[str]) -> None:
+        """UsageError when a name is none of the settings."""
+        unknown = set(settings) - set(cls.__dataclass_fields__)
+        if unknown:
+            known = ", ".join(cls.__dataclass_fields__)
+            raise UsageError(f"unknown setting {', '.join(sorted(unknown))}; settings: {known}")

@@ -1,0 +1,173 @@
+"""What the recorder looks at between steps: memory, clocks, collections, and what has turned up.
+
+`Timeline.end_step` calls `visit`: at every step once a device is in use or a profile is due, else
+as often as memory is read, and once a second.
+"""
+
+import sys
+
+from meshscope.capture.identity import initialized_distributed
+from meshscope.capture.memory.device_memory import pause_after, sample_memory
+from meshscope.capture.memory.gc_pauses import GcPauses, pause_name
+from meshscope.capture.model.layer_counts import count_layers
+from meshscope.capture.profiles import Profiles
+from meshscope.capture.session import CLOCKS_EVERY_NS, Session, read_clocks
+from meshscope.capture.steps.marking import Marking
+from meshscope.capture.watching import Watching
+from meshscope.core.layout import Layout
+
+SAMPLE_EVERY_NS = 1_000_000_000
+SILENT_STEPS = 20
+"""Steps of a job of several ranks after which communication should have been seen."""
+
+
+class Sampling:
+    """Visits one rank at the end of its steps."""
+
+    def __init__(
+        self, session: Session, marking: Marking, watching: Watching, profiles: Profiles
+    ) -> None:
+        self._session = session
+        self._guard = session.guard
+        self._timeline = session.timeline
+        self._marking = marking
+        self._watching = watching
+        self._profiles = profiles
+        self.gc_pauses = GcPauses(session.clock, self._wake)
+        self._next_sample_ns = 0
+        self._next_memory_ns = 0
+        self._first_sampled_step: int | None = None
+        self._has_counted_layers = False
+        self._has_said_silent = False
+        session.timeline.on_visit = self.visit
+
+    def begin_attempt(self) -> None:
+        """Steps are counted again."""
+        self._first_sampled_step = None
+        self._has_counted_layers = False
+
+    def listen_to_collector(self) -> None:
+        """Begins or ends with pauses of the garbage collector, as the settings say."""
+        session = self._session
+        if not session.config.gc_pauses:
+            self.gc_pauses.remove()
+        elif session.writer is not None and not session.is_closed:
+            self.gc_pauses.install()
+
+    def close(self) -> None:
+        """Writes the last pauses."""
+        self.gc_pauses.remove()
+        self._guard.run("gc pauses", self.put_pauses)
+
+    def visit(self, step: int, end_ns: int) -> None:
+        """At the end of a step. Takes what is due, and says when to call again."""
+        marking, run = self._marking, self._guard.run
+        if marking.device is not None:
+            try:
+                marking.end_step(step, end_ns)
+            except RuntimeError as error:  # a device error: training will meet it, and report it
+                marking.drop()
+                self._guard.caught("device events", error)
+        if end_ns >= self._next_memory_ns:
+            run("memory", self._sample_memory, step, end_ns)
+            run("gc pauses", self.put_pauses)
+        if end_ns >= self._next_sample_ns:
+            self._next_sample_ns = end_ns + SAMPLE_EVERY_NS
+            if self._watching.collectives is not None:
+                run("device operations", self._watching.collectives.visit)
+            run("sample", self._sample, step, end_ns)
+        next_ns = min(self._next_sample_ns, self._next_memory_ns)
+        if self._profiles.windows is not None:
+            # Last: what is traced begins and ends here.
+            next_ns = 0 if self._profiles.visit(step, end_ns) else next_ns
+        self._timeline.next_visit_ns = next_ns if marking.device is None else 0
+
+    def _wake(self) -> None:
+        """There is something to write: look at the end of this step. Takes no lock."""
+        self._next_memory_ns = self._timeline.next_visit_ns = 0
+
+    def _sample_memory(self, step: int, end_ns: int) -> None:
+        """Memory, and when to read it next: a reading may cost a thousandth of the time."""
+        session = self._session
+        writer = session.writer
+        if writer is None:  # the first step's own record opens the run
+            return
+        self._next_memory_ns = end_ns + SAMPLE_EVERY_NS
+        if session.is_paused or not session.config.memory:
+            return
+        table = writer.table("memory")  # making its file is no part of a reading's cost
+        start_ns = session.clock()
+        sample = sample_memory(sys.modules.get("torch"))
+        table.put(step, end_ns, *sample.memory)
+        if sample.allocator is not None:
+            writer.table("allocator").put(step, end_ns, *sample.allocator)
+        self._next_memory_ns = end_ns + pause_after(session.clock() - start_ns)
+
+    def put_pauses(self) -> None:
+        """Writes the collector's pauses since the last time as detail spans."""
+        session = self._session
+        for generation, start_ns, end_ns, ident in self.gc_pauses.take():
+            if session.writer is not None and not session.is_paused:
+                name_id = session.name_id(pause_name(generation))
+                self._timeline.put_pause(name_id, start_ns, end_ns, ident)
+
+    def _sample(self, step: int, end_ns: int) -> None:
+        """Once a second: the wall clock, and whether an accelerator has appeared."""
+        session = self._session
+        writer = session.writer
+        if writer is None or session.is_paused:
+            return
+        self._marking.find()
+        if session.layout is None:
+            self._learn_layout()
+        if not self._has_counted_layers:
+            self._count_layers()
+        if self._first_sampled_step is None:
+            self._first_sampled_step = step
+        num_steps = step - self._first_sampled_step + 1  # a resumed job does not begin at 0
+        if num_steps > SILENT_STEPS and self._watching.collectives is not None:
+            self._check_communication(num_steps)
+        if end_ns >= session.next_clocks_ns:
+            session.next_clocks_ns = end_ns + CLOCKS_EVERY_NS
+            unix_ns, mono_ns, uncertainty_ns = read_clocks(session.clock)
+            writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
+
+    def _check_communication(self, num_steps: int) -> None:
+        """Many ranks, many steps and not one operation: something goes by unseen. Said once."""
+        dist, operations = initialized_distributed(), self._session.operations
+        is_silent = not operations.num_entered and operations.is_on
+        if dist is not None and is_silent and not self._has_said_silent:
+            self._has_said_silent = True
+            if int(dist.get_world_size()) > 1:
+                self._session.note_gap(
+                    "communication",
+                    f"{num_steps} steps on {dist.get_world_size()} ranks, and no communication "
+                    "was seen: either these ranks do not communicate through torch.distributed, "
+                    "or it is not recorded",
+                )
+
+    def _learn_layout(self) -> None:
+        """A DistributedDataParallel model over all ranks: the mesh is dp and nothing else."""
+        dist = initialized_distributed()
+        if dist is None:
+            return
+        world_size = int(dist.get_world_size())
+        for model in self._watching.models:
+            group = getattr(model, "process_group", None)
+            if type(model).__name__ != "DistributedDataParallel" or group is None:
+                continue
+            if group.size() == world_size:
+                self._session.set_layout(
+                    Layout(dp=world_size), "a DistributedDataParallel model spans all ranks"
+                )
+                return
+
+    def _count_layers(self) -> None:
+        """Once: the repeated parts of the models watched; of one stage, if there is a pipeline."""
+        models = self._watching.models
+        if not models or self._session.stage_layers:
+            return
+        self._has_counted_layers = True
+        counted = [parts for parts in map(count_layers, models) if parts]
+        if counted:
+            self._session.journal("update", model_layers=counted)

@@ -1,0 +1,503 @@
+"""A rank's recording session: opens the files, connects the tables, completes them.
+
+Nothing is opened before the first record. Everything that writes gets its table, its ids of names
+and its journal here; where the session cannot open, is paused or has ended, it gets nothing, and
+training goes on.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from meshscope.capture.communication import communication
+from meshscope.capture.config import RecorderConfig
+from meshscope.capture.guard import Guard
+from meshscope.capture.identity import (
+    Identity,
+    clock_id,
+    initialized_distributed,
+    pid_namespace,
+    process_start_ticks,
+    resolve_identity,
+    resolve_run_dir,
+)
+from meshscope.capture.memory.host_memory import read_host_memory
+from meshscope.capture.operations.operation_log import OperationLog
+from meshscope.capture.operations.process_groups import GroupEntry
+from meshscope.capture.provenance import collect_provenance
+from meshscope.capture.stacks import STACKS_NAME, StackDumps
+from meshscope.capture.steps.scalars import ScalarLog
+from meshscope.capture.steps.timeline import NullSink, Timeline
+from meshscope.core.group_axis import name_axis
+from meshscope.core.layout import Layout
+from meshscope.store.schema import MISSING
+from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter
+from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
+from meshscope.store.write.table_file import TableWriter
+from meshscope.store.write.writer import RankWriter
+
+logger = logging.getLogger(__name__)
+
+CLOCKS_EVERY_NS = 60_000_000_000
+FLUSH_SECONDS = 0.2
+"""How long the append sink (network file systems) holds records back at most."""
+MAX_WAITING_RECORDS = 256
+"""Records kept until the first training step; older ones are forgotten."""
+
+MAX_FAULT_CHARACTERS = 500
+
+
+class Session:
+    """The files of one rank, from the first record to the last, and what writes them."""
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str] | None,
+        *,
+        layout: Layout | None,
+        config: RecorderConfig,
+        clock: Callable[[], int],
+        attempt: int | None,
+    ) -> None:
+        self.config = config
+        self.guard = Guard()
+        self.clock = clock
+        self._given_run_dir = run_dir
+        self._attempt = attempt
+        self.layout = layout
+        self._layout_source = "declared" if layout else ""
+        self.stage_layers: dict[str, dict[str, int]] = {}
+        self.lock = threading.RLock()
+        self.writer: RankWriter | None = None
+        """None before the first record and after the last."""
+        self.last_writer: RankWriter | None = None
+        """Also after `close`: what was recorded can still be looked at."""
+        self.on_open: Callable[[], None] = _do_nothing
+        """Called when the files have been opened, before the first record is in them."""
+        self.waits_for_training = False
+        self.is_closed = False
+        self.is_paused = False
+        self.failure = ""
+        self.world_size = 1
+        self.host_limit_bytes = MISSING
+        self.next_clocks_ns = 0
+        """When wall clock and monotonic clock are to be read together again."""
+        self.name_ids: dict[str, int] = {}
+        self.timeline = Timeline(clock)
+        self.scalars = ScalarLog(
+            self.timeline, clock, self.guard, self.name_id, lambda: self.find_table("scalars")
+        )
+        self.operations = OperationLog(
+            self.timeline, self.guard, clock, self.name_id, self._open_operations, self.journal
+        )
+        self._open_step: OpenStepWriter | None = None
+        self._stack_dumps: StackDumps | None = None
+        self._flusher: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._opening_cost_ns = 0
+
+    # --- opening --------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """The next record opens the run."""
+        if not self.config.enabled or self.is_closed:
+            self.go_silent()
+            return
+        self.timeline.spans = _OpeningSink(self, "spans")
+        self.timeline.steps = _OpeningSink(self, "steps")
+        self.timeline.actions = _OpeningSink(self, "actions")
+
+    def open(self) -> bool:
+        """Opens the files; False (and silence from then on) when that is not possible."""
+        with self.lock:
+            if self.writer is not None:
+                return True
+            if self.is_closed or self.failure or not self.config.enabled:
+                return False
+            opened = self.guard.run("open", self._try_open)
+            if opened is None:
+                self.failure = self.guard.first_messages.get("open", "unknown")
+                self.go_silent()
+                logger.error("meshscope records nothing in this process: %s", self.failure)
+                return False
+            return True
+
+    def _try_open(self) -> bool:
+        start_ns = self.clock()
+        identity = resolve_identity(os.environ)
+        placement = identity.placement
+        self.world_size = placement.world_size
+        run_dir = resolve_run_dir(self._given_run_dir, identity)
+        unix_ns, mono_ns, uncertainty_ns = read_clocks(self.clock)
+        header = self._make_header(identity, unix_ns, mono_ns, uncertainty_ns)
+        self.writer = self.last_writer = writer = RankWriter(
+            run_dir, placement.rank, header=header, max_detail_bytes=self.config.max_detail_bytes
+        )
+        self.guard.on_first = lambda site, text: writer.journal.write(
+            "health", cause="recorder", where=site, count=1, text=text
+        )
+        writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
+        self.next_clocks_ns = mono_ns + CLOCKS_EVERY_NS
+        if writer.is_mapped:
+            # Without a place for stamps (a disk that is full already) there is no short cut.
+            path = writer.directory / OPEN_STEP_NAME
+            self._open_step = self.guard.run("open step", OpenStepWriter, path, mono_ns)
+        else:
+            self._start_flusher()
+        if self.config.stack_dumps:
+            self._offer_stacks(writer)
+        self.guard.run("host memory", self._journal_host_memory, writer)
+        self.on_open()
+        self.connect()
+        self._opening_cost_ns = self.clock() - start_ns
+        return True
+
+    def _make_header(
+        self, identity: Identity, unix_ns: int, mono_ns: int, uncertainty_ns: int
+    ) -> dict[str, object]:
+        placement = identity.placement
+        header: dict[str, object] = {
+            "rank": placement.rank,
+            "world_size": placement.world_size,
+            "local_rank": placement.local_rank,
+            "local_world_size": placement.local_world_size,
+            "node_rank": placement.node_rank,
+            "placement_source": placement.source,
+            "launch_id": identity.launch.launch_id,
+            "restart_count": identity.launch.restart_count,
+            "job_attempt": identity.launch.attempt if self._attempt is None else self._attempt,
+            "host": identity.host,
+            "pid": identity.pid,
+            "process_start_ticks": self.guard.run("process start", process_start_ticks),
+            "clock_id": self.guard.run("clock id", clock_id),
+            "pid_namespace": self.guard.run("pid namespace", pid_namespace),
+            "communication": self.config.communication,
+            "start_host_mono_ns": mono_ns,
+            "start_unix_ns": unix_ns,
+            "clock_uncertainty_ns": uncertainty_ns,
+            "layout": self.layout.to_dict() if self.layout else None,
+            "layout_source": self._layout_source or None,
+            "stage_layers": self.stage_layers or None,
+        }
+        if self.config.provenance:
+            # Packages and git are the same for all ranks: one of them writes them down.
+            header["provenance"] = self.guard.run(
+                "provenance", lambda: collect_provenance(in_full=placement.rank == 0)
+            )
+        return header
+
+    def _offer_stacks(self, writer: RankWriter) -> None:
+        try:
+            self._stack_dumps = StackDumps(writer.directory / STACKS_NAME)
+        except (OSError, ValueError) as error:
+            logger.info("meshscope hang will have no stacks of this process: %s", error)
+            return
+        writer.journal.write("update", stack_signal=self._stack_dumps.signal_number)
+
+    def _journal_host_memory(self, writer: RankWriter) -> None:
+        found = read_host_memory()
+        self.host_limit_bytes = min(found.values(), default=MISSING)
+        if found:
+            writer.journal.write("update", host_memory=found)
+
+    def _start_flusher(self) -> None:
+        self._flusher = threading.Thread(
+            target=self._flush_until_stopped, name="meshscope-flush", daemon=True
+        )
+        self._flusher.start()
+
+    def _flush_until_stopped(self) -> None:
+        while not self._stop.wait(FLUSH_SECONDS):
+            self.guard.run("flush", self.flush)
+
+    def flush(self) -> None:
+        """Hands everything recorded to the operating system (mapped files need no flush)."""
+        if self.writer is not None:
+            self.writer.flush()
+        if self.operations.in_flight is not None:
+            self.operations.in_flight.flush()
+
+    # --- tables ---------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """What is recorded reaches the tables from now on."""
+        writer = self.writer
+        if writer is None or self.is_paused:
+            return
+        timeline = self.timeline
+        timeline.spans = writer.table("spans")
+        timeline.steps = writer.table("steps")
+        timeline.phases = writer.table("phases")
+        timeline.actions = _FirstUseSink(self, "actions")  # most runs have no pipeline
+        # Marks on a device need every phase on the stack; so does a file that cannot be mapped.
+        timeline.store_stamps(self._open_step)
+        timeline.mark_device(timeline.device)
+        self._connect_operations()
+
+    def _connect_operations(self) -> None:
+        log, writer = self.operations, self.writer
+        if writer is None or self.is_paused or log.in_flight is None:
+            return
+        log.collectives = writer.table("collectives")
+        log.waits = writer.table("waits")
+        log.notes = writer.table("operation_notes")
+
+    def go_silent(self) -> None:
+        """What is recorded reaches nothing from now on."""
+        log = self.operations
+        log.collectives = log.waits = log.notes = NullSink()
+        self.scalars.forget_table()
+        timeline = self.timeline
+        timeline.flush_stamps()
+        timeline.store_stamps(None)
+        timeline.spans = timeline.steps = timeline.phases = timeline.actions = NullSink()
+
+    def _open_operations(self) -> bool:
+        """The first communication: opens the run, and the file of operations under way."""
+        with self.lock:
+            if not self.open() or self.writer is None:
+                return False
+            log, writer = self.operations, self.writer
+            if log.in_flight is None:
+                path = writer.directory / IN_FLIGHT_NAME
+                log.in_flight = InFlightWriter(path, self.clock(), mapped=writer.is_mapped)
+                if log.groups is not None:
+                    log.groups.in_flight = log.in_flight
+                self._connect_operations()
+                self._connect_profiler()
+            return True
+
+    def _connect_profiler(self) -> None:
+        """The process's profiler counts what is recorded, and hands on what the program times."""
+        profiler = communication()
+        profiler.find_step = lambda: self.timeline.current_step
+        profiler.before_asking = self.operations.hand_over
+        self.operations.observe = profiler.observe
+        if self.operations.groups is not None:
+            self.operations.groups.on_group = self._name_group
+
+    def _name_group(self, entry: GroupEntry) -> None:
+        """Tells the profiler a group's axis, as far as it is known by now."""
+        dist = initialized_distributed()
+        world_size = 0 if dist is None else int(dist.get_world_size())
+        axis = self.find_axis(entry, world_size)
+        communication().set_group(entry.group_id, entry.name, axis, entry.ranks)
+
+    def find_axis(self, entry: GroupEntry, world_size: int) -> str:
+        """The axis of the mesh that a group runs along; empty when not known."""
+        ranks = tuple(sorted(entry.ranks))
+        return name_axis(ranks, entry.description, layout=self.layout, world_size=world_size)[0]
+
+    def find_table(self, name: str) -> TableWriter | None:
+        """A table to write now; None while nothing is recorded."""
+        writer = self.writer
+        return None if writer is None or self.is_paused else writer.table(name)
+
+    def put(self, name: str, *words: int) -> None:
+        """Writes one record, if the session is recording."""
+        table = self.find_table(name)
+        if table is not None:
+            table.put(*words)
+
+    def name_id(self, name: str) -> int:
+        """The id of a name in this run; opens the run when it is the first thing recorded."""
+        found = self.name_ids.get(name)
+        if found is None:
+            with self.lock:
+                if (self.is_paused and self.writer is None) or not self.open():
+                    return 0
+                if self.writer is None:
+                    return 0
+                found = self.name_ids[name] = self.writer.name_id(name)
+        return found
+
+    def put_fault(
+        self, kind: str, step: int | None, begin_ns: int, end_ns: int | None, detail: str
+    ) -> None:
+        """Writes a fault down; opens the run when it is the first thing recorded."""
+        if self.is_paused or not self.open():
+            return
+        kind_id = self.name_id(str(kind)[:MAX_FAULT_CHARACTERS])
+        detail_id = self.name_id(str(detail)[:MAX_FAULT_CHARACTERS]) if detail else 0
+        step = self.timeline.current_step if step is None else int(step)
+        end_ns = MISSING if end_ns is None else int(end_ns)
+        self.put("faults", kind_id | detail_id << 16, step, int(begin_ns), end_ns, 0, 0, 0)
+
+    def journal(self, kind: str, **fields: object) -> None:
+        """Writes a line into the journal, once there is one."""
+        if self.writer is not None:
+            self.writer.journal.write(kind, **fields)
+
+    def note_gap(self, where: str, text: str) -> None:
+        """Says what is not recorded, in the log and in the journal."""
+        logger.warning("meshscope: %s", text)
+        self.guard.first_messages.setdefault(where, text)
+        self.guard.run("note", lambda: self.journal("health", cause="gap", where=where, text=text))
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run directory, once the first record has been written."""
+        return self.writer.directory.parent.parent if self.writer else None
+
+    # --- what is known of the job -----------------------------------------------------------
+
+    def set_layout(self, layout: Layout, source: str) -> None:
+        """The mesh has become known."""
+        self.layout = layout
+        self._layout_source = source
+        if self.operations.groups is not None:
+            for entry in [e for e in self.operations.groups.entries.values() if e.ranks]:
+                self._name_group(entry)
+        self.guard.run(
+            "layout",
+            lambda: self.journal("update", layout=layout.to_dict(), layout_source=source),
+        )
+
+    def add_stage_layers(self, layers: Mapping[str, dict[str, int]]) -> None:
+        """What pipeline stages of this rank hold has become known."""
+        self.stage_layers |= layers
+        self.journal("update", stage_layers=self.stage_layers)
+
+    # --- pausing and ending -----------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stops writing; hooks stay, so that `resume` finds everything in step."""
+        self.is_paused = True
+        self.go_silent()
+        self.guard.run("pause", lambda: self.journal("update", paused_host_mono_ns=self.clock()))
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        self.is_paused = False
+        if self.writer is None:
+            self.arm()
+        else:
+            self.connect()
+        self.guard.run("resume", lambda: self.journal("update", resumed_host_mono_ns=self.clock()))
+
+    def finish(self, *, num_given_up: int, device_uncertainty_ns: int) -> None:
+        """Completes the files of this attempt: steps whose device marks were given up, and how far
+        times of the device may be off, are known elsewhere."""
+        log = self.operations
+        log.finish()
+        log.hand_over()
+        if log.in_flight is not None:
+            log.in_flight.close()
+            log.in_flight = None
+        self.go_silent()
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            self._complete(writer, num_given_up, device_uncertainty_ns)
+
+    def _complete(self, writer: RankWriter, num_given_up: int, device_uncertainty_ns: int) -> None:
+        self._remove_stack_dumps()
+        writer.close(
+            end_host_mono_ns=self.clock(),
+            last_step=self.timeline.last_step,
+            num_errors=self.guard.num_errors,
+            errors={
+                site: {"count": count, "first": self.guard.first_messages[site]}
+                for site, count in self.guard.counts.items()
+            },
+            opening_cost_ns=self._opening_cost_ns,
+            num_device_steps_given_up=num_given_up,
+            num_operations=self.operations.num_entered,
+            num_operations_unrecognised=self.operations.num_unrecognised,
+            device_clock_uncertainty_ns=device_uncertainty_ns,
+        )
+        if self._open_step is not None:
+            self._open_step.remove()
+            self._open_step = None
+
+    def _remove_stack_dumps(self) -> None:
+        if self._stack_dumps is not None:
+            self._stack_dumps.remove()
+            self._stack_dumps = None
+
+    def stop_flusher(self) -> None:
+        """No more flushes in the background."""
+        self._stop.set()
+
+    def begin_attempt(self) -> None:
+        """After `finish`: numbering, clocks and errors begin again with the next record."""
+        self.operations.forget()
+        self.guard.forget()
+        self.timeline.reset()
+        self.name_ids.clear()
+        self.last_writer = None
+        self.arm()
+
+    def disarm_after_fork(self) -> bool:
+        """In a forked child: what is open is the parent's; what is not may still become ours.
+        Whether something was open."""
+        self.lock = threading.RLock()
+        if self.writer is None:
+            return False
+        self.operations.is_on = False
+        self._remove_stack_dumps()
+        if self.operations.in_flight is not None:
+            self.operations.in_flight.disarm()
+        self.is_closed = True
+        self.timeline.disarm()
+        self.scalars.forget_table()
+        self._open_step = None
+        self.writer.disarm()
+        self.writer = self.last_writer = None
+        return True
+
+
+class _OpeningSink:
+    """Stands where a table will be until the run is open, which its records bring about.
+
+    A recorder that the program asked for opens at its first record. One that `meshscope run`
+    slipped in waits for the first training step: a helper process that only loads data or
+    evaluates is not a rank, and a rank may not know its number before its first step.
+    """
+
+    def __init__(self, session: Session, table: str) -> None:
+        self._session = session
+        self._table = table
+        self._waiting: deque[tuple[int, ...]] = deque(maxlen=MAX_WAITING_RECORDS)
+
+    def put(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
+        """Keeps the record until the run can be opened, then writes all."""
+        self._waiting.append((a, b, c, d, e, f, g))
+        session = self._session
+        if session.waits_for_training and not session.timeline.step_start_ns:
+            return
+        if session.open():
+            table = getattr(session.timeline, self._table)
+            while self._waiting:
+                table.put(*self._waiting.popleft())
+
+
+class _FirstUseSink:
+    """Stands where a table will be that is made only when something is put into it."""
+
+    def __init__(self, session: Session, table: str) -> None:
+        self._session = session
+        self._table = table
+
+    def put(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
+        """Makes the table, takes its own place away, and writes."""
+        writer = self._session.writer
+        if writer is not None:
+            table = writer.table(self._table)
+            setattr(self._session.timeline, self._table, table)
+            table.put(a, b, c, d, e, f, g)
+
+
+def read_clocks(clock: Callable[[], int]) -> tuple[int, int, int]:
+    """Wall clock, monotonic clock at the same moment, and how far apart they may be read."""
+    before_ns = clock()
+    unix_ns = time.time_ns()
+    after_ns = clock()
+    return unix_ns, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2
+
+
+def _do_nothing() -> None:
+    """Until somebody wants to know."""

@@ -1,0 +1,182 @@
+"""What sees training without being told: torch's hooks for steps, a tap for communication."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from meshscope.capture.communication.clock_calibration import ClockOffset, measure_offset
+from meshscope.capture.communication.default import listen
+from meshscope.capture.identity import initialized_distributed
+from meshscope.capture.operations.collectives import CollectiveTap
+from meshscope.capture.session import Session
+from meshscope.capture.steps.actions import Actions
+from meshscope.capture.steps.automatic import Automatic
+from meshscope.capture.steps.hooks import BACKWARD, Hooks
+from meshscope.capture.steps.step_inference import StepInference
+from meshscope.errors import CaptureError
+
+OLDEST_TORCH = (2, 11)
+
+T = TypeVar("T")
+
+
+class Watching:
+    """The hooks and taps of one recorder."""
+
+    def __init__(self, session: Session, steps: StepInference, actions: Actions) -> None:
+        self._session = session
+        self._steps = steps
+        self._actions = actions
+        self.automatic: Automatic | None = None
+        self.hooks: Hooks | None = None
+        self.collectives: CollectiveTap | None = None
+        self._num_calibrations = 0
+
+    @property
+    def models(self) -> list[Any]:
+        """Models that are watched."""
+        return list(self.automatic.models) if self.automatic is not None else []
+
+    def attach(
+        self,
+        model: Any,
+        optimizer: Any,
+        at_first_forward: Callable[[Any, Any, Any], None] | None,
+    ) -> None:
+        """Watches one or several of each; `at_first_forward` gets a model and its inputs once."""
+        automatic = self._make_automatic()
+        automatic.install_taps()
+        for one in as_list(model):
+            automatic.attach_model(one)
+            if at_first_forward is not None:
+                automatic.call_at_first_forward(one, at_first_forward)
+        for one in as_list(optimizer):
+            automatic.attach_optimizer(one)
+
+    def attach_everything(self) -> None:
+        """Watches whatever trains in this process."""
+        self._make_automatic().watch_everything()
+
+    def _make_automatic(self) -> Automatic:
+        self.watch_communication()
+        if self.automatic is not None:
+            return self.automatic
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            raise CaptureError("attach needs torch, and this program has not imported it")
+        if torch_version(torch) < OLDEST_TORCH:
+            raise CaptureError(
+                f"torch {torch.__version__} is older than 2.11: models and optimizers are not "
+                "watched; step, phase, data and log still work"
+            )
+        session = self._session
+        self.hooks = self._actions.hooks = Hooks(
+            torch,
+            session.timeline,
+            self._steps,
+            session.guard,
+            session.clock,
+            session.scalars.take_signal,
+        )
+        self.automatic = Automatic(
+            torch, self.hooks, self._steps, session.guard, note=session.note_gap
+        )
+        return self.automatic
+
+    def watch_communication(self) -> None:
+        """Records every operation of torch.distributed from now on, if the settings say so."""
+        config = self._session.config
+        if self.collectives is None and config.enabled and config.communication:
+            self._session.guard.run("communication", self._watch_communication)
+
+    def _watch_communication(self) -> None:
+        session = self._session
+        listen(session.guard.protect("timed operation", session.operations.put_timed))
+        torch: Any = sys.modules.get("torch")
+        if torch is None or "torch.distributed" not in sys.modules:
+            return
+        if torch_version(torch) < OLDEST_TORCH:
+            session.note_gap(
+                "communication",
+                f"torch {torch.__version__} is older than 2.11: communication is not watched; "
+                "blocks timed with meshscope.communication() still work",
+            )
+            return
+        tap = CollectiveTap(
+            torch, session.operations, session.guard, session.clock, session.journal
+        )
+        try:
+            tap.install()
+        except CaptureError as error:
+            session.note_gap("communication", f"communication is not recorded: {error}")
+            return
+        self.collectives = tap
+
+    def calibrate_clocks(self) -> ClockOffset:
+        """Measures this host's clock against rank 0's. All ranks call it at the same point."""
+        dist = initialized_distributed()
+        if dist is None:
+            raise CaptureError("torch.distributed is not initialised: there is no store to use")
+        session = self._session
+        session.open()
+        store = dist.distributed_c10d._get_default_store()
+        prefix = f"meshscope/clock/{self._num_calibrations}"
+        self._num_calibrations += 1
+        found = measure_offset(store, dist.get_rank(), dist.get_world_size(), session.clock, prefix)
+        session.journal("update", clock_calibration=asdict(found))
+        return found
+
+    def call_unseen(self, function: Callable[[], T]) -> T:
+        """Calls the program's model without recording it: hooks take it for a part of something."""
+        hooks, operations = self.hooks, self._session.operations
+        was_on, operations.is_on = operations.is_on, False
+        if hooks is not None:
+            hooks.action_begins(BACKWARD)
+        try:
+            return function()
+        finally:
+            operations.is_on = was_on
+            if hooks is not None:
+                hooks.action_ends(BACKWARD)
+
+    @property
+    def device_clock_uncertainty_ns(self) -> int:
+        """How far times of operations on a device may be off; -1 without any."""
+        return self.collectives.device_clock_uncertainty_ns if self.collectives else -1
+
+    def begin_attempt(self) -> None:
+        """Steps and phases are found anew."""
+        self._steps.reset()
+        if self.hooks is not None:
+            self.hooks.reset()
+
+    def disarm_after_fork(self) -> None:
+        """In a forked child: its communication is not watched."""
+        if self.collectives is not None:
+            self.collectives.remove()
+
+    def remove_hooks(self) -> None:
+        """Takes the hooks on models and optimizers out."""
+        if self.automatic is not None:
+            self.automatic.remove()
+
+    def remove_tap(self, deadline_ns: int) -> None:
+        """Takes the tap of communication out, and gives what is under way until the deadline."""
+        listen(None)
+        if self.collectives is not None:
+            self.collectives.drain(deadline_ns)
+            self.collectives.remove()
+
+
+def torch_version(torch: Any) -> tuple[int, int]:
+    """Major and minor version."""
+    major, minor, *_ = str(torch.__version__).split(".")
+    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
+
+
+def as_list(value: Any) -> list[Any]:
+    """None, one thing or several."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
