@@ -62,7 +62,7 @@ FLAG_MEANINGS = {
 }
 
 
-def describe_place(column: Column) -> str:
+def describe_position(column: Column) -> str:
     """Word and bits of a column."""
     if column.width == 64:
         return f"word {column.word}"
@@ -81,14 +81,14 @@ def describe_table(table: Table) -> list[str]:
     lines = [f"## {table.name}", "", table.meaning, ""]
     if table.is_detail:
         lines += ["A detail table: it stops at a size limit and counts what it leaves out.", ""]
-    lines += ["| column | unit | type | place | meaning |", "|---|---|---|---|---|"]
+    lines += ["| column | unit | type | position | meaning |", "|---|---|---|---|---|"]
     for column in table.columns:
         missing = " −1 is missing (NULL in SQL)." if column.can_be_missing else ""
         if column.is_stored_plus_one:
             missing = " Stored plus one; missing (−1, NULL in SQL) is stored as 0."
         lines.append(
             f"| `{column.name}` | {column.unit} | {describe_type(column)} | "
-            f"{describe_place(column)} | {column.meaning}.{missing} |"
+            f"{describe_position(column)} | {column.meaning}.{missing} |"
         )
     return [*lines, ""]
 

@@ -1,4 +1,4 @@
-"""The exception tree. Every message says what was got, what was expected and what to do.
+"""The exception tree. Every message says what was found, what was expected and what to do.
 
 MeshscopeError
 ├── UsageError        a flag, argument or configuration value is wrong            (exit 2)
@@ -13,7 +13,7 @@ MeshscopeError
 
 
 class MeshscopeError(Exception):
-    """Base of everything this package raises on purpose; `exit_code` is the command line's."""
+    """Base of all errors raised on purpose; the command line exits with `exit_code`."""
 
     exit_code = 1
 

@@ -17,13 +17,13 @@ from meshscope.errors import MeshscopeError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run a training command and record every rank."),
-    "train": ("train", "Train what a TOML file says, in 3D, and record it."),
+    "train": ("train", "Train a model from a TOML file, in 3D, and record it."),
     "report": ("report", "Explain a recorded run."),
-    "rules": ("rules", "List what the diagnosis looks for."),
+    "rules": ("rules", "List the rules of the diagnosis."),
     "simulate": ("simulate", "Replay a run with other durations."),
     "trace": ("traces", "Explain traces of torch.profiler."),
-    "import": ("trace_import", "Make a run of torch.profiler's traces."),
-    "memory": ("memory", "Say what ranks' memory was used for."),
+    "import": ("trace_import", "Turn traces of torch.profiler into a run."),
+    "memory": ("memory", "Show what the memory of ranks was used for."),
     "snapshot": ("snapshot", "Explain a memory snapshot of torch.cuda."),
     "trigger": (
         "trigger",
@@ -33,9 +33,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "compare",
         "Compare two runs: step time, budget, loss, settings.",
     ),
-    "hang": ("hang", "Say which rank a stuck or dead job waits for."),
+    "hang": ("hang", "Name the rank that a stuck or dead job waits for."),
     "ls": ("ls", "List the runs below a folder."),
-    "sql": ("sql", "Ask a run questions in SQL."),
+    "sql": ("sql", "Run a SQL query on a run."),
     "compact": ("compact", "Turn a finished run into Parquet files."),
 }
 """Name to the module in `cli.commands` that holds `command`, and the line that --help shows."""
@@ -46,16 +46,16 @@ EXIT_MISSING_PACKAGE = 4
 
 EXIT_CODES = """\b
 Exit codes:
-  0    all went well
+  0    success
   1    only with --strict: the recording has problems
   2    a flag, argument or setting is wrong
   3    the run cannot be read
   4    an optional package is missing
   5    only from hang: the job hangs, or a rank died
   6    only from train: a rank failed
-  7    only with --fail-on: report has a finding that severe, or compare a run that slow
+  7    only with --fail-on: report has such a finding, or compare finds B that slow
   130  interrupted
-`meshscope run` passes on the exit code of the command it ran."""
+`meshscope run` returns the exit code of the command it ran."""
 
 _PACKAGES = {
     "torch": "meshscope[torch]",
@@ -89,7 +89,7 @@ class CommandLine(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; a reader of the output that went away is not an error to talk of."""
+        """Runs the command; a closed pipe is not reported as an error."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

@@ -19,7 +19,9 @@ def locate_run(path: Path, *, takes_traces: bool = True) -> Path:
     try:
         if path.is_file() and is_trace_name(path):
             if not takes_traces:
-                raise RunNotFound(f"{path} is no run; `meshscope trace` and `report` read traces")
+                raise RunNotFound(
+                    f"{path} is a trace, not a run; use `meshscope trace` or `meshscope report`"
+                )
             return _import_traces(path)
         if not path.is_dir() or is_run_directory(path):
             return path
@@ -57,7 +59,7 @@ def pick_attempt(run: Run, index: int | None) -> Attempt:
 def find_runs(folder: Path) -> list[Path]:
     """Every run at or below `folder`, sorted by path; hidden folders and links are not entered."""
     if not folder.is_dir():
-        raise RunNotFound(f"{folder} is not a folder; give one that has runs below it")
+        raise RunNotFound(f"{folder} is not a folder; give a folder with runs below it")
     found: list[Path] = []
     pending = [(folder, 0)]
     while pending:

@@ -13,20 +13,20 @@ def profiling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     windows = click.option(
         "--trace-windows",
         metavar="TEXT",
-        help="When, on which ranks and what to trace, such as "
+        help="Which steps and ranks to trace, and what, such as "
         "'skip=5,active=2,ranks=stages,shapes' (docs/profiling.md); implies --profiling.",
     )
     switch = click.option(
         "--profiling",
         is_flag=True,
-        help="Trace a step of one rank per pipeline stage with torch.profiler, and say what the "
-        "memory of one step on every rank is used for.",
+        help="Trace one step on one rank per pipeline stage with torch.profiler, and record what "
+        "the memory of one step on every rank is used for (meshscope memory RUN).",
     )
     return switch(windows(function))
 
 
 def profiling_text(*, is_wanted: bool, text: str | None) -> str | None:
-    """What ranks are told, None when nothing is wanted; UsageError when it makes no sense."""
+    """The settings for ranks, None if nothing is wanted; UsageError if they are wrong."""
     if text is not None:
         parse_settings(text)
     return text or (DEFAULT_TEXT if is_wanted else None)

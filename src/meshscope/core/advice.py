@@ -15,17 +15,17 @@ MIN_DATA_PARALLEL_RATIO = Threshold(
 MIN_STALL_RATIO = Threshold(
     name="input_min_stall_ratio",
     default=0.05,
-    meaning="share of the step that waiting for data must take where all ranks wait alike",
+    meaning="share of the step that waiting for data must take if all ranks wait alike",
 )
 NEAR_RATIO = Threshold(
     name="memory_near_capacity_ratio",
     default=0.9,
-    meaning="share of the memory there is from which it counts as nearly full",
+    meaning="share of the available memory from which it counts as nearly full",
 )
 CRITICAL_RATIO = Threshold(
     name="memory_critical_ratio",
     default=0.97,
-    meaning="share of the memory there is from which the next allocation may fail",
+    meaning="share of the available memory from which the next allocation may fail",
 )
 
 OVERLAP_TRANSFERS = "Overlap these transfers with backward: buckets, prefetch, fewer bytes."

@@ -1,7 +1,7 @@
-"""The rules of the two monitors this one was founded on, and what stands in their place here.
+"""The rules of the two monitors this one was founded on, and what replaces them here.
 
-pytscope has 16, torsh four. Each has a counterpart, or a reason why not; what was wrong with the
-original is said beside it, because that is why ours is another rule.
+pytscope has 16, torsh four. Each has a counterpart, or a reason why not, and the difference from
+the original.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
         tool="pytscope",
         rule="TIMING.DATALOADER_BOUND",
         codes=("IN001", "IN002"),
-        difference="the loader is timed, not whatever lies between two steps",
+        difference="the loader is timed, not everything between two steps",
     ),
     Counterpart(
         tool="pytscope",
@@ -42,7 +42,7 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
         tool="pytscope",
         rule="TIMING.JITTER",
         codes=("TI002", "TI004", "PA001", "PA002"),
-        difference="slow steps are told apart: at an interval, on one rank, on all",
+        difference="slow steps are separated: at an interval, on one rank, on all",
     ),
     Counterpart(
         tool="pytscope",
@@ -54,7 +54,7 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
         tool="pytscope",
         rule="MEMORY.GROWTH",
         codes=("ME001",),
-        difference="a trend with a test and a forecast; one jump is no leak",
+        difference="a trend with a test and a forecast; one jump is not a leak",
     ),
     Counterpart(
         tool="pytscope",

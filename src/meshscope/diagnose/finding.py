@@ -1,4 +1,4 @@
-"""What a rule says: one cause, with its evidence, how sure it is, what to change, what it wins.
+"""What a rule says: one cause, with its evidence, how sure it is, what to change, what it saves.
 
 A finding is about a cause, not about a number that is high: ranks and steps say where, `evidence`
 holds the numbers a reader can check against the report, `gain` what a step would save, replayed

@@ -20,7 +20,7 @@ from meshscope.simulate.pipeline.pipeline_replay import (
 from meshscope.simulate.what_if import Edit, Gain
 
 MIN_GAIN_RATIO = 0.01
-"""A change that wins less is not worth a line."""
+"""A change that saves less is not reported."""
 STRAGGLERS = frozenset({"ST001", "ST002", "ST003"})
 """Causes on single ranks that make stages look slow, or the pipeline wait."""
 

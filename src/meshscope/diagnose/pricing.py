@@ -1,6 +1,6 @@
 """Prices of findings: severity from a gain, hours recovered over the run, and edits put together.
 
-Two findings speak of the same waits where mending both wins hardly more than mending one. That is
+Two findings cover the same waits if fixing both saves hardly more than fixing one. That is
 asked of the replay: the two edits are joined, and what the second adds to the first is its own.
 """
 

@@ -1,8 +1,8 @@
 """What a rule is: a code that is never reused, a docstring that is its page, and `find`.
 
 The docstring opens with one sentence, then has the five headings of `HEADINGS`, in that order, each
-on a line of its own followed by a colon. `docs/generate.py` turns it into the rule's page, and a
-test fails where a heading is missing.
+at the start of a line and followed by a colon. `docs/generate.py` turns it into the rule's page;
+a test fails if a heading is missing.
 """
 
 import inspect
@@ -56,12 +56,12 @@ class Rule(ABC):
     thresholds: ClassVar[tuple[Threshold, ...]] = ()
     """All limits it reads."""
     symptom_of: ClassVar[frozenset[str]] = frozenset()
-    """Codes of causes that make this rule's pattern too. Where one of them was found at MEDIUM or
-    above and wins at least half as much, this rule's findings are demoted and point to it."""
+    """Codes of causes that make this rule's pattern too. If one of them was found at MEDIUM or
+    above and saves at least half as much, this rule's findings are lowered and point to it."""
 
     @abstractmethod
     def find(self, context: "Context") -> Iterable[Finding]:
-        """All findings, in any order; none on a run that has nothing of it. May raise."""
+        """All findings, in any order; none on a healthy run. May raise."""
 
 
 def describe(rule: type[Rule]) -> str:
@@ -70,7 +70,7 @@ def describe(rule: type[Rule]) -> str:
 
 
 def split_page(rule: type[Rule]) -> dict[str, str]:
-    """Heading to text. ValueError where the docstring has not the headings, in their order."""
+    """Heading to text. ValueError if the docstring lacks a heading or has another order."""
     body = inspect.cleandoc(rule.__doc__ or "")
     pattern = "^(" + "|".join(map(re.escape, HEADINGS)) + "):[ ]*"
     parts = re.split(pattern, body, flags=re.MULTILINE)

@@ -32,5 +32,5 @@ def render_page(rule: type[Rule]) -> str:
         lines += [""]
     if rule.symptom_of:
         codes = ", ".join(sorted(rule.symptom_of))
-        lines += [f"Explained, and then low, by a finding of {codes} that wins as much.", ""]
+        lines += [f"Low if a finding of {codes} explains it and saves at least half as much.", ""]
     return "\n".join(lines[:-1]) + "\n"

@@ -5,7 +5,7 @@ independently of their order: a rule that raised becomes a finding, and a findin
 same waits as a stronger one is a symptom of it, is demoted to LOW and says so.
 
 Two findings are about the same waits where the rule of the weaker names the stronger's code in
-`symptom_of`, or where the replay says so: mending both wins hardly more than mending the stronger.
+`symptom_of`, or where the replay says so: fixing both saves hardly more than fixing the stronger.
 Wrong where a cause is only in reach of a rule that prices it too low: then its symptom stays.
 """
 

@@ -173,7 +173,7 @@ def test_a_rank_that_has_no_trace_is_a_usage_error(tmp_path):
         make_trace(tmp_path / f"r{rank}.json", rank=rank)
     result = invoke(tmp_path, "--rank", 7)
     assert result.exit_code == 2
-    assert "--rank 7: there is no trace of it; there are those of ranks 0-1" in result.output
+    assert "--rank 7: this rank has no trace; there are traces of ranks 0-1" in result.output
 
 
 def test_traces_of_one_rank_are_told_apart_by_their_files(tmp_path):

@@ -20,7 +20,7 @@ from meshscope.store.read.parquet import COMPACT_DIR
 @click.option(
     "--include-unfinished",
     is_flag=True,
-    help="Also take recordings that may still be written. What they write later is not in it.",
+    help="Also take recordings that may still be written; later records are not included.",
 )
 def command(*, run: Path, remove_raw: bool, include_unfinished: bool) -> None:
     """Writes one Parquet file per table into RUN/compact. Reports read the run as before."""
@@ -40,5 +40,5 @@ def command(*, run: Path, remove_raw: bool, include_unfinished: bool) -> None:
         more = " …" if len(done.skipped) > 8 else ""
         click.echo(
             f"left out {len(done.skipped)} recordings that may still be written "
-            f"(ranks {ranks}{more}); --include-unfinished takes them too"
+            f"(ranks {ranks}{more}); --include-unfinished includes them"
         )

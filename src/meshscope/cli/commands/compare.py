@@ -28,17 +28,17 @@ EXIT_FAILED = 7
     "limit_percent",
     type=click.FloatRange(min=0, max=1e6),
     metavar="PERCENT",
-    help="Exit with 7 when B's step period is longer by more than this, by all of its interval.",
+    help="Exit with 7 if the whole 95 % interval of B's slowdown is above this.",
 )
-@click.option("--fail-on-loss", is_flag=True, help="Exit with 7 when the losses do not agree.")
-@click.option("--exact", is_flag=True, help="Losses agree only when every bit does.")
+@click.option("--fail-on-loss", is_flag=True, help="Exit with 7 if the losses do not agree.")
+@click.option("--exact", is_flag=True, help="Losses agree only if every bit does.")
 @click.option(
     "--rtol",
     "relative",
     type=click.FloatRange(min=0),
     default=RELATIVE,
     show_default=True,
-    help="Relative difference of two losses that agree.",
+    help="Relative difference at which two losses still agree.",
 )
 @click.option(
     "--atol",
@@ -46,7 +46,7 @@ EXIT_FAILED = 7
     type=click.FloatRange(min=0),
     default=ABSOLUTE,
     show_default=True,
-    help="Absolute difference that is allowed beside it.",
+    help="Absolute difference that is allowed in addition.",
 )
 @click.option(
     "--warmup",
@@ -87,10 +87,10 @@ def command(
     markdown: Path | None,
     junit: Path | None,
 ) -> None:
-    """Says what changed from run A to run B, and whether B is slower.
+    """Shows what changed from run A to run B, and whether B is slower.
 
-    The verdict is of the step period (gaps included) with a 95 % interval: B fails only when all of
-    the interval lies beyond the limit. Exit codes: 0 fine or inconclusive, 7 beyond the limit, 2
+    The verdict is about the step period (gaps included) with a 95 % interval: B fails only if the
+    whole interval lies beyond the limit. Exit codes: 0 fine or inconclusive, 7 beyond the limit, 2
     usage, 3 a run cannot be read.
     """
     comparison = compare_attempts(

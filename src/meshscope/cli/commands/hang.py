@@ -18,7 +18,7 @@ EXIT_STUCK = 5
 """A hang or a death was found."""
 
 
-@click.command("hang", short_help="Say which rank a stuck or dead job waits for.")
+@click.command("hang", short_help="Name the rank that a stuck or dead job waits for.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--attempt",
@@ -33,7 +33,7 @@ EXIT_STUCK = 5
     default=AFTER_NS / 1e9,
     show_default=True,
     metavar="SECONDS",
-    help="Call waits a hang when they are older than this.",
+    help="A wait older than this is a hang.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
 @click.option("--all-ranks", is_flag=True, help="Show every rank, not only those held up.")
@@ -41,7 +41,7 @@ EXIT_STUCK = 5
     "--stacks/--no-stacks",
     default=True,
     show_default=True,
-    help="Ask culprits on this host for their Python stacks, by the signal they registered.",
+    help="Ask the missing ranks on this host for their Python stacks, by a signal.",
 )
 @click.option(
     "--flight-recorder",
@@ -60,10 +60,10 @@ def command(
     stacks: bool,
     flight_recorder: Path | None,
 ) -> None:
-    """Says which ranks are missing from which operation of RUN, since when, and why.
+    """Names the ranks that are missing from an operation of RUN, since when, and why.
 
-    Works on a running, a stuck, a killed and a finished job, from its run directory; processes of
-    this host are looked at as well. Exit codes: 0 nothing hangs, 5 a hang or a death, 2 usage, 3
+    It reads the run directory of a running, stuck, killed or finished job, and looks at the
+    processes of this host. Exit codes: 0 nothing hangs, 5 a hang or a death, 2 usage, 3
     the run cannot be read.
     """
     directory = locate_run(run, takes_traces=False)

@@ -14,7 +14,7 @@ from meshscope.store.read.memory_points import read_memory
 DOCUMENT_VERSION = 1
 
 
-@click.command("memory", short_help="Say what ranks' memory was used for.")
+@click.command("memory", short_help="Show what the memory of ranks was used for.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, in exact bytes.")
 @click.option("--rank", type=click.IntRange(min=0), help="The rank to show in full.")
@@ -42,21 +42,22 @@ def command(
     num_rows: int,
     html_folder: Path | None,
 ) -> None:
-    """Says what filled the memory of RUN's ranks: by category and module, beside the allocator.
+    """Shows what filled the memory of RUN's ranks, by category and module, beside the allocator.
 
-    Needs a profile made with `Recorder.profile_memory`. Exit codes: 0 fine, 2 usage, 3 there is no
-    profile.
+    RUN needs a memory profile: record it with `meshscope run --profiling` or `meshscope train
+    --profiling`, or call `Recorder.profile_memory` in the program. Exit codes: 0 fine, 2 usage,
+    3 there is no profile.
     """
     recordings = read_memory(locate_run(run, takes_traces=False))
     overview = summarize_memory(recordings)
     if rank is not None and rank not in {one.rank for one in overview.ranks}:
         known = ", ".join(str(one.rank) for one in overview.ranks[:16])
-        raise UsageError(f"rank {rank} has no memory profile; ranks that have one: {known}")
+        raise UsageError(f"rank {rank} has no memory profile; these ranks have one: {known}")
     if html_folder is not None:
         from meshscope.report.sunburst import write_sunbursts
 
         written = write_sunbursts(recordings, overview, html_folder)
-        click.echo(f"meshscope: {len(written)} pages; begin with {written[-1]}", err=True)
+        click.echo(f"meshscope: {len(written)} pages; start with {written[-1]}", err=True)
     if as_json:
         click.echo(_encode(overview), nl=False)
         return

@@ -60,26 +60,26 @@ FILE_WIDTH = 100
 @click.option(
     "--strict",
     is_flag=True,
-    help="Exit with 1 unless every rank is there, finished and undamaged and no error was caught.",
+    help="Exit with 1 unless every rank is there, finished and undamaged, without an error.",
 )
-@click.option("--no-diagnosis", is_flag=True, help="Look for nothing to change; report only.")
+@click.option("--no-diagnosis", is_flag=True, help="Leave out findings, budget and pipeline.")
 @click.option(
     "--fail-on",
     type=click.Choice([severity.word for severity in Severity]),
-    help="Exit with 7 if a finding is this severe, or more.",
+    help="Exit with 7 if a finding has this severity or a higher one.",
 )
 @click.option(
     "--thresholds",
     "thresholds_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A TOML file whose [thresholds] change the limits of rules.",
+    help="A TOML file whose table [thresholds] changes the limits of rules.",
 )
 @click.option(
     "--threshold",
     "assignments",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Change one limit; any number of times. `meshscope rules CODE` names them.",
+    help="Change one limit; may be given several times. `meshscope rules CODE` lists them.",
 )
 @click.pass_context
 def command(
@@ -98,14 +98,14 @@ def command(
     thresholds_file: Path | None,
     assignments: tuple[str, ...],
 ) -> None:
-    """Says what to change about RUN and where its time went.
+    """Shows what to change about RUN and where its time went.
 
-    RUN is a run directory, or a folder with one run below it; it may still be recorded. Exit codes:
-    0 fine, 1 only with --strict and a recording that has problems, 2 usage, 3 the run cannot be
-    read, 7 only with --fail-on and such a finding.
+    RUN is a run directory, or a folder with one run below it, or traces of torch.profiler; the run
+    may still be recording. Exit codes: 0 fine, 1 only with --strict and a recording that has
+    problems, 2 usage, 3 the run cannot be read, 7 only with --fail-on and such a finding.
     """
     if no_diagnosis and (fail_on or thresholds_file or assignments):
-        raise UsageError("--no-diagnosis leaves nothing for --fail-on and thresholds to act on")
+        raise UsageError("--no-diagnosis makes no findings; remove it, or --fail-on and thresholds")
     thresholds = choose_thresholds(list_thresholds(), file=thresholds_file, assignments=assignments)
     opened = open_run(locate_run(run))
     attempt = pick_attempt(opened, attempt_index)

@@ -12,13 +12,13 @@ from meshscope.diagnose.rule_page import describe_severities, name_subject, rend
 from meshscope.errors import UsageError
 
 
-@click.command("rules", short_help="List what the diagnosis looks for.")
+@click.command("rules", short_help="List the rules of the diagnosis.")
 @click.argument("code", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON array, or one rule's object.")
 @click.option(
     "--counterparts",
     is_flag=True,
-    help="List the rules of the monitors this one came from, and what takes their place.",
+    help="List the rules of the monitors this one came from, and what replaces them.",
 )
 def command(*, code: str | None, as_json: bool, counterparts: bool) -> None:
     """Lists all rules, or prints the page of CODE: what it finds, how, and when it is wrong."""

@@ -31,13 +31,13 @@ from meshscope.store.read.tail import RunTail
     "-o",
     "--run-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where to record; an existing run gets a further attempt. "
+    help="Where to record; an existing run gets another attempt. "
     "[default: runs/<script>/<time>-<id>]",
 )
 @click.option("--layout", help="The mesh, such as dp=4,tp=2; recorded by every rank.")
 @click.option("--name", help="Name of the run.  [default: the script's]")
 @click.option(
-    "--total-steps", type=click.IntRange(min=1), help="Steps the job will do, for the progress."
+    "--total-steps", type=click.IntRange(min=1), help="Steps of the job, to show the time left."
 )
 @click.option("--no-progress", is_flag=True, help="Show no progress while it runs.")
 @click.option(
@@ -63,7 +63,7 @@ def command(
 
     The program needs no change: torchrun, accelerate, deepspeed, a shell script or python all
     work. A COMMAND that starts with a .py file is run with this Python. Exits with the command's
-    own exit code (128 + signal when one ended it).
+    own exit code (128 + signal if a signal ended it).
 
     \b
         meshscope run -- torchrun --nproc-per-node 8 train.py --steps 1000

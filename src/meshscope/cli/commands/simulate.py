@@ -47,17 +47,17 @@ def command(
     """Replays RUN: a run directory, a folder with one run below it, or a straggler trace.
 
     A straggler trace is a Parquet file of the open form, or a folder with one trace-*.parquet.
-    Without edits: how much slower than an even job, who is to blame, and the critical path. With
-    edits: what each wins per step. Every answer comes with how far the replay with measured
-    durations is from the clock; from 5 % on there is none.
+    Without edits it shows how much slower the job was than an even one, which ranks cause it, and
+    the critical path. With edits it shows what each saves per step. Every answer comes with the
+    error of the replay against the clock; from 5 % on there is no answer.
     """
     wanted = [parse_edit(text) for text in edit_texts]
     trace = None if run.is_dir() and is_run_directory(run) else find_trace_file(run)
     if trace is not None:
         if attempt_index is not None or warmup_steps is not None:
             raise UsageError(
-                f"{trace} is a straggler trace, which has neither attempts nor a warm-up; leave "
-                f"--attempt and --warmup out"
+                f"{trace} is a straggler trace, which has neither attempts nor a warm-up; "
+                f"remove --attempt and --warmup"
             )
         simulation = simulate_trace(trace, wanted)
     else:

@@ -17,22 +17,22 @@ DOCUMENT_VERSION = 1
 @click.command("snapshot", short_help="Explain a memory snapshot of torch.cuda.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
-@click.option("--device", type=click.IntRange(min=0), help="One device only.")
+@click.option("--device", type=click.IntRange(min=0), help="Show only this device.")
 @click.option(
     "--top",
     "num_rows",
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="Places and modules to list.",
+    help="Stacks and modules to list.",
 )
 @click.pass_context
 def command(
     context: click.Context, *, file: Path, as_json: bool, device: int | None, num_rows: int
 ) -> None:
-    """Says what filled the device in FILE, written by `torch.cuda.memory._dump_snapshot`.
+    """Shows what filled the device in FILE, written by `torch.cuda.memory._dump_snapshot`.
 
-    The pickle is read without running anything in it. Exit codes: 0 fine, 2 usage, 3 the file
+    Reading the pickle runs nothing in it. Exit codes: 0 fine, 2 usage, 3 the file
     cannot be read.
     """
     summary = summarize_snapshot(read_snapshot(file))

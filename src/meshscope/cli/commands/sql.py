@@ -30,7 +30,7 @@ EXPLAIN ANALYZE runs what it explains."""
 MAX_SHOWN_ROWS = 1000
 
 
-@click.command("sql", short_help="Ask a run questions in SQL.")
+@click.command("sql", short_help="Run a SQL query on a run.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("query", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON list with one object per row.")
@@ -46,10 +46,10 @@ def command(
 ) -> None:
     """Runs a SQL QUERY (DuckDB's dialect) over the tables of RUN; without one, lists them.
 
-    Only queries are run, and over copies: RUN does not change.
+    Only queries run, on copies of the tables: RUN does not change.
     """
     if as_json and as_csv:
-        raise UsageError("--json and --csv exclude each other; give one")
+        raise UsageError("--json and --csv cannot be combined; give one")
     if query is None:
         click.echo(_describe_tables(), nl=False)
         return
@@ -84,7 +84,7 @@ def _run_query(con: Any, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         return [column[0] for column in result.description], result.fetchall()
     except duckdb.Error as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "unknown")
-        raise UsageError(f"the query does not run: {clean_text(first)}") from error
+        raise UsageError(f"the query failed: {clean_text(first)}") from error
 
 
 OTHER_TABLES = {

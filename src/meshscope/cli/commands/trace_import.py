@@ -9,31 +9,31 @@ from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
 
 
-@click.command("import", short_help="Make a run of torch.profiler's traces.")
+@click.command("import", short_help="Turn traces of torch.profiler into a run.")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--run-dir",
     required=True,
     type=click.Path(path_type=Path),
-    help="Where to write the run; nothing may be there yet.",
+    help="A new or empty folder for the run.",
 )
 @click.option("--layout", "layout_text", metavar="TEXT", help="The mesh, such as dp=4,tp=2.")
 @click.option(
-    "--no-cache", is_flag=True, help="Neither use nor write the columns kept beside a trace."
+    "--no-cache", is_flag=True, help="Neither read nor write the cache file beside a trace."
 )
 def command(
     *, paths: tuple[Path, ...], run_dir: Path, layout_text: str | None, no_cache: bool
 ) -> None:
-    """Writes what PATHS, traces or folders with traces below them, say of a job as a run.
+    """Turns PATHS, traces or folders with traces below them, into a run.
 
-    All commands that read runs read it: report, simulate, compare, sql. They also take traces as
-    they are, and make such a run for the moment. Exit codes: 0 fine, 2 usage, 3 a trace cannot be
-    read, or the traces are not of one job.
+    All commands that read runs can read it: report, simulate, compare, sql. They also read traces
+    directly. Exit codes: 0 fine, 2 usage, 3 a trace cannot be read, or the traces are not of one
+    job.
     """
     layout = None if layout_text is None else Layout.parse(layout_text)
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise UsageError(f"{run_dir} is there already; name a folder that is not")
+        raise UsageError(f"{run_dir} exists already; name a new folder")
     imported = import_traces(paths, run_dir, layout=layout, use_cache=not no_cache)
     count = len(imported.ranks)
     click.echo(f"{imported.path}: traces of {count} of {imported.world_size} ranks")

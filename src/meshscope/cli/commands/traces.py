@@ -38,26 +38,26 @@ DOCUMENT_VERSION = 1
     help="Rows of each table.",
 )
 @click.option(
-    "--no-cache", is_flag=True, help="Neither use nor write the columns kept beside a trace."
+    "--no-cache", is_flag=True, help="Neither read nor write the cache file beside a trace."
 )
 @click.option(
     "--against",
     type=click.Path(path_type=Path),
-    help="A trace or folder to compare with: what changed from it to PATHS.",
+    help="A trace or folder to compare with; shows what changed from it to PATHS.",
 )
 @click.option(
     "--layout",
     "layout_text",
-    help="The mesh, such as dp=4,tp=2, which names the axes of groups. Without it, the folders' "
-    "names (rank0_dp0_tp0_pp0) may tell.",
+    help="The mesh, such as dp=4,tp=2, which names the axes of groups.  [default: from folder "
+    "names such as rank0_dp0_tp0_pp0]",
 )
 @click.option(
     "--rank",
     "ranks",
     type=click.IntRange(min=0),
     multiple=True,
-    help="Of more than two traces, show this rank in full; any number of times.  [default: the one "
-    "others waited for most, else the first]",
+    help="With more than two traces, show this rank in full; may be given several times.  "
+    "[default: the rank that others waited for most, otherwise the first]",
 )
 @click.pass_context
 def command(
@@ -71,10 +71,10 @@ def command(
     layout_text: str | None,
     ranks: tuple[int, ...],
 ) -> None:
-    """Says where the time of devices went in PATHS: traces, or folders with traces below them.
+    """Shows where the time of devices went in PATHS: traces, or folders with traces below them.
 
-    JSON of Kineto or Chrome, of XLA and Ascend's trace_view.json too; plain, gzip, zstd, bzip2 or
-    xz. Several ranks of a job are put together. Exit codes: 0 fine, 2 usage, 3 a trace cannot be
+    Reads JSON of Kineto, Chrome, XLA and Ascend (trace_view.json); plain, gzip, zstd, bzip2 or xz.
+    Traces of several ranks of a job are combined. Exit codes: 0 fine, 2 usage, 3 a trace cannot be
     read.
     """
     given = None if layout_text is None else Layout.parse(layout_text)
@@ -124,8 +124,8 @@ def _check_ranks(wanted: Sequence[int], summaries: Sequence[TraceSummary]) -> No
     known = sorted({one.rank for one in summaries if isinstance(one.rank, int)})
     missing = [rank for rank in wanted if rank not in known]
     if missing:
-        there = f"there are those of {form.name_ranks(known)}" if known else "none says its rank"
-        raise UsageError(f"--rank {missing[0]}: there is no trace of it; {there}")
+        there = f"traces of {form.name_ranks(known)}" if known else "no trace that names its rank"
+        raise UsageError(f"--rank {missing[0]}: this rank has no trace; there are {there}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

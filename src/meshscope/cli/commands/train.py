@@ -38,13 +38,13 @@ FLAG_KEYS = {
 """Flags that stand for a --set."""
 
 
-@click.command("train", short_help="Train what a TOML file says.")
+@click.command("train", short_help="Train a model from a TOML file.")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False), metavar="CONFIG.toml")
 @click.option(
     "-o",
     "--run-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where to record; an existing run gets a further attempt. "
+    help="Where to record; an existing run gets another attempt. "
     "[default: runs/<name>/<time>-<id>]",
 )
 @click.option(
@@ -52,26 +52,30 @@ FLAG_KEYS = {
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Put a value over the file's, such as parallel.dp=4 or model.preset=gpt2-small; "
-    "any number of times.",
+    help="Override a value of the file, such as parallel.dp=4 or model.preset=gpt2-small; "
+    "may be given several times.",
 )
-@click.option("--check", is_flag=True, help="Say what would be run and whether it can be; stop.")
+@click.option(
+    "--check", is_flag=True, help="Print the plan, its memory and every problem; train nothing."
+)
 @click.option("--no-record", is_flag=True, help="Record nothing.")
 @click.option("--dp", type=int, help="Data-parallel degree.")
 @click.option("--tp", type=int, help="Tensor-parallel degree.")
 @click.option("--pp", type=int, help="Pipeline-parallel degree.")
-@click.option("--schedule", help="Of the pipeline, such as gpipe, 1f1b or zb_v.")
+@click.option("--schedule", help="Pipeline schedule, such as gpipe, 1f1b or zb_v.")
 @click.option("--steps", type=int, help="Steps to train.")
 @click.option("--device", help="auto, cpu or cuda.")
-@click.option("--memory", help="basic, standard, aggressive, extreme or cpu_offload.")
-@click.option("--seed", type=int, help="Of weights and data.")
+@click.option(
+    "--memory", help="Memory strategy: basic, standard, aggressive, extreme or cpu_offload."
+)
+@click.option("--seed", type=int, help="Seed of weights and data.")
 @click.option(
     "--fault",
     "faults",
     multiple=True,
     metavar="TEXT",
-    help="Make something go wrong, such as 'slow rank=5 ms=20 steps=10-20' (docs/faults.md), "
-    "beside the file's faults; any number of times.",
+    help="Inject a fault, such as 'slow rank=5 ms=20 steps=10-20' (docs/faults.md), in addition "
+    "to the file's faults; may be given several times.",
 )
 @profiling_options
 @click.pass_context
@@ -89,10 +93,10 @@ def command(
     trace_windows: str | None,
     **flags: Any,
 ) -> None:
-    """Trains what CONFIG.toml says; every key is in docs/training.md.
+    """Trains the model that CONFIG.toml describes; docs/training.md lists every key.
 
-    Starts dp·tp·pp processes here and sees them through; under torchrun, srun or mpirun it is one
-    of theirs. Everything is checked before the first one starts.
+    It starts dp·tp·pp processes on this machine; under torchrun, srun or mpirun it is one of their
+    ranks. Everything is checked before the first process starts.
 
     \b
         meshscope train examples/train_2x2x2.toml --check

@@ -32,12 +32,12 @@ MIN_AHEAD_STEPS = 3
     show_default=True,
     help="Steps to trace.",
 )
-@click.option("--ranks", help="all, stages, 0,3 or dp0.tp0.  [default: as the job was started]")
+@click.option("--ranks", help="all, stages, 0,3 or dp0.tp0.  [default: the job's own choice]")
 def command(*, run: Path, steps: int, ranks: str | None) -> None:
-    """Writes RUN/trigger; ranks of a job that runs with --profiling trace their next steps.
+    """Asks the ranks of a job that runs with --profiling to trace their next steps.
 
-    All ranks are told the same steps, a few seconds ahead. To be able to ask, without a trace at
-    the beginning, start the job with --trace-windows triggered.
+    It writes RUN/trigger. All ranks get the same steps, a few seconds ahead. To allow requests
+    without a trace at the beginning, start the job with --trace-windows triggered.
 
     \b
         meshscope trigger runs/train/… --steps 2 --ranks 0,3
@@ -68,7 +68,7 @@ def _require_listeners(directory: Path, attempt: Attempt) -> None:
             "--trace-windows triggered"
         )
     if all(recording.closing is not None for recording in listening):
-        raise UsageError(f"{directory} has ended; a trace needs a job that runs")
+        raise UsageError(f"{directory} has ended; a trace needs a running job")
 
 
 def find_first_step(attempt: Attempt) -> int | None:

@@ -1,8 +1,8 @@
 """Rules about exposed communication: transfers that nothing hides.
 
-Waiting is not counted here: it belongs to whoever is waited for. Inside one host without an
-accelerator a transfer is work of the same cores as everything else, and nothing could hide it:
-there findings are LOW, whatever they take.
+Waits do not count here: they belong to the rank that is waited for. Inside one host without an
+accelerator a transfer is work of the same cores as everything else, so nothing can hide it:
+findings there are always LOW.
 """
 
 from collections.abc import Collection, Iterable
@@ -152,16 +152,17 @@ class ExposedDataParallel(Rule):
     What it finds: transfers along dp, or in groups that are neither tp nor pp, that hold ranks up
     for `exposed_dp_min_ratio` of the wall clock or more.
 
-    Why it matters: these transfers can run beside backward; what is exposed is lost.
+    Why it matters: these transfers can run beside backward; exposed time is lost.
 
-    How it is measured: the budget's line: time in which a rank could do nothing else, after
-    everybody had arrived. The gain is a replay in which these transfers take no time, an upper
-    bound of what overlapping wins.
+    How it is measured: it is the budget's line: time in which a rank could do nothing else, after
+    every rank had arrived. The gain is a replay in which these transfers take no time. It is an
+    upper bound of what overlapping saves.
 
-    What to change: overlap: larger or fewer buckets, issue in the order in which gradients are
+    What to change: overlap them: larger or fewer buckets, issue in the order in which gradients are
     made, prefetch parameters (FSDP), reduce in bf16, accumulate over more microbatches.
 
-    When it is wrong: inside one host without accelerators nothing can be hidden; it is LOW there.
+    When it is wrong: inside one host without accelerators nothing can be hidden; the finding is LOW
+    there.
     """
 
     code = "CO001"
@@ -187,14 +188,15 @@ class ExposedTensorParallel(Rule):
     What it finds: transfers along tp that hold ranks up for `exposed_tp_min_ratio` of the wall
     clock or more.
 
-    Why it matters: they stand between two matrix products and are hard to hide; a smaller tp
-    degree, or ranks of a group on one host, costs nothing else but memory.
+    Why it matters: they lie between two matrix products and are hard to hide. A smaller tp degree,
+    or ranks of a group on one host, costs only memory.
 
     How it is measured: as for CO001, along tp.
 
-    What to change: keep tp inside a host; lower the degree; sequence parallelism, asynchronous tp.
+    What to change: keep tp inside a host; lower the degree; use sequence parallelism or
+    asynchronous tp.
 
-    When it is wrong: where the model does not fit with a smaller degree. It is LOW inside one host
+    When it is wrong: if the model does not fit with a smaller degree. It is LOW inside one host
     without accelerators.
     """
 
@@ -224,12 +226,12 @@ class SmallOperations(Rule):
 
     Why it matters: a small operation takes as long as its latency; a few large ones take less.
 
-    How it is measured: rows by size and axis; exposed transfer of these rows. The gain is a replay
-    in which they take no time, an upper bound.
+    How it is measured: operations are grouped by size and axis, and their exposed transfer is added
+    up. The gain is a replay in which they take no time, an upper bound.
 
-    What to change: put them together: buckets, flattened tensors, coalescing.
+    What to change: combine them: buckets, flattened tensors, coalescing.
 
-    When it is wrong: where each depends on the one before. It is LOW inside one host without
+    When it is wrong: if each operation depends on the one before. It is LOW inside one host without
     accelerators.
     """
 

@@ -35,7 +35,7 @@ MIN_OPTIMIZER_RATIO = Threshold(
 MAX_LOW_MFU_RATIO = Threshold(
     name="mfu_low_ratio",
     default=0.25,
-    meaning="model FLOPs utilisation below which it is worth a line",
+    meaning="model FLOPs utilisation below which it is reported",
 )
 MIN_GAP_RATIO = Threshold(
     name="host_gap_min_ratio",
@@ -47,18 +47,18 @@ MIN_GAP_RATIO = Threshold(
 class BackwardHeavy(Rule):
     """Backward takes far longer than its arithmetic.
 
-    What it finds: backward whose own work is `backward_min_factor` times that of forward or more.
+    What it finds: a backward whose own work is `backward_min_factor` times that of forward or more.
 
-    Why it matters: backward is twice the arithmetic of forward, three times with full
-    recomputation; beyond that something else is done in it.
+    Why it matters: backward has twice the arithmetic of forward, three times with full
+    recomputation. If it takes longer, it does something else.
 
-    How it is measured: WORK in the phases `backward` and `forward`, all ranks and steps; waits and
-    transfers in them are not counted.
+    How it is measured: WORK in the phases `backward` and `forward`, all ranks and steps, without
+    the waits and transfers in them.
 
-    What to change: look for hooks, copies of gradients, synchronisation and recomputation of what
+    What to change: look for hooks, copies of gradients, synchronisation, and recomputation of what
     is cheap to keep.
 
-    When it is wrong: where forward is partly frozen, or cached. Always LOW: nothing is priced.
+    When it is wrong: if forward is partly frozen or cached. Always LOW: nothing is priced.
     """
 
     code = "CP001"
@@ -96,14 +96,15 @@ class BackwardHeavy(Rule):
 class OptimizerHeavy(Rule):
     """The optimizer takes a large part of the step.
 
-    What it finds: own work of the optimizer of `optimizer_min_ratio` of the wall clock or more.
+    What it finds: own work of the optimizer that takes `optimizer_min_ratio` of the wall clock or
+    more.
 
-    Why it matters: an update reads and writes memory and little else; fused kernels and sharding
-    over dp make it small.
+    Why it matters: an update does little more than read and write memory; fused kernels and
+    sharding over dp make it small.
 
-    How it is measured: WORK in the phase `optimizer`; waits for gradients are not counted.
+    How it is measured: WORK in the phase `optimizer`, without waits for gradients.
 
-    What to change: a fused or foreach optimizer, its state sharded over dp (ZeRO-1), more
+    What to change: use a fused or foreach optimizer, shard its state over dp (ZeRO-1), run more
     microbatches per update.
 
     When it is wrong: for optimizers that compute, such as those with matrix roots. Always LOW.
@@ -143,13 +144,13 @@ class LowUtilisation(Rule):
 
     What it finds: an MFU below `mfu_low_ratio`, or above 1.
 
-    Why it matters: below, the hardware could do several times as much; above 1 the FLOPs, the peak
-    or the time is wrong, and so is every figure that rests on them.
+    Why it matters: if it is low, the hardware could do several times as much. If it is above 1, the
+    FLOPs, the peak or the time is wrong, and so is every figure that rests on them.
 
-    How it is measured: FLOPs of the model per step over peak times period, summed over ranks; only
-    where FLOPs and peak are known. The budget says where the rest of the time goes.
+    How it is measured: FLOPs of the model per step over peak times period, summed over ranks, if
+    FLOPs and peak are known. The budget shows where the rest of the time goes.
 
-    What to change: follow the budget's largest lines; for kernel inefficiency larger matrices,
+    What to change: follow the budget's largest lines; for kernel inefficiency use larger matrices,
     compilation, lower precision.
 
     When it is wrong: small models cannot fill large devices. Always LOW: other rules price causes.
@@ -191,20 +192,21 @@ class LowUtilisation(Rule):
 class HostGap(Rule):
     """Devices idle because the host issues work too late.
 
-    What it finds: gaps between phases on the device's stream, in which the host neither fetched
-    data, saved, evaluated nor logged, of `host_gap_min_ratio` of the wall clock or more.
+    What it finds: gaps between phases on the device's stream of `host_gap_min_ratio` of the wall
+    clock or more, in which the host did not fetch data, save, evaluate or log.
 
-    Why it matters: the device is what costs; a host that cannot keep up wastes it.
+    Why it matters: the device is the expensive part; a host that cannot keep up wastes it.
 
     How it is measured: time between device spans, placed on the host's clock, that no operation and
     no phase of the host explains. The gain is a replay without these gaps. Gaps inside a phase are
-    not seen, but in runs made of profiler traces, which also say why: the host was busy, waited for
-    the device, launched, or what was launched waited for other work.
+    seen only in runs made from profiler traces. These also give the cause: the host was busy,
+    waited for the device, or was launching, or the launched work waited for other work.
 
-    What to change: fewer and larger kernels, compilation, CUDA graphs, no `.item()` and no
+    What to change: use fewer and larger kernels, compilation, CUDA graphs, no `.item()` and no
     synchronisation in the loop, less Python between phases.
 
-    When it is wrong: where work on the device happens outside of any recorded phase: it looks idle.
+    When it is wrong: if work on the device happens outside any recorded phase, the device looks
+    idle.
     """
 
     code = "CP004"

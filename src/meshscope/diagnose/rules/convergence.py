@@ -1,6 +1,6 @@
 """Rules about training itself: the loss, the gradient norm, updates that were not made.
 
-They cost no time of a step, so severities are set by what they mean for the run: all steps after a
+They cost no time of a step, so severity depends on what they mean for the run: all steps after a
 loss that is not a number are lost.
 """
 
@@ -29,23 +29,25 @@ from meshscope.numerics.events import JointEvents, find_joint_events
 from meshscope.numerics.spikes import Spike, find_spikes
 
 MIN_SPIKES = Threshold(
-    name="loss_spikes_min_count", default=3, meaning="spikes of the loss from which they are told"
+    name="loss_spikes_min_count",
+    default=3,
+    meaning="number of loss spikes from which they are reported",
 )
 MANY_SPIKES_RATIO = Threshold(
     name="loss_spikes_many_ratio",
     default=0.01,
-    meaning="share of the steps that are spikes, from which they are more than a nuisance",
+    meaning="share of steps that are spikes, from which the finding is medium",
 )
 EXPLODING_FACTOR = Threshold(
     name="grad_norm_exploding_factor",
     default=10,
     minimum=1.0,
-    meaning="gradient norm at the end over that of the middle of the run, when it explodes",
+    meaning="gradient norm at the end over that of the middle of the run, from which it explodes",
 )
 VANISHING_FACTOR = Threshold(
     name="grad_norm_vanishing_factor",
     default=0.01,
-    meaning="likewise, when it vanishes",
+    meaning="the same ratio, below which it vanishes",
 )
 SLOW_STEP_RATIO = Threshold(
     name="joint_slow_step_min_ratio",
@@ -78,16 +80,17 @@ class LossNotFinite(Rule):
 
     What it finds: values of the loss, on any rank, that are not finite numbers.
 
-    Why it matters: one such update makes every weight NaN, and all steps after it are lost; where
-    the update is skipped, the step is.
+    Why it matters: one such update makes every weight NaN, and all steps after it are lost; if the
+    update is skipped, that step is lost.
 
-    How it is measured: counted, over all values of every rank; the first step that has one, and the
-    ranks that had one there. Ranks that log the job's loss have it all at once, wherever it began.
+    How it is measured: all values of every rank are counted. The finding names the first step that
+    has one, and the ranks that had one there. Ranks that log the job's loss all have it at once,
+    wherever it began.
 
     What to change: go back to a checkpoint before the first one; look at the batch of that step;
     lower the learning rate, clip gradients, scale the loss, compute softmax and norms in float32.
 
-    When it is wrong: where NaN is logged on purpose for a step without a loss.
+    When it is wrong: if NaN is logged on purpose for a step without a loss.
     """
 
     code = "CV001"
@@ -146,7 +149,7 @@ class LossDiverged(Rule):
     What it finds: a loss whose last tenth lies above the best level reached before by 10 % and by
     six times the noise, with no value back near that level.
 
-    Why it matters: training has stopped to make progress, and rarely recovers by itself.
+    Why it matters: training no longer makes progress, and rarely recovers by itself.
 
     How it is measured: the best level is the lowest running median of nine steps; the noise is the
     spread about that median.
@@ -154,8 +157,8 @@ class LossDiverged(Rule):
     What to change: go back to the checkpoint before it rose, with a lower learning rate, gradient
     clipping, or a longer warm-up; look at the data of the steps in which it began.
 
-    When it is wrong: where the data or the task changes during the run, and for numbers that are
-    meant to rise.
+    When it is wrong: if the data or the task changes during the run, and for numbers that are meant
+    to rise.
     """
 
     code = "CV002"
@@ -191,20 +194,20 @@ class LossDiverged(Rule):
 
 
 class LossPlateau(Rule):
-    """The loss fell and does not any more.
+    """The loss fell and no longer falls.
 
     What it finds: a loss whose trend over the last half of at least 50 steps is within 1 % of its
     level, up or down, after it had fallen by more than 5 %.
 
-    Why it matters: steps that change nothing may be saved, or made to count.
+    Why it matters: steps that change nothing can be saved, or made useful.
 
     How it is measured: the 95 % interval of the Theil-Sen slope of the last half, autocorrelation
-    included: all of it has to lie within the limit, so noise alone makes no plateau.
+    included, must lie wholly within the limit, so noise alone makes no plateau.
 
-    What to change: nothing, if this is as good as the model gets; else a decay of the learning
-    rate, a larger model, more data.
+    What to change: nothing, if this is as good as the model gets; otherwise decay the learning
+    rate, use a larger model, or more data.
 
-    When it is wrong: a slow decrease is a plateau for as long as the recording is short.
+    When it is wrong: in a short recording a slow decrease looks like a plateau.
     """
 
     code = "CV003"
@@ -251,12 +254,12 @@ class LossSpikes(Rule):
     large ones undo the work of many steps.
 
     How it is measured: 0.6745 times the distance from the median of twenty neighbours over the
-    median absolute deviation of all such distances, in logarithms where all values are positive.
+    median absolute deviation of all such distances, in logarithms if all values are positive.
 
     What to change: look at the batches of these steps; clip gradients; lower the learning rate;
-    skip samples that repeat it.
+    skip samples that cause it again.
 
-    When it is wrong: where batches differ by design, as in a mixture of tasks.
+    When it is wrong: if batches differ by design, as in a mixture of tasks.
     """
 
     code = "CV004"
@@ -306,17 +309,17 @@ class GradientNorm(Rule):
     """Gradients explode, vanish, or are not finite.
 
     What it finds: a gradient norm that ends `grad_norm_exploding_factor` times above its middle, or
-    `grad_norm_vanishing_factor` below it while the loss has not fallen likewise, or one that is NaN
-    or infinite while the loss is finite.
+    `grad_norm_vanishing_factor` below it while the loss has not fallen in proportion, or one that
+    is NaN or infinite while the loss is finite.
 
     Why it matters: exploding gradients come before a divergence; vanished ones train nothing.
 
-    How it is measured: every value of the last tenth beyond the factor times the median of the
-    second to fifth tenth. Vanishing is not told where the loss has halved: a model that fits its
-    data has small gradients.
+    How it is measured: every value of the last tenth must be beyond the factor times the median of
+    the second to fifth tenth. Vanishing is not reported if the loss has halved: a model that fits
+    its data has small gradients.
 
-    What to change: clip gradients, lower the learning rate, look at initialisation and at
-    normalisation; with float16, at the loss scale.
+    What to change: clip gradients, lower the learning rate, check initialisation and normalisation;
+    with float16, check the loss scale.
 
     When it is wrong: a norm that is logged after clipping cannot explode, and a learning rate
     schedule that ends at 0 lowers norms.
@@ -394,21 +397,22 @@ def _has_halved(loss: JobSeries | Unavailable) -> bool:
 
 
 class JointDisturbances(Rule):
-    """Loss, gradient norm and step time are out of line in the same steps.
+    """Loss, gradient norm and step time are disturbed in the same steps.
 
-    What it finds: spikes of two of loss, gradient norm and step time that meet, within one step,
-    more often than chance would have it.
+    What it finds: spikes of two of loss, gradient norm and step time that coincide, within one
+    step, more often than by chance.
 
     Why it matters: two signals that are disturbed together have one cause: a bad batch (loss and
     norm), a long or odd sample (loss and time).
 
-    How it is measured: spikes of each signal by robust score and effect; expected meetings are the
-    product of their rates; the chance of at least as many is Poisson's, times the pairs looked at.
+    How it is measured: spikes of each signal by robust score and effect. The expected number of
+    coincidences is the product of their rates; the chance of at least as many is Poisson's, times
+    the number of pairs tested.
 
-    What to change: look at the batches of the steps named.
+    What to change: look at the batches of the named steps.
 
-    When it is wrong: two signals of one formula (a norm after a loss) always meet: it is the steps
-    that are the news, not the meeting.
+    When it is wrong: two signals of one formula (a norm after a loss) always coincide: the steps
+    are the news, not the coincidence.
     """
 
     code = "CV006"
@@ -493,12 +497,12 @@ class SkippedSteps(Rule):
 
     Why it matters: a skipped step costs its whole time and trains nothing.
 
-    How it is measured: counted from the step's flags on the rank that has most. A scaler that looks
-    for its scale in the first steps is left out.
+    How it is measured: counted from the step's flags on the rank with most of them. The first
+    steps, in which a scaler searches for its scale, are left out.
 
-    What to change: use bfloat16, or lower the scaler's growth; look for what overflows.
+    What to change: use bfloat16, or lower the scaler's growth; find what overflows.
 
-    When it is wrong: where a program skips updates itself and on purpose.
+    When it is wrong: if a program skips updates itself and on purpose.
     """
 
     code = "CV007"

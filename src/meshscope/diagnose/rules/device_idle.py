@@ -37,21 +37,21 @@ class HostSynchronises(Rule):
     """Devices idle because the host waited for them before it launched more.
 
     What it finds: idle time of devices that ran dry while their host waited for them, of
-    `synchronising_min_ratio` of the wall clock or more. Only in runs made of profiler traces.
+    `synchronising_min_ratio` of the wall clock or more. Only in runs made from profiler traces.
 
     Why it matters: a host that waits for its device has nothing queued when the wait is over: the
     device then idles until new work is launched.
 
     How it is measured: gaps that began while the host was in a call such as
     `cudaStreamSynchronize`, up to the call that launched the next work. The gain is a replay with
-    gaps shorter by that part, rank by rank: as if the host had been ahead.
+    gaps shorter by that part, rank by rank, as if the host had been ahead.
 
     What to change: take `.item()`, `.cpu()`, `print` of tensors, `nonzero` and data-dependent
     shapes out of the loop, read losses some steps later, copy from pinned memory with
     `non_blocking=True`.
 
-    When it is wrong: a profiler slows launches, so that gaps are longer than without it. A host
-    that is too slow anyway is not ahead without the wait either: CP004 shows what remains then.
+    When it is wrong: a profiler slows launches, so gaps are longer than without it. A host that is
+    too slow anyway does not get ahead without the wait either: CP004 shows what remains then.
     """
 
     code = "CP005"
@@ -101,14 +101,14 @@ class ExposedCopies(Rule):
     """Devices do nothing but copy.
 
     What it finds: copies between memories with no kernel beside them, of `exposed_copy_min_ratio`
-    of the wall clock or more. Only in runs made of profiler traces.
+    of the wall clock or more. Only in runs made from profiler traces.
 
-    Why it matters: copies run on engines of their own and cost nothing while kernels run.
+    Why it matters: copies run on separate engines and cost nothing while kernels run.
 
     How it is measured: time in which a device had copies and neither computed nor was held up by
     communication. The gain is a replay without it.
 
-    What to change: pin host memory, copy with `non_blocking=True` on a stream of its own, fetch the
+    What to change: pin host memory, copy with `non_blocking=True` on a separate stream, fetch the
     next batch during the step, keep on the device what is copied back and forth.
 
     When it is wrong: offloading that was chosen to save memory pays this on purpose.

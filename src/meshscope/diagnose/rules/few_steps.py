@@ -1,4 +1,4 @@
-"""A rule for recordings of a few steps, in which the tests of the others have no power."""
+"""A rule for recordings of a few steps, in which the other rules' tests have no power."""
 
 from collections.abc import Iterable
 
@@ -32,16 +32,16 @@ MIN_EXCESS_RATIO = Threshold(
 
 
 class SlowInFewSteps(Rule):
-    """In the few steps there are, one rank was always the slowest of its peers.
+    """In the few recorded steps, one rank was always the slowest of its peers.
 
-    What it finds: in recordings of 2 to 9 steps, as traces are, a rank whose work was more than
-    that of every peer in every step, by `few_steps_min_excess_ratio` of the peers' median.
+    What it finds: in recordings of 2 to 9 steps, such as traces, a rank whose work exceeded that of
+    every peer in every step, by `few_steps_min_excess_ratio` of the peers' median.
 
-    Why it matters: everyone waits for it; but a few steps may have been unlucky.
+    Why it matters: all other ranks wait for it; but a few steps may have been unlucky.
 
     How it is measured: work as in ST001. With N equal ranks the chance that one of them is the
     slowest in all of S steps is N·N^-S, times the number of peer groups; it must be below
-    `few_steps_max_chance`. The gain is replayed with the peers' median work in place of its own.
+    `few_steps_max_chance`. The gain is replayed with the peers' median work instead of its own.
 
     What to change: record or trace more steps, then see ST001.
 

@@ -1,4 +1,4 @@
-"""Rules about the recording and the diagnosis itself: what the other findings may rest on."""
+"""Rules about the recording and the diagnosis itself: how far the other findings can be trusted."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -51,8 +51,7 @@ class RuleFailed(Rule):
     What it finds: every rule and analysis that ended in an error while this run was diagnosed, with
     the error and the line of code.
 
-    Why it matters: what broke found nothing, and a finding that is not there looks like a run that
-    is healthy.
+    Why it matters: a rule that broke found nothing, and a missing finding looks like a healthy run.
 
     How it is measured: errors are caught around each rule and each analysis; the others go on.
 
@@ -89,21 +88,22 @@ class RankStopped(Rule):
 
     What it finds: ranks whose recording has no end although their process is gone or the others
     went on, ranks whose program ended in an exception, ranks that stopped two or more steps before
-    the others, and ranks of the job that left no recording. Of several, the one that stopped first.
+    the others, and ranks of the job that left no recording. If there are several, the one that
+    stopped first.
 
-    Why it matters: a job with a dead rank makes no more steps, and everything said about the others
-    holds only up to that moment.
+    Why it matters: a job with a dead rank makes no more steps, and all results about the others
+    hold only up to that moment.
 
-    How it is measured: a rank that ends writes a closing line. Where it is missing, the process is
-    looked up if it ran on this machine; else a rank counts as dead when another finished or wrote
-    records more than a minute later. Who was first is the verdict of `meshscope hang`: who waited
-    for whom, and whose error came first; where there is none, who made fewer steps.
+    How it is measured: a rank that ends writes a closing line. If it is missing, the process is
+    looked up if it ran on this machine; otherwise a rank counts as dead when another finished or
+    wrote records more than a minute later. `meshscope hang` decides which rank was first: who
+    waited for whom, and whose error came first; without a verdict it is the rank with fewer steps.
 
     What to change: look at that rank's log at the moment of its last record; `meshscope hang` says
     what the others were waiting in.
 
     When it is wrong: a rank on another machine that is only slow to write looks dead after a
-    minute. Where no rank wrote an end and nothing is known of the processes, the finding is LOW:
+    minute. If no rank wrote an end and nothing is known about the processes, the finding is LOW:
     the run may still be going on.
     """
 
@@ -184,16 +184,16 @@ class RecordingDamaged(Rule):
     What it finds: records that failed their checksum, files that cannot be read, records that found
     no space, and errors the recorder caught inside training.
 
-    Why it matters: lost phases show as unattributed time, lost operations as waits that nobody
-    explains.
+    Why it matters: lost phases show as unattributed time, lost operations as waits without an
+    explanation.
 
-    How it is measured: every record is checked when it is read; what is left out is counted, and
-    the recorder counts what it could not write.
+    How it is measured: every record is checked when it is read. Records that are left out are
+    counted, and the recorder counts what it could not write.
 
-    What to change: make room where the run is written; report errors of the recorder with their
-    message.
+    What to change: free space on the file system of the run; report errors of the recorder with
+    their message.
 
-    When it is wrong: never about the damage. Whether a number suffers from it depends on where the
+    When it is wrong: never about the damage. Whether it affects a number depends on where the
     damage is; the report's problems name file and offset.
     """
 
@@ -242,12 +242,12 @@ class RecordingDamaged(Rule):
 
 
 class ClocksApart(Rule):
-    """The clocks of the hosts could not be brought together.
+    """The clocks of the hosts could not be aligned.
 
     What it finds: hosts whose clocks no operation connects, and clocks that contradict each other.
 
-    Why it matters: who waited for whom is told by comparing times of different hosts; without one
-    clock, waits and transfers between those hosts cannot be told apart.
+    Why it matters: times of different hosts must be compared to find out who waited for whom.
+    Without one clock, waits and transfers between those hosts cannot be separated.
 
     How it is measured: collectives that end together on all ranks give each host's offset and
     drift; messages in both directions bound them; loops of hosts must close.
@@ -255,7 +255,7 @@ class ClocksApart(Rule):
     What to change: call `recorder.calibrate_clocks()` once at the start, or record at least one
     all-reduce or barrier over all hosts.
 
-    When it is wrong: where hosts really share a clock but say that they do not.
+    When it is wrong: if hosts really share a clock but report that they do not.
     """
 
     code = "HE004"
@@ -292,20 +292,19 @@ class ClocksApart(Rule):
 class RecorderCost(Rule):
     """Recording takes a noticeable part of the steps.
 
-    What it finds: steps of which the recorder itself took more than
-    `recorder_max_overhead_ratio`.
+    What it finds: steps in which the recorder itself took more than `recorder_max_overhead_ratio`.
 
     Why it matters: the run is slower than it would be, and short phases look longer than they are.
 
     How it is measured: on every 16th step the recorder times what it does inside its hooks and
-    calls; the median over these steps, without warm-up.
+    calls; the finding uses the median over these steps, without warm-up.
 
-    What to change: record less: fewer detail spans, no per-operation recording where steps have
+    What to change: record less: fewer detail spans, no per-operation recording if steps have
     thousands of operations.
 
-    When it is wrong: on hosts with more processes than cores, others' time is in it; with fewer
-    than `recorder_min_timed_steps` steps timed it is LOW. What the recorder does to caches is not
-    in it; a comparison with an unrecorded run shows that.
+    When it is wrong: on hosts with more processes than cores, it includes other processes' time;
+    with fewer than `recorder_min_timed_steps` timed steps it is LOW. It does not include the
+    recorder's effect on caches; a comparison with an unrecorded run shows that.
     """
 
     code = "HE005"
@@ -343,10 +342,10 @@ class RecorderCost(Rule):
 
 
 class Desynchronised(Rule):
-    """Ranks of a group called different operations at the same place.
+    """Ranks of a group called different operations at the same position.
 
-    What it finds: the first operation of a group, or of a pair of ranks, of which ranks disagree in
-    kind, size, dtype or root.
+    What it finds: the first operation of a group, or of a pair of ranks, for which ranks disagree
+    in kind, size, dtype or root.
 
     Why it matters: the job computes with the wrong numbers, or hangs at the next operation.
 
@@ -355,7 +354,7 @@ class Desynchronised(Rule):
 
     What to change: find the branch of the program that ranks take differently at that step.
 
-    When it is wrong: where one rank's recorder missed an operation without noticing. Recorders that
+    When it is wrong: if one rank's recorder missed an operation without noticing. Recorders that
     began later are recognised and shifted.
     """
 
@@ -399,10 +398,10 @@ class ReplayRefused(Rule):
 
     What it finds: a replay with measured durations that misses the measured time by 5 % or more.
 
-    Why it matters: gains come from that replay. What it cannot reproduce it cannot change either,
-    so findings are then graded by the time their cause takes, an upper bound.
+    Why it matters: gains come from that replay. It cannot change what it cannot reproduce, so
+    findings are then graded by the time their cause takes, an upper bound.
 
-    How it is measured: the run's dependency graph is timed with the durations as measured, and the
+    How it is measured: the run's dependency graph is timed with the measured durations, and the
     result is compared with the clock.
 
     What to change: nothing in training; record all ranks and all communication, so that nothing is
@@ -442,12 +441,12 @@ class ReplayRefused(Rule):
 class PartOfTheSteps(Rule):
     """The diagnosis rests on few steps, or on a part of them.
 
-    What it finds: runs with fewer than `diagnosis_min_steps` steps after warm-up, and runs of which
-    the timeline holds less than `diagnosis_min_steps_ratio`.
+    What it finds: runs with fewer than `diagnosis_min_steps` steps after warm-up, and runs whose
+    timeline holds less than `diagnosis_min_steps_ratio` of the steps.
 
-    Why it matters: few steps give tests no power: a rank 10 % slow shows after some tens of steps.
-    Of long runs windows are taken, so that memory stays bounded; what happened between them is seen
-    only by the rules that read all steps.
+    Why it matters: few steps give tests no power: a rank that is 10 % slow shows after some tens of
+    steps. Long runs are sampled by windows of steps, so that memory stays bounded; only the rules
+    that read all steps see what happened between them.
 
     How it is measured: counted.
 

@@ -28,19 +28,20 @@ class SequenceLengthRule(Rule):
     What it finds: microbatches, or steps of a rank, that take longer in forward and in backward by
     the same factor.
 
-    Why it matters: in every step all wait for the rank with the longest batch, and in a pipeline
-    a long microbatch holds up every stage.
+    Why it matters: in every step all ranks wait for the one with the longest batch, and in a
+    pipeline a long microbatch holds up every stage.
 
-    How it is measured: Pearson's r of forward and backward, each over what its rank and stage
-    usually take, is at least `sequence_min_correlation` (OSDI'25), and both vary by a tenth or
-    more. Where tokens were counted, their correlation with work is given. The gain is replayed
-    with the mean over microbatches and replicas.
+    How it is measured: Pearson's r of forward and backward, each relative to what its rank and
+    stage usually take, is at least `sequence_min_correlation` (OSDI'25), and both vary by a tenth
+    or more. If tokens were counted, their correlation with work is given. The gain is replayed with
+    the mean over microbatches and replicas.
 
     What to change: sort batches by length or pack sequences so that each rank and microbatch has
-    the same cost; attention grows with the square of single sequences, so equal tokens may not do.
+    the same cost; attention grows with the square of single sequences, so equal tokens may not be
+    enough.
 
-    When it is wrong: where another program on a host slows forward and backward of some steps
-    alike, or clocks change over the run.
+    When it is wrong: if another program on a host slows forward and backward of some steps alike,
+    or clocks change over the run.
     """
 
     code = "IM001"

@@ -1,9 +1,9 @@
 """Rules about waiting for data.
 
 A loop over torch's loader, or over `recorder.data(…)`, has a phase `data`. A loop over any other
-iterator fetches between steps, where nothing names it; so where no rank has the phase, that time is
-taken for it, from a higher limit on, and findings say what was looked at. Once in a while programs
-also save and evaluate there: of a step no more than `_USUAL` times the rank's median counts.
+iterator fetches between steps, where nothing names it. If no rank has the phase, unnamed time
+between steps is used instead, with a higher limit, and findings say so. Programs sometimes also
+save and evaluate there: a step counts at most `_USUAL` times the rank's median.
 """
 
 from collections.abc import Iterable
@@ -209,22 +209,22 @@ class SlowLoader(Rule):
     """Some ranks wait for their data, and the others wait for them.
 
     What it finds: ranks that spend more time in the phase `data` than their peers (ranks that share
-    all coordinates but dp), by `input_min_excess_ratio` of the step or more.
+    all coordinates except dp), by `input_min_excess_ratio` of the step or more.
 
     Why it matters: the slowest loader sets the pace of all ranks.
 
     How it is measured: time in `data`, gaps between steps included, without what communication held
-    up; mean per step less the lower quartile of the peers' means. A test over steps: how often a
-    rank waits clearly longer than its peers' median, against how often all of them do, corrected
-    for all ranks. The gain is a replay in which these ranks wait for
-    data as long as their peers.
+    up; mean per step minus the lower quartile of the peers' means. A test over steps compares how
+    often a rank waits clearly longer than its peers' median with how often all of them do,
+    corrected for all ranks. The gain is a replay in which these ranks wait for data as long as
+    their peers.
 
     What to change: look at these ranks' storage, host and share of the data (larger files, longer
     samples); give their loaders more workers.
 
-    When it is wrong: where samples differ in size by design and ranks take turns. Where no rank has
-    the phase `data`, what nothing names between steps is taken for it, from 8 % of the step on:
-    whatever else a program does there in most steps counts, too.
+    When it is wrong: if samples differ in size by design and ranks take turns. If no rank has the
+    phase `data`, unnamed time between steps is taken instead, from 8 % of the step on: everything
+    else that a program does there in most steps then counts, too.
     """
 
     code = "IN001"
@@ -289,17 +289,17 @@ class InputBound(Rule):
     What it finds: waiting for data that takes `input_min_stall_ratio` of the step or more on most
     ranks that load any.
 
-    Why it matters: devices idle while the loader works; it is often the cheapest thing to mend.
+    Why it matters: devices idle while the loader works; it is often the cheapest thing to fix.
 
     How it is measured: time in the phase `data` as for IN001, the part that a rank shares with its
-    peers. The gain is a replay in which nobody waits for data: what perfect prefetching would win.
+    peers. The gain is a replay in which no rank waits for data: what perfect prefetching would
+    save.
 
-    What to change: more loader workers, a deeper prefetch queue, data in larger files or on faster
-    storage, decoding off the training process, pinned memory.
+    What to change: use more loader workers, a deeper prefetch queue, data in larger files or on
+    faster storage, decoding outside the training process, pinned memory.
 
-    When it is wrong: where data comes at the pace of another program on purpose, as in
-    reinforcement learning. Without the phase `data`, as for IN001: logging in every step looks the
-    same.
+    When it is wrong: if data comes at the pace of another program on purpose, as in reinforcement
+    learning. Without the phase `data`, as for IN001: logging in every step looks the same.
     """
 
     code = "IN002"

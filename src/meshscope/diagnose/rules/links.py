@@ -40,26 +40,27 @@ def _period_ns(timeline: Timeline) -> float:
 
 
 class SlowLinkRule(Rule):
-    """Operations over one link, or along one axis, take longer than over others like them.
+    """Operations over one link, or along one axis, take longer than over similar ones.
 
     What it finds: a pair of ranks, a group, or a whole axis whose transfers take half as long again
     as those of other links of the same axis, kind and size (a whole axis: five times what the other
-    axes of the job show possible); and ranks that hand operations of an axis over late.
+    axes of the job show to be possible); and ranks that enter operations of an axis late.
 
     Why it matters: collectives move at the pace of their slowest link, and a pipeline at that of
     its slowest hop.
 
-    How it is measured: transfers from the last arrival to the end, without queues; of each link the
-    time that nine in ten operations exceed, against the lower quartile of the links; a sign test
-    over steps, corrected for all links. The gain is a replay in which these operations take the
-    usual time. Late handover: work right before operations of the axis that is not there elsewhere.
+    How it is measured: transfers from the last arrival to the end, without queues. For each link
+    the time that nine in ten operations exceed is compared with the lower quartile of the links; a
+    sign test over steps is corrected for all links. The gain is a replay in which these operations
+    take the usual time. Late handover: work right before operations of the axis that is not there
+    elsewhere.
 
     What to change: look at the cable, the adapter and the switch port between these ranks, at what
     else uses them, and at how ranks were placed on hosts.
 
-    When it is wrong: where links are meant to differ. An axis of which all links are slow is judged
-    only where another axis of the same reach (inside hosts, across hosts) exists. A link that is
-    slow for a small part of the run is not seen.
+    When it is wrong: if links are meant to differ. An axis whose links are all slow is judged only
+    if another axis of the same reach (inside hosts, across hosts) exists. A link that is slow for a
+    small part of the run is not seen.
     """
 
     code = "LK001"

@@ -1,7 +1,7 @@
 """Rules about memory: what grows, what is nearly full, what is taken and not used.
 
-Memory costs no time until it runs out, so severities are set by how near that is; where the
-recording does not say how much memory there is, by what is known.
+Memory costs no time until it runs out, so severity depends on how near that is, or, if the
+recording does not say how much memory there is, on what is known.
 """
 
 from collections.abc import Iterable
@@ -69,7 +69,7 @@ MIN_SKEW_RATIO = Threshold(
 MIN_SKEW_BYTES = Threshold(
     name="memory_skew_min_bytes",
     default=128 << 20,
-    meaning="likewise, in bytes",
+    meaning="the same excess, in bytes",
 )
 SKEW_FULL_RATIO = Threshold(
     name="memory_skew_full_ratio",
@@ -91,13 +91,13 @@ class MemoryLeak(Rule):
     What it finds: ranks whose resident set, or whose allocation on the device, grows all the time
     by at least `leak_min_rise_bytes` over the run.
 
-    Why it matters: the job ends when memory does, hours or days later, and takes the work since the
-    last checkpoint with it.
+    Why it matters: the job ends when memory does, hours or days later, and the work since the last
+    checkpoint is lost.
 
-    How it is measured: samples at step ends after the first tenth, the lowest of neighbours where
-    there are many. A Theil-Sen slope within four stretches of the run, a Mann-Kendall test within
-    them, residuals with their autocorrelation, growth from every stretch to the next, and a second
-    half that grows at least 0.6 times as fast as the first: a jump is no leak, and neither is a
+    How it is measured: samples at the ends of steps after the first tenth, the lowest of neighbours
+    if there are many. A Theil-Sen slope within four windows of the run, a Mann-Kendall test within
+    them, residuals with their autocorrelation, growth from every window to the next, and a second
+    half that grows at least 0.6 times as fast as the first: a jump is not a leak, and neither is a
     warm-up. The forecast divides what is left of the host's (or control group's) or the device's
     memory by the growth of all ranks that share it.
 
@@ -106,9 +106,9 @@ class MemoryLeak(Rule):
     again, data loader workers that copy. `tracemalloc`, or a memory snapshot of the device, names
     the line.
 
-    When it is wrong: where something is released at an interval longer than the recording, and
-    where a cache grows to a limit the recording did not reach. Growth in a few large jumps is not
-    called a leak.
+    When it is wrong: if something is released at an interval longer than the recording, or if a
+    cache grows to a limit the recording did not reach. Growth in a few large jumps is not called a
+    leak.
     """
 
     code = "ME001"
@@ -225,8 +225,8 @@ def _forecast_evidence(forecast: Forecast | Unavailable) -> tuple[Evidence, ...]
 class NearCapacity(Rule):
     """Memory is nearly full.
 
-    What it finds: a device of which the allocator's peak takes `memory_near_capacity_ratio` or
-    more, or a host whose recorded ranks together do.
+    What it finds: a device whose allocator's peak takes `memory_near_capacity_ratio` of it or more,
+    or a host whose recorded ranks together do.
 
     Why it matters: a longer sequence, another batch, a second process or fragmentation then ends
     the job; before that, the allocator empties its cache and waits for the device again and again.
@@ -238,8 +238,8 @@ class NearCapacity(Rule):
     What to change: recompute activations, use a smaller microbatch, shard the optimizer's state, or
     use a device with more memory.
 
-    When it is wrong: on hosts, where ranks share pages, which count once for each of them, and
-    where their peaks do not come at the same time; where other programs use the device.
+    When it is wrong: on hosts, if ranks share pages, which count once for each of them, and if
+    their peaks do not come at the same time; if other programs use the device.
     """
 
     code = "ME002"
@@ -305,22 +305,22 @@ def _fill(rank: RankMemory) -> float:
 class Fragmentation(Rule):
     """The allocator holds device memory that it cannot use.
 
-    What it finds: a device of which a share of `fragmentation_min_unused_ratio` or more of the
+    What it finds: a device on which a share of `fragmentation_min_unused_ratio` or more of the
     reserved memory was not in use when most was reserved.
 
-    Why it matters: what lies in holes is missing when a large tensor is wanted: an allocation fails
+    Why it matters: memory in holes is missing when a large tensor is needed: an allocation fails
     although enough is free.
 
-    How it is measured: the allocator's highest reservation less its highest allocation. At the
-    moment of the highest reservation at least this much was unused: a lower bound, and not the
-    cache at the end of a step, which is full by design. Holes of segments in use (inactive splits)
-    are told beside it. LOW while the device has room.
+    How it is measured: the allocator's highest reservation minus its highest allocation. At the
+    moment of the highest reservation at least this much was unused. This is a lower bound, and not
+    the cache at the end of a step, which is full by design. Holes of segments in use (inactive
+    splits) are reported beside it. LOW while the device has room.
 
     What to change: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, shapes that do not change
     from step to step, fewer large temporary tensors.
 
-    When it is wrong: where a peak was reset between the two, or where one very large tensor came
-    and went: its memory is whole and can be used again.
+    When it is wrong: if a peak was reset between the two, or if one very large tensor came and
+    went: its memory is whole and can be used again.
     """
 
     code = "ME003"
@@ -376,19 +376,19 @@ def _unused(state: AllocatorState) -> float:
 class MemorySkew(Rule):
     """A rank needs more memory than ranks that do the same work.
 
-    What it finds: of the ranks that share every coordinate but dp, one whose peak exceeds the
+    What it finds: among the ranks that share every coordinate except dp, one whose peak exceeds the
     median of the others by `memory_skew_min_ratio` and `memory_skew_min_bytes`.
 
-    Why it matters: the batch that fits is what fits on the fullest rank. LOW unless that rank uses
+    Why it matters: the fullest rank limits the batch size. LOW unless that rank uses
     `memory_skew_full_ratio` of its memory.
 
     How it is measured: highest resident set, or the allocator's highest allocation, against the
-    median of the other peers. Ranks that grow all the time are told by ME001.
+    median of the other peers. ME001 reports ranks that grow all the time.
 
     What to change: look for work only this rank does: logging, evaluation, checkpoints, a second
     model, uneven sequence lengths.
 
-    When it is wrong: where ranks are no peers although the layout says so.
+    When it is wrong: if ranks are not peers although the layout says so.
     """
 
     code = "ME004"
@@ -436,21 +436,21 @@ def _is_skewed(context: Context, skew: PeerSkew) -> bool:
 
 
 class AllocatorRetries(Rule):
-    """The allocator had to empty its cache to go on.
+    """The allocator had to empty its cache to continue.
 
-    What it finds: ranks whose allocator repeated an allocation after it had given all cached memory
-    back, or on which an allocation failed.
+    What it finds: ranks whose allocator repeated an allocation after it had released all cached
+    memory, or on which an allocation failed.
 
-    Why it matters: each time, the host waits until the device has done everything it was given, and
-    memory is taken from the driver anew. It is the last thing that happens before the job ends for
-    want of memory.
+    Why it matters: each time, the host waits until the device has finished everything it was given,
+    and memory is taken from the driver again. It is the last thing that happens before the job runs
+    out of memory.
 
     How it is measured: the allocator's own counts, at the last sample.
 
-    What to change: as for a memory that is nearly full: recompute, smaller microbatches, sharding;
-    if much is unused at the peak, expandable segments.
+    What to change: as for memory that is nearly full: recompute, smaller microbatches, sharding; if
+    much is unused at the peak, expandable segments.
 
-    When it is wrong: where the program provokes it, to find the largest batch.
+    When it is wrong: if the program provokes it, to find the largest batch.
     """
 
     code = "ME005"

@@ -40,23 +40,23 @@ class TooFewMicrobatches(Rule):
     """The pipeline has too few microbatches for its number of stages.
 
     What it finds: a schedule that leaves ranks idle for `pipeline_min_inherent_ratio` of the
-    pipeline's time even with equal stages and instant transfers. It is above low only where
-    there are fewer than `pipeline_min_microbatches_per_stage` microbatches for each stage.
+    pipeline's time even with equal stages and instant transfers. It is above low only if there are
+    fewer than `pipeline_min_microbatches_per_stage` microbatches for each stage.
 
     Why it matters: filling and draining the pipeline takes as long as p-1 microbatches, whatever
-    their number, so few microbatches spend much of the step on it.
+    their number, so with few microbatches it takes much of the step.
 
     How it is measured: the recorded order of actions is replayed with every stage at the mean of
-    all; what its ranks idle then is inherent. The gain is that of more microbatches with as many
-    samples per step, replayed with the recorded times: actions shrink in proportion to the samples
-    in them, what lies between actions stays as it is. Without recorded actions or phases it is
-    estimated from waits for messages and counts of them.
+    all; the idle time in that replay is inherent. The gain is that of more microbatches with the
+    same samples per step, replayed with the recorded times: actions shrink in proportion to the
+    samples in them, and the time between actions stays as it is. Without recorded actions or phases
+    it is estimated from waits for messages and their counts.
 
     What to change: cut the batch into more, smaller microbatches, accumulate over more of them, or
-    use a schedule with a smaller bubble; the evidence has what others would win.
+    use a schedule with a smaller bubble; the evidence says what others would save.
 
-    When it is wrong: where smaller microbatches run less efficiently (an action has a fixed part),
-    the gain is too high. Stages that differ are not part of it.
+    When it is wrong: if smaller microbatches run less efficiently (an action has a fixed part), the
+    gain is too high. Stages that differ are not part of it.
     """
 
     code = "PP001"

@@ -38,16 +38,16 @@ class OutOfMemory(Rule):
 
     Why it matters: unless the program catches the error, the rank ends there, and with it the job.
 
-    How it is measured: torch tells the recorder just before it raises. The recorder writes down
-    what the device held then, by category, and what was asked for, into the journal and
+    How it is measured: torch tells the recorder just before it raises. The recorder writes what the
+    device held then, by category, and what was asked for, into the journal and
     `out_of_memory.json`, and a snapshot of the allocator into `out_of_memory.pickle` beside it.
 
-    What to change: what holds most, first. Activations: recompute, or smaller microbatches.
-    Optimizer state, gradients and parameters: shard them over data-parallel ranks. Much reserved
-    in pieces that are not in use: expandable segments.
+    What to change: start with what holds most. Activations: recompute, or smaller microbatches.
+    Optimizer state, gradients and parameters: shard them over data-parallel ranks. Much reserved in
+    pieces that are not in use: expandable segments.
 
-    When it is wrong: where the program provokes it, to find the largest batch; then the rank goes
-    on, and the finding is MEDIUM. Activations are told apart only if the step was profiled.
+    When it is wrong: if the program provokes it, to find the largest batch; then the rank goes on,
+    and the finding is MEDIUM. Activations are separated only if the step was profiled.
     """
 
     code = "ME006"

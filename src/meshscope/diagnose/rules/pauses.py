@@ -28,7 +28,7 @@ MIN_PAUSES_RATIO = Threshold(
     meaning="share of all time that unexplained pauses must cost",
 )
 MIN_PAUSES_COUNT = Threshold(
-    name="pauses_min_count", default=5, meaning="pauses below which nothing is said"
+    name="pauses_min_count", default=5, meaning="pauses below which nothing is reported"
 )
 EXPLAINED_RATIO = 0.5
 """Of a pause, from which a collection inside it explains all of it: what leaves that much garbage
@@ -40,19 +40,19 @@ MAIN_RANK_RATIO = 0.2
 class GarbageCollectionRule(Rule):
     """Python's garbage collector stops ranks at different moments.
 
-    What it finds: collections inside of work that cost `gc_min_lost_ratio` of the time or more.
+    What it finds: collections inside work that cost `gc_min_lost_ratio` of the time or more.
 
     Why it matters: each rank collects when its own counters say so; all others wait, so the job
     pays for the pauses of every rank.
 
-    How it is measured: the recorder writes collections of 0.2 ms and more; what of them lies in
-    pieces of work is taken off and the run replayed. A pause of which a collection is at least
-    half is taken off whole.
+    How it is measured: the recorder writes collections of 0.2 ms and more. Their part in pieces of
+    work is removed and the run is replayed. If a collection is at least half of a pause, the whole
+    pause is removed.
 
-    What to change: `gc.disable()` (or `gc.freeze()` after start-up) and `gc.collect()` on all
-    ranks at the same step, every few hundred steps; make less garbage in the loop.
+    What to change: `gc.disable()` (or `gc.freeze()` after start-up) and `gc.collect()` on all ranks
+    at the same step, every few hundred steps; make less garbage in the loop.
 
-    When it is wrong: where collections run while the device still has work queued; on ranks with
+    When it is wrong: if collections run while the device still has work queued; on ranks with
     device marks only idle time of the stream counts.
     """
 
@@ -86,8 +86,8 @@ class HostPauseRule(Rule):
     What it finds: steps in which a rank works far longer than it usually does, sporadically, and
     which no recorded collection explains.
 
-    Why it matters: all others wait for whoever pauses; with many ranks nearly every step has one
-    that does.
+    Why it matters: all others wait for the rank that pauses; with many ranks nearly every step has
+    one that does.
 
     How it is measured: work of the rank and step beyond its median by a quarter of a step and by 8
     robust deviations, in at most a third of its steps; `pauses_min_count` of them or more, and
@@ -97,8 +97,8 @@ class HostPauseRule(Rule):
     What to change: look for what runs beside training on the host: logging and checkpoint threads,
     data workers on the same cores, memory that is reclaimed, the accelerator's allocator.
 
-    When it is wrong: on machines whose cores are shared with other programs, whose pauses these
-    are.
+    When it is wrong: on machines that share their cores with other programs, which cause such
+    pauses.
     """
 
     code = "PA002"

@@ -97,21 +97,22 @@ class UnevenStages(Rule):
 
     What it finds: a stage that takes `pipeline_min_stage_excess_ratio` longer for a microbatch than
     the others, in `pipeline_min_longest_ratio` of the steps, because it holds more layers, or
-    layers and something besides (embedding, head and loss). Where it is not known what stages hold,
-    a stage that takes longer, for whatever reason.
+    layers and something besides (embedding, head and loss). If the contents of stages are not
+    known, a stage that takes longer for any reason.
 
     Why it matters: every microbatch goes through all stages, so the pipeline runs at the pace of
     the longest, and all other ranks wait for it.
 
-    How it is measured: work per microbatch is the median over steps and microbatches, waits inside
-    actions taken off, the lower median over the ranks of a stage; lower quartiles must say the
-    same, and the bubble's part of unequal stages must exceed that of stragglers and jitter. Layers
-    are those the program told (`Recorder.set_stage_layers`) or the recorder counted. The gain is a
-    replay of all recorded steps with layers moved, the moves found one by one.
+    How it is measured: work per microbatch is the median over steps and microbatches, without waits
+    inside actions, then the lower median over the ranks of a stage. Lower quartiles must agree, and
+    the bubble's part of unequal stages must exceed that of stragglers and jitter. Layers are those
+    the program declared (`Recorder.set_stage_layers`) or the recorder counted. The gain is a replay
+    of all recorded steps with layers moved; the moves are found one by one.
 
     What to change: move the layers that the finding names to the stages it names.
 
-    When it is wrong: layers of one class that differ in size; a stage whose memory takes no more.
+    When it is wrong: layers of one class that differ in size; a stage that has no memory for more
+    layers.
     """
 
     code = "PP002"
@@ -196,11 +197,11 @@ class UnevenStages(Rule):
 
 
 class SlowStage(Rule):
-    """One stage of the pipeline takes longer for as much work.
+    """One stage of the pipeline takes longer for the same work.
 
     What it finds: a stage that takes `pipeline_min_stage_excess_ratio` longer for a microbatch than
-    the others, on all its ranks (at least the half of them), although it holds no more layers. What
-    an embedding, a head and a loss add in forward and backward is not slow (see PP002).
+    the others, on all its ranks (at least half of them), although it holds no more layers. The cost
+    of an embedding, a head and a loss in forward and backward does not count as slow (see PP002).
 
     Why it matters: the pipeline runs at the pace of its slowest stage.
 
@@ -278,23 +279,23 @@ def _price_level(context: Context, view: PipelineView) -> Priced | None:
 
 
 class SlowHandovers(Rule):
-    """Pipeline ranks wait for outputs that are made but not there yet.
+    """Pipeline ranks wait for outputs that exist but have not arrived yet.
 
-    What it finds: outputs that take so long from the end of one stage's action to the begin of the
-    next stage's that, with none of it, `pipeline_min_handover_ratio` of the step would be saved.
+    What it finds: outputs that take long from the end of one stage's action to the start of the
+    next stage's: without this time, `pipeline_min_handover_ratio` of the step would be saved.
 
-    Why it matters: time on the way adds to filling and draining the pipeline and, where a schedule
+    Why it matters: transfer time adds to filling and draining the pipeline and, if a schedule
     leaves no slack, to every microbatch.
 
-    How it is measured: where a rank waited for its input, from the end of the action that made it
-    to the begin of the one that uses it: the transfer, and everything around it on both sides. The
-    gain is a replay of all recorded steps without it.
+    How it is measured: if a rank waited for its input, the time from the end of the action that
+    made it to the start of the one that uses it: the transfer, and everything around it on both
+    sides. The gain is a replay of all recorded steps without it.
 
     What to change: send earlier and receive ahead (asynchronous sends and receives), send less
     (half precision), place neighbouring stages on one node.
 
-    When it is wrong: where ranks wake up late from waiting because the machine is overloaded, that
-    is part of it. A single slow link is told by the rules on links.
+    When it is wrong: if ranks wake up late because the machine is overloaded, that time is part of
+    it. The rules on links report a single slow link.
     """
 
     code = "PP004"

@@ -95,18 +95,18 @@ class StepTimeDrift(Rule):
     What it finds: a step time that grows over the run by `drift_min_change_ratio` or more, slowly
     or at one step.
 
-    Why it matters: the run that was planned for the first steps takes longer, and what grows goes
-    on growing: memory that is swapped, a cache that fills, a host that heats up.
+    Why it matters: the run takes longer than the first steps suggest, and the cause usually
+    continues: memory that is swapped, a cache that fills, a host that heats up.
 
     How it is measured: the medians of the first and the last quarter of the steps, and the
-    Mann-Kendall test for a trend in the medians of 24 blocks. It is a jump where two levels fit
-    the blocks better than a line. The gain is what steps take beyond the first quarter's median.
+    Mann-Kendall test for a trend in the medians of 24 blocks. It is a jump if two levels fit the
+    blocks better than a line. The gain is what steps take beyond the first quarter's median.
 
     What to change: compare what the report's phases take early and late; look for a growing data
     structure, memory pressure, thermal limits, other jobs on the host.
 
-    When it is wrong: where hosts run ahead of their devices it is silent, since their steps become
-    longer when the queue is full. It is wrong where the work itself grows: longer sequences, a
+    When it is wrong: it is silent if hosts run ahead of their devices, because their steps become
+    longer when the queue is full. It is wrong if the work itself grows: longer sequences, a
     curriculum, more parameters unfrozen. Machines that share their processors drift with their
     neighbours.
     """
@@ -159,20 +159,20 @@ class StepTimeDrift(Rule):
 class PeriodicSlowSteps(Rule):
     """Steps at a fixed interval are slow: a checkpoint, an evaluation, logging.
 
-    What it finds: slow steps that recur every so many steps and cost `periodic_min_lost_ratio` of
+    What it finds: slow steps that recur at a fixed interval and cost `periodic_min_lost_ratio` of
     the time or more.
 
     Why it matters: every rank waits while one writes a file or evaluates.
 
-    How it is measured: a step is slow when its period is a quarter above the median of the 24 steps
-    around it and far outside their spread. An interval counts where at least four fifths of its
-    steps are slow and chance does not explain that, over all intervals tried.
+    How it is measured: a step is slow if its period is a quarter above the median of the 24 steps
+    around it and far outside their spread. An interval counts if at least four fifths of its steps
+    are slow and chance does not explain that, over all intervals tried.
 
-    What to change: save asynchronously, less often, or from a copy; evaluate on other machines;
-    log without waiting for the device.
+    What to change: save asynchronously, less often, or from a copy; evaluate on other machines; log
+    without waiting for the device.
 
-    When it is wrong: where every second step is slow, the interval is not seen. The phase named is
-    the one that grows on the rank that works most in these steps; work in another thread or process
+    When it is wrong: if every second step is slow, the interval is not seen. The finding names the
+    phase that grows on the rank that works most in these steps; work in another thread or process
     has no phase.
     """
 
@@ -224,20 +224,20 @@ class PeriodicSlowSteps(Rule):
 
 
 class LongWarmup(Rule):
-    """The first steps take so long that they weigh on the run.
+    """The first steps take a noticeable part of the run.
 
     What it finds: first steps that together cost `warmup_min_lost_steps` usual steps or more.
 
     Why it matters: compilation, autotuning and first allocations are paid at every restart.
 
     How it is measured: steps from the first one on that are `warmup_slow_factor` times the median
-    or longer, and what they take beyond the median.
+    or longer, and the time they take beyond the median.
 
-    What to change: keep compiled code in a cache between launches; fix shapes before the loop;
-    warm communicators up together.
+    What to change: keep compiled code in a cache between launches; fix shapes before the loop; warm
+    communicators up together.
 
-    When it is wrong: of runs below 200 steps it is LOW, whatever it takes: a short run does not
-    say how often the job restarts.
+    When it is wrong: below 200 steps it is always LOW: a short run does not show how often the job
+    restarts.
     """
 
     code = "TI003"
@@ -287,16 +287,15 @@ class SlowStepsOnAllRanks(Rule):
     What it finds: slow steps that do not recur at an interval and cost `spikes_min_lost_ratio` of
     the time or more.
 
-    Why it matters: the job's pace is not its median: what a step usually takes is not what the run
-    takes.
+    Why it matters: the median step then understates the time of the run.
 
     How it is measured: as for TI002, without the steps it explains.
 
-    What to change: look at the named steps in the report's phases; common are a file system that
-    stalls, other jobs on the hosts, memory that is reclaimed, data that is longer.
+    What to change: look at the named steps in the report's phases; common causes are a file system
+    that stalls, other jobs on the hosts, memory that is reclaimed, longer data.
 
     When it is wrong: machines that share their processors have such steps without any fault of the
-    job, and nothing in a recording tells them apart. It is LOW for that reason.
+    job, and a recording cannot separate the two. It is therefore LOW.
     """
 
     code = "TI004"

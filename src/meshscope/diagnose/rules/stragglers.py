@@ -55,21 +55,21 @@ class SlowRankRule(Rule):
 
     What it finds: ranks that do the same work as others and take longer for it, step after step.
 
-    Why it matters: everyone waits for them at the next operation, so the job runs at their speed,
+    Why it matters: all others wait for them at the next operation, so the job runs at their speed,
     and all other ranks show it as waiting.
 
     How it is measured: work is time in steps in which no operation holds the rank up. Peers share
-    all coordinates but dp (tp where dp is 1). The rank must be slower than all peers that are not
+    all coordinates except dp (tp if dp is 1). The rank must be slower than all peers that are not
     slow in more steps than chance allows (exact binomial tail, steps that repeat each other counted
-    as fewer, Holm over ranks and phases, 1 % per run), and its median work over theirs must be up
-    by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain is
-    replayed with the peers' median work in place of its own.
+    as fewer, Holm over ranks and phases, 1 % per run), and its median work must exceed theirs by
+    `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain is
+    replayed with the peers' median work instead of its own.
 
     What to change: look at the host of the rank: clocks and temperature, other processes, cores it
     is bound to, memory it swaps, its links; compare with a run on another host.
 
-    When it is wrong: where peers are given different work on purpose. More than half of the peers
-    slow are not seen, nor a rank without peers.
+    When it is wrong: if peers are given different work on purpose. It does not see more than half
+    of the peers being slow, nor a rank without peers.
     """
 
     code = "ST001"
@@ -88,18 +88,19 @@ class SlowRankRule(Rule):
 class SlowSetRule(Rule):
     """Slow ranks share a host, a pipeline stage, a tp group or a replica.
 
-    What it finds: several ranks that are slow by about as much and have one thing in common.
+    What it finds: several ranks that are slow by about the same amount and have one thing in
+    common.
 
-    Why it matters: the cause is what they share, and mending one of them alone wins nothing.
+    Why it matters: the cause is what they share, and fixing only one of them saves nothing.
 
-    How it is measured: as a slow rank; ranks whose excess is at least half of the worst one's are
-    one set. What they share must tell them from other ranks, and they must be at least half of
-    those that have it.
+    How it is measured: as for a slow rank; ranks whose excess is at least half of the worst one's
+    are one set. What they share must distinguish them from other ranks, and they must be at least
+    half of those that have it.
 
     What to change: look at what they share: the host's power limit, cooling, other jobs or network
     card; the stage's layers; the group's placement.
 
-    When it is wrong: where traits coincide, such as a tp group that fills a host: all are named.
+    When it is wrong: if traits coincide, such as a tp group that fills a host: all are named.
     """
 
     code = "ST002"
@@ -120,22 +121,22 @@ class SlowSetRule(Rule):
 class FailSlowRule(Rule):
     """A rank became slow during the run.
 
-    What it finds: ranks whose work rose at some step, against that of the others, and whether they
+    What it finds: ranks whose work rose at some step, relative to the others, and whether they
     recovered.
 
-    Why it matters: hardware that throttles, a neighbour that came, a memory error that is
-    corrected over and over: the run goes on, slower, and nothing fails.
+    Why it matters: hardware that throttles, a new neighbour, a memory error that is corrected over
+    and over: the run goes on, slower, and nothing fails.
 
-    How it is measured: work over the rank's usual and over the lower quartile of its peers in the
-    step (of all ranks where it has no peers); the stretch of steps that stands out most in a
-    regression that allows for noise that lasts; a rise of `fail_slow_min_shift_ratio` or more,
+    How it is measured: work relative to the rank's usual and to the lower quartile of its peers in
+    the step (of all ranks if it has no peers); the interval of steps that stands out most in a
+    regression that allows for lasting noise; a rise of `fail_slow_min_shift_ratio` or more,
     confirmed by shuffling. From 20 steps on. The gain is spread over all steps of the run.
 
-    What to change: look at what happened on the host around the first slow step: clocks, errors
-    in the kernel's log, jobs that began; restart without the host.
+    What to change: look at what happened on the host around the first slow step: clocks, errors in
+    the kernel's log, jobs that began; restart without the host.
 
-    When it is wrong: where a rank's own work changes by plan. Changes that come slowly are placed
-    near their middle.
+    When it is wrong: if a rank's own work changes by plan. Changes that come slowly are dated near
+    their middle.
     """
 
     code = "ST003"
@@ -154,22 +155,22 @@ class FailSlowRule(Rule):
 
 
 class UnevenLoadRule(Rule):
-    """Work is uneven over peers, and no rank is to blame.
+    """Work is uneven over peers, and no single rank is the cause.
 
-    What it finds: steps in which one peer has much more work than the others, mostly another one
-    each time.
+    What it finds: steps in which one peer has much more work than the others, mostly a different
+    one each time.
 
-    Why it matters: all wait for the one with most work in each step.
+    Why it matters: all ranks wait for the one with most work in each step.
 
-    How it is measured: largest less mean work of peers, step by step, without what slow ranks and
+    How it is measured: largest minus mean work of peers, step by step, without what slow ranks and
     pauses account for; the variation must reach `imbalance_min_variation_ratio` and the loss
     `imbalance_min_lost_ratio`. The gain is replayed with the mean for all peers.
 
     What to change: give ranks batches of equal cost: sort or pack sequences by length, balance
     experts.
 
-    When it is wrong: on machines whose cores are shared, noise is as uneven. Therefore it is
-    MEDIUM at most.
+    When it is wrong: on machines with shared cores, noise is equally uneven. It is therefore MEDIUM
+    at most.
     """
 
     code = "ST004"
