@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from recorder_overhead import describe_machine
 from torch import Tensor, nn
 
-from meshscope.engine import ModelConfig, StepResult, build_stage
-from meshscope.engine.config.train_config import (
+from meshscope.core.config.train_config import (
     BatchConfig,
     OptimizerConfig,
     PrecisionConfig,
     TrainConfig,
 )
+from meshscope.engine import ModelConfig, StepResult, build_stage
 from meshscope.engine.engine import Engine
 
 CONFIG = ModelConfig(

@@ -32,13 +32,13 @@ from fork_ranks import run_ranks
 from recorder_overhead import describe_machine
 from torch import Tensor
 
-from meshscope.engine import ModelConfig, build_stage
-from meshscope.engine.config.train_config import (
+from meshscope.core.config.train_config import (
     BatchConfig,
     OptimizerConfig,
     ParallelConfig,
     TrainConfig,
 )
+from meshscope.engine import ModelConfig, build_stage
 from meshscope.engine.engine import Engine
 from meshscope.engine.mesh import Mesh
 

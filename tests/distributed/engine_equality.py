@@ -23,16 +23,16 @@ import torch
 from tests.distributed.fork_ranks import import_everything, run_ranks
 from torch import Tensor
 
-from meshscope.core.layout import Layout
-from meshscope.core.schedule_builders import BUILDERS
-from meshscope.engine import ModelConfig, build_stage, find_parameter_shards
-from meshscope.engine.config.train_config import (
+from meshscope.core.config.train_config import (
     BatchConfig,
     MemoryConfig,
     OptimizerConfig,
     ParallelConfig,
     TrainConfig,
 )
+from meshscope.core.layout import Layout
+from meshscope.core.schedule_builders import BUILDERS
+from meshscope.engine import ModelConfig, build_stage, find_parameter_shards
 from meshscope.engine.engine import Engine
 from meshscope.engine.mesh import Mesh
 from meshscope.engine.model.dtensor_parallel import gather_full_tensors

@@ -36,9 +36,9 @@ def measure_memory(rank: int, world_size: int) -> None:
     """What a stage on two tp ranks keeps, beside its estimate."""
     import torch
     import torch.distributed as dist
-    from tests.unit.engine.test_memory_estimate import GPT, LLAMA, measure_kept_bytes
+    from tests.unit.core.config.test_memory_model import GPT, LLAMA, measure_kept_bytes
 
-    from meshscope.engine.config.memory_estimate import LayerShape, estimate_stage
+    from meshscope.core.config.memory_model import LayerShape, estimate_stage
     from meshscope.engine.model.transformer import build_stage
 
     rows = []

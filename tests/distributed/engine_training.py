@@ -31,9 +31,7 @@ from tests.distributed.fork_ranks import import_everything, run_ranks
 from torch import Tensor, nn
 
 from meshscope.capture.default import start as start_recording
-from meshscope.core.layout import Layout
-from meshscope.engine import ModelConfig, build_stage, find_parameter_shards, gather_parameter
-from meshscope.engine.config.train_config import (
+from meshscope.core.config.train_config import (
     BatchConfig,
     CheckpointConfig,
     DataConfig,
@@ -43,6 +41,8 @@ from meshscope.engine.config.train_config import (
     RecordingConfig,
     TrainConfig,
 )
+from meshscope.core.layout import Layout
+from meshscope.engine import ModelConfig, build_stage, find_parameter_shards, gather_parameter
 from meshscope.engine.data.token_data import make_data
 from meshscope.engine.engine import Engine
 from meshscope.engine.faults.injector import InjectedFault

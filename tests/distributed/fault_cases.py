@@ -14,16 +14,16 @@ from tests.distributed.fault_matrix import Case, Link, Recipe, Scripted, Trained
 from tests.distributed.fault_verdict import Truth
 from tests.distributed.plain_torch_faults import Delay, Program
 
-from meshscope.core.layout import Layout
-from meshscope.engine.config.train_config import (
+from meshscope.core.config.model_config import ModelConfig
+from meshscope.core.config.timed_model_config import TimedModelConfig
+from meshscope.core.config.train_config import (
     BatchConfig,
     OptimizerConfig,
     ParallelConfig,
     TrainConfig,
 )
+from meshscope.core.layout import Layout
 from meshscope.engine.faults.text import parse_fault
-from meshscope.engine.model.timed_model import TimedModelConfig
-from meshscope.engine.model_config import ModelConfig
 
 SMALL = ModelConfig(
     vocab_size=128,

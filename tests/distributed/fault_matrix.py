@@ -24,8 +24,8 @@ from tests.distributed.fault_verdict import Truth
 from tests.distributed.fork_ranks import import_everything, run_ranks
 from tests.distributed.plain_torch_faults import LOOPS, Program
 
+from meshscope.core.config.train_config import RecordingConfig, TrainConfig
 from meshscope.core.layout import Layout
-from meshscope.engine.config.train_config import RecordingConfig, TrainConfig
 from meshscope.engine.faults.links import COLLECTIVE_METHODS
 from meshscope.engine.worker import run_worker
 

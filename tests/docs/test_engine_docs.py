@@ -17,8 +17,8 @@ pytest.importorskip("torch", reason="the engine trains with torch")
 
 from tests.docs.engine_traffic import CASES, DEGREES, MODEL
 
+from meshscope.core.config import train_config
 from meshscope.core.schedule_builders import BUILDERS
-from meshscope.engine.config import train_config
 from meshscope.engine.config.problems import find_problems
 from meshscope.engine.config.toml_file import from_document
 from meshscope.store.read.query import connect

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.layout import Axis
 from meshscope.core.placement import Placement, placement_from_environment
-from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.data_parallel.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.data_parallel.torch_ddp import DataParallel, ReducedDataParallel, TorchDdp
 from meshscope.engine.mesh import Mesh

@@ -33,14 +33,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from meshscope.core.config.memory_model import count_in_flight
+from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.placement import launch_identity
 from meshscope.core.schedule import Action, ActionKind
 from meshscope.engine.checkpoint.save_load import load_checkpoint, save_checkpoint
-from meshscope.engine.config.memory_estimate import count_in_flight
 from meshscope.engine.config.problems import require_valid_config
 from meshscope.engine.config.toml_file import to_document
-from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.data_parallel.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.data_parallel_choice import make_data_parallel
 from meshscope.engine.faults.injector import FaultInjector

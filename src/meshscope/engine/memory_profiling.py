@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from meshscope.capture.memory.profiled_step import choose_step
 from meshscope.capture.profiling.settings import parse_settings
-from meshscope.engine.config.memory_estimate import estimate_memory
+from meshscope.core.config.memory_model import estimate_memory
 from meshscope.engine.engine import Engine
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ that run a layer's forward once more or not at all; for the others HFU is not sa
 
 from typing import TYPE_CHECKING
 
+from meshscope.core.config.model_config import ModelConfig, split_layers
+from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.flops import Flops, Recompute, TransformerShape, count_stage_flops
-from meshscope.engine.config.train_config import TrainConfig
-from meshscope.engine.model_config import ModelConfig, split_layers
 
 if TYPE_CHECKING:
     from meshscope.capture.recorder import Recorder

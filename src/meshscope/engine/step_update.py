@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshscope.engine.config.train_config import TrainConfig
+from meshscope.core.config.train_config import TrainConfig
 from meshscope.engine.data_parallel.torch_ddp import DataParallel
 from meshscope.engine.learning_rate import set_learning_rate
 from meshscope.engine.mesh import Mesh

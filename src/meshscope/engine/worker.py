@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from meshscope.capture.default import start
+from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.unit_text import duration
 from meshscope.engine.checkpoint.folder import find_latest
-from meshscope.engine.config.train_config import TrainConfig
 from meshscope.engine.data.token_data import Prefetch, TokenData, make_data
 from meshscope.engine.engine import Engine
 from meshscope.engine.launch.failures import note_step

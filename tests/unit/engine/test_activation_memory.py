@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from tests.distributed.engine_memory import TensorPeak
 from torch import Tensor, nn
 
+from meshscope.core.config.memory_model import choose_num_segments
+from meshscope.core.config.model_config import ModelConfig
 from meshscope.core.unavailable import Unavailable
-from meshscope.engine.memory.recompute import choose_num_segments, cut_evenly
+from meshscope.engine.memory.recompute import cut_evenly
 from meshscope.engine.memory.strategy import (
     MemoryStrategy,
     find_memory_problems,
@@ -19,7 +21,6 @@ from meshscope.engine.memory.strategy import (
 )
 from meshscope.engine.model.transformer import Stage, build_stage
 from meshscope.engine.model.user_model import UserStage, build_user_stage
-from meshscope.engine.model_config import ModelConfig
 from meshscope.errors import UsageError
 
 STRATEGIES = ["basic", "standard", "aggressive", "extreme"]

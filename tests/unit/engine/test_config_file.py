@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshscope.engine.config.presets import PRESETS
+from meshscope.core.config.model_config import ModelConfig
+from meshscope.core.config.presets import PRESETS
+from meshscope.core.config.timed_model_config import TimedModelConfig
+from meshscope.core.config.train_config import ParallelConfig, TrainConfig
 from meshscope.engine.config.toml_file import from_document, list_keys, load_config, to_document
-from meshscope.engine.config.train_config import ParallelConfig, TrainConfig
-from meshscope.engine.model.timed_model import TimedModelConfig
-from meshscope.engine.model_config import ModelConfig
 from meshscope.errors import UsageError
 
 TINY = {"preset": "llama-tiny"}

@@ -7,11 +7,11 @@ import torch
 from tests.unit.engine.fake_group import FakeGroup
 from torch import nn
 
+from meshscope.core.config.model_config import ModelConfig
 from meshscope.engine.model import initialization
 from meshscope.engine.model.initialization import initialize_parameters, seeded_by_name
 from meshscope.engine.model.sharding import ParameterShard, find_parameter_shards
 from meshscope.engine.model.transformer import build_stage
-from meshscope.engine.model_config import ModelConfig
 
 CONFIG = ModelConfig(
     vocab_size=101,

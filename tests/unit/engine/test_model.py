@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meshscope.core.config.model_config import ModelConfig
 from meshscope.engine.model.tensor_parallel import put_off_weight_gradients
 from meshscope.engine.model.transformer import Stage, build_stage
-from meshscope.engine.model_config import ModelConfig
 from meshscope.errors import UsageError
 
 LLAMA = ModelConfig(

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from meshscope.capture.model.flops import count_model_flops
-from meshscope.engine.config.train_config import (
+from meshscope.core.config.model_config import ModelConfig
+from meshscope.core.config.train_config import (
     BatchConfig,
     MemoryConfig,
     ParallelConfig,
     TrainConfig,
 )
 from meshscope.engine.model.transformer import build_stage
-from meshscope.engine.model_config import ModelConfig
 from meshscope.engine.stage_flops import count_rank_flops
 
 LLAMA = ModelConfig(

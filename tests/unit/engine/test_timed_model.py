@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="the engine trains with torch")
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from meshscope.core.config.timed_model_config import TimedModelConfig  # noqa: E402
 from meshscope.core.schedule import ActionKind  # noqa: E402
 from meshscope.core.schedule_builders import build_schedule  # noqa: E402
 from meshscope.core.schedule_replay import replay_schedule  # noqa: E402
@@ -16,7 +17,6 @@ from meshscope.engine import count_parameters  # noqa: E402
 from meshscope.engine.model.timed_model import (  # noqa: E402
     MAX_GAP_NS,
     DeadlineSleeper,
-    TimedModelConfig,
     TimedStage,
     build_timed_stage,
 )

@@ -19,8 +19,8 @@ from meshscope.cli.profiling_options import profiling_options, profiling_text
 from meshscope.errors import MeshscopeError, UsageError
 
 if TYPE_CHECKING:
+    from meshscope.core.config.train_config import TrainConfig
     from meshscope.core.placement import Placement
-    from meshscope.engine.config.train_config import TrainConfig
     from meshscope.engine.launch.stop_request import StopRequest
 
 EXIT_RANK_FAILED = 6
@@ -243,10 +243,10 @@ def _describe_schedule(config: "TrainConfig") -> str:
 
 
 def _find_costs(config: "TrainConfig") -> tuple[Any, str]:
+    from meshscope.core.config.model_config import split_layers
+    from meshscope.core.config.timed_model_config import TimedModelConfig
     from meshscope.core.schedule import ActionKind
     from meshscope.core.schedule_replay import ActionCosts
-    from meshscope.engine.model.timed_model import TimedModelConfig
-    from meshscope.engine.model_config import split_layers
 
     schedule, sizes = config.schedule, config.parallel.stage_sizes
     if isinstance(config.model, TimedModelConfig):
@@ -259,8 +259,8 @@ def _find_costs(config: "TrainConfig") -> tuple[Any, str]:
 
 
 def _stage_rows(config: "TrainConfig") -> list[list[str]]:
-    from meshscope.engine.config.memory_estimate import count_stage_parameters
-    from meshscope.engine.model_config import split_layers
+    from meshscope.core.config.memory_model import count_stage_parameters
+    from meshscope.core.config.model_config import split_layers
     from meshscope.report.format import count
 
     schedule = config.schedule
@@ -280,7 +280,7 @@ def _stage_rows(config: "TrainConfig") -> list[list[str]]:
 
 
 def _memory_rows(config: "TrainConfig") -> list[list[str]]:
-    from meshscope.engine.config.memory_estimate import estimate_memory
+    from meshscope.core.config.memory_model import estimate_memory
     from meshscope.report.format import memory
 
     parts = ("parameters", "gradients", "optimizer", "activations", "logits", "communication")

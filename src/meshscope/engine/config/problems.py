@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.capture.profiling.settings import parse_settings
+from meshscope.core.config.memory_model import MemoryEstimate, RankEstimate, estimate_memory
+from meshscope.core.config.timed_model_config import TimedModelConfig
+from meshscope.core.config.train_config import RecordingConfig, TrainConfig
 from meshscope.core.layout import find_groups_across_nodes, find_layout_problems
 from meshscope.core.schedule import Schedule, check_schedule
 from meshscope.core.schedule_builders import build_schedule
-from meshscope.engine.config.memory_estimate import MemoryEstimate, RankMemory, estimate_memory
-from meshscope.engine.config.train_config import RecordingConfig, TrainConfig
 from meshscope.engine.data.token_sources import TokenFile
 from meshscope.engine.data_parallel.fully_sharded import find_fsdp_problems
 from meshscope.engine.data_parallel.torch_ddp import find_ddp_problems
 from meshscope.engine.faults.text import find_fault_problems
 from meshscope.engine.memory.strategy import find_memory_problems
 from meshscope.engine.model.dtensor_parallel import find_dtensor_problems
-from meshscope.engine.model.timed_model import TimedModelConfig
 from meshscope.errors import LayoutError, UsageError
 
 GIB = 2**30
@@ -378,7 +378,7 @@ def _find_strategy_problems(
     return [f"memory: {text}" for text in found]
 
 
-def describe_parts(rank: RankMemory) -> str:
+def describe_parts(rank: RankEstimate) -> str:
     """What a rank's memory is for, largest first."""
     parts = {
         "parameters": rank.parameters_bytes,
@@ -392,7 +392,7 @@ def describe_parts(rank: RankMemory) -> str:
     return ", ".join(f"{name} {_gib(size)}" for name, size in largest if size)
 
 
-def _find_remedy(config: TrainConfig, worst: RankMemory) -> str:
+def _find_remedy(config: TrainConfig, worst: RankEstimate) -> str:
     passing = worst.activations_bytes + worst.logits_bytes
     if passing < worst.total_bytes - passing:
         return "raise pp or tp, or cut states over dp with parallel.data_parallel fsdp"

@@ -20,12 +20,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from meshscope.engine.config.presets import PRESETS, fill_model_defaults
-from meshscope.engine.config.train_config import TrainConfig
+from meshscope.core.config.model_config import ModelConfig
+from meshscope.core.config.presets import PRESETS, fill_model_defaults
+from meshscope.core.config.timed_model_config import TimedModelConfig
+from meshscope.core.config.train_config import TrainConfig
 from meshscope.engine.faults.kinds import Fault
 from meshscope.engine.faults.text import fault_from_mapping, parse_fault, write_fault
-from meshscope.engine.model.timed_model import TimedModelConfig
-from meshscope.engine.model_config import ModelConfig
 from meshscope.errors import UsageError
 
 MODEL_KINDS: dict[str, type[Any]] = {"transformer": ModelConfig, "timed": TimedModelConfig}

@@ -153,15 +153,6 @@ class StageRunner:
         return result
 
 
-def choose_num_segments(num_layers: int, num_in_flight: float) -> int:
-    """How many segments keep least, with that many microbatches between forward and backward.
-
-    Each keeps a tensor per segment, and the one in backward two for each layer of a segment
-    (attention's input and the MLP's): m·k + 2·n/k is least at k = √(2n/m).
-    """
-    return max(1, min(num_layers, round(math.sqrt(2 * num_layers / num_in_flight))))
-
-
 def cut_evenly(calls: Sequence[Layer], num_segments: int) -> list[list[Layer]]:
     """At most that many runs of calls; their lengths differ by one at most."""
     num_segments = max(1, min(num_segments, len(calls)))

@@ -34,6 +34,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from meshscope.core.config.memory_model import (
+    HOST_WINDOW_BYTES,
+    WEIGHT_ON_DISK,
+    choose_num_segments,
+)
 from meshscope.core.schedule import ActionKind, Schedule
 from meshscope.core.unavailable import Unavailable
 from meshscope.engine.memory.offload import (
@@ -46,18 +51,9 @@ from meshscope.engine.memory.recompute import (
     Recompute,
     RecomputeTimer,
     StageRunner,
-    choose_num_segments,
 )
 from meshscope.engine.memory.spool_file import find_folder_problems
 from meshscope.errors import UsageError
-
-HOST_WINDOW_BYTES = 256 << 20
-"""Of device memory for what is on its way to the host, and as much for what is on its way back."""
-
-
-WEIGHT_ON_DISK = 0.25
-"""Of a segment's input that waits on disk, beside one in memory: segments are half as long as with
-one microbatch in flight, whatever the number. At 0 each layer would be one, and disks too slow."""
 
 
 class MemoryStrategyName(StrEnum):

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from meshscope.core.config.model_config import ModelConfig
+from meshscope.core.config.timed_model_config import TimedModelConfig
 from meshscope.engine.model.tensor_regions import Group
-from meshscope.engine.model.timed_model import TimedModelConfig, build_timed_stage
+from meshscope.engine.model.timed_model import build_timed_stage
 from meshscope.engine.model.transformer import build_stage
 from meshscope.engine.model.user_model import LayerPlan, Loss, UserLayer, build_user_stage
-from meshscope.engine.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

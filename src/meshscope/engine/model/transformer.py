@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshscope.core.config.model_config import ModelConfig, split_layers
 from meshscope.engine.memory.recompute import StageRunner
 from meshscope.engine.model.initialization import initialize_parameters
 from meshscope.engine.model.sharding import ParameterShard
@@ -32,7 +33,6 @@ from meshscope.engine.model.tensor_regions import (
     group_rank,
     group_size,
 )
-from meshscope.engine.model_config import ModelConfig, split_layers
 from meshscope.errors import UsageError
 
 TOKEN_TABLE = "token_embedding.weight"

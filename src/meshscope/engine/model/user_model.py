@@ -25,6 +25,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from meshscope.core.config.model_config import find_split_problems, split_layers
 from meshscope.engine.memory.recompute import StageRunner
 from meshscope.engine.model.initialization import seeded_by_name
 from meshscope.engine.model.sharding import ParameterShard
@@ -34,7 +35,6 @@ from meshscope.engine.model.tensor_parallel import (
     VocabParallelEmbedding,
 )
 from meshscope.engine.model.tensor_regions import Group, drop_single, group_size
-from meshscope.engine.model_config import find_split_problems, split_layers
 from meshscope.errors import UsageError
 
 UserLayer = nn.Module | Callable[[], nn.Module]

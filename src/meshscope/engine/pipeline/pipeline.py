@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from meshscope.core.config.memory_model import MAX_RECEIVES_AHEAD
 from meshscope.core.schedule import (
     Action,
     ActionKind,
@@ -50,9 +51,6 @@ from meshscope.errors import MeshscopeError, UsageError
 
 Microbatch = tuple[Tensor | None, Tensor | None]
 """Inputs and targets; None on ranks that hold neither the first nor the last stage."""
-
-MAX_RECEIVES_AHEAD = 2
-"""Buffers that may wait for data while nothing needs it yet."""
 
 
 class PipelineError(MeshscopeError):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from meshscope.engine.config.train_config import OptimizerConfig
+from meshscope.core.config.train_config import OptimizerConfig
 from meshscope.engine.learning_rate import LearningRate
 
 WSD_DECAY_FRACTION = 0.2

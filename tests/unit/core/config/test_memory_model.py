@@ -5,19 +5,19 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from meshscope.core.schedule import count_peak_activations
-from meshscope.core.schedule_builders import BUILDERS, build_schedule
-from meshscope.engine.config.memory_estimate import (
+from meshscope.core.config.memory_model import (
     LayerShape,
     count_published_layer_bytes,
     estimate_memory,
     estimate_stage,
-    find_peak,
+    find_peak_bytes,
 )
+from meshscope.core.config.model_config import ModelConfig
+from meshscope.core.schedule import count_peak_activations
+from meshscope.core.schedule_builders import BUILDERS, build_schedule
 from meshscope.engine.config.toml_file import from_document
 from meshscope.engine.memory.strategy import make_memory_strategy
 from meshscope.engine.model.transformer import build_stage
-from meshscope.engine.model_config import ModelConfig
 
 GIB = 2**30
 
@@ -153,7 +153,8 @@ def compare(model, stage_index, *, dtype=None, strategy="basic", num_in_flight=1
 def test_with_equal_stages_the_peak_is_that_of_the_schedule(name):
     schedule = build_schedule(name, 4, 8)
     peaks = [
-        find_peak(row, dict.fromkeys(range(schedule.num_stages), 1)) for row in schedule.actions
+        find_peak_bytes(row, dict.fromkeys(range(schedule.num_stages), 1))
+        for row in schedule.actions
     ]
     assert tuple(peaks) == count_peak_activations(schedule)
 

@@ -7,9 +7,9 @@ import torch
 from tests.unit.engine.fake_group import FakeGroup
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from meshscope.core.config.model_config import ModelConfig, split_layers
 from meshscope.engine.model.sharding import count_parameters
 from meshscope.engine.model.transformer import build_stage
-from meshscope.engine.model_config import ModelConfig, split_layers
 from meshscope.errors import UsageError
 
 LLAMA = ModelConfig(

@@ -7,18 +7,18 @@
     schedule = "1f1b"
 
 is `TrainConfig(parallel=ParallelConfig(dp=2, tp=2, pp=2, schedule="1f1b"), …)`. Values only:
-`toml_file` reads them, `problems` says what is wrong with them. No torch here.
+`engine.config.toml_file` reads them, `engine.config.problems` says what is wrong with them.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from meshscope.core.config.model_config import ModelConfig
+from meshscope.core.config.timed_model_config import TimedModelConfig
 from meshscope.core.layout import DEFAULT_ORDER, Layout
 from meshscope.core.schedule import Schedule
 from meshscope.core.schedule_builders import build_schedule
-from meshscope.engine.model.timed_model import TimedModelConfig
-from meshscope.engine.model_config import ModelConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DataParallelKind = Literal["reducer", "ddp", "fsdp"]

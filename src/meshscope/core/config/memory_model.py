@@ -3,8 +3,8 @@
     estimate = estimate_memory(config, device_type="cuda")
     estimate.worst.total_bytes, estimate.worst.pp_rank
 
-Weights, gradients and optimizer states are float32. Activations are what the code of `model` keeps
-for backward, counted tensor by tensor (b sequences of s tokens, T = b·s; h, a, k, f as in
+Weights, gradients and optimizer states are float32. Activations are what `engine.model` keeps for
+backward, counted tensor by tensor (b sequences of s tokens, T = b·s; h, a, k, f as in
 `ModelConfig`, k the width of all keys; c bytes of the compute dtype; t = tp; d = t under sequence
 parallel, else 1). Of one block:
 
@@ -21,7 +21,7 @@ The last line is autocast's: it casts once for each forward and autograd keeps t
 microbatch in flight. The last stage adds its norm, the head's input and the logits; how many
 microbatches a rank holds at once comes from the schedule, action by action.
 
-Agrees with the bytes autograd keeps within 2 % on small models (tests/unit/engine). Not in it, and
+Agrees with the bytes autograd keeps within 2 % on small models (tests/unit/core). Not in it, and
 for the caller to leave room for: temporary results of single operations beyond the largest ones,
 the allocator's slack, CUDA's context (about 0.5 GiB), NCCL's buffers, the program itself (0.3 GiB
 on the host), data waiting to be used. FSDP2's and the offloading strategies' windows are taken from
@@ -30,15 +30,12 @@ their descriptions, not measured.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, sqrt
 
+from meshscope.core.config.model_config import ModelConfig, split_layers
+from meshscope.core.config.timed_model_config import TimedModelConfig
+from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.schedule import Action, ActionKind, Schedule, count_peak_activations
-from meshscope.engine.config.train_config import TrainConfig
-from meshscope.engine.memory.recompute import choose_num_segments
-from meshscope.engine.memory.strategy import HOST_WINDOW_BYTES, WEIGHT_ON_DISK
-from meshscope.engine.model.timed_model import TimedModelConfig
-from meshscope.engine.model_config import ModelConfig, split_layers
-from meshscope.engine.pipeline.pipeline import MAX_RECEIVES_AHEAD
 
 FULL_BYTES = 4
 """Of a float32."""
@@ -46,11 +43,19 @@ COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1}
 """Numbers the optimizer keeps for each; sgd none without momentum."""
 
+MAX_RECEIVES_AHEAD = 2
+"""Buffers of the pipeline that may wait for data while nothing needs it yet."""
+HOST_WINDOW_BYTES = 256 << 20
+"""Of device memory for what is on its way to the host, and as much for what is on its way back."""
+WEIGHT_ON_DISK = 0.25
+"""Of a segment's input that waits on disk, beside one in memory: segments are half as long as with
+one microbatch in flight, whatever the number. At 0 each layer would be one, and disks too slow."""
+
 _KEEPS_ERRORS = ("topk", "int8", "powersgd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
+class RankEstimate:
     """What one pipeline rank needs at its fullest; tp and dp ranks alike, up to padding."""
 
     pp_rank: int
@@ -83,10 +88,10 @@ class RankMemory:
 class MemoryEstimate:
     """Of all pipeline ranks."""
 
-    ranks: tuple[RankMemory, ...]
+    ranks: tuple[RankEstimate, ...]
 
     @property
-    def worst(self) -> RankMemory:
+    def worst(self) -> RankEstimate:
         """The rank that needs most."""
         return max(self.ranks, key=lambda rank: rank.total_bytes)
 
@@ -250,6 +255,15 @@ def estimate_stage(
     return cut if strategy == "aggressive" else _offload(cut, 2 * shape.stream_bytes)
 
 
+def choose_num_segments(num_layers: int, num_in_flight: float) -> int:
+    """How many segments keep least, with that many microbatches between forward and backward.
+
+    Each keeps a tensor per segment, and the one in backward two for each layer of a segment
+    (attention's input and the MLP's): m·k + 2·n/k is least at k = √(2n/m).
+    """
+    return max(1, min(num_layers, round(sqrt(2 * num_layers / num_in_flight))))
+
+
 def _offload(stage: StageActivations, window_bytes: int) -> StageActivations:
     """The same with what is kept elsewhere, but for what is on its way there or back."""
     kept = stage.kept_bytes + stage.logits_bytes
@@ -266,7 +280,7 @@ def _mlp_width(model: ModelConfig) -> int:
     return model.num_ffn_inputs * model.ffn_hidden_size
 
 
-def find_peak(row: Sequence[Action], bytes_by_stage: Mapping[int, int]) -> int:
+def find_peak_bytes(row: Sequence[Action], bytes_by_stage: Mapping[int, int]) -> int:
     """The most bytes that a rank holds at once, each stage's from F to the end of B or W."""
     held = peak = 0
     for action in row:
@@ -283,7 +297,9 @@ def count_in_flight(schedule: Schedule, pp_rank: int) -> int:
     """The most microbatches of one stage that a rank holds at once."""
     stages = schedule.stages_of(pp_rank)
     row = schedule.actions[pp_rank]
-    return max(find_peak(row, {other: other == stage for other in stages}) for stage in stages)
+    return max(
+        find_peak_bytes(row, {other: other == stage for other in stages}) for stage in stages
+    )
 
 
 # --- one rank ------------------------------------------------------------------------------------
@@ -296,14 +312,14 @@ def _estimate_rank(
     ranges: Sequence[range],
     counts: Sequence[int],
     device_type: str,
-) -> RankMemory:
+) -> RankEstimate:
     stages = schedule.stages_of(pp_rank)
     num_parameters = sum(counts[stage] for stage in stages)
     parameters, gradients, states = _estimate_states(config, ranges, stages, counts)
     activations, logits, offloaded = _estimate_activations(
         config, schedule, pp_rank, ranges, device_type
     )
-    return RankMemory(
+    return RankEstimate(
         pp_rank=pp_rank,
         parameters_bytes=parameters,
         gradients_bytes=gradients,
@@ -389,10 +405,10 @@ def _estimate_activations(
     row = schedule.actions[pp_rank]
     # FSDP2 gathers weights in the dtype to compute in: there is nothing left to cast.
     kept = {s: max(0, one.kept_bytes - casts[s]) for s, one in held.items()}
-    activations = find_peak(row, kept) + max(one.temporary_bytes for one in held.values())
-    logits = find_peak(row, {stage: one.logits_bytes for stage, one in held.items()})
+    activations = find_peak_bytes(row, kept) + max(one.temporary_bytes for one in held.values())
+    logits = find_peak_bytes(row, {stage: one.logits_bytes for stage, one in held.items()})
     logits += max(one.temporary_logits_bytes for one in held.values())
-    offloaded = find_peak(row, {stage: one.offloaded_bytes for stage, one in held.items()})
+    offloaded = find_peak_bytes(row, {stage: one.offloaded_bytes for stage, one in held.items()})
     return activations, logits, offloaded
 
 
