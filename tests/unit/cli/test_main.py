@@ -16,12 +16,11 @@ BOOT = [sys.executable, "-m", "meshscope"]
 
 
 def run(*arguments, **env):
-    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     return subprocess.run(
         [*BOOT, *map(str, arguments)],
         capture_output=True,
         check=False,
-        env={**clean, "COLUMNS": "80", **env},
+        env={**os.environ, "COLUMNS": "80", **env},
     )
 
 
