@@ -21,15 +21,20 @@ demo: $(VENV)/.installed
 
 # A file stays on one worker: what its ranks did is computed once. The fault matrix has the machine to
 # itself: it measures what delays cost, and its ranks ask for a priority that would starve others.
+# Both parts run whatever happens to the other.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore $(MATRIX)
-	$(BIN)/python -m pytest -p no:xdist $(MATRIX)
+	@failed=; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore $(MATRIX) || failed="$$failed suite"; \
+	$(BIN)/python -m pytest -p no:xdist $(MATRIX) || failed="$$failed matrix"; \
+	test -z "$$failed" || { echo "make test: failed:$$failed" >&2; exit 1; }
 
 check: $(VENV)/.installed
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@failed=; \
+	$(BIN)/ruff format --check . || failed="$$failed format"; \
+	$(BIN)/ruff check . || failed="$$failed lint"; \
+	$(BIN)/mypy || failed="$$failed types"; \
+	$(BIN)/lint-imports || failed="$$failed imports"; \
+	test -z "$$failed" || { echo "make check: failed:$$failed" >&2; exit 1; }
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .

@@ -1,6 +1,28 @@
+import os
 from pathlib import Path
 
 import pytest
+
+import meshscope
+
+USERS_VARIABLES = {
+    "CLICOLOR", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR",
+    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
+    "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONSAFEPATH", "PYTHONUTF8", "PYTHONWARNINGS",
+}  # fmt: skip
+USERS_PREFIXES = ("GLOO_", "MESHSCOPE_", "OMPI_", "PMI", "SLURM_", "TORCH", "XDG_")
+
+
+def forget_the_user() -> None:
+    """Takes out of the environment what would change a result; processes import this tree."""
+    for name in list(os.environ):
+        if name in USERS_VARIABLES or name.startswith(USERS_PREFIXES):
+            del os.environ[name]
+    os.environ["PYTHONPATH"] = str(Path(meshscope.__file__).parents[1])
+
+
+# Before test modules are imported: some of them copy the environment.
+forget_the_user()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

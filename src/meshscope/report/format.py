@@ -75,6 +75,11 @@ def clean_text(text: str, limit: int = MAX_TEXT) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def clean_path(path: str) -> str:
+    """As `clean_text`, but never shortened: a path is copied."""
+    return clean_text(path, max(len(path), 1))
+
+
 def _clean_character(character: str) -> str:
     if character.isascii() and character.isprintable():
         return character

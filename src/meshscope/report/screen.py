@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from meshscope.report import format as form
@@ -104,7 +104,7 @@ class ScreenWriter:
 
     def headline(self, text: str, style: str) -> None:
         """A line at the left edge."""
-        self._console.print(Text(text, style=style))
+        self._print(Text(text, style=style), indent=0)
 
     def section(self, title: str, note: str = "") -> None:
         """Begins a section; the note stands beside its title, or below where it does not fit."""
@@ -119,16 +119,16 @@ class ScreenWriter:
 
     def line(self, text: str, style: str = "") -> None:
         """An indented line, wrapped where it is too long."""
-        self._console.print(Padding(Text(text, style=style), (0, 0, 0, INDENT)))
+        self._print(Text(text, style=style), indent=INDENT)
 
     def facts(self, facts: Iterable[tuple[str, str | Text]]) -> None:
         """Names and what is to be said about them."""
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in facts:
-            table.add_row(Text(name), Text(value) if isinstance(value, str) else value)
-        self._console.print(Padding(table, (0, 0, 0, INDENT)))
+        rows = list(facts)
+        name_width = max((cell_len(name) for name, _ in rows), default=0) + 2
+        for name, value in rows:
+            text = Text(value) if isinstance(value, str) else value
+            lead = Text(" " * INDENT).append(set_cell_size(name, name_width), "dim")
+            self._print(text, indent=INDENT + name_width, lead=lead)
 
     def table(self, columns: Sequence[Column]) -> None:
         """Rows under a line of titles; never a row less, but columns."""
@@ -142,6 +142,16 @@ class ScreenWriter:
         ]
         body = Text("\n", no_wrap=True, overflow="ellipsis").join(rows)
         self._console.print(Padding(body, (0, 0, 0, INDENT)))
+
+    def _print(self, text: Text, *, indent: int, lead: Text | None = None) -> None:
+        """Wraps between words. A path stays whole, wider than the screen if it must be."""
+        room = max(self.width - indent, 1)
+        is_wide = any(len(word) > room and "/" in word for word in text.plain.split())
+        text.overflow = "ignore" if is_wide else "fold"
+        before = lead or Text(" " * indent)
+        for line in text.wrap(self._console, room):
+            self._console.print(before + line, soft_wrap=True)
+            before = Text(" " * indent)
 
 
 def _fit(columns: Sequence[Column], room: int) -> list[Column]:

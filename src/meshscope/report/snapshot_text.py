@@ -13,7 +13,7 @@ NUM_MARKS = 25
 def render_snapshot(summary: SnapshotSummary, screen: Screen, *, num_rows: int) -> str:
     """The whole text; ends with a newline."""
     out = ScreenWriter(screen)
-    out.headline(form.clean_text(summary.file), "bold")
+    out.headline(form.clean_path(summary.file), "bold")
     for warning in summary.warnings:
         out.line(f"warning: {form.clean_text(warning)}", "yellow")
     if not summary.devices:

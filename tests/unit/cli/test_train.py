@@ -18,23 +18,15 @@ EXAMPLE = ROOT / "examples" / "train_2x2x2.toml"
 TWO_RANKS = ["--dp", "2", "--tp", "1", "--pp", "1"]
 
 
-def environment(**more):
-    launchers = ("SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "MESHSCOPE_")
-    alone = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    kept = {k: v for k, v in os.environ.items() if k not in alone and not k.startswith(launchers)}
-    return {**kept, **more}
-
-
 def invoke(*arguments, **env):
-    clean = {name: None for name in os.environ if name not in environment()}
-    return CliRunner().invoke(main, ["train", *map(str, arguments)], env={**clean, **env})
+    return CliRunner().invoke(main, ["train", *map(str, arguments)], env=env)
 
 
 def run(*arguments, cwd, **env):
     return subprocess.run(
         [sys.executable, "-m", "meshscope", "train", *map(str, arguments)],
         cwd=cwd,
-        env=environment(**env),
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
         timeout=150,
@@ -201,7 +193,6 @@ def test_asked_to_stop_it_saves_and_goes_on_from_there(tmp_path):
     process = subprocess.Popen(
         [*command, "--steps", "100000"],
         cwd=tmp_path,
-        env=environment(),
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -246,7 +237,7 @@ def test_under_torchrun_it_is_one_of_its_ranks(tmp_path):
     done = subprocess.run(
         command,
         cwd=tmp_path,
-        env=environment(OMP_NUM_THREADS="1"),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=150,

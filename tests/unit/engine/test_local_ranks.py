@@ -16,20 +16,12 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-m", "tests.distributed.engine_local_ranks"]
 
 
-def environment():
-    launchers = ("SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "MESHSCOPE_", "GLOO_")
-    alone = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
-    kept = {k: v for k, v in os.environ.items() if k not in alone and not k.startswith(launchers)}
-    return {**kept, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-
-
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     done = subprocess.run(
         [*PROGRAM, str(folder)],
         cwd=ROOT,
-        env=environment(),
         capture_output=True,
         text=True,
         timeout=150,
@@ -110,7 +102,7 @@ def test_a_second_interrupt_kills(scenarios):
 
 
 def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path):
-    launcher = subprocess.Popen([*PROGRAM, str(tmp_path), "forever"], cwd=ROOT, env=environment())
+    launcher = subprocess.Popen([*PROGRAM, str(tmp_path), "forever"], cwd=ROOT)
     try:
         wait_until(lambda: len(list(tmp_path.glob("pid_*"))) == 4)
         wait_until(lambda: all(path.read_text() for path in tmp_path.glob("pid_*")))

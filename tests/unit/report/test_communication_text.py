@@ -28,6 +28,7 @@ from meshscope.report.screen import Screen, ScreenWriter
 from meshscope.report.terminal import render_report
 from meshscope.store.read.run import open_run
 from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter, channel_code
+from screens import find_widest
 
 STEP_NS = 100 * MS
 LATE_NS = 10 * MS
@@ -379,7 +380,7 @@ def test_hostile_names_have_no_effect(tmp_path):
         assert "owned" not in text
         assert "failed" in text
         assert "([bold]x[/bold] secondline?[/])" in text
-        assert max(cell_len(line) for line in text.splitlines()) <= 100
+        assert find_widest(text, but=tmp_path) <= 100
 
 
 def test_damage_in_the_table_of_operations_is_a_problem_of_the_rank(tmp_path):

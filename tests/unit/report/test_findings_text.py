@@ -2,7 +2,6 @@ import json
 import re
 
 import pytest
-from rich.cells import cell_len
 
 from builders import Faults, make_run
 from meshscope.analyze.study import Study
@@ -25,6 +24,7 @@ from meshscope.report.screen import Screen
 from meshscope.report.terminal import render_report
 from meshscope.simulate.what_if import Fidelity, Gain
 from meshscope.store.read.run import open_run
+from screens import find_widest
 
 MS = 1_000_000
 EVIL = "[bold]x[/bold]\x1b[31m\x1b]0;owned\x07\nsecond\u202eline\ud800"
@@ -184,7 +184,7 @@ def test_hostile_text_and_numbers_have_no_effect(run_dir):
         text = render_report(report, Screen(width=width))
         assert not re.search("[\x1b\u202e]", text)
         assert "owned" not in text
-        assert max(cell_len(line) for line in text.splitlines()) <= width
+        assert find_widest(text, but=run_dir) <= width
 
 
 def test_many_findings_are_cut_and_counted(run_dir):

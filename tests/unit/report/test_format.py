@@ -199,3 +199,10 @@ def test_every_number_has_a_text(value):
     for show in (form.duration, form.ratio, form.memory, form.bandwidth, form.numbers):
         assert show(value)
     assert math.isfinite(value)
+
+
+def test_a_path_is_cleaned_and_never_cut():
+    path = "/runs" + "/a-long-name" * 300
+    assert form.clean_path(path) == path
+    assert form.clean_path(path + "\x1b[31m\n") == path
+    assert form.clean_path("") == ""

@@ -8,7 +8,7 @@ import msgspec
 
 from meshscope.cli.locate import find_runs
 from meshscope.errors import RunError
-from meshscope.report.format import clean_text, count, moment
+from meshscope.report.format import clean_path, clean_text, count, moment
 from meshscope.store.read.run import Attempt, open_run
 
 
@@ -40,7 +40,7 @@ def command(*, folder: Path, as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(listings), indent=2).decode())
         return
     if not listings:
-        click.echo(f"meshscope: no run at or below {clean_text(str(folder))}", err=True)
+        click.echo(f"meshscope: no run at or below {clean_path(str(folder))}", err=True)
         return
     rows = [("RUN", "ID", "STARTED", "RANKS", "STEPS", "STATE")]
     rows += [_row(listing) for listing in listings]
@@ -94,7 +94,7 @@ def _row(listing: Listing) -> tuple[str, str, str, str, str, str]:
         if listing.num_ranks != listing.world_size:
             ranks += f"/{count(listing.world_size)}"
     return (
-        clean_text(listing.path),
+        clean_path(listing.path),
         clean_text(listing.run_id or "n/a", 16),
         "n/a" if listing.started_unix_ns is None else moment(listing.started_unix_ns),
         ranks,
