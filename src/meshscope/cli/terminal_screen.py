@@ -1,4 +1,4 @@
-"""The terminal a command writes to, as the report's screens want it described."""
+"""What commands write to stdout: sections for the terminal there, or one JSON document."""
 
 import shutil
 import sys
@@ -10,6 +10,7 @@ from meshscope.cli import is_color_wanted
 
 if TYPE_CHECKING:
     from meshscope.report.screen import Screen
+    from meshscope.report.section import Section
 
 PIPE_WIDTH = 100
 """Columns where there is no terminal."""
@@ -34,3 +35,18 @@ def choose_screen(context: click.Context) -> "Screen":
         is_colored=is_color_wanted(context),
         is_unicode=is_unicode_shown(),
     )
+
+
+def show_section(context: click.Context, section: "Section") -> None:
+    """Writes a section for people."""
+    from meshscope.report.render.terminal import render_terminal
+
+    text = render_terminal([section], choose_screen(context))
+    click.echo(text, nl=False, color=True)  # colours were decided when the text was made
+
+
+def show_document(envelope: tuple[str, int], document: object) -> None:
+    """Writes a document for programs."""
+    from meshscope.report.encode import encode
+
+    click.echo(encode(*envelope, document), nl=False)
