@@ -87,11 +87,12 @@ def as_plain(value: object, shapes: Shapes | None = None) -> Any:
 
 
 def _encode_fields(value: object, shapes: Shapes | None) -> dict[str, Any]:
-    shape = (shapes or {}).get(type(value), _FIELDS)
+    cls: type = type(value)
+    shape = (shapes or {}).get(cls, _FIELDS)
     plain: dict[str, Any] = {}
     for name in shape.inlined:
         plain.update(as_plain(getattr(value, name), shapes))
-    for name in _list_names(type(value), shape.dropped + shape.inlined, shape.derived):
+    for name in _list_names(cls, shape.dropped + shape.inlined, shape.derived):
         found = getattr(value, name)
         if name in shape.ranges and not isinstance(found, RankRanges):
             found = RankRanges.of(found)
