@@ -9,6 +9,9 @@ import click
 from meshscope.cli import is_color_wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from meshscope.report.encode import Shapes
     from meshscope.report.screen import Screen
     from meshscope.report.section import Section
 
@@ -37,16 +40,18 @@ def choose_screen(context: click.Context) -> "Screen":
     )
 
 
-def show_section(context: click.Context, section: "Section") -> None:
-    """Writes a section for people."""
+def show_sections(context: click.Context, sections: "Iterable[Section]") -> None:
+    """Writes sections for people."""
     from meshscope.report.render.terminal import render_terminal
 
-    text = render_terminal([section], choose_screen(context))
+    text = render_terminal(sections, choose_screen(context))
     click.echo(text, nl=False, color=True)  # colours were decided when the text was made
 
 
-def show_document(envelope: tuple[str, int], document: object) -> None:
+def show_document(
+    envelope: tuple[str, int], document: object, shapes: "Shapes | None" = None
+) -> None:
     """Writes a document for programs."""
     from meshscope.report.encode import encode
 
-    click.echo(encode(*envelope, document), nl=False)
+    click.echo(encode(*envelope, document, shapes), nl=False)

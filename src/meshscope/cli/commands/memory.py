@@ -6,7 +6,7 @@ import click
 
 from meshscope.analyze.memory.memory_attribution import summarize_memory
 from meshscope.cli.locate import locate_run
-from meshscope.cli.terminal_screen import show_document, show_section
+from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
 from meshscope.report.sections.memory import DOCUMENT, make_memory_section
 from meshscope.store.read.memory_points import read_memory
@@ -58,4 +58,4 @@ def command(
     if as_json:
         show_document(DOCUMENT, overview)
     else:
-        show_section(context, make_memory_section(overview, num_rows=num_rows, rank=rank))
+        show_sections(context, [make_memory_section(overview, num_rows=num_rows, rank=rank)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from meshscope.analyze.memory.snapshot_summary import summarize_snapshot
-from meshscope.cli.terminal_screen import show_document, show_section
+from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
 from meshscope.ingest.snapshot.snapshot import read_snapshot
 from meshscope.report.sections.snapshot import (
@@ -47,4 +47,4 @@ def command(
     if as_json:
         show_document(DOCUMENT, SnapshotDocument(snapshot=summary))
     else:
-        show_section(context, make_snapshot_section(summary, num_rows=num_rows))
+        show_sections(context, [make_snapshot_section(summary, num_rows=num_rows)])
