@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -40,11 +41,13 @@ def choose_screen(context: click.Context) -> "Screen":
     )
 
 
-def show_sections(context: click.Context, sections: "Iterable[Section]") -> None:
+def show_sections(
+    context: click.Context, sections: "Iterable[Section]", *, wraps: bool = True
+) -> None:
     """Writes sections for people."""
     from meshscope.report.render.terminal import render_terminal
 
-    text = render_terminal(sections, choose_screen(context))
+    text = render_terminal(sections, replace(choose_screen(context), wraps=wraps))
     click.echo(text, nl=False, color=True)  # colours were decided when the text was made
 
 

@@ -35,6 +35,8 @@ class Screen:
     shows_all_ranks: bool = False
     shows_all_communication: bool = False
     """The whole section on communication instead of its head."""
+    wraps: bool = True
+    """Whether long lines continue below; those to be copied or searched do not."""
     directory: Path | None = None
     """Where the reader is; paths below it are shown relative to it."""
 
@@ -104,7 +106,7 @@ class ScreenWriter:
 
     def headline(self, text: str, style: str) -> None:
         """A line at the left edge."""
-        self._console.print(Text(text, style=style))
+        self._console.print(Text(text, style=style), soft_wrap=not self.screen.wraps)
 
     def section(self, title: str, note: str = "") -> None:
         """Begins a section; the note stands beside its title, or below where it does not fit."""
@@ -118,7 +120,9 @@ class ScreenWriter:
             self.line(note, "dim")
 
     def line(self, text: str, style: str = "") -> None:
-        """An indented line, wrapped where it is too long."""
+        """An indented line, wrapped where it is too long and the screen wraps."""
+        if not self.screen.wraps:
+            return self.headline(" " * INDENT + text, style)
         self._console.print(Padding(Text(text, style=style), (0, 0, 0, INDENT)))
 
     def facts(self, facts: Iterable[tuple[str, str | Text]]) -> None:
