@@ -14,6 +14,7 @@ import builtins
 import dataclasses
 import inspect
 import math
+import re
 import sys
 import types
 import typing
@@ -30,6 +31,8 @@ import numpy as np
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.rank_ranges import RankRanges
 
+_UNSEEN = re.compile(r"[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""Characters that act on a terminal or are not seen there; JSON is looked at, too."""
 _UNAVAILABLE = {"$ref": "#/$defs/Unavailable"}
 
 
@@ -56,7 +59,8 @@ def encode(name: str, version: int, document: object, shapes: Shapes | None = No
     """Indented JSON with a final newline."""
     body = as_plain(document, shapes)
     text = msgspec.json.encode({"document": name, "document_version": version, **body})
-    return msgspec.json.format(text, indent=2).decode() + "\n"
+    shown = msgspec.json.format(text, indent=2).decode() + "\n"
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", shown)
 
 
 def as_plain(value: object, shapes: Shapes | None = None) -> Any:
