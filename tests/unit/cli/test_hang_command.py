@@ -90,7 +90,7 @@ def test_as_json(tmp_path, waiter, sleeper):
     result = invoke(tmp_path / "run", "--json")
     assert result.exit_code == 5
     found = json.loads(result.stdout)
-    assert (found["version"], found["kind"], found["is_stuck"]) == (1, "missing", True)
+    assert (found["document_version"], found["kind"], found["is_stuck"]) == (2, "missing", True)
     assert [(c["rank"], c["reason"]) for c in found["culprits"]] == [(3, "not_entered")]
     operation = found["operation"]
     assert {key: operation[key] for key in ("kind", "axis", "sequence", "ranks", "missing")} == {
