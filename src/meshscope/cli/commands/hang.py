@@ -5,13 +5,17 @@ from pathlib import Path
 import click
 
 from meshscope.cli.locate import locate_run, pick_attempt
-from meshscope.cli.terminal_screen import is_unicode_shown, show_document, terminal_width
+from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.hang.flight_recorder import DUMPS_NAME
 from meshscope.hang.hang import diagnose_hang
 from meshscope.hang.hang_rules import AFTER_NS
 from meshscope.hang.processes import this_machine
-from meshscope.report.sections.hang import DOCUMENT, SHAPES, make_hang_document
-from meshscope.report.sections.hang_words import TextStyle, render_hang
+from meshscope.report.sections.hang import (
+    DOCUMENT,
+    SHAPES,
+    make_hang_document,
+    make_hang_section,
+)
 from meshscope.store.read.run import open_run
 
 EXIT_STUCK = 5
@@ -85,11 +89,7 @@ def command(
         )
         show_document(DOCUMENT, document, SHAPES)
     else:
-        style = TextStyle(
-            width=terminal_width(),
-            is_unicode=is_unicode_shown(),
-            shows_all_ranks=all_ranks,
-        )
-        click.echo(render_hang(hang, style), nl=False)
+        section = make_hang_section(hang, shows_all_ranks=all_ranks)
+        show_sections(context, [section], wraps=False)
     if hang.is_stuck:
         context.exit(EXIT_STUCK)

@@ -1,46 +1,33 @@
-"""The verdict of `analyze.hang` in words, for a terminal.
+"""The verdict on a hang in one sentence, and what is known about its culprits.
 
 Text from a run (hosts, names, messages, frames) is shown without control characters.
 """
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from meshscope.core.layout import Axis
 from meshscope.core.operations import POINT_TO_POINT, Kind
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import known
 from meshscope.hang.flight_recorder import GroupRecord
 from meshscope.hang.hang import Culprit, Hang, StuckOperation
 from meshscope.hang.hang_rules import Held, Reason, VerdictKind, classify_error
 from meshscope.hang.processes import Life, ProcessState
 from meshscope.hang.rank_states import Operation, RankState
 from meshscope.hang.stacks import Frame, pick_telling_frames
-from meshscope.hang.wait_graph import CauseKind
 from meshscope.report.format import (
     clean_text,
     duration,
     memory,
     moment,
+    name_ranks,
     place,
     plural,
-    to_ascii,
 )
-from meshscope.store.read.rank_ranges import abbreviate_ranks
 
-MAX_ROWS = 16
-"""Ranks in the table unless all are asked for."""
 MAX_CULPRITS = 4
 """Culprits whose evidence is shown."""
 MAX_MESSAGE = 160
-
-
-# --- words -------------------------------------------------------------------------------------
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-2, 5`."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {abbreviate_ranks(ranks)}"
 
 
 def describe_operation(operation: StuckOperation) -> str:
@@ -61,13 +48,13 @@ def _describe_group(operation: StuckOperation) -> str:
     group = operation.group
     if operation.axis == "world":
         return f"all {len(group.ranks)} ranks"
-    known = "" if operation.axis == "other" else f"{clean_text(operation.axis, 40)} "
+    axis = "" if operation.axis == "other" else f"{clean_text(operation.axis, 40)} "
     text = clean_text(group.description, 40)
     described = f", {text}" if text and text != "undefined" else ""
-    return f"the {known}group ({name_ranks(group.ranks)}{described})"
+    return f"the {axis}group ({name_ranks(group.ranks)}{described})"
 
 
-def _short_operation(operation: Operation) -> str:
+def name_operation(operation: Operation) -> str:
     """`all_reduce #12 tp`, for a cell of a table."""
     meeting = operation.meeting
     if operation.kind in POINT_TO_POINT:
@@ -102,8 +89,8 @@ def _who(hang: Hang) -> str:
 
 def describe_place(hang: Hang, rank: int) -> str:
     """`dp1.tp1`, along the axes in use; empty when the layout is not known."""
-    layout = hang.layout
-    if isinstance(layout, Unavailable) or rank >= layout.world_size:
+    layout = known(hang.layout)
+    if layout is None or rank >= layout.world_size:
         return ""
     return place(layout.label(rank), {str(axis): layout.degree(axis) for axis in Axis})
 
@@ -116,7 +103,7 @@ def _say_dead(hang: Hang) -> str:
     culprits = hang.culprits
     reasons = {culprit.reason for culprit in culprits}
     if reasons == {Reason.RAISED}:
-        error = _own_error(culprits[0], hang)
+        error = _own_error(culprits[0])
         text = f"{_who(hang)} failed first: {error}"
     elif reasons == {Reason.LOST}:
         text = (
@@ -135,7 +122,7 @@ def _say_dead(hang: Hang) -> str:
     return f"{text}{_say_who_waits(hang)}."
 
 
-def _own_error(culprit: Culprit, hang: Hang) -> str:
+def _own_error(culprit: Culprit) -> str:
     if culprit.state.exception:
         return clean_text(culprit.state.exception, MAX_MESSAGE)
     failures = [o for o in culprit.state.failures if o.message]
@@ -278,7 +265,7 @@ def _say_cycle(hang: Hang) -> str:
             f"{sides}; it can never finish."
         )
     sides = "; ".join(
-        f"rank {held.rank} in {_short_operation(held.operation)} for {_list_missing(held)}"
+        f"rank {held.rank} in {name_operation(held.operation)} for {_list_missing(held)}"
         for held in hang.waiting[:MAX_CULPRITS]
     )
     return f"{_who(hang)} wait for each other{_since(hang)}: {sides}."
@@ -335,12 +322,12 @@ def list_evidence(hang: Hang, culprit: Culprit) -> list[str]:
     facts = [_describe_process(state)]
     now_ns = hang.asked_unix_ns
     if state.is_closed:
-        when = f" {_ago(now_ns, state.closed_unix_ns)}" if state.closed_unix_ns else ""
+        when = f" {say_ago(now_ns, state.closed_unix_ns)}" if state.closed_unix_ns else ""
         facts.append(f"its program ended{when}")
         if state.exception:
             facts.append(f"with {clean_text(state.exception, MAX_MESSAGE)}")
     elif state.last_sign_unix_ns is not None:
-        facts.append(f"last sign of life {_ago(now_ns, state.last_sign_unix_ns)}")
+        facts.append(f"last sign of life {say_ago(now_ns, state.last_sign_unix_ns)}")
     step = f", step {state.step}" if state.step is not None else ""
     if state.phase is not None:
         since = duration(max(0, now_ns - state.phase.since_unix_ns))
@@ -351,16 +338,16 @@ def list_evidence(hang: Hang, culprit: Culprit) -> list[str]:
     for operation in state.in_flight[:2]:
         handle = " (a handle it holds)" if operation.is_async else ""
         age = duration(max(0, state.looked_unix_ns - operation.entered_unix_ns))
-        since = f"in {_short_operation(operation)} since {age}"
-        where = f"ended in {_short_operation(operation)}" if state.has_ended else since
+        since = f"in {name_operation(operation)} since {age}"
+        where = f"ended in {name_operation(operation)}" if state.has_ended else since
         facts.append(f"{where}{handle}")
     done = [o for o in state.recent if not o.is_failed and o.ended_unix_ns is not None]
     if done:
         last = max(done, key=lambda o: o.ended_unix_ns or 0)
-        facts.append(f"last finished {_short_operation(last)} {_ago(now_ns, last.ended_unix_ns)}")
+        facts.append(f"last finished {name_operation(last)} {say_ago(now_ns, last.ended_unix_ns)}")
     elif not state.in_flight:
         facts.append("it has finished no operation")
-    facts += [f"flight recorder: {_describe_record(record)}" for record in culprit.flight[:2]]
+    facts += [f"flight recorder: {describe_record(record)}" for record in culprit.flight[:2]]
     if state.problem:
         facts.append(f"its recording: {clean_text(state.problem, MAX_MESSAGE)}")
     if culprit.frames:
@@ -368,7 +355,8 @@ def list_evidence(hang: Hang, culprit: Culprit) -> list[str]:
     return facts
 
 
-def _ago(now_ns: int, then_ns: int | None) -> str:
+def say_ago(now_ns: int, then_ns: int | None) -> str:
+    """`1.2 s ago`; the moment itself where that is more than a day."""
     age_ns = now_ns - (then_ns or 0)
     return (
         f"{duration(age_ns)} ago" if 0 <= age_ns < 86_400 * 10**9 else f"at {moment(then_ns or 0)}"
@@ -416,129 +404,10 @@ def _describe_frame(frame: Frame) -> str:
     return f"{name}:{line} in {clean_text(frame.function, 60)}"
 
 
-def _describe_record(record: GroupRecord) -> str:
+def describe_record(record: GroupRecord) -> str:
+    """`nccl:all_reduce #3 is its last of this group, over, called at train.py:88 in step`."""
     over = "over" if record.is_over else clean_text(record.state, 20) or "not over"
     where = f", called at {clean_text(record.place, 100)}" if record.place else ""
     return (
         f"{clean_text(record.name, 60)} #{record.sequence} is its last of this group, {over}{where}"
     )
-
-
-# --- text -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextStyle:
-    """How the terminal wants it."""
-
-    width: int = 100
-    is_unicode: bool = True
-    shows_all_ranks: bool = False
-
-
-def render_hang(hang: Hang, style: TextStyle) -> str:
-    """The verdict, what it rests on, and who waits for what."""
-    lines = [make_sentence(hang)]
-    for culprit in hang.culprits[:MAX_CULPRITS]:
-        lines.append("")
-        label = describe_place(hang, culprit.rank)
-        lines.append(f"rank {culprit.rank}{f' ({label})' if label else ''}")
-        lines += [f"  {fact}" for fact in list_evidence(hang, culprit)]
-    if len(hang.culprits) > MAX_CULPRITS:
-        lines.append(f"  … and {plural(len(hang.culprits) - MAX_CULPRITS, 'more rank')} like it")
-    lines += _render_witness(hang)
-    table = _render_table(hang, style)
-    if table:
-        lines += ["", *table]
-    lines += _render_errors(hang)
-    lines += [f"! {clean_text(note)}" for note in hang.notes]
-    text = "\n".join(line.rstrip() for line in lines) + "\n"
-    return text if style.is_unicode else to_ascii(text)
-
-
-def _render_witness(hang: Hang) -> list[str]:
-    lines = []
-    if hang.waiting_frames is not None:
-        rank, frames = hang.waiting_frames
-        lines += ["", f"rank {rank}, which waits", f"  stack: {describe_frames(frames)}"]
-    if hang.waiting_flight:
-        record = hang.waiting_flight[0]
-        if not lines:
-            lines += ["", f"rank {record.rank}, which waits"]
-        lines.append(f"  flight recorder: {_describe_record(record)}")
-    return lines
-
-
-def _render_errors(hang: Hang) -> list[str]:
-    lines = []
-    if hang.first_error is not None:
-        error = hang.first_error
-        message = clean_text(error.message, MAX_MESSAGE) or error.outcome.label
-        lines += [
-            "",
-            f"{plural(hang.num_errors, 'rank')} with errors; first rank {error.rank}, "
-            f"{_ago(hang.asked_unix_ns, error.ended_unix_ns)}, in {_short_operation(error)}: "
-            f"{message}",
-        ]
-    for cause in hang.others[:MAX_CULPRITS]:
-        what = {
-            CauseKind.MISSING: "waited for as well",
-            CauseKind.TRANSFER: "in a transfer that does not finish",
-            CauseKind.CIRCLE: "wait for each other as well",
-            CauseKind.MISMATCH: "disagree on an operation",
-        }[cause.kind]
-        lines.append(f"also: {name_ranks(cause.ranks)} {what}, since {duration(cause.age_ns)}")
-    return lines
-
-
-_COLUMNS = ("RANK", "PLACE", "PROCESS", "STEP", "PHASE", "IN", "FOR", "WAITS FOR")
-_DROPPED_FIRST = ("STEP", "PLACE", "PHASE", "PROCESS")
-"""What a narrow terminal loses, in this order."""
-
-
-def _render_table(hang: Hang, style: TextStyle) -> list[str]:
-    held = {held.rank: held for held in (*hang.cascade, *hang.waiting)}
-    order = list(dict.fromkeys([h.rank for h in (*hang.waiting, *hang.cascade)]))
-    ranks = sorted(hang.states) if style.shows_all_ranks else order[:MAX_ROWS]
-    if not ranks:
-        return []
-    rows = [list(_COLUMNS), *(_make_row(hang, rank, held.get(rank)) for rank in ranks)]
-    keep = [c for c in _COLUMNS if any(row[_COLUMNS.index(c)] for row in rows[1:])]
-    for column in _DROPPED_FIRST:
-        if _table_width(rows, keep) <= style.width:
-            break
-        keep = [name for name in keep if name != column]
-    places = [_COLUMNS.index(name) for name in keep]
-    widths = [max(len(row[at]) for row in rows) for at in places]
-    lines = [
-        "  ".join(row[at].ljust(width) for at, width in zip(places, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    if not style.shows_all_ranks and len(order) > MAX_ROWS:
-        lines.append(f"… and {plural(len(order) - MAX_ROWS, 'more rank')}; --all-ranks shows all")
-    return lines
-
-
-def _table_width(rows: Sequence[Sequence[str]], keep: Iterable[str]) -> int:
-    return sum(2 + max(len(row[_COLUMNS.index(name)]) for row in rows) for name in keep) - 2
-
-
-def _make_row(hang: Hang, rank: int, held: Held | None) -> list[str]:
-    state = hang.states[rank]
-    phase = clean_text(state.phase.name if state.phase else "", 20)
-    return [
-        str(rank),
-        describe_place(hang, rank),
-        "ended" if state.is_closed else state.process.life.value,
-        "" if state.step is None else str(state.step),
-        phase,
-        _short_operation(held.operation) if held else "",
-        duration(held.waited_ns) if held else "",
-        _describe_wait(held) if held else "",
-    ]
-
-
-def _describe_wait(held: Held) -> str:
-    if held.is_over:
-        return f"failed: {held.operation.outcome.label}"
-    return name_ranks(held.missing) if held.missing else "its transfer"
