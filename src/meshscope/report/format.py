@@ -171,6 +171,19 @@ def script(path: str, directory: PurePath | None) -> str:
     return found.name or path
 
 
+def align(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
+    """Lines of columns at the left edge, two spaces apart, for lists that other programs cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
 def moment(unix_ns: int) -> str:
     """`2025-11-15 09:46:40 UTC`."""
     try:

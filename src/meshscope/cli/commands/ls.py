@@ -8,7 +8,7 @@ import msgspec
 
 from meshscope.cli.locate import find_runs
 from meshscope.errors import RunError
-from meshscope.report.format import clean_text, count, moment
+from meshscope.report.format import align, clean_text, count, moment
 from meshscope.store.read.run import Attempt, open_run
 
 
@@ -42,12 +42,8 @@ def command(*, folder: Path, as_json: bool) -> None:
     if not listings:
         click.echo(f"meshscope: no run at or below {clean_text(str(folder))}", err=True)
         return
-    rows = [("RUN", "ID", "STARTED", "RANKS", "STEPS", "STATE")]
-    rows += [_row(listing) for listing in listings]
-    widths = [max(len(row[at]) for row in rows) for at in range(5)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        click.echo("  ".join([*cells, row[5]]).rstrip())
+    titles = ("RUN", "ID", "STARTED", "RANKS", "STEPS", "STATE")
+    click.echo(align([titles, *map(_row, listings)]), nl=False)
 
 
 def describe_run(path: Path) -> Listing:

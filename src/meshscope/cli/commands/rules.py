@@ -10,6 +10,7 @@ from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule, describe, split_page
 from meshscope.diagnose.rule_page import describe_severities, name_subject, render_page
 from meshscope.errors import UsageError
+from meshscope.report.format import align
 
 
 @click.command("rules", short_help="List what the diagnosis looks for.")
@@ -46,23 +47,18 @@ def _find_rule(code: str) -> type[Rule]:
 
 
 def _list_rules(rules: list[type[Rule]]) -> str:
-    width = max(len(rule.name) for rule in rules)
-    severity_width = max(len(describe_severities(rule)) for rule in rules)
-    lines = [
-        f"{rule.code}  {rule.name:{width}}  {describe_severities(rule):{severity_width}}  "
-        f"{describe(rule)}"
-        for rule in rules
-    ]
-    return "\n".join(lines) + "\n"
+    return align(
+        [(rule.code, rule.name, describe_severities(rule), describe(rule)) for rule in rules]
+    )
 
 
 def _list_counterparts() -> str:
-    width = max(len(one.rule) for one in COUNTERPARTS)
-    lines = [
-        f"{one.tool:8}  {one.rule:{width}}  {', '.join(one.codes) or 'none'}  {one.difference}"
-        for one in COUNTERPARTS
-    ]
-    return "\n".join(lines) + "\n"
+    return align(
+        [
+            (one.tool, one.rule, f"{', '.join(one.codes) or 'none'}  {one.difference}")
+            for one in COUNTERPARTS
+        ]
+    )
 
 
 def _describe_rule(rule: type[Rule]) -> dict[str, object]:

@@ -12,7 +12,7 @@ import click
 
 from meshscope.cli.locate import locate_run
 from meshscope.errors import UsageError
-from meshscope.report.format import clean_text
+from meshscope.report.format import align, clean_text
 from meshscope.store.read.query import (
     GROUP_COLUMNS,
     LABELS,
@@ -138,21 +138,16 @@ def _to_csv(names: list[str], rows: list[tuple[Any, ...]]) -> str:
 
 
 def _to_table(names: list[str], rows: list[tuple[Any, ...]]) -> str:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, name in enumerate(names):
-        is_number = all(isinstance(row[index], (int, float)) or row[index] is None for row in rows)
-        table.add_column(Text(clean_text(name)), justify="right" if is_number else "left")
-    for row in rows[:MAX_SHOWN_ROWS]:
-        cells = ("NULL" if value is None else clean_text(str(value)) for value in row)
-        table.add_row(*(Text(cell) for cell in cells))
-    buffer = io.StringIO()
-    widest = max(200, 40 * len(names))
-    Console(file=buffer, width=widest, no_color=True, highlight=False).print(table)
-    text = "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    numbers = {
+        index
+        for index in range(len(names))
+        if all(isinstance(row[index], (int, float)) or row[index] is None for row in rows)
+    }
+    shown = [
+        ["NULL" if value is None else clean_text(str(value)) for value in row]
+        for row in rows[:MAX_SHOWN_ROWS]
+    ]
+    text = align([[clean_text(name) for name in names], *shown], right=numbers)
     if len(rows) > MAX_SHOWN_ROWS:
         text += f"… {len(rows) - MAX_SHOWN_ROWS} more rows; use --csv or --json for all\n"
     return text
