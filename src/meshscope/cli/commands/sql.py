@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import re
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 import click
 
 from meshscope.cli.locate import locate_run
+from meshscope.cli.terminal_screen import show_document
 from meshscope.errors import UsageError
 from meshscope.report.format import align, clean_text
+from meshscope.report.listings import ROWS, RowsDocument
 from meshscope.store.read.query import (
     GROUP_COLUMNS,
     LABELS,
@@ -33,7 +34,9 @@ MAX_SHOWN_ROWS = 1000
 @click.command("sql", short_help="Ask a run questions in SQL.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("query", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Write a JSON list with one object per row.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Write one JSON document with an object per row."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Write comma-separated values.")
 @click.option(
     "--attempt",
@@ -59,7 +62,8 @@ def command(
     con = connect(opened, attempt_index, tables=tables)
     names, rows = _run_query(con, query)
     if as_json:
-        click.echo(_to_json(names, rows))
+        plain = (dict(zip(names, map(_as_json, row), strict=True)) for row in rows)
+        show_document(ROWS, RowsDocument(rows=tuple(plain)))
     elif as_csv:
         click.echo(_to_csv(names, rows), nl=False)
     else:
@@ -119,14 +123,16 @@ def _describe_tables() -> str:
     return "\n".join(lines)
 
 
-def _to_json(names: list[str], rows: list[tuple[Any, ...]]) -> str:
-    documents = [dict(zip(names, map(_json_value, row), strict=True)) for row in rows]
-    return json.dumps(documents, indent=2, default=str)
-
-
-def _json_value(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become the strings "nan", "inf" and "-inf"."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def _as_json(value: Any) -> Any:
+    """What JSON has no type for (dates, decimals, infinite numbers) as text."""
+    if isinstance(value, (list, tuple)):
+        return [_as_json(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): _as_json(one) for key, one in value.items()}
+    is_plain = value is None or isinstance(value, (bool, int, str))
+    if isinstance(value, float):
+        is_plain = math.isfinite(value)
+    return value if is_plain else str(value)
 
 
 def _to_csv(names: list[str], rows: list[tuple[Any, ...]]) -> str:
