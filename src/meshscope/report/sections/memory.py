@@ -38,6 +38,8 @@ def _list_parts(overview: MemoryOverview, num_rows: int, rank: int | None) -> It
     chosen = [one for one in overview.ranks if known(one.peak) and rank in (None, one.rank)]
     if chosen:
         yield from _list_rank(max(chosen, key=_peak_bytes), num_rows)
+    else:
+        yield Line("n/a: the profile has no point; did a profiled step finish?", Tone.QUIET)
     for one in overview.ranks:
         for problem in one.problems:
             yield Line(f"problem: rank {one.rank}: {form.clean_text(problem)}", Tone.NOTICE)
