@@ -13,7 +13,7 @@ from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.trace_names import rank_folder_name
 from meshscope.errors import RunNotFound
-from meshscope.report.sunburst import CHARTS, build_tree
+from meshscope.report.render.sunburst import CHARTS, build_tree
 from meshscope.store.read.memory_points import read_memory
 
 LAYOUT = Layout(pp=2)

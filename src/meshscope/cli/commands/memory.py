@@ -51,7 +51,7 @@ def command(
         known = ", ".join(str(one.rank) for one in overview.ranks[:16])
         raise UsageError(f"rank {rank} has no memory profile; ranks that have one: {known}")
     if html_folder is not None:
-        from meshscope.report.sunburst import write_sunbursts
+        from meshscope.report.render.sunburst import write_sunbursts
 
         written = write_sunbursts(recordings, overview, html_folder)
         click.echo(f"meshscope: {len(written)} pages; begin with {written[-1]}", err=True)

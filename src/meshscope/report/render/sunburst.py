@@ -15,7 +15,7 @@ from urllib.parse import quote
 from meshscope.analyze.memory.memory_attribution import MemoryOverview, find_peak, in_use
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.sunburst_page import SCRIPT, STYLE
+from meshscope.report.render.sunburst_page import SCRIPT, STYLE
 from meshscope.store.read.memory_points import MemoryPoint, MemoryRecording
 
 CHARTS = ("parameters", "gradients", "optimizer_state", "activations", "summary")
