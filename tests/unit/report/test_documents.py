@@ -62,6 +62,9 @@ def folder(tmp_path_factory):
     point = {"kind": "point", "point": "at_peak", "modules_bytes": {"parameters": {"w": 7}}}
     (path / "a" / "memory" / "rank0").mkdir(parents=True)
     (path / "a" / "memory" / "rank0" / "memory.jsonl").write_text(json.dumps(point))
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 40}
+    trace = {"traceEvents": [kernel | {"args": {"device": 0, "stream": 7, "correlation": 1}}]}
+    (path / "t.pt.trace.json").write_text(json.dumps(trace))
     (path / "s.pickle").write_bytes(pickle.dumps(make_random_snapshot(1), protocol=4))
     return path
 
@@ -74,6 +77,7 @@ def folder(tmp_path_factory):
         (("memory", "{}/a"), "meshscope-memory"),
         (("simulate", "{}/a"), "meshscope-simulate"),
         (("snapshot", "{}/s.pickle"), "meshscope-snapshot"),
+        (("trace", "{}/t.pt.trace.json", "--no-cache"), "meshscope-trace"),
         (("ls", "{}"), "meshscope-ls"),
         (("rules",), "meshscope-rules"),
         (("rules", "PP001"), "meshscope-rule"),
