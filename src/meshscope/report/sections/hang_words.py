@@ -4,7 +4,7 @@ Text from a run (hosts, names, messages, frames) is shown without control charac
 """
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from meshscope.core.layout import Axis
 from meshscope.core.operations import POINT_TO_POINT, Kind
@@ -95,64 +95,92 @@ def describe_place(hang: Hang, rank: int) -> str:
     return place(layout.label(rank), {str(axis): layout.degree(axis) for axis in Axis})
 
 
-def _have(culprits: Sequence[Culprit], one: str, several: str) -> str:
-    return one if len(culprits) == 1 else several
+def _have(hang: Hang, one: str, several: str) -> str:
+    return one if len(hang.culprits) == 1 else several
 
 
 def _say_dead(hang: Hang) -> str:
-    culprits = hang.culprits
-    reasons = {culprit.reason for culprit in culprits}
+    reasons = {culprit.reason for culprit in hang.culprits}
     if reasons == {Reason.RAISED}:
-        error = _own_error(culprits[0])
-        text = f"{_who(hang)} failed first: {error}"
+        what = f"failed first: {_own_error(hang.culprits[0])}"
     elif reasons == {Reason.LOST}:
-        text = (
-            f"{_who(hang)} {_have(culprits, 'is', 'are')} lost: neither an error nor an end was "
-            "recorded there while others lost their connections"
+        what = (
+            f"{_have(hang, 'is', 'are')} lost: neither an error nor an end was recorded there "
+            "while others lost their connections"
         )
     elif reasons <= {Reason.KILLED, Reason.LOST, Reason.NEVER_RECORDED}:
-        text = (
-            f"{_who(hang)} died: {_have(culprits, 'its process is', 'their processes are')} gone "
-            f"and {_have(culprits, 'its recording has', 'their recordings have')} no end"
-        )
+        process = _have(hang, "its process is", "their processes are")
+        recording = _have(hang, "its recording has", "their recordings have")
+        what = f"died: {process} gone and {recording} no end"
     else:
-        text = f"{_who(hang)} failed: " + "; ".join(
-            f"rank {culprit.rank} {culprit.reason.value}" for culprit in culprits[:MAX_CULPRITS]
-        )
-    return f"{text}{_say_who_waits(hang)}."
+        shown = hang.culprits[:MAX_CULPRITS]
+        what = "failed: " + "; ".join(f"rank {one.rank} {one.reason.value}" for one in shown)
+    return f"{_who(hang)} {what}{_say_who_waits(hang)}."
 
 
 def _own_error(culprit: Culprit) -> str:
-    if culprit.state.exception:
-        return clean_text(culprit.state.exception, MAX_MESSAGE)
-    failures = [o for o in culprit.state.failures if o.message]
-    return clean_text(failures[0].message, MAX_MESSAGE) if failures else "with an error"
+    messages = (failure.message for failure in culprit.state.failures if failure.message)
+    error = culprit.state.exception or next(messages, "")
+    return clean_text(error, MAX_MESSAGE) if error else "with an error"
+
+
+def _say_stopped(hang: Hang) -> str:
+    traced = any(culprit.state.process.is_traced for culprit in hang.culprits)
+    how = "by a debugger" if traced else "by a signal, and goes on at SIGCONT"
+    what = _have(hang, f"is stopped {how}", "are stopped and go on at SIGCONT")
+    return f"{_who(hang)} {what}{_say_who_waits(hang)}."
+
+
+def _say_missing(hang: Hang) -> str:
+    reasons = {culprit.reason for culprit in hang.culprits}
+    where = "an operation" if hang.operation is None else describe_operation(hang.operation)
+    have = _have(hang, "has", "have")
+    if reasons == {Reason.LEFT}:
+        what = f"ended without an error before {where}"
+    elif reasons == {Reason.NEVER_RECORDED}:
+        what = f"{have} recorded nothing, and never entered {where}"
+    elif reasons == {Reason.LATE}:
+        what = f"had not entered {where} when it timed out"
+    else:
+        what = f"{have} not entered {where}"
+    doubt = (
+        " It holds handles of operations that others have not entered, and may itself be waiting "
+        "for one of them."
+    )
+    waits = _say_held(hang, "", "there")
+    return f"{_who(hang)} {what}{waits}.{'' if hang.is_certain else doubt}"
 
 
 def _say_who_waits(hang: Hang) -> str:
     """`; ranks 0-2 wait for it in … since 0.7 s`."""
     if hang.operation is None:
-        return "; no rank waits for it yet" if len(hang.culprits) == 1 else ""
+        return _have(hang, "; no rank waits for it yet", "")
     where = describe_operation(hang.operation)
+    is_said = bool(_count_held(hang)[0])
+    waits = f" for {_have(hang, 'it', 'them')} in {where}"
+    return _say_held(hang, waits, "in it" if is_said else f"in {where}")
+
+
+def _say_held(hang: Hang, waits: str, failed_where: str) -> str:
+    """Who waits, who failed, and how many more are held up."""
     waiting, failed, num_behind = _count_held(hang)
     parts = []
     if waiting:
-        it = "it" if len(hang.culprits) == 1 else "them"
-        parts.append(f"{_say_waiting(hang, waiting, f' for {it} in {where}')}")
+        parts.append(_say_waiting(hang, waiting, waits))
     if failed:
-        parts.append(f"{name_ranks(failed)} failed in {where if not waiting else 'it'}")
-    return _join(parts, num_behind)
+        parts.append(f"{name_ranks(failed)} failed {failed_where}")
+    if num_behind:
+        are = "is" if num_behind == 1 else "are"
+        parts.append(f"{plural(num_behind, 'more rank')} {are} held up behind")
+    return "; " + ", ".join(parts) if parts else ""
 
 
 def _count_held(hang: Hang) -> tuple[list[int], list[int], int]:
     """Ranks that wait in the verdict's operation, that failed in it, and how many more are held."""
-    waiting: list[int] = []
-    failed: list[int] = []
-    for held in hang.waiting:
-        if hang.operation is not None and _is_in(held, hang.operation):
-            (failed if held.is_over else waiting).append(held.rank)
-    num_behind = len(hang.waiting) + len(hang.cascade) - len(waiting) - len(failed)
-    return sorted(waiting), sorted(failed), num_behind
+    inside = [held for held in hang.waiting if hang.operation and _is_in(held, hang.operation)]
+    waiting = sorted(held.rank for held in inside if not held.is_over)
+    failed = sorted(held.rank for held in inside if held.is_over)
+    return waiting, failed, len(hang.waiting) + len(hang.cascade) - len(inside)
 
 
 def _is_in(held: Held, operation: StuckOperation) -> bool:
@@ -164,67 +192,15 @@ def _is_in(held: Held, operation: StuckOperation) -> bool:
     return (meeting.source, meeting.destination) == (operation.source, operation.destination)
 
 
-def _join(parts: Sequence[str], num_behind: int) -> str:
-    behind = (
-        f"{plural(num_behind, 'more rank')} {'is' if num_behind == 1 else 'are'} held up behind"
-    )
-    parts = [*parts, behind] if num_behind else list(parts)
-    return "; " + ", ".join(parts) if parts else ""
-
-
-def _say_waiting(hang: Hang, ranks: Sequence[int], what: str = "") -> str:
+def _say_waiting(hang: Hang, ranks: Sequence[int], what: str) -> str:
     """`ranks 0-2 wait for it in … since 0.7 s`; of ranks that are gone, that they did."""
     if all(hang.states[rank].has_ended for rank in ranks):
         return f"{name_ranks(ranks)} waited{what}"
-    return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}{what}{_since(hang)}"
+    return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}{what}{_say_age(hang)}"
 
 
-def _since(hang: Hang) -> str:
-    return f" since {duration(hang.age_ns)}" if hang.age_ns is not None else ""
-
-
-def _say_stopped(hang: Hang) -> str:
-    traced = any(culprit.state.process.is_traced for culprit in hang.culprits)
-    how = "by a debugger" if traced else "by a signal, and goes on at SIGCONT"
-    if len(hang.culprits) > 1:
-        how = "and go on at SIGCONT"
-    is_are = _have(hang.culprits, "is", "are")
-    return f"{_who(hang)} {is_are} stopped {how}{_say_who_waits(hang)}."
-
-
-def _say_missing(hang: Hang) -> str:
-    culprits, operation = hang.culprits, hang.operation
-    reasons = {culprit.reason for culprit in culprits}
-    where = describe_operation(operation) if operation is not None else "an operation"
-    if reasons == {Reason.LEFT}:
-        text = f"{_who(hang)} ended without an error before {where}"
-    elif reasons == {Reason.NEVER_RECORDED}:
-        have = _have(culprits, "has", "have")
-        text = f"{_who(hang)} {have} recorded nothing, and never entered {where}"
-    elif reasons == {Reason.LATE}:
-        text = f"{_who(hang)} had not entered {where} when it timed out"
-    else:
-        text = f"{_who(hang)} {_have(culprits, 'has', 'have')} not entered {where}"
-    return f"{text}{_say_waits_only(hang)}.{_say_doubt(hang)}"
-
-
-def _say_waits_only(hang: Hang) -> str:
-    waiting, failed, num_behind = _count_held(hang)
-    parts = []
-    if waiting:
-        parts.append(_say_waiting(hang, waiting))
-    if failed:
-        parts.append(f"{name_ranks(failed)} failed there")
-    return _join(parts, num_behind)
-
-
-def _say_doubt(hang: Hang) -> str:
-    if hang.is_certain:
-        return ""
-    return (
-        " It holds handles of operations that others have not entered, and may itself be waiting "
-        "for one of them."
-    )
+def _say_age(hang: Hang, word: str = "since") -> str:
+    return f" {word} {duration(hang.age_ns)}" if hang.age_ns is not None else ""
 
 
 def _say_transfer(hang: Hang) -> str:
@@ -233,16 +209,13 @@ def _say_transfer(hang: Hang) -> str:
     where = describe_operation(hang.operation)
     if hang.first_error is not None:
         error = hang.first_error
-        what = (
-            "timed out"
-            if not error.message
-            else f"ended in an error ({classify_error(error.message)})"
-        )
+        kind = classify_error(error.message) if error.message else ""
+        what = f"ended in an error ({kind})" if kind else "timed out"
         return (
             f"It was {where} that {what}, first on rank {error.rank}; every rank had entered it, "
             "and none was seen to die."
         )
-    since = f" for {duration(hang.age_ns)}" if hang.age_ns is not None else ""
+    since = _say_age(hang, "for")
     if not hang.is_certain:
         return (
             f"No rank has recorded anything{since}, and all have entered what is under way: a "
@@ -265,43 +238,37 @@ def _say_cycle(hang: Hang) -> str:
             f"{sides}; it can never finish."
         )
     sides = "; ".join(
-        f"rank {held.rank} in {name_operation(held.operation)} for {_list_missing(held)}"
+        f"rank {held.rank} in {name_operation(held.operation)} for "
+        f"{name_ranks(held.missing) if held.missing else 'its end'}"
         for held in hang.waiting[:MAX_CULPRITS]
     )
-    return f"{_who(hang)} wait for each other{_since(hang)}: {sides}."
-
-
-def _list_missing(held: Held) -> str:
-    return name_ranks(held.missing) if held.missing else "its end"
+    return f"{_who(hang)} wait for each other{_say_age(hang)}: {sides}."
 
 
 def _say_moving(hang: Hang) -> str:
     if hang.operation is not None and hang.age_ns is not None:
-        waiting, _, _ = _count_held(hang)
-        where = describe_operation(hang.operation)
-        verb = "has" if len(waiting) == 1 else "have"
-        if not hang.culprits:
-            return (
-                f"Nothing hangs yet: {name_ranks(waiting)} {verb} been in {where} for "
-                f"{duration(hang.age_ns)}, longer than usual; all of its ranks have entered it."
-            )
-        missing = [culprit.rank for culprit in hang.culprits]
-        if not waiting:  # a circle: everybody in it is both
-            return (
-                f"Nothing hangs yet: {name_ranks(missing)} have waited for each other for "
-                f"{duration(hang.age_ns)}, longer than usual, in {where} and elsewhere."
-            )
-        return (
-            f"Nothing hangs yet: {name_ranks(waiting)} {verb} waited {duration(hang.age_ns)} in "
-            f"{where}, longer than usual, for {name_ranks(missing)}."
-        )
+        return f"Nothing hangs yet: {_say_long_wait(hang.operation, hang.age_ns, hang)}."
     if hang.last_operation_unix_ns is None:
         return "Nothing hangs: no rank waits for another; no operation has been recorded."
-    age_ns = max(0, hang.asked_unix_ns - hang.last_operation_unix_ns)
-    return (
-        f"Nothing hangs: no rank waits unusually long; the last operation was {duration(age_ns)} "
-        "ago."
-    )
+    age = duration(max(0, hang.asked_unix_ns - hang.last_operation_unix_ns))
+    return f"Nothing hangs: no rank waits unusually long; the last operation was {age} ago."
+
+
+def _say_long_wait(operation: StuckOperation, age_ns: int, hang: Hang) -> str:
+    waiting, _, _ = _count_held(hang)
+    where, age = describe_operation(operation), duration(age_ns)
+    who = f"{name_ranks(waiting)} {'has' if len(waiting) == 1 else 'have'}"
+    if not hang.culprits:
+        return (
+            f"{who} been in {where} for {age}, longer than usual; all of its ranks have entered it"
+        )
+    missing = name_ranks([culprit.rank for culprit in hang.culprits])
+    if not waiting:  # a circle: everybody in it is both
+        return (
+            f"{missing} have waited for each other for {age}, longer than usual, in {where} and "
+            "elsewhere"
+        )
+    return f"{who} waited {age} in {where}, longer than usual, for {missing}"
 
 
 def _say_finished(hang: Hang) -> str:
@@ -319,40 +286,50 @@ def list_evidence(hang: Hang, culprit: Culprit) -> list[str]:
     state = culprit.state
     if state.directory is None:
         return ["it has no folder in the run: it never began to record"]
-    facts = [_describe_process(state)]
-    now_ns = hang.asked_unix_ns
-    if state.is_closed:
-        when = f" {say_ago(now_ns, state.closed_unix_ns)}" if state.closed_unix_ns else ""
-        facts.append(f"its program ended{when}")
-        if state.exception:
-            facts.append(f"with {clean_text(state.exception, MAX_MESSAGE)}")
-    elif state.last_sign_unix_ns is not None:
-        facts.append(f"last sign of life {say_ago(now_ns, state.last_sign_unix_ns)}")
-    step = f", step {state.step}" if state.step is not None else ""
-    if state.phase is not None:
-        since = duration(max(0, now_ns - state.phase.since_unix_ns))
-        facts.append(f"in phase {clean_text(state.phase.name, 60)} since {since}{step}")
-    elif step:
-        after = f"after {clean_text(state.last_phase, 60)}" if state.last_phase else "in no phase"
-        facts.append(f"{after}{step}")
-    for operation in state.in_flight[:2]:
-        handle = " (a handle it holds)" if operation.is_async else ""
-        age = duration(max(0, state.looked_unix_ns - operation.entered_unix_ns))
-        since = f"in {name_operation(operation)} since {age}"
-        where = f"ended in {name_operation(operation)}" if state.has_ended else since
-        facts.append(f"{where}{handle}")
-    done = [o for o in state.recent if not o.is_failed and o.ended_unix_ns is not None]
-    if done:
-        last = max(done, key=lambda o: o.ended_unix_ns or 0)
-        facts.append(f"last finished {name_operation(last)} {say_ago(now_ns, last.ended_unix_ns)}")
-    elif not state.in_flight:
-        facts.append("it has finished no operation")
-    facts += [f"flight recorder: {describe_record(record)}" for record in culprit.flight[:2]]
+    facts = [
+        _describe_process(state),
+        *_list_signs(state, hang.asked_unix_ns),
+        *_list_operations(state, hang.asked_unix_ns),
+        *(f"flight recorder: {describe_record(record)}" for record in culprit.flight[:2]),
+    ]
     if state.problem:
         facts.append(f"its recording: {clean_text(state.problem, MAX_MESSAGE)}")
     if culprit.frames:
         facts.append(f"stack: {describe_frames(culprit.frames)}")
     return facts
+
+
+def _list_signs(state: RankState, now_ns: int) -> Iterator[str]:
+    """When it ended or was last seen, and in which phase and step."""
+    if state.is_closed:
+        when = f" {say_ago(now_ns, state.closed_unix_ns)}" if state.closed_unix_ns else ""
+        yield f"its program ended{when}"
+        if state.exception:
+            yield f"with {clean_text(state.exception, MAX_MESSAGE)}"
+    elif state.last_sign_unix_ns is not None:
+        yield f"last sign of life {say_ago(now_ns, state.last_sign_unix_ns)}"
+    step = f", step {state.step}" if state.step is not None else ""
+    if state.phase is not None:
+        since = duration(max(0, now_ns - state.phase.since_unix_ns))
+        yield f"in phase {clean_text(state.phase.name, 60)} since {since}{step}"
+    elif step:
+        after = f"after {clean_text(state.last_phase, 60)}" if state.last_phase else "in no phase"
+        yield f"{after}{step}"
+
+
+def _list_operations(state: RankState, now_ns: int) -> Iterator[str]:
+    """What it is in, and what it finished last."""
+    for operation in state.in_flight[:2]:
+        handle = " (a handle it holds)" if operation.is_async else ""
+        age = duration(max(0, state.looked_unix_ns - operation.entered_unix_ns))
+        name = name_operation(operation)
+        yield (f"ended in {name}" if state.has_ended else f"in {name} since {age}") + handle
+    done = [o for o in state.recent if not o.is_failed and o.ended_unix_ns is not None]
+    if done:
+        last = max(done, key=lambda o: o.ended_unix_ns or 0)
+        yield f"last finished {name_operation(last)} {say_ago(now_ns, last.ended_unix_ns)}"
+    elif not state.in_flight:
+        yield "it has finished no operation"
 
 
 def say_ago(now_ns: int, then_ns: int | None) -> str:
