@@ -77,7 +77,10 @@ def make_compare_sections(compared: Compared) -> list[Section]:
 def make_compare_page(compared: Compared) -> list[Section]:
     """For a page: the same under the verdict as its heading."""
     mark = "❌" if compared.has_failed else "✅"
-    runs = (Line(f"A: {compared.a}"), Line(f"B: {compared.b}"))
+    runs = (
+        Line(f"A: {form.clean_text(compared.a)}"),
+        Line(f"B: {form.clean_text(compared.b)}"),
+    )
     title = f"{mark} {tell_verdict(compared)}"
     return [Section(key="verdict", title=title, parts=runs), *_list_evidence(compared)]
 
@@ -237,7 +240,7 @@ def _describe_loss(loss: LossComparison) -> str:
     found = loss.divergence
     if found is None:
         return (
-            f"The same {limit} in {form.plural(loss.num_values, 'value')} of {loss.name} "
+            f"The same {limit} in {form.plural(loss.num_values, 'value')} of {form.clean_text(loss.name)} "
             f"({steps}); largest difference {loss.largest_difference:.3g}."
         )
     return (
