@@ -1,6 +1,6 @@
 """Writes the reference pages that come from the code.
 
-python docs/generate.py            # writes docs/columns.md and docs/rules
+python docs/generate.py            # writes docs/columns.md, docs/glossary.md and docs/rules
 python docs/generate.py --check    # exits with 1 when a page is not current, or is one too many
 """
 
@@ -13,6 +13,7 @@ from meshscope.diagnose.counterparts import COUNTERPARTS
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import SUBJECTS, describe
 from meshscope.diagnose.rule_page import describe_severities, render_page
+from meshscope.report.glossary import GLOSSARY, INTRODUCTION
 from meshscope.store.read.query import GROUP_COLUMNS, NAME_COLUMNS, RANK_COLUMNS
 from meshscope.store.schema import (
     ACTION_KINDS,
@@ -176,9 +177,23 @@ def render_rule_index() -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_glossary() -> str:
+    """The page on words."""
+    pages = "[report.md](report.md), [budget.md](budget.md), [pipeline.md](pipeline.md)"
+    lines = ["# Glossary", "", f"{INTRODUCTION} Pages with formulas: {pages}."]
+    lines += [
+        "",
+        "Generated from `src/meshscope/report/glossary.py`; `meshscope glossary` shows it.",
+    ]
+    for title, entries in GLOSSARY.items():
+        lines += ["", f"## {title}", "", "| word | meaning | unit and clock |", "|---|---|---|"]
+        lines += [f"| {one.word} | {one.meaning} | {one.unit} |" for one in entries]
+    return "\n".join(lines) + "\n"
+
+
 def render_pages() -> dict[Path, str]:
     """Every generated page and its text."""
-    pages = {DOCS / "columns.md": render_columns()}
+    pages = {DOCS / "columns.md": render_columns(), DOCS / "glossary.md": render_glossary()}
     pages[DOCS / "rules" / "README.md"] = render_rule_index()
     for code, rule in RULES.items():
         pages[DOCS / "rules" / f"{code}.md"] = render_page(rule)

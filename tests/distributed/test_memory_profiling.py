@@ -14,7 +14,7 @@ import pytest
 
 from meshscope.analyze.memory.memory_attribution import summarize_memory
 from meshscope.analyze.timeline.timeline import build_timeline
-from meshscope.report.sunburst import CHARTS
+from meshscope.report.render.sunburst import CHARTS
 from meshscope.store.read.memory_points import read_memory
 from meshscope.store.read.run import open_run
 

@@ -40,7 +40,8 @@ from meshscope.ingest.snapshot.snapshot import read_snapshot
 from meshscope.ingest.snapshot.snapshot_columns import ACTIONS, STATES
 from meshscope.ingest.snapshot.snapshot_pickle import PlainPickle
 from meshscope.ingest.snapshot.snapshot_words import KNOWN_TEXTS
-from meshscope.report.plain_document import encode_plain
+from meshscope.report.encode import encode
+from meshscope.report.sections.snapshot import DOCUMENT, SnapshotDocument
 
 TIMEOUT_S = 120
 BATCH = 2_000
@@ -275,7 +276,7 @@ def take_whole_way(data, folder):
         summary = summarize_snapshot(read_snapshot(path))
     except MeshscopeError:
         return "whole way: error"
-    json.loads(encode_plain({"snapshot": summary}))
+    json.loads(encode(*DOCUMENT, SnapshotDocument(snapshot=summary)))
     return "whole way: partial" if summary.warnings else "whole way: whole"
 
 

@@ -100,6 +100,7 @@ FLAGS = {
     "ls": ["--json"],
     "sql": ["--attempt", "--csv", "--json"],
     "compact": ["--include-unfinished", "--remove-raw"],
+    "glossary": [],
 }
 
 STORE_SCHEMA_VERSION = 1

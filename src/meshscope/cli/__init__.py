@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("ls", "List the runs below a folder."),
     "sql": ("sql", "Run a SQL query on a run."),
     "compact": ("compact", "Turn a finished run into Parquet files."),
+    "glossary": ("glossary", "Explain the words and clocks on the screens."),
 }
 """Name to the module in `cli.commands` that holds `command`, and the line that --help shows."""
 

@@ -18,7 +18,7 @@ def write_memory_pages(run_dir: Path, say: Callable[[str], None]) -> None:
     if not any(folder.glob(f"*/{POINTS_NAME}")):
         return
     from meshscope.analyze.memory.memory_attribution import summarize_memory
-    from meshscope.report.sunburst import write_sunbursts
+    from meshscope.report.render.sunburst import write_sunbursts
 
     try:
         recordings = read_memory(run_dir)

@@ -33,7 +33,9 @@ def _three_digits(value: float) -> str:
 
 
 def memory(num_bytes: float) -> str:
-    """`512 B`, `12.3 MiB`, `3.00 GiB`."""
+    """`512 B`, `12.3 MiB`, `-3.00 GiB`."""
+    if num_bytes < 0:
+        return f"-{memory(-num_bytes)}"
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 999.5:

@@ -66,6 +66,16 @@ class StuckOperation:
     since_unix_ns: int
     """When the first rank entered it."""
 
+    @property
+    def group_name(self) -> str:
+        """torch's name for the group."""
+        return self.group.name
+
+    @property
+    def group_description(self) -> str:
+        """What its maker calls the group."""
+        return self.group.description
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:

@@ -85,6 +85,26 @@ class Operation:
         return self.meeting.group
 
     @property
+    def group_name(self) -> str:
+        """torch's name for the group."""
+        return self.meeting.group.name
+
+    @property
+    def axis(self) -> str:
+        """The axis of the group."""
+        return self.meeting.group.axis
+
+    @property
+    def sequence(self) -> int:
+        """Index among the operations of its group, from 0."""
+        return self.meeting.sequence
+
+    @property
+    def known_peer(self) -> int | None:
+        """Root or other side; None when there is none."""
+        return self.peer if self.peer >= 0 else None
+
+    @property
     def is_failed(self) -> bool:
         """Whether it ended in an error."""
         return self.outcome in (Outcome.ERROR, Outcome.TIMEOUT)

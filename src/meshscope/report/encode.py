@@ -4,17 +4,22 @@ A document is a frozen dataclass. Its fields become keys: names keep their units
 is `{"unavailable": "why"}`, members of a text enum are their values and those of a number enum
 their names in lower case. A number that JSON cannot hold is unavailable, too. The envelope is
 `document` (its name) and `document_version`, which rises when a field changes its meaning.
+Where the keys of a class are not its fields, a `Shape` says how they differ.
 
 `describe` gives the JSON Schema of a document from the same types and docstrings.
 """
 
 import ast
+import builtins
 import dataclasses
 import inspect
 import math
+import re
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from itertools import pairwise
@@ -26,17 +31,39 @@ import numpy as np
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.rank_ranges import RankRanges
 
+_UNSEEN = re.compile(r"[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""Characters that act on a terminal or are not seen there; JSON is looked at, too."""
 _UNAVAILABLE = {"$ref": "#/$defs/Unavailable"}
 
 
-def encode(name: str, version: int, document: object) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How the keys of a class differ from its fields."""
+
+    dropped: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
+    """Properties that stand beside the fields."""
+    inlined: tuple[str, ...] = ()
+    """Fields whose own keys stand beside the others, which win where names are the same."""
+    ranges: tuple[str, ...] = ()
+    """Ranks that are shown as ranges."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Field or property to its key."""
+
+
+Shapes = Mapping[type, Shape]
+_FIELDS = Shape()
+
+
+def encode(name: str, version: int, document: object, shapes: Shapes | None = None) -> str:
     """Indented JSON with a final newline."""
-    body = as_plain(document)
+    body = as_plain(document, shapes)
     text = msgspec.json.encode({"document": name, "document_version": version, **body})
-    return msgspec.json.format(text, indent=2).decode() + "\n"
+    shown = msgspec.json.format(text, indent=2).decode() + "\n"
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", shown)
 
 
-def as_plain(value: object) -> Any:
+def as_plain(value: object, shapes: Shapes | None = None) -> Any:
     """What JSON can hold of a value, field by field."""
     if value is None or (isinstance(value, (bool, int)) and not isinstance(value, Enum)):
         return value
@@ -51,16 +78,40 @@ def as_plain(value: object) -> Any:
     if isinstance(value, RankRanges):
         return [{"first": part[0], "last": part[-1]} for part in value.stretches]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: as_plain(getattr(value, name)) for name in _list_names(type(value))}
+        return _encode_fields(value, shapes)
     if isinstance(value, Mapping):
-        return {as_text(_show_key(key)): as_plain(entry) for key, entry in value.items()}
+        return _encode_mapping(value, shapes)
     if isinstance(value, np.ndarray):
         return [as_plain(entry) for entry in value.tolist()]
     if isinstance(value, np.generic):
         return as_plain(value.item())
     if isinstance(value, (Sequence, Set)):
-        return [as_plain(entry) for entry in value]
+        return [as_plain(entry, shapes) for entry in value]
     raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _encode_fields(value: object, shapes: Shapes | None) -> dict[str, Any]:
+    cls: type = type(value)
+    shape = (shapes or {}).get(cls, _FIELDS)
+    plain: dict[str, Any] = {}
+    for name in shape.inlined:
+        plain.update(as_plain(getattr(value, name), shapes))
+    for name in _list_names(cls, shape.dropped + shape.inlined, shape.derived):
+        found = getattr(value, name)
+        if name in shape.ranges and not isinstance(found, RankRanges):
+            found = RankRanges.of(found)
+        plain[shape.renamed.get(name, name)] = as_plain(found, shapes)
+    return plain
+
+
+def _encode_mapping(value: Mapping[Any, object], shapes: Shapes | None) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, entry in value.items():
+        name, found = as_text(_show_key(key)), as_plain(entry, shapes)
+        # Two names that are not valid text may become one; numbers of phases must still add up.
+        is_again = name in plain and isinstance(found, (int, float))
+        plain[name] = plain[name] + found if is_again else found
+    return plain
 
 
 def as_text(text: str) -> str:
@@ -79,21 +130,24 @@ def _show_key(key: object) -> str:
 
 
 @cache
-def _list_names(cls: type) -> tuple[str, ...]:
-    """Fields that are shown; `metadata={"json": False}` leaves one out."""
-    return tuple(
-        field.name for field in dataclasses.fields(cls) if field.metadata.get("json", True)
-    )
+def _list_names(
+    cls: type, left_out: tuple[str, ...] = (), derived: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Fields that are shown (`metadata={"json": False}` leaves one out), then properties."""
+    shown = [one.name for one in dataclasses.fields(cls) if one.metadata.get("json", True)]
+    return *(name for name in shown if name not in left_out), *derived
 
 
 # --- schema -------------------------------------------------------------------------------------
 
 
-def describe(name: str, version: int, document: type) -> dict[str, Any]:
+def describe(
+    name: str, version: int, document: type, shapes: Shapes | None = None
+) -> dict[str, Any]:
     """The JSON Schema of a document."""
-    known: dict[str, Any] = {}
+    known = _Known(shapes=shapes or {})
     body = _describe_fields(document, known)
-    known["Unavailable"] = {
+    known.by_name["Unavailable"] = {
         "type": "object",
         "description": "Stands where a value could not be had, with the reason.",
         "properties": {"unavailable": {"type": "string"}},
@@ -106,11 +160,20 @@ def describe(name: str, version: int, document: type) -> dict[str, Any]:
         **body,
         "properties": {**envelope, **body["properties"]},
         "required": [*envelope, *body["required"]],
-        "$defs": dict(sorted(known.items())),
+        "$defs": dict(sorted(known.by_name.items())),
     }
 
 
-def _describe_type(hint: Any, known: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """Classes that were described already."""
+
+    shapes: Shapes
+    by_name: dict[str, Any] = field(default_factory=dict)
+    types: dict[str, type] = field(default_factory=dict)
+
+
+def _describe_type(hint: Any, known: _Known) -> dict[str, Any]:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _describe_union(arguments, known)
@@ -130,7 +193,7 @@ def _describe_type(hint: Any, known: dict[str, Any]) -> dict[str, Any]:
     return _describe_plain(hint, known)
 
 
-def _describe_union(arguments: Sequence[Any], known: dict[str, Any]) -> dict[str, Any]:
+def _describe_union(arguments: Sequence[Any], known: _Known) -> dict[str, Any]:
     options = [_describe_type(argument, known) for argument in arguments]
     if float in arguments and Unavailable not in arguments:
         options.append(_UNAVAILABLE)
@@ -138,7 +201,7 @@ def _describe_union(arguments: Sequence[Any], known: dict[str, Any]) -> dict[str
     return unique[0] if len(unique) == 1 else {"anyOf": unique}
 
 
-def _describe_plain(hint: Any, known: dict[str, Any]) -> dict[str, Any]:
+def _describe_plain(hint: Any, known: _Known) -> dict[str, Any]:
     simple: dict[Any, dict[str, Any]] = {
         bool: {"type": "boolean"},
         int: {"type": "integer"},
@@ -158,21 +221,33 @@ def _describe_plain(hint: Any, known: dict[str, Any]) -> dict[str, Any]:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return {"enum": [as_plain(member) for member in hint]}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        if hint.__name__ not in known:
-            known[hint.__name__] = {}  # a type may hold itself
-            known[hint.__name__] = _describe_fields(hint, known)
-        return {"$ref": f"#/$defs/{hint.__name__}"}
+        return {"$ref": f"#/$defs/{_define(hint, known)}"}
     raise TypeError(f"{hint!r} has no form in a schema")
 
 
-def _describe_fields(cls: type, known: dict[str, Any]) -> dict[str, Any]:
-    hints, texts = get_type_hints(cls), _read_docstrings(cls)
-    properties = {}
-    for name in _list_names(cls):
-        found = _describe_type(hints[name], known)
+def _define(cls: type, known: _Known) -> str:
+    """Describes a class once, under its name; two classes of one name get different ones."""
+    name = cls.__name__
+    if known.types.setdefault(name, cls) is not cls:
+        name = f"{cls.__module__.rpartition('.')[2]}.{name}"
+    if name not in known.by_name:
+        known.by_name[name] = {}  # a type may hold itself
+        known.by_name[name] = _describe_fields(cls, known)
+    return name
+
+
+def _describe_fields(cls: type, known: _Known) -> dict[str, Any]:
+    shape = known.shapes.get(cls, _FIELDS)
+    hints, texts = _find_hints(cls, shape.derived), _read_docstrings(cls)
+    properties: dict[str, Any] = {}
+    for name in shape.inlined:
+        properties.update(_describe_fields(hints[name], known)["properties"])
+    for name in _list_names(cls, shape.dropped + shape.inlined, shape.derived):
+        hint = RankRanges if name in shape.ranges else hints[name]
+        found = _describe_type(hint, known)
         if name in texts:
             found = {**found, "description": texts[name]}
-        properties[name] = found
+        properties[shape.renamed.get(name, name)] = found
     text = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
     return {
         "type": "object",
@@ -182,15 +257,34 @@ def _describe_fields(cls: type, known: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class _Names(dict[str, Any]):
+    """Names of a module; those it imports for type checkers only may be anything."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
+
+
+def _find_hints(cls: type, derived: Sequence[str]) -> dict[str, Any]:
+    names = _Names(vars(sys.modules[cls.__module__]))
+    hints = get_type_hints(cls, names, names)
+    for name in derived:
+        hints[name] = get_type_hints(getattr(cls, name).fget, names, names)["return"]
+    return hints
+
+
 @cache
 def _read_docstrings(cls: type) -> dict[str, str]:
-    """The string literal under each field says what it means."""
+    """The string literal under each field, or of a property, says what it means."""
     tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls)))
     body = typing.cast(ast.ClassDef, tree.body[0]).body
-    texts = {}
-    for field, below in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+    texts = {
+        one.name: " ".join((ast.get_docstring(one) or "").split())
+        for one in body
+        if isinstance(one, ast.FunctionDef)
+    }
+    for above, below in pairwise(body):
+        if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr):
             value = below.value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                texts[ast.unparse(field.target)] = " ".join(value.value.split())
+                texts[ast.unparse(above.target)] = " ".join(value.value.split())
     return texts

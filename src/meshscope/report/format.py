@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TypeVar
 
+from meshscope.core.unavailable import Unavailable
 from meshscope.core.unit_text import bandwidth as bandwidth
 from meshscope.core.unit_text import count as count
 from meshscope.core.unit_text import duration as duration
@@ -97,14 +98,23 @@ def to_ascii(text: str) -> str:
     return text.encode("ascii", "replace").decode("ascii")
 
 
-def or_reason(value: T | Absent, show: Callable[[T], str]) -> str:
+def or_reason(value: T | Absent | Unavailable, show: Callable[[T], str]) -> str:
     """The value as `show` writes it, else `n/a: reason`."""
-    return f"n/a: {clean_text(value.unavailable)}" if isinstance(value, Absent) else show(value)
+    if isinstance(value, Absent):
+        return f"n/a: {clean_text(value.unavailable)}"
+    if isinstance(value, Unavailable):
+        return f"n/a: {clean_text(value.reason)}"
+    return show(value)
 
 
-def or_dash(value: T | Absent, show: Callable[[T], str]) -> str:
+def or_dash(value: T | Absent | Unavailable, show: Callable[[T], str]) -> str:
     """For a table cell whose reason stands elsewhere."""
-    return "n/a" if isinstance(value, Absent) else show(value)
+    return "n/a" if isinstance(value, (Absent, Unavailable)) else show(value)
+
+
+def part(value: float, whole: float) -> str:
+    """`71 %`: the share of a whole; `n/a` where that is 0."""
+    return ratio(value / whole) if whole else "n/a"
 
 
 def drift(ppm: float) -> str:
@@ -164,6 +174,19 @@ def script(path: str, directory: PurePath | None) -> str:
     if directory is not None and found.is_relative_to(directory):
         return str(found.relative_to(directory))
     return found.name or path
+
+
+def align(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
+    """Lines of columns at the left edge, two spaces apart, for lists that other programs cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def moment(unix_ns: int) -> str:

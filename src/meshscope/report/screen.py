@@ -35,6 +35,8 @@ class Screen:
     shows_all_ranks: bool = False
     shows_all_communication: bool = False
     """The whole section on communication instead of its head."""
+    wraps: bool = True
+    """Whether long lines continue below; those to be copied or searched do not."""
     directory: Path | None = None
     """Where the reader is; paths below it are shown relative to it."""
 
@@ -118,7 +120,7 @@ class ScreenWriter:
             self.line(note, "dim")
 
     def line(self, text: str, style: str = "") -> None:
-        """An indented line, wrapped where it is too long."""
+        """An indented line, wrapped where it is too long and the screen wraps."""
         self._print(Text(text, style=style), indent=INDENT)
 
     def facts(self, facts: Iterable[tuple[str, str | Text]]) -> None:
@@ -144,7 +146,10 @@ class ScreenWriter:
         self._console.print(Padding(body, (0, 0, 0, INDENT)))
 
     def _print(self, text: Text, *, indent: int, lead: Text | None = None) -> None:
-        """Wraps between words. A path stays whole, wider than the screen if it must be."""
+        """Wraps between words where the screen wraps; a path stays whole, however wide it is."""
+        if not self.screen.wraps:
+            self._console.print((lead or Text(" " * indent)) + text, soft_wrap=True)
+            return
         room = max(self.width - indent, 1)
         is_wide = any(len(word) > room and "/" in word for word in text.plain.split())
         text.overflow = "ignore" if is_wide else "fold"

@@ -30,11 +30,21 @@ NUM_PRICED_SHARES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathGain:
-    """What it wins to take a share of the critical path away."""
+class PricedShare:
+    """A share of the critical path, and what it saves to take it away."""
 
     share: PathShare
-    gain: Gain | Unavailable
+    gain_without: Gain | Unavailable | None
+    """None where it was not priced: only the largest shares of work and transfers are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPath:
+    """The critical path over ranks."""
+
+    path: CriticalPath
+    shares: tuple[PricedShare, ...]
+    """All shares of the path, in its order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +57,8 @@ class Simulation:
     num_left_out: int
     fidelity: Fidelity | Unavailable
     slowdown: Slowdown | Unavailable
-    path: CriticalPath | None
+    critical_path: PricedPath | None
     """None for a straggler trace, and where nothing could be replayed."""
-    path_gains: tuple[PathGain, ...]
     edits: tuple[PricedEdit, ...]
 
 
@@ -64,8 +73,7 @@ def simulate_trace(path: Path, wanted: Sequence[WantedEdit]) -> Simulation:
         num_left_out=trace.num_left_out,
         fidelity=replay.fidelity(),
         slowdown=measure_slowdown(replay),
-        path=None,
-        path_gains=(),
+        critical_path=None,
         edits=tuple(price_trace_edits(replay, list(wanted))),
     )
 
@@ -81,7 +89,7 @@ def simulate_run(
     replay = _replay(attempt, warmup_steps)
     if isinstance(replay, Unavailable):
         return _not_replayed(name, attempt, replay, wanted)
-    timeline, path = replay.timeline, find_critical_path(replay)
+    timeline = replay.timeline
     return Simulation(
         name=name,
         num_ranks=len(timeline.ranks),
@@ -89,8 +97,7 @@ def simulate_run(
         num_left_out=timeline.num_left_out,
         fidelity=replay.fidelity,
         slowdown=measure_run_slowdown(replay),
-        path=path,
-        path_gains=price_shares(replay, path),
+        critical_path=price_path(replay, find_critical_path(replay)),
         edits=tuple(RunEdits(attempt, replay).price(list(wanted))),
     )
 
@@ -111,22 +118,23 @@ def _not_replayed(
         num_left_out=0,
         fidelity=reason,
         slowdown=reason,
-        path=None,
-        path_gains=(),
+        critical_path=None,
         edits=tuple(PricedEdit(text=one.text, gain=reason) for one in wanted),
     )
 
 
-def price_shares(replay: Replay, path: CriticalPath) -> tuple[PathGain, ...]:
-    """What the largest shares of the path win when they take no time."""
-    shares, edits = [], []
-    for share in path.shares[:NUM_PRICED_SHARES]:
-        edit = _without(replay, share)
-        if edit is not None:
-            shares.append(share)
-            edits.append(edit)
-    gains = replay.price(edits) if edits else []
-    return tuple(PathGain(share=s, gain=g) for s, g in zip(shares, gains, strict=True))
+def price_path(replay: Replay, path: CriticalPath) -> PricedPath:
+    """The path with what its largest shares save when they take no time."""
+    edits = [_without(replay, share) for share in path.shares[:NUM_PRICED_SHARES]]
+    wanted = [edit for edit in edits if edit is not None]
+    gains = iter(replay.price(wanted) if wanted else [])
+    priced = [None if edit is None else next(gains) for edit in edits]
+    priced += [None] * (len(path.shares) - len(priced))
+    shares = (
+        PricedShare(share=share, gain_without=gain)
+        for share, gain in zip(path.shares, priced, strict=True)
+    )
+    return PricedPath(path=path, shares=tuple(shares))
 
 
 def _without(replay: Replay, share: PathShare) -> Edit | None:

@@ -71,7 +71,7 @@ def test_losses_that_part_fail_only_when_asked(runs):
 
 def test_the_json_document_has_numbers_and_reasons(runs):
     document = json.loads(invoke("compare", *runs, "--json", "--fail-on", 5).stdout)
-    assert (document["version"], document["verdict"]) == (1, "slower")
+    assert (document["document_version"], document["verdict"]) == (2, "slower")
     assert document["has_failed"] is True
     period = document["metrics"][0]
     assert period["change_ratio"] == pytest.approx(0.1, abs=0.02)

@@ -28,7 +28,7 @@ def test_runs_are_listed_with_when_ranks_steps_and_state(tmp_path):
 
 def test_the_list_as_json(tmp_path):
     make_run(tmp_path / "good", num_steps=7)
-    (found,) = json.loads(invoke(tmp_path, "--json").stdout)
+    (found,) = json.loads(invoke(tmp_path, "--json").stdout)["runs"]
     assert (found["num_steps"], found["state"]) == (7, "finished")
     assert found["run_id"]
 
@@ -37,7 +37,7 @@ def test_no_run_is_said(tmp_path):
     result = invoke(tmp_path)
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no run at or below" in result.stderr
-    assert json.loads(invoke(tmp_path, "--json").stdout) == []
+    assert json.loads(invoke(tmp_path, "--json").stdout)["runs"] == []
 
 
 def test_a_folder_that_is_not_there(tmp_path):
@@ -48,6 +48,6 @@ def test_a_rank_without_a_header_does_not_hide_when_the_run_began(tmp_path):
     make_run(tmp_path / "run", layout=Layout(dp=2))
     journal = tmp_path / "run" / "rank00001" / "attempt000" / "journal.jsonl"
     flip_byte(journal, journal.read_bytes().index(b'"header"'))
-    (found,) = json.loads(invoke(tmp_path, "--json").stdout)
+    (found,) = json.loads(invoke(tmp_path, "--json").stdout)["runs"]
     assert found["started_unix_ns"] == START_UNIX_NS
     assert (found["num_ranks"], found["num_attempts"]) == (2, 1)

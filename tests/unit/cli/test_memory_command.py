@@ -13,7 +13,7 @@ from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.trace_names import rank_folder_name
 from meshscope.errors import RunNotFound
-from meshscope.report.sunburst import CHARTS, build_tree
+from meshscope.report.render.sunburst import CHARTS, build_tree
 from meshscope.store.read.memory_points import read_memory
 
 LAYOUT = Layout(pp=2)
@@ -110,9 +110,16 @@ def test_json_has_exact_bytes(run):
 def test_errors(run, tmp_path):
     assert invoke(run, "--rank", 9).exit_code == 2
     bare = make_run(tmp_path / "bare", num_steps=1)
-    assert invoke(bare).exit_code == 3
+    result = invoke(bare)
+    assert result.exit_code == 3
+    assert "meshscope run --profiling" in result.stderr
+    write_profile(bare, 0, [])
+    assert "the profile has no point" in invoke(bare).stdout
+
+
+def test_nothing_to_read_is_an_error(tmp_path):
     with pytest.raises(RunNotFound, match="no memory profile"):
-        read_memory(bare)
+        read_memory(make_run(tmp_path / "bare", num_steps=1))
 
 
 def test_the_newest_profile_of_a_rank_counts(run):

@@ -27,9 +27,10 @@ def test_one_rule_has_its_page(name):
 
 
 def test_json_has_pages_and_thresholds():
-    rules = json.loads(invoke("--json").stdout)
+    rules = json.loads(invoke("--json").stdout)["rules"]
     assert [rule["code"] for rule in rules] == sorted(RULES)
     one = json.loads(invoke("TI002", "--json").stdout)
+    assert (one.pop("document"), one.pop("document_version")) == ("meshscope-rule", 1)
     assert one == next(rule for rule in rules if rule["code"] == "TI002")
     assert one["thresholds"][0]["name"] == "periodic_min_lost_ratio"
 
@@ -38,7 +39,7 @@ def test_counterparts_are_listed():
     text = invoke("--counterparts").stdout
     assert len(text.splitlines()) == 20
     assert "DIST.STRAGGLER" in text
-    listed = json.loads(invoke("--counterparts", "--json").stdout)
+    listed = json.loads(invoke("--counterparts", "--json").stdout)["counterparts"]
     assert {one["tool"] for one in listed} == {"pytscope", "torsh"}
 
 

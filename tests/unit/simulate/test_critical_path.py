@@ -4,7 +4,7 @@ from made_programs import MS, ProgramRun, ddp, reduce, replay_of, work
 
 from meshscope.core.layout import Layout
 from meshscope.simulate.critical_path import PathKind, find_critical_path
-from meshscope.simulate.simulation import price_shares
+from meshscope.simulate.simulation import price_path
 
 
 def test_path_runs_through_the_last_to_arrive(tmp_path):
@@ -32,6 +32,9 @@ def test_slack_is_what_a_rank_could_lose(tmp_path):
     assert by_rank[2].slack_ns == 0
     assert by_rank[2].path_ratio > 0.9
     assert by_rank[0].slack_ns == 7 * MS
-    priced = {(g.share.rank, g.share.phase): g.gain for g in price_shares(replay, path)}
+    priced = {
+        (one.share.rank, one.share.phase): one.gain_without
+        for one in price_path(replay, path).shares
+    }
     forward = priced[2, "forward"]
     assert forward.saved_ns == 7 * MS  # after that the others are the last

@@ -1,20 +1,22 @@
 """`meshscope compare`: two runs side by side, for people, CI systems and programs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from meshscope.analyze.compare.compare import compare_attempts, judge
 from meshscope.analyze.compare.compare_loss import ABSOLUTE, RELATIVE, Tolerance
 from meshscope.cli.locate import locate_run, pick_attempt
-from meshscope.cli.terminal_screen import choose_screen
+from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
-from meshscope.report.compare_document import Compared, encode_comparison
+from meshscope.report.sections.compare import (
+    DOCUMENT,
+    SHAPES,
+    Compared,
+    make_compare_page,
+    make_compare_sections,
+)
 from meshscope.store.read.run import Attempt, open_run
-
-if TYPE_CHECKING:
-    pass
 
 EXIT_FAILED = 7
 """B is beyond what --fail-on or --fail-on-loss allows."""
@@ -110,11 +112,9 @@ def command(
     )
     _write_files(compared, markdown, junit)
     if as_json:
-        click.echo(encode_comparison(compared), nl=False)
+        show_document(DOCUMENT, compared, SHAPES)
     else:
-        from meshscope.report.compare_text import render_comparison  # Rich is not needed for JSON
-
-        click.echo(render_comparison(compared, choose_screen(context)), nl=False, color=True)
+        show_sections(context, make_compare_sections(compared))
     if compared.has_failed:
         context.exit(EXIT_FAILED)
 
@@ -125,11 +125,11 @@ def _open(path: Path, index: int | None) -> Attempt:
 
 def _write_files(compared: Compared, markdown: Path | None, junit: Path | None) -> None:
     if markdown is not None:
-        from meshscope.report.markdown import render_markdown
+        from meshscope.report.render.markdown import render_markdown
 
-        _write(render_markdown(compared), markdown)
+        _write(render_markdown(make_compare_page(compared)), markdown)
     if junit is not None:
-        from meshscope.report.junit import render_junit
+        from meshscope.report.render.junit import render_junit
 
         _write(render_junit(compared), junit)
 

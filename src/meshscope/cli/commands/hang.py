@@ -5,13 +5,17 @@ from pathlib import Path
 import click
 
 from meshscope.cli.locate import locate_run, pick_attempt
-from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
+from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.hang.flight_recorder import DUMPS_NAME
 from meshscope.hang.hang import diagnose_hang
 from meshscope.hang.hang_rules import AFTER_NS
 from meshscope.hang.processes import this_machine
-from meshscope.report.hang import TextStyle, render_hang
-from meshscope.report.hang_document import encode_hang
+from meshscope.report.sections.hang import (
+    DOCUMENT,
+    SHAPES,
+    make_hang_document,
+    make_hang_section,
+)
 from meshscope.store.read.run import open_run
 
 EXIT_STUCK = 5
@@ -80,15 +84,12 @@ def command(
         flight_recorder=dumps,
     )
     if as_json:
-        shown = str(opened.path).encode("utf-8", "replace").decode("utf-8")
-        text = encode_hang(hang, run=shown, attempt=attempt.index, shows_all_ranks=all_ranks)
-    else:
-        style = TextStyle(
-            width=terminal_width(),
-            is_unicode=is_unicode_shown(),
-            shows_all_ranks=all_ranks,
+        document = make_hang_document(
+            hang, run=str(opened.path), attempt=attempt.index, shows_all_ranks=all_ranks
         )
-        text = render_hang(hang, style)
-    click.echo(text, nl=False)
+        show_document(DOCUMENT, document, SHAPES)
+    else:
+        section = make_hang_section(hang, shows_all_ranks=all_ranks)
+        show_sections(context, [section], wraps=False)
     if hang.is_stuck:
         context.exit(EXIT_STUCK)

@@ -1,35 +1,20 @@
 """`meshscope ls`: the runs below a folder, one line each."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import msgspec
 
 from meshscope.cli.locate import find_runs
+from meshscope.cli.terminal_screen import show_document
 from meshscope.errors import RunError
-from meshscope.report.format import clean_path, clean_text, count, moment
+from meshscope.report.format import align, clean_path, clean_text, count, moment
+from meshscope.report.listings import RUNS, Listing, RunsDocument
 from meshscope.store.read.run import Attempt, open_run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """One run in a line; what could not be read is None and `state` says why."""
-
-    path: str
-    run_id: str | None = None
-    started_unix_ns: int | None = None
-    num_attempts: int | None = None
-    num_ranks: int | None = None
-    world_size: int | None = None
-    num_steps: int | None = None
-    """Finished steps of the last attempt, on its first rank."""
-    state: str
 
 
 @click.command("ls", short_help="List the runs below a folder.")
 @click.argument("folder", type=click.Path(path_type=Path), default=Path())
-@click.option("--json", "as_json", is_flag=True, help="Write a JSON array.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
 def command(*, folder: Path, as_json: bool) -> None:
     """Lists the runs at or below FOLDER (default: here): when, ranks, steps, state.
 
@@ -37,32 +22,27 @@ def command(*, folder: Path, as_json: bool) -> None:
     """
     listings = [describe_run(path) for path in find_runs(folder)]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(listings), indent=2).decode())
+        show_document(RUNS, RunsDocument(runs=tuple(listings)))
         return
     if not listings:
         click.echo(f"meshscope: no run at or below {clean_path(str(folder))}", err=True)
         return
-    rows = [("RUN", "ID", "STARTED", "RANKS", "STEPS", "STATE")]
-    rows += [_row(listing) for listing in listings]
-    widths = [max(len(row[at]) for row in rows) for at in range(5)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        click.echo("  ".join([*cells, row[5]]).rstrip())
+    titles = ("RUN", "ID", "STARTED", "RANKS", "STEPS", "STATE")
+    click.echo(align([titles, *map(_row, listings)]), nl=False)
 
 
 def describe_run(path: Path) -> Listing:
     """Facts of one run, or why it cannot be read."""
-    shown = str(path).encode("utf-8", "replace").decode("utf-8")
     try:
         run = open_run(path)
         attempt = run.last_attempt
         first = next(iter(attempt))
         num_steps = len(first.read("steps")["step"])
     except RunError as error:
-        return Listing(path=shown, state=f"unreadable: {error}")
+        return Listing(path=str(path), state=f"unreadable: {error}")
     run_id = run.manifest.get("run_id")
     return Listing(
-        path=shown,
+        path=str(path),
         run_id=run_id if isinstance(run_id, str) else None,
         started_unix_ns=min(
             (start for rank in attempt if (start := rank.start_unix_ns)), default=None

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import click
 
-from meshscope.analyze.memory.memory_attribution import MemoryOverview, summarize_memory
+from meshscope.analyze.memory.memory_attribution import summarize_memory
 from meshscope.cli.locate import locate_run
-from meshscope.cli.terminal_screen import choose_screen
+from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
-from meshscope.report.plain_document import encode_plain
+from meshscope.report.sections.memory import DOCUMENT, make_memory_section
 from meshscope.store.read.memory_points import read_memory
-
-DOCUMENT_VERSION = 1
 
 
 @click.command("memory", short_help="Show what the memory of ranks was used for.")
@@ -54,26 +52,11 @@ def command(
         known = ", ".join(str(one.rank) for one in overview.ranks[:16])
         raise UsageError(f"rank {rank} has no memory profile; these ranks have one: {known}")
     if html_folder is not None:
-        from meshscope.report.sunburst import write_sunbursts
+        from meshscope.report.render.sunburst import write_sunbursts
 
         written = write_sunbursts(recordings, overview, html_folder)
         click.echo(f"meshscope: {len(written)} pages; start with {written[-1]}", err=True)
     if as_json:
-        click.echo(_encode(overview), nl=False)
-        return
-    from meshscope.report.memory_text import render_memory
-
-    screen = choose_screen(context)
-    text = render_memory(overview, screen, num_rows=num_rows, rank=rank)
-    click.echo(text, nl=False, color=True)  # colours were decided when the text was made
-
-
-def _encode(overview: MemoryOverview) -> str:
-    return encode_plain(
-        {
-            "document": "meshscope-memory",
-            "document_version": DOCUMENT_VERSION,
-            "ranks": overview.ranks,
-            "stages": overview.stages,
-        }
-    )
+        show_document(DOCUMENT, overview)
+    else:
+        show_sections(context, [make_memory_section(overview, num_rows=num_rows, rank=rank)])

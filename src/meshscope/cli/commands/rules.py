@@ -3,18 +3,20 @@
 import difflib
 
 import click
-import msgspec
 
-from meshscope.diagnose.counterparts import COUNTERPARTS, Counterpart
+from meshscope.cli.terminal_screen import show_document
+from meshscope.diagnose.counterparts import COUNTERPARTS
 from meshscope.diagnose.registry import RULES
-from meshscope.diagnose.rule import Rule, describe, split_page
-from meshscope.diagnose.rule_page import describe_severities, name_subject, render_page
+from meshscope.diagnose.rule import Rule, describe
+from meshscope.diagnose.rule_page import describe_severities, render_page
 from meshscope.errors import UsageError
+from meshscope.report import listings
+from meshscope.report.format import align
 
 
 @click.command("rules", short_help="List the rules of the diagnosis.")
 @click.argument("code", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Write a JSON array, or one rule's object.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
 @click.option(
     "--counterparts",
     is_flag=True,
@@ -22,18 +24,26 @@ from meshscope.errors import UsageError
 )
 def command(*, code: str | None, as_json: bool, counterparts: bool) -> None:
     """Lists all rules, or prints the page of CODE: what it finds, how, and when it is wrong."""
+    if counterparts and code is not None:
+        raise UsageError("--counterparts lists all rules; it takes no CODE")
+    rules = [RULES[known] for known in sorted(RULES)] if code is None else [_find_rule(code)]
+    if as_json:
+        _show_json(rules, is_one=code is not None, counterparts=counterparts)
+    elif counterparts:
+        click.echo(_list_counterparts(), nl=False)
+    else:
+        click.echo(_list_rules(rules) if code is None else render_page(rules[0]), nl=False)
+
+
+def _show_json(rules: list[type[Rule]], *, is_one: bool, counterparts: bool) -> None:
     if counterparts:
-        if code is not None:
-            raise UsageError("--counterparts lists all rules; it takes no CODE")
-        click.echo(_encode(COUNTERPARTS) if as_json else _list_counterparts(), nl=False)
-        return
-    if code is not None:
-        rule = _find_rule(code)
-        click.echo(_encode(_describe_rule(rule)) if as_json else render_page(rule), nl=False)
-        return
-    rules = [RULES[known] for known in sorted(RULES)]
-    text = _encode([_describe_rule(rule) for rule in rules]) if as_json else _list_rules(rules)
-    click.echo(text, nl=False)
+        document = listings.CounterpartsDocument(counterparts=COUNTERPARTS)
+        show_document(listings.COUNTERPARTS, document)
+    elif is_one:
+        show_document(listings.RULE, listings.describe_rule(rules[0]))
+    else:
+        facts = tuple(listings.describe_rule(rule) for rule in rules)
+        show_document(listings.RULES, listings.RulesDocument(rules=facts))
 
 
 def _find_rule(code: str) -> type[Rule]:
@@ -46,53 +56,15 @@ def _find_rule(code: str) -> type[Rule]:
 
 
 def _list_rules(rules: list[type[Rule]]) -> str:
-    width = max(len(rule.name) for rule in rules)
-    severity_width = max(len(describe_severities(rule)) for rule in rules)
-    lines = [
-        f"{rule.code}  {rule.name:{width}}  {describe_severities(rule):{severity_width}}  "
-        f"{describe(rule)}"
-        for rule in rules
-    ]
-    return "\n".join(lines) + "\n"
+    return align(
+        [(rule.code, rule.name, describe_severities(rule), describe(rule)) for rule in rules]
+    )
 
 
 def _list_counterparts() -> str:
-    width = max(len(one.rule) for one in COUNTERPARTS)
-    lines = [
-        f"{one.tool:8}  {one.rule:{width}}  {', '.join(one.codes) or 'none'}  {one.difference}"
-        for one in COUNTERPARTS
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _describe_rule(rule: type[Rule]) -> dict[str, object]:
-    return {
-        "code": rule.code,
-        "name": rule.name,
-        "subject": name_subject(rule),
-        "lowest_severity": rule.severities[0].word,
-        "highest_severity": rule.severities[1].word,
-        "what": describe(rule),
-        "page": split_page(rule),
-        "thresholds": [
-            {"name": t.name, "default": t.default, "meaning": t.meaning} for t in rule.thresholds
-        ],
-        "symptom_of": sorted(rule.symptom_of),
-    }
-
-
-def _encode(value: object) -> str:
-    def to_fields(one: object) -> object:
-        if isinstance(one, Counterpart):
-            return {
-                "tool": one.tool,
-                "rule": one.rule,
-                "codes": list(one.codes),
-                "difference": one.difference,
-            }
-        raise NotImplementedError(type(one).__name__)
-
-    return (
-        msgspec.json.format(msgspec.json.encode(value, enc_hook=to_fields), indent=2).decode()
-        + "\n"
+    return align(
+        [
+            (one.tool, one.rule, f"{', '.join(one.codes) or 'none'}  {one.difference}")
+            for one in COUNTERPARTS
+        ]
     )

@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from meshscope.cli.locate import locate_run, pick_attempt
-from meshscope.cli.terminal_screen import is_unicode_shown
+from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
 from meshscope.ingest.straggler.straggler_trace import find_trace_file
-from meshscope.report.simulate_text import encode_simulation, render_simulation
+from meshscope.report.sections.simulate import DOCUMENT, SHAPES, make_simulation_section
 from meshscope.simulate.edit_text import FORMS, parse_edit
 from meshscope.simulate.simulation import simulate_run, simulate_trace
 from meshscope.store.read.run import is_run_directory, open_run
@@ -36,7 +36,9 @@ from meshscope.store.read.run import is_run_directory, open_run
     type=click.IntRange(min=0),
     help="First steps to leave out.  [default: 1 if there are more than 3]",
 )
+@click.pass_context
 def command(
+    context: click.Context,
     *,
     run: Path,
     edit_texts: tuple[str, ...],
@@ -65,7 +67,6 @@ def command(
         attempt = pick_attempt(opened, attempt_index)
         simulation = simulate_run(attempt, wanted, name=opened.path.name, warmup_steps=warmup_steps)
     if as_json:
-        click.echo(encode_simulation(simulation), nl=False)
-        return
-    text = render_simulation(simulation, is_unicode=is_unicode_shown())
-    click.echo(text, nl=False)
+        show_document(DOCUMENT, simulation, SHAPES)
+    else:
+        show_sections(context, [make_simulation_section(simulation)], wraps=False)

@@ -6,12 +6,14 @@ from pathlib import Path
 import click
 
 from meshscope.analyze.memory.snapshot_summary import summarize_snapshot
-from meshscope.cli.terminal_screen import choose_screen
+from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
 from meshscope.ingest.snapshot.snapshot import read_snapshot
-from meshscope.report.plain_document import encode_plain
-
-DOCUMENT_VERSION = 1
+from meshscope.report.sections.snapshot import (
+    DOCUMENT,
+    SnapshotDocument,
+    make_snapshot_section,
+)
 
 
 @click.command("snapshot", short_help="Explain a memory snapshot of torch.cuda.")
@@ -43,15 +45,6 @@ def command(
             raise UsageError(f"device {device} is not in the snapshot; devices: {known}")
         summary = replace(summary, devices=chosen)
     if as_json:
-        document = {
-            "document": "meshscope-snapshot",
-            "document_version": DOCUMENT_VERSION,
-            "snapshot": summary,
-        }
-        click.echo(encode_plain(document), nl=False)
-        return
-    from meshscope.report.snapshot_text import render_snapshot
-
-    screen = choose_screen(context)
-    text = render_snapshot(summary, screen, num_rows=num_rows)
-    click.echo(text, nl=False, color=True)  # colours were decided when the text was made
+        show_document(DOCUMENT, SnapshotDocument(snapshot=summary))
+    else:
+        show_sections(context, [make_snapshot_section(summary, num_rows=num_rows)])

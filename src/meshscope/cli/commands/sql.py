@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import re
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 import click
 
 from meshscope.cli.locate import locate_run
+from meshscope.cli.terminal_screen import show_document
 from meshscope.errors import UsageError
-from meshscope.report.format import clean_text
+from meshscope.report.format import align, clean_text
+from meshscope.report.listings import ROWS, RowsDocument
 from meshscope.store.read.query import (
     GROUP_COLUMNS,
     LABELS,
@@ -33,7 +34,9 @@ MAX_SHOWN_ROWS = 1000
 @click.command("sql", short_help="Run a SQL query on a run.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("query", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Write a JSON list with one object per row.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Write one JSON document with an object per row."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Write comma-separated values.")
 @click.option(
     "--attempt",
@@ -59,7 +62,8 @@ def command(
     con = connect(opened, attempt_index, tables=tables)
     names, rows = _run_query(con, query)
     if as_json:
-        click.echo(_to_json(names, rows))
+        plain = (dict(zip(names, map(_as_json, row), strict=True)) for row in rows)
+        show_document(ROWS, RowsDocument(rows=tuple(plain)))
     elif as_csv:
         click.echo(_to_csv(names, rows), nl=False)
     else:
@@ -119,14 +123,16 @@ def _describe_tables() -> str:
     return "\n".join(lines)
 
 
-def _to_json(names: list[str], rows: list[tuple[Any, ...]]) -> str:
-    documents = [dict(zip(names, map(_json_value, row), strict=True)) for row in rows]
-    return json.dumps(documents, indent=2, default=str)
-
-
-def _json_value(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become the strings "nan", "inf" and "-inf"."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def _as_json(value: Any) -> Any:
+    """What JSON has no type for (dates, decimals, infinite numbers) as text."""
+    if isinstance(value, (list, tuple)):
+        return [_as_json(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): _as_json(one) for key, one in value.items()}
+    is_plain = value is None or isinstance(value, (bool, int, str))
+    if isinstance(value, float):
+        is_plain = math.isfinite(value)
+    return value if is_plain else str(value)
 
 
 def _to_csv(names: list[str], rows: list[tuple[Any, ...]]) -> str:
@@ -138,21 +144,16 @@ def _to_csv(names: list[str], rows: list[tuple[Any, ...]]) -> str:
 
 
 def _to_table(names: list[str], rows: list[tuple[Any, ...]]) -> str:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, name in enumerate(names):
-        is_number = all(isinstance(row[index], (int, float)) or row[index] is None for row in rows)
-        table.add_column(Text(clean_text(name)), justify="right" if is_number else "left")
-    for row in rows[:MAX_SHOWN_ROWS]:
-        cells = ("NULL" if value is None else clean_text(str(value)) for value in row)
-        table.add_row(*(Text(cell) for cell in cells))
-    buffer = io.StringIO()
-    widest = max(200, 40 * len(names))
-    Console(file=buffer, width=widest, no_color=True, highlight=False).print(table)
-    text = "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    numbers = {
+        index
+        for index in range(len(names))
+        if all(isinstance(row[index], (int, float)) or row[index] is None for row in rows)
+    }
+    shown = [
+        ["NULL" if value is None else clean_text(str(value)) for value in row]
+        for row in rows[:MAX_SHOWN_ROWS]
+    ]
+    text = align([[clean_text(name) for name in names], *shown], right=numbers)
     if len(rows) > MAX_SHOWN_ROWS:
         text += f"… {len(rows) - MAX_SHOWN_ROWS} more rows; use --csv or --json for all\n"
     return text

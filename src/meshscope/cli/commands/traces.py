@@ -9,7 +9,7 @@ import click
 from meshscope.analyze.compare.trace_diff import compare_traces
 from meshscope.analyze.device.trace_ranks import compare_ranks
 from meshscope.analyze.device.trace_summary import TraceSummary, summarize_trace
-from meshscope.cli.terminal_screen import choose_screen
+from meshscope.cli.terminal_screen import choose_screen, show_document
 from meshscope.cli.trace_loading import load_file
 from meshscope.core.layout import Layout, check_layout
 from meshscope.core.unavailable import Unavailable
@@ -20,10 +20,8 @@ from meshscope.ingest.traces.trace_axes import coordinates_of, infer_layout
 from meshscope.ingest.traces.trace_recording import TraceRecording, record_trace
 from meshscope.ingest.traces.trace_run import MAX_SPANS
 from meshscope.report import format as form
-from meshscope.report.plain_document import encode_plain
+from meshscope.report.trace_document import DOCUMENT, TraceDocument
 from meshscope.simulate.trace_path import find_trace_path
-
-DOCUMENT_VERSION = 1
 
 
 @click.command("trace", short_help="Explain traces of torch.profiler.")
@@ -90,16 +88,14 @@ def command(
         path = find_trace_path(read.recordings, layout if isinstance(layout, Layout) else None)
     comparison = compare_ranks(summaries)
     if as_json:
-        document = {
-            "document": "meshscope-trace",
-            "document_version": DOCUMENT_VERSION,
-            "layout": layout if isinstance(layout, Unavailable) else layout.to_dict(),
-            "traces": summaries,
-            "across_ranks": comparison,
-            "critical_path": path,
-            "difference": difference,
-        }
-        click.echo(encode_plain(document), nl=False)
+        document = TraceDocument(
+            layout=layout if isinstance(layout, Unavailable) else layout.to_dict(),
+            traces=tuple(summaries),
+            across_ranks=comparison,
+            critical_path=path,
+            difference=difference,
+        )
+        show_document(DOCUMENT, document)
         return
     from meshscope.report.trace_diff_text import render_difference
     from meshscope.report.trace_text import render_traces

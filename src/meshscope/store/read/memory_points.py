@@ -49,7 +49,8 @@ def read_memory(run_dir: Path) -> list[MemoryRecording]:
             newest[rank] = path
     if not newest:
         raise RunNotFound(
-            f"{run_dir} has no memory profile; call Recorder.profile_memory in training"
+            f"{run_dir} has no memory profile; record one with `meshscope run --profiling` or "
+            "`meshscope train --profiling`, or call Recorder.profile_memory in the program"
         )
     return [_read_file(path, rank) for rank, path in sorted(newest.items())]
 

@@ -16,7 +16,7 @@ from meshscope.analyze.memory.memory_attribution import MemoryOverview, find_pea
 from meshscope.core.memory_point import MemoryPoint
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.sunburst_page import SCRIPT, STYLE
+from meshscope.report.render.sunburst_page import SCRIPT, STYLE
 from meshscope.store.read.memory_points import MemoryRecording
 
 CHARTS = ("parameters", "gradients", "optimizer_state", "activations", "summary")

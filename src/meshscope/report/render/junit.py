@@ -8,9 +8,8 @@ import re
 from xml.etree import ElementTree
 
 from meshscope.analyze.compare.compare import Verdict
-from meshscope.core.unavailable import Unavailable
-from meshscope.report.compare_document import Compared
-from meshscope.report.compare_text import tell_loss, tell_test, tell_verdict
+from meshscope.core.unavailable import known
+from meshscope.report.sections.compare import Compared, tell_loss, tell_test, tell_verdict
 
 CLASS_NAME = "meshscope.compare"
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -47,7 +46,7 @@ def _judge_loss(compared: Compared) -> ElementTree.Element:
     text = tell_loss(loss)
     if compared.is_loss_failure:
         return _make_case("loss", text, "failure", text)
-    if isinstance(loss, Unavailable):
+    if known(loss) is None:
         return _make_case("loss", text, "skipped", text)
     return _make_case("loss", text)
 

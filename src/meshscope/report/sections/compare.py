@@ -1,0 +1,262 @@
+"""A comparison of two runs. In JSON times are nanoseconds, ratios are over A, and `verdict` is
+null unless a limit was given.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshscope.analyze.compare.compare import Comparison, Metric, Verdict
+from meshscope.analyze.compare.compare_budget import BudgetChange, LineChange
+from meshscope.analyze.compare.compare_loss import LossComparison
+from meshscope.analyze.compare.compare_provenance import Difference
+from meshscope.core.unavailable import Unavailable, known
+from meshscope.report import format as form
+from meshscope.report.encode import Shape
+from meshscope.report.section import (
+    Headline,
+    Line,
+    Part,
+    Section,
+    Table,
+    Tone,
+    make_column,
+)
+
+MAX_DIFFERENCES = 40
+"""Shown at most; the JSON document has all."""
+MAX_VALUE = 60
+"""Characters of a fact in a table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A comparison, and what it was asked for."""
+
+    a: str
+    """What the user called the runs."""
+    b: str
+    comparison: Comparison
+    limit_ratio: float | None
+    """`--fail-on` as a ratio; None when no limit was given."""
+    verdict: Verdict | None
+    fails_on_loss: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the command is to end with exit code 7."""
+        return self.verdict is Verdict.SLOWER or self.is_loss_failure
+
+    @property
+    def is_loss_failure(self) -> bool:
+        """Whether losses were to agree and do not, or could not be compared."""
+        loss = known(self.comparison.loss)
+        return self.fails_on_loss and (loss is None or loss.divergence is not None)
+
+
+DOCUMENT = ("meshscope-compare", 2)
+"""Name and version of the JSON document: a `Compared`."""
+SHAPES = {
+    Compared: Shape(inlined=("comparison",), dropped=("fails_on_loss",), derived=("has_failed",)),
+    Metric: Shape(derived=("change_ratio", "interval_ratio")),
+    LineChange: Shape(derived=("change_ns",)),
+    LossComparison: Shape(dropped=("last_a", "last_b"), renamed={"divergence": "first_divergence"}),
+}
+
+
+def make_compare_sections(compared: Compared) -> list[Section]:
+    """For a screen: the runs, the verdict, and what it rests on."""
+    tone = Tone.ALARM if compared.has_failed else Tone.PLAIN
+    head = (
+        Headline(f"A  {form.clean_text(compared.a)}"),
+        Headline(f"B  {form.clean_text(compared.b)}"),
+        Line(tell_verdict(compared), tone),
+    )
+    return [Section(key="verdict", title="", parts=head), *_list_evidence(compared)]
+
+
+def make_compare_page(compared: Compared) -> list[Section]:
+    """For a page: the same under the verdict as its heading."""
+    mark = "❌" if compared.has_failed else "✅"
+    runs = (
+        Line(f"A: {form.clean_text(compared.a)}"),
+        Line(f"B: {form.clean_text(compared.b)}"),
+    )
+    title = f"{mark} {tell_verdict(compared)}"
+    return [Section(key="verdict", title=title, parts=runs), *_list_evidence(compared)]
+
+
+def _list_evidence(compared: Compared) -> Iterator[Section]:
+    comparison = compared.comparison
+    shown = [metric for metric in comparison.metrics if not _is_empty(metric)]
+    yield Section(
+        key="metrics",
+        title="What it took",
+        note="change from A to B, 95 % interval",
+        parts=(
+            _tabulate([_show_metric(metric) for metric in shown]),
+            Line(tell_test(comparison.period), Tone.QUIET),
+        ),
+    )
+    yield Section(
+        key="budget",
+        title="Where the difference is",
+        note="mean per step and rank; changes sum to the period's",
+        parts=(_show_budget(comparison.budget),),
+    )
+    yield Section(key="loss", title="Loss", parts=(Line(tell_loss(comparison.loss)),))
+    yield Section(
+        key="provenance",
+        title="What is different about the runs",
+        parts=tuple(_list_differences(comparison.provenance)),
+    )
+
+
+_Row = tuple[str, str, str, str, str]
+
+
+def _tabulate(rows: Sequence[_Row]) -> Table:
+    return Table(
+        (
+            make_column("", rows, lambda row: row[0], 9, is_right=False),
+            make_column("A", rows, lambda row: row[1], 5),
+            make_column("B", rows, lambda row: row[2], 6),
+            make_column("change", rows, lambda row: row[3], 8),
+            make_column("interval", rows, lambda row: row[4], 7, is_right=False),
+        )
+    )
+
+
+def _is_empty(metric: Metric) -> bool:
+    return known(metric.a) is None and known(metric.b) is None
+
+
+def _show_metric(metric: Metric) -> _Row:
+    def show(value: float) -> str:
+        if metric.unit == "ns":
+            return form.duration(value)
+        if metric.unit == "bytes":
+            return form.memory(value)
+        return form.rate(value, metric.unit.partition("/")[0])
+
+    interval = known(metric.interval_ratio)
+    return (
+        metric.name,
+        form.or_dash(metric.a, show),
+        form.or_dash(metric.b, show),
+        form.or_dash(metric.change_ratio, _signed),
+        "" if interval is None else _interval_text(interval),
+    )
+
+
+def _show_budget(budget: BudgetChange | Unavailable) -> Part:
+    found = known(budget)
+    if found is None:
+        return Line(form.or_reason(budget, str))
+    return _tabulate([_show_line(line) for line in (*found.lines, found.period)])
+
+
+def _show_line(line: LineChange) -> _Row:
+    return (
+        form.clean_text(line.name),
+        form.duration(line.a_ns),
+        form.duration(line.b_ns),
+        _signed_duration(line.change_ns),
+        f"{_signed_duration(line.low_ns)} to {_signed_duration(line.high_ns)}",
+    )
+
+
+def _list_differences(differences: tuple[Difference, ...] | Unavailable) -> Iterator[Part]:
+    found = known(differences)
+    if found is None:
+        yield Line(form.or_reason(differences, str))
+        return
+    if not found:
+        yield Line("Nothing that was recorded: code, arguments, settings, layout, machines.")
+        return
+    shown = found[:MAX_DIFFERENCES]
+    yield Table(
+        (
+            make_column("", shown, lambda d: d.subject.value, 4, is_right=False),
+            make_column("", shown, lambda d: form.clean_text(d.name), 9, is_right=False),
+            make_column("A", shown, lambda d: _show_fact(d.a), 5, is_right=False),
+            make_column("B", shown, lambda d: _show_fact(d.b), 6, is_right=False),
+        )
+    )
+    if len(found) > len(shown):
+        yield Line(f"and {form.count(len(found) - len(shown))} more, see --json", Tone.QUIET)
+
+
+def _show_fact(value: str | None) -> str:
+    return "(none)" if value is None else form.clean_text(value, MAX_VALUE) or "(empty)"
+
+
+def tell_verdict(compared: Compared) -> str:
+    """One sentence: whether B is slower, and what that means for the exit code."""
+    period = compared.comparison.period
+    interval, change = known(period.interval_ratio), known(period.change_ratio)
+    if interval is None or change is None:
+        missing = period.interval_ratio
+        reason = missing.reason if isinstance(missing, Unavailable) else "one side has no steps"
+        return f"Step times cannot be compared: {form.clean_text(reason)}."
+    word = "slower" if change > 0 else "faster"
+    text = f"B is {form.ratio(abs(change))} {word} than A, "
+    if interval[0] <= 0 <= interval[1]:
+        text = f"No difference in the step period is certain: {_signed(change)}, "
+    text += _interval_text(interval)
+    if compared.verdict is None or compared.limit_ratio is None:
+        return text + "."
+    limit = form.ratio(compared.limit_ratio)
+    return {
+        Verdict.SLOWER: f"{text}: beyond the limit of {limit}.",
+        Verdict.WITHIN: f"{text}: within the limit of {limit}.",
+        Verdict.INCONCLUSIVE: f"{text}: inconclusive, the limit of {limit} lies within the "
+        "interval; record more steps.",
+    }[compared.verdict]
+
+
+def tell_test(period: Metric) -> str:
+    """How the interval was had."""
+    return form.or_reason(
+        period.shift,
+        lambda shift: (
+            f"Hodges-Lehmann shift over {form.count(shift.num_a)} and {form.count(shift.num_b)} "
+            f"steps, Mann-Whitney p = {shift.p_value:.2g}, steps drawn in blocks of {shift.block}"
+        ),
+    )
+
+
+def tell_loss(loss: LossComparison | Unavailable) -> str:
+    """One sentence on where the losses part."""
+    return form.or_reason(loss, _describe_loss)
+
+
+def _describe_loss(loss: LossComparison) -> str:
+    steps = f"steps {loss.first_step} to {loss.last_step}, {form.plural(loss.num_ranks, 'rank')}"
+    limit = (
+        "bit by bit"
+        if loss.tolerance.is_exact
+        else f"within {loss.tolerance.absolute:g} + {loss.tolerance.relative:g} of the value"
+    )
+    found = loss.divergence
+    if found is None:
+        return (
+            f"The same {limit} in {form.plural(loss.num_values, 'value')} of "
+            f"{form.clean_text(loss.name)} ({steps}); largest difference {loss.largest_difference:.3g}."
+        )
+    return (
+        f"First different ({limit}) in step {found.step} on rank {found.rank}: {found.a:.9g} and "
+        f"{found.b:.9g}; {form.count(loss.num_beyond)} of {form.plural(loss.num_values, 'value')} "
+        f"differ ({steps}), at most by {loss.largest_difference:.3g}."
+    )
+
+
+def _signed(value: float) -> str:
+    return ("+" if value > 0 else "") + form.ratio(value)
+
+
+def _signed_duration(ns: float) -> str:
+    return ("+" if ns > 0 else "") + form.duration(ns)
+
+
+def _interval_text(interval: tuple[float, float]) -> str:
+    return f"{_signed(interval[0])} to {_signed(interval[1])}"

@@ -1,0 +1,26 @@
+"""The JSON document of `meshscope trace`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshscope.analyze.compare.trace_diff import TraceDifference
+from meshscope.analyze.device.trace_ranks import RankComparison
+from meshscope.analyze.device.trace_summary import TraceSummary
+from meshscope.core.unavailable import Unavailable
+from meshscope.simulate.critical_path import CriticalPath
+
+DOCUMENT = ("meshscope-trace", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceDocument:
+    """What traces of torch.profiler say, of one rank or of many."""
+
+    layout: Mapping[str, int | list[str]] | Unavailable
+    """Degree of every axis, and their order."""
+    traces: tuple[TraceSummary, ...]
+    across_ranks: RankComparison | Unavailable
+    critical_path: CriticalPath | Unavailable | None
+    """Over ranks; null for one trace and for a comparison."""
+    difference: TraceDifference | Unavailable | None
+    """What changed from the traces that were compared with; null where there are none."""
