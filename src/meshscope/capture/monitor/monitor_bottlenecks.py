@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshscope.capture.monitor.monitor_results import Bottleneck, MonitorThresholds
-from meshscope.core.advice import (
+from meshscope.core.unavailable import Unavailable, known
+from meshscope.core.unit_text import duration, ratio
+from meshscope.core.verdict.advice import (
     FEED_FASTER,
     KEEP_TP_INSIDE,
     NEED_LESS_MEMORY,
@@ -15,10 +17,8 @@ from meshscope.core.advice import (
     SHRINK_BUBBLE,
     grade_memory,
 )
-from meshscope.core.severity import grade
-from meshscope.core.thresholds import Thresholds
-from meshscope.core.unavailable import Unavailable, known
-from meshscope.core.unit_text import duration, ratio
+from meshscope.core.verdict.severity import grade
+from meshscope.core.verdict.thresholds import Thresholds
 
 ADVICE = {
     "dp": OVERLAP_TRANSFERS,
