@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,29 +114,13 @@ class Profiles:
 
     def profile_memory(
         self,
-        model: Any,
-        optimizer: Any,
-        *,
-        steps: int | Collection[int] = 1,
-        communication: Collection[Any] = (),
-        estimate: Mapping[str, int] | None = None,
-    ) -> MemoryProfile | None:
-        """Attributes memory in some steps; see `Recorder.profile_memory`."""
-        return self._guard.run(
-            "memory profile",
-            lambda: self._profile_memory(
-                as_list(model), as_list(optimizer), steps, communication, estimate or {}
-            ),
-        )
-
-    def _profile_memory(
-        self,
         models: list[Any],
         optimizers: list[Any],
         steps: int | Collection[int],
-        communication: Collection[Any],
+        communication: Iterable[Any],
         estimate: Mapping[str, int],
     ) -> MemoryProfile | None:
+        """Attributes memory in some steps; see `Recorder.profile_memory`."""
         session, timeline = self._session, self._session.timeline
         folder = self.find_memory_folder() if session.open() else None
         if folder is None or session.writer is None:
@@ -174,7 +158,9 @@ class Profiles:
             )
 
     def _profile_found(self, models: list[Any], optimizers: list[Any]) -> MemoryProfile | None:
-        profile = self.profile_memory(models, optimizers)
+        profile = self._guard.run(
+            "memory profile", self.profile_memory, models, optimizers, 1, (), {}
+        )
         torch = sys.modules["torch"]
         if torch.cuda.is_initialized():  # the observer must not be what initialises it
             self.watch_out_of_memory(None, None)
