@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.finding import Finding
 
 if TYPE_CHECKING:

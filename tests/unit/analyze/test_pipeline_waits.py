@@ -10,8 +10,8 @@ from meshscope.analyze.pipeline.pipeline_waits import measure_pipeline_waits
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Estimate
 from meshscope.diagnose.registry import RULES

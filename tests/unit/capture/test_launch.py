@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.capture.launch import (
+from meshscope.capture.launching.launch import (
     BOOT_DIR,
     SOURCE_DIR,
     CommandNotStarted,

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Thresholds
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Thresholds
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.registry import RULES

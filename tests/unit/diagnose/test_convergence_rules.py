@@ -5,7 +5,7 @@ import pytest
 
 from builders import MS
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.convergence import (
     GradientNorm,

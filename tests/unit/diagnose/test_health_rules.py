@@ -9,7 +9,7 @@ from diagnosed import context_of, find, make_finding
 from builders import MS, Faults, make_run, make_writer, put_step
 from meshscope.analyze.study import Failure
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.registry import RULES
 from meshscope.hang.processes import this_machine

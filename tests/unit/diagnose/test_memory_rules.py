@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Thresholds
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Thresholds
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.memory import (
     AllocatorRetries,

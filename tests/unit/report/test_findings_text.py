@@ -6,8 +6,8 @@ import pytest
 from builders import Faults, make_run
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import (
     Confidence,
     ConfidenceLevel,

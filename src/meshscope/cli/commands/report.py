@@ -9,9 +9,9 @@ from meshscope.analyze.study import Study
 from meshscope.cli import is_color_wanted
 from meshscope.cli.locate import locate_run, pick_attempt
 from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
-from meshscope.core.severity import Severity, parse_severity
-from meshscope.core.thresholds import choose_thresholds
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity, parse_severity
+from meshscope.core.verdict.thresholds import choose_thresholds
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.registry import list_thresholds
 from meshscope.diagnose.runner import Diagnosis, diagnose

@@ -14,12 +14,12 @@ from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.job.job import Job
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.advice import KEEP_TP_INSIDE, MIN_DATA_PARALLEL_RATIO, OVERLAP_TRANSFERS
 from meshscope.core.layout import Axis
 from meshscope.core.operations import POINT_TO_POINT
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.advice import KEEP_TP_INSIDE, MIN_DATA_PARALLEL_RATIO, OVERLAP_TRANSFERS
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of

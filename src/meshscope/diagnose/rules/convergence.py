@@ -18,9 +18,9 @@ from meshscope.analyze.training.convergence import (
     find_level_change,
 )
 from meshscope.analyze.training.skipped_updates import SkippedUpdates, count_skipped
-from meshscope.core.severity import Severity, grade
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity, grade
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.rule import Rule

@@ -6,8 +6,8 @@ import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.timeline.pieces import PieceKind
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
     find_gap_pieces,

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from meshscope.analyze.stragglers.load_imbalance import measure_load_imbalance
 from meshscope.analyze.stragglers.sequence_imbalance import MIN_CORRELATION, SequenceImbalance
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of

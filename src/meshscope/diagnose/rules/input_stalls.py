@@ -14,9 +14,9 @@ import numpy as np
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.advice import FEED_FASTER, MIN_STALL_RATIO
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.advice import FEED_FASTER, MIN_STALL_RATIO
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of

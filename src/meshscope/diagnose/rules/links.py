@@ -7,8 +7,8 @@ from meshscope.analyze.communication.links import SlowLink, find_slow_links, sho
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable, known, need
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of

@@ -7,8 +7,8 @@ import numpy as np
 from meshscope.analyze.stragglers.pauses import PausedRank, Pauses
 from meshscope.analyze.timeline.gc_collections import Collections
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of

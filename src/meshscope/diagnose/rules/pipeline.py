@@ -6,8 +6,8 @@ import numpy as np
 
 from meshscope.analyze.pipeline.stage_verdict import StageCause, StageVerdict
 from meshscope.core.schedule import ActionKind
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pipeline_view import (

@@ -14,9 +14,9 @@ from meshscope.analyze.stragglers.step_pattern import (
     read_periods,
 )
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of

@@ -14,9 +14,9 @@ from meshscope.analyze.stragglers.stragglers import (
 )
 from meshscope.analyze.timeline.peer_work import PeerWork
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.severity import Severity, grade
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity, grade
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
