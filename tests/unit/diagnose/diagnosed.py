@@ -24,7 +24,7 @@ def context_of(path: Path, **changed: float) -> Context:
 
 def find(code: str, path: Path, **changed: float) -> list[Finding]:
     """What one rule says about a run."""
-    return list(RULES[code]().find(context_of(path, **changed)))
+    return list(RULES[code]().run(context_of(path, **changed)))
 
 
 def make_finding(code: str = "ST001", **fields: object) -> Finding:

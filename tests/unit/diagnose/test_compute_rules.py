@@ -25,7 +25,7 @@ ALL: tuple[type[Rule], ...] = (BackwardHeavy, OptimizerHeavy, LowUtilisation, Ho
 
 def _find(attempt: Attempt) -> list[Finding]:
     context = Context(Study(attempt))
-    found = [finding for rule in ALL for finding in rule().find(context)]
+    found = [finding for rule in ALL for finding in rule().run(context)]
     assert context.study.failures == []
     return found
 

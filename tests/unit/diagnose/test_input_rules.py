@@ -24,7 +24,7 @@ def _work(data_ms: dict[int, float], num_ranks: int = 4) -> dict[int, dict[str, 
 
 
 def _find(rule: type, context: Context) -> list[Finding]:
-    return list(rule().find(context))
+    return list(rule().run(context))
 
 
 def test_one_slow_loader(tmp_path: Path) -> None:

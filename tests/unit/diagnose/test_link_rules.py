@@ -18,7 +18,7 @@ from timeline_builders import TimedJob
 
 
 def _find(attempt: Attempt) -> list[Finding]:
-    return list(SlowLinkRule().find(Context(Study(attempt))))
+    return list(SlowLinkRule().run(Context(Study(attempt))))
 
 
 def _make_pairs(path: Path, transfer_ms: dict[tuple[int, int], float]) -> Attempt:

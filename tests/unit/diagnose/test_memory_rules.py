@@ -20,7 +20,7 @@ NOISE = np.random.default_rng(1).normal(size=(8, 200))
 
 def find(rule, path, changed=None, **options):
     attempt = open_run(make_signal_run(path / "run", **options)).last_attempt
-    return list(rule().find(Context(Study(attempt), thresholds=Thresholds(changed=changed or {}))))
+    return list(rule().run(Context(Study(attempt), thresholds=Thresholds(changed=changed or {}))))
 
 
 def leak(rank, step):

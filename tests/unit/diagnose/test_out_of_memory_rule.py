@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 
 def find(run_dir):
-    return list(OutOfMemory().find(Context(Study(open_run(run_dir).last_attempt))))
+    return list(OutOfMemory().run(Context(Study(open_run(run_dir).last_attempt))))
 
 
 class FullTorch:

@@ -5,21 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshscope.analyze.study import Study
 from meshscope.cli import is_color_wanted
 from meshscope.cli.locate import locate_run, pick_attempt
 from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
-from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.severity import Severity, parse_severity
 from meshscope.core.verdict.thresholds import choose_thresholds
-from meshscope.diagnose.context import Context
 from meshscope.diagnose.registry import list_thresholds
-from meshscope.diagnose.runner import Diagnosis, diagnose
+from meshscope.diagnose.runner import Diagnosis
 from meshscope.errors import UsageError
-from meshscope.report.budget_document import BudgetFacts, build_budget
-from meshscope.report.document import build_report, encode_report
-from meshscope.report.pipeline_document import PipelineFacts, build_pipeline
-from meshscope.report.values import Absent
+from meshscope.report.run_study import RunStudy
 from meshscope.store.read.run import open_run
 
 if TYPE_CHECKING:
@@ -109,36 +103,17 @@ def command(
     thresholds = choose_thresholds(list_thresholds(), file=thresholds_file, assignments=assignments)
     opened = open_run(locate_run(run))
     attempt = pick_attempt(opened, attempt_index)
-    study = Study(attempt, warmup_steps=warmup_steps)
-    diagnosis, budget, pipeline = None, None, None
-    if not no_diagnosis:
-        diagnosis = diagnose(Context(study, thresholds=thresholds))
-        budget = _build_budget(study)
-        pipeline = _build_pipeline(study)
-    report = build_report(opened, attempt, study, diagnosis, budget, pipeline)
+    study = RunStudy(opened, attempt, warmup_steps=warmup_steps, thresholds=thresholds)
+    report = study.report(with_diagnosis=not no_diagnosis)
     if as_json:
-        _write(encode_report(report).decode(), output)
+        _write(report.to_json(), output)
     else:
-        from meshscope.report.terminal import render_report  # Rich is not needed for JSON
-
         screen = _choose_screen(context, output, all_ranks=all_ranks, communication=communication)
-        _write(render_report(report, screen), output)
-    if strict and not report.health.is_complete:
+        _write(report.to_text(screen), output)
+    if strict and not report.is_complete:
         context.exit(1)
-    if fail_on is not None and diagnosis is not None and _is_as_bad_as(diagnosis, fail_on):
+    if fail_on is not None and _is_as_bad_as(study.diagnosis, fail_on):
         context.exit(EXIT_FINDING)
-
-
-def _build_budget(study: Study) -> BudgetFacts | Absent:
-    timeline = study.timeline
-    num_left_out = 0 if isinstance(timeline, Unavailable) else timeline.num_left_out
-    return build_budget(study.budget, num_left_out)
-
-
-def _build_pipeline(study: Study) -> PipelineFacts | Absent | None:
-    layout = study.layout
-    is_expected = not isinstance(layout, Unavailable) and layout.pp > 1
-    return build_pipeline(study.pipeline, is_expected=is_expected)
 
 
 def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:

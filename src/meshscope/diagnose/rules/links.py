@@ -69,9 +69,7 @@ class SlowLinkRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per link or axis."""
-        timeline = context.study.timeline
-        if isinstance(timeline, Unavailable):
-            return
+        timeline = need(context.study.timeline)
         limit_ns = context.thresholds[MIN_LINK_COST_RATIO] * _period_ns(timeline)
         found = known(context.study.get(slow_links)) or []
         links = [link for link in found if link.cost_ns >= limit_ns][:MAX_LINKS]
