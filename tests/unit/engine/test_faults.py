@@ -17,7 +17,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from meshscope.core.config.timed_model_config import TimedModelConfig, build_timed_stage  # noqa: E402
+from meshscope.core.config.timed_model_config import TimedModelConfig  # noqa: E402
 from meshscope.core.layout import Coordinates, Layout  # noqa: E402
 from meshscope.core.schedule import Action, ActionKind  # noqa: E402
 from meshscope.core.schedule_builders import build_schedule  # noqa: E402
@@ -31,6 +31,7 @@ from meshscope.engine.faults import (  # noqa: E402
 )
 from meshscope.engine.faults.kinds import Fault, FaultKind, Phase, StepRange  # noqa: E402
 from meshscope.engine.faults.text import KEYS_OF, write_fault  # noqa: E402
+from meshscope.engine.model.timed_model import build_timed_stage  # noqa: E402
 from meshscope.engine.pipeline.pipeline import (  # noqa: E402
     ActionLog,
     NoRecorder,
