@@ -494,3 +494,12 @@ def test_the_wheel_takes_the_boot_folder_along() -> None:
     builder = wheel.WheelBuilder(str(SOURCE_DIR.parent))
     files = {file.distribution_path for file in builder.recurse_included_files()}
     assert "meshscope/capture/boot/sitecustomize.py" in files
+
+
+def test_the_source_distribution_has_what_its_readme_calls() -> None:
+    sdist = pytest.importorskip("hatchling.builders.sdist", reason="builds need hatchling")
+    builder = sdist.SdistBuilder(str(SOURCE_DIR.parent))
+    files = {file.distribution_path for file in builder.recurse_included_files()}
+    assert {"Makefile", "constraints.txt", ".ci/run", "examples/demo.py"} <= files
+    assert {"tests/conftest.py", "src/meshscope/ingest/scanner.c"} <= files
+    assert not any(name.endswith((".so", ".pyc")) for name in files)
