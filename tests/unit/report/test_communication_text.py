@@ -11,11 +11,8 @@ import pytest
 from click.testing import CliRunner
 from rich.cells import cell_len
 
-sys.path.append(str(Path(__file__).parents[1] / "analyze"))
-
-from communication_builders import Job, operation_words
-
 from builders import HEADER_BYTES, MS, SECOND, flip_byte, make_run
+from communication_builders import Job, operation_words
 from meshscope.analyze.study import Study
 from meshscope.cli import main
 from meshscope.core.layout import Layout
