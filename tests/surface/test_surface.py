@@ -253,4 +253,4 @@ def test_the_store_schema():
 
 
 def test_the_report_document_version():
-    assert DOCUMENT_VERSION == 3
+    assert DOCUMENT_VERSION == 4

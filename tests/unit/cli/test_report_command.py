@@ -170,7 +170,8 @@ def run_without_privileges(*arguments: object) -> subprocess.CompletedProcess[st
     code = (
         "import os, sys\n"
         "from meshscope.cli import main\n"
-        "import meshscope.cli.commands.report, meshscope.report.terminal\n"  # while all can be read
+        "import meshscope.cli.commands.report, meshscope.report.contents\n"
+        "import meshscope.report.render.terminal\n"  # while all can be read
         "if os.geteuid() == 0:\n"
         "    os.setegid(65534); os.seteuid(65534)\n"
         "main(sys.argv[1:], prog_name='meshscope')\n"

@@ -11,15 +11,11 @@ from meshscope.cli.locate import locate_run, pick_attempt
 from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
 from meshscope.core.severity import Severity, parse_severity
 from meshscope.core.thresholds import choose_thresholds
-from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.registry import list_thresholds
 from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.errors import UsageError
-from meshscope.report.budget_document import BudgetFacts, build_budget
-from meshscope.report.document import build_report, encode_report
-from meshscope.report.pipeline_document import PipelineFacts, build_pipeline
-from meshscope.report.values import Absent
+from meshscope.report.report import Detail, Report
 from meshscope.store.read.run import open_run
 
 if TYPE_CHECKING:
@@ -110,35 +106,25 @@ def command(
     opened = open_run(locate_run(run))
     attempt = pick_attempt(opened, attempt_index)
     study = Study(attempt, warmup_steps=warmup_steps)
-    diagnosis, budget, pipeline = None, None, None
-    if not no_diagnosis:
-        diagnosis = diagnose(Context(study, thresholds=thresholds))
-        budget = _build_budget(study)
-        pipeline = _build_pipeline(study)
-    report = build_report(opened, attempt, study, diagnosis, budget, pipeline)
+    diagnosis = None if no_diagnosis else diagnose(Context(study, thresholds=thresholds))
+    report = Report(run=opened, study=study, diagnosis=diagnosis)
+    detail = Detail(
+        shows_all_ranks=all_ranks, shows_all_communication=communication, directory=Path.cwd()
+    )
     if as_json:
-        _write(encode_report(report).decode(), output)
-    else:
-        from meshscope.report.terminal import render_report  # Rich is not needed for JSON
+        from meshscope.report.document import encode_report
 
-        screen = _choose_screen(context, output, all_ranks=all_ranks, communication=communication)
-        _write(render_report(report, screen), output)
-    if strict and not report.health.is_complete:
+        _write(encode_report(report), output)
+    else:
+        from meshscope.report.contents import list_sections
+        from meshscope.report.render.terminal import render_terminal
+
+        screen = _choose_screen(context, output)
+        _write(render_terminal(list_sections(report, detail), screen), output)
+    if strict and not study.health.is_complete:
         context.exit(1)
     if fail_on is not None and diagnosis is not None and _is_as_bad_as(diagnosis, fail_on):
         context.exit(EXIT_FINDING)
-
-
-def _build_budget(study: Study) -> BudgetFacts | Absent:
-    timeline = study.timeline
-    num_left_out = 0 if isinstance(timeline, Unavailable) else timeline.num_left_out
-    return build_budget(study.budget, num_left_out)
-
-
-def _build_pipeline(study: Study) -> PipelineFacts | Absent | None:
-    layout = study.layout
-    is_expected = not isinstance(layout, Unavailable) and layout.pp > 1
-    return build_pipeline(study.pipeline, is_expected=is_expected)
 
 
 def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
@@ -146,9 +132,7 @@ def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
     return worst is not None and worst >= parse_severity(word)
 
 
-def _choose_screen(
-    context: click.Context, output: Path | None, *, all_ranks: bool, communication: bool
-) -> "Screen":
+def _choose_screen(context: click.Context, output: Path | None) -> "Screen":
     from meshscope.report.screen import Screen
 
     is_file = output is not None
@@ -156,9 +140,6 @@ def _choose_screen(
         width=FILE_WIDTH if is_file else terminal_width(),
         is_colored=not is_file and is_color_wanted(context),
         is_unicode=is_file or is_unicode_shown(),
-        shows_all_ranks=all_ranks,
-        shows_all_communication=communication,
-        directory=Path.cwd(),
     )
 
 

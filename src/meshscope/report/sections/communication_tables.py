@@ -2,38 +2,42 @@
 
 from collections.abc import Sequence
 
+from meshscope.analyze.communication.bandwidth import (
+    BandwidthRow,
+    FitRefused,
+    LatencyFit,
+    MessageFlow,
+)
+from meshscope.analyze.communication.communication import SlowOperation
+from meshscope.analyze.communication.last_arrivers import LastArriver
+from meshscope.analyze.job.clocks import Clock
+from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.communication_facts import (
+from meshscope.report.communication import (
     AxisKindTimes,
     AxisTimes,
-    BandwidthFacts,
-    ClockFacts,
     CommunicationFacts,
-    FitFacts,
-    GroupFacts,
-    LastArriverFacts,
-    MessageFacts,
     RankTimes,
-    SlowOperationFacts,
+    Timed,
 )
-from meshscope.report.screen import Column, make_column
-from meshscope.report.values import Absent, list_ranges
+from meshscope.report.section import Column, make_column
 from meshscope.store.read.rank_ranges import abbreviate_ranks
 
 MAX_NAME = 24
 _MIB = 1 << 20
 
-Timed = AxisTimes | AxisKindTimes | RankTimes | CommunicationFacts
-"""What has sums and means per step and rank."""
-
 
 def mean_ns(row: Timed, num_ranks: int, *names: str) -> float:
     """The sum of some times, per step and rank; per rank where no step is known."""
-    values = [getattr(row.per_rank_step, name) for name in names]
-    known = [value for value in values if not isinstance(value, Absent)]
-    if len(known) == len(values):
-        return float(sum(known))
-    return float(sum(getattr(row.total, name) for name in names) / max(num_ranks, 1))
+    if isinstance(row.per_rank_step, Unavailable):
+        return float(sum(getattr(row.total, name) for name in names) / max(num_ranks, 1))
+    return float(sum(getattr(row.per_rank_step, name) for name in names))
+
+
+def _show_exposed_ratio(row: Timed) -> str:
+    return form.or_dash(
+        row.per_rank_step, lambda means: form.or_dash(means.exposed_ratio, form.ratio)
+    )
 
 
 def time_columns(
@@ -58,15 +62,9 @@ def time_columns(
     if any(row.total.unsplit_ns for row in rows):
         columns.append(times("not split", 40, "unsplit_ns"))
     columns.append(times("exposed", 95, "exposed_ns"))
-    if any(not isinstance(row.per_rank_step.exposed_ratio, Absent) for row in rows):
-        columns.append(
-            make_column(
-                "of step",
-                rows,
-                lambda row: form.or_dash(row.per_rank_step.exposed_ratio, form.ratio),
-                90,
-            )
-        )
+    ratios = make_column("of step", rows, _show_exposed_ratio, 90)
+    if any(cell.text != "n/a" for cell in ratios.cells):
+        columns.append(ratios)
     columns.append(times("= wait", 70, "exposed_wait_ns"))
     columns.append(times("+ transfer", 65, "exposed_transfer_ns"))
     if any(row.total.exposed_unsplit_ns + row.total.exposed_late_ns for row in rows):
@@ -98,12 +96,12 @@ def rank_columns(rows: Sequence[RankTimes]) -> list[Column]:
     return time_columns(rows, make_column("rank", rows, lambda row: str(row.rank), 99), 1)
 
 
-def name_kind(row: AxisKindTimes | BandwidthFacts | FitFacts) -> str:
+def name_kind(row: AxisKindTimes | BandwidthRow | LatencyFit | FitRefused) -> str:
     """`dp all_reduce`."""
-    return f"{form.clean_text(row.axis, MAX_NAME)} {row.kind}"
+    return f"{form.clean_text(row.axis, MAX_NAME)} {row.kind.label}"
 
 
-def arrival_columns(rows: Sequence[LastArriverFacts]) -> list[Column]:
+def arrival_columns(rows: Sequence[LastArriver]) -> list[Column]:
     """One row per rank and axis."""
     return [
         make_column("last to arrive", rows, lambda r: f"rank {r.rank}", 99, is_right=False),
@@ -127,14 +125,18 @@ def _short(name: str) -> str:
     return form.clean_text(name, MAX_NAME)
 
 
-def slow_columns(rows: Sequence[SlowOperationFacts]) -> list[Column]:
+def slow_columns(rows: Sequence[SlowOperation]) -> list[Column]:
     """One row per operation."""
     return [
         make_column(
-            "slowest operations", rows, lambda r: f"{r.kind} #{r.sequence}", 99, is_right=False
+            "slowest operations",
+            rows,
+            lambda r: f"{r.kind.label} #{r.sequence}",
+            99,
+            is_right=False,
         ),
         make_column("axis", rows, lambda r: _short(r.group.axis), 85, is_right=False),
-        make_column("ranks", rows, lambda r: _list_ranks(r.group), 40, is_right=False),
+        make_column("ranks", rows, lambda r: abbreviate_ranks(r.group.ranks), 40, is_right=False),
         make_column("size", rows, lambda r: form.or_dash(r.size_bytes, form.memory), 60),
         make_column("step", rows, lambda r: form.or_dash(r.step, str), 80),
         make_column("phase", rows, lambda r: form.or_dash(r.phase, _short), 55, is_right=False),
@@ -145,16 +147,12 @@ def slow_columns(rows: Sequence[SlowOperationFacts]) -> list[Column]:
     ]
 
 
-def _list_ranks(group: GroupFacts) -> str:
-    return abbreviate_ranks(list_ranges(group.ranks))
-
-
-def _name_last(row: SlowOperationFacts) -> str:
+def _name_last(row: SlowOperation) -> str:
     gap = form.or_dash(row.gap_ns, lambda ns: f" +{form.duration(ns)}")
     return form.or_dash(row.last_rank, lambda rank: f"rank {rank}{gap}")
 
 
-def bandwidth_columns(rows: Sequence[BandwidthFacts], title: str) -> list[Column]:
+def bandwidth_columns(rows: Sequence[BandwidthRow], title: str) -> list[Column]:
     """One row per axis, kind and range of sizes."""
     columns = [
         make_column(title, rows, name_kind, 99, is_right=False),
@@ -183,18 +181,18 @@ def bandwidth_columns(rows: Sequence[BandwidthFacts], title: str) -> list[Column
     return columns
 
 
-def fit_columns(rows: Sequence[FitFacts]) -> list[Column]:
+def fit_columns(rows: Sequence[LatencyFit]) -> list[Column]:
     """One row per axis and kind that a line could be laid through."""
     return [
         make_column("α + β · size", rows, name_kind, 99, is_right=False),
         make_column("ranks", rows, lambda r: form.count(r.num_ranks), 50),
-        make_column("sizes", rows, lambda r: form.or_dash(r.num_sizes, form.count), 40),
-        make_column("size from", rows, lambda r: form.or_dash(r.min_size_bytes, form.memory), 55),
-        make_column("to", rows, lambda r: form.or_dash(r.max_size_bytes, form.memory), 60),
-        make_column("α", rows, lambda r: form.or_dash(r.latency_ns, form.duration), 90),
-        make_column("α from", rows, lambda r: form.or_dash(r.latency_low_ns, form.duration), 30),
-        make_column("to", rows, lambda r: form.or_dash(r.latency_high_ns, form.duration), 30),
-        make_column("β per MiB", rows, lambda r: form.or_dash(r.ns_per_byte, _per_mib), 80),
+        make_column("sizes", rows, lambda r: form.count(r.num_sizes), 40),
+        make_column("size from", rows, lambda r: form.memory(r.min_size_bytes), 55),
+        make_column("to", rows, lambda r: form.memory(r.max_size_bytes), 60),
+        make_column("α", rows, lambda r: form.duration(r.latency_ns), 90),
+        make_column("α from", rows, lambda r: form.duration(r.latency_low_ns), 30),
+        make_column("to", rows, lambda r: form.duration(r.latency_high_ns), 30),
+        make_column("β per MiB", rows, lambda r: _per_mib(r.ns_per_byte), 80),
         make_column("busbw", rows, lambda r: form.or_dash(r.bus_bytes_per_s, form.bandwidth), 95),
     ]
 
@@ -203,7 +201,7 @@ def _per_mib(ns_per_byte: float) -> str:
     return form.duration(ns_per_byte * _MIB)
 
 
-def message_columns(rows: Sequence[MessageFacts]) -> list[Column]:
+def message_columns(rows: Sequence[MessageFlow]) -> list[Column]:
     """One row per pair of ranks."""
     return [
         make_column("messages", rows, lambda r: f"{r.source} → {r.target}", 99, is_right=False),
@@ -224,13 +222,11 @@ def _yes(claim: bool) -> str:  # noqa: FBT001
     return "yes" if claim else "no"
 
 
-def clock_columns(rows: Sequence[ClockFacts]) -> list[Column]:
+def clock_columns(rows: Sequence[Clock]) -> list[Column]:
     """One row per clock."""
     return [
-        make_column("clock of", rows, lambda r: form.or_dash(r.host, _short), 99, is_right=False),
-        make_column(
-            "ranks", rows, lambda r: abbreviate_ranks(list_ranges(r.ranks)), 70, is_right=False
-        ),
+        make_column("clock of", rows, lambda r: _short(r.host) or "n/a", 99, is_right=False),
+        make_column("ranks", rows, lambda r: abbreviate_ranks(r.ranks), 70, is_right=False),
         make_column("offset", rows, lambda r: form.or_dash(r.offset_ns, form.duration), 90),
         make_column("drift", rows, lambda r: form.or_dash(r.drift_ppm, form.drift), 80),
         make_column(

@@ -5,25 +5,22 @@ from pathlib import Path
 import pytest
 
 from builders import MS
-from meshscope.analyze.budget.budget import measure_budget
+from meshscope.analyze.budget.budget import Utilisation, measure_budget
 from meshscope.analyze.budget.model_flops import RankFlops
 from meshscope.core.unavailable import Unavailable
-from meshscope.report.budget_document import BudgetFacts, build_budget
-from meshscope.report.budget_text import write_budget
-from meshscope.report.screen import Screen, ScreenWriter
-from meshscope.report.values import Absent
+from meshscope.report.budget import BudgetFacts, describe_budget
+from meshscope.report.render.terminal import render_terminal
+from meshscope.report.screen import Screen
+from meshscope.report.sections import budget as section
 from timeline_builders import TimedJob, make_dp_run, timeline_of
 
 UNKNOWN = Unavailable("FLOPs are not known")
 
 
-def _show(budget: BudgetFacts | Absent, width: int = 100) -> list[str]:
-    out = ScreenWriter(Screen(width=width))
-    if isinstance(budget, Absent):
-        write_budget(out, None, budget.unavailable)
-    else:
-        write_budget(out, budget, None)
-    return out.finish().splitlines()
+def _show(budget: BudgetFacts | Unavailable, width: int = 100) -> list[str]:
+    shown = section.describe_budget(budget)
+    assert shown is not None
+    return render_terminal([shown], Screen(width=width)).splitlines()
 
 
 def _make(path: Path, flops: float | None = None) -> BudgetFacts:
@@ -44,9 +41,7 @@ def _make(path: Path, flops: float | None = None) -> BudgetFacts:
         for rank in range(2)
         if flops is not None
     }
-    facts = build_budget(measure_budget(timeline, said or UNKNOWN), 7)
-    assert isinstance(facts, BudgetFacts)
-    return facts
+    return describe_budget(measure_budget(timeline, said or UNKNOWN), 7)
 
 
 def test_lines_are_shown_largest_first(tmp_path: Path) -> None:
@@ -78,6 +73,7 @@ def test_utilisation_names_formula_and_denominator(tmp_path: Path) -> None:
 
 def test_impossible_utilisation_is_said(tmp_path: Path) -> None:
     facts = _make(tmp_path, 8.6e10)
+    assert isinstance(facts.mfu, Utilisation)
     assert facts.mfu.is_impossible
     text = " ".join(" ".join(_show(facts)).split())
     assert "MFU 200 %; impossible: FLOPs or peak are wrong" in text
@@ -94,8 +90,8 @@ def test_parts_of_ranks_sum_to_their_wall_clock(tmp_path: Path) -> None:
 
 
 def test_no_budget() -> None:
-    assert _show(Absent("no step finished")) == ["", "Budget", "  n/a: no step finished"]
-    assert build_budget(Unavailable("no step finished"), 0) == Absent("no step finished")
+    assert _show(Unavailable("no step finished")) == ["", "Budget", "  n/a: no step finished"]
+    assert section.describe_budget(None) is None
 
 
 def test_hostile_axis_names_are_cleaned(tmp_path: Path) -> None:
@@ -103,7 +99,7 @@ def test_hostile_axis_names_are_cleaned(tmp_path: Path) -> None:
     group = job.group(range(2), description="mesh_\x1b[31m\ud800x")
     work: dict[int, dict[str, float]] = {0: {"forward": 10}, 1: {"forward": 20}}
     job.train(num_steps=4, work_ms=work, transfer_ms=3, group=group)
-    facts = build_budget(measure_budget(timeline_of(job.close()), UNKNOWN), 0)
+    facts = describe_budget(measure_budget(timeline_of(job.close()), UNKNOWN), 0)
     text = "\n".join(_show(facts, width=60))
     assert "\x1b" not in text
     text.encode()

@@ -15,11 +15,10 @@ from builders import (
     put_span,
     put_step,
 )
-from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
-from meshscope.report.document import Report, build_report
-from meshscope.report.terminal import Screen, headline, render_report
-from meshscope.store.read.run import open_run
+from meshscope.report.screen import Screen
+from meshscope.report.sections.head import describe_run
+from report_builders import render_report, report_of
 from screens import find_widest
 
 PROVENANCE = {
@@ -27,11 +26,6 @@ PROVENANCE = {
     "git": {"revision": "0123456789abcdef", "is_dirty": True},
     "torch": {"version": "2.13.0"},
 }
-
-
-def report_of(path) -> Report:
-    run = open_run(path)
-    return build_report(run, run.last_attempt, Study(run.last_attempt))
 
 
 def make_golden_run(tmp_path, monkeypatch):
@@ -70,7 +64,7 @@ def test_no_line_is_wider_than_the_terminal(tmp_path, monkeypatch, width):
 
 def test_the_first_line_says_where_the_time_went(tmp_path):
     make_run(tmp_path, layout=Layout(dp=8), num_steps=60)
-    assert headline(report_of(tmp_path)) == (
+    assert describe_run(report_of(tmp_path)) == (
         "60 steps on 8 ranks (dp8), median step 100 ms; 60 % of it in backward, 3.0 % unattributed."
     )
 
@@ -137,7 +131,7 @@ def test_thousands_of_ranks_are_cut_to_the_slowest(tmp_path):
     table = text[text.index("\nRanks") :].splitlines()
     assert table[3].split()[0] == "33"
     assert "24 ranks not shown (--all-ranks)" in text
-    everything = render_report(report, Screen(shows_all_ranks=True))
+    everything = render_report(report, shows_all_ranks=True)
     assert "not shown" not in everything
     assert len(re.findall(r"finished$", everything, flags=re.MULTILINE)) == 41
 
@@ -206,13 +200,13 @@ def test_the_program_is_named_from_here_and_no_word_is_broken(tmp_path):
     writer.close(end_host_mono_ns=START_MONO_NS + MS)
     report = report_of(tmp_path / "run")
     for width in range(40, 100, 7):
-        text = render_report(report, Screen(width=width, directory=tmp_path))
+        text = render_report(report, Screen(width=width), directory=tmp_path)
         words = text[text.index("Program") : text.index("Where a step")].split()
         assert words[1:3] == ["examples/train.py", "--name"]
         assert words[-1] == "--steps=60"
         assert len(words) == 5
         assert find_widest(text, but=tmp_path) <= width
-    elsewhere = render_report(report, Screen(width=200, directory=tmp_path / "other"))
+    elsewhere = render_report(report, Screen(width=200), directory=tmp_path / "other")
     assert "Program   train.py --name" in elsewhere
 
 

@@ -1,10 +1,8 @@
-import json
 import re
 
 import pytest
 
 from builders import Faults, make_run
-from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
@@ -17,13 +15,11 @@ from meshscope.diagnose.finding import (
 )
 from meshscope.diagnose.pricing import Scale
 from meshscope.diagnose.runner import Diagnosis
-from meshscope.report.document import Report, build_report, encode_report
-from meshscope.report.findings_document import build_diagnosis
-from meshscope.report.findings_text import describe_worst
+from meshscope.report.report import Report
 from meshscope.report.screen import Screen
-from meshscope.report.terminal import render_report
+from meshscope.report.sections.findings import describe_worst
 from meshscope.simulate.what_if import Fidelity, Gain
-from meshscope.store.read.run import open_run
+from report_builders import document_of, render_report, report_of
 from screens import find_widest
 
 MS = 1_000_000
@@ -85,9 +81,8 @@ def diagnosis_of(*findings: Finding, has_accelerators: bool = True) -> Diagnosis
     )
 
 
-def report_with(path, diagnosis: Diagnosis) -> Report:
-    run = open_run(path)
-    return build_report(run, run.last_attempt, Study(run.last_attempt), diagnosis)
+def report_with(path, diagnosis: Diagnosis | None) -> Report:
+    return report_of(path, diagnosis=diagnosis)
 
 
 @pytest.fixture
@@ -122,7 +117,7 @@ def test_what_has_no_price_says_none():
         change="Lower the rate.",
         gain=Unavailable("it does not make steps longer"),
     )
-    assert describe_worst(build_diagnosis(diagnosis_of(finding))) == "The loss is not a number."
+    assert describe_worst(diagnosis_of(finding)) == "The loss is not a number."
 
 
 def test_a_healthy_run_says_that_rules_looked(run_dir):
@@ -140,7 +135,7 @@ def test_hours_are_of_ranks_without_accelerators(run_dir):
 
 def test_the_document_has_everything(run_dir):
     report = report_with(run_dir, diagnosis_of(SLOW_RANK, SYMPTOM, NOTE))
-    document = json.loads(encode_report(report))["diagnosis"]
+    document = document_of(report)["diagnosis"]
     assert document["worst_severity"] == "high"
     assert document["replay_error_ratio"] == 0.008
     assert document["changed_thresholds"] == {"spikes_min_count": 4.0}
@@ -155,7 +150,7 @@ def test_the_document_has_everything(run_dir):
         "HE002 rank 5 is slow in forward",
     )
     assert third["saved_ns"] == {"unavailable": "it does not make steps longer"}
-    assert json.loads(encode_report(report_with(run_dir, None)))["diagnosis"] is None
+    assert document_of(report_with(run_dir, None))["diagnosis"] is None
 
 
 def test_hostile_text_and_numbers_have_no_effect(run_dir):
@@ -177,9 +172,7 @@ def test_hostile_text_and_numbers_have_no_effect(run_dir):
         gain=Estimate(saved_ns=np.float64("nan"), step_ns=1.0, basis=EVIL),
     )
     report = report_with(run_dir, diagnosis_of(finding))
-    assert (
-        json.loads(encode_report(report))["diagnosis"]["findings"][0]["evidence"][2]["value"] == 7
-    )
+    assert document_of(report)["diagnosis"]["findings"][0]["evidence"][2]["value"] == 7
     for width in (40, 100):
         text = render_report(report, Screen(width=width))
         assert not re.search("[\x1b\u202e]", text)

@@ -1,12 +1,10 @@
 """The communication part of the report, from recordings with known ground truth."""
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 from rich.cells import cell_len
@@ -16,18 +14,18 @@ sys.path.append(str(Path(__file__).parents[1] / "analyze"))
 from communication_builders import Job, operation_words
 
 from builders import HEADER_BYTES, MS, SECOND, flip_byte, make_run
-from meshscope.analyze.study import Study
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome
+from meshscope.core.unavailable import Unavailable
 from meshscope.report import communication
-from meshscope.report.communication_facts import CommunicationFacts
-from meshscope.report.communication_text import write_communication
-from meshscope.report.document import Report, build_report, encode_report
-from meshscope.report.screen import Screen, ScreenWriter
-from meshscope.report.terminal import render_report
-from meshscope.store.read.run import open_run
+from meshscope.report.communication import CommunicationFacts
+from meshscope.report.render.terminal import render_terminal
+from meshscope.report.report import Detail, Report
+from meshscope.report.screen import Screen
+from meshscope.report.sections.communication import describe_communication
 from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter, channel_code
+from report_builders import document_of, render_report, report_of
 from screens import find_widest
 
 STEP_NS = 100 * MS
@@ -35,22 +33,17 @@ LATE_NS = 10 * MS
 EVIL = "[bold]x[/bold]\x1b[31m\x1b]0;owned\x07\nsecond\u202eline\ud800[/]"
 
 
-def report_of(path: Path, *, warmup: int | None = None) -> Report:
-    run = open_run(path)
-    summary = Study(run.last_attempt, warmup_steps=warmup)
-    return build_report(run, run.last_attempt, summary)
-
-
 def facts_of(report: Report) -> CommunicationFacts:
-    assert report.communication is not None, report.communication_reason
+    assert isinstance(report.communication, CommunicationFacts)
     return report.communication
 
 
 def section_of(report: Report, *, is_full: bool = False, width: int = 100) -> str:
     """The section alone."""
-    out = ScreenWriter(Screen(width=width, shows_all_communication=is_full))
-    write_communication(out, facts_of(report), without=", without the first step")
-    return out.finish()
+    detail = Detail(shows_all_communication=is_full)
+    without = ", without the first step"
+    section = describe_communication(facts_of(report), detail, without=without)
+    return render_terminal([section], Screen(width=width))
 
 
 def make_late_run(
@@ -198,8 +191,7 @@ def test_many_axes_and_many_disagreements_do_not_fill_the_screen(tmp_path):
 
 def test_a_terminal_without_unicode_gets_ascii(tmp_path):
     report = report_of(make_late_run(tmp_path))
-    screen = Screen(is_unicode=False, shows_all_communication=True)
-    text = render_report(report, screen)
+    text = render_report(report, Screen(is_unicode=False), shows_all_communication=True)
     assert text.isascii()
     assert "?" not in text
 
@@ -248,7 +240,9 @@ def test_parts_add_up_and_means_are_sums_over_rank_steps(tmp_path):
 def test_bandwidth_is_in_powers_of_1000_and_messages_are_counted_by_pair(tmp_path):
     facts = facts_of(report_of(make_late_run(tmp_path)))
     row = next(
-        r for r in facts.bandwidth if r.kind == "all_reduce" and r.size_bucket_bytes == 4 << 20
+        r
+        for r in facts.found.bandwidth
+        if r.kind is Kind.ALL_REDUCE and r.size_bucket_bytes == 4 << 20
     )
     assert row.median_transfer_ns == pytest.approx(4 * MS, rel=0.01)
     assert row.bus_bytes_per_s == pytest.approx((4 << 20) / 4e-3, rel=0.01)  # dp 2: factor 1
@@ -270,19 +264,23 @@ def test_pairs_beyond_the_limit_are_counted(tmp_path, monkeypatch):
     )
 
 
-def test_the_document_with_communication_reads_back_as_the_same_values(tmp_path):
+def test_the_document_holds_what_the_analysis_says(tmp_path):
     for make in (make_late_run, make_disagreeing_run, make_failing_run):
         report = report_of(make(tmp_path / make.__name__))
-        assert msgspec.json.decode(encode_report(report), type=Report) == report
+        document, found = document_of(report)["communication"], report.study.communication
+        assert document["total"]["exposed_ns"] == found.total.exposed_ns
+        assert len(document["bandwidth"]) == len(found.bandwidth)
+        assert document["health"]["num_failed"] == len(document["failures"])
+        assert document["health"]["num_left_out"] == found.health.num_warmup
 
 
 def test_both_sides_of_a_disagreement_are_in_the_document_and_said_first(tmp_path):
     report = report_of(make_disagreeing_run(tmp_path))
-    (found,) = facts_of(report).desynchronisations
-    assert (found.sequence, found.num_untrusted) == (3, 3)
-    assert [(side.kind, side.ranks[0].first, side.ranks[0].last) for side in found.sides] == [
-        ("all_reduce", 0, 2),
-        ("all_gather", 3, 3),
+    (found,) = document_of(report)["communication"]["desynchronisations"]
+    assert (found["sequence"], found["num_untrusted"]) == (3, 3)
+    assert [(side["kind"], side["ranks"]) for side in found["sides"]] == [
+        ("all_reduce", [{"first": 0, "last": 2}]),
+        ("all_gather", [{"first": 3, "last": 3}]),
     ]
     lines = render_report(report, Screen(width=200)).splitlines()
     assert lines[1] == (
@@ -293,17 +291,17 @@ def test_both_sides_of_a_disagreement_are_in_the_document_and_said_first(tmp_pat
 
 def test_failures_have_their_message_or_say_that_there_is_none(tmp_path):
     facts = facts_of(report_of(make_failing_run(tmp_path)))
-    assert facts.health.num_failed == 2
+    assert facts.found.health.num_failed == 2
     assert [(failure.rank, failure.outcome) for failure in facts.failures] == [
-        (0, "error"),
-        (1, "timeout"),
+        (0, Outcome.ERROR),
+        (1, Outcome.TIMEOUT),
     ]
     assert facts.failures[0].message == "gloo: connection closed by peer"
-    assert facts.failures[1].message.unavailable == "no message was recorded"
+    assert facts.failures[1].message.reason == "no message was recorded"
 
 
 def test_clocks_are_there_only_when_there_are_several(tmp_path):
-    assert facts_of(report_of(make_late_run(tmp_path / "one"))).clocks == []
+    assert facts_of(report_of(make_late_run(tmp_path / "one"))).clocks == ()
     clocks = {"node1": (5 * SECOND, 20.0)}
     job = Job(tmp_path / "two", num_ranks=4, host=lambda rank: f"node{rank // 2}", clocks=clocks)
     group = job.group(range(4))
@@ -327,7 +325,7 @@ def test_without_steps_times_are_per_rank_and_means_are_not_known(tmp_path):
     job.close()
     report = report_of(tmp_path)
     facts = facts_of(report)
-    assert facts.per_rank_step.wait_ns.unavailable == "no step finished"
+    assert facts.per_rank_step.reason == "no step finished"
     text = section_of(report)
     assert text.splitlines()[1] == "Communication  times per rank, because no step finished"
     row = next(line for line in text.splitlines() if line.startswith("  world")).split()
@@ -372,9 +370,9 @@ def test_hostile_names_have_no_effect(tmp_path):
     job.note_error(1, keys[1], EVIL)
     job.close()
     report = report_of(tmp_path)
-    json.loads(encode_report(report))
+    document_of(report)
     for is_full in (False, True):
-        text = render_report(report, Screen(shows_all_communication=is_full))
+        text = render_report(report, shows_all_communication=is_full)
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert "owned" not in text
@@ -387,9 +385,9 @@ def test_damage_in_the_table_of_operations_is_a_problem_of_the_rank(tmp_path):
     make_late_run(tmp_path)
     flip_byte(tmp_path / "rank00002/attempt000/collectives.tbl", HEADER_BYTES + 64 + 20)
     report = report_of(tmp_path)
-    assert not report.health.is_complete
-    assert [rank.num_problems for rank in report.ranks] == [0, 0, 1, 0]
-    assert facts_of(report).health.num_unmatched == 1
+    assert not report.study.health.is_complete
+    assert [rank.num_problems for rank in report.study.ranks] == [0, 0, 1, 0]
+    assert facts_of(report).found.health.num_unmatched == 1
 
 
 def test_operations_that_nobody_left_are_there_even_if_they_are_the_first(tmp_path):
@@ -405,19 +403,20 @@ def test_operations_that_nobody_left_are_there_even_if_they_are_the_first(tmp_pa
         writer.flush()
         writer.journal.close()
     report = report_of(tmp_path)
-    assert facts_of(report).health.num_unfinished == 2
+    assert facts_of(report).found.health.num_unfinished == 2
     assert "; 2 entered and not left" in section_of(report, width=200)
 
 
 def test_an_error_of_the_analysis_is_not_swallowed(tmp_path, monkeypatch):
     make_late_run(tmp_path)
 
-    def fail(job, *, first_step, part):
+    def fail(*args, **options):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("meshscope.analyze.communication.communication.analyze_communication", fail)
+    report = report_of(tmp_path)
     with pytest.raises(ZeroDivisionError):
-        report_of(tmp_path)
+        render_report(report)
 
 
 # --- runs that do not communicate -----------------------------------------------------------------
@@ -427,8 +426,8 @@ def test_no_communication_is_said_for_several_ranks_and_not_for_one(tmp_path):
     make_run(tmp_path / "one", num_steps=4)
     make_run(tmp_path / "two", layout=Layout(dp=2), num_steps=4)
     one, two = report_of(tmp_path / "one"), report_of(tmp_path / "two")
-    assert (one.communication, two.communication) == (None, None)
-    assert one.communication_reason == two.communication_reason
+    assert one.communication == two.communication
+    assert isinstance(one.communication, Unavailable)
     assert "Communication" not in render_report(one, Screen())
     assert "Communication\n  n/a: no communication was recorded" in render_report(two, Screen())
 

@@ -1,0 +1,62 @@
+"""The sections of a report, in order: each is a function of the report and of how much is shown.
+
+A section is added by writing its function in `sections/` and naming it here.
+"""
+
+from collections.abc import Callable
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.report import format as form
+from meshscope.report.report import Detail, Report
+from meshscope.report.section import Section, missing_section
+from meshscope.report.sections.budget import show_budget
+from meshscope.report.sections.findings import show_findings
+from meshscope.report.sections.head import show_run, show_verdict
+from meshscope.report.sections.phases import show_peers, show_phases
+from meshscope.report.sections.pipeline import show_pipeline
+from meshscope.report.sections.ranks import show_ranks, show_time
+from meshscope.report.sections.recording import show_problems, show_recording
+from meshscope.report.sections.steps import name_left_out, show_steps, show_throughput
+from meshscope.report.sections.traces import show_traces
+
+
+def show_communication(report: Report, detail: Detail) -> Section | None:
+    """Says for several ranks that none was recorded, too."""
+    facts = report.communication
+    if isinstance(facts, Unavailable):
+        reason = form.clean_text(facts.reason)
+        is_expected = report.facts.num_ranks > 1
+        return missing_section("communication", "Communication", reason) if is_expected else None
+    from meshscope.report.sections.communication import describe_communication
+
+    return describe_communication(
+        facts,
+        detail,
+        without=name_left_out(report),
+        has_profiled=report.study.steps.num_profiled > 0,
+    )
+
+
+SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
+    "verdict": show_verdict,
+    "findings": show_findings,
+    "run": show_run,
+    "phases": show_phases,
+    "budget": show_budget,
+    "pipeline": show_pipeline,
+    "steps": show_steps,
+    "throughput": show_throughput,
+    "peers": show_peers,
+    "communication": show_communication,
+    "time": show_time,
+    "ranks": show_ranks,
+    "traces": show_traces,
+    "recording": show_recording,
+    "problems": show_problems,
+}
+
+
+def list_sections(report: Report, detail: Detail) -> list[Section]:
+    """All sections that have something to say."""
+    found = (show(report, detail) for show in SECTIONS.values())
+    return [section for section in found if section is not None]
