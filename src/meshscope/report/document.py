@@ -47,8 +47,7 @@ from meshscope.report.sections.recording import name_file
 from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.trace_windows import NO_TRACE, TraceWindow, windows_of
 
-DOCUMENT_NAME = "meshscope-report"
-DOCUMENT_VERSION = 4
+DOCUMENT = "meshscope-report", 4
 MAX_TRACES = 10_000
 
 
@@ -209,7 +208,7 @@ SHAPES: Shapes = {
 
 def encode_report(report: Report) -> str:
     """The document as indented JSON with a final newline."""
-    return encode(DOCUMENT_NAME, DOCUMENT_VERSION, build_document(report), SHAPES)
+    return encode(*DOCUMENT, build_document(report), SHAPES)
 
 
 def build_document(report: Report) -> Document:

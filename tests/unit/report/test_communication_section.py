@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
 sys.path.append(str(Path(__file__).parents[1] / "analyze"))
@@ -20,6 +21,8 @@ from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import communication
 from meshscope.report.communication import CommunicationFacts
+from meshscope.report.documents import DOCUMENTS
+from meshscope.report.encode import describe
 from meshscope.report.render.terminal import render_terminal
 from meshscope.report.report import Detail, Report
 from meshscope.report.screen import Screen
@@ -463,3 +466,10 @@ def test_the_flag_shows_the_section_in_full(tmp_path):
     assert "last to arrive" in full
     assert re.search(r"^  dp all_reduce +\d", full, flags=re.MULTILINE)
     assert text_of("--json") == text_of("--json", "--communication")
+
+
+def test_documents_with_communication_are_valid(tmp_path):
+    schema = describe("meshscope-report", *DOCUMENTS["meshscope-report"])
+    for make in (make_late_run, make_disagreeing_run, make_failing_run):
+        document = document_of(report_of(make(tmp_path / make.__name__)))
+        Draft202012Validator(schema).validate(document)
