@@ -7,9 +7,9 @@ from typing import Any
 from meshscope.analyze.study import Study
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.report.contents import list_sections
-from meshscope.report.document import encode_report
 from meshscope.report.render.terminal import render_terminal
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.document import encode_report
+from meshscope.report.run.report import Detail, Report
 from meshscope.report.screen import Screen
 from meshscope.store.read.run import open_run
 

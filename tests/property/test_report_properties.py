@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from builders import make_writer
 from meshscope.analyze.study import Study
-from meshscope.report.report import Report
+from meshscope.report.run.report import Report
 from meshscope.report.screen import Screen
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import TABLES

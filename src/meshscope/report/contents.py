@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Section, missing_section
-from meshscope.report.sections.budget import show_budget
-from meshscope.report.sections.findings import show_findings
-from meshscope.report.sections.head import show_run, show_verdict
-from meshscope.report.sections.phases import show_peers, show_phases
-from meshscope.report.sections.pipeline import show_pipeline
-from meshscope.report.sections.ranks import show_ranks, show_time
-from meshscope.report.sections.recording import show_problems, show_recording
-from meshscope.report.sections.steps import name_left_out, show_steps, show_throughput
-from meshscope.report.sections.traces import show_traces
+from meshscope.report.sections.run.budget import show_budget
+from meshscope.report.sections.run.findings import show_findings
+from meshscope.report.sections.run.head import show_run, show_verdict
+from meshscope.report.sections.run.phases import show_peers, show_phases
+from meshscope.report.sections.run.pipeline import show_pipeline
+from meshscope.report.sections.run.ranks import show_ranks, show_time
+from meshscope.report.sections.run.recording import show_problems, show_recording
+from meshscope.report.sections.run.steps import name_left_out, show_steps, show_throughput
+from meshscope.report.sections.run.traces import show_traces
 
 
 def show_communication(report: Report, detail: Detail) -> Section | None:
@@ -27,7 +27,7 @@ def show_communication(report: Report, detail: Detail) -> Section | None:
         reason = form.clean_text(facts.reason)
         is_expected = report.facts.num_ranks > 1
         return missing_section("communication", "Communication", reason) if is_expected else None
-    from meshscope.report.sections.communication import describe_communication
+    from meshscope.report.sections.run.communication import describe_communication
 
     return describe_communication(
         facts,

@@ -3,8 +3,9 @@
 import msgspec
 
 from meshscope.analyze.memory.memory_attribution import MemoryOverview
-from meshscope.report import document, listings, trace_document
+from meshscope.report import listings, trace_document
 from meshscope.report.encode import Shapes, describe
+from meshscope.report.run import document
 from meshscope.report.sections import compare, hang, memory, simulate, snapshot
 from meshscope.simulate.simulation import Simulation
 

@@ -7,7 +7,7 @@ from builders import MS
 from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
-from meshscope.report.report import Report
+from meshscope.report.run.report import Report
 from meshscope.report.screen import Screen
 from meshscope.store.read.run import open_run
 from report_builders import render_report

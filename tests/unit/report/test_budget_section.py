@@ -8,10 +8,10 @@ from builders import MS
 from meshscope.analyze.budget.budget import Utilisation, measure_budget
 from meshscope.analyze.budget.model_flops import RankFlops
 from meshscope.core.unavailable import Unavailable
-from meshscope.report.budget import BudgetFacts, describe_budget
 from meshscope.report.render.terminal import render_terminal
+from meshscope.report.run.budget import BudgetFacts, describe_budget
 from meshscope.report.screen import Screen
-from meshscope.report.sections import budget as section
+from meshscope.report.sections.run import budget as section
 from timeline_builders import TimedJob, make_dp_run, timeline_of
 
 UNKNOWN = Unavailable("FLOPs are not known")

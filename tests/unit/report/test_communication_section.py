@@ -19,14 +19,14 @@ from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
-from meshscope.report import communication
-from meshscope.report.communication import CommunicationFacts
 from meshscope.report.documents import DOCUMENTS
 from meshscope.report.encode import describe
 from meshscope.report.render.terminal import render_terminal
-from meshscope.report.report import Detail, Report
+from meshscope.report.run import communication
+from meshscope.report.run.communication import CommunicationFacts
+from meshscope.report.run.report import Detail, Report
 from meshscope.report.screen import Screen
-from meshscope.report.sections.communication import describe_communication
+from meshscope.report.sections.run.communication import describe_communication
 from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter, channel_code
 from report_builders import document_of, render_report, report_of
 from screens import find_widest

@@ -4,7 +4,7 @@ import tracemalloc
 
 from builders import MS, Faults, make_run, make_writer, put_scalar, put_span, put_step
 from meshscope.core.layout import Layout
-from meshscope.report.document import encode_report
+from meshscope.report.run.document import encode_report
 from report_builders import document_of, render_report, report_of
 
 

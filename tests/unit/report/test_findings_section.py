@@ -15,9 +15,9 @@ from meshscope.diagnose.finding import (
 )
 from meshscope.diagnose.pricing import Scale
 from meshscope.diagnose.runner import Diagnosis
-from meshscope.report.report import Report
+from meshscope.report.run.report import Report
 from meshscope.report.screen import Screen
-from meshscope.report.sections.findings import describe_worst
+from meshscope.report.sections.run.findings import describe_worst
 from meshscope.simulate.what_if import Fidelity, Gain
 from report_builders import document_of, render_report, report_of
 from screens import find_widest

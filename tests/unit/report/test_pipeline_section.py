@@ -9,13 +9,13 @@ from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.core.unavailable import Unavailable
-from meshscope.report.document import SHAPES
 from meshscope.report.encode import as_plain
-from meshscope.report.pipeline import describe_pipeline
 from meshscope.report.render.terminal import render_terminal
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.document import SHAPES
+from meshscope.report.run.pipeline import describe_pipeline
+from meshscope.report.run.report import Detail, Report
 from meshscope.report.screen import Screen
-from meshscope.report.sections import pipeline as section
+from meshscope.report.sections.run import pipeline as section
 from meshscope.store.read.run import open_run
 from pipeline_builders import Recipe, make_pipeline_run, stage_cost
 

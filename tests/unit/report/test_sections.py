@@ -17,7 +17,7 @@ from builders import (
 )
 from meshscope.core.layout import Layout
 from meshscope.report.screen import Screen
-from meshscope.report.sections.head import describe_run
+from meshscope.report.sections.run.head import describe_run
 from report_builders import render_report, report_of
 from screens import find_widest
 

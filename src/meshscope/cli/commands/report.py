@@ -15,7 +15,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.registry import list_thresholds
 from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.errors import UsageError
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.report import Detail, Report
 from meshscope.store.read.run import open_run
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def command(
         shows_all_ranks=all_ranks, shows_all_communication=communication, directory=Path.cwd()
     )
     if as_json:
-        from meshscope.report.document import encode_report
+        from meshscope.report.run.document import encode_report
 
         _write(encode_report(report), output)
     else:

@@ -13,7 +13,7 @@ from meshscope.analyze.communication.last_arrivers import LastArriver
 from meshscope.analyze.job.clocks import Clock
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.communication import (
+from meshscope.report.run.communication import (
     AxisKindTimes,
     AxisTimes,
     CommunicationFacts,

@@ -6,7 +6,7 @@ from meshscope.analyze.rank.phases import TimeSplit
 from meshscope.analyze.rank.rank_summary import RankState, RankSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.report import Detail, Report, sort_phases
+from meshscope.report.run.report import Detail, Report, sort_phases
 from meshscope.report.section import (
     Cell,
     Column,
@@ -17,8 +17,8 @@ from meshscope.report.section import (
     Tone,
     make_column,
 )
-from meshscope.report.sections.head import OPEN
-from meshscope.report.sections.steps import name_left_out
+from meshscope.report.sections.run.head import OPEN
+from meshscope.report.sections.run.steps import name_left_out
 
 MAX_ROWS = 16
 """Ranks shown unless all are asked for."""

@@ -12,7 +12,7 @@ from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import recoverable_hours
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.report import format as form
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Line, Part, Section, Tone, make_facts
 
 MAX_SHOWN = 6

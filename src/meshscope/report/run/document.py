@@ -38,12 +38,11 @@ from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.pricing import Scale, recoverable_hours
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import Diagnosis
-from meshscope.report.budget import BudgetFacts
-from meshscope.report.communication import CommunicationFacts, CommunicationHealthFacts
 from meshscope.report.encode import Shape, Shapes, encode
-from meshscope.report.pipeline import PipelineFacts, StageFacts
-from meshscope.report.report import LayoutFacts, PhaseShare, Report, RunFacts
-from meshscope.report.sections.recording import name_file
+from meshscope.report.run.budget import BudgetFacts
+from meshscope.report.run.communication import CommunicationFacts, CommunicationHealthFacts
+from meshscope.report.run.pipeline import PipelineFacts, StageFacts
+from meshscope.report.run.report import LayoutFacts, PhaseShare, Report, RunFacts, name_file
 from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.trace_windows import NO_TRACE, TraceWindow, windows_of
 

@@ -8,7 +8,7 @@ from meshscope.analyze.rank.steps import JobStepSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.distribution import Distribution
 from meshscope.report import format as form
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import (
     Column,
     Line,

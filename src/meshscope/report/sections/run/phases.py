@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from meshscope.analyze.timeline.peers import PhaseSpread
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.report import format as form
-from meshscope.report.report import Detail, PhaseShare, Report, sort_phases
+from meshscope.report.run.report import Detail, PhaseShare, Report, sort_phases
 from meshscope.report.section import (
     Cell,
     Column,
@@ -17,7 +17,7 @@ from meshscope.report.section import (
     make_column,
     missing_section,
 )
-from meshscope.report.sections.steps import name_left_out
+from meshscope.report.sections.run.steps import name_left_out
 
 MAX_ROWS = 12
 _TONES = {

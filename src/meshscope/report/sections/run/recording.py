@@ -4,9 +4,9 @@ from pathlib import Path
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.report import Detail, Report, name_file
 from meshscope.report.section import Line, Part, Section, Tone, make_facts
-from meshscope.report.sections.phases import count_of
+from meshscope.report.sections.run.phases import count_of
 from meshscope.store.read.columns import Problem
 
 MAX_NOTES = 4
@@ -85,11 +85,3 @@ def describe_problem(problem: Problem, run_path: Path) -> str:
         where.append(form.clean_text(file, 80))
     text = form.clean_text(problem.text)
     return f"{', '.join(where)}: {text}" if where else text
-
-
-def name_file(problem: Problem, run_path: Path) -> str | None:
-    """The damaged file, relative to the run's folder where it is in it."""
-    path = problem.path
-    if path is not None and path.is_relative_to(run_path):
-        path = path.relative_to(run_path)
-    return None if path is None else str(path)

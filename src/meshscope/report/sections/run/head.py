@@ -2,9 +2,9 @@
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.report import Detail, PhaseShare, Report
+from meshscope.report.run.report import Detail, PhaseShare, Report
 from meshscope.report.section import Blank, Cell, Headline, Part, Section, Tone, make_facts
-from meshscope.report.sections.findings import describe_worst
+from meshscope.report.sections.run.findings import describe_worst
 from meshscope.store.read.columns import ProblemKind
 
 MAX_MORE_CLUES = 2
@@ -34,7 +34,7 @@ def list_alarms(report: Report) -> list[str]:
     warning = describe_incompleteness(report)
     alarms = [f"The recording is not complete: {warning}."] if warning else []
     if not isinstance(report.communication, Unavailable):
-        from meshscope.report.sections.communication import describe_alarms
+        from meshscope.report.sections.run.communication import describe_alarms
 
         alarms += describe_alarms(report.communication)
     return alarms

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from meshscope.report import format as form
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Line, Part, Section, Table, Tone, make_column
 from meshscope.store.read.trace_windows import NO_TRACE, TraceWindow, windows_of
 

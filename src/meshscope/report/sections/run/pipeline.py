@@ -2,8 +2,8 @@
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.pipeline import PipelineFacts, StageFacts
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.pipeline import PipelineFacts, StageFacts
+from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import (
     Line,
     Part,

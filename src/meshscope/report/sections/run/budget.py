@@ -3,8 +3,8 @@
 from meshscope.analyze.budget.budget import Utilisation
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.budget import BudgetFacts
-from meshscope.report.report import Detail, Report
+from meshscope.report.run.budget import BudgetFacts
+from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import (
     Line,
     Part,

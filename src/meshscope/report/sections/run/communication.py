@@ -18,8 +18,8 @@ from meshscope.core.operations import Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.report import format as form
-from meshscope.report.communication import CommunicationFacts, CommunicationHealthFacts
-from meshscope.report.report import Detail
+from meshscope.report.run.communication import CommunicationFacts, CommunicationHealthFacts
+from meshscope.report.run.report import Detail
 from meshscope.report.section import (
     Blank,
     Cell,
@@ -31,7 +31,7 @@ from meshscope.report.section import (
     Tone,
     make_facts,
 )
-from meshscope.report.sections.communication_tables import (
+from meshscope.report.sections.run.communication_tables import (
     arrival_columns,
     axis_columns,
     bandwidth_columns,

@@ -15,9 +15,10 @@ from meshscope.core.unavailable import Unavailable
 if TYPE_CHECKING:
     from meshscope.analyze.study import Study
     from meshscope.diagnose.runner import Diagnosis
-    from meshscope.report.budget import BudgetFacts
-    from meshscope.report.communication import CommunicationFacts
-    from meshscope.report.pipeline import PipelineFacts
+    from meshscope.report.run.budget import BudgetFacts
+    from meshscope.report.run.communication import CommunicationFacts
+    from meshscope.report.run.pipeline import PipelineFacts
+    from meshscope.store.read.columns import Problem
     from meshscope.store.read.run import Attempt, JsonFields, Run
 
 
@@ -125,7 +126,7 @@ class Report:
         found = self.study.communication
         if isinstance(found, Unavailable):
             return found
-        from meshscope.report.communication import describe_communication  # loads the analysis
+        from meshscope.report.run.communication import describe_communication  # loads the analysis
 
         return describe_communication(found, self.study)
 
@@ -137,7 +138,7 @@ class Report:
         budget, timeline = self.study.budget, self.study.timeline
         if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
             return budget if isinstance(budget, Unavailable) else None
-        from meshscope.report.budget import describe_budget
+        from meshscope.report.run.budget import describe_budget
 
         return describe_budget(budget, timeline.num_left_out)
 
@@ -150,7 +151,7 @@ class Report:
         if isinstance(found, Unavailable):
             is_declared = not isinstance(layout, Unavailable) and layout.pp > 1
             return found if is_declared else None
-        from meshscope.report.pipeline import describe_pipeline
+        from meshscope.report.run.pipeline import describe_pipeline
 
         return describe_pipeline(found)
 
@@ -158,6 +159,14 @@ class Report:
 def sort_phases(phase_ns: Mapping[str, int]) -> dict[str, int]:
     """Longest first."""
     return dict(sorted(phase_ns.items(), key=lambda item: -item[1]))
+
+
+def name_file(problem: "Problem", run_path: Path) -> str | None:
+    """The damaged file, relative to the run's folder where it is in it."""
+    path = problem.path
+    if path is not None and path.is_relative_to(run_path):
+        path = path.relative_to(run_path)
+    return None if path is None else str(path)
 
 
 def _describe_run(report: Report) -> RunFacts:
