@@ -55,6 +55,7 @@ FLAGS = {
         "-o",
     ],
     "report": [
+        "--all",
         "--all-ranks",
         "--attempt",
         "--communication",
@@ -62,6 +63,7 @@ FLAGS = {
         "--json",
         "--no-diagnosis",
         "--output",
+        "--section",
         "--strict",
         "--threshold",
         "--thresholds",

@@ -3,7 +3,7 @@
 A section is added by writing its function in `sections/` and naming it here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
@@ -56,7 +56,9 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
 }
 
 
-def list_sections(report: Report, detail: Detail) -> list[Section]:
-    """All sections that have something to say."""
-    found = (show(report, detail) for show in SECTIONS.values())
+def list_sections(
+    report: Report, detail: Detail, names: Collection[str] = SECTIONS.keys()
+) -> list[Section]:
+    """The named sections that have something to say, in their order here."""
+    found = (show(report, detail) for name, show in SECTIONS.items() if name in names)
     return [section for section in found if section is not None]

@@ -160,6 +160,30 @@ def test_a_journal_from_the_future(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("suffix", "start"),
+    [("html", "<!doctype html>"), ("md", "### Budget"), ("json", "{\n"), ("txt", "Budget")],
+)
+def test_the_suffix_chooses_the_form(tmp_path, suffix, start):
+    make_run(tmp_path / "run", layout=Layout(dp=2), num_steps=6)
+    page = tmp_path / f"page.{suffix}"
+    assert invoke("report", tmp_path / "run", "--section", "budget", "-o", page).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(start)
+    assert "<script" not in text
+
+
+def test_sections_are_chosen_by_name_and_come_in_their_order(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=2), num_steps=6)
+    text = invoke("report", tmp_path, "--section", "ranks", "--section", "phases").stdout
+    assert text.startswith("Where a step's time goes")
+    assert text.count("\n\n") == 1
+    assert "Ranks  in order of rank" in text
+    everything = invoke("report", tmp_path, "--all").stdout
+    assert text.strip().splitlines()[-1] in everything
+    assert invoke("report", tmp_path, "--section", "nonsense").exit_code == 2
+
+
 def test_a_table_from_the_future(tmp_path, monkeypatch):
     run = make_future_run(tmp_path, monkeypatch, only_tables=True)
     assert_one_line(invoke("report", run), 3, "steps.tbl", "schema version 99", "upgrade meshscope")

@@ -15,11 +15,13 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.registry import list_thresholds
 from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.errors import UsageError
+from meshscope.report.contents import SECTIONS, list_sections
 from meshscope.report.run.report import Detail, Report
 from meshscope.store.read.run import open_run
 
 if TYPE_CHECKING:
     from meshscope.report.screen import Screen
+    from meshscope.report.section import Section
 
 EXIT_FINDING = 7
 FILE_WIDTH = 100
@@ -33,8 +35,17 @@ FILE_WIDTH = 100
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write to this file instead of the terminal.",
+    help="Write to this file: a page (.html), Markdown (.md), JSON (.json), otherwise text.",
 )
+@click.option(
+    "--section",
+    "section_names",
+    multiple=True,
+    type=click.Choice(list(SECTIONS)),
+    metavar="NAME",
+    help=f"Show this section; any number of times. One of {', '.join(SECTIONS)}.",
+)
+@click.option("--all", "shows_all", is_flag=True, help="Show every section.")
 @click.option(
     "--attempt",
     "attempt_index",
@@ -84,6 +95,8 @@ def command(
     run: Path,
     as_json: bool,
     output: Path | None,
+    section_names: tuple[str, ...],
+    shows_all: bool,
     attempt_index: int | None,
     warmup_steps: int | None,
     all_ranks: bool,
@@ -109,18 +122,19 @@ def command(
     diagnosis = None if no_diagnosis else diagnose(Context(study, thresholds=thresholds))
     report = Report(run=opened, study=study, diagnosis=diagnosis)
     detail = Detail(
-        shows_all_ranks=all_ranks, shows_all_communication=communication, directory=Path.cwd()
+        shows_all_ranks=all_ranks,
+        shows_all_communication=communication or "communication" in section_names,
+        directory=Path.cwd(),
     )
-    if as_json:
+    suffix = "" if output is None else output.suffix.lower()
+    if as_json or suffix == ".json":
         from meshscope.report.run.document import encode_report
 
         _write(encode_report(report), output)
     else:
-        from meshscope.report.contents import list_sections
-        from meshscope.report.render.terminal import render_terminal
-
-        screen = _choose_screen(context, output)
-        _write(render_terminal(list_sections(report, detail), screen), output)
+        names = SECTIONS if shows_all or not section_names else section_names
+        sections = list_sections(report, detail, names)
+        _write(_render(context, sections, output, title=f"Report of {opened.shown_path}"), output)
     if strict and not study.health.is_complete:
         context.exit(1)
     if fail_on is not None and diagnosis is not None and _is_as_bad_as(diagnosis, fail_on):
@@ -130,6 +144,24 @@ def command(
 def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
     worst = diagnosis.worst
     return worst is not None and worst >= parse_severity(word)
+
+
+def _render(
+    context: click.Context, sections: list["Section"], output: Path | None, *, title: str
+) -> str:
+    """As the file's suffix says, else as text."""
+    suffix = "" if output is None else output.suffix.lower()
+    if suffix in (".html", ".htm"):
+        from meshscope.report.render.page import render_page
+
+        return render_page(sections, title=title)
+    if suffix == ".md":
+        from meshscope.report.render.markdown import render_markdown
+
+        return render_markdown(sections)
+    from meshscope.report.render.terminal import render_terminal
+
+    return render_terminal(sections, _choose_screen(context, output)).lstrip("\n")
 
 
 def _choose_screen(context: click.Context, output: Path | None) -> "Screen":
