@@ -18,6 +18,7 @@ from meshscope.report.sections.run.ranks import show_ranks, show_time
 from meshscope.report.sections.run.recording import show_problems, show_recording
 from meshscope.report.sections.run.steps import name_left_out, show_steps, show_throughput
 from meshscope.report.sections.run.traces import show_traces
+from meshscope.report.sections.run.training import show_training
 
 
 def show_communication(report: Report, detail: Detail) -> Section | None:
@@ -46,6 +47,7 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
     "pipeline": show_pipeline,
     "steps": show_steps,
     "throughput": show_throughput,
+    "training": show_training,
     "peers": show_peers,
     "communication": show_communication,
     "time": show_time,

@@ -14,7 +14,6 @@ from meshscope.analyze.training.convergence import (
     JobSeries,
     LossCourse,
     NonFinite,
-    analyze_convergence,
     find_level_change,
 )
 from meshscope.analyze.training.skipped_updates import SkippedUpdates, count_skipped
@@ -70,11 +69,6 @@ _MIN_SKIPPED = 3
 _MAX_LISTED = 8
 
 
-def job_convergence(study: Study) -> Convergence | Unavailable:
-    """Shared by the rules below."""
-    return analyze_convergence(study.attempt)
-
-
 class LossNotFinite(Rule):
     """The loss is NaN or infinite.
 
@@ -99,7 +93,7 @@ class LossNotFinite(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.study.get(job_convergence)
+        found = context.study.convergence
         if isinstance(found, Unavailable) or found.loss_nonfinite is None:
             return
         bad = found.loss_nonfinite
@@ -167,7 +161,7 @@ class LossDiverged(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.study.get(job_convergence)
+        found = context.study.convergence
         if isinstance(found, Unavailable) or found.divergence is None:
             return
         gone = found.divergence
@@ -216,7 +210,7 @@ class LossPlateau(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, LOW."""
-        found = context.study.get(job_convergence)
+        found = context.study.convergence
         if isinstance(found, Unavailable) or found.course is not LossCourse.PLATEAU:
             return
         change, loss = found.change_ratio, found.loss
@@ -269,7 +263,7 @@ class LossSpikes(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.study.get(job_convergence)
+        found = context.study.convergence
         if isinstance(found, Unavailable) or isinstance(found.loss_spikes, Unavailable):
             return
         spikes, num_values = found.loss_spikes.up, found.loss_spikes.num_values
@@ -332,7 +326,7 @@ class GradientNorm(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: not finite, exploding, vanishing, in this order."""
-        found = context.study.get(job_convergence)
+        found = context.study.convergence
         if isinstance(found, Unavailable) or found.loss_nonfinite is not None:
             return  # a loss that is not finite has such gradients: told once
         skipped = context.study.get(job_skipped)
@@ -422,7 +416,7 @@ class JointDisturbances(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: the pair least likely by chance."""
-        found = context.study.get(job_convergence)
+        found = context.study.convergence
         if isinstance(found, Unavailable):
             return
         events = find_joint_events(*_mark_steps(context, found))

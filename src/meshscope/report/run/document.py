@@ -32,6 +32,7 @@ from meshscope.analyze.rank.signals import JobSignal, Signal
 from meshscope.analyze.rank.steps import JobStepSummary
 from meshscope.analyze.rank.throughput import TokenRate
 from meshscope.analyze.timeline.peers import PhaseClue, PhaseSpread
+from meshscope.analyze.training.convergence import Convergence, JobSeries
 from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.finding import Finding
@@ -148,6 +149,8 @@ class Document:
     tokens: TokenRate | Unavailable
     signals: Mapping[str, JobSignal | Unavailable]
     """By name: `loss`, `grad_norm`, `lr`."""
+    training: Convergence | Unavailable
+    """What loss, gradient norm and learning rate do over the run: medians over ranks."""
     communication: CommunicationFacts | Unavailable
     time: JobTime
     ranks: tuple[RankSummary, ...]
@@ -166,11 +169,15 @@ SHAPES: Shapes = {
     CommunicationHealth: Shape(dropped=("failures",), renamed={"num_warmup": "num_left_out"}),
     CommunicationHealthFacts: Shape(inlined=("found",)),
     CommunicationSum: Shape(derived=("exposed_ns",)),
+    Convergence: Shape(dropped=("trend", "loss_spikes", "norm_spikes")),
     DiagnosisFacts: Shape(inlined=("scale",)),
     Finding: Shape(dropped=("gain", "edit"), ranges=("ranks",)),
     FindingFacts: Shape(inlined=("finding",)),
     HealthFacts: Shape(inlined=("found",)),
     JobGroup: Shape(dropped=("num_hosts", "recorded_ranks"), ranges=("ranks",)),
+    JobSeries: Shape(
+        dropped=("step", "value"), derived=("first", "last", "lowest", "highest", "points")
+    ),
     JobSignal: Shape(inlined=("shown",)),
     JobStepSummary: Shape(
         dropped=("step", "duration_ns", "is_profiled"), derived=("num_profiled", "series")
@@ -227,6 +234,7 @@ def build_document(report: Report) -> Document:
         steps_per_s=study.steps_per_s,
         tokens=study.tokens,
         signals=study.signals,
+        training=study.convergence,
         communication=report.communication,
         time=study.time,
         ranks=study.ranks,
