@@ -40,7 +40,7 @@ from meshscope.core.config.train_config import (
 )
 from meshscope.engine import ModelConfig, build_stage
 from meshscope.engine.engine import Engine
-from meshscope.engine.mesh import Mesh
+from meshscope.engine.mesh import Mesh, Role
 
 MICROBATCH_SIZE = 2
 NUM_MICROBATCHES = 4
@@ -90,7 +90,7 @@ def make_engine(config: ModelConfig, mesh: Mesh, **parallel: str) -> Step:
 
 
 def make_written_out(config: ModelConfig, mesh: Mesh) -> Step:
-    tp_group, tp_rank = mesh.tp_group, mesh.here.tp
+    tp_group, tp_rank = mesh.group_of(Role.MATRICES), mesh.here.tp
     is_first, is_last = mesh.here.pp == 0, mesh.here.pp == 1
     peer = mesh.layout.rank_of(mesh.here, pp=1 - mesh.here.pp)
 
@@ -203,7 +203,7 @@ def make_written_out(config: ModelConfig, mesh: Mesh) -> Step:
         while sent:
             sent.pop()[0].wait()
         flat = torch.cat([p.grad.flatten() for p in parameters])
-        dist.all_reduce(flat, group=mesh.dp_group)
+        dist.all_reduce(flat, group=mesh.group_of(Role.REPLICAS))
         flat /= 2
         square = 0.0
         for p, grad in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):

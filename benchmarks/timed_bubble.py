@@ -37,10 +37,11 @@ import torch
 import torch.distributed as dist
 from fork_ranks import import_everything, run_ranks
 
-from meshscope.core.config.timed_model_config import TimedModelConfig, build_timed_stage
+from meshscope.core.config.timed_model_config import TimedModelConfig
 from meshscope.core.schedule import Schedule
 from meshscope.core.schedule_builders import BUILDERS, build_schedule
 from meshscope.core.schedule_replay import replay_schedule
+from meshscope.engine.model.timed_model import build_timed_stage
 from meshscope.engine.pipeline.pipeline import ActionLog, ActionSpan, PipelineExecutor
 
 GOAL_POINTS = 3.0

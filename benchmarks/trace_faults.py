@@ -101,9 +101,9 @@ def judge(folder: Path) -> dict[str, object]:
     import tempfile
 
     from meshscope.analyze.study import Study
+    from meshscope.core.verdict.severity import Severity
     from meshscope.diagnose.context import Context
     from meshscope.diagnose.runner import diagnose
-    from meshscope.core.severity import Severity
     from meshscope.ingest.kineto.kineto import read_trace
     from meshscope.ingest.traces.trace_recording import record_trace
     from meshscope.ingest.traces.trace_run import write_run

@@ -1,7 +1,8 @@
 """meshscope: records, explains and diagnoses distributed training runs.
 
-`start` begins recording in this process; `open_run` reads what was recorded. Importing this
-package imports neither torch nor anything else heavy: names are loaded when they are used.
+`start` begins recording in this process; `study` explains what was recorded, and `open_run` reads
+it as it is. Importing this package imports neither torch nor anything else heavy: names are loaded
+when they are used.
 """
 
 from importlib import import_module
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from meshscope.core.layout import Layout
     from meshscope.core.mesh_layout import layout_from_mesh
     from meshscope.errors import MeshscopeError
+    from meshscope.report.run_study import study
     from meshscope.store.read.run import open_run
 
 __version__ = "0.1.0"
@@ -36,6 +38,7 @@ _HOMES = {
     "open_run": "meshscope.store.read.run",
     "recorder": "meshscope.capture.default",
     "start": "meshscope.capture.default",
+    "study": "meshscope.report.run_study",
 }
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "open_run",
     "recorder",
     "start",
+    "study",
 ]
 
 

@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 from tests.distributed.fork_ranks import import_everything, run_ranks
 
-from meshscope.core.config.timed_model_config import TimedModelConfig, build_timed_stage
+from meshscope.core.config.timed_model_config import TimedModelConfig
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.engine.data_parallel.data_parallel import GradientReducer
 from meshscope.engine.faults import FaultInjector, parse_fault
+from meshscope.engine.model.timed_model import build_timed_stage
 from meshscope.engine.pipeline.pipeline import ActionLog, PipelineExecutor
 
 Job = Callable[[int, int], None]

@@ -47,7 +47,7 @@ from meshscope.engine.data.token_data import make_data
 from meshscope.engine.engine import Engine
 from meshscope.engine.faults.injector import InjectedFault
 from meshscope.engine.faults.text import parse_fault
-from meshscope.engine.mesh import Mesh
+from meshscope.engine.mesh import Mesh, Role
 from meshscope.engine.model.model_source import UserModel
 from meshscope.engine.model.user_model import LayerPlan
 from meshscope.engine.worker import run_worker
@@ -576,7 +576,9 @@ def gather_weights(engine: Engine) -> dict[str, Tensor]:
     for stage in engine.stages.values():
         shards = find_parameter_shards(stage)
         for name, weight in stage.named_parameters():
-            full = gather_parameter(weight.detach(), shards[name], engine.mesh.tp_group)
+            full = gather_parameter(
+                weight.detach(), shards[name], engine.mesh.group_of(Role.MATRICES)
+            )
             found[name] = full.clone()
     return found
 

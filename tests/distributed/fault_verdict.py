@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.runner import diagnose

@@ -37,8 +37,8 @@ from tests.distributed.fault_verdict import (
     measure_effect,
 )
 
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Estimate, Finding
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(600)]

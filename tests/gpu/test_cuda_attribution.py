@@ -201,5 +201,5 @@ def test_a_full_device_is_explained(tmp_path):
     assert "cuda:0 is full" in report["sentence"]
     assert "16.0 TiB were asked for" in report["sentence"]
     assert len(read_snapshot(folder / "out_of_memory.pickle").segment_device) > 0
-    (finding,) = OutOfMemory().find(Context(Study(open_run(tmp_path / "run").last_attempt)))
+    (finding,) = OutOfMemory().run(Context(Study(open_run(tmp_path / "run").last_attempt)))
     assert report["sentence"] in finding.summary

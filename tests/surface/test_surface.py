@@ -21,6 +21,7 @@ PUBLIC_NAMES = [
     "open_run",
     "recorder",
     "start",
+    "study",
 ]
 
 FLAGS = {

@@ -9,8 +9,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from meshscope.capture.launch import Launch, prepare_launch, run_command
-from meshscope.capture.launch_outcome import describe_outcome, discard_empty_run
+from meshscope.capture.launching.launch import Launch, prepare_launch, run_command
+from meshscope.capture.launching.launch_outcome import describe_outcome, discard_empty_run
 from meshscope.errors import MeshscopeError
 
 

@@ -2,19 +2,19 @@
 
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from meshscope.capture.memory.automatic_profile import AutomaticProfile
 from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
+from meshscope.capture.profiling.automatic_profile import AutomaticProfile
 from meshscope.capture.profiling.settings import (
     ProfilingSettings,
     change_settings,
     parse_settings,
 )
-from meshscope.capture.profiling.trace_windows import Place, TraceWindows, WindowSurroundings
+from meshscope.capture.profiling.trace_windows import TraceWindows
 from meshscope.capture.profiling.window_request import WindowRequest
 from meshscope.capture.session import Session
 from meshscope.capture.watching import Watching, as_list
@@ -86,14 +86,7 @@ class Profiles:
             before.close()
         if settings is None or session.is_closed:
             return
-        around = WindowSurroundings(
-            guard=self._guard,
-            clock=session.clock,
-            find_place=self._find_place,
-            journal=session.journal,
-            note=session.note_gap,
-        )
-        self.windows = TraceWindows(settings, around)
+        self.windows = TraceWindows(settings, session)
         if settings.anomaly:
             session.scalars.watch = self._note_nonfinite
         session.timeline.next_visit_ns = 0
@@ -117,50 +110,21 @@ class Profiles:
         if self.windows is not None:
             self.windows.note_number(name, value)
 
-    def _find_place(self) -> Place | None:
-        session = self._session
-        run_dir = session.run_dir if session.open() else None
-        if run_dir is None or session.writer is None:
-            return None
-        return Place(
-            run_dir=run_dir,
-            rank=session.writer.rank,
-            world_size=session.world_size,
-            layout=session.layout,
-        )
-
     # --- memory ---------------------------------------------------------------------------
 
     def profile_memory(
         self,
-        model: Any,
-        optimizer: Any,
-        *,
-        steps: int | Collection[int] = 1,
-        communication: Collection[Any] = (),
-        estimate: Mapping[str, int] | None = None,
-    ) -> MemoryProfile | None:
-        """Attributes memory in some steps; see `Recorder.profile_memory`."""
-        return self._guard.run(
-            "memory profile",
-            lambda: self._profile_memory(
-                as_list(model), as_list(optimizer), steps, communication, estimate or {}
-            ),
-        )
-
-    def _profile_memory(
-        self,
         models: list[Any],
         optimizers: list[Any],
         steps: int | Collection[int],
-        communication: Collection[Any],
+        communication: Iterable[Any],
         estimate: Mapping[str, int],
     ) -> MemoryProfile | None:
+        """Attributes memory in some steps; see `Recorder.profile_memory`."""
         session, timeline = self._session, self._session.timeline
-        if not session.open() or session.writer is None or session.run_dir is None:
+        folder = self.find_memory_folder() if session.open() else None
+        if folder is None or session.writer is None:
             return None
-        rank = session.writer.rank
-        folder = self.find_memory_folder() or session.run_dir
         num_before = len(list(folder.glob(f"**/{POINTS_NAME}")))  # nothing is overwritten
         profile = MemoryProfile(
             sys.modules["torch"],
@@ -171,8 +135,8 @@ class Profiles:
             steps=steps,
             communication=list(communication),
             header={
-                "title": f"rank {rank} of {session.world_size}",
-                "rank": rank,
+                "title": f"rank {session.rank} of {session.world_size}",
+                "rank": session.rank,
                 "attempt": session.writer.attempt,
                 "layout": session.layout.to_dict() if session.layout else None,
                 "unix_ns": time.time_ns(),
@@ -194,7 +158,9 @@ class Profiles:
             )
 
     def _profile_found(self, models: list[Any], optimizers: list[Any]) -> MemoryProfile | None:
-        profile = self.profile_memory(models, optimizers)
+        profile = self._guard.run(
+            "memory profile", self.profile_memory, models, optimizers, 1, (), {}
+        )
         torch = sys.modules["torch"]
         if torch.cuda.is_initialized():  # the observer must not be what initialises it
             self.watch_out_of_memory(None, None)
@@ -219,9 +185,9 @@ class Profiles:
     def find_memory_folder(self) -> Path | None:
         """Where this rank's memory profiles go; None while nothing is recorded."""
         session = self._session
-        if session.writer is None or session.run_dir is None:
+        if session.run_dir is None:
             return None
-        return session.run_dir / "memory" / rank_folder_name(session.writer.rank, session.layout)
+        return session.run_dir / "memory" / rank_folder_name(session.rank, session.layout)
 
     def watch_out_of_memory(self, model: Any, optimizer: Any) -> bool:
         """Says what filled a CUDA device, once one is full. False where there is none."""

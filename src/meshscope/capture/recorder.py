@@ -44,7 +44,7 @@ from meshscope.capture.steps.blocks import Phase, Span, StepBlock
 from meshscope.capture.steps.fetches import time_fetches
 from meshscope.capture.steps.marking import Marking
 from meshscope.capture.steps.step_inference import StepInference
-from meshscope.capture.watching import Watching
+from meshscope.capture.watching import Watching, as_list
 from meshscope.core.layout import Layout
 
 DRAIN_SECONDS = 2.0
@@ -303,8 +303,8 @@ class Recorder:
         `steps`: how many from now on, or their numbers. `communication`: objects that keep buffers.
         `estimate`: bytes by category, written beside what is found. None if that is not possible.
         """
-        profile, buffers = self.profiles.profile_memory, list(communication)
-        return profile(model, optimizer, steps=steps, communication=buffers, estimate=estimate)
+        given = (as_list(model), as_list(optimizer), steps, communication, estimate or {})
+        return self.guard.run("memory profile", self.profiles.profile_memory, *given)
 
     def profile_memory_soon(self) -> None:
         """Profiles the memory of one warm step in which nothing is traced, of whatever models this
@@ -433,8 +433,8 @@ class Recorder:
         replaces that.
         """
         begin_ns = self.clock() if begin_host_mono_ns is None else begin_host_mono_ns
-        put_fault, end_ns = self.session.put_fault, end_host_mono_ns
-        self.guard.run("fault", put_fault, kind, step, begin_ns, end_ns, detail)
+        given = (kind, step, begin_ns, end_host_mono_ns, detail)
+        self.guard.run("fault", self.session.put_fault, *given)
 
     def data(self, loader: Iterable[T]) -> Iterator[T]:
         """Iterates over `loader`, timing each fetch as the phase "data"."""

@@ -343,6 +343,15 @@ class Session:
         """The run directory, once the first record has been written."""
         return self.writer.directory.parent.parent if self.writer else None
 
+    def open_run_dir(self) -> Path | None:
+        """The run directory; opens the run. None when nothing is recorded."""
+        return self.run_dir if self.open() else None
+
+    @property
+    def rank(self) -> int:
+        """Once the run is open, and after it; 0 before."""
+        return 0 if self.last_writer is None else self.last_writer.rank
+
     # --- what is known of the job -----------------------------------------------------------
 
     def set_layout(self, layout: Layout, source: str) -> None:

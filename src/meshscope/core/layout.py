@@ -149,6 +149,16 @@ class Layout:
         heads = (rank for rank in range(self.world_size) if self.is_head(axis, rank))
         return tuple(self.group_ranks(axis, rank) for rank in heads)
 
+    def joint_groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
+        """Every group along several axes at once, ordered by first rank: all other coordinates
+        are shared."""
+        groups: dict[int, list[int]] = {}
+        for rank in range(self.world_size):
+            here = self.coordinates(rank)
+            head = rank - sum(here.along(axis) * self.stride(axis) for axis in axes)
+            groups.setdefault(head, []).append(rank)
+        return tuple(map(tuple, groups.values()))
+
     def groups_of(self, axis: str, ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         """The groups along `axis` that hold any of `ranks`, ordered by first rank.
 

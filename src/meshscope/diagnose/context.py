@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from meshscope.analyze.study import Study
-from meshscope.core.thresholds import Thresholds
 from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.verdict.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from meshscope.simulate.what_if import Edit, Gain, Replay

@@ -7,7 +7,7 @@ import numpy as np
 from meshscope.analyze.timeline.device_gaps import CAUSES
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import known
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import MEASURED, Confidence, ConfidenceLevel, Evidence
 from meshscope.numerics.chance import MIN_STEPS
@@ -39,8 +39,8 @@ def state_confidence(context: Context) -> Confidence:
 
 def list_causes(context: Context, num_rank_steps: int) -> Iterable[Evidence]:
     """Idle time by cause per rank and step, the largest first."""
-    gaps = context.study.device_gaps
-    if isinstance(gaps, Unavailable):
+    gaps = known(context.study.device_gaps)
+    if gaps is None:
         return
     totals = dict(zip(CAUSES, gaps.cause_ns.sum(axis=0).tolist(), strict=True))
     for cause in sorted(totals, key=lambda one: -totals[one]):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 
 if TYPE_CHECKING:
     from meshscope.simulate.what_if import Edit, Gain

@@ -7,7 +7,7 @@ from meshscope.analyze.pipeline.pipeline_times import ActionSource
 from meshscope.analyze.pipeline.stage_verdict import StageVerdict, judge_stages
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence
 from meshscope.diagnose.wording import plural
@@ -57,7 +57,8 @@ class Priced:
     @property
     def saved_ratio(self) -> float:
         """0 where it is not known."""
-        return 0.0 if isinstance(self.gain, Unavailable) else self.gain.saved_ratio
+        gain = known(self.gain)
+        return 0.0 if gain is None else gain.saved_ratio
 
 
 def pipeline_view(study: Study) -> PipelineView:

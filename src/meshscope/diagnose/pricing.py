@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.severity import Severity, grade
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity, grade
 from meshscope.diagnose.finding import Estimate
 from meshscope.simulate.what_if import Edit, Gain
 from meshscope.store.read.arrays import Int64s

@@ -1,6 +1,6 @@
 """The list of all rules: code to class. A code is never reused, not even when its rule is gone."""
 
-from meshscope.core.thresholds import Threshold
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules import (
     communication,

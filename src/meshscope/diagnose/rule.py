@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
+from meshscope.core.unavailable import Missing
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.finding import Finding
 
 if TYPE_CHECKING:
@@ -61,7 +62,18 @@ class Rule(ABC):
 
     @abstractmethod
     def find(self, context: "Context") -> Iterable[Finding]:
-        """All findings, in any order; none on a healthy run. May raise."""
+        """All findings, in any order; none on a healthy run. May raise: `Missing` if it needs what
+        is not known."""
+
+    def run(self, context: "Context") -> list[Finding]:
+        """The findings up to what is not known."""
+        found: list[Finding] = []
+        try:
+            for finding in self.find(context):
+                found.append(finding)  # noqa: PERF402 - those before a Missing are kept
+        except Missing:
+            pass
+        return found
 
 
 def describe(rule: type[Rule]) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from meshscope.analyze.study import Failure, attempt_to
-from meshscope.core.severity import Severity
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.pricing import Scale, join_edits
@@ -88,7 +88,7 @@ def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Di
 
 
 def _run_rule(rule: type[Rule], context: Context) -> list[Finding] | Failure:
-    return attempt_to(f"rule {rule.code}", lambda: list(rule().find(context)))
+    return attempt_to(f"rule {rule.code}", lambda: rule().run(context))
 
 
 def _order(finding: Finding) -> tuple[bool, int, float, str, tuple[int, ...], str]:
@@ -142,14 +142,14 @@ def _explain_by_code(findings: list[Finding], rules: Mapping[str, type[Rule]]) -
 
 def _find_same_waits(finding: Finding, causes: list[Finding], context: Context) -> Finding | None:
     """The strongest cause that leaves the finding hardly anything to win."""
-    timeline = context.study.timeline
-    if isinstance(timeline, Unavailable):
+    timeline = known(context.study.timeline)
+    if timeline is None:
         return None
     for cause in causes:
         if cause.edit is None or finding.edit is None or finding.saved_ns <= 0:
             continue
-        (both,) = context.price([join_edits(timeline, (cause.edit, finding.edit))])
-        if isinstance(both, Unavailable):
+        both = known(context.price([join_edits(timeline, (cause.edit, finding.edit))])[0])
+        if both is None:
             return None
         if both.saved_ns - cause.saved_ns < MAX_OWN_RATIO * finding.saved_ns:
             return cause

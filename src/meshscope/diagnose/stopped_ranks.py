@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshscope.analyze.rank.rank_summary import RankState, RankSummary
 from meshscope.analyze.study import Study
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import known
 from meshscope.diagnose.finding import ConfidenceLevel, Evidence
 from meshscope.diagnose.wording import name_ranks
 from meshscope.hang.hang import diagnose_hang
@@ -115,12 +115,11 @@ def _find_dead(study: Study, is_open: list[RankSummary]) -> tuple[list[RankSumma
 
 
 def _last_record_ns(rank: RankSummary) -> int:
-    moment = rank.last_record_unix_ns
-    return 0 if isinstance(moment, Unavailable) else moment
+    return known(rank.last_record_unix_ns) or 0
 
 
 def _common_step(ranks: list[RankSummary]) -> int | None:
-    steps = [rank.last_step for rank in ranks if not isinstance(rank.last_step, Unavailable)]
+    steps = [step for rank in ranks if (step := known(rank.last_step)) is not None]
     return min(steps, default=None)
 
 

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from meshscope.core.config.train_config import TrainConfig
-from meshscope.core.layout import Axis
 from meshscope.core.placement import Placement, placement_from_environment
 from meshscope.engine.data_parallel.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.data_parallel.torch_ddp import DataParallel, ReducedDataParallel, TorchDdp
-from meshscope.engine.mesh import Mesh
+from meshscope.engine.mesh import Mesh, Role
 
 _PARAM_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -29,17 +28,18 @@ def make_data_parallel(
     if kind == "fsdp" and mesh.device_mesh is not None:
         return FullyShardedDataParallel(
             stages,
-            mesh.submesh(Axis.DP),
+            mesh.submesh(Role.REPLICAS),
             zero_stage=config.parallel.zero_stage,
             param_dtype=_PARAM_DTYPES.get(config.precision.compute),
             reduce_dtype=torch.float32,
         )
-    if kind == "ddp" and mesh.dp_group is not None:
-        return TorchDdp(stages, mesh.dp_group, bucket_bytes=bucket_bytes)
+    replicas = mesh.group_of(Role.REPLICAS)
+    if kind == "ddp" and replicas is not None:
+        return TorchDdp(stages, replicas, bucket_bytes=bucket_bytes)
     compression = communication.compression
     return ReducedDataParallel(
         stages,
-        mesh.dp_group,
+        replicas,
         bucket_bytes=bucket_bytes,
         strategy=communication.strategy,
         compression=None if compression == "none" else compression,

@@ -23,7 +23,6 @@ to be read. Collective means: every rank must call it.
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,11 +30,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from meshscope.core.config.memory_model import count_in_flight
 from meshscope.core.config.train_config import TrainConfig
-from meshscope.core.layout import Axis, Layout
+from meshscope.core.layout import Layout
 from meshscope.core.placement import launch_identity
 from meshscope.core.schedule import Action, ActionKind
 from meshscope.engine.checkpoint.save_load import load_checkpoint, save_checkpoint
@@ -44,18 +42,12 @@ from meshscope.engine.config.toml_file import to_document
 from meshscope.engine.data_parallel.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.data_parallel_choice import make_data_parallel
 from meshscope.engine.faults.injector import FaultInjector
-from meshscope.engine.memory.recompute import Recompute
-from meshscope.engine.memory.strategy import (
-    MemoryStatistics,
-    MemoryStrategy,
-    make_memory_strategy,
-)
-from meshscope.engine.mesh import Mesh
-from meshscope.engine.model.dtensor_parallel import parallelize_stage
-from meshscope.engine.model.model_source import ConfiguredModel, ModelSource, StagePlace, UserModel
+from meshscope.engine.memory.strategy import MemoryStatistics
+from meshscope.engine.mesh import Mesh, Role, pick_device
+from meshscope.engine.model.model_source import ConfiguredModel, ModelSource, UserModel
 from meshscope.engine.model.sharding import ParameterShard, find_parameter_shards
-from meshscope.engine.model.transformer import Stage
 from meshscope.engine.pipeline.pipeline import Microbatch, PipelineExecutor, PipelineStep
+from meshscope.engine.stage_building import build_stages, count_parts, make_rank_strategy
 from meshscope.engine.stage_flops import record_flops
 from meshscope.engine.step_actions import StepActions
 from meshscope.engine.step_result import StepResult
@@ -105,17 +97,15 @@ class Engine:
         before saves its groups. `recorder` gets steps, phases and pipeline actions. Raises
         UsageError with every problem."""
         self.config = config
-        self.device = pick_device(config, device)
+        self.device = pick_device(config.device, device)
         require_valid_config(config, device_type=self.device.type, has_own_model=model is not None)
         self.mesh = mesh or Mesh(config.layout, self.device)
         self._check_mesh()
         self.schedule = config.schedule
         self.recorder = recorder
         self._source = model or ConfiguredModel(config.model)
-        self._memory = self._make_memory_strategy()
-        self.stages: dict[int, nn.Module] = {
-            index: self._build_stage(index) for index in self.schedule.stages_of(self.mesh.here.pp)
-        }
+        self._memory = make_rank_strategy(config, self.mesh.here.pp, self.device)
+        self.stages = build_stages(config, self.mesh, self._source, self._memory, self.device)
         if recorder is not None:
             recorder.set_stage_layers({i: count_parts(stage) for i, stage in self.stages.items()})
             if model is None:
@@ -133,7 +123,7 @@ class Engine:
         self.executor = PipelineExecutor(
             self.schedule,
             self.data_parallel.modules,
-            self.mesh.pp_group,
+            self.mesh.group_of(Role.STAGES),
             hidden_shape=self._hidden_shape(),
             dtype=self._pipeline_dtype(),
             device=self.device,
@@ -461,48 +451,6 @@ class Engine:
                 "Mesh(config.layout, device), or leave it out"
             )
 
-    def _make_memory_strategy(self) -> MemoryStrategy:
-        pp_rank, memory = self.mesh.here.pp, self.config.memory
-        strategy = make_memory_strategy(
-            memory.strategy,
-            device=self.device,
-            offload_dir=memory.offload_dir or Path(tempfile.gettempdir()),
-            num_in_flight=count_in_flight(self.schedule, pp_rank),
-        )
-        strategy.follow(self.schedule, pp_rank)
-        return strategy
-
-    def _build_stage(self, index: int) -> nn.Module:
-        parallel = self.config.parallel
-        place = StagePlace(
-            index=index,
-            num_stages=self.schedule.num_stages,
-            stage_sizes=parallel.stage_sizes,
-            tp_group=self.mesh.tp_group if parallel.tensor_parallel == "plain" else None,
-            sequence_parallel=parallel.sequence_parallel,
-            seed=self.config.seed,
-            device=self.device,
-        )
-        stage = self._source.build(place)
-        if parallel.tensor_parallel == "dtensor" and self.mesh.tp_group is not None:
-            assert isinstance(stage, Stage), "validation refuses other models"
-            parallelize_stage(
-                stage, self.mesh.submesh(Axis.TP), sequence_parallel=parallel.sequence_parallel
-            )
-        self._memory.prepare(stage)
-        if self.config.compile:
-            self._compile(stage)
-        return stage
-
-    def _compile(self, stage: nn.Module) -> None:
-        """As much in one graph as recomputation allows, which torch.compile cannot trace."""
-        layers = getattr(stage, "layers", None)
-        if self._memory.recompute is Recompute.LAYERS and isinstance(layers, nn.ModuleDict):
-            for layer in layers.values():
-                layer.compile()
-        else:
-            stage.compile()
-
     def _hidden_shape(self) -> tuple[int, ...]:
         stage = next(iter(self.stages.values()))
         return self._source.hidden_shape(stage, self.config.batch.microbatch_size)
@@ -544,27 +492,6 @@ class _StepByHand:
     recording: AbstractContextManager[object]
 
 
-def pick_device(config: TrainConfig, given: torch.device | str | None = None) -> torch.device:
-    """The device of this process: as given, as configured, or a GPU where there is one.
-
-    Local ranks take GPUs in turn, where a launcher says which local rank this is.
-    """
-    kind = torch.device(given).type if given is not None else config.device
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind != "cuda":
-        return torch.device(given or kind)
-    if not torch.cuda.is_available():
-        raise UsageError(
-            "device is cuda, but torch finds no GPU here; check the driver and "
-            "CUDA_VISIBLE_DEVICES, or use cpu"
-        )
-    if given is not None and torch.device(given).index is not None:
-        return torch.device(given)
-    local_rank = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
 def make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> Any:
     """What writes pipeline actions into the recording; None where nothing is recorded."""
     if recorder is None:
@@ -572,17 +499,6 @@ def make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> 
     from meshscope.engine.pipeline.action_recording import RecordedActions
 
     return RecordedActions(recorder, stages)
-
-
-def count_parts(stage: nn.Module) -> dict[str, int]:
-    """Layers of a stage by class, and what else it holds."""
-    parts: dict[str, int] = {}
-    for name, child in stage.named_children():
-        is_list = name == "layers"
-        for part in child.children() if is_list else (child,):
-            kind = type(part).__name__ if is_list else name
-            parts[kind] = parts.get(kind, 0) + 1
-    return parts
 
 
 def make_injector(config: TrainConfig, mesh: Mesh, recorder: "Recorder | None") -> FaultInjector:
@@ -595,5 +511,5 @@ def make_injector(config: TrainConfig, mesh: Mesh, recorder: "Recorder | None") 
         record=recorder,
         device=mesh.device,
     )
-    injector.watch_groups({"dp": mesh.dp_group, "tp": mesh.tp_group, "pp": mesh.pp_group})
+    injector.watch_groups({str(axis): mesh.group(axis) for axis in mesh.layout.named_axes})
     return injector

@@ -7,7 +7,7 @@ another.
 
 from typing import TYPE_CHECKING
 
-from meshscope.capture.memory.profiled_step import choose_step
+from meshscope.capture.profiling.profiled_step import choose_step
 from meshscope.capture.profiling.settings import parse_settings
 from meshscope.core.config.memory_model import estimate_memory
 from meshscope.engine.engine import Engine

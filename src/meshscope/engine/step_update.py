@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from meshscope.core.config.train_config import TrainConfig
 from meshscope.engine.data_parallel.torch_ddp import DataParallel
-from meshscope.engine.learning_rate import set_learning_rate
-from meshscope.engine.mesh import Mesh
+from meshscope.engine.mesh import Mesh, Role
 from meshscope.engine.model.dtensor_parallel import reduce_partial_gradients
 from meshscope.engine.model.tensor_parallel import find_sequence_parallel_parameters, sum_gradients
 from meshscope.engine.step_result import StepResult
@@ -24,6 +23,7 @@ from meshscope.engine.update.gradient_norm import (
     clip_ratio_on_device,
     sync_tied_gradients,
 )
+from meshscope.engine.update.learning_rate import set_learning_rate
 from meshscope.engine.update.loss_scale import LossScale
 from meshscope.engine.update.optimizer import make_learning_rate, make_optimizer
 
@@ -50,7 +50,9 @@ class StepUpdate:
             is_enabled=config.precision.compute == "fp16",
         )
         self._gradients = ModelGradients(
-            self._modules, counts_whole=mesh.here.tp == 0, counts_undivided=mesh.here.dp == 0
+            self._modules,
+            counts_whole=mesh.is_first_of(Role.MATRICES),
+            counts_undivided=mesh.is_first_of(Role.REPLICAS),
         )
         self._partial = [p for m in self._modules for p in find_sequence_parallel_parameters(m)]
         self._tied = [
@@ -69,13 +71,13 @@ class StepUpdate:
         return int(self._num_skipped.item())
 
     def synchronise(self) -> None:
-        """Averages gradients over dp, and sums over tp and copies of a tied table what needs it."""
+        """Averages over replicas, and sums over tp and copies of a tied table what needs it."""
         self._data_parallel.finish()
         if self._config.parallel.tensor_parallel == "dtensor":
             for module in self._modules:
                 reduce_partial_gradients(module)
         elif self._partial:
-            sum_gradients(self._partial, self._mesh.tp_group)
+            sum_gradients(self._partial, self._mesh.group_of(Role.MATRICES))
         if len(self._tied) == 2:
             # First and last stage on one rank: nothing to send, but both copies need the sum.
             _add_gradients(*self._tied)
@@ -90,8 +92,9 @@ class StepUpdate:
     def sum_over_mesh(self, values: Sequence[Tensor]) -> Tensor:
         """Of scalars, in one all-reduce."""
         total = torch.stack([value.to(torch.float64) for value in values])
-        if self._mesh.world_group is not None:
-            dist.all_reduce(total, group=self._mesh.world_group)
+        world = self._mesh.group_of(Role.WHOLE_MESH)
+        if world is not None:
+            dist.all_reduce(total, group=world)
         return total
 
     def take(self, totals: Tensor, *, step: int) -> StepResult:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshscope.core.thresholds import Threshold
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.counterparts import Counterpart
 from meshscope.diagnose.rule import Rule, describe, split_page
 from meshscope.diagnose.rule_page import name_subject

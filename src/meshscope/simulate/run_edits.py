@@ -9,7 +9,7 @@ from meshscope.analyze.pipeline.pipeline_times import collect_pipeline_times
 from meshscope.analyze.pipeline.stage_work import measure_stage_work
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import BUILDERS
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need, or_unavailable
 from meshscope.errors import UsageError
 from meshscope.simulate.edit_text import EditKind, WantedEdit
 from meshscope.simulate.edits import choose_pieces, equalise, scale_work, transfer_factor
@@ -129,33 +129,29 @@ class RunEdits:
             if layout.coordinates(rank).along(wanted.name) in wanted.numbers
         ]
 
-    def _price_pipeline(self, wanted: WantedEdit) -> Gain | Unavailable:
+    @or_unavailable
+    def _price_pipeline(self, wanted: WantedEdit) -> Gain:
         if wanted.kind is EditKind.SCHEDULE and wanted.name not in BUILDERS:
             raise UsageError(
                 f"edit {wanted.text!r}: there is no such schedule; schedules: {', '.join(BUILDERS)}"
             )
         if self._pipeline is None:
             self._pipeline = self._build_pipeline()
-        if isinstance(self._pipeline, Unavailable):
-            return self._pipeline
+        pipeline = need(self._pipeline)
         if wanted.kind is EditKind.MOVE:
             count, source, target = wanted.numbers
             move = LayerMove(count=count, source=source, target=target)
-            return price_move(self._pipeline, move)
+            return need(price_move(pipeline, move))
         name = wanted.name or None
         number = wanted.numbers[0] if wanted.numbers else None
-        priced = price_schedule(self._pipeline, name=name, num_microbatches=number)
-        return priced if isinstance(priced, Unavailable) else priced.gain
+        return need(need(price_schedule(pipeline, name=name, num_microbatches=number)).gain)
 
-    def _build_pipeline(self) -> PipelineReplay | Unavailable:
-        times = collect_pipeline_times(self.replay.timeline, self.attempt)
-        if isinstance(times, Unavailable):
-            return times
-        handovers = measure_handovers(times)
-        if isinstance(handovers, Unavailable):
-            return handovers
+    @or_unavailable
+    def _build_pipeline(self) -> PipelineReplay:
+        times = need(collect_pipeline_times(self.replay.timeline, self.attempt))
+        handovers = need(measure_handovers(times))
         work = measure_stage_work(times, self.attempt)
-        return build_pipeline_replay(self.replay.timeline, times, work, handovers)
+        return need(build_pipeline_replay(self.replay.timeline, times, work, handovers))
 
 
 def _known(factor: float | None) -> float:

@@ -13,19 +13,24 @@ from meshscope.store.read.run import open_run
 from report_builders import render_report
 
 NUM_STEPS = 200
+PART = StepChoice(max_rank_steps=80)
 
 
-@pytest.fixture
-def run(tmp_path):
+def make_job(path):
     """Two ranks; rank 1 comes 3 ms late to a transfer of 2 ms in every step."""
-    job = Job(tmp_path, num_ranks=2, layout=Layout(dp=2))
+    job = Job(path, num_ranks=2, layout=Layout(dp=2))
     group = job.group((0, 1), description="mesh_dp")
     for step in range(NUM_STEPS):
         begin = step * 20 * MS
         arrivals = {0: begin + 5 * MS, 1: begin + 8 * MS}
         job.collective(group, arrivals, transfer_ns=2 * MS, step=step)
         job.step(step, begin, begin + 20 * MS)
-    job.close()
+    return job, group
+
+
+@pytest.fixture
+def run(tmp_path):
+    make_job(tmp_path)[0].close()
     return open_run(tmp_path)
 
 
@@ -37,9 +42,20 @@ def means_of(run, **options):
 def test_means_of_a_part_are_those_of_the_whole(run):
     whole, means = means_of(run)
     assert whole.communication.num_steps_left_out == 0
-    part, part_means = means_of(run, step_choice=StepChoice(max_rank_steps=80))
+    part, part_means = means_of(run, step_choice=PART)
     assert part.communication.num_steps_left_out == pytest.approx(NUM_STEPS - 1 - 40, abs=4)
     assert part.communication.num_rank_steps < 100
     assert part_means == means
     text = render_report(part, Screen(width=200))
     assert "steps of a long run not read\n" in text
+
+
+def test_how_a_long_run_ended_is_seen(tmp_path):
+    job, group = make_job(tmp_path)
+    end = NUM_STEPS * 20 * MS
+    differ = {1: {"size_bytes": 77}}
+    job.collective(group, {0: end + MS, 1: end + MS}, step=NUM_STEPS, overrides=differ)
+    found = Study(job.close(), step_choice=PART).communication
+    assert found.part is not None
+    assert found.num_desynchronised == 1
+    assert found.desynchronisations[0].sequence == NUM_STEPS

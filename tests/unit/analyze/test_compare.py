@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from builders import MS
-from meshscope.analyze.compare.compare import Metric, Verdict, compare_attempts, judge
+from meshscope.analyze.compare.compare import Metric, Verdict, compare_studies, judge
 from meshscope.analyze.compare.compare_loss import Tolerance, agree
 from meshscope.analyze.compare.compare_provenance import Subject
+from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.shift import Shift
 from meshscope.store.read.run import open_run
@@ -31,7 +32,7 @@ def attempt(path, **options):
 
 
 def compare(a, b, tolerance=None):
-    return compare_attempts(a, b, tolerance=tolerance)
+    return compare_studies(Study(a), Study(b), tolerance=tolerance)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from meshscope.analyze.pipeline.pipeline_waits import measure_pipeline_waits
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Estimate
 from meshscope.diagnose.registry import RULES
@@ -72,7 +72,7 @@ def test_chains_are_found_by_messages(tmp_path):
 
 def test_few_messages_are_told_with_an_estimate(tmp_path):
     context = Context(Study(open_run(write_gpipe(tmp_path / "run", m=1)).last_attempt))
-    (found,) = RULES["PP001"]().find(context)
+    (found,) = RULES["PP001"]().run(context)
     assert found.severity >= Severity.HIGH
     assert isinstance(found.gain, Estimate)
     # Three microbatches of a third: 40 ms become 80 / 3.
@@ -82,7 +82,7 @@ def test_few_messages_are_told_with_an_estimate(tmp_path):
 
 def test_many_messages_are_not(tmp_path):
     context = Context(Study(open_run(write_gpipe(tmp_path / "run", m=16)).last_attempt))
-    assert list(RULES["PP001"]().find(context)) == []
+    assert list(RULES["PP001"]().run(context)) == []
 
 
 def test_without_messages_there_is_nothing(tmp_path):

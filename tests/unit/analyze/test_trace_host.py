@@ -140,7 +140,7 @@ def test_an_empty_host_has_nothing(tmp_path) -> None:
 
 
 PROGRAM = """
-import sys
+import os, sys
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -163,7 +163,8 @@ with profile(
         optimizer.step()
         optimizer.zero_grad()
         profiler.step()
-dist.destroy_process_group()
+# Not an orderly end: a gloo thread of torch 2.13 may abort it, see examples/train_gpt.py.
+os._exit(0)
 """
 
 

@@ -9,8 +9,8 @@ import pytest
 from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.runner import diagnose
 from meshscope.errors import TraceError

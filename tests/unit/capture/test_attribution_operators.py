@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshscope.capture.guard import Guard
-from meshscope.capture.memory import profiled_step
-from meshscope.capture.memory.automatic_profile import AutomaticProfile, find_training
 from meshscope.capture.memory.memory_profile import MemoryProfile
-from meshscope.capture.memory.profiled_step import choose_step
+from meshscope.capture.profiling import profiled_step
+from meshscope.capture.profiling.automatic_profile import AutomaticProfile, find_training
+from meshscope.capture.profiling.profiled_step import choose_step
 from meshscope.capture.profiling.window_schedule import WindowSchedule
 
 WIDTH, BATCH = 64, 32

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.capture.steps import automatic, heap
 from meshscope.store.schema import StepFlag
 
 WIDTH = 8
@@ -82,8 +83,9 @@ def test_gradient_accumulation_keeps_every_microbatch_in_its_phase(recorder):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder.attach(model, optimizer)
+    seen_ns = []
     for index, (inputs, _) in enumerate(make_loader(8)):
-        time.sleep(0.002)  # work between fetch and forward is nobody's phase
+        seen_ns.append(time.monotonic_ns())  # work between fetch and forward is nobody's phase
         (loss_of(model, inputs) / 4).backward()
         if index % 4 == 3:
             optimizer.step()
@@ -97,7 +99,9 @@ def test_gradient_accumulation_keeps_every_microbatch_in_its_phase(recorder):
         assert forwards == [0, 1, 2, 3]
         backwards = [phase.microbatch for phase in step.phases if phase.name == "backward"]
         assert backwards == [0, 1, 2, 3]
-        assert step.total_ns("backward") < 0.5 * (step.end_ns - step.start_ns)
+        inside = [ns for ns in seen_ns if step.start_ns < ns < step.end_ns]
+        assert len(inside) == 4
+        assert not any(p.start_ns <= ns <= p.end_ns for p in step.phases for ns in inside)
 
 
 def test_several_forward_passes_before_one_backward(recorder):
@@ -166,7 +170,6 @@ def test_evaluation_between_steps_is_a_gap_and_its_own_phase(recorder):
         model.eval()
         with torch.no_grad():
             for inputs, _ in make_loader(3):
-                time.sleep(0.003)
                 model(inputs)
         model.train()
     recorded = finish(recorder)
@@ -175,9 +178,9 @@ def test_evaluation_between_steps_is_a_gap_and_its_own_phase(recorder):
     ] * 4
     outside = [phase.name for phase in recorded.outside]
     assert outside.count("eval") == 6
-    assert max(step.end_ns - step.start_ns for step in recorded.steps[1:]) < 3e8
-    gap_ns = recorded.steps[2].start_ns - recorded.steps[1].end_ns
-    assert gap_ns > 9e6  # three evaluation batches of at least 3 ms each
+    between = (recorded.steps[1].end_ns, recorded.steps[2].start_ns)
+    evals = [phase for phase in recorded.outside if phase.name == "eval"]
+    assert all(between[0] <= phase.start_ns <= phase.end_ns <= between[1] for phase in evals[:3])
 
 
 def test_evaluation_inside_a_step_stays_there(recorder):
@@ -710,16 +713,21 @@ def test_a_sharded_loss_is_not_read_on_our_own_account(recorder):
     assert read_recorded(run_dir).values("backward_loss") == []
 
 
-def test_many_optimizers_do_not_mean_many_searches(recorder):
+def test_many_optimizers_do_not_mean_many_searches(recorder, monkeypatch):
     """An optimizer per parameter is usual where memory is short; each search looks at the heap."""
     recorder.watch_everything()
     model = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(400)])
-    begin = time.monotonic()
+    searches = []
+
+    def count(*kinds):
+        searches.append(kinds)
+        return heap.find_instances(*kinds)
+
+    monkeypatch.setattr(automatic, "find_instances", count)
     optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
-    watched = time.monotonic() - begin
     assert len(optimizers) == 400
     assert model in recorder.watching.models
-    assert watched < 30  # 400 searches would take minutes; this is not a measurement
+    assert 0 < len(searches) <= 10
 
 
 def test_a_module_that_cannot_be_hooked_does_not_hide_the_others(recorder):

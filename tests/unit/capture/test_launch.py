@@ -1,6 +1,7 @@
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.capture.launch import (
+from meshscope.capture.launching.launch import (
     BOOT_DIR,
     SOURCE_DIR,
     CommandNotStarted,
@@ -169,13 +170,17 @@ def test_a_missing_program_ends_like_in_a_shell(tmp_path: Path) -> None:
 
 def test_the_tick_is_called_and_its_failure_does_not_end_the_command(tmp_path: Path) -> None:
     calls = []
+    ticked = tmp_path / "ticked"
 
     def tick() -> None:
         calls.append(len(calls))
         if len(calls) == 3:
+            ticked.touch()
             raise BrokenPipeError
 
-    launch = prepare_launch(["sh", "-c", "sleep 0.3; exit 5"], os.environ, run_dir=tmp_path / "r")
+    # A fourth call would come while it sleeps.
+    script = f"until [ -e {shlex.quote(str(ticked))} ]; do sleep 0.01; done; sleep 0.1; exit 5"
+    launch = prepare_launch(["sh", "-c", script], os.environ, run_dir=tmp_path / "r")
     assert run_command(launch, on_tick=tick, tick_s=0.02) == 5
     assert len(calls) == 3
 
@@ -208,7 +213,8 @@ deadline = time.monotonic() + 20
 while not any(seen.values()) and time.monotonic() < deadline:
     time.sleep(0.01)
 time.sleep(0.4)  # a second one would come now
-(out / "seen").write_text(" ".join(f"{name}={number}" for name, number in seen.items()))
+(out / "half").write_text(" ".join(f"{name}={number}" for name, number in seen.items()))
+(out / "half").rename(out / "seen")
 sys.exit(9)
 """
 
@@ -221,7 +227,7 @@ def launcher_command(tmp_path: Path) -> list[str]:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} did not appear"
         time.sleep(0.01)
@@ -262,7 +268,6 @@ def test_a_killed_launcher_does_not_orphan_the_command(tmp_path: Path) -> None:
         wait_for(tmp_path / "ready")
         launcher.kill()
     wait_for(tmp_path / "seen")
-    time.sleep(0.05)
     assert (tmp_path / "seen").read_text() == "SIGINT=0 SIGTERM=1"
 
 
@@ -494,3 +499,12 @@ def test_the_wheel_takes_the_boot_folder_along() -> None:
     builder = wheel.WheelBuilder(str(SOURCE_DIR.parent))
     files = {file.distribution_path for file in builder.recurse_included_files()}
     assert "meshscope/capture/boot/sitecustomize.py" in files
+
+
+def test_the_source_distribution_has_what_its_readme_calls() -> None:
+    sdist = pytest.importorskip("hatchling.builders.sdist", reason="builds need hatchling")
+    builder = sdist.SdistBuilder(str(SOURCE_DIR.parent))
+    files = {file.distribution_path for file in builder.recurse_included_files()}
+    assert {"Makefile", "constraints.txt", ".ci/run", "examples/demo.py"} <= files
+    assert {"tests/conftest.py", "src/meshscope/ingest/scanner.c"} <= files
+    assert not any(name.endswith((".so", ".pyc")) for name in files)

@@ -12,11 +12,11 @@ from meshscope.capture.monitor.monitor import Monitor
 from meshscope.capture.monitor.monitor_records import MAX_RECORDS, HoldUp, Surroundings, count_once
 from meshscope.capture.monitor.monitor_results import MonitorThresholds
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.core.advice import KEEP_TP_INSIDE
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind, Outcome
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.advice import KEEP_TP_INSIDE
+from meshscope.core.verdict.severity import Severity
 from meshscope.store.read.tail import read_last_records
 from meshscope.store.schema import ACTION_KINDS, OperationFlag
 

@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from meshscope.capture.guard import Guard
 from meshscope.capture.profiling.settings import parse_settings
-from meshscope.capture.profiling.trace_windows import Place, TraceWindows, WindowSurroundings
+from meshscope.capture.profiling.trace_windows import TraceWindows
 from meshscope.capture.profiling.triggers import (
     LOOK_EVERY_NS,
     MIN_COMPARED_STEPS,
@@ -18,6 +17,7 @@ from meshscope.capture.profiling.triggers import (
     SignalTrigger,
 )
 from meshscope.capture.profiling.window_marks import MARKS_NAME, WindowMarks
+from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.errors import UsageError
 
 MS = 1_000_000
@@ -180,14 +180,8 @@ def test_the_limit_ends_it():
 
 def test_a_step_that_was_profiled_otherwise_is_no_anomaly(tmp_path):
     """The rank is not chosen: its one anomaly is used up without a window."""
-    around = WindowSurroundings(
-        guard=Guard(),
-        clock=time.monotonic_ns,
-        find_place=lambda: Place(run_dir=tmp_path, rank=0, world_size=1, layout=None),
-        journal=lambda kind, **fields: None,
-        note=lambda where, text: None,
-    )
-    windows = TraceWindows(parse_settings("triggered,anomaly,limit=1,ranks=7"), around)
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    windows = TraceWindows(parse_settings("triggered,anomaly,limit=1,ranks=7"), recorder.session)
     for step in range(20):
         windows.visit(step, step * 1000 * MS, (step * 1000 + 20) * MS)
     windows.note_disturbed(20)
@@ -195,3 +189,5 @@ def test_a_step_that_was_profiled_otherwise_is_no_anomaly(tmp_path):
     assert windows.wants_every_step, "it still watches"
     windows.visit(21, 21_000 * MS, 21_500 * MS)
     assert not windows.wants_every_step, "the limit is reached"
+    windows.close()
+    recorder.close()

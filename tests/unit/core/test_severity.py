@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from meshscope.core.severity import Severity, grade, parse_severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity, grade, parse_severity
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from meshscope.core.thresholds import Threshold, Thresholds, choose_thresholds
+from meshscope.core.verdict.thresholds import Threshold, Thresholds, choose_thresholds
 from meshscope.errors import UsageError
 
 EFFECT = Threshold(name="straggler_min_effect_ratio", default=0.05, meaning="made up")

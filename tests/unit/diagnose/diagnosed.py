@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Thresholds
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Thresholds
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.registry import RULES
@@ -24,7 +24,7 @@ def context_of(path: Path, **changed: float) -> Context:
 
 def find(code: str, path: Path, **changed: float) -> list[Finding]:
     """What one rule says about a run."""
-    return list(RULES[code]().find(context_of(path, **changed)))
+    return list(RULES[code]().run(context_of(path, **changed)))
 
 
 def make_finding(code: str = "ST001", **fields: object) -> Finding:

@@ -6,8 +6,8 @@ import pytest
 
 from builders import MS, SECOND
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.rule import Rule
@@ -25,7 +25,7 @@ ALL: tuple[type[Rule], ...] = (BackwardHeavy, OptimizerHeavy, LowUtilisation, Ho
 
 def _find(attempt: Attempt) -> list[Finding]:
     context = Context(Study(attempt))
-    found = [finding for rule in ALL for finding in rule().find(context)]
+    found = [finding for rule in ALL for finding in rule().run(context)]
     assert context.study.failures == []
     return found
 

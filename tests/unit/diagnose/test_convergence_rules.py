@@ -5,7 +5,7 @@ import pytest
 
 from builders import MS
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.convergence import (
     GradientNorm,
@@ -43,7 +43,7 @@ def norm(rank, step):
 def find(rule, path, *, loss=healthy, grad_norm=norm, num_steps=200, **options):
     scalars = {"loss": loss, "grad_norm": grad_norm, "lr": lambda rank, step: 1e-3}
     run = make_signal_run(path / "run", num_steps=num_steps, scalars=scalars, **options)
-    return list(rule().find(Context(Study(open_run(run).last_attempt))))
+    return list(rule().run(Context(Study(open_run(run).last_attempt))))
 
 
 @pytest.mark.parametrize("rule", ALL)
@@ -54,7 +54,7 @@ def test_a_healthy_run_is_silent(tmp_path, rule):
 @pytest.mark.parametrize("rule", ALL)
 def test_a_run_that_logged_nothing_is_silent(tmp_path, rule):
     run = make_signal_run(tmp_path / "run")
-    assert list(rule().find(Context(Study(open_run(run).last_attempt)))) == []
+    assert list(rule().run(Context(Study(open_run(run).last_attempt)))) == []
 
 
 def nan_from(first, last=10**9, ranks=(0, 1)):

@@ -9,7 +9,7 @@ from diagnosed import context_of, find, make_finding
 from builders import MS, Faults, make_run, make_writer, put_step
 from meshscope.analyze.study import Failure
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.registry import RULES
 from meshscope.hang.processes import this_machine
@@ -22,11 +22,11 @@ from communication_builders import Job
 
 def test_a_failure_is_told_with_its_error(tmp_path):
     context = context_of(make_run(tmp_path))
-    assert list(RULES["HE001"]().find(context)) == []
+    assert list(RULES["HE001"]().run(context)) == []
     context.study.failures.append(
         Failure(what="rule XX001", error="ValueError: no", place="x.py:3")
     )
-    (found,) = RULES["HE001"]().find(context)
+    (found,) = RULES["HE001"]().run(context)
     assert found.title == "rule XX001 failed"
     assert found.severity is Severity.MEDIUM
 
@@ -142,7 +142,7 @@ def test_dropped_records_are_medium(tmp_path):
     context = context_of(make_run(tmp_path))
     problem = Problem(kind=ProblemKind.DROPPED, rank=0, text="no space", num_records=7)
     object.__setattr__(context.study.health, "problems", (problem,))
-    (found,) = RULES["HE003"]().find(context)
+    (found,) = RULES["HE003"]().run(context)
     assert found.severity is Severity.MEDIUM
     assert "7 records lost; the first: no space." in found.summary
 
@@ -225,6 +225,6 @@ def test_a_replay_that_misses_the_clock_is_said(tmp_path):
     context = context_of(communicate(tmp_path))
     fidelity = replace(context.replay.fidelity, error_ratio=0.07)
     context.replay = replace(context.replay, fidelity=fidelity)
-    (found,) = RULES["HE007"]().find(context)
+    (found,) = RULES["HE007"]().run(context)
     assert found.severity is Severity.LOW
     assert "(7.0 % off)" in found.summary

@@ -8,8 +8,8 @@ import pytest
 from builders import MS
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.rules.input_stalls import InputBound, SlowLoader
@@ -24,7 +24,7 @@ def _work(data_ms: dict[int, float], num_ranks: int = 4) -> dict[int, dict[str, 
 
 
 def _find(rule: type, context: Context) -> list[Finding]:
-    return list(rule().find(context))
+    return list(rule().run(context))
 
 
 def test_one_slow_loader(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from builders import MS
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.rules.links import SlowLinkRule
@@ -18,7 +18,7 @@ from timeline_builders import TimedJob
 
 
 def _find(attempt: Attempt) -> list[Finding]:
-    return list(SlowLinkRule().find(Context(Study(attempt))))
+    return list(SlowLinkRule().run(Context(Study(attempt))))
 
 
 def _make_pairs(path: Path, transfer_ms: dict[tuple[int, int], float]) -> Attempt:

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Thresholds
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Thresholds
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.memory import (
     AllocatorRetries,
@@ -20,7 +20,7 @@ NOISE = np.random.default_rng(1).normal(size=(8, 200))
 
 def find(rule, path, changed=None, **options):
     attempt = open_run(make_signal_run(path / "run", **options)).last_attempt
-    return list(rule().find(Context(Study(attempt), thresholds=Thresholds(changed=changed or {}))))
+    return list(rule().run(Context(Study(attempt), thresholds=Thresholds(changed=changed or {}))))
 
 
 def leak(rank, step):

@@ -9,7 +9,7 @@ from torch import nn
 from meshscope.analyze.study import Study
 from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.core.severity import Severity
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.out_of_memory import OutOfMemory
 from meshscope.store.read.run import open_run
@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 
 def find(run_dir):
-    return list(OutOfMemory().find(Context(Study(open_run(run_dir).last_attempt))))
+    return list(OutOfMemory().run(Context(Study(open_run(run_dir).last_attempt))))
 
 
 class FullTorch:

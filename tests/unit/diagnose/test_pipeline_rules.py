@@ -5,7 +5,7 @@ import pytest
 from diagnosed import context_of, find
 
 from meshscope.core.schedule_builders import build_schedule
-from meshscope.core.severity import Severity
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose

@@ -4,8 +4,8 @@ from diagnosed import context_of, scale_work
 
 from builders import make_run
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Estimate
 from meshscope.diagnose.pricing import Scale, join_edits, recoverable_hours, severity_of
 from meshscope.simulate.what_if import Edit

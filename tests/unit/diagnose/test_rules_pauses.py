@@ -4,7 +4,7 @@ from diagnosed import context_of
 from builders import MS
 from late_runs import LateRun, noisy
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose
 

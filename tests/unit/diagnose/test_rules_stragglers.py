@@ -4,8 +4,8 @@ from diagnosed import context_of, find
 from builders import MS, make_run
 from late_runs import LateRun, noisy
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose import relief
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose

@@ -7,8 +7,8 @@ from diagnosed import context_of, make_finding, make_rule, scale_work
 
 from builders import Faults, make_run
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Estimate
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.registry import RULES

@@ -3,7 +3,7 @@ import pytest
 from diagnosed import find
 
 from builders import MS, make_writer, put_span, put_step
-from meshscope.core.severity import Severity
+from meshscope.core.verdict.severity import Severity
 
 
 def write_steps(path, forward_ns, *, num_ranks=2, checkpoint=None, seed=0):

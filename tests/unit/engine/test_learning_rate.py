@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine trains with torch")
 
 from meshscope.core.config.train_config import OptimizerConfig  # noqa: E402
-from meshscope.engine.learning_rate import LearningRate, set_learning_rate  # noqa: E402
+from meshscope.engine.update.learning_rate import LearningRate, set_learning_rate  # noqa: E402
 from meshscope.engine.update.optimizer import make_learning_rate  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 

@@ -4,8 +4,8 @@ import pytest
 
 from builders import Faults, make_run
 from meshscope.core.layout import Layout
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import (
     Confidence,
     ConfidenceLevel,

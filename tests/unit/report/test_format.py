@@ -157,7 +157,7 @@ def literals(path):
 
 
 NOT_SHOWN = "\ud7ff\ue000\ufffd\U00010000\U0010ffff"
-"""Ends of the ranges that a pattern of `report.junit` lists."""
+"""Ends of the ranges that a pattern of `report.render.junit` lists."""
 
 
 def test_every_character_of_the_report_has_an_ascii_form():

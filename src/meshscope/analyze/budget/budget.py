@@ -22,7 +22,7 @@ import numpy as np
 from meshscope.analyze.budget.budget_lines import Line, Share, sort_pieces
 from meshscope.analyze.budget.model_flops import RankFlops
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Int64s
 
 MAX_RESIDUAL_RATIO = 0.005
@@ -140,20 +140,15 @@ def measure_host_lead(timeline: Timeline) -> float:
     return 1 - int(timeline.host_period_ns.sum()) / period_ns if period_ns > 0 else 0.0
 
 
-def _useful_ns(
-    timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable
-) -> Int64s | Unavailable:
+@or_unavailable
+def _useful_ns(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Int64s:
     """Per rank the time its FLOPs would take at peak; all ranks must be known."""
-    if isinstance(flops, Unavailable):
-        return flops
-    found = []
+    by_rank, found = need(flops), []
     for rank in timeline.ranks:
-        if rank not in flops:
-            return Unavailable(f"FLOPs of rank {rank} are not known")
-        peak = flops[rank].peak_flops_per_s
-        if isinstance(peak, Unavailable):
-            return peak
-        found.append(min(flops[rank].model_flops / peak * 1e9, 2.0**53))
+        if rank not in by_rank:
+            raise Missing(f"FLOPs of rank {rank} are not known")
+        own = by_rank[rank]
+        found.append(min(own.model_flops / need(own.peak_flops_per_s) * 1e9, 2.0**53))
     return np.rint(found).astype(np.int64)
 
 
@@ -172,49 +167,37 @@ def _split_compute(
     return [*lines[:at], *new_lines, *lines[at + 1 :]], np.concatenate(parts, axis=2)
 
 
-def _measure_mfu(
-    timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable
-) -> Utilisation | Unavailable:
-    if isinstance(flops, Unavailable):
-        return flops
-    known = {rank: one.model_flops for rank, one in flops.items()}
-    return _measure_utilisation(timeline, flops, known, MFU_FORMULA)
+@or_unavailable
+def _measure_mfu(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Utilisation:
+    by_rank = {rank: one.model_flops for rank, one in need(flops).items()}
+    return need(_measure_utilisation(timeline, need(flops), by_rank, MFU_FORMULA))
 
 
-def _measure_hfu(
-    timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable
-) -> Utilisation | Unavailable:
-    if isinstance(flops, Unavailable):
-        return flops
-    known: dict[int, float] = {}
-    for rank, one in flops.items():
-        if isinstance(one.hardware_flops, Unavailable):
-            return one.hardware_flops
-        known[rank] = one.hardware_flops
-    return _measure_utilisation(timeline, flops, known, HFU_FORMULA)
+@or_unavailable
+def _measure_hfu(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Utilisation:
+    by_rank = {rank: need(one.hardware_flops) for rank, one in need(flops).items()}
+    return need(_measure_utilisation(timeline, need(flops), by_rank, HFU_FORMULA))
 
 
+@or_unavailable
 def _measure_utilisation(
     timeline: Timeline,
     flops: Mapping[int, RankFlops],
     flops_of_rank: Mapping[int, float],
     formula: str,
-) -> Utilisation | Unavailable:
-    useful = _useful_ns(timeline, flops)
-    if isinstance(useful, Unavailable):
-        return useful
-    peaks = [flops[rank].peak_flops_per_s for rank in timeline.ranks]
-    known = [peak for peak in peaks if not isinstance(peak, Unavailable)]
+) -> Utilisation:
+    need(_useful_ns(timeline, flops))
+    peaks = [need(flops[rank].peak_flops_per_s) for rank in timeline.ranks]
     period_ns = (timeline.period_end_ns - timeline.period_begin_ns).mean(axis=1)
-    possible = sum(peak * float(ns) * 1e-9 for peak, ns in zip(known, period_ns, strict=True))
+    possible = sum(peak * float(ns) * 1e-9 for peak, ns in zip(peaks, period_ns, strict=True))
     if not possible > 0:
-        return Unavailable("steps have no length")
+        raise Missing("steps have no length")
     total = sum(flops_of_rank[rank] for rank in timeline.ranks)
     sources = dict.fromkeys(flops[rank].peak_source for rank in timeline.ranks)
     return Utilisation(
         ratio=total / possible,
         formula=formula,
         flops_per_step=total,
-        peak_flops_per_s=float(sum(known)),
+        peak_flops_per_s=float(sum(peaks)),
         peak_source="; ".join(sources),
     )

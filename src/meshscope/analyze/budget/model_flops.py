@@ -17,7 +17,7 @@ import numpy as np
 
 from meshscope.core.flops import Flops
 from meshscope.core.hardware import find_peak, normalise_dtype
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.rank_ranges import abbreviate_ranks
 from meshscope.store.read.run import TRACE_SOURCE, Attempt, RankRecording
@@ -65,21 +65,18 @@ def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
     return found or Unavailable(reasons[0] if reasons else "there are no ranks")
 
 
-def read_rank_flops(recording: RankRecording) -> RankFlops | Unavailable:
+@or_unavailable
+def read_rank_flops(recording: RankRecording) -> RankFlops:
     """What one rank's journal says."""
     said = _last(recording.updates, "flops")
     if said is None and recording.header.get("source") == TRACE_SOURCE:
-        return Unavailable("FLOPs are not known: traces do not say a model's")
+        raise Missing("FLOPs are not known: traces do not say a model's")
     if said is None:
-        return Unavailable(
-            "FLOPs are not known: call Recorder.count_flops(model, batch) or set_flops"
-        )
+        raise Missing("FLOPs are not known: call Recorder.count_flops(model, batch) or set_flops")
     model = _positive(said.get("model_flops"))
     if model is None:
-        return Unavailable(f"FLOPs of rank {recording.rank}: the journal's number is not one")
-    factor = _count_per_step(recording, said)
-    if isinstance(factor, Unavailable):
-        return factor
+        raise Missing(f"FLOPs of rank {recording.rank}: the journal's number is not one")
+    factor = need(_count_per_step(recording, said))
     hardware = _positive(said.get("hardware_flops"))
     dtype = said.get("dtype")
     is_known = isinstance(dtype, str) and dtype not in ("", "unknown")

@@ -8,9 +8,10 @@ limit, and nothing is said when the limit lies within it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,12 +22,16 @@ from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.rank.signals import read_scalars
 from meshscope.analyze.rank.steps import JobSteps, count_warmup
 from meshscope.analyze.rank.throughput import RankTokens, measure_tokens, sum_tokens
-from meshscope.core.unavailable import Unavailable
+from meshscope.analyze.study import Study
+from meshscope.core.unavailable import Unavailable, need, or_unavailable
 from meshscope.numerics.shift import Shift, measure_shift
 from meshscope.store.read.arrays import Floats
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.trace_windows import TraceWindow, disturbing_windows, mark_profiled
+
+if TYPE_CHECKING:
+    from meshscope.analyze.budget.model_flops import RankFlops
 
 ONE_NUMBER = Unavailable("one number on each side has no interval")
 PERIOD = "step period"
@@ -111,16 +116,9 @@ class Comparison:
         return self.metrics[0]
 
 
-def compare_attempts(
-    a: Attempt,
-    b: Attempt,
-    *,
-    warmup_steps: int | None = None,
-    tolerance: Tolerance | None = None,
-    with_budget: bool = True,
-) -> Comparison:
+def compare_studies(a: Study, b: Study, *, tolerance: Tolerance | None = None) -> Comparison:
     """Everything about A and B that can be compared."""
-    one, other = read_side(a, warmup_steps), read_side(b, warmup_steps)
+    one, other = (read_side(study.attempt, study.warmup_steps) for study in (a, b))
     return Comparison(
         metrics=(
             _compare_series(PERIOD, one.period_ns, other.period_ns),
@@ -134,11 +132,9 @@ def compare_attempts(
                 "peak device memory", "bytes", one.peak_device_bytes, other.peak_device_bytes
             ),
         ),
-        provenance=diff_provenance(a, b),
-        loss=compare_loss(a, b, tolerance or Tolerance()),
-        budget=_compare_budgets(a, b, warmup_steps)
-        if with_budget
-        else Unavailable("it was not asked for"),
+        provenance=diff_provenance(a.attempt, b.attempt),
+        loss=compare_loss(a.attempt, b.attempt, tolerance or Tolerance()),
+        budget=_compare_budgets(a, b),
         num_steps=(one.num_steps, other.num_steps),
         num_warmup=(one.num_warmup, other.num_warmup),
     )
@@ -222,23 +218,19 @@ def _compare_numbers(
     return Metric(name=name, unit=unit, a=a, b=b, shift=ONE_NUMBER, is_lower_better=unit == "bytes")
 
 
-def _compare_budgets(
-    a: Attempt, b: Attempt, warmup_steps: int | None
-) -> BudgetChange | Unavailable:
+def _compare_budgets(a: Study, b: Study) -> BudgetChange | Unavailable:
     # Only here: most of the analyses stand behind a budget.
     from meshscope.analyze.budget.budget import Budget, measure_budget
     from meshscope.analyze.budget.model_flops import read_flops
-    from meshscope.analyze.timeline.timeline import build_timeline
 
-    def measure(attempt: Attempt) -> Budget | Unavailable:
-        timeline = build_timeline(attempt, warmup_steps=warmup_steps)
-        if isinstance(timeline, Unavailable):
-            return timeline
-        return measure_budget(timeline, flops[attempt is b])
-
-    flops = (read_flops(a), read_flops(b))
+    flops = [read_flops(study.attempt) for study in (a, b)]
     missing = next((found for found in flops if isinstance(found, Unavailable)), None)
     if missing is not None:
         # Compute is one line in both, or split in both: else two halves would face one whole.
-        flops = (missing, missing)
-    return compare_budgets(measure(a), measure(b))
+        flops = [missing, missing]
+
+    @or_unavailable
+    def measure(study: Study, flops: "Mapping[int, RankFlops] | Unavailable") -> Budget:
+        return measure_budget(need(study.timeline), flops)
+
+    return compare_budgets(measure(a, flops[0]), measure(b, flops[1]))

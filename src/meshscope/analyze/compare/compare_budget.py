@@ -56,11 +56,10 @@ class BudgetChange:
 
 def compare_budgets(a: Budget | Unavailable, b: Budget | Unavailable) -> BudgetChange | Unavailable:
     """Line by line."""
-    for side, budget in (("A", a), ("B", b)):
-        if isinstance(budget, Unavailable):
-            return Unavailable(f"{side}: {budget.reason}")
-    assert not isinstance(a, Unavailable)
-    assert not isinstance(b, Unavailable)
+    if isinstance(a, Unavailable):
+        return Unavailable(f"A: {a.reason}")
+    if isinstance(b, Unavailable):
+        return Unavailable(f"B: {b.reason}")
     if min(len(a.steps), len(b.steps)) < MIN_VALUES:
         return Unavailable(f"it takes {MIN_VALUES} steps on each side")
     means_a, means_b = _per_step(a), _per_step(b)

@@ -29,7 +29,7 @@ from meshscope.analyze.pipeline.executed_schedule import ExecutedSchedule
 from meshscope.analyze.pipeline.handovers import Handovers, measure_handovers
 from meshscope.analyze.pipeline.pipeline_times import PipelineTimes
 from meshscope.core.schedule import ActionKind
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Floats
 
 _F, _B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -91,18 +91,17 @@ class PipelineBubble:
         return part_ns / self.cost_ns if self.cost_ns > 0 else 0.0
 
 
-def measure_bubble(times: PipelineTimes) -> PipelineBubble | Unavailable:
+@or_unavailable
+def measure_bubble(times: PipelineTimes) -> PipelineBubble:
     """The bubble and its parts."""
-    handovers = measure_handovers(times)
-    if isinstance(handovers, Unavailable):
-        return handovers
+    handovers = need(measure_handovers(times))
     plan = handovers.plan
     duration = times.duration_ns.astype(np.float64)
     busy = plan.busy_ns(duration)
     end = times.end_ns - handovers.origin_ns
     cost = plan.cost_ns(end - duration, end)
     if not (cost > 0).all():
-        return Unavailable("a pipeline's actions take no time")
+        raise Missing("a pipeline's actions take no time")
     stage_ns = _stage_medians(times, plan)
     bubbles = _replay_chain(plan, stage_ns, handovers, duration)
     steps = np.diff([0.0, *bubbles, float(np.mean(cost - busy.mean(axis=0)))])

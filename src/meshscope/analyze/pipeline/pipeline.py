@@ -12,7 +12,7 @@ from meshscope.analyze.pipeline.bubble import PipelineBubble, measure_bubble
 from meshscope.analyze.pipeline.pipeline_times import PipelineTimes, collect_pipeline_times
 from meshscope.analyze.pipeline.stage_work import StageWork, measure_stage_work
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import need, or_unavailable
 from meshscope.store.read.run import Attempt
 
 
@@ -30,13 +30,10 @@ class PipelineAnalysis:
         return self.bubble.utilisation_ratio
 
 
-def analyze_pipeline(timeline: Timeline, attempt: Attempt) -> PipelineAnalysis | Unavailable:
+@or_unavailable
+def analyze_pipeline(timeline: Timeline, attempt: Attempt) -> PipelineAnalysis:
     """The pipelines of a run; Unavailable says why there is nothing to see."""
-    times = collect_pipeline_times(timeline, attempt)
-    if isinstance(times, Unavailable):
-        return times
+    times = need(collect_pipeline_times(timeline, attempt))
     work = measure_stage_work(times, attempt)
-    bubble = measure_bubble(times)
-    if isinstance(bubble, Unavailable):
-        return bubble
+    bubble = need(measure_bubble(times))
     return PipelineAnalysis(times=times, work=work, bubble=bubble)

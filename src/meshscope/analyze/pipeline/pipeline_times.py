@@ -29,7 +29,7 @@ from meshscope.analyze.timeline.actions import ACTION_KINDS, Actions
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.schedule import Action, ActionKind, Schedule
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Int32s, Int64s
 from meshscope.store.read.run import Attempt
 
@@ -92,24 +92,19 @@ class PipelineTimes:
         return tuple(sorted({chain[position] for chain in self.chains}))
 
 
-def collect_pipeline_times(timeline: Timeline, attempt: Attempt) -> PipelineTimes | Unavailable:
+@or_unavailable
+def collect_pipeline_times(timeline: Timeline, attempt: Attempt) -> PipelineTimes:
     """The pipelines of a run; Unavailable says why there are none to be seen."""
     if timeline.actions is not None and len(timeline.actions):
         actions, source = timeline.actions, ActionSource.RECORDED
         chains = _find_chains(timeline, actions)
     else:
         source = ActionSource.PHASES
-        found = _chains_without_actions(timeline)
-        if isinstance(found, Unavailable):
-            return found
-        chains = found
-        derived = actions_from_phases(timeline, attempt, chains)
-        if isinstance(derived, Unavailable):
-            return derived
-        actions = derived
+        chains = need(_chains_without_actions(timeline))
+        actions = need(actions_from_phases(timeline, attempt, chains))
     if all(len(chain) < 2 for chain in chains):
-        return Unavailable("there is one pipeline stage only: nothing waits for another")
-    return _arrange(timeline, actions, chains, source)
+        raise Missing("there is one pipeline stage only: nothing waits for another")
+    return need(_arrange(timeline, actions, chains, source))
 
 
 def _find_chains(timeline: Timeline, actions: Actions) -> Chains:

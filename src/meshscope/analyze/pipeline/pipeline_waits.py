@@ -18,7 +18,7 @@ from meshscope.analyze.pipeline.message_chains import Chains, find_message_chain
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Bools, Floats
 
 
@@ -61,24 +61,22 @@ class PipelineWaits:
         return self.inherent_ns * (1 - self.num_microbatches / num_microbatches)
 
 
-def measure_pipeline_waits(timeline: Timeline) -> PipelineWaits | Unavailable:
+@or_unavailable
+def measure_pipeline_waits(timeline: Timeline) -> PipelineWaits:
     """Waits for messages of pipelines, of the layout or found by who sends to whom."""
     if timeline.communication is None:
-        return Unavailable("no communication was recorded")
+        raise Missing("no communication was recorded")
     layout = timeline.layout
-    chains: Chains | Unavailable
     if isinstance(layout, Unavailable):
-        chains = find_message_chains(timeline)
+        chains = need(find_message_chains(timeline))
     elif layout.pp > 1:
         chains = layout.groups_of("pp", timeline.ranks)
     else:
-        chains = Unavailable("there is one stage")
-    if isinstance(chains, Unavailable):
-        return chains
+        raise Missing("there is one stage")
     is_message = _find_pipeline_messages(timeline, chains)
     num_microbatches = _count_microbatches(timeline, chains, is_message)
     if num_microbatches < 1:
-        return Unavailable("ranks of the pipeline send each other no messages")
+        raise Missing("ranks of the pipeline send each other no messages")
     pieces = timeline.pieces
     is_held = (pieces.row >= 0) & (pieces.kind != PieceKind.WORK)
     by_message = is_held & is_message[np.where(is_held, pieces.row, 0)]

@@ -22,7 +22,7 @@ import numpy as np
 from meshscope.analyze.pipeline.action_replay import list_actions
 from meshscope.analyze.pipeline.pipeline_times import PipelineTimes
 from meshscope.core.schedule import ActionKind
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Floats
 from meshscope.store.read.run import Attempt, RankRecording
 
@@ -127,27 +127,25 @@ class StageWork:
         work = self.position_work_ns
         return float(work.max() / work.mean() - 1) if work.mean() > 0 else 0.0
 
-    def position_layers(self) -> tuple[int, ...] | Unavailable:
+    @or_unavailable
+    def position_layers(self) -> tuple[int, ...]:
         """Per pipeline rank: layers it holds."""
-        if isinstance(self.layers, Unavailable):
-            return self.layers
-        counts = [0] * self.num_positions
+        layers, counts = need(self.layers), [0] * self.num_positions
         for stage in self.stages:
-            counts[stage.position] += self.layers.num_layers[stage.stage]
+            counts[stage.position] += layers.num_layers[stage.stage]
         return tuple(counts)
 
-    def layer_ns(self) -> float | Unavailable:
+    @or_unavailable
+    def layer_ns(self) -> float:
         """Work of one layer for one microbatch."""
-        layers = self.layers
-        if isinstance(layers, Unavailable):
-            return layers
+        layers = need(self.layers)
         per_layer = {
             stage.stage: stage.work_ns / layers.num_layers[stage.stage]
             for stage in self.stages
             if layers.num_layers[stage.stage]
         }
         if not per_layer:
-            return Unavailable("no stage holds a layer")
+            raise Missing("no stage holds a layer")
         plain = [value for stage, value in per_layer.items() if not layers.extras[stage]]
         return lower_median(plain) if plain else min(per_layer.values())
 

@@ -137,12 +137,17 @@ def _keep_windows(
 
 
 def _time_windows(times: StepTimes, wanted: list[tuple[int, int]]) -> TimeWindows:
+    """When a rank was in the wanted steps, and a while after the last."""
     begin, end = [], []
     for low, high in wanted:
         inside = (times.step >= low) & (times.step <= high)
         if inside.any():
             begin.append(int(times.start_ns[inside].min()))
             end.append(int(times.end_ns[inside].max()))
+    if end:
+        # What came after the last common step is how a job that died shows: ranks that disagree,
+        # operations that were not left. As long as the last window, so that it stays small.
+        end[-1] += end[-1] - begin[-1]
     return TimeWindows(
         begin_ns=np.array(begin, dtype=np.int64), end_ns=np.array(end, dtype=np.int64)
     )

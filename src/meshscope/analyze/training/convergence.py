@@ -22,7 +22,7 @@ from enum import StrEnum
 import numpy as np
 
 from meshscope.analyze.rank.signals import SIGNAL_NAMES, ScalarSeries, read_scalars
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.numerics.spikes import Spikes, find_spikes
 from meshscope.numerics.theil_sen import scaled_mad
 from meshscope.numerics.trend import Trend, measure_trend
@@ -286,24 +286,21 @@ def _mean_per_step(series: ScalarSeries) -> tuple[Int64s, Floats]:
     return numbers[is_finite], means[is_finite]
 
 
-def _trend_of_last_half(loss: JobSeries | Unavailable) -> Trend | Unavailable:
-    if isinstance(loss, Unavailable):
-        return loss
-    half = len(loss) // 2
-    return measure_trend(loss.step[half:].astype(np.float64), loss.value[half:])
+@or_unavailable
+def _trend_of_last_half(loss: JobSeries | Unavailable) -> Trend:
+    half = len(need(loss)) // 2
+    return need(measure_trend(need(loss).step[half:].astype(np.float64), need(loss).value[half:]))
 
 
+@or_unavailable
 def _change(
-    loss: JobSeries | Unavailable, trend: Trend | Unavailable
-) -> tuple[float, float, float] | Unavailable:
-    if isinstance(loss, Unavailable):
-        return loss
-    if isinstance(trend, Unavailable):
-        return trend
+    maybe_loss: JobSeries | Unavailable, maybe_trend: Trend | Unavailable
+) -> tuple[float, float, float]:
+    loss, trend = need(maybe_loss), need(maybe_trend)
     half = len(loss) // 2
     level = abs(float(np.median(loss.value[half:])))
     if level == 0:
-        return Unavailable("the loss is 0")
+        raise Missing("the loss is 0")
     span = float(loss.step[-1] - loss.step[half])
     return (
         trend.slope_low * span / level,
@@ -312,19 +309,17 @@ def _change(
     )
 
 
+@or_unavailable
 def _name_course(
     loss: JobSeries | Unavailable,
     change: tuple[float, float, float] | Unavailable,
     divergence: Divergence | None,
-) -> LossCourse | Unavailable:
-    if isinstance(loss, Unavailable):
-        return loss
+) -> LossCourse:
+    need(loss)
     if divergence is not None:
         return LossCourse.DIVERGED
-    if isinstance(change, Unavailable):
-        return change
-    low, _, high = change
-    if _is_plateau(loss, low, high):
+    low, _, high = need(change)
+    if _is_plateau(need(loss), low, high):
         return LossCourse.PLATEAU
     if high < 0:
         return LossCourse.FALLING
@@ -388,7 +383,7 @@ def find_level_change(series: JobSeries, *, factor: float) -> LevelChange | None
     return LevelChange(usual=usual, last=float(np.median(tail)), since_step=int(series.step[since]))
 
 
-def _spikes(series: JobSeries | Unavailable, min_change_ratio: float) -> Spikes | Unavailable:
-    if isinstance(series, Unavailable):
-        return series
-    return find_spikes(series.step, series.value, min_change_ratio=min_change_ratio)
+@or_unavailable
+def _spikes(series: JobSeries | Unavailable, min_change_ratio: float) -> Spikes:
+    found = need(series)
+    return need(find_spikes(found.step, found.value, min_change_ratio=min_change_ratio))

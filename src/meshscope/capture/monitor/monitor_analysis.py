@@ -10,14 +10,13 @@ Wrong on an accelerator where phases are not marked: host times are then times t
 `clock` says `host`.
 """
 
-import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from meshscope.capture.monitor.monitor_bottlenecks import Shares, find_bottlenecks
-from meshscope.capture.monitor.monitor_records import PhaseTime, Snapshot, Step, Surroundings
+from meshscope.capture.monitor.monitor_bottlenecks import find_bottlenecks
+from meshscope.capture.monitor.monitor_records import PhaseTime, Snapshot, Step
 from meshscope.capture.monitor.monitor_results import (
     WINDOWS,
     MonitorAnalysis,
@@ -151,30 +150,33 @@ def make_analysis(snapshot: Snapshot, thresholds: MonitorThresholds) -> MonitorA
     """Ratios over the widest window, and what is wrong."""
     periods = _choose(snapshot)
     rate = measure_rate(snapshot, periods, len(periods) or 1)
-    on_device = has_device_times(snapshot.phases)
-    shares = _measure_shares(snapshot, periods)
-    has_verdict = len(periods) >= thresholds.min_steps
-    return MonitorAnalysis(
+    data = [_interval(phase) for phase in snapshot.phases if _is(phase, DATA)]
+    by_axis = _measure_axes(snapshot, periods)
+    analysis = MonitorAnalysis(
         num_steps=len(periods),
         step_ns=rate.step_ns if rate else NO_STEPS,
         tokens_per_s=rate.tokens_per_s if rate else NO_STEPS,
         device_tokens_per_s=rate.device_tokens_per_s if rate else NO_STEPS,
         forward_ns=_mean_phase(snapshot, periods, FORWARD),
         backward_ns=_mean_phase(snapshot, periods, BACKWARD),
-        clock="device" if on_device else "host",
-        communication_ratio=shares.communication,
-        communication_ratio_by_axis=shares.by_axis,
-        input_ratio=shares.input,
+        clock="device" if has_device_times(snapshot.phases) else "host",
+        communication_ratio=_measure_communication(snapshot, periods),
+        communication_ratio_by_axis=by_axis,
+        input_ratio=_measure_share(periods, data) if periods else NO_STEPS,
         memory_efficiency_ratio=_measure_memory_efficiency(snapshot),
-        memory_used_ratio=shares.memory_used,
-        pipeline_utilization_ratio=shares.pipeline,
-        pipeline_plain_ratio=shares.plain_pipeline,
-        tp_efficiency_ratio=_measure_efficiency(snapshot.around, shares, "tp"),
-        dp_efficiency_ratio=_measure_efficiency(snapshot.around, shares, "dp"),
+        memory_used_ratio=_measure_memory_used(snapshot),
+        pipeline_utilization_ratio=_measure_pipeline(snapshot, periods),
+        pipeline_plain_ratio=_measure_plain_pipeline(snapshot, periods),
+        tp_efficiency_ratio=_measure_efficiency(snapshot, periods, by_axis, "tp"),
+        dp_efficiency_ratio=_measure_efficiency(snapshot, periods, by_axis, "dp"),
         mfu_ratio=_measure_mfu(snapshot, rate),
-        bottlenecks=find_bottlenecks(shares, thresholds) if has_verdict else (),
-        has_verdict=has_verdict,
+        bottlenecks=(),
+        has_verdict=len(periods) >= thresholds.min_steps,
     )
+    if not analysis.has_verdict:
+        return analysis
+    step_ns = median(period.wall_ns for period in periods)
+    return replace(analysis, bottlenecks=find_bottlenecks(analysis, step_ns, thresholds))
 
 
 def _choose(snapshot: Snapshot) -> list[Period]:
@@ -183,26 +185,26 @@ def _choose(snapshot: Snapshot) -> list[Period]:
     return [period for period in periods if period.begin_ns >= snapshot.complete_since_ns]
 
 
-def _measure_shares(snapshot: Snapshot, periods: Sequence[Period]) -> Shares:
-    """Of the median step."""
-    walls = [period.wall_ns for period in periods]
+@or_unavailable
+def _measure_communication(snapshot: Snapshot, periods: Sequence[Period]) -> float:
+    if not snapshot.around.has_communication:
+        raise Missing(UNWATCHED)
+    if not periods:
+        raise Missing(NO_STEPS)
+    return _measure_share(periods, [one[:2] for one in snapshot.hold_ups])
+
+
+def _measure_axes(snapshot: Snapshot, periods: Sequence[Period]) -> dict[str, float]:
+    """The same, by the axis of the group."""
     held: dict[str, list[tuple[int, int]]] = {}
     for one in snapshot.hold_ups if periods and snapshot.around.has_communication else ():
         axis = snapshot.around.axes.get(one.group_id, "") or "other"
-        held.setdefault(axis, []).append((one.begin_ns, one.end_ns))
-    whole = assign(periods, itertools.chain.from_iterable(held.values()))
-    communication = _median_share(whole, walls) if periods else NO_STEPS
-    data = [(p.begin_ns, p.begin_ns + p.self_ns) for p in snapshot.phases if _is(p, DATA)]
-    return Shares(
-        step_ns=median(walls) if walls else 0.0,
-        communication=communication if snapshot.around.has_communication else UNWATCHED,
-        by_axis={axis: _median_share(assign(periods, held[axis]), walls) for axis in sorted(held)},
-        input=_median_share(assign(periods, data), walls) if periods else NO_STEPS,
-        pipeline=_measure_pipeline(snapshot, periods),
-        plain_pipeline=_measure_plain_pipeline(snapshot, periods),
-        memory_used=_measure_memory_used(snapshot),
-        is_device_memory=any(one.device_total_bytes > 0 for one in snapshot.memory),
-    )
+        held.setdefault(axis, []).append(one[:2])
+    return {axis: _measure_share(periods, held[axis]) for axis in sorted(held)}
+
+
+def _interval(phase: PhaseTime) -> tuple[int, int]:
+    return phase.begin_ns, phase.begin_ns + phase.self_ns
 
 
 def _is(phase: PhaseTime, name_id: int) -> bool:
@@ -233,8 +235,13 @@ def assign(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> l
     return total
 
 
-def _median_share(parts: Sequence[int], walls: Sequence[int]) -> float:
-    return median(part / wall if wall else 0.0 for part, wall in zip(parts, walls, strict=True))
+def _measure_share(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> float:
+    """Of the median step."""
+    inside = assign(periods, intervals)
+    return median(
+        part / period.wall_ns if period.wall_ns else 0.0
+        for part, period in zip(inside, periods, strict=True)
+    )
 
 
 @or_unavailable
@@ -254,13 +261,15 @@ def _mean_phase(snapshot: Snapshot, periods: Sequence[Period], name_id: int) -> 
 
 
 @or_unavailable
-def _measure_efficiency(around: Surroundings, shares: Shares, axis: str) -> float:
+def _measure_efficiency(
+    snapshot: Snapshot, periods: Sequence[Period], by_axis: Mapping[str, float], axis: str
+) -> float:
     """1 − what communication over the axis exposed, of the step."""
-    layout = around.layout
-    if around.world_size <= 1 or (layout is not None and layout.degree(axis) == 1):
+    layout = snapshot.around.layout
+    if snapshot.around.world_size <= 1 or (layout is not None and layout.degree(axis) == 1):
         raise Missing(f"{axis} is 1: nothing is divided along it")
-    need(shares.communication)
-    own = [share for name, share in shares.by_axis.items() if axis in name.split("+")]
+    need(_measure_communication(snapshot, periods))
+    own = [share for name, share in by_axis.items() if axis in name.split("+")]
     if layout is None and not own:
         raise Missing("the layout is not known: call set_layout")
     return 1 - sum(own)
@@ -275,9 +284,9 @@ def _measure_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
     if not snapshot.actions or not periods:
         raise Missing("no pipeline action was recorded (see Recorder.action)")
     steps = [Period(period.step, period.step.begin_ns) for period in periods]
-    busy = assign(steps, merge((one.begin_ns, one.end_ns) for one in snapshot.actions))
+    busy = assign(steps, merge(one[:2] for one in snapshot.actions))
     updates = [one for one in snapshot.phases if _is(one, OPTIMIZER) or _is(one, CLIP)]
-    update = assign(steps, [(one.begin_ns, one.begin_ns + one.self_ns) for one in updates])
+    update = assign(steps, map(_interval, updates))
     ratios = [
         inside / max(step.wall_ns - after, 1)
         for step, inside, after in zip(steps, busy, update, strict=True)

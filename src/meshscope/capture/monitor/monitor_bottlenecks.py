@@ -4,10 +4,15 @@ What is recoverable is an upper bound: the whole share. `meshscope report` price
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from meshscope.capture.monitor.monitor_results import Bottleneck, MonitorThresholds
-from meshscope.core.advice import (
+from meshscope.capture.monitor.monitor_results import (
+    Bottleneck,
+    MonitorAnalysis,
+    MonitorThresholds,
+)
+from meshscope.core.unavailable import known
+from meshscope.core.unit_text import duration, ratio
+from meshscope.core.verdict.advice import (
     FEED_FASTER,
     KEEP_TP_INSIDE,
     NEED_LESS_MEMORY,
@@ -15,10 +20,8 @@ from meshscope.core.advice import (
     SHRINK_BUBBLE,
     grade_memory,
 )
-from meshscope.core.severity import grade
-from meshscope.core.thresholds import Thresholds
-from meshscope.core.unavailable import Unavailable, known
-from meshscope.core.unit_text import duration, ratio
+from meshscope.core.verdict.severity import grade
+from meshscope.core.verdict.thresholds import Thresholds
 
 ADVICE = {
     "dp": OVERLAP_TRANSFERS,
@@ -31,66 +34,56 @@ ADVICE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Of the median step."""
-
-    step_ns: float
-    communication: float | Unavailable
-    by_axis: dict[str, float]
-    input: float | Unavailable
-    pipeline: float | Unavailable
-    plain_pipeline: float | Unavailable
-    memory_used: float | Unavailable
-    is_device_memory: bool
-
-
-def find_bottlenecks(shares: Shares, thresholds: MonitorThresholds) -> tuple[Bottleneck, ...]:
-    """The one with the most to save first; memory, which ends a run, before all."""
-    found = [*_find_memory(shares, thresholds), *_find_losses(shares, thresholds)]
-    found.sort(key=lambda one: (one.recoverable_ns is not None, -(one.recoverable_ns or 0)))
-    return tuple(found)
+def find_bottlenecks(
+    analysis: MonitorAnalysis, step_ns: float, thresholds: MonitorThresholds
+) -> tuple[Bottleneck, ...]:
+    """The one with the most to save first; memory, which ends a run, before all. `step_ns`: the
+    median step, of which the shares are."""
+    losses = [
+        Bottleneck(
+            category=category,
+            severity=grade(share),
+            description=description,
+            suggested_fix=ADVICE[category],
+            recoverable_ns=round(share * step_ns),
+        )
+        for category, share, description in _find_losses(analysis, step_ns, thresholds)
+    ]
+    losses.sort(key=lambda one: -(one.recoverable_ns or 0))
+    return (*_find_memory(analysis, thresholds), *losses)
 
 
-def _find_memory(shares: Shares, thresholds: MonitorThresholds) -> Iterator[Bottleneck]:
-    used = known(shares.memory_used)
+def _find_memory(analysis: MonitorAnalysis, thresholds: MonitorThresholds) -> Iterator[Bottleneck]:
+    used = known(analysis.memory_used_ratio)
     if used is not None and used >= thresholds.memory_used_ratio:
-        where = "the device's memory" if shares.is_device_memory else "the memory its host allows"
         yield Bottleneck(
             category="memory",
             severity=grade_memory(used, Thresholds()),
-            description=f"this rank needs {ratio(used)} of {where}",
+            description=f"this rank needs {ratio(used)} of the memory there is",
             suggested_fix=ADVICE["memory"],
             recoverable_ns=None,
         )
 
 
-def _find_losses(shares: Shares, thresholds: MonitorThresholds) -> Iterator[Bottleneck]:
-    """What takes too much of a step. Waiting in a pipeline is its bubble."""
-    used, plain = known(shares.pipeline), known(shares.plain_pipeline)
-    for axis, share in shares.by_axis.items():
+def _find_losses(
+    analysis: MonitorAnalysis, step_ns: float, thresholds: MonitorThresholds
+) -> Iterator[tuple[str, float, str]]:
+    """Category, share and description of what takes too much of a step. Waiting in a pipeline is
+    its bubble."""
+
+    def show(share: float) -> str:
+        return f"{ratio(share)} of the step ({duration(share * step_ns)})"
+
+    used = known(analysis.pipeline_utilization_ratio)
+    plain = known(analysis.pipeline_plain_ratio)
+    for axis, share in analysis.communication_ratio_by_axis.items():
         if share >= thresholds.communication_ratio and not (axis == "pp" and used is not None):
             category = next((one for one in axis.split("+") if one in ADVICE), "communication")
-            text = f"communication over {axis} holds this rank up for {_show(share, shares)}, "
-            yield _lose(category, share, shares, f"{text}waiting for others included")
-    waiting = known(shares.input)
+            text = f"communication over {axis} holds this rank up for {show(share)}, "
+            yield category, share, f"{text}waiting for others included"
+    waiting = known(analysis.input_ratio)
     if waiting is not None and waiting >= thresholds.input_ratio:
-        text = f"waiting for data takes {_show(waiting, shares)}"
-        yield _lose("input", waiting, shares, text)
+        yield "input", waiting, f"waiting for data takes {show(waiting)}"
     if used is not None and plain is not None and plain - used >= thresholds.bubble_excess_ratio:
         text = f"the pipeline keeps this rank busy for {ratio(used)} of the step, where its "
-        yield _lose("pp", plain - used, shares, f"{text}schedule allows {ratio(plain)}")
-
-
-def _show(share: float, shares: Shares) -> str:
-    return f"{ratio(share)} of the step ({duration(share * shares.step_ns)})"
-
-
-def _lose(category: str, share: float, shares: Shares, description: str) -> Bottleneck:
-    return Bottleneck(
-        category=category,
-        severity=grade(share),
-        description=description,
-        suggested_fix=ADVICE[category],
-        recoverable_ns=round(share * shares.step_ns),
-    )
+        yield "pp", plain - used, f"{text}schedule allows {ratio(plain)}"

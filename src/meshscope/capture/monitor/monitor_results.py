@@ -6,9 +6,9 @@ steps looked at, so that one odd step decides nothing.
 
 from dataclasses import dataclass
 
-from meshscope.core.advice import MIN_DATA_PARALLEL_RATIO, MIN_STALL_RATIO, NEAR_RATIO
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.advice import MIN_DATA_PARALLEL_RATIO, MIN_STALL_RATIO, NEAR_RATIO
+from meshscope.core.verdict.severity import Severity
 
 WINDOWS = (1, 10, 50)
 """Steps over which rates are given."""

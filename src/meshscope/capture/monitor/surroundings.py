@@ -18,7 +18,7 @@ def look_around(session: Session, watching: Watching, facts: ModelFacts) -> Surr
     return Surroundings(
         read=lambda name, count: [] if writer is None else _read_newest(writer, name, count),
         layout=session.layout,
-        rank=0 if writer is None else writer.rank,
+        rank=session.rank,
         world_size=session.world_size,
         axes={entry.group_id: _find_axis(session, entry) for entry in entries},
         has_communication=session.operations.is_on and watching.collectives is not None,

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshscope.capture.guard import Guard
 from meshscope.capture.profiling.rank_choice import NO_MESH
 from meshscope.capture.profiling.settings import ProfilingSettings
 from meshscope.capture.profiling.torch_window import (
@@ -31,36 +30,13 @@ from meshscope.capture.profiling.triggers import AnomalyTrigger, FileTrigger, Si
 from meshscope.capture.profiling.window_marks import WindowMarks
 from meshscope.capture.profiling.window_request import TRIGGER_NAME, WindowRequest
 from meshscope.capture.profiling.window_schedule import WindowSchedule
-from meshscope.core.layout import Layout
+from meshscope.capture.session import Session
 from meshscope.core.trace_names import rank_folder_name
 from meshscope.errors import UsageError
 
 SITE = "profiling"
 TRACES_DIR = "traces"
 SCHEDULED = "the schedule"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where this rank records, and who it is."""
-
-    run_dir: Path
-    rank: int
-    world_size: int
-    layout: Layout | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowSurroundings:
-    """What windows need from the recorder."""
-
-    guard: Guard
-    clock: Callable[[], int]
-    find_place: Callable[[], Place | None]
-    """Opens the run; None when nothing is recorded."""
-    journal: Callable[..., None]
-    note: Callable[[str, str], None]
-    """Says what could not be had, in the log and in the journal."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,9 +72,9 @@ class OpenWindow:
 class TraceWindows:
     """The windows of one attempt of one rank."""
 
-    def __init__(self, settings: ProfilingSettings, around: WindowSurroundings) -> None:
+    def __init__(self, settings: ProfilingSettings, session: Session) -> None:
         self.settings = settings
-        self._around = around
+        self._session = session
         self._schedule = settings.schedule
         self._cycle = settings.schedule or WindowSchedule()
         self._window: OpenWindow | None = None
@@ -166,15 +142,15 @@ class TraceWindows:
             self._begin(request, step)
 
     def _begin_watching(self) -> bool:
-        place = self._around.find_place()
-        if place is None:
+        run_dir = self._session.open_run_dir()
+        if run_dir is None:
             self._is_over = True
             return False
         self._has_begun = True
         settings = self.settings
-        self._around.journal("update", profiling=settings.to_text())
-        self._file = FileTrigger(place.run_dir / TRIGGER_NAME)
-        self._marks = WindowMarks(place.run_dir, place.rank)
+        self._session.journal("update", profiling=settings.to_text())
+        self._file = FileTrigger(run_dir / TRIGGER_NAME)
+        self._marks = WindowMarks(run_dir, self._session.rank)
         if settings.anomaly:
             self._anomalies = AnomalyTrigger(
                 cooldown_steps=settings.cooldown_steps,
@@ -196,7 +172,7 @@ class TraceWindows:
         anomaly = None
         if self._anomalies is not None and step > self._disturbed_to_step:
             duration_ns = end_ns - start_ns
-            marks, age_ns = self._marks, self._around.clock() - start_ns
+            marks, age_ns = self._marks, self._session.clock() - start_ns
             anomaly = self._anomalies.take(
                 step,
                 end_ns,
@@ -225,9 +201,9 @@ class TraceWindows:
     # --- a window -------------------------------------------------------------------------
 
     def _begin(self, request: WindowRequest, step: int) -> None:
-        place = self._around.find_place()
+        run_dir = self._session.open_run_dir()
         torch: Any = sys.modules.get("torch")
-        if place is None or torch is None or not self._is_chosen(request, place):
+        if run_dir is None or torch is None or not self._is_chosen(request):
             return
         if self._marks is not None:  # at once: the first look for a profiler takes its time, too
             self._marks.begin()
@@ -242,14 +218,14 @@ class TraceWindows:
             number=self._num_windows,
             reason=request.reason,
             profiler=TorchWindow(torch, self.settings),
-            begin_ns=self._around.clock(),
+            begin_ns=self._session.clock(),
             disturbed_from_step=step + 1,
             num_warmup_left=self._cycle.warmup,
             num_active_left=request.num_steps or self._cycle.active,
         )
         self._num_windows += 1
         self._window = window
-        self._around.journal("update", trace_window={**window.to_fields(), "is_open": True})
+        self._session.journal("update", trace_window={**window.to_fields(), "is_open": True})
         if self._run(lambda: self._start(window, step)) is None:
             self._drop(window)
 
@@ -282,10 +258,10 @@ class TraceWindows:
         return True
 
     def _make_path(self) -> Path:
-        place = self._around.find_place()
-        if place is None:
+        run_dir = self._session.open_run_dir()
+        if run_dir is None:
             raise UsageError("the recording has ended")
-        folder = place.run_dir / TRACES_DIR / rank_folder_name(place.rank, place.layout)
+        folder = run_dir / TRACES_DIR / rank_folder_name(self._session.rank, self._session.layout)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / trace_file_name(
             socket.gethostname(),
@@ -301,8 +277,8 @@ class TraceWindows:
             self._drop(window)
             return
         self._window = None
-        self._around.journal("update", trace_window={**window.to_fields(), **fields})
-        now_ns = self._around.clock()
+        self._session.journal("update", trace_window={**window.to_fields(), **fields})
+        now_ns = self._session.clock()
         self.note_disturbed(window.last_step + 1)
         if self._anomalies is not None:
             self._anomalies.keep_quiet_after(self._disturbed_to_step, now_ns)
@@ -313,19 +289,19 @@ class TraceWindows:
             )
 
     def _stop_and_write(self, window: OpenWindow) -> dict[str, object]:
-        place = self._around.find_place()
-        if place is None:
+        run_dir = self._session.open_run_dir()
+        if run_dir is None:
             raise UsageError("the recording has ended")
         if window.path is None:  # cut short: torch makes the trace when it is stopped
             window.path = self._make_path()
             window.profiler.prepare(window.path)
-        clock = self._around.clock
+        clock = self._session.clock
         window.profiler.stop()
         stopped_ns = clock()
         num_bytes, json_bytes = window.profiler.write(window.path)
         self._num_bytes += num_bytes
         return {
-            "path": window.path.relative_to(place.run_dir).as_posix(),
+            "path": window.path.relative_to(run_dir).as_posix(),
             "disturbed_to_step": window.last_step + 1,
             "bytes": num_bytes,
             "json_bytes": json_bytes,
@@ -333,35 +309,35 @@ class TraceWindows:
             "write_ns": clock() - stopped_ns,
         }
 
-    def _is_chosen(self, request: WindowRequest, place: Place) -> bool:
-        choice = request.ranks or self.settings.ranks
-        if choice.needs_mesh and place.layout is None and place.world_size > 1:
+    def _is_chosen(self, request: WindowRequest) -> bool:
+        choice, session = request.ranks or self.settings.ranks, self._session
+        if choice.needs_mesh and session.layout is None and session.world_size > 1:
             meant = "rank 0" if choice.has(0, None) else "no rank"
             self._say(f"{NO_MESH}, so that ranks={choice} is {meant}: give it with --layout")
-        return choice.has(place.rank, place.layout)
+        return choice.has(session.rank, session.layout)
 
     # --- when it goes wrong, and at the end -----------------------------------------------
 
     def _run(self, function: Callable[[], Any]) -> Any:
-        return self._around.guard.run(SITE, function)
+        return self._session.guard.run(SITE, function)
 
     def _say(self, text: str) -> None:
         """Once for every text."""
         if text not in self._said and len(self._said) < 100:
             self._said.add(text)
-            self._around.note(SITE, text)
+            self._session.note_gap(SITE, text)
 
     def _drop(self, window: OpenWindow) -> None:
         """Torch's profiler failed: nothing of this window is kept, and no further one is taken."""
         self._window = None
-        first = self._around.guard.first_messages.get(SITE, "unknown")
-        self._around.journal(
+        first = self._session.guard.first_messages.get(SITE, "unknown")
+        self._session.journal(
             "update",
             trace_window={
                 **window.to_fields(),
                 "problem": first,
                 "disturbed_to_step": (self._last_step or 0) + 1,
-                "end_host_mono_ns": self._around.clock(),
+                "end_host_mono_ns": self._session.clock(),
             },
         )
         if window.profiler.is_here:

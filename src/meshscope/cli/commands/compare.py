@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from meshscope.analyze.compare.compare import compare_attempts, judge
+from meshscope.analyze.compare.compare import compare_studies, judge
 from meshscope.analyze.compare.compare_loss import ABSOLUTE, RELATIVE, Tolerance
+from meshscope.analyze.study import Study
 from meshscope.cli.locate import locate_run, pick_attempt
 from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
@@ -95,10 +96,9 @@ def command(
     whole interval lies beyond the limit. Exit codes: 0 fine or inconclusive, 7 beyond the limit, 2
     usage, 3 a run cannot be read.
     """
-    comparison = compare_attempts(
-        _open(a, attempt_a),
-        _open(b, attempt_b),
-        warmup_steps=warmup_steps,
+    comparison = compare_studies(
+        Study(_open(a, attempt_a), warmup_steps=warmup_steps),
+        Study(_open(b, attempt_b), warmup_steps=warmup_steps),
         tolerance=Tolerance(absolute=absolute, relative=relative, is_exact=exact),
     )
     limit = None if limit_percent is None else limit_percent / 100

@@ -5,23 +5,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshscope.analyze.study import Study
 from meshscope.cli import is_color_wanted
 from meshscope.cli.locate import locate_run, pick_attempt
 from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
-from meshscope.core.severity import Severity, parse_severity
-from meshscope.core.thresholds import choose_thresholds
-from meshscope.diagnose.context import Context
+from meshscope.core.verdict.severity import Severity, parse_severity
+from meshscope.core.verdict.thresholds import choose_thresholds
 from meshscope.diagnose.registry import list_thresholds
-from meshscope.diagnose.runner import Diagnosis, diagnose
+from meshscope.diagnose.runner import Diagnosis
 from meshscope.errors import UsageError
-from meshscope.report.contents import SECTIONS, list_sections
-from meshscope.report.run.report import Detail, Report
+from meshscope.report.contents import SECTIONS
+from meshscope.report.run.report import Detail
+from meshscope.report.run_study import RunReport, RunStudy
 from meshscope.store.read.run import open_run
 
 if TYPE_CHECKING:
     from meshscope.report.screen import Screen
-    from meshscope.report.section import Section
 
 EXIT_FINDING = 7
 FILE_WIDTH = 100
@@ -118,26 +116,19 @@ def command(
     thresholds = choose_thresholds(list_thresholds(), file=thresholds_file, assignments=assignments)
     opened = open_run(locate_run(run))
     attempt = pick_attempt(opened, attempt_index)
-    study = Study(attempt, warmup_steps=warmup_steps)
-    diagnosis = None if no_diagnosis else diagnose(Context(study, thresholds=thresholds))
-    report = Report(run=opened, study=study, diagnosis=diagnosis)
+    study = RunStudy(opened, attempt, warmup_steps=warmup_steps, thresholds=thresholds)
     detail = Detail(
         shows_all_ranks=all_ranks,
         shows_all_communication=communication or "communication" in section_names,
         directory=Path.cwd(),
     )
-    suffix = "" if output is None else output.suffix.lower()
-    if as_json or suffix == ".json":
-        from meshscope.report.run.document import encode_report
-
-        _write(encode_report(report), output)
-    else:
-        names = SECTIONS if shows_all or not section_names else section_names
-        sections = list_sections(report, detail, names)
-        _write(_render(context, sections, output, title=f"Report of {opened.shown_path}"), output)
-    if strict and not study.health.is_complete:
+    report = study.report(with_diagnosis=not no_diagnosis, detail=detail)
+    names = tuple(SECTIONS) if shows_all else section_names
+    form = "json" if as_json else "" if output is None else output.suffix.lower().lstrip(".")
+    _write(_render(report, names, form, _choose_screen(context, output)), output)
+    if strict and not report.is_complete:
         context.exit(1)
-    if fail_on is not None and diagnosis is not None and _is_as_bad_as(diagnosis, fail_on):
+    if fail_on is not None and _is_as_bad_as(study.diagnosis, fail_on):
         context.exit(EXIT_FINDING)
 
 
@@ -146,22 +137,17 @@ def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
     return worst is not None and worst >= parse_severity(word)
 
 
-def _render(
-    context: click.Context, sections: list["Section"], output: Path | None, *, title: str
-) -> str:
-    """As the file's suffix says, else as text."""
-    suffix = "" if output is None else output.suffix.lower()
-    if suffix in (".html", ".htm"):
-        from meshscope.report.render.page import render_page
-
-        return render_page(sections, title=title)
-    if suffix == ".md":
-        from meshscope.report.render.markdown import render_markdown
-
-        return render_markdown(sections)
-    from meshscope.report.render.terminal import render_terminal
-
-    return render_terminal(sections, _choose_screen(context, output)).lstrip("\n")
+def _render(report: RunReport, names: tuple[str, ...], form: str, screen: "Screen") -> str:
+    """In the form that a file's suffix names, else as text."""
+    match form:
+        case "json":
+            return report.to_json()
+        case "html" | "htm":
+            return report.to_html(*names)
+        case "md":
+            return report.to_markdown(*names)
+        case _:
+            return report.to_text(*names, screen=screen)
 
 
 def _choose_screen(context: click.Context, output: Path | None) -> "Screen":

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from meshscope.capture.launch import Launch, prepare_launch, run_command
-from meshscope.capture.launch_outcome import (
+from meshscope.capture.launching.launch import Launch, prepare_launch, run_command
+from meshscope.capture.launching.launch_outcome import (
     describe_outcome,
     discard_empty_run,
     find_recording_ranks,

@@ -14,12 +14,12 @@ from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.job.job import Job
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.advice import KEEP_TP_INSIDE, MIN_DATA_PARALLEL_RATIO, OVERLAP_TRANSFERS
 from meshscope.core.layout import Axis
 from meshscope.core.operations import POINT_TO_POINT
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.verdict.advice import KEEP_TP_INSIDE, MIN_DATA_PARALLEL_RATIO, OVERLAP_TRANSFERS
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -78,11 +78,7 @@ def _is_hideable(timeline: Timeline, communication: Job, row: Bools) -> bool:
 
 def measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
     """Exposed transfers of every axis, the largest first."""
-    timeline, budget = study.timeline, study.budget
-    if isinstance(timeline, Unavailable):
-        return timeline
-    if isinstance(budget, Unavailable):
-        return budget
+    timeline, budget = need(study.timeline), need(study.budget)
     communication = timeline.communication
     if communication is None:
         return Unavailable("no communication was recorded")
@@ -109,8 +105,8 @@ def _hide(communication: Job, axis: str) -> Edit:
 
 
 def _tell(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> Iterable[Finding]:
-    timeline = context.study.timeline
-    if isinstance(timeline, Unavailable) or timeline.communication is None:
+    timeline = need(context.study.timeline)
+    if timeline.communication is None:
         return
     edit = _hide(timeline.communication, exposed.axis)
     gain = context.price([edit])[0]
@@ -135,9 +131,7 @@ def _tell(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> It
 
 def _pick(context: Context, *, axes: Collection[str] | None, limit: float) -> list[_Exposed]:
     """Axes over a limit; without `axes` all but tp and pp."""
-    found = context.study.get(measure_transfers)
-    if isinstance(found, Unavailable):
-        return []
+    found = need(context.study.get(measure_transfers))
     return [
         one
         for one in found
@@ -241,8 +235,8 @@ class SmallOperations(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per axis."""
-        timeline = context.study.timeline
-        if isinstance(timeline, Unavailable) or timeline.communication is None:
+        timeline = need(context.study.timeline)
+        if timeline.communication is None:
             return
         communication = timeline.communication
         rows = communication.operations.rows

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
     find_gap_pieces,
@@ -68,8 +68,8 @@ class BackwardHeavy(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        work = context.study.work
-        if isinstance(work, Unavailable) or len(work.steps) < MIN_STEPS:
+        work = need(context.study.work)
+        if len(work.steps) < MIN_STEPS:
             return
         forward, backward = (work.of_phases((name,)).mean() for name in ("forward", "backward"))
         if forward <= 0 or backward < context.thresholds[MIN_BACKWARD_FACTOR] * forward:
@@ -117,8 +117,8 @@ class OptimizerHeavy(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        work = context.study.work
-        if isinstance(work, Unavailable) or len(work.steps) < MIN_STEPS:
+        work = need(context.study.work)
+        if len(work.steps) < MIN_STEPS:
             return
         mean = float(work.of_phases(("optimizer",)).mean())
         share = mean / max(float(work.period_ns.mean()), 1.0)
@@ -163,10 +163,8 @@ class LowUtilisation(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        budget = context.study.budget
-        if isinstance(budget, Unavailable) or isinstance(budget.mfu, Unavailable):
-            return
-        mfu = budget.mfu
+        budget = need(context.study.budget)
+        mfu = need(budget.mfu)
         if context.thresholds[MAX_LOW_MFU_RATIO] <= mfu.ratio <= 1:
             return
         title = "MFU is over 1: FLOPs or peak are wrong" if mfu.is_impossible else "MFU is low"
@@ -216,9 +214,7 @@ class HostGap(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        budget, timeline = context.study.budget, context.study.timeline
-        if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
-            return
+        budget, timeline = need(context.study.budget), need(context.study.timeline)
         share = budget.share_of(Share.GAP)
         if share < context.thresholds[MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
             return

@@ -17,9 +17,9 @@ from meshscope.analyze.training.convergence import (
     find_level_change,
 )
 from meshscope.analyze.training.skipped_updates import SkippedUpdates, count_skipped
-from meshscope.core.severity import Severity, grade
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known, need
+from meshscope.core.verdict.severity import Severity, grade
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.rule import Rule
@@ -93,8 +93,8 @@ class LossNotFinite(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.study.convergence
-        if isinstance(found, Unavailable) or found.loss_nonfinite is None:
+        found = need(context.study.convergence)
+        if found.loss_nonfinite is None:
             return
         bad = found.loss_nonfinite
         is_everywhere = len(bad.first_ranks) == len(context.study.attempt.ranks) > 1
@@ -161,8 +161,8 @@ class LossDiverged(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.study.convergence
-        if isinstance(found, Unavailable) or found.divergence is None:
+        found = need(context.study.convergence)
+        if found.divergence is None:
             return
         gone = found.divergence
         yield Finding(
@@ -210,12 +210,10 @@ class LossPlateau(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, LOW."""
-        found = context.study.convergence
-        if isinstance(found, Unavailable) or found.course is not LossCourse.PLATEAU:
+        found = need(context.study.convergence)
+        if found.course is not LossCourse.PLATEAU:
             return
-        change, loss = found.change_ratio, found.loss
-        assert not isinstance(change, Unavailable)
-        assert not isinstance(loss, Unavailable)
+        change, loss = need(found.change_ratio), need(found.loss)
         half = len(loss) // 2
         yield Finding(
             code=self.code,
@@ -263,10 +261,9 @@ class LossSpikes(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.study.convergence
-        if isinstance(found, Unavailable) or isinstance(found.loss_spikes, Unavailable):
-            return
-        spikes, num_values = found.loss_spikes.up, found.loss_spikes.num_values
+        found = need(context.study.convergence)
+        loss_spikes = need(found.loss_spikes)
+        spikes, num_values = loss_spikes.up, loss_spikes.num_values
         if len(spikes) < context.thresholds[MIN_SPIKES]:
             return
         worst = max(spikes, key=lambda spike: spike.change_ratio)
@@ -326,17 +323,15 @@ class GradientNorm(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: not finite, exploding, vanishing, in this order."""
-        found = context.study.convergence
-        if isinstance(found, Unavailable) or found.loss_nonfinite is not None:
+        found = need(context.study.convergence)
+        if found.loss_nonfinite is not None:
             return  # a loss that is not finite has such gradients: told once
-        skipped = context.study.get(job_skipped)
-        is_scaled = not isinstance(skipped, Unavailable) and skipped.num_skipped > 0
+        skipped = known(context.study.get(job_skipped))
+        is_scaled = skipped is not None and skipped.num_skipped > 0
         if found.norm_nonfinite is not None and not is_scaled:
             yield self._report_nonfinite(found.norm_nonfinite, context)
             return
-        norm = found.grad_norm
-        if isinstance(norm, Unavailable):
-            return
+        norm = need(found.grad_norm)
         limits = context.thresholds
         up = find_level_change(norm, factor=limits[EXPLODING_FACTOR])
         down = find_level_change(norm, factor=limits[VANISHING_FACTOR])
@@ -416,9 +411,7 @@ class JointDisturbances(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: the pair least likely by chance."""
-        found = context.study.convergence
-        if isinstance(found, Unavailable):
-            return
+        found = need(context.study.convergence)
         events = find_joint_events(*_mark_steps(context, found))
         limit = context.thresholds[MAX_JOINT_CHANCE]
         told = [event for event in events if event.p_value < limit and len(event.steps) > 1]
@@ -472,8 +465,8 @@ def _mark_steps(
     }
     marks = {
         name: np.array([spike.step for spike in spikes.up], dtype=np.int64)
-        for name, spikes in named.items()
-        if not isinstance(spikes, Unavailable)
+        for name, maybe in named.items()
+        if (spikes := known(maybe)) is not None
     }
     return marks, steps.num_steps
 
@@ -506,8 +499,8 @@ class SkippedSteps(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.study.get(job_skipped)
-        if isinstance(found, Unavailable) or found.num_late < _MIN_SKIPPED:
+        found = need(context.study.get(job_skipped))
+        if found.num_late < _MIN_SKIPPED:
             return
         if found.late_ratio < context.thresholds[MIN_SKIPPED_RATIO]:
             return

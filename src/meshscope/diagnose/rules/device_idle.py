@@ -6,8 +6,8 @@ import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.timeline.pieces import PieceKind
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import need
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
     find_gap_pieces,
@@ -60,11 +60,9 @@ class HostSynchronises(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        budget, timeline = context.study.budget, context.study.timeline
-        gaps = context.study.device_gaps
-        if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
-            return
-        if isinstance(gaps, Unavailable) or not has_enough_steps(context, timeline):
+        budget, timeline = need(context.study.budget), need(context.study.timeline)
+        gaps = need(context.study.device_gaps)
+        if not has_enough_steps(context, timeline):
             return
         lost = gaps.of("synchronising")
         share = float(lost.sum()) / max(budget.total_wall_ns, 1)
@@ -120,9 +118,7 @@ class ExposedCopies(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        budget, timeline = context.study.budget, context.study.timeline
-        if isinstance(budget, Unavailable) or isinstance(timeline, Unavailable):
-            return
+        budget, timeline = need(context.study.budget), need(context.study.timeline)
         share = budget.share_of(Share.COPY)
         if share < context.thresholds[MIN_COPY_RATIO] or not has_enough_steps(context, timeline):
             return

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshscope.analyze.timeline.peer_work import PeerGroup, PeerWork
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -55,8 +55,8 @@ class SlowInFewSteps(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per peer group at most."""
-        work = context.study.peer_work
-        if isinstance(work, Unavailable) or not 2 <= len(work.steps) < MIN_STEPS:
+        work = need(context.study.peer_work)
+        if not 2 <= len(work.steps) < MIN_STEPS:
             return
         for group in work.groups:
             size = len(group.places)

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from itertools import islice
 
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable, known
+from meshscope.core.unavailable import Unavailable, known, need
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -113,8 +113,8 @@ class RankStopped(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for ranks that stopped, one for ranks that are missing."""
-        stopped = context.study.get(find_stopped_ranks)
-        if not isinstance(stopped, Unavailable):
+        stopped = known(context.study.get(find_stopped_ranks))
+        if stopped is not None:
             yield from self._tell_stopped(stopped)
         missing = context.study.health.missing_ranks
         if len(missing) and context.study.attempt.is_from_traces:
@@ -264,9 +264,7 @@ class ClocksApart(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One, if any host is not placed or contradicts."""
-        communication = context.study.communication
-        if isinstance(communication, Unavailable):
-            return
+        communication = need(context.study.communication)
         clocks = communication.clocks
         unplaced = [c for c in clocks.clocks if isinstance(c.offset_ns, Unavailable)]
         if not unplaced and not clocks.problems:
@@ -314,11 +312,11 @@ class RecorderCost(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One, above the limit."""
-        overhead = context.study.health.overhead
-        if isinstance(overhead, Unavailable) or overhead.is_warmup_only:
+        overhead = need(context.study.health.overhead)
+        if overhead.is_warmup_only:
             return
-        share = overhead.median_ratio
-        if isinstance(share, Unavailable) or share < context.thresholds[MAX_OVERHEAD_RATIO]:
+        share = need(overhead.median_ratio)
+        if share < context.thresholds[MAX_OVERHEAD_RATIO]:
             return
         gain = Estimate(
             saved_ns=overhead.median_ns,
@@ -364,9 +362,7 @@ class Desynchronised(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per group that disagrees, of those kept."""
-        communication = context.study.communication
-        if isinstance(communication, Unavailable):
-            return
+        communication = need(context.study.communication)
         for found in communication.desynchronisations:
             sides = [
                 f"{name_ranks(side.ranks)}: {side.kind.name.lower()} of "
@@ -416,8 +412,8 @@ class ReplayRefused(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One, where the replay misses the clock."""
-        replay = context.replay
-        if isinstance(replay, Unavailable) or replay.fidelity.is_enough:
+        replay = need(context.replay)
+        if replay.fidelity.is_enough:
             return
         fidelity = replay.fidelity
         yield Finding(
@@ -463,8 +459,8 @@ class PartOfTheSteps(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         """One, where few steps were looked at."""
         steady = context.study.num_steady_steps
-        timeline = context.study.timeline
-        kept = steady if isinstance(timeline, Unavailable) else len(timeline.steps)
+        timeline = known(context.study.timeline)
+        kept = steady if timeline is None else len(timeline.steps)
         is_short = steady < context.thresholds[MIN_STEPS]
         if not is_short and kept >= context.thresholds[MIN_KEPT_RATIO] * steady:
             return

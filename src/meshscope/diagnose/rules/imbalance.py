@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from meshscope.analyze.stragglers.load_imbalance import measure_load_imbalance
 from meshscope.analyze.stragglers.sequence_imbalance import MIN_CORRELATION, SequenceImbalance
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import known, need
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -51,37 +51,32 @@ class SequenceLengthRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.study.sequence_imbalance
-        timeline, stragglers = context.study.timeline, context.study.stragglers
-        if isinstance(found, Unavailable) or isinstance(timeline, Unavailable):
-            return
+        found, timeline = need(context.study.sequence_imbalance), need(context.study.timeline)
+        stragglers = known(context.study.stragglers)
         if not found.is_found:
             return
         if found.correlation < context.thresholds[MIN_SEQUENCE_CORRELATION]:
             return
         # A rank that became slow is long in both phases too, for the steps since.
-        if not isinstance(stragglers, Unavailable) and stragglers.fail_slow_sets:
+        if stragglers is not None and stragglers.fail_slow_sets:
             return
         yield _describe(self.code, found, timeline, context)
 
 
 def _describe(code: str, found: SequenceImbalance, timeline: Timeline, context: Context) -> Finding:
-    work = context.study.peer_work
+    work = known(context.study.peer_work)
     is_piped = found.unit == "microbatch"
-    load = None if isinstance(work, Unavailable) else measure_load_imbalance(work)
-    if is_piped or isinstance(work, Unavailable):
-        edit = even_microbatches(timeline)
-    else:
-        edit = even_load(timeline, work)
+    load = None if work is None else measure_load_imbalance(work)
+    edit = even_microbatches(timeline) if is_piped or work is None else even_load(timeline, work)
     (gain,) = context.price([edit])
-    tokens = found.token_correlation
-    with_tokens = "" if isinstance(tokens, Unavailable) else f", r of tokens and work {tokens:.2f}"
+    tokens = known(found.token_correlation)
+    with_tokens = "" if tokens is None else f", r of tokens and work {tokens:.2f}"
     evidence = [
         Evidence(name="r of forward and backward", value=found.correlation),
         Evidence(name="variation", value=found.variation_ratio, unit="ratio"),
         Evidence(name="pairs", value=found.num_pairs),
     ]
-    if not isinstance(tokens, Unavailable):
+    if tokens is not None:
         evidence.append(Evidence(name="r of tokens and work", value=tokens))
     return Finding(
         code=code,

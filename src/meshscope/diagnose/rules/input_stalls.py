@@ -14,9 +14,9 @@ import numpy as np
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.advice import FEED_FASTER, MIN_STALL_RATIO
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.verdict.advice import FEED_FASTER, MIN_STALL_RATIO
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -71,11 +71,7 @@ class InputStalls:
 
 def measure_stalls(study: Study) -> InputStalls | Unavailable:
     """Waiting for data of every rank."""
-    work, timeline = study.work, study.timeline
-    if isinstance(work, Unavailable):
-        return work
-    if isinstance(timeline, Unavailable):
-        return timeline
+    work, timeline = need(study.work), need(study.timeline)
     is_named = DATA in timeline.phases
     is_stall = _find_stalls(timeline)
     times = _sum_by_step(timeline, is_stall)
@@ -233,10 +229,8 @@ class SlowLoader(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all slow ranks together."""
-        stalls = context.study.get(measure_stalls)
-        timeline = context.study.timeline
-        if isinstance(stalls, Unavailable) or isinstance(timeline, Unavailable):
-            return
+        stalls = need(context.study.get(measure_stalls))
+        timeline = need(context.study.timeline)
         is_slow = _find_slow(context, stalls)
         if not is_slow.any():
             return
@@ -308,10 +302,8 @@ class InputBound(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        stalls = context.study.get(measure_stalls)
-        timeline = context.study.timeline
-        if isinstance(stalls, Unavailable) or isinstance(timeline, Unavailable):
-            return
+        stalls = need(context.study.get(measure_stalls))
+        timeline = need(context.study.timeline)
         limit_ns = _least_ns(context, stalls, MIN_STALL_RATIO)
         is_stalled = stalls.common_ns >= limit_ns
         is_slow = _find_slow(context, stalls)

@@ -7,8 +7,8 @@ from meshscope.analyze.communication.links import SlowLink, find_slow_links, sho
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
-from meshscope.core.thresholds import Threshold
 from meshscope.core.unavailable import Unavailable, known, need
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -69,9 +69,7 @@ class SlowLinkRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per link or axis."""
-        timeline = context.study.timeline
-        if isinstance(timeline, Unavailable):
-            return
+        timeline = need(context.study.timeline)
         limit_ns = context.thresholds[MIN_LINK_COST_RATIO] * _period_ns(timeline)
         found = known(context.study.get(slow_links)) or []
         links = [link for link in found if link.cost_ns >= limit_ns][:MAX_LINKS]

@@ -18,10 +18,10 @@ from meshscope.analyze.memory.memory import (
     forecast_host,
 )
 from meshscope.analyze.study import Study
-from meshscope.core.advice import CRITICAL_RATIO, NEAR_RATIO, NEED_LESS_MEMORY, grade_memory
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known, need
+from meshscope.core.verdict.advice import CRITICAL_RATIO, NEAR_RATIO, NEED_LESS_MEMORY, grade_memory
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.rule import Rule
@@ -118,16 +118,14 @@ class MemoryLeak(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for each host whose ranks grow, one for each rank whose device fills."""
-        found = context.study.get(job_memory)
-        if isinstance(found, Unavailable):
-            return
+        found = need(context.study.get(job_memory))
         least = context.thresholds[MIN_LEAK_BYTES]
         leaking = [
             rank
             for rank in found.ranks
             if rank.is_leaking
-            and not isinstance(rank.growth, Unavailable)
-            and rank.growth.rise >= least
+            and (growth := known(rank.growth)) is not None
+            and growth.rise >= least
         ]
         for host in dict.fromkeys(r.host for r in leaking if r.place is Place.HOST):
             here = [r for r in leaking if r.place is Place.HOST and r.host == host]
@@ -139,7 +137,7 @@ class MemoryLeak(Rule):
     def _report(
         self, context: Context, ranks: list[RankMemory], forecast: Forecast | Unavailable
     ) -> Finding:
-        growths = [r.growth for r in ranks if not isinstance(r.growth, Unavailable)]
+        growths = [growth for r in ranks if (growth := known(r.growth)) is not None]
         numbers = tuple(rank.rank for rank in ranks)
         place = ranks[0].place
         per_step = sum(growth.per_step for growth in growths)
@@ -249,35 +247,26 @@ class NearCapacity(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for all devices that are nearly full, one for each such host."""
-        found = context.study.get(job_memory)
-        if isinstance(found, Unavailable):
-            return
+        found = need(context.study.get(job_memory))
         devices = [r for r in found.ranks if r.place is Place.DEVICE]
         full = [r for r in devices if _fill(r) >= context.thresholds[NEAR_RATIO]]
         if full:
             worst = max(full, key=_fill)
-            yield self._report(
-                context, "device", tuple(r.rank for r in full), worst.peak_bytes, worst.limit_bytes
-            )
+            numbers, limit = tuple(r.rank for r in full), need(worst.limit_bytes)
+            yield self._report(context, "device", numbers, worst.peak_bytes, limit)
         hosts: dict[str, list[RankMemory]] = {}
         for rank in found.ranks:
             if rank.place is Place.HOST:
                 hosts.setdefault(rank.host, []).append(rank)
         for ranks in hosts.values():
-            limits = [r.limit_bytes for r in ranks if not isinstance(r.limit_bytes, Unavailable)]
+            limits = [size for r in ranks if (size := known(r.limit_bytes)) is not None]
             used = sum(rank.peak_bytes for rank in ranks)
             if limits and used >= context.thresholds[NEAR_RATIO] * min(limits):
                 yield self._report(context, "host", tuple(r.rank for r in ranks), used, min(limits))
 
     def _report(
-        self,
-        context: Context,
-        what: str,
-        ranks: tuple[int, ...],
-        used: int,
-        limit: int | Unavailable,
+        self, context: Context, what: str, ranks: tuple[int, ...], used: int, limit: int
     ) -> Finding:
-        assert not isinstance(limit, Unavailable)
         share = used / limit
         return Finding(
             code=self.code,
@@ -330,14 +319,12 @@ class Fragmentation(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for the device on which most is unused."""
-        found = context.study.get(job_memory)
-        if isinstance(found, Unavailable):
-            return
+        found = need(context.study.get(job_memory))
         least = context.thresholds[MIN_UNUSED_RATIO]
         holed = [
-            (rank, rank.allocator)
+            (rank, state)
             for rank in found.ranks
-            if not isinstance(rank.allocator, Unavailable) and _unused(rank.allocator) >= least
+            if (state := known(rank.allocator)) is not None and _unused(state) >= least
         ]
         if not holed:
             return
@@ -398,9 +385,7 @@ class MemorySkew(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one for hosts and one for devices: the largest."""
-        found = context.study.get(job_memory)
-        if isinstance(found, Unavailable):
-            return
+        found = need(context.study.get(job_memory))
         for place in Place:
             growing = {rank.rank for rank in found.leaking(place)}
             skew = next((s for s in found.skews if s.place is place), None)
@@ -459,13 +444,9 @@ class AllocatorRetries(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = context.study.get(job_memory)
-        if isinstance(found, Unavailable):
-            return
+        found = need(context.study.get(job_memory))
         states = {
-            rank.rank: rank.allocator
-            for rank in found.ranks
-            if not isinstance(rank.allocator, Unavailable)
+            rank.rank: state for rank in found.ranks if (state := known(rank.allocator)) is not None
         }
         retries = {rank: _count(state.num_retries) for rank, state in states.items()}
         failures = {rank: _count(state.num_failures) for rank, state in states.items()}
@@ -474,7 +455,7 @@ class AllocatorRetries(Rule):
             return
         num_retries, num_failures = sum(retries.values()), sum(failures.values())
         first = [states[r].first_retry_step for r in ranks]
-        steps = [step for step in first if not isinstance(step, Unavailable)]
+        steps = [step for step in map(known, first) if step is not None]
         yield Finding(
             code=self.code,
             title=f"allocations were repeated or failed on {name_ranks(ranks)}",
@@ -494,4 +475,4 @@ class AllocatorRetries(Rule):
 
 
 def _count(value: int | Unavailable) -> int:
-    return 0 if isinstance(value, Unavailable) else value
+    return known(value) or 0

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshscope.analyze.pipeline.pipeline_waits import PipelineWaits
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.pipeline_view import (
@@ -68,9 +68,7 @@ class TooFewMicrobatches(Rule):
         """One finding at most."""
         view = context.study.get(pipeline_view)
         if isinstance(view, Unavailable):
-            waits = context.study.pipeline_waits
-            if not isinstance(waits, Unavailable):
-                yield from self._find_by_waits(context, waits)
+            yield from self._find_by_waits(context, need(context.study.pipeline_waits))
             return
         yield from self._find_by_actions(context, view)
 

@@ -7,8 +7,8 @@ import numpy as np
 from meshscope.analyze.stragglers.pauses import PausedRank, Pauses
 from meshscope.analyze.timeline.gc_collections import Collections
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import known, need
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -62,14 +62,9 @@ class GarbageCollectionRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""
-        collections, collected = (
-            context.study.collections,
-            context.study.collected_ns,
-        )
-        timeline = context.study.timeline
-        if isinstance(collections, Unavailable) or isinstance(collected, Unavailable):
-            return
-        if isinstance(timeline, Unavailable) or not collections.has_any:
+        timeline, collections = need(context.study.timeline), need(context.study.collections)
+        collected = need(context.study.collected_ns)
+        if not collections.has_any:
             return
         step_ns = float(np.mean(timeline.period_end_ns - timeline.period_begin_ns))
         lost_ratio = float(collected.max(axis=1).mean()) / step_ns
@@ -108,12 +103,9 @@ class HostPauseRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""
-        pauses, collected = context.study.pauses, context.study.collected_ns
-        timeline = context.study.timeline
-        if isinstance(pauses, Unavailable) or isinstance(timeline, Unavailable):
-            return
-        excess = pauses.excess_ns
-        if not isinstance(collected, Unavailable):
+        timeline, pauses = need(context.study.timeline), need(context.study.pauses)
+        collected, excess = known(context.study.collected_ns), pauses.excess_ns
+        if collected is not None:
             excess = np.where(_is_explained(excess, collected), 0.0, excess)
         cost_ratio = float(excess.max(axis=1).mean()) / pauses.step_ns if excess.size else 0.0
         counts = (excess > 0).sum(axis=0)
@@ -142,9 +134,9 @@ def _describe_collections(
     context: Context,
     lost_ratio: float,
 ) -> Finding:
-    pauses = context.study.pauses
+    pauses = known(context.study.pauses)
     rest = np.zeros_like(collected)
-    if not isinstance(pauses, Unavailable):
+    if pauses is not None:
         explained = _is_explained(pauses.excess_ns, collected)
         rest = np.where(explained, np.maximum(pauses.excess_ns - collected, 0.0), 0.0)
     edit = remove_pauses(

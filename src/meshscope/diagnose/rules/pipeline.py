@@ -6,8 +6,8 @@ import numpy as np
 
 from meshscope.analyze.pipeline.stage_verdict import StageCause, StageVerdict
 from meshscope.core.schedule import ActionKind
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known, need
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pipeline_view import (
@@ -122,26 +122,20 @@ class UnevenStages(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One finding at most: about the stage with the most work."""
-        view = context.study.get(pipeline_view)
-        if isinstance(view, Unavailable):
-            return
+        view = need(context.study.get(pipeline_view))
         verdict = view.verdict
         if not _stands_out(context, view):
             return
         if verdict.cause is StageCause.UNKNOWN:
             yield from self._find_unknown(context, view)
         elif verdict.cause in (StageCause.UNEVEN, StageCause.EXTRAS):
-            advice = advise_moves(view.replay)
-            if not isinstance(advice, Unavailable):
-                yield from self._find_uneven(context, view, advice)
+            yield from self._find_uneven(context, view, need(advise_moves(view.replay)))
 
     def _find_uneven(
         self, context: Context, view: PipelineView, advice: MoveAdvice
     ) -> Iterable[Finding]:
         verdict = view.verdict
-        factors = layer_factors(view.analysis.work, advice.num_layers)
-        if isinstance(factors, Unavailable):
-            return
+        factors = need(layer_factors(view.analysis.work, advice.num_layers))
         spread = spread_factors(view.analysis.work, factors)
         priced = view.price(context, spread, "layers moved")
         if priced.saved_ratio < MIN_GAIN_RATIO:
@@ -221,9 +215,7 @@ class SlowStage(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One finding at most: about the stage with the most work."""
-        view = context.study.get(pipeline_view)
-        if isinstance(view, Unavailable):
-            return
+        view = need(context.study.get(pipeline_view))
         verdict = view.verdict
         if not _stands_out(context, view) or verdict.cause is not StageCause.SLOW:
             return
@@ -255,7 +247,7 @@ class SlowStage(Rule):
 
 
 def _count(value: float | Unavailable) -> int:
-    return 0 if isinstance(value, Unavailable) else int(value)
+    return int(known(value) or 0)
 
 
 def _name_direction(view: PipelineView) -> str:
@@ -305,12 +297,11 @@ class SlowHandovers(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One finding at most."""
-        view = context.study.get(pipeline_view)
-        if isinstance(view, Unavailable) or not view.analysis.bubble.handovers.is_lag_seen:
+        view = need(context.study.get(pipeline_view))
+        if not view.analysis.bubble.handovers.is_lag_seen:
             return
-        gain = price_no_communication(view.replay)
-        limit = context.thresholds[MIN_HANDOVER_RATIO]
-        if isinstance(gain, Unavailable) or gain.saved_ratio < limit:
+        gain = need(price_no_communication(view.replay))
+        if gain.saved_ratio < context.thresholds[MIN_HANDOVER_RATIO]:
             return
         handovers = view.analysis.bubble.handovers
         lags = handovers.typical_lag_ns[handovers.plan.remote >= 0, 0]

@@ -14,9 +14,9 @@ from meshscope.analyze.stragglers.step_pattern import (
     read_periods,
 )
 from meshscope.analyze.study import Study
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known, need
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -75,18 +75,15 @@ def job_periods(study: Study) -> StepPeriods | Unavailable:
     return read_periods(study.attempt, num_warmup=study.steps.num_warmup)
 
 
-def job_recurrences(study: Study) -> tuple[Recurrence, ...] | Unavailable:
+def job_recurrences(study: Study) -> tuple[Recurrence, ...]:
     """Shared: what recurs is no single slow step."""
-    periods = study.get(job_periods)
-    return periods if isinstance(periods, Unavailable) else find_recurrences(periods)
+    return find_recurrences(need(study.get(job_periods)))
 
 
 def _runs_ahead(context: Context) -> bool:
     """Whether hosts fill their devices' queues: their own steps then say nothing about the pace."""
-    timeline = context.study.timeline
-    if isinstance(timeline, Unavailable):
-        return False
-    return abs(measure_host_lead(timeline)) > MAX_HOST_LEAD_RATIO
+    timeline = known(context.study.timeline)
+    return timeline is not None and abs(measure_host_lead(timeline)) > MAX_HOST_LEAD_RATIO
 
 
 class StepTimeDrift(Rule):
@@ -118,8 +115,8 @@ class StepTimeDrift(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        periods = context.study.get(job_periods)
-        if isinstance(periods, Unavailable) or _runs_ahead(context):
+        periods = need(context.study.get(job_periods))
+        if _runs_ahead(context):
             return
         drift = measure_drift(periods)
         if drift.change_ratio < context.thresholds[MIN_DRIFT_RATIO]:
@@ -131,7 +128,7 @@ class StepTimeDrift(Rule):
             step_ns=drift.mean_ns,
             basis="mean period less the median of the first quarter",
         )
-        onset = None if isinstance(drift.onset_step, Unavailable) else drift.onset_step
+        onset = known(drift.onset_step)
         since = "" if onset is None else f", most of it from step {onset} on"
         yield Finding(
             code=self.code,
@@ -183,10 +180,8 @@ class PeriodicSlowSteps(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per interval."""
-        periods = context.study.get(job_periods)
-        recurrences = context.study.get(job_recurrences)
-        if isinstance(periods, Unavailable) or isinstance(recurrences, Unavailable):
-            return
+        periods = need(context.study.get(job_periods))
+        recurrences = need(context.study.get(job_recurrences))
         for recurrence in recurrences:
             if periods.share_of(recurrence.rows) >= context.thresholds[MIN_RECURRING_LOST_RATIO]:
                 yield self._tell(context, periods, recurrence)
@@ -247,8 +242,8 @@ class LongWarmup(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        steps, usual = context.study.steps, context.study.steps.time
-        if isinstance(usual, Unavailable) or usual.median_ns <= 0:
+        steps, usual = context.study.steps, need(context.study.steps.time)
+        if usual.median_ns <= 0:
             return
         median_ns = usual.median_ns
         is_long = steps.duration_ns >= context.thresholds[WARMUP_FACTOR] * median_ns
@@ -306,10 +301,8 @@ class SlowStepsOnAllRanks(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        periods = context.study.get(job_periods)
-        recurrences = context.study.get(job_recurrences)
-        if isinstance(periods, Unavailable) or isinstance(recurrences, Unavailable):
-            return
+        periods = need(context.study.get(job_periods))
+        recurrences = need(context.study.get(job_recurrences))
         rows = periods.is_slow.copy()
         for recurrence in recurrences:
             rows &= ~recurrence.rows

@@ -14,9 +14,9 @@ from meshscope.analyze.stragglers.stragglers import (
 )
 from meshscope.analyze.timeline.peer_work import PeerWork
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.severity import Severity, grade
-from meshscope.core.thresholds import Threshold
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known, need
+from meshscope.core.verdict.severity import Severity, grade
+from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
@@ -145,9 +145,7 @@ class FailSlowRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per set of ranks with the same onset."""
-        stragglers = context.study.stragglers
-        if isinstance(stragglers, Unavailable):
-            return
+        stragglers = need(context.study.stragglers)
         least = context.thresholds[MIN_FAIL_SLOW_RATIO]
         for fail_set in stragglers.fail_slow_sets:
             if fail_set.slow[0].change.shift_ratio >= least:
@@ -181,16 +179,13 @@ class UnevenLoadRule(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one; none where sequence lengths explain it."""
-        work, suspects = context.study.peer_work, context.study.suspects
-        sequence = context.study.sequence_imbalance
-        timeline = context.study.timeline
-        if isinstance(work, Unavailable) or isinstance(suspects, Unavailable):
-            return
-        if not isinstance(sequence, Unavailable) and sequence.is_found:
+        work, suspects = need(context.study.peer_work), need(context.study.suspects)
+        sequence, timeline = known(context.study.sequence_imbalance), need(context.study.timeline)
+        if sequence is not None and sequence.is_found:
             return
         own = _replace_total(work, work.total_ns - suspects.excess_ns)
         load = measure_load_imbalance(own)
-        if load is None or isinstance(timeline, Unavailable):
+        if load is None:
             return
         is_uneven = load.variation_ratio >= context.thresholds[MIN_IMBALANCE_VARIATION_RATIO]
         if is_uneven and load.lost_ratio >= context.thresholds[MIN_IMBALANCE_LOST_RATIO]:
@@ -205,9 +200,7 @@ _MEND_SET = "Look at what these ranks share before looking at any one of them."
 
 
 def _slow_sets(context: Context) -> list[SlowSet]:
-    stragglers = context.study.stragglers
-    if isinstance(stragglers, Unavailable):
-        return []
+    stragglers = need(context.study.stragglers)
     least = context.thresholds[MIN_SLOW_RATIO]
     return [found for found in stragglers.slow_sets if found.slow[0].effect.ratio >= least]
 

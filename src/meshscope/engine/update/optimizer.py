@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from meshscope.core.config.train_config import OptimizerConfig
-from meshscope.engine.learning_rate import LearningRate
+from meshscope.engine.update.learning_rate import LearningRate
 
 WSD_DECAY_FRACTION = 0.2
 """Of all steps, where the configuration leaves it open."""

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from meshscope.analyze.memory.memory_attribution import MemoryOverview, find_peak, in_use
 from meshscope.core.memory_point import MemoryPoint
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.report import format as form
 from meshscope.report.render.sunburst_page import SCRIPT, STYLE
 from meshscope.store.read.memory_points import MemoryRecording
@@ -104,10 +104,8 @@ def chart_paths(
     """The point a chart shows, and its paths. The summary is of the peak, with the residual; each
     other chart of the point at which its category is largest."""
     if chart == "summary":
-        peak = find_peak(recording.points)
-        if isinstance(peak, Unavailable):
-            return _empty_point(), []
-        return peak, _summary_paths(peak)
+        peak = known(find_peak(recording.points))
+        return (_empty_point(), []) if peak is None else (peak, _summary_paths(peak))
     names = _JOINED.get(chart, (chart,))
     point = max(recording.points, key=lambda one: sum(_sizes(one, names)), default=_empty_point())
     prefixes = names if len(names) > 1 else ("",)
@@ -205,14 +203,15 @@ def _render_index(overview: MemoryOverview, links: Mapping[int, str]) -> str:
 
 def _index_rows(overview: MemoryOverview, folders: Mapping[int, str]) -> Iterable[str]:
     for one in overview.ranks:
-        if isinstance(one.peak, Unavailable):
+        peak = known(one.peak)
+        if peak is None:
             continue
         links = " ".join(
             f'<a href="{folders[one.rank]}/{name}_sunburst.html">{name.replace("_", " ")}</a>'
             for name in CHARTS
         )
-        place = "" if isinstance(one.place, Unavailable) else html.escape(one.place)
-        cells = (_size(one.peak.allocated_bytes), _size(one.peak.residual_bytes))
+        place = html.escape(known(one.place) or "")
+        cells = (_size(peak.allocated_bytes), _size(peak.residual_bytes))
         yield (
             f'<tr><td class="n">{one.rank}</td><td>{place}</td><td class="n">{cells[0]}</td>'
             f'<td class="n">{cells[1]}</td><td>{links}</td></tr>'
@@ -221,6 +220,6 @@ def _index_rows(overview: MemoryOverview, folders: Mapping[int, str]) -> Iterabl
 
 def _size(value: int | Unavailable) -> str:
     """For people, with the exact number of bytes behind it."""
-    if isinstance(value, Unavailable):
-        return "n/a"
-    return f'<span title="{value} bytes">{html.escape(form.memory(value))}</span>'
+    return form.or_dash(
+        value, lambda size: f'<span title="{size} bytes">{html.escape(form.memory(size))}</span>'
+    )

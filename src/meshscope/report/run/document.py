@@ -33,8 +33,8 @@ from meshscope.analyze.rank.steps import JobStepSummary
 from meshscope.analyze.rank.throughput import TokenRate
 from meshscope.analyze.timeline.peers import PhaseClue, PhaseSpread
 from meshscope.analyze.training.convergence import Convergence, JobSeries
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.pricing import Scale, recoverable_hours
 from meshscope.diagnose.registry import RULES

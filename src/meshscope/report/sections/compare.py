@@ -241,7 +241,8 @@ def _describe_loss(loss: LossComparison) -> str:
     if found is None:
         return (
             f"The same {limit} in {form.plural(loss.num_values, 'value')} of "
-            f"{form.clean_text(loss.name)} ({steps}); largest difference {loss.largest_difference:.3g}."
+            f"{form.clean_text(loss.name)} ({steps}); largest difference "
+            f"{loss.largest_difference:.3g}."
         )
     return (
         f"First different ({limit}) in step {found.step} on rank {found.rank}: {found.a:.9g} and "

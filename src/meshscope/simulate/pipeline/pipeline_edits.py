@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.pipeline.stage_work import StageWork, lower_median
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.simulate.pipeline.pipeline_replay import PipelineReplay, StageFactors
 from meshscope.simulate.what_if import Gain
 
@@ -45,13 +45,10 @@ class MoveAdvice:
     gain: Gain | Unavailable
 
 
-def layer_factors(work: StageWork, num_layers: tuple[int, ...]) -> dict[int, float] | Unavailable:
+@or_unavailable
+def layer_factors(work: StageWork, num_layers: tuple[int, ...]) -> dict[int, float]:
     """By stage: its work with that many layers over its work now."""
-    layers, layer_ns = work.layers, work.layer_ns()
-    if isinstance(layers, Unavailable):
-        return layers
-    if isinstance(layer_ns, Unavailable):
-        return layer_ns
+    layers, layer_ns = need(work.layers), need(work.layer_ns())
     factors = {}
     for stage in work.stages:
         now = layers.num_layers[stage.stage]
@@ -64,12 +61,11 @@ def layer_factors(work: StageWork, num_layers: tuple[int, ...]) -> dict[int, flo
     return factors
 
 
-def price_layers(replay: PipelineReplay, num_layers: tuple[int, ...]) -> Gain | Unavailable:
+@or_unavailable
+def price_layers(replay: PipelineReplay, num_layers: tuple[int, ...]) -> Gain:
     """What another number of layers for each stage wins."""
-    factors = layer_factors(replay.work, num_layers)
-    if isinstance(factors, Unavailable):
-        return factors
-    return replay.price(duration_ns=replay.scale_work(spread_factors(replay.work, factors)))
+    factors = spread_factors(replay.work, need(layer_factors(replay.work, num_layers)))
+    return need(replay.price(duration_ns=replay.scale_work(factors)))
 
 
 def spread_factors(work: StageWork, factors: Mapping[int, float]) -> StageFactors:
@@ -82,31 +78,29 @@ def spread_factors(work: StageWork, factors: Mapping[int, float]) -> StageFactor
     }
 
 
-def price_move(replay: PipelineReplay, move: LayerMove) -> Gain | Unavailable:
+@or_unavailable
+def price_move(replay: PipelineReplay, move: LayerMove) -> Gain:
     """What one move wins; Unavailable where there are not that many layers to move."""
-    layers = replay.work.layers
-    if isinstance(layers, Unavailable):
-        return layers
+    layers = need(replay.work.layers)
     counts = list(layers.num_layers)
     if not (0 <= move.source < len(counts) and 0 <= move.target < len(counts)):
-        return Unavailable(f"there are stages 0..{len(counts) - 1}")
+        raise Missing(f"there are stages 0..{len(counts) - 1}")
     if counts[move.source] < move.count:
-        return Unavailable(f"stage {move.source} has {counts[move.source]} layers")
+        raise Missing(f"stage {move.source} has {counts[move.source]} layers")
     counts[move.source] -= move.count
     counts[move.target] += move.count
-    return price_layers(replay, tuple(counts))
+    return need(price_layers(replay, tuple(counts)))
 
 
-def advise_moves(replay: PipelineReplay) -> MoveAdvice | Unavailable:
+@or_unavailable
+def advise_moves(replay: PipelineReplay) -> MoveAdvice:
     """Moves layers one by one, each time the one that shortens the pipeline most, while it does.
 
     Single moves may end where none helps though two would: where layers spread from scratch, each
     to the rank with the least work, give a shorter pipeline, that is advised. Every stage keeps a
     layer or an extra.
     """
-    layers = replay.work.layers
-    if isinstance(layers, Unavailable):
-        return layers
+    layers = need(replay.work.layers)
     counts = layers.num_layers
     now_ns = _typical_ns(replay, counts)
     for _ in range(sum(counts)):
@@ -119,15 +113,14 @@ def advise_moves(replay: PipelineReplay) -> MoveAdvice | Unavailable:
         counts = spread
     moves = _list_moves(layers.num_layers, counts)
     if not moves:
-        return Unavailable("no layer is better placed on another stage")
+        raise Missing("no layer is better placed on another stage")
     return MoveAdvice(moves=moves, num_layers=counts, gain=price_layers(replay, counts))
 
 
 def _spread_layers(replay: PipelineReplay) -> tuple[int, ...]:
     """Each layer to the pipeline rank that then has the least work, from the extras on."""
     work = replay.work
-    layers = work.layers
-    assert not isinstance(layers, Unavailable), "checked by who asks"
+    layers = need(work.layers)
     counts = [0 if extras else 1 for extras in layers.extras]
     for _ in range(sum(layers.num_layers) - sum(counts)):
         load = _load_positions(work, tuple(counts))
@@ -138,8 +131,7 @@ def _spread_layers(replay: PipelineReplay) -> tuple[int, ...]:
 
 def _load_positions(work: StageWork, counts: tuple[int, ...]) -> list[float]:
     """By pipeline rank: its work with that many layers on each stage."""
-    factors = layer_factors(work, counts)
-    assert not isinstance(factors, Unavailable), "layers are known"
+    factors = need(layer_factors(work, counts))
     load = [0.0] * work.num_positions
     for stage in work.stages:
         load[stage.position] += stage.work_ns * factors[stage.stage]
@@ -150,8 +142,7 @@ def _find_best_move(
     replay: PipelineReplay, counts: tuple[int, ...]
 ) -> tuple[float, tuple[int, ...]] | None:
     """The shortest pipeline that one move from the fullest rank's stages makes."""
-    layers = replay.work.layers
-    assert not isinstance(layers, Unavailable), "checked by who asks"
+    layers = need(replay.work.layers)
     fullest = int(np.argmax(_load_positions(replay.work, counts)))
     best: tuple[float, tuple[int, ...]] | None = None
     for source in replay.work.stages:
@@ -171,8 +162,7 @@ def _find_best_move(
 
 
 def _typical_ns(replay: PipelineReplay, counts: tuple[int, ...]) -> float:
-    factors = layer_factors(replay.work, counts)
-    assert not isinstance(factors, Unavailable), "checked by who asks"
+    factors = need(layer_factors(replay.work, counts))
     stage_ns = {
         (kind, stage.stage): ns * factors[stage.stage]
         for stage in replay.work.stages
@@ -200,12 +190,11 @@ def _pairs(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[int, t
     return list(enumerate(zip(before, after, strict=True)))
 
 
-def price_level_position(replay: PipelineReplay, position: int) -> Gain | Unavailable:
+@or_unavailable
+def price_level_position(replay: PipelineReplay, position: int) -> Gain:
     """What it wins if one pipeline rank takes as long as the others, per layer where known."""
-    factors = level_factors(replay.work, position)
-    if isinstance(factors, Unavailable):
-        return factors
-    return replay.price(duration_ns=replay.scale_work(factors))
+    factors = need(level_factors(replay.work, position))
+    return need(replay.price(duration_ns=replay.scale_work(factors)))
 
 
 def level_factors(work: StageWork, position: int) -> StageFactors | Unavailable:

@@ -139,9 +139,8 @@ class Recording(ABC):
         return concatenate_columns(TABLES["spans"], [part for part in parts if len(part["depth"])])
 
     def _read_collectives(self) -> Columns:
-        # Slots before the table, for the same reason as the stamps.
-        is_open = self.closing is None and self.windows is None
-        found = self.in_flight() if is_open else None
+        # Slots before the table, for the same reason as the stamps. They are few: windows or not.
+        found = self.in_flight() if self.closing is None else None
         table = self.read_raw("collectives")
         if found is None or not found.records:
             return table

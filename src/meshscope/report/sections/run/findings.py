@@ -6,8 +6,8 @@ a healthy run there is nothing else to say.
 
 import math
 
-from meshscope.core.severity import Severity
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import recoverable_hours
 from meshscope.diagnose.runner import Diagnosis

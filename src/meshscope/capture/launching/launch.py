@@ -31,8 +31,8 @@ from meshscope.store.write.writer import MANIFEST_NAME, ensure_manifest, rank_di
 
 LAUNCH_ID_VARIABLE = "MESHSCOPE_LAUNCH_ID"
 SOURCE_VARIABLE = "MESHSCOPE_SOURCE"
-BOOT_DIR = Path(__file__).parent / "boot"
-SOURCE_DIR = Path(__file__).parents[2]
+BOOT_DIR = Path(__file__).parents[1] / "boot"
+SOURCE_DIR = Path(__file__).parents[3]
 DEFAULT_NAME = "run"
 
 COMMAND_NOT_FOUND = 127

@@ -4,8 +4,8 @@ A rule looks at all ranks and prices what it finds; the monitor sees one rank wh
 they call the same thing counts from the same limit on and is answered with the same words.
 """
 
-from meshscope.core.severity import Severity
-from meshscope.core.thresholds import Threshold, Thresholds
+from meshscope.core.verdict.severity import Severity
+from meshscope.core.verdict.thresholds import Threshold, Thresholds
 
 MIN_DATA_PARALLEL_RATIO = Threshold(
     name="exposed_dp_min_ratio",

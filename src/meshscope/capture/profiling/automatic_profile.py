@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshscope.capture.memory.memory_profile import MemoryProfile
-from meshscope.capture.memory.profiled_step import choose_step
+from meshscope.capture.profiling.profiled_step import choose_step
 from meshscope.capture.profiling.window_schedule import WindowSchedule
 from meshscope.capture.steps.automatic import find_root_modules
 from meshscope.capture.steps.heap import find_instances

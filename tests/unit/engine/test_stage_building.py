@@ -3,9 +3,10 @@
 import pytest
 
 from meshscope.core.config.model_config import ModelConfig
-from meshscope.core.config.timed_model_config import TimedModelConfig, build_timed_stage
-from meshscope.engine.engine import count_parts
+from meshscope.core.config.timed_model_config import TimedModelConfig
+from meshscope.engine.model.timed_model import build_timed_stage
 from meshscope.engine.model.transformer import build_stage
+from meshscope.engine.stage_building import count_parts
 
 SMALL = ModelConfig(
     vocab_size=64,

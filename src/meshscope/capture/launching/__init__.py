@@ -1,0 +1,1 @@
+"""Starts a program under the recorder: what `meshscope run` does."""

@@ -1,0 +1,165 @@
+"""The public face of a run under study: `meshscope.study(path)`.
+
+It opens a run or traces and gives what `meshscope report` says as Python values: findings, the
+budget, tables, and the report itself. Everything is made when it is first asked for, and once.
+"""
+
+import atexit
+import shutil
+import tempfile
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshscope.analyze.study import Study
+from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.thresholds import Thresholds
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.finding import Finding
+from meshscope.diagnose.runner import Diagnosis, diagnose
+from meshscope.errors import UsageError
+from meshscope.ingest.kineto.trace_files import find_traces, is_trace_name
+from meshscope.report.contents import SECTIONS, list_sections
+from meshscope.report.run.report import Detail, Report
+from meshscope.report.section import Section
+from meshscope.store.read.columns import Columns
+from meshscope.store.read.run import Attempt, Run, is_run_directory, open_run
+from meshscope.store.schema import TABLES
+
+if TYPE_CHECKING:
+    from meshscope.report.screen import Screen
+
+
+def study(
+    path: str | PathLike[str], *, attempt: int | None = None, warmup_steps: int | None = None
+) -> "RunStudy":
+    """Opens a run directory, a trace of torch.profiler, or a folder with traces of one job.
+
+    `attempt` counts launches of the job from 0; by default the last. `warmup_steps` are the first
+    steps to leave out of statistics; by default 1 where more than 3 finished.
+    """
+    run = _open(Path(path))
+    if attempt is not None and not 0 <= attempt < len(run.attempts):
+        raise UsageError(f"{path} has no attempt {attempt}; it has {len(run.attempts)}, from 0 on")
+    chosen = run.last_attempt if attempt is None else run.attempts[attempt]
+    return RunStudy(run, chosen, warmup_steps=warmup_steps)
+
+
+class RunStudy:
+    """One attempt of a run."""
+
+    def __init__(
+        self,
+        run: Run,
+        attempt: Attempt,
+        *,
+        warmup_steps: int | None = None,
+        thresholds: Thresholds | None = None,
+    ) -> None:
+        self.run = run
+        self.study = Study(attempt, warmup_steps=warmup_steps)
+        """All analyses, with their arrays."""
+        self._thresholds = thresholds
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """What all rules say."""
+        return diagnose(Context(self.study, thresholds=self._thresholds))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What to change, the most urgent first."""
+        return self.diagnosis.findings
+
+    @property
+    def budget(self) -> dict[str, float] | Unavailable:
+        """Where a step's time went: nanoseconds per rank and step, by line of the budget."""
+        budget = self.study.budget
+        if isinstance(budget, Unavailable):
+            return budget
+        count = max(budget.wall_ns.size, 1)
+        totals = zip(budget.lines, budget.total_ns().tolist(), strict=True)
+        return {line.name: total / count for line, total in totals}
+
+    def table(self, name: str) -> Columns:
+        """A recorded table of all ranks as numpy columns, `rank` the first of them."""
+        if name not in TABLES:
+            raise UsageError(f"there is no table {name}; there are {', '.join(TABLES)}")
+        tables = {recording.rank: recording.read(name) for recording in self.study.attempt}
+        names = [column.name for column in TABLES[name].columns]
+        counts = [len(columns[names[0]]) for columns in tables.values()]
+        return {
+            "rank": np.repeat(list(tables), counts),
+            **{name: np.concatenate([one[name] for one in tables.values()]) for name in names},
+        }
+
+    def report(self, *, with_diagnosis: bool = True, detail: Detail | None = None) -> "RunReport":
+        """What `meshscope report` shows."""
+        diagnosis = self.diagnosis if with_diagnosis else None
+        return RunReport(Report(run=self.run, study=self.study, diagnosis=diagnosis), detail)
+
+
+class RunReport:
+    """A report, and the forms in which it is written: of the named sections, or of all."""
+
+    def __init__(self, report: Report, detail: Detail | None = None) -> None:
+        self._report = report
+        self._detail = detail or Detail()
+
+    @property
+    def is_complete(self) -> bool:
+        """Every rank is there, finished and undamaged, and no error was caught."""
+        return self._report.study.health.is_complete
+
+    def sections(self, *names: str) -> list[Section]:
+        """What a reader sees, without a medium."""
+        return list_sections(self._report, self._detail, names or SECTIONS)
+
+    def to_text(self, *names: str, screen: "Screen | None" = None) -> str:
+        """As a terminal shows it, 100 columns wide and without colours unless `screen` says so."""
+        from meshscope.report.render.terminal import render_terminal  # Rich is not needed for JSON
+        from meshscope.report.screen import Screen
+
+        return render_terminal(self.sections(*names), screen or Screen()).lstrip("\n")
+
+    def to_html(self, *names: str) -> str:
+        """A page that needs nothing else and runs no script."""
+        from meshscope.report.render.page import render_page
+
+        title = f"Report of {self._report.facts.path}"
+        return render_page(self.sections(*names), title=title)
+
+    def to_markdown(self, *names: str) -> str:
+        """For a comment or a job's summary."""
+        from meshscope.report.render.markdown import render_markdown
+
+        return render_markdown(self.sections(*names))
+
+    def to_json(self) -> str:
+        """The document that docs/schemas/meshscope-report.schema.json describes."""
+        from meshscope.report.run.document import encode_report
+
+        return encode_report(self._report)
+
+
+def _open(path: Path) -> Run:
+    is_trace = path.is_file() and is_trace_name(path)
+    if not is_trace and not (path.is_dir() and not is_run_directory(path) and _has_traces(path)):
+        return open_run(path)
+    from meshscope.ingest.kineto.kineto import read_trace
+    from meshscope.ingest.traces.trace_recording import record_trace
+    from meshscope.ingest.traces.trace_run import MAX_SPANS, write_run
+
+    files = find_traces([path])
+    max_spans = max(MAX_SPANS // len(files), 1000)
+    recordings = [record_trace(read_trace(file), max_spans=max_spans) for file in files]
+    folder = Path(tempfile.mkdtemp(prefix="meshscope-"))  # until traces are runs in memory
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return open_run(write_run(recordings, folder / "run", shown_path=str(path)).path)
+
+
+def _has_traces(folder: Path) -> bool:
+    return any(is_trace_name(file) for file in folder.rglob("*.json*"))

@@ -1,0 +1,58 @@
+import json
+
+import numpy as np
+import pytest
+
+import meshscope
+from builders import Faults, make_run
+from meshscope.core.layout import Layout
+from meshscope.core.unavailable import Unavailable
+from meshscope.errors import UsageError
+from meshscope.report.run_study import RunStudy
+
+
+@pytest.fixture
+def study(tmp_path) -> RunStudy:
+    layout = Layout(dp=4)
+    run = make_run(tmp_path, layout=layout, num_steps=30, faults=Faults(slow={1: 2.0}))
+    return meshscope.study(run)
+
+
+def test_a_slow_rank_is_found(study):
+    assert study.findings[0].code == "ST001"
+    assert study.findings[0].ranks == (1,)
+
+
+def test_the_budget_adds_up_to_the_mean_period_of_a_step(study):
+    timeline = study.study.timeline
+    period_ns = (timeline.period_end_ns - timeline.period_begin_ns).mean()
+    assert sum(study.budget.values()) == pytest.approx(period_ns)
+
+
+def test_a_run_without_steps_has_a_reason_instead_of_a_budget(tmp_path):
+    assert isinstance(meshscope.study(make_run(tmp_path, num_steps=0)).budget, Unavailable)
+
+
+def test_a_table_has_the_rows_of_all_ranks(study):
+    steps = study.table("steps")
+    assert list(steps)[:2] == ["rank", "step"]
+    assert steps["rank"].tolist() == np.repeat(range(4), 30).tolist()
+    assert steps["step"].tolist() == 4 * list(range(30))
+
+
+def test_a_table_that_does_not_exist_is_said(study):
+    with pytest.raises(UsageError, match="there is no table sheep; there are steps"):
+        study.table("sheep")
+
+
+def test_the_report_is_what_the_command_writes(study):
+    report = study.report()
+    assert "rank 1 is slow" in report.to_text()
+    document = json.loads(report.to_json())
+    assert document["diagnosis"]["findings"][0]["code"] == "ST001"
+    assert report.is_complete
+
+
+def test_an_attempt_that_does_not_exist_is_said(tmp_path):
+    with pytest.raises(UsageError, match="has no attempt 1; it has 1, from 0 on"):
+        meshscope.study(make_run(tmp_path, num_steps=4), attempt=1)
