@@ -60,6 +60,7 @@ FLAGS = {
         "--all-ranks",
         "--attempt",
         "--communication",
+        "--explain",
         "--fail-on",
         "--json",
         "--no-diagnosis",

@@ -11,6 +11,7 @@ from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Section, missing_section
 from meshscope.report.sections.run.budget import show_budget
 from meshscope.report.sections.run.findings import show_findings
+from meshscope.report.sections.run.first_screen import list_first_screen
 from meshscope.report.sections.run.head import show_run, show_verdict
 from meshscope.report.sections.run.phases import show_peers, show_phases
 from meshscope.report.sections.run.pipeline import show_pipeline
@@ -58,9 +59,9 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
 }
 
 
-def list_sections(
-    report: Report, detail: Detail, names: Collection[str] = SECTIONS.keys()
-) -> list[Section]:
-    """The named sections that have something to say, in their order here."""
+def list_sections(report: Report, detail: Detail, names: Collection[str] = ()) -> list[Section]:
+    """The named sections that have something to say, in their order here; else the first screen."""
+    if not names:
+        return list_first_screen(report, detail, [name for name in SECTIONS if name != "verdict"])
     found = (show(report, detail) for name, show in SECTIONS.items() if name in names)
     return [section for section in found if section is not None]

@@ -103,7 +103,8 @@ class RunStudy:
 
 
 class RunReport:
-    """A report, and the forms in which it is written: of the named sections, or of all."""
+    """A report, and the forms in which it is written: the first screen, the named sections, or
+    `all`."""
 
     def __init__(self, report: Report, detail: Detail | None = None) -> None:
         self._report = report
@@ -116,7 +117,7 @@ class RunReport:
 
     def sections(self, *names: str) -> list[Section]:
         """What a reader sees, without a medium."""
-        return list_sections(self._report, self._detail, names or SECTIONS)
+        return list_sections(self._report, self._detail, SECTIONS if "all" in names else names)
 
     def to_text(self, *names: str, screen: "Screen | None" = None) -> str:
         """As a terminal shows it, 100 columns wide and without colours unless `screen` says so."""

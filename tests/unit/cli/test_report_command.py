@@ -36,7 +36,9 @@ def run_dir(tmp_path):
 def test_a_run_is_explained(run_dir):
     result = invoke("report", run_dir)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("6 steps on 2 ranks (dp2), median step 100 ms;")
+    assert "\n6 steps on 2 ranks (dp2), one every 101 ms (median).\n" in result.stdout
+    everything = invoke("report", run_dir, "--all").stdout
+    assert everything.startswith("6 steps on 2 ranks (dp2), median step 100 ms;")
 
 
 def test_json_holds_the_numbers_of_the_terminal(run_dir):
@@ -50,7 +52,7 @@ def test_output_goes_to_a_file(run_dir, tmp_path):
     assert (result.exit_code, result.output) == (0, "")
     assert json.loads((tmp_path / "out.json").read_bytes())["steps"]["num_steps"] == 6
     assert invoke("report", run_dir, "-o", tmp_path / "out.txt").exit_code == 0
-    assert "median step" in (tmp_path / "out.txt").read_text(encoding="utf-8")
+    assert "rules ran" in (tmp_path / "out.txt").read_text(encoding="utf-8")
 
 
 def test_a_file_that_cannot_be_written_is_a_usage_error(run_dir, tmp_path):
@@ -67,8 +69,8 @@ def test_attempts_are_chosen_by_number_and_the_last_is_the_default(tmp_path):
 
 
 def test_warm_up_is_chosen(run_dir):
-    assert "without the first 3 steps" in invoke("report", run_dir, "--warmup", 3).stdout
-    assert "without the first" not in invoke("report", run_dir, "--warmup", 0).stdout
+    assert "without the first 3 steps" in invoke("report", run_dir, "--warmup", 3, "--all").stdout
+    assert "without the first" not in invoke("report", run_dir, "--warmup", 0, "--all").stdout
     assert "all 6 steps count as warm-up" in invoke("report", run_dir, "--warmup", 6).stdout
 
 

@@ -461,7 +461,8 @@ def test_the_flag_shows_the_section_in_full(tmp_path):
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    short, full = text_of(), text_of("--communication")
+    short, full = text_of("--all"), text_of("--all", "--communication")
+    assert text_of("--communication") in full
     assert "last to arrive" not in short
     assert "last to arrive" in full
     assert re.search(r"^  dp all_reduce +\d", full, flags=re.MULTILINE)

@@ -45,6 +45,9 @@ FILE_WIDTH = 100
 )
 @click.option("--all", "shows_all", is_flag=True, help="Show every section.")
 @click.option(
+    "--explain", is_flag=True, help="Show findings in full: evidence and how sure they are."
+)
+@click.option(
     "--attempt",
     "attempt_index",
     type=click.IntRange(min=0),
@@ -95,6 +98,7 @@ def command(
     output: Path | None,
     section_names: tuple[str, ...],
     shows_all: bool,
+    explain: bool,
     attempt_index: int | None,
     warmup_steps: int | None,
     all_ranks: bool,
@@ -120,10 +124,12 @@ def command(
     detail = Detail(
         shows_all_ranks=all_ranks,
         shows_all_communication=communication or "communication" in section_names,
+        explains=explain,
         directory=Path.cwd(),
     )
     report = study.report(with_diagnosis=not no_diagnosis, detail=detail)
-    names = tuple(SECTIONS) if shows_all else section_names
+    names = section_names or ("communication",) * communication or ("ranks",) * all_ranks
+    names = ("all",) if shows_all else names
     form = "json" if as_json else "" if output is None else output.suffix.lower().lstrip(".")
     _write(_render(report, names, form, _choose_screen(context, output)), output)
     if strict and not report.is_complete:

@@ -87,6 +87,8 @@ class Detail:
     shows_all_ranks: bool = False
     shows_all_communication: bool = False
     """The whole section on communication instead of its head."""
+    explains: bool = False
+    """Findings of the first screen in full, with evidence and how sure they are."""
     directory: Path | None = None
     """Where the reader is; paths below it are shown relative to it."""
 

@@ -19,7 +19,7 @@ MAX_SHOWN = 6
 """Findings shown in full."""
 MAX_LOW_SHOWN = 4
 MAX_EVIDENCE = 6
-_TONES = {
+TONES = {
     Severity.CRITICAL: Tone.CRITICAL,
     Severity.HIGH: Tone.ALARM,
     Severity.MEDIUM: Tone.NOTICE,
@@ -101,7 +101,7 @@ def _show_finding(finding: Finding, diagnosis: Diagnosis) -> tuple[Part, ...]:
     rows.append(("  Change", form.clean_text(finding.change, 600)))
     sure = finding.confidence
     rows.append(("  Sure", f"{sure.level}: {form.clean_text(sure.text)}"))
-    return Line(head, _TONES[finding.severity]), make_facts(rows)
+    return Line(head, TONES[finding.severity]), make_facts(rows)
 
 
 def _describe_worth(finding: Finding, diagnosis: Diagnosis) -> str:
