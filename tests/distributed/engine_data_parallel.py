@@ -35,7 +35,7 @@ from meshscope.engine.data_parallel.allreduce import (
     measure_strategies,
     share_table,
 )
-from meshscope.engine.data_parallel.channel import Channel, Transfer
+from meshscope.engine.data_parallel.channel import GradientChannel, Transfer
 from meshscope.engine.data_parallel.compression import (
     CastCompressor,
     Compressor,
@@ -100,11 +100,11 @@ def check_strategies(world: int) -> dict[str, Any]:
             x = torch.randint(-1000, 1000, (size,), generator=generator).float()
             expected = x.clone()
             dist.all_reduce(expected)
-            Transfer(strategy.steps(x, Channel(dist.group.WORLD))).wait()
+            Transfer(strategy.steps(x, GradientChannel(dist.group.WORLD))).wait()
             is_exact &= torch.equal(x, expected)
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.randn(1001, generator=generator).to(dtype)
-            Transfer(strategy.steps(x, Channel(dist.group.WORLD))).wait()
+            Transfer(strategy.steps(x, GradientChannel(dist.group.WORLD))).wait()
             is_same &= same_on_all_ranks(x)
         results[name] = {"exact": all(all_ranks(is_exact)), "same bits": is_same}
     return results
@@ -118,7 +118,7 @@ def check_interleaving(world: int) -> bool:
     for strategy, x in zip(strategies, tensors, strict=True):
         for transfer in transfers:
             transfer.advance()
-        transfers.append(Transfer(strategy.steps(x, Channel(dist.group.WORLD))))
+        transfers.append(Transfer(strategy.steps(x, GradientChannel(dist.group.WORLD))))
     while not all(transfer.is_done for transfer in transfers):
         for transfer in transfers:
             transfer.go_on()
@@ -131,7 +131,7 @@ def count_strategy_bytes() -> dict[str, Any]:
     """For 4,000 bytes: what was counted, and what the messages really were."""
     found = {}
     for name in ("flat", "ring", "tree"):
-        channel = Channel(dist.group.WORLD)
+        channel = GradientChannel(dist.group.WORLD)
         with counting_bytes() as seen:
             Transfer(make_candidates()[name].steps(torch.zeros(1000), channel)).wait()
         found[name] = all_ranks({**dataclasses.asdict(channel.traffic), "seen": seen[0]})
@@ -146,7 +146,7 @@ def check_measured_table(world: int) -> dict[str, Any]:
     own = table if dist.get_rank() == 0 else make_contrary(table)
     strategy = AdaptiveAllReduce(table=share_table(own, group), candidates=make_candidates())
     x = torch.ones(77)
-    Transfer(strategy.steps(x, Channel(group))).wait()
+    Transfer(strategy.steps(x, GradientChannel(group))).wait()
     return {
         "same": all_ranks(table.to_document()) == [table.to_document()] * world,
         "round trip": again == table,
@@ -549,7 +549,7 @@ def check_error_feedback(
             compressor.rescale(last_scale / scale)
             scale = last_scale
         bucket.views[0].copy_(grad * scale)
-        compressor.reduce(bucket, Channel(dist.group.WORLD)).wait()
+        compressor.reduce(bucket, GradientChannel(dist.group.WORLD)).wait()
         total += bucket.views[0] / scale
     assert world > 1
     return ((total / num_rounds - exact).norm() / exact.norm()).item()

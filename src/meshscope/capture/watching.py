@@ -79,6 +79,8 @@ class Watching:
             session.clock,
             session.scalars.take_signal,
         )
+        if self.collectives is not None:
+            self.hooks.on_pass_end = self.collectives.end_pass
         self.automatic = Automatic(
             torch, self.hooks, self._steps, session.guard, note=session.note_gap
         )
@@ -112,6 +114,8 @@ class Watching:
             session.note_gap("communication", f"communication is not recorded: {error}")
             return
         self.collectives = tap
+        if self.hooks is not None:
+            self.hooks.on_pass_end = tap.end_pass
 
     def calibrate_clocks(self) -> ClockOffset:
         """Measures this host's clock against rank 0's. All ranks call it at the same point."""

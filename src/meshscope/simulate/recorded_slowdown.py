@@ -24,7 +24,7 @@ from meshscope.simulate.straggler.slowdown import (
     share_excess,
     sort_slowdowns,
 )
-from meshscope.simulate.what_if import Edit, Replay, refuse
+from meshscope.simulate.what_if import Edit, Replay
 from meshscope.store.read.arrays import Bools
 
 MAX_PLACES = 32
@@ -51,8 +51,8 @@ Parts = dict[tuple[str, Hashable], _Part]
 
 def measure_run_slowdown(replay: Replay) -> Slowdown | Unavailable:
     """The slowdown of a recorded run against an even one."""
-    if not replay.fidelity.is_enough:
-        return refuse(replay.fidelity)
+    if replay.fidelity.problem is not None:
+        return replay.fidelity.problem
     timeline = replay.timeline
     shares = find_even_shares(replay)
     parts: Parts = {("ideal", 0): _Part(pieces=_no_pieces(timeline), rows=_no_rows(timeline))}

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.simulate.rank_events import EventKind, find_window_ends, number_windows
 from meshscope.simulate.recorded_graph import RecordedGraph, build_graph
 from meshscope.store.read.arrays import Int64s
@@ -40,6 +40,20 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What an edit saves. Negative where it makes steps longer."""
+
+    saved_ns: float
+    """Per step: mean over the steps replayed."""
+    saved_ratio: float
+    """Of `step_ns`."""
+    step_ns: float
+    """Replayed with measured durations, per step."""
+    fidelity_ratio: float
+    """`Fidelity.error_ratio`: by how much the replay misses the measured time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
     """How far the replay of what is explained is from the clock."""
 
@@ -59,19 +73,29 @@ class Fidelity:
         """Whether answers may be given."""
         return self.error_ratio < MAX_FIDELITY_ERROR_RATIO
 
+    @property
+    def problem(self) -> Unavailable | None:
+        """Why no answer may be given; None where it is enough."""
+        if self.is_enough:
+            return None
+        return Unavailable(
+            f"the replay of what is explained misses the measured step time by "
+            f"{self.error_ratio:.1%}, and from {MAX_FIDELITY_ERROR_RATIO:.0%} on it does not speak "
+            f"for the run: something that takes time is not in what was recorded"
+        )
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """What an edit wins. Negative where it makes steps longer."""
-
-    saved_ns: float
-    """Per step: mean over the steps replayed."""
-    saved_ratio: float
-    """Of `step_ns`."""
-    step_ns: float
-    """Replayed with measured durations, per step."""
-    fidelity_ratio: float
-    """`Fidelity.error_ratio`: by how much the replay misses the measured time."""
+    def price(self, edited_ns: float, step_ns: float | None = None) -> Gain | Unavailable:
+        """What is saved of a step: of the replayed one, or of `step_ns`."""
+        if self.problem is not None:
+            return self.problem
+        step_ns = self.replayed_ns if step_ns is None else step_ns
+        saved_ns = step_ns - edited_ns
+        return Gain(
+            saved_ns=saved_ns,
+            saved_ratio=saved_ns / step_ns if step_ns else 0.0,
+            step_ns=step_ns,
+            fidelity_ratio=self.error_ratio,
+        )
 
     @property
     def basis(self) -> str:
@@ -102,39 +126,28 @@ class Replay:
         return [_mean_step_ns(self.timeline, ends[:, :, place]) for place in range(len(edits))]
 
     def price(self, edits: Sequence[Edit]) -> list[Gain | Unavailable]:
-        """What each edit wins; a reason where the replay does not speak for the run."""
-        if not self.fidelity.is_enough:
-            return [refuse(self.fidelity)] * len(edits)
+        """What each edit saves; a reason where the replay does not speak for the run."""
+        if self.fidelity.problem is not None:
+            return [self.fidelity.problem] * len(edits)
         problems = [find_problem(self.timeline, edit) for edit in edits]
         good = [edit for edit, problem in zip(edits, problems, strict=True) if problem is None]
         times = iter(self.step_times_ns(good) if good else [])
-        return [self._gain(next(times)) if one is None else one for one in problems]
-
-    def _gain(self, edited_ns: float) -> Gain:
-        step_ns = self.fidelity.replayed_ns
-        saved = step_ns - edited_ns
-        return Gain(
-            saved_ns=saved,
-            saved_ratio=saved / step_ns if step_ns else 0.0,
-            step_ns=step_ns,
-            fidelity_ratio=self.fidelity.error_ratio,
-        )
+        return [self.fidelity.price(next(times)) if one is None else one for one in problems]
 
 
-def build_replay(timeline: Timeline) -> Replay | Unavailable:
+@or_unavailable
+def build_replay(timeline: Timeline) -> Replay:
     """The replay of a timeline's steps."""
     if not len(timeline.steps) or not timeline.ranks:
-        return Unavailable("no step was kept that could be replayed")
-    recorded = build_graph(timeline)
-    if isinstance(recorded, Unavailable):
-        return recorded
+        raise Missing("no step was kept that could be replayed")
+    recorded = need(build_graph(timeline))
     ends = _evaluate(timeline, recorded, [Edit(name="as measured")])[:, :, 0]
     explained = _replay_weights(timeline, recorded, recorded.weigh_explained()[:, None])[:, :, 0]
     measured_ns = _mean_step_ns(timeline, timeline.period_end_ns)
     replayed_ns = _mean_step_ns(timeline, ends)
     explained_ns = _mean_step_ns(timeline, explained)
     if measured_ns <= 0:
-        return Unavailable("the steps that were kept took no time")
+        raise Missing("the steps that were kept took no time")
     fidelity = Fidelity(
         error_ratio=abs(measured_ns - explained_ns) / measured_ns,
         measured_ns=measured_ns,
@@ -143,15 +156,6 @@ def build_replay(timeline: Timeline) -> Replay | Unavailable:
         unexplained_ratio=_measure_unexplained(timeline, recorded),
     )
     return Replay(timeline=timeline, recorded=recorded, fidelity=fidelity)
-
-
-def refuse(fidelity: Fidelity) -> Unavailable:
-    """Why nothing is answered."""
-    return Unavailable(
-        f"the replay of what is explained misses the measured step time by "
-        f"{fidelity.error_ratio:.1%}, and from {MAX_FIDELITY_ERROR_RATIO:.0%} on it does not speak "
-        f"for the run: something that takes time is not in what was recorded"
-    )
 
 
 def find_problem(timeline: Timeline, edit: Edit) -> Unavailable | None:

@@ -3,7 +3,7 @@ import signal
 import pytest
 
 from meshscope.engine.launch.failures import (
-    Failure,
+    RankFailure,
     attempt_folder,
     describe_error,
     explain,
@@ -44,7 +44,7 @@ def label(rank):
 
 
 def failure(rank, at=0, **values):
-    return Failure(rank=rank, summary="it broke", time_unix_ns=at, **values)
+    return RankFailure(rank=rank, summary="it broke", time_unix_ns=at, **values)
 
 
 def raised(text, cause=None):
@@ -148,7 +148,7 @@ def test_only_wrong_settings_are_permanent():
 def test_one_line_says_who_where_when_and_what():
     first = failure(5, at=1, step=7, path="f/rank_5.txt")
     others = [failure(rank, at=2, is_consequence=True) for rank in range(3)]
-    others = [Failure(**{**_values(one), "summary": "closed"}) for one in others]
+    others = [RankFailure(**{**_values(one), "summary": "closed"}) for one in others]
     line = explain([*others, first], label=label, still_running=[6])
     assert line == (
         "rank 5 (dp5) failed in step 7: it broke; 4 ended because of it; traceback in f/rank_5.txt"

@@ -26,7 +26,7 @@ CHUNK_EVENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replay:
+class SnapshotReplay:
     """One device."""
 
     event_rows: Int64s | Int32s
@@ -62,7 +62,7 @@ class Replay:
         return np.diff(self.allocated_bytes[begin:end], prepend=before)
 
 
-def replay_device(snapshot: Snapshot, device: int) -> Replay | Unavailable:
+def replay_device(snapshot: Snapshot, device: int) -> SnapshotReplay | Unavailable:
     """Events of one device; Unavailable when it has neither blocks nor events."""
     live = find_live_blocks(snapshot, device)
     rows = _find_rows(snapshot, device)
@@ -78,7 +78,7 @@ def replay_device(snapshot: Snapshot, device: int) -> Replay | Unavailable:
     initial = max(final - change, 0)
     allocated += initial
     ooms = (snapshot.event_device == device) & (snapshot.event_action == ACTIONS.index("oom"))
-    return Replay(
+    return SnapshotReplay(
         event_rows=rows,
         allocated_bytes=allocated,
         stack=stacks,
@@ -181,7 +181,7 @@ def _sum_by(stacks: Int64s, sizes: Int64s, num_stacks: int) -> dict[int, int]:
     return dict(zip(used.tolist(), sums[used].tolist(), strict=True))
 
 
-def compose_peak(replay: Replay) -> dict[int, int]:
+def compose_peak(replay: SnapshotReplay) -> dict[int, int]:
     """Bytes by stack at the peak."""
     end = replay.peak_place + 1
     num_stacks = int(replay.stack.max(initial=0)) + 1

@@ -13,7 +13,7 @@ import numpy as np
 from meshscope.analyze.memory.snapshot_peak import (
     CHUNK_EVENTS,
     INACTIVE,
-    Replay,
+    SnapshotReplay,
     compose_peak,
     find_live_blocks,
     replay_device,
@@ -140,7 +140,7 @@ def _find_devices(snapshot: Snapshot) -> list[int]:
 
 
 def _summarize_device(
-    snapshot: Snapshot, device: int, replay: Replay, category_of: Int8s
+    snapshot: Snapshot, device: int, replay: SnapshotReplay, category_of: Int8s
 ) -> DeviceSnapshot:
     by_stack = compose_peak(replay)
     sites = {stack: find_site(snapshot.stack(stack)) for stack in by_stack}
@@ -211,7 +211,7 @@ def _describe_stack(snapshot: Snapshot, site: Site, stack: int, num_bytes: int) 
     )
 
 
-def _say(device: int, replay: Replay, categories: Mapping[str, int]) -> str:
+def _say(device: int, replay: SnapshotReplay, categories: Mapping[str, int]) -> str:
     """What filled the device, in one sentence."""
     most = [
         f"{name} {memory(num_bytes)} ({ratio(num_bytes / max(replay.peak_bytes, 1))})"
@@ -223,7 +223,7 @@ def _say(device: int, replay: Replay, categories: Mapping[str, int]) -> str:
 
 
 def trace_course(
-    snapshot: Snapshot, replay: Replay, category_of: Int8s
+    snapshot: Snapshot, replay: SnapshotReplay, category_of: Int8s
 ) -> tuple[CourseMoment, ...]:
     """Up to NUM_TIMES moments, evenly over the events, with the fullest of each stretch."""
     if not len(replay.event_rows):
@@ -249,7 +249,7 @@ def trace_course(
     )
 
 
-def _sum_categories(replay: Replay, category_of: Int8s, places: Int64s) -> Int64s:
+def _sum_categories(replay: SnapshotReplay, category_of: Int8s, places: Int64s) -> Int64s:
     """What each category gained up to the first place, and from each to the next."""
     sums = np.zeros((len(places), len(CATEGORIES)), dtype=np.int64)
     begin = 0
@@ -262,7 +262,7 @@ def _sum_categories(replay: Replay, category_of: Int8s, places: Int64s) -> Int64
     return sums
 
 
-def _fullest_places(replay: Replay) -> Int64s:
+def _fullest_places(replay: SnapshotReplay) -> Int64s:
     num_events = len(replay.event_rows)
     edges = np.linspace(0, num_events, min(NUM_TIMES, num_events) + 1).astype(np.int64)
     return np.array(

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from meshscope.core.dependency_order import sort_by_needs
 from meshscope.core.schedule import Action, ActionKind, Schedule, output_of
 from meshscope.store.read.arrays import Floats, Int64s
 
@@ -164,32 +165,18 @@ def _sort(
     before: Int64s, remote: Int64s, receiver: Int64s, mode: SendMode
 ) -> tuple[tuple[int, bool], ...] | None:
     """Nodes are 2·place (the rank comes to it) and 2·place + 1 (it runs)."""
-    num_nodes = 2 * len(before)
-    users: list[list[int]] = [[] for _ in range(num_nodes)]
-    missing = [0] * num_nodes
-
-    def need(node: int, other: int) -> None:
-        users[other].append(node)
-        missing[node] += 1
-
+    needs: list[list[int]] = []
     for place in range(len(before)):
-        need(2 * place + 1, 2 * place)
+        come, run = [], [2 * place]
         if before[place] >= 0:
-            need(2 * place, 2 * int(before[place]) + 1)
+            come.append(2 * int(before[place]) + 1)
         other = int(receiver[place])
         if other >= 0 and mode is SendMode.BLOCKING:
-            need(2 * place, 2 * other)
+            come.append(2 * other)
         elif other >= 0 and before[other] >= 0:
-            need(2 * place, 2 * int(before[other]) + 1)
+            come.append(2 * int(before[other]) + 1)
         if remote[place] >= 0:
-            need(2 * place + 1, 2 * int(remote[place]) + 1)
-    ready = [node for node, count in enumerate(missing) if not count]
-    order: list[tuple[int, bool]] = []
-    while ready:
-        node = ready.pop()
-        order.append((node // 2, node % 2 == 1))
-        for user in users[node]:
-            missing[user] -= 1
-            if not missing[user]:
-                ready.append(user)
-    return tuple(order) if len(order) == num_nodes else None
+            run.append(2 * int(remote[place]) + 1)
+        needs += [come, run]
+    order = sort_by_needs(needs)
+    return None if order is None else tuple((node // 2, node % 2 == 1) for node in order)

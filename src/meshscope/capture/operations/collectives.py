@@ -304,4 +304,10 @@ class CollectiveTap:
     def visit(self) -> None:
         """Now and then, from the recorder: reads what the device has finished."""
         if self._follower.device is not None:
+            self._follower.device.queue_waits()
             self._follower.device.read()
+
+    def end_pass(self) -> None:
+        """After a backward pass: the program waits for what was issued in it."""
+        if self._follower.device is not None:
+            self._follower.device.queue_waits()

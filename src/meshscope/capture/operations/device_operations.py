@@ -5,10 +5,18 @@ An operation begins when the current stream reaches it (an event before the call
 - without a handle, when the current stream is past it (an event after the call);
 - with a handle, when a stream of our own that waits for the same handle is past it. That wait is
   queued right after the program's own: before, it would let torch release the tensors the
-  operation still uses;
-- issued by DistributedDataParallel, likewise through its future: its buckets live as long as it;
+  operation still uses. Where the program waits on another stream than the device's main one, so
+  that its kernels may run meanwhile, ours does not wait, and the end is a bound;
+- issued by DistributedDataParallel, likewise through its future: its buckets live as long as it.
+  Where the operation is over before our stream is told to wait, the end is a bound;
 - functional (`wait_tensor`), when the program's stream is past the wait: a bound, unless the wait
   held the stream up.
+
+Our stream is told to wait for buckets only at the end of a backward pass, when the program's stream
+has been told to wait for them, too (`queue_waits`). A stream that waits holds its hardware queue,
+and there may be few of these (MPS, CUDA_DEVICE_MAX_CONNECTIONS=1): while ours waited for a bucket
+from the moment it was issued, the kernels of backward stood still behind it, which took 29 % of a
+step on four ranks (`benchmarks/nccl_overhead.py`).
 
 Nothing here waits for the device. Device times are placed on the host clock by the tightest lower
 bound seen: the device cannot reach an event before the host has issued it.
@@ -73,6 +81,13 @@ class StreamEvents:
         self._base.record(event, stream)  # type: ignore[union-attr]
         return event
 
+    def is_on_main_stream(self) -> bool:
+        """Whether the current stream is the device's default one."""
+        if not self._is_short:
+            return bool(self._backend.current_stream() == self._backend.default_stream())
+        stream_id: int = self._find_stream(self._find_device())[0]  # type: ignore[misc]
+        return stream_id == 0
+
     def record_beside(self, queue_wait: Callable[[], Any]) -> Any:
         """An event on a stream of our own, behind what `queue_wait` makes that stream wait for."""
         index = self._find_device() if self._is_short else self._backend.current_device()  # type: ignore[misc]
@@ -125,6 +140,8 @@ class DeviceOperations:
         self._num_recent = 0
         self._stride = 1
         self._pending: deque[_Pending] = deque()
+        self._put_off: deque[tuple[Operation, Callable[[], Any], Callable[[], bool]]] = deque()
+        """Operations our stream will wait for, how, and what says whether they are over."""
         self._lock = threading.Lock()
         self._anchor: Any = None
         self._anchor_device_ns = 0
@@ -166,12 +183,24 @@ class DeviceOperations:
         if not self._is_unmarked(operation):
             self._push(_Pending([operation], self._events.record(), EndSource.DEVICE))
 
-    def issued_by_engine(self, operation: Operation, future: Any) -> None:
-        """After a reducer's call: a stream of ours waits for it, so that its end can be marked."""
+    def issued_by_engine(self, operation: Operation, work: Any, future: Any) -> None:
+        """After a reducer's call, or one whose caller waits by itself."""
         if self._is_unmarked(operation):
             return
-        end = self._events.record_beside(future.wait)
-        self._push(_Pending([operation], end, EndSource.DEVICE))
+        if len(self._put_off) >= MAX_PENDING:
+            self._give_up([operation])
+            return
+        operation.has_future = True  # what becomes of the handle no longer matters
+        self._put_off.append((operation, future.wait, work.is_completed))
+
+    def queue_waits(self) -> None:
+        """The program's stream waits for all that was issued: from now on ours may, too."""
+        if not self._put_off or self._events.is_capturing():
+            return
+        while self._put_off:
+            operation, wait, is_completed = self._put_off.popleft()
+            source = EndSource.DEVICE_LATE if is_completed() else EndSource.DEVICE
+            self._push(_Pending([operation], self._events.record_beside(wait), source))
 
     def begin_wait(self) -> Any:
         """Before the program's wait; None while a graph is captured."""
@@ -196,7 +225,7 @@ class DeviceOperations:
             return
         past = self._events.record()
         source, end = EndSource.DEVICE_LATE, past
-        if wait_again is not None:
+        if wait_again is not None and self._events.is_on_main_stream():
             end = self._events.record_beside(wait_again)
             source = EndSource.DEVICE
         pending = _Pending(operations, end, source)
@@ -205,11 +234,14 @@ class DeviceOperations:
         pending.wait_source = wait_source
         self._push(pending)
 
+    def _give_up(self, operations: list[Operation]) -> None:
+        self.num_given_up += 1
+        for operation in operations:
+            self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
+
     def _push(self, pending: _Pending) -> None:
         if len(self._pending) >= MAX_PENDING:
-            self.num_given_up += 1
-            for operation in pending.operations:
-                self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
+            self._give_up(pending.operations)
             return
         for operation in pending.operations:
             operation.has_future = True  # what becomes of the handle no longer matters
@@ -297,6 +329,7 @@ class DeviceOperations:
 
     def drain(self, deadline_ns: int) -> None:
         """At the end of a run: polls, without synchronising, until all is read or time is up."""
+        self.queue_waits()
         while self._pending and self._clock() < deadline_ns:
             self.read()
 

@@ -159,7 +159,7 @@ class Follower:
             operation.a &= ~(_ASYNC << 24)  # its caller gets no handle: it blocks
             work = get_work()
             if is_device and self.device is not None:
-                self.device.issued_by_engine(operation, self.get_future(work))
+                self.device.issued_by_engine(operation, work, self.get_future(work))
                 return
             self._call_back(operation, work)
             if not operation.has_future:
@@ -173,7 +173,7 @@ class Follower:
             operation.a |= OperationFlag.ENGINE << 24
             work = get_work()
             if is_device and self.device is not None:
-                self.device.issued_by_engine(operation, self.get_future(work))
+                self.device.issued_by_engine(operation, work, self.get_future(work))
             else:
                 self._call_back(operation, work)
         elif not is_device and not (operation.b & 0xFFFFFFFF) % FUTURE_STRIDE:

@@ -187,14 +187,14 @@ class WaitTaps:
                 try:
                     operations = self._follower.find(work)
                     if operations is not None and not operations[0].has_future:
-                        self._future_taken(operations, future)
+                        self._future_taken(operations, work, future)
                 except Exception as error:  # noqa: BLE001 - the guard's
                     self._guard.caught("future", error)
             return future
 
         return get_future
 
-    def _future_taken(self, operations: list[Operation], future: Any) -> None:
+    def _future_taken(self, operations: list[Operation], work: Any, future: Any) -> None:
         first = operations[0]
         is_device = first.a >> 24 & OperationFlag.DEVICE
         if first.a >> 48 == _BACKWARD:  # a communication hook: the reducer waits, not the program
@@ -203,7 +203,7 @@ class WaitTaps:
         if not is_device:
             self._follower.add_callback(operations, future)
         elif first.a >> 24 & OperationFlag.ENGINE and self._follower.device is not None:
-            self._follower.device.issued_by_engine(first, future)
+            self._follower.device.issued_by_engine(first, work, future)
 
     def make_start_batch(self, original: Any) -> Callable[..., Any]:
         """What begins a batch of operations."""

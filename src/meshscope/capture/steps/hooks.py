@@ -66,6 +66,7 @@ class Hooks:
         "_token_types",
         "_trains_in_eval_mode",
         "_was_eval_with_grad",
+        "on_pass_end",
         "on_unseen_forward",
     )
 
@@ -88,6 +89,8 @@ class Hooks:
         self._is_grad_enabled = torch.is_grad_enabled
         self._tensor = torch.Tensor
         self._token_types = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8))
+        self.on_pass_end: Callable[[], None] | None = None
+        """Called after each backward pass."""
         self.on_unseen_forward: Callable[[], None] | None = None
         """Called when backward comes although no training forward was seen."""
         self._thread = 0
@@ -277,6 +280,8 @@ class Hooks:
                 timeline.stored[8] = (now_ns - timeline.epoch_ns) * 257
             else:
                 timeline.leave(timeline.stack, BACKWARD, now_ns)
+            if self.on_pass_end is not None:
+                self.on_pass_end()
             timeline.microbatch += timeline.microbatch_stride
             self._num_forwards = 0
             self._was_eval_with_grad = False

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshscope.engine.data_parallel.channel import Channel, LastWorks, Steps, Transfer
+from meshscope.engine.data_parallel.channel import GradientChannel, LastWorks, Steps, Transfer
 from meshscope.errors import UsageError
 
 STRATEGIES = ("flat", "ring", "tree", "hierarchical", "adaptive")
@@ -43,7 +43,7 @@ class Strategy(Protocol):
     def name(self) -> str:
         """As in STRATEGIES."""
 
-    def steps(self, x: Tensor, channel: Channel) -> Steps:
+    def steps(self, x: Tensor, channel: GradientChannel) -> Steps:
         """Sums contiguous `x` in place; see `channel` for what a step is."""
 
 
@@ -53,7 +53,7 @@ class FlatAllReduce:
 
     name: str = "flat"
 
-    def steps(self, x: Tensor, channel: Channel) -> Steps:
+    def steps(self, x: Tensor, channel: GradientChannel) -> Steps:
         """One collective."""
         yield LastWorks(channel.all_reduce(x))
 
@@ -64,7 +64,7 @@ class RingAllReduce:
 
     name: str = "ring"
 
-    def steps(self, x: Tensor, channel: Channel) -> Steps:
+    def steps(self, x: Tensor, channel: GradientChannel) -> Steps:
         """Messages of a chunk to the next rank."""
         num_ranks, rank = channel.size, channel.rank
         following, preceding = (rank + 1) % num_ranks, (rank - 1) % num_ranks
@@ -91,7 +91,7 @@ class TreeAllReduce:
 
     name: str = "tree"
 
-    def steps(self, x: Tensor, channel: Channel) -> Steps:
+    def steps(self, x: Tensor, channel: GradientChannel) -> Steps:
         """Exchanges of all of `x` with one other rank."""
         num_ranks, rank = channel.size, channel.rank
         num_doubling = 1 << (num_ranks.bit_length() - 1)
@@ -213,10 +213,10 @@ class HierarchicalAllReduce:
                 "by_parts needs equally many ranks on every node; leave it out or set it to False"
             )
 
-    def steps(self, x: Tensor, channel: Channel) -> Steps:
+    def steps(self, x: Tensor, channel: GradientChannel) -> Steps:
         """Inside the node, across nodes, inside again."""
-        inside = Channel(self.nodes.inside, channel.traffic) if self.nodes.inside else None
-        across = Channel(self.nodes.across, channel.traffic) if self.nodes.across else None
+        inside = GradientChannel(self.nodes.inside, channel.traffic) if self.nodes.inside else None
+        across = GradientChannel(self.nodes.across, channel.traffic) if self.nodes.across else None
         by_parts = self.nodes.is_even if self.by_parts is None else self.by_parts
         if inside is None:
             # Where other nodes are larger they have steps before and after this one.
@@ -233,7 +233,7 @@ class HierarchicalAllReduce:
             yield LastWorks(inside.broadcast(x, root=0))
 
 
-def _reduce_by_parts(x: Tensor, inside: Channel, across: Channel | None) -> Steps:
+def _reduce_by_parts(x: Tensor, inside: GradientChannel, across: GradientChannel | None) -> Steps:
     part_size = -(-x.numel() // inside.size)
     whole = x
     if part_size * inside.size != x.numel():
@@ -321,7 +321,7 @@ class AdaptiveAllReduce:
         """What is used for that many bytes."""
         return self.candidates[self.table.choose(size_bytes, tuple(self.candidates))]
 
-    def steps(self, x: Tensor, channel: Channel) -> Steps:
+    def steps(self, x: Tensor, channel: GradientChannel) -> Steps:
         """Those of the chosen strategy."""
         return self.choose(x.nbytes).steps(x, channel)
 
@@ -376,7 +376,7 @@ def _time_once(x: Tensor, strategy: Strategy, group: dist.ProcessGroup) -> int:
     dist.all_reduce(ready, group=group)  # everybody is here; NCCL has no cheap barrier
     ready.item()
     began_ns = time.perf_counter_ns()
-    Transfer(strategy.steps(x, Channel(group))).wait()
+    Transfer(strategy.steps(x, GradientChannel(group))).wait()
     x[:1].item()  # an accelerator is done when a value can be read
     return time.perf_counter_ns() - began_ns
 

@@ -61,7 +61,7 @@ class Traffic:
         self.wire_bytes += other.wire_bytes
 
 
-class Channel:
+class GradientChannel:
     """A process group and what went over it. Nothing here waits.
 
     Messages of channels with different tags cannot be taken for each other (on gloo; NCCL has no

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.engine.data_parallel.allreduce import FlatAllReduce, Strategy
-from meshscope.engine.data_parallel.channel import Channel, LastWorks, Steps, Transfer
+from meshscope.engine.data_parallel.channel import GradientChannel, LastWorks, Steps, Transfer
 from meshscope.engine.data_parallel.gradient_buckets import Bucket
 from meshscope.errors import UsageError
 
@@ -68,7 +68,9 @@ class Compressor(Protocol):
     def name(self) -> str:
         """As in COMPRESSORS."""
 
-    def reduce(self, bucket: Bucket, channel: Channel, strategy: Strategy = FLAT) -> Transfer:
+    def reduce(
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+    ) -> Transfer:
         """Begins to sum `bucket.buffer` in place; `strategy` does the all-reduces in it."""
 
     def read_error(self, bucket: Bucket) -> float | Unavailable:
@@ -116,7 +118,9 @@ class CastCompressor:
         self.dtype = dtype
         self._errors = _Errors()
 
-    def reduce(self, bucket: Bucket, channel: Channel, strategy: Strategy = FLAT) -> Transfer:
+    def reduce(
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+    ) -> Transfer:
         """One all-reduce."""
         return Transfer(self._steps(bucket, channel, strategy))
 
@@ -127,7 +131,7 @@ class CastCompressor:
     def rescale(self, ratio: float) -> None:
         """Nothing is left out."""
 
-    def _steps(self, bucket: Bucket, channel: Channel, strategy: Strategy) -> Steps:
+    def _steps(self, bucket: Bucket, channel: GradientChannel, strategy: Strategy) -> Steps:
         short = bucket.buffer.to(self.dtype)
         self._errors.note(bucket, (bucket.buffer - short).norm(), bucket.buffer.norm())
         yield from strategy.steps(short, channel)
@@ -153,7 +157,9 @@ class TopKCompressor:
         """How many elements of a bucket are sent."""
         return ceil(self.ratio * num_elements)
 
-    def reduce(self, bucket: Bucket, channel: Channel, strategy: Strategy = FLAT) -> Transfer:
+    def reduce(
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+    ) -> Transfer:
         """One all-gather of bytes, whatever the strategy."""
         return Transfer(self._steps(bucket, channel))
 
@@ -165,7 +171,7 @@ class TopKCompressor:
         """What was left out."""
         _scale_all(self._left_out.values(), ratio)
 
-    def _steps(self, bucket: Bucket, channel: Channel) -> Steps:
+    def _steps(self, bucket: Bucket, channel: GradientChannel) -> Steps:
         left_out = _take_left_out(self._left_out, bucket)
         had = left_out.norm()
         num_sent = self.count_sent(left_out.numel())
@@ -210,7 +216,9 @@ class Int8Compressor:
         block_size = min(self.block_size, chunk_size)
         return ceil(chunk_size / block_size), block_size
 
-    def reduce(self, bucket: Bucket, channel: Channel, strategy: Strategy = FLAT) -> Transfer:
+    def reduce(
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+    ) -> Transfer:
         """All-to-all and all-gather, whatever the strategy."""
         return Transfer(self._steps(bucket, channel))
 
@@ -222,7 +230,7 @@ class Int8Compressor:
         """What was left out."""
         _scale_all(self._left_out.values(), ratio)
 
-    def _steps(self, bucket: Bucket, channel: Channel) -> Steps:
+    def _steps(self, bucket: Bucket, channel: GradientChannel) -> Steps:
         num_elements = bucket.buffer.numel()
         shape = self.chunk_shape(num_elements, channel.size)
         chunk_size = shape[0] * shape[1]
@@ -306,7 +314,9 @@ class PowerSgdCompressor:
         num_rows = shape[0]
         return self.rank * (num_rows + shape.numel() // num_rows) < shape.numel()
 
-    def reduce(self, bucket: Bucket, channel: Channel, strategy: Strategy = FLAT) -> Transfer:
+    def reduce(
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+    ) -> Transfer:
         """Two all-reduces; one in exact steps."""
         return Transfer(self._steps(bucket, channel, strategy))
 
@@ -318,7 +328,7 @@ class PowerSgdCompressor:
         """What was left out; of the factors only the directions count."""
         _scale_all((state.left_out for state in self._states.values()), ratio)
 
-    def _steps(self, bucket: Bucket, channel: Channel, strategy: Strategy) -> Steps:
+    def _steps(self, bucket: Bucket, channel: GradientChannel, strategy: Strategy) -> Steps:
         state = self._states.get(bucket)
         if state is None:
             left_out = torch.zeros_like(bucket.buffer, dtype=torch.float32)

@@ -34,7 +34,7 @@ from torch.utils.hooks import RemovableHandle
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.engine.data_parallel.allreduce import Strategy, make_strategy
-from meshscope.engine.data_parallel.channel import Channel, Traffic, Transfer
+from meshscope.engine.data_parallel.channel import GradientChannel, Traffic, Transfer
 from meshscope.engine.data_parallel.compression import Compressor, make_compressor
 from meshscope.engine.data_parallel.gradient_buckets import (
     Bucket,
@@ -241,7 +241,7 @@ class GradientReducer:
     def _start(self, bucket: Bucket, traffic: Traffic) -> Transfer:
         assert self.group is not None
         assert not isinstance(self.strategy, str)
-        channel = Channel(self.group, traffic, tag=bucket.index)
+        channel = GradientChannel(self.group, traffic, tag=bucket.index)
         if self.compressor is not None:
             return self.compressor.reduce(bucket, channel, self.strategy)
         return Transfer(self.strategy.steps(bucket.buffer, channel))
@@ -261,7 +261,7 @@ class GradientReducer:
         device = self.buckets[0].buffer.device if self.buckets else None
         has_gradient = [sent.tensor is not None for bucket in self.buckets for sent in bucket.sent]
         used = torch.tensor(has_gradient, dtype=torch.int32, device=device)
-        channel = Channel(group, self._statistics.bookkeeping)
+        channel = GradientChannel(group, self._statistics.bookkeeping)
         return used, Transfer(iter([channel.all_reduce(used)]))
 
     def _write_back(self, used: Tensor | None) -> None:

@@ -62,7 +62,7 @@ def share_steps(share: Callable[[int], None] | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class RankFailure:
     """How one rank ended."""
 
     rank: int
@@ -108,10 +108,10 @@ def is_consequence(error: BaseException) -> bool:
     )
 
 
-def find_failure(error: BaseException, rank: int) -> Failure:
+def find_failure(error: BaseException, rank: int) -> RankFailure:
     """What this error in this rank amounts to."""
     follows = is_consequence(error)
-    return Failure(
+    return RankFailure(
         rank=rank,
         summary=describe_error(error),
         time_unix_ns=time.time_ns(),
@@ -122,10 +122,10 @@ def find_failure(error: BaseException, rank: int) -> Failure:
     )
 
 
-def find_exit_failure(rank: int, exit_code: int, step: int | None) -> Failure:
+def find_exit_failure(rank: int, exit_code: int, step: int | None) -> RankFailure:
     """For a rank that could not say anything: killed, aborted, or gone by `os._exit`."""
     is_abort = exit_code == -signal.SIGABRT
-    return Failure(
+    return RankFailure(
         rank=rank,
         summary=_describe_exit(exit_code),
         time_unix_ns=time.time_ns(),
@@ -164,7 +164,7 @@ def attempt_folder(run_dir: Path, attempt: int) -> Path:
     return run_dir / "failures" / f"attempt_{attempt}"
 
 
-def write_failure(folder: Path, failure: Failure, error: BaseException) -> Failure:
+def write_failure(folder: Path, failure: RankFailure, error: BaseException) -> RankFailure:
     """Leaves the failure and its traceback in the folder; the failure with its path."""
     path = folder / f"rank_{failure.rank}.txt"
     text = "".join(traceback.format_exception(error))
@@ -176,12 +176,12 @@ def write_failure(folder: Path, failure: Failure, error: BaseException) -> Failu
     return read_failure(folder, failure.rank) or failure
 
 
-def read_failure(folder: Path, rank: int) -> Failure | None:
+def read_failure(folder: Path, rank: int) -> RankFailure | None:
     """What a rank left in the folder; None when it left nothing that can be read."""
     path = folder / f"rank_{rank}.txt"
     try:
         head = path.read_text(encoding="utf-8").partition("\n")[0]
-        return Failure(**{**json.loads(head), "path": str(path)})
+        return RankFailure(**{**json.loads(head), "path": str(path)})
     except (OSError, ValueError, TypeError):
         return None
 
@@ -189,13 +189,13 @@ def read_failure(folder: Path, rank: int) -> Failure | None:
 # --- all ranks together --------------------------------------------------------------------------
 
 
-def find_first(failures: Iterable[Failure]) -> Failure:
+def find_first(failures: Iterable[RankFailure]) -> RankFailure:
     """The failure that the others follow from: the earliest that is no consequence."""
     return min(failures, key=lambda failure: failure.order)
 
 
 def explain(
-    failures: Sequence[Failure],
+    failures: Sequence[RankFailure],
     *,
     label: Callable[[int], str],
     still_running: Sequence[int] = (),
@@ -223,5 +223,5 @@ def explain(
     return text + (f"; traceback in {first.path}" if first.path else "; it left no traceback")
 
 
-def _at_step(failure: Failure) -> str:
+def _at_step(failure: RankFailure) -> str:
     return "" if failure.step is None else f" in step {failure.step}"

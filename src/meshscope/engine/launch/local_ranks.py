@@ -32,7 +32,7 @@ from typing import NoReturn
 import torch
 
 from meshscope.engine.launch.failures import (
-    Failure,
+    RankFailure,
     attempt_folder,
     explain,
     find_exit_failure,
@@ -197,7 +197,7 @@ class _Attempt:
     old_mask: set[int | signal.Signals]
     running: dict[int, int] = field(default_factory=dict)
     """Rank by process id."""
-    failures: dict[int, Failure] = field(default_factory=dict)
+    failures: dict[int, RankFailure] = field(default_factory=dict)
     killed: set[int] = field(default_factory=set)
     """Ranks that we ended."""
     stopping: _Stopping | None = None

@@ -40,7 +40,7 @@ _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankSetup:
     """This rank among the others, and what it computes on."""
 
     rank: int
@@ -78,7 +78,7 @@ def choose_backend(device: torch.device, local_world_size: int, num_gpus: int) -
 @contextmanager
 def joined(
     device: str = "auto", *, timeout_s: float = 600.0, env: Mapping[str, str] | None = None
-) -> Iterator[Place]:
+) -> Iterator[RankSetup]:
     """Joins the ranks of this launch, and leaves together with them.
 
     Not after an exception: then the others are no longer where a barrier would meet them.
@@ -95,7 +95,7 @@ def joined(
         leave()
 
 
-def join(place: Place, *, timeout_s: float, env: Mapping[str, str]) -> None:
+def join(place: RankSetup, *, timeout_s: float, env: Mapping[str, str]) -> None:
     """Makes the default process group; every rank calls it."""
     timeout = timedelta(seconds=timeout_s)
     is_nccl = place.backend == "nccl"
@@ -126,10 +126,10 @@ def share_from_first(text: str) -> str:
     return box[0]
 
 
-def _find_place(kind: str, placement: Placement | None, env: Mapping[str, str]) -> Place:
+def _find_place(kind: str, placement: Placement | None, env: Mapping[str, str]) -> RankSetup:
     num_gpus = torch.cuda.device_count() if kind != "cpu" else 0
     if placement is None:
-        return Place(
+        return RankSetup(
             rank=0,
             world_size=1,
             local_rank=0,
@@ -143,7 +143,7 @@ def _find_place(kind: str, placement: Placement | None, env: Mapping[str, str]) 
     local_world_size = placement.local_world_size or _count_local_ranks(placement, env)
     device = choose_device(kind, local_rank, num_gpus)
     backend = choose_backend(device, local_world_size, num_gpus)
-    return Place(
+    return RankSetup(
         rank=placement.rank,
         world_size=placement.world_size,
         local_rank=local_rank,
@@ -165,7 +165,7 @@ def _is_one_node(env: Mapping[str, str]) -> bool:
     return env.get("SLURM_NNODES", env.get("SLURM_JOB_NUM_NODES", "1")) == "1"
 
 
-def _make_store(place: Place, timeout: timedelta, env: Mapping[str, str]) -> Any:
+def _make_store(place: RankSetup, timeout: timedelta, env: Mapping[str, str]) -> Any:
     file = env.get(STORE_FILE_VARIABLE)
     if file:
         return _stores.FileStore(file, place.world_size)

@@ -21,8 +21,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from meshscope.core.dependency_order import sort_by_needs
 from meshscope.ingest.straggler.straggler_trace import StragglerTrace, TraceOperation
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -232,7 +231,10 @@ def _arrange(book: _Book) -> Dependencies | str:
     inside = {place for group in groups for place in group}
     operations = book.trace.operations
     units = [*groups, *((place,) for place in range(len(operations)) if place not in inside)]
-    order = _sort_units(units, book.before)
+    unit_of = {place: index for index, unit in enumerate(units) for place in unit}
+    order = sort_by_needs(
+        [{unit_of[b] for place in unit for b in book.before[place]} for unit in units]
+    )
     if order is None:
         return "its operations wait for each other in a circle"
     return Dependencies(
@@ -264,20 +266,3 @@ def _find_groups(book: _Book) -> list[tuple[int, ...]]:
         if whole:
             groups.append(tuple(whole))
     return groups
-
-
-def _sort_units(units: Sequence[tuple[int, ...]], before: dict[int, list[int]]) -> list[int] | None:
-    unit_of = {place: index for index, unit in enumerate(units) for place in unit}
-    needs = [{unit_of[b] for place in unit for b in before[place]} for unit in units]
-    followers: dict[int, list[int]] = defaultdict(list)
-    for index, found in enumerate(needs):
-        for one in found:
-            followers[one].append(index)
-    missing = np.array([len(found) for found in needs])
-    order = np.flatnonzero(missing == 0).tolist()
-    for index in order:
-        for follower in followers[index]:
-            missing[follower] -= 1
-            if missing[follower] == 0:
-                order.append(follower)
-    return order if len(order) == len(units) else None

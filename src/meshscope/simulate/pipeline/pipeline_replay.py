@@ -24,7 +24,7 @@ from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.schedule import ActionKind
 from meshscope.core.unavailable import Unavailable
-from meshscope.simulate.what_if import Edit, Fidelity, Gain, refuse
+from meshscope.simulate.what_if import Edit, Fidelity, Gain
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 StageFactors = Mapping[tuple[ActionKind, int], float]
@@ -84,17 +84,9 @@ class PipelineReplay:
         """The gain of another last end per run. `num_steps_each`: how many recorded steps' worth
         of samples such a step has."""
         fidelity = self.fidelity
-        if not fidelity.is_enough:
-            return refuse(fidelity)
         pipeline_ns = float(self._step_ends(end_ns).mean())
         rest_ns = self.step_ns - fidelity.replayed_ns
-        saved_ns = self.step_ns - (pipeline_ns + rest_ns) / num_steps_each
-        return Gain(
-            saved_ns=saved_ns,
-            saved_ratio=saved_ns / self.step_ns,
-            step_ns=self.step_ns,
-            fidelity_ratio=fidelity.error_ratio,
-        )
+        return fidelity.price((pipeline_ns + rest_ns) / num_steps_each, self.step_ns)
 
     def typical_end_ns(self, duration_ns: Floats) -> float:
         """Last end with [action, 1] durations and median lags and gaps: cheap, for searching."""

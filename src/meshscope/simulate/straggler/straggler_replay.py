@@ -29,7 +29,7 @@ from meshscope.simulate.straggler.slowdown import (
     share_excess,
     sort_slowdowns,
 )
-from meshscope.simulate.what_if import Fidelity, Gain, refuse
+from meshscope.simulate.what_if import Fidelity, Gain
 from meshscope.store.read.arrays import Bools, Floats
 
 CLOCK_ERROR_S = 0.01
@@ -103,17 +103,8 @@ class StragglerReplay:
         return np.where(is_even, self.ideal_s[:, None, None], self.measured_s)
 
     def price(self, durations: Floats, fidelity: Fidelity) -> Gain | Unavailable:
-        """What other durations win."""
-        if not fidelity.is_enough:
-            return refuse(fidelity)
-        edited_ns = self.mean_ns([durations])[0]
-        saved = fidelity.replayed_ns - edited_ns
-        return Gain(
-            saved_ns=saved,
-            saved_ratio=saved / fidelity.replayed_ns if fidelity.replayed_ns else 0.0,
-            step_ns=fidelity.replayed_ns,
-            fidelity_ratio=fidelity.error_ratio,
-        )
+        """What other durations save."""
+        return fidelity.problem or fidelity.price(self.mean_ns([durations])[0])
 
     def types(self) -> list[str]:
         """Each operation's type, with sends and recvs of a direction as one."""
@@ -186,8 +177,8 @@ def _evaluate(
 def measure_slowdown(replay: StragglerReplay) -> Slowdown | Unavailable:
     """S and all that it falls apart into, from one batch of replays."""
     fidelity = replay.fidelity()
-    if not fidelity.is_enough:
-        return refuse(fidelity)
+    if fidelity.problem is not None:
+        return fidelity.problem
     trace = replay.trace
     everywhere = np.ones(1, dtype=np.bool_).reshape(1, 1, 1)
     types = replay.types()
