@@ -12,7 +12,7 @@ MATRIX := tests/distributed/test_fault_matrix.py
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
-	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ruff mypy import-linter hatchling editables
+	$(PIP) pytest pytest-timeout pytest-xdist hypothesis jsonschema ruff mypy import-linter hatchling editables
 	$(PIP) --no-build-isolation --editable .
 	touch $@
 

@@ -1,6 +1,6 @@
 """Writes the reference pages that come from the code.
 
-python docs/generate.py            # writes docs/columns.md, docs/glossary.md and docs/rules
+python docs/generate.py            # writes columns.md, glossary.md, rules and schemas below docs
 python docs/generate.py --check    # exits with 1 when a page is not current, or is one too many
 """
 
@@ -13,6 +13,7 @@ from meshscope.diagnose.counterparts import COUNTERPARTS
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import SUBJECTS, describe
 from meshscope.diagnose.rule_page import describe_severities, render_page
+from meshscope.report.documents import render_schemas
 from meshscope.report.glossary import GLOSSARY, INTRODUCTION
 from meshscope.store.read.query import GROUP_COLUMNS, NAME_COLUMNS, RANK_COLUMNS
 from meshscope.store.schema import (
@@ -197,15 +198,18 @@ def render_pages() -> dict[Path, str]:
     pages[DOCS / "rules" / "README.md"] = render_rule_index()
     for code, rule in RULES.items():
         pages[DOCS / "rules" / f"{code}.md"] = render_page(rule)
+    pages.update({DOCS / "schemas" / name: text for name, text in render_schemas().items()})
     return pages
 
 
 def main() -> int:
     """Writes or checks the pages."""
     pages = render_pages()
-    extra = [page for page in (DOCS / "rules").glob("*.md") if page not in pages]
+    found = [*(DOCS / "rules").glob("*.md"), *(DOCS / "schemas").glob("*.json")]
+    extra = [page for page in found if page not in pages]
     if "--check" not in sys.argv[1:]:
-        (DOCS / "rules").mkdir(exist_ok=True)
+        for folder in {page.parent for page in pages}:
+            folder.mkdir(exist_ok=True)
         for page in extra:
             page.unlink()
         for page, text in pages.items():

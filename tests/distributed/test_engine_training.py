@@ -199,7 +199,7 @@ def test_sql_finds_losses_rates_norms_and_tokens_of_every_step(folder: Path) -> 
 def test_the_report_of_a_run_shows_its_speed(folder: Path) -> None:
     for run in ("llama_2x2x2", "tied_2x2x2"):
         path = folder / "curves" / run
-        result = CliRunner().invoke(main, ["report", str(path)])
+        result = CliRunner().invoke(main, ["report", str(path), "--all"])
         assert result.exit_code == 0, result.output
         assert "tokens/s" in result.output
         document = json.loads(CliRunner().invoke(main, ["report", str(path), "--json"]).output)

@@ -4,7 +4,7 @@ import click
 
 import meshscope
 from meshscope.cli import COMMANDS, main
-from meshscope.report.document import DOCUMENT_VERSION
+from meshscope.report.documents import DOCUMENTS
 from meshscope.store.schema import SCHEMA_VERSION, TABLES
 
 PUBLIC_NAMES = [
@@ -56,13 +56,16 @@ FLAGS = {
         "-o",
     ],
     "report": [
+        "--all",
         "--all-ranks",
         "--attempt",
         "--communication",
+        "--explain",
         "--fail-on",
         "--json",
         "--no-diagnosis",
         "--output",
+        "--section",
         "--strict",
         "--threshold",
         "--thresholds",
@@ -253,5 +256,18 @@ def test_the_store_schema():
     assert found == STORE_TABLES
 
 
-def test_the_report_document_version():
-    assert DOCUMENT_VERSION == 3
+def test_the_versions_of_documents():
+    assert {name: version for name, (version, _, _) in DOCUMENTS.items()} == {
+        "meshscope-report": 4,
+        "meshscope-compare": 2,
+        "meshscope-hang": 2,
+        "meshscope-memory": 1,
+        "meshscope-simulate": 2,
+        "meshscope-snapshot": 1,
+        "meshscope-trace": 1,
+        "meshscope-ls": 1,
+        "meshscope-rules": 1,
+        "meshscope-rule": 1,
+        "meshscope-counterparts": 1,
+        "meshscope-sql": 1,
+    }

@@ -43,6 +43,8 @@ class RecordingHealth:
     """Damage, torn tails, lost records, missing and short ranks, in rank order."""
     num_dropped: int
     """Records that found no space."""
+    num_rank_steps: int
+    """Steps of all ranks together."""
     missing_ranks: RankRanges
     short_ranks: tuple[int, ...]
     """Ranks with at least two steps fewer than the one with the most."""
@@ -53,6 +55,11 @@ class RecordingHealth:
     overhead: Overhead | Unavailable
     opening_cost_ns: int | Unavailable
     """Longest time a rank took to open its files, once."""
+
+    @property
+    def num_missing_ranks(self) -> int:
+        """Ranks that recorded nothing."""
+        return len(self.missing_ranks)
 
     @property
     def num_errors(self) -> int:
@@ -84,6 +91,7 @@ def assess_recording(
         notes=_collect_notes(attempt),
         problems=tuple(problems),
         num_dropped=sum(p.num_records or 0 for p in problems if p.kind is ProblemKind.DROPPED),
+        num_rank_steps=sum(num_steps.values()),
         missing_ranks=attempt.missing_ranks,
         short_ranks=short,
         unfinished_ranks=tuple(rank.rank for rank in attempt if rank.closing is None),

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from meshscope.analyze.timeline.timeline import Timeline
     from meshscope.analyze.timeline.timeline_steps import KeptSteps
     from meshscope.analyze.timeline.work import WorkTable
+    from meshscope.analyze.training.convergence import Convergence
     from meshscope.store.read.arrays import Floats
 
 T = TypeVar("T")
@@ -418,6 +419,13 @@ class Study:
 
         work, timeline = need(self.peer_work), need(self.timeline)
         return need(measure_sequence_imbalance(work, timeline, read_tokens(self.attempt, work)))
+
+    @_Analysis
+    def convergence(self) -> "Convergence":
+        """What loss, gradient norm and learning rate do over the run."""
+        from meshscope.analyze.training.convergence import analyze_convergence
+
+        return analyze_convergence(self.attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -49,6 +49,12 @@ class Diagnosis:
     changed_thresholds: Mapping[str, float]
 
     @property
+    def replay_error_ratio(self) -> float | Unavailable:
+        """By how much a replay with the durations as measured misses the clock."""
+        fidelity = self.fidelity
+        return fidelity if isinstance(fidelity, Unavailable) else fidelity.error_ratio
+
+    @property
     def worst(self) -> Severity | None:
         """The highest severity; None without findings."""
         return max((finding.severity for finding in self.findings), default=None)

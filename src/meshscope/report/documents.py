@@ -1,14 +1,18 @@
-"""Every JSON document but the report: name to version, type and where keys are not fields."""
+"""Every JSON document: name to version, type and where keys are not fields; and their schemas."""
+
+import msgspec
 
 from meshscope.analyze.memory.memory_attribution import MemoryOverview
 from meshscope.report import listings, trace_document
-from meshscope.report.encode import Shapes
+from meshscope.report.encode import Shapes, describe
+from meshscope.report.run import document
 from meshscope.report.sections import compare, hang, memory, simulate, snapshot
 from meshscope.simulate.simulation import Simulation
 
 DOCUMENTS: dict[str, tuple[int, type, Shapes]] = {
     name: (version, kind, shapes)
     for (name, version), kind, shapes in (
+        (document.DOCUMENT, document.Document, document.SHAPES),
         (compare.DOCUMENT, compare.Compared, compare.SHAPES),
         (hang.DOCUMENT, hang.HangDocument, hang.SHAPES),
         (memory.DOCUMENT, MemoryOverview, {}),
@@ -22,3 +26,14 @@ DOCUMENTS: dict[str, tuple[int, type, Shapes]] = {
         (listings.ROWS, listings.RowsDocument, {}),
     )
 }
+
+
+def render_schemas() -> dict[str, str]:
+    """Text of every schema by the name of its file in `docs/schemas`."""
+    schemas = {
+        f"{name}.schema.json": describe(name, *described) for name, described in DOCUMENTS.items()
+    }
+    return {
+        file: msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
+        for file, schema in schemas.items()
+    }

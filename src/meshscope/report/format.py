@@ -20,7 +20,6 @@ from meshscope.core.unit_text import memory as memory
 from meshscope.core.unit_text import plural as plural
 from meshscope.core.unit_text import rate as rate
 from meshscope.core.unit_text import ratio as ratio
-from meshscope.report.values import Absent
 from meshscope.store.read.rank_ranges import abbreviate_ranks
 
 T = TypeVar("T")
@@ -98,18 +97,14 @@ def to_ascii(text: str) -> str:
     return text.encode("ascii", "replace").decode("ascii")
 
 
-def or_reason(value: T | Absent | Unavailable, show: Callable[[T], str]) -> str:
+def or_reason(value: T | Unavailable, show: Callable[[T], str]) -> str:
     """The value as `show` writes it, else `n/a: reason`."""
-    if isinstance(value, Absent):
-        return f"n/a: {clean_text(value.unavailable)}"
-    if isinstance(value, Unavailable):
-        return f"n/a: {clean_text(value.reason)}"
-    return show(value)
+    return f"n/a: {clean_text(value.reason)}" if isinstance(value, Unavailable) else show(value)
 
 
-def or_dash(value: T | Absent | Unavailable, show: Callable[[T], str]) -> str:
+def or_dash(value: T | Unavailable, show: Callable[[T], str]) -> str:
     """For a table cell whose reason stands elsewhere."""
-    return "n/a" if isinstance(value, (Absent, Unavailable)) else show(value)
+    return "n/a" if isinstance(value, Unavailable) else show(value)
 
 
 def part(value: float, whole: float) -> str:

@@ -22,9 +22,9 @@ from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.errors import UsageError
 from meshscope.ingest.kineto.trace_files import find_traces, is_trace_name
-from meshscope.report.budget_document import build_budget
-from meshscope.report.document import Report, build_report, encode_report
-from meshscope.report.pipeline_document import build_pipeline
+from meshscope.report.contents import SECTIONS, list_sections
+from meshscope.report.run.report import Detail, Report
+from meshscope.report.section import Section
 from meshscope.store.read.columns import Columns
 from meshscope.store.read.run import Attempt, Run, is_run_directory, open_run
 from meshscope.store.schema import TABLES
@@ -96,47 +96,54 @@ class RunStudy:
             **{name: np.concatenate([one[name] for one in tables.values()]) for name in names},
         }
 
-    def report(self, *, with_diagnosis: bool = True) -> "RunReport":
+    def report(self, *, with_diagnosis: bool = True, detail: Detail | None = None) -> "RunReport":
         """What `meshscope report` shows."""
-        attempt, study = self.study.attempt, self.study
-        if not with_diagnosis:
-            return RunReport(build_report(self.run, attempt, study))
-        diagnosis, timeline, layout = self.diagnosis, study.timeline, study.layout
-        num_left_out = 0 if isinstance(timeline, Unavailable) else timeline.num_left_out
-        is_piped = not isinstance(layout, Unavailable) and layout.pp > 1
-        return RunReport(
-            build_report(
-                self.run,
-                attempt,
-                study,
-                diagnosis,
-                build_budget(study.budget, num_left_out),
-                build_pipeline(study.pipeline, is_expected=is_piped),
-            )
-        )
+        diagnosis = self.diagnosis if with_diagnosis else None
+        return RunReport(Report(run=self.run, study=self.study, diagnosis=diagnosis), detail)
 
 
 class RunReport:
-    """A report, and the forms in which it is written."""
+    """A report, and the forms in which it is written: the first screen, the named sections, or
+    `all`."""
 
-    def __init__(self, document: Report) -> None:
-        self.document = document
+    def __init__(self, report: Report, detail: Detail | None = None) -> None:
+        self._report = report
+        self._detail = detail or Detail()
 
     @property
     def is_complete(self) -> bool:
         """Every rank is there, finished and undamaged, and no error was caught."""
-        return self.document.health.is_complete
+        return self._report.study.health.is_complete
 
-    def to_text(self, screen: "Screen | None" = None) -> str:
+    def sections(self, *names: str) -> list[Section]:
+        """What a reader sees, without a medium."""
+        return list_sections(self._report, self._detail, SECTIONS if "all" in names else names)
+
+    def to_text(self, *names: str, screen: "Screen | None" = None) -> str:
         """As a terminal shows it, 100 columns wide and without colours unless `screen` says so."""
+        from meshscope.report.render.terminal import render_terminal  # Rich is not needed for JSON
         from meshscope.report.screen import Screen
-        from meshscope.report.terminal import render_report  # Rich is not needed for JSON
 
-        return render_report(self.document, screen or Screen())
+        return render_terminal(self.sections(*names), screen or Screen()).lstrip("\n")
+
+    def to_html(self, *names: str) -> str:
+        """A page that needs nothing else and runs no script."""
+        from meshscope.report.render.page import render_page
+
+        title = f"Report of {self._report.facts.path}"
+        return render_page(self.sections(*names), title=title)
+
+    def to_markdown(self, *names: str) -> str:
+        """For a comment or a job's summary."""
+        from meshscope.report.render.markdown import render_markdown
+
+        return render_markdown(self.sections(*names))
 
     def to_json(self) -> str:
-        """The document that docs/report.schema.json describes."""
-        return encode_report(self.document).decode()
+        """The document that docs/schemas/meshscope-report.schema.json describes."""
+        from meshscope.report.run.document import encode_report
+
+        return encode_report(self._report)
 
 
 def _open(path: Path) -> Run:

@@ -7,7 +7,6 @@ has any effect. Tables have no boxes and drop their least important columns when
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from rich.cells import cell_len, set_cell_size
@@ -32,13 +31,8 @@ class Screen:
     is_colored: bool = False
     is_unicode: bool = True
     """Whether blocks and typographic characters can be shown."""
-    shows_all_ranks: bool = False
-    shows_all_communication: bool = False
-    """The whole section on communication instead of its head."""
     wraps: bool = True
     """Whether long lines continue below; those to be copied or searched do not."""
-    directory: Path | None = None
-    """Where the reader is; paths below it are shown relative to it."""
 
 
 @dataclass(slots=True, kw_only=True)

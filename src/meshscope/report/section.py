@@ -38,6 +38,8 @@ class Cell:
 
     text: str
     tone: Tone = Tone.PLAIN
+    is_cut: bool = False
+    """A word longer than a line loses its middle instead of being broken over two lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +124,10 @@ class Section:
     parts: tuple[Part, ...] = ()
 
 
-def missing_section(key: str, title: str, reason: Unavailable | str) -> Section:
+def missing_section(key: str, title: str, reason: Unavailable | str, *, note: str = "") -> Section:
     """A section that says why there is nothing to show."""
     text = reason.reason if isinstance(reason, Unavailable) else reason
-    return Section(key=key, title=title, parts=(Line(f"n/a: {text}", Tone.QUIET),))
+    return Section(key=key, title=title, note=note, parts=(Line(f"n/a: {text}", Tone.QUIET),))
 
 
 def make_column(

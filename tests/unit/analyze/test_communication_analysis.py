@@ -2,9 +2,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from communication_builders import Job, operation_words
 
 from builders import MS, SECOND, START_MONO_NS, make_run
+from communication_builders import Job, operation_words
 from meshscope.analyze.communication.bandwidth import FitRefused, LatencyFit, size_buckets
 from meshscope.analyze.communication.communication import (
     Communication,
@@ -361,7 +361,7 @@ def test_latency_and_bandwidth_are_recovered(tmp_path):
     assert (fit.axis, fit.kind, fit.num_ranks, fit.num_sizes) == ("tp", Kind.ALL_REDUCE, 4, 6)
     assert fit.latency_ns == pytest.approx(52_000, rel=0.1)
     assert fit.ns_per_byte == pytest.approx(2, rel=0.02)
-    assert fit.ns_per_byte_interval[0] <= 2 <= fit.ns_per_byte_interval[1]
+    assert fit.ns_per_byte_low <= 2 <= fit.ns_per_byte_high
     assert fit.bus_bytes_per_s == pytest.approx(1.5 * 0.5e9, rel=0.02)
     assert [row.size_bucket_bytes for row in found.bandwidth] == [1 << 10 + 2 * k for k in range(6)]
     largest = found.bandwidth[-1]

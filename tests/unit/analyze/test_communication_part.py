@@ -7,10 +7,10 @@ from communication_builders import Job
 from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
-from meshscope.report.document import build_report
+from meshscope.report.run.report import Report
 from meshscope.report.screen import Screen
-from meshscope.report.terminal import render_report
 from meshscope.store.read.run import open_run
+from report_builders import render_report
 
 NUM_STEPS = 200
 PART = StepChoice(max_rank_steps=80)
@@ -35,7 +35,7 @@ def run(tmp_path):
 
 
 def means_of(run, **options):
-    report = build_report(run, run.last_attempt, Study(run.last_attempt, **options))
+    report = Report(run=run, study=Study(run.last_attempt, **options))
     return report, report.communication.per_rank_step
 
 

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from builders import GAP_NS, MS, make_run
+from meshscope.analyze.rank.throughput import TOKEN_SOURCES
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
@@ -20,7 +21,7 @@ def test_rates_are_over_the_wall_clock_with_gaps(tmp_path):
     summary = summarize(tmp_path)
     assert summary.steps_per_s == pytest.approx(5 / WALL_S)
     assert summary.tokens.tokens_per_s == pytest.approx(500 / WALL_S)
-    assert summary.tokens.source == "tokens"
+    assert summary.tokens.source == TOKEN_SOURCES["tokens"]
 
 
 def test_the_job_counts_each_token_once_over_tensor_ranks_and_stages(tmp_path):
@@ -33,7 +34,7 @@ def test_the_job_counts_each_token_once_over_tensor_ranks_and_stages(tmp_path):
     tokens = summarize(tmp_path).tokens
     assert tokens.num_ranks == 4  # dp 2 × cp 2
     assert tokens.tokens_per_s == pytest.approx(4 * 50 / WALL_S)
-    assert tokens.source == "input_tokens"
+    assert tokens.source == TOKEN_SOURCES["input_tokens"]
 
 
 def test_what_the_program_logged_is_preferred(tmp_path):

@@ -46,7 +46,7 @@ def test_traces_are_replayed_as_they_are(traces):
 
 
 def test_one_trace_is_reported(traces):
-    done = call("report", traces / "rank0.pt.trace.json.gz")
+    done = call("report", traces / "rank0.pt.trace.json.gz", "--all")
     assert done.exit_code == 0
     assert "there is no trace of ranks 1-3" in done.output
 

@@ -36,7 +36,9 @@ def run_dir(tmp_path):
 def test_a_run_is_explained(run_dir):
     result = invoke("report", run_dir)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("6 steps on 2 ranks (dp2), median step 100 ms;")
+    assert "\n6 steps on 2 ranks (dp2), one every 101 ms (median).\n" in result.stdout
+    everything = invoke("report", run_dir, "--all").stdout
+    assert everything.startswith("6 steps on 2 ranks (dp2), median step 100 ms;")
 
 
 def test_json_holds_the_numbers_of_the_terminal(run_dir):
@@ -50,7 +52,7 @@ def test_output_goes_to_a_file(run_dir, tmp_path):
     assert (result.exit_code, result.output) == (0, "")
     assert json.loads((tmp_path / "out.json").read_bytes())["steps"]["num_steps"] == 6
     assert invoke("report", run_dir, "-o", tmp_path / "out.txt").exit_code == 0
-    assert "median step" in (tmp_path / "out.txt").read_text(encoding="utf-8")
+    assert "rules ran" in (tmp_path / "out.txt").read_text(encoding="utf-8")
 
 
 def test_a_file_that_cannot_be_written_is_a_usage_error(run_dir, tmp_path):
@@ -67,8 +69,8 @@ def test_attempts_are_chosen_by_number_and_the_last_is_the_default(tmp_path):
 
 
 def test_warm_up_is_chosen(run_dir):
-    assert "without the first 3 steps" in invoke("report", run_dir, "--warmup", 3).stdout
-    assert "without the first" not in invoke("report", run_dir, "--warmup", 0).stdout
+    assert "without the first 3 steps" in invoke("report", run_dir, "--warmup", 3, "--all").stdout
+    assert "without the first" not in invoke("report", run_dir, "--warmup", 0, "--all").stdout
     assert "all 6 steps count as warm-up" in invoke("report", run_dir, "--warmup", 6).stdout
 
 
@@ -160,6 +162,30 @@ def test_a_journal_from_the_future(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("suffix", "start"),
+    [("html", "<!doctype html>"), ("md", "### Budget"), ("json", "{\n"), ("txt", "Budget")],
+)
+def test_the_suffix_chooses_the_form(tmp_path, suffix, start):
+    make_run(tmp_path / "run", layout=Layout(dp=2), num_steps=6)
+    page = tmp_path / f"page.{suffix}"
+    assert invoke("report", tmp_path / "run", "--section", "budget", "-o", page).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(start)
+    assert "<script" not in text
+
+
+def test_sections_are_chosen_by_name_and_come_in_their_order(tmp_path):
+    make_run(tmp_path, layout=Layout(dp=2), num_steps=6)
+    text = invoke("report", tmp_path, "--section", "ranks", "--section", "phases").stdout
+    assert text.startswith("Where a step's time goes")
+    assert text.count("\n\n") == 1
+    assert "Ranks  in order of rank" in text
+    everything = invoke("report", tmp_path, "--all").stdout
+    assert text.strip().splitlines()[-1] in everything
+    assert invoke("report", tmp_path, "--section", "nonsense").exit_code == 2
+
+
 def test_a_table_from_the_future(tmp_path, monkeypatch):
     run = make_future_run(tmp_path, monkeypatch, only_tables=True)
     assert_one_line(invoke("report", run), 3, "steps.tbl", "schema version 99", "upgrade meshscope")
@@ -170,7 +196,8 @@ def run_without_privileges(*arguments: object) -> subprocess.CompletedProcess[st
     code = (
         "import os, sys\n"
         "from meshscope.cli import main\n"
-        "import meshscope.cli.commands.report, meshscope.report.terminal\n"  # while all can be read
+        "import meshscope.cli.commands.report, meshscope.report.contents\n"
+        "import meshscope.report.render.terminal\n"  # while all can be read
         "if os.geteuid() == 0:\n"
         "    os.setegid(65534); os.seteuid(65534)\n"
         "main(sys.argv[1:], prog_name='meshscope')\n"

@@ -12,9 +12,8 @@ import pytest
 
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
-from meshscope.report.document import Absent, Report, build_report, encode_report
-from meshscope.report.terminal import Screen, render_report
 from meshscope.store.read.run import open_run
+from report_builders import document_of, render_report, report_of
 
 MASK = 2**64 - 1
 SALT = 0x9E3779B97F4A7C15
@@ -61,11 +60,6 @@ def write_run(run_dir: Path, header: dict[str, object], closing: dict[str, objec
         write_table(path, table, records, is_closed=closing is not None)
 
 
-def report_of(run_dir: Path) -> Report:
-    run = open_run(run_dir)
-    return build_report(run, run.last_attempt, Study(run.last_attempt))
-
-
 @pytest.mark.parametrize("closing", [None, {}], ids=["open", "closed"])
 @pytest.mark.parametrize("header", MINIMAL_HEADERS.values(), ids=MINIMAL_HEADERS)
 def test_what_a_minimal_header_leaves_out_is_unknown(
@@ -73,20 +67,20 @@ def test_what_a_minimal_header_leaves_out_is_unknown(
 ) -> None:
     write_run(tmp_path, header, closing)
     report = report_of(tmp_path)
-    json.loads(encode_report(report))
-    text = render_report(report, Screen())
-    assert report.health.problems == []
-    assert (report.run.world_size, report.steps.num_steps) == (1, 3)
-    assert report.steps.time.median_ns == 90
-    assert report.ranks[0].steps.phase_ns == {"forward": 50}
-    assert report.run.started_unix_ns == Absent("no rank's journal has a start")
-    assert isinstance(report.ranks[0].host, Absent)
-    assert isinstance(report.ranks[0].last_record_unix_ns, Absent)
-    assert isinstance(report.run.git_revision, Absent)
+    document_of(report)
+    text = render_report(report)
+    assert report.study.health.problems == ()
+    assert (report.facts.world_size, report.study.steps.num_steps) == (1, 3)
+    assert report.study.steps.time.median_ns == 90
+    assert report.study.ranks[0].time.steps.phase_ns == {"forward": 50}
+    assert report.facts.started_unix_ns == Unavailable("no rank's journal has a start")
+    assert isinstance(report.study.ranks[0].host, Unavailable)
+    assert isinstance(report.study.ranks[0].last_record_unix_ns, Unavailable)
+    assert isinstance(report.facts.git_revision, Unavailable)
     assert "n/a: no rank's journal has a start" in text
     assert "n/a: no rank's journal says" in text  # the hosts
     why = "no rank wrote its closing line" if closing is None else "no rank's closing line says"
-    assert report.health.overhead.opening_cost_ns == Absent(why)
+    assert report.study.health.opening_cost_ns == Unavailable(why)
 
 
 def test_a_layout_without_its_source_is_shown_and_the_source_is_said_to_be_unknown(
@@ -95,8 +89,8 @@ def test_a_layout_without_its_source_is_shown_and_the_source_is_said_to_be_unkno
     write_run(tmp_path, MINIMAL_HEADERS["layout"], {})
     report = report_of(tmp_path)
     assert report.layout.text == "dp1×tp1×pp1"
-    assert report.layout.source == Absent("not recorded")
-    text = render_report(report, Screen())
+    assert report.layout.source == Unavailable("not recorded")
+    text = render_report(report)
     assert "dp1 · how this is known was not recorded" in text
 
 

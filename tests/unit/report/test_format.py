@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
-from meshscope.report.document import Absent
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_drifts_expectations_and_ranks_are_readable():
 
 
 def test_what_is_missing_shows_its_reason():
-    assert form.or_reason(Absent("no \x1b[31mdata"), form.duration) == "n/a: no data"
+    assert form.or_reason(Unavailable("no \x1b[31mdata"), form.duration) == "n/a: no data"
     assert form.or_reason(5000, form.duration) == "5.00 µs"
 
 

@@ -311,6 +311,6 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path, value):
 def test_five_thousand_steps_fit_the_width_of_a_terminal(tmp_path):
     # Seen there: one glyph per step, a line of 15 kB.
     make_run(tmp_path, num_steps=5000, scalars={"loss": lambda rank, step: 5 - step / 2000})
-    done = CliRunner().invoke(main, ["report", str(tmp_path)], env={"COLUMNS": "100"})
+    done = CliRunner().invoke(main, ["report", str(tmp_path), "--all"], env={"COLUMNS": "100"})
     assert done.exit_code == 0, done.output
     assert find_widest(done.output, but=tmp_path) <= 100

@@ -10,6 +10,7 @@ small messages says nothing about large ones. Operations that share links at the
 slower than a benchmark of one at a time.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +52,7 @@ class BandwidthRow:
     algorithm_bytes_per_s: float | Unavailable
     """Size over transfer time; the median over samples."""
     bus_bytes_per_s: float | Unavailable
-    uncertainty_ns: float
+    uncertainty_ns: float | Unavailable
     """Of the clocks, in a single transfer time; 0 on one host."""
 
 
@@ -69,11 +70,13 @@ class LatencyFit:
     num_samples: int
     latency_ns: float
     """α: may be negative where large sizes are the slower ones."""
-    latency_interval_ns: tuple[float, float]
+    latency_low_ns: float
+    latency_high_ns: float
     ns_per_byte: float
     """β."""
-    ns_per_byte_interval: tuple[float, float]
-    """95 %, from the spread of the slopes."""
+    ns_per_byte_low: float
+    """95 % interval, from the spread of the slopes."""
+    ns_per_byte_high: float
     bus_bytes_per_s: float | Unavailable
     """Of a transfer so large that latency does not count."""
 
@@ -103,7 +106,7 @@ class MessageFlow:
     """From when both sides were there to the end of the recv; exact ends only."""
     mean_wait_ns: float | Unavailable
     """How long the recv waited for the send."""
-    uncertainty_ns: float
+    uncertainty_ns: float | Unavailable
     """Of the clocks; 0 on one host."""
 
 
@@ -226,7 +229,7 @@ def _make_row(samples: TransferSamples, part: Int64s) -> BandwidthRow:
         median_transfer_ns=median_ns,
         algorithm_bytes_per_s=algorithm,
         bus_bytes_per_s=bus,
-        uncertainty_ns=uncertainty_ns,
+        uncertainty_ns=_known(uncertainty_ns),
     )
 
 
@@ -280,9 +283,11 @@ def fit_family(
         max_size_bytes=int(sizes[-1]),
         num_samples=len(size_bytes),
         latency_ns=latency[0],
-        latency_interval_ns=(latency[1], latency[2]),
+        latency_low_ns=latency[1],
+        latency_high_ns=latency[2],
         ns_per_byte=slope,
-        ns_per_byte_interval=(low, high),
+        ns_per_byte_low=low,
+        ns_per_byte_high=high,
         bus_bytes_per_s=1e9 * factor / slope
         if low > 0
         else Unavailable("transfers do not get longer with size in these sizes"),
@@ -346,10 +351,16 @@ def tabulate_messages(
                 is_across_hosts=_is_across(alignment, int(clocks[0]), int(clocks[1])),
                 mean_latency_ns=none if np.isnan(latency[place]) else float(latency[place]),
                 mean_wait_ns=none if np.isnan(wait[place]) else float(wait[place]),
-                uncertainty_ns=float(alignment.uncertainty_between(ends[:1], ends[1:])[0]),
+                uncertainty_ns=_known(alignment.uncertainty_between(ends[:1], ends[1:])[0]),
             )
         )
     return tuple(flows)
+
+
+def _known(uncertainty_ns: float) -> float | Unavailable:
+    if math.isfinite(uncertainty_ns):
+        return float(uncertainty_ns)
+    return Unavailable("nothing ties the clocks of these ranks together")
 
 
 def _is_across(alignment: ClockAlignment, one: int, two: int) -> bool | Unavailable:

@@ -45,6 +45,9 @@ from meshscope.analyze.job.operations import (
     Operations,
     count_unrecognised,
     dtype_label,
+    known_phase,
+    known_size,
+    known_step,
     load_failures,
 )
 from meshscope.analyze.rank.steps import count_warmup
@@ -68,11 +71,10 @@ class SlowOperation:
     kind: Kind
     group: JobGroup
     sequence: int
-    size_bytes: int
-    dtype: str
-    step: int
-    """-1 outside of steps."""
-    phase: str
+    size_bytes: int | Unavailable
+    dtype: str | Unavailable
+    step: int | Unavailable
+    phase: str | Unavailable
     total_ns: int
     """Waiting and transfer, all ranks together."""
     wait_ns: int
@@ -338,10 +340,10 @@ def find_slowest(
                 kind=Kind(int(rows.kind[row])),
                 group=group,
                 sequence=int(matches.sequence[match]),
-                size_bytes=int(rows.size_bytes[row]),
+                size_bytes=known_size(int(rows.size_bytes[row])),
                 dtype=dtype_label(int(rows.dtype[row])),
-                step=int(rows.step[row]),
-                phase=operations.phases[rows.phase[row]],
+                step=known_step(int(rows.step[row])),
+                phase=known_phase(operations.phases[rows.phase[row]]),
                 total_ns=int(total[match]),
                 wait_ns=int(wait[match]),
                 max_transfer_ns=int(longest[match]),

@@ -17,9 +17,18 @@ import numpy as np
 
 from meshscope.analyze.job.group_axes import JobGroup
 from meshscope.analyze.job.host_clocks import WALL_CLOCK_UNCERTAINTY_NS, HostClocks
-from meshscope.analyze.job.operations import OperationRows, Operations, dtype_label, slice_runs
+from meshscope.analyze.job.operations import (
+    OperationRows,
+    Operations,
+    dtype_label,
+    known_phase,
+    known_size,
+    known_step,
+    slice_runs,
+)
 from meshscope.analyze.job.sequence_shift import MIN_OVERLAP, ChannelRows, find_shift
 from meshscope.core.operations import POINT_TO_POINT, ROOTED, SYMMETRIC, Kind
+from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int32s, Int64s
 
 MAX_FINDINGS = 64
@@ -42,13 +51,13 @@ class OperationSide:
 
     ranks: tuple[int, ...]
     kind: Kind
-    size_bytes: int
-    dtype: str
-    root: int
-    """-1 where there is none."""
-    step: int
-    """Of the first of these ranks; -1 outside of steps."""
-    phase: str
+    size_bytes: int | Unavailable
+    dtype: str | Unavailable
+    root: int | None
+    """None for kinds without one, or where none was recorded."""
+    step: int | Unavailable
+    """Of the first of these ranks."""
+    phase: str | Unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,11 +307,11 @@ def _describe(
             OperationSide(
                 ranks=tuple(int(rows.rank[row]) for row in found),
                 kind=Kind(kind),
-                size_bytes=size_bytes,
+                size_bytes=known_size(size_bytes),
                 dtype=dtype_label(dtype),
-                root=root,
-                step=int(rows.step[found[0]]),
-                phase=operations.phases[rows.phase[found[0]]],
+                root=root if root >= 0 else None,
+                step=known_step(int(rows.step[found[0]])),
+                phase=known_phase(operations.phases[rows.phase[found[0]]]),
             )
             for (kind, size_bytes, dtype, root), found in sides.items()
         ),

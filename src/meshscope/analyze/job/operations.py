@@ -15,6 +15,7 @@ import numpy as np
 
 from meshscope.analyze.job.group_axes import UNKNOWN_GROUP, JobGroup, merge_groups
 from meshscope.core.operations import DTYPES, IS_EXACT_END, Kind, Outcome
+from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.read.run import Attempt, RankRecording
@@ -126,16 +127,30 @@ class Failure:
     outcome: Outcome
     group: JobGroup | None
     sequence: int
-    step: int
-    """-1 outside of steps."""
-    phase: str
-    message: str
-    """Empty when none was noted."""
+    step: int | Unavailable
+    phase: str | Unavailable
+    message: str | Unavailable
 
 
-def dtype_label(dtype: int) -> str:
-    """The name of a number format as recorded; empty when it is not known."""
-    return DTYPES[dtype] if 0 <= dtype < len(DTYPES) else f"(unknown {dtype})"
+def dtype_label(dtype: int) -> str | Unavailable:
+    """The name of a number format as recorded."""
+    label = DTYPES[dtype] if 0 <= dtype < len(DTYPES) else f"(unknown {dtype})"
+    return label or Unavailable("the number format is not known")
+
+
+def known_size(size_bytes: int) -> int | Unavailable:
+    """A recorded size."""
+    return size_bytes if size_bytes >= 0 else Unavailable("the recorded size is damaged")
+
+
+def known_step(step: int) -> int | Unavailable:
+    """The step of a row."""
+    return step if step >= 0 else Unavailable("outside of any step")
+
+
+def known_phase(phase: str) -> str | Unavailable:
+    """The phase of a row, by its name in `Operations.phases`."""
+    return Unavailable("outside of any phase") if phase == NO_PHASE else phase
 
 
 def load_operations(attempt: Attempt) -> Operations:
@@ -193,9 +208,10 @@ def load_failures(attempt: Attempt, operations: Operations, *, limit: int) -> tu
                 outcome=Outcome(int(rows.outcome[row])),
                 group=operations.groups[group] if group >= 0 else None,
                 sequence=int(rows.sequence[row]),
-                step=int(rows.step[row]),
-                phase=operations.phases[rows.phase[row]],
-                message=messages[rank].get(int(rows.enqueue_ns[row]), ""),
+                step=known_step(int(rows.step[row])),
+                phase=known_phase(operations.phases[rows.phase[row]]),
+                message=messages[rank].get(int(rows.enqueue_ns[row]), "")
+                or Unavailable("no message was recorded"),
             )
         )
     return tuple(found)

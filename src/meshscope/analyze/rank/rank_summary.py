@@ -102,6 +102,11 @@ class RankSummary:
     num_problems: int
 
     @property
+    def device_phase_ns(self) -> Mapping[str, int] | Unavailable:
+        """Device time in the steady steps, by phase."""
+        return self.device if isinstance(self.device, Unavailable) else self.device.phase_ns
+
+    @property
     def num_steady_steps(self) -> int:
         """Steps the statistics are over."""
         return self.num_steps - self.num_warmup - self.num_profiled

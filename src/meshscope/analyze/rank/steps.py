@@ -33,6 +33,8 @@ NO_STEP = "no step finished"
 ALL_PROFILED = "all steps after warm-up were profiled"
 TIED = -1
 """In place of the slowest rank where several share the maximum."""
+MAX_SERIES_BINS = 240
+"""Longer runs are binned to this many points."""
 MAX_SLOWEST = 3
 """Ranks named at most for being slowest more often than chance would have it."""
 _MAX_SPARSENESS = 4
@@ -148,6 +150,16 @@ class SlowestCount:
     num_steps: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBin:
+    """Some consecutive steps of the job."""
+
+    first_step: int
+    num_steps: int
+    median_ns: float
+    max_ns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobStepSummary:
     """Step times of the job; see the module's docstring for what a job's step time is."""
@@ -181,6 +193,27 @@ class JobStepSummary:
     def num_profiled(self) -> int:
         """Steps that a trace window disturbed."""
         return int(np.count_nonzero(self.is_profiled))
+
+    @property
+    def series(self) -> tuple[StepBin, ...]:
+        """All steps, warm-up included; those of a long run are binned."""
+        num_bins = min(MAX_SERIES_BINS, self.num_steps)
+        if not num_bins:
+            return ()
+        bins = zip(
+            np.array_split(self.step, num_bins),
+            np.array_split(self.duration_ns, num_bins),
+            strict=True,
+        )
+        return tuple(
+            StepBin(
+                first_step=int(step[0]),
+                num_steps=len(step),
+                median_ns=float(np.median(duration_ns)),
+                max_ns=int(duration_ns.max()),
+            )
+            for step, duration_ns in bins
+        )
 
     @property
     def is_steady(self) -> npt.NDArray[np.bool_]:

@@ -38,7 +38,7 @@ class TokenRate:
 
     tokens_per_s: float
     source: str
-    """`tokens` or `input_tokens`, a key of TOKEN_SOURCES."""
+    """What counted them: one of TOKEN_SOURCES."""
     num_steps: int
     """Steps that have a value."""
     num_nonfinite: int
@@ -81,7 +81,7 @@ def measure_tokens(
                 total = float(series.value[finite].sum())
             rates[name] = TokenRate(
                 tokens_per_s=total * 1e9 / span_ns,
-                source=name,
+                source=TOKEN_SOURCES[name],
                 num_steps=num_logged,
                 num_nonfinite=int(np.count_nonzero(in_steps)) - int(np.count_nonzero(finite)),
             )
@@ -111,7 +111,7 @@ def sum_tokens(
         if len(rates) == num_counted:
             return TokenRate(
                 tokens_per_s=sum(rate.tokens_per_s for rate in rates),
-                source=name,
+                source=TOKEN_SOURCES[name],
                 num_steps=max(rate.num_steps for rate in rates),
                 num_nonfinite=sum(rate.num_nonfinite for rate in rates),
                 num_ranks=len(rates),

@@ -34,6 +34,8 @@ GRAD_NORM = "grad_norm"
 LEARNING_RATE = "lr"
 _WANTED = frozenset(name for names in SIGNAL_NAMES.values() for name in names)
 
+MAX_POINTS = 80
+"""Of a series as it is drawn."""
 MAX_RANKS = 64
 """Ranks of which the median is taken."""
 MIN_STEPS = 20
@@ -64,6 +66,14 @@ class LossCourse(StrEnum):
     """The interval of its trend holds both up and down."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesPoint:
+    """One value and its step; of several steps the median and the first."""
+
+    step: int
+    value: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobSeries:
     """One signal, one value per step: see the module's docstring."""
@@ -76,6 +86,39 @@ class JobSeries:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    @property
+    def first(self) -> SeriesPoint:
+        """The first value."""
+        return self._at(0)
+
+    @property
+    def last(self) -> SeriesPoint:
+        """The last value."""
+        return self._at(len(self) - 1)
+
+    @property
+    def lowest(self) -> SeriesPoint:
+        """The lowest value, at the first step that has it."""
+        return self._at(int(np.argmin(self.value)))
+
+    @property
+    def highest(self) -> SeriesPoint:
+        """The highest value, at the first step that has it."""
+        return self._at(int(np.argmax(self.value)))
+
+    @property
+    def points(self) -> tuple[SeriesPoint, ...]:
+        """All values in order, binned to at most `MAX_POINTS` medians."""
+        num_bins = min(MAX_POINTS, len(self))
+        steps, values = np.array_split(self.step, num_bins), np.array_split(self.value, num_bins)
+        return tuple(
+            SeriesPoint(step=int(step[0]), value=float(np.median(value)))
+            for step, value in zip(steps, values, strict=True)
+        )
+
+    def _at(self, index: int) -> SeriesPoint:
+        return SeriesPoint(step=int(self.step[index]), value=float(self.value[index]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,9 @@ from meshscope.core.verdict.thresholds import choose_thresholds
 from meshscope.diagnose.registry import list_thresholds
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.errors import UsageError
-from meshscope.report.run_study import RunStudy
+from meshscope.report.contents import SECTIONS
+from meshscope.report.run.report import Detail
+from meshscope.report.run_study import RunReport, RunStudy
 from meshscope.store.read.run import open_run
 
 if TYPE_CHECKING:
@@ -31,7 +33,19 @@ FILE_WIDTH = 100
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write to this file instead of the terminal.",
+    help="Write to this file: a page (.html), Markdown (.md), JSON (.json), otherwise text.",
+)
+@click.option(
+    "--section",
+    "section_names",
+    multiple=True,
+    type=click.Choice(list(SECTIONS)),
+    metavar="NAME",
+    help=f"Show this section; any number of times. One of {', '.join(SECTIONS)}.",
+)
+@click.option("--all", "shows_all", is_flag=True, help="Show every section.")
+@click.option(
+    "--explain", is_flag=True, help="Show findings in full: evidence and how sure they are."
 )
 @click.option(
     "--attempt",
@@ -82,6 +96,9 @@ def command(
     run: Path,
     as_json: bool,
     output: Path | None,
+    section_names: tuple[str, ...],
+    shows_all: bool,
+    explain: bool,
     attempt_index: int | None,
     warmup_steps: int | None,
     all_ranks: bool,
@@ -104,12 +121,17 @@ def command(
     opened = open_run(locate_run(run))
     attempt = pick_attempt(opened, attempt_index)
     study = RunStudy(opened, attempt, warmup_steps=warmup_steps, thresholds=thresholds)
-    report = study.report(with_diagnosis=not no_diagnosis)
-    if as_json:
-        _write(report.to_json(), output)
-    else:
-        screen = _choose_screen(context, output, all_ranks=all_ranks, communication=communication)
-        _write(report.to_text(screen), output)
+    detail = Detail(
+        shows_all_ranks=all_ranks,
+        shows_all_communication=communication or "communication" in section_names,
+        explains=explain,
+        directory=Path.cwd(),
+    )
+    report = study.report(with_diagnosis=not no_diagnosis, detail=detail)
+    names = section_names or ("communication",) * communication or ("ranks",) * all_ranks
+    names = ("all",) if shows_all else names
+    form = "json" if as_json else "" if output is None else output.suffix.lower().lstrip(".")
+    _write(_render(report, names, form, _choose_screen(context, output)), output)
     if strict and not report.is_complete:
         context.exit(1)
     if fail_on is not None and _is_as_bad_as(study.diagnosis, fail_on):
@@ -121,9 +143,20 @@ def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
     return worst is not None and worst >= parse_severity(word)
 
 
-def _choose_screen(
-    context: click.Context, output: Path | None, *, all_ranks: bool, communication: bool
-) -> "Screen":
+def _render(report: RunReport, names: tuple[str, ...], form: str, screen: "Screen") -> str:
+    """In the form that a file's suffix names, else as text."""
+    match form:
+        case "json":
+            return report.to_json()
+        case "html" | "htm":
+            return report.to_html(*names)
+        case "md":
+            return report.to_markdown(*names)
+        case _:
+            return report.to_text(*names, screen=screen)
+
+
+def _choose_screen(context: click.Context, output: Path | None) -> "Screen":
     from meshscope.report.screen import Screen
 
     is_file = output is not None
@@ -131,9 +164,6 @@ def _choose_screen(
         width=FILE_WIDTH if is_file else terminal_width(),
         is_colored=not is_file and is_color_wanted(context),
         is_unicode=is_file or is_unicode_shown(),
-        shows_all_ranks=all_ranks,
-        shows_all_communication=communication,
-        directory=Path.cwd(),
     )
 
 

@@ -14,7 +14,6 @@ from meshscope.analyze.training.convergence import (
     JobSeries,
     LossCourse,
     NonFinite,
-    analyze_convergence,
     find_level_change,
 )
 from meshscope.analyze.training.skipped_updates import SkippedUpdates, count_skipped
@@ -70,11 +69,6 @@ _MIN_SKIPPED = 3
 _MAX_LISTED = 8
 
 
-def job_convergence(study: Study) -> Convergence | Unavailable:
-    """Shared by the rules below."""
-    return analyze_convergence(study.attempt)
-
-
 class LossNotFinite(Rule):
     """The loss is NaN or infinite.
 
@@ -99,7 +93,7 @@ class LossNotFinite(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = need(context.study.get(job_convergence))
+        found = need(context.study.convergence)
         if found.loss_nonfinite is None:
             return
         bad = found.loss_nonfinite
@@ -167,7 +161,7 @@ class LossDiverged(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = need(context.study.get(job_convergence))
+        found = need(context.study.convergence)
         if found.divergence is None:
             return
         gone = found.divergence
@@ -216,7 +210,7 @@ class LossPlateau(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, LOW."""
-        found = need(context.study.get(job_convergence))
+        found = need(context.study.convergence)
         if found.course is not LossCourse.PLATEAU:
             return
         change, loss = need(found.change_ratio), need(found.loss)
@@ -267,7 +261,7 @@ class LossSpikes(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = need(context.study.get(job_convergence))
+        found = need(context.study.convergence)
         loss_spikes = need(found.loss_spikes)
         spikes, num_values = loss_spikes.up, loss_spikes.num_values
         if len(spikes) < context.thresholds[MIN_SPIKES]:
@@ -329,7 +323,7 @@ class GradientNorm(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: not finite, exploding, vanishing, in this order."""
-        found = need(context.study.get(job_convergence))
+        found = need(context.study.convergence)
         if found.loss_nonfinite is not None:
             return  # a loss that is not finite has such gradients: told once
         skipped = known(context.study.get(job_skipped))
@@ -417,7 +411,7 @@ class JointDisturbances(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: the pair least likely by chance."""
-        found = need(context.study.get(job_convergence))
+        found = need(context.study.convergence)
         events = find_joint_events(*_mark_steps(context, found))
         limit = context.thresholds[MAX_JOINT_CHANCE]
         told = [event for event in events if event.p_value < limit and len(event.steps) > 1]

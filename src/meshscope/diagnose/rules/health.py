@@ -366,7 +366,7 @@ class Desynchronised(Rule):
         for found in communication.desynchronisations:
             sides = [
                 f"{name_ranks(side.ranks)}: {side.kind.name.lower()} of "
-                f"{count(side.size_bytes)} bytes {side.dtype}"
+                f"{count(known(side.size_bytes) or 0)} bytes {known(side.dtype) or ''}"
                 for side in found.sides
             ]
             fewest = min(found.sides, key=lambda side: len(side.ranks))
@@ -378,7 +378,7 @@ class Desynchronised(Rule):
                 summary=f"at operation {found.sequence} of {name_ranks(found.group.ranks)} "
                 f"{'; '.join(sides)}.",
                 ranks=fewest.ranks if len(found.sides) > 1 else (),
-                first_step=fewest.step if fewest.step >= 0 else None,
+                first_step=known(fewest.step),
                 evidence=(
                     Evidence(name="operations from there on", value=found.num_untrusted),
                     *(Evidence(name="side", value=side) for side in sides),

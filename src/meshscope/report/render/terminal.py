@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from meshscope.report import format as form
 from meshscope.report import screen as on_screen
 from meshscope.report.section import (
     Blank,
+    Cell,
     Column,
     Facts,
     Headline,
@@ -60,13 +62,32 @@ def _write_part(out: on_screen.ScreenWriter, part: Part) -> None:
         case Line(text, tone):
             out.line(text, _STYLES[tone])
         case Facts(rows):
-            out.facts([(name, Text(cell.text, style=_STYLES[cell.tone])) for name, cell in rows])
+            room = out.room - max(len(name) for name, _ in rows) - 2
+            out.facts([(name, _show_fact(cell, room)) for name, cell in rows])
         case Table(columns):
             out.table([_show_column(out, column) for column in columns])
         case Series():
             _write_series(out, part)
         case Blank():
             out.blank()
+
+
+def _show_fact(cell: Cell, room: int) -> Text:
+    text = fit_words(cell.text, room) if cell.is_cut else cell.text
+    return Text(text, style=_STYLES[cell.tone])
+
+
+def fit_words(text: str, width: int) -> str:
+    """Cuts words longer than a line in their middle, so that none is broken over two lines."""
+    return " ".join(word if cell_len(word) <= width else _cut(word, width) for word in text.split())
+
+
+def _cut(word: str, width: int) -> str:
+    head = max(0, width - 1) // 3
+    tail = max(0, width - 1) - head
+    while cell_len(word[:head]) + cell_len(word[len(word) - tail :]) + 1 > width and tail > 0:
+        head, tail = head - (head > 0), tail - 1
+    return f"{word[:head]}…{word[len(word) - tail :]}"
 
 
 def _show_column(out: on_screen.ScreenWriter, column: Column) -> on_screen.Column:

@@ -20,6 +20,8 @@ from meshscope.store.read.run import Attempt, JsonFields
 LINE = "trace_window"
 MEMORY_LINE = "memory_window"
 """A step whose memory was profiled; it disturbs as a trace window does, and has no trace."""
+NO_TRACE = "the window never ended"
+"""Why a window without a trace and without a problem has none."""
 MAX_WINDOWS = 100_000
 """Of one rank; more are not believed."""
 _MAX_NUMBER = 1 << 62

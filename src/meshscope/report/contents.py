@@ -1,0 +1,67 @@
+"""The sections of a report, in order: each is a function of the report and of how much is shown.
+
+A section is added by writing its function in `sections/` and naming it here.
+"""
+
+from collections.abc import Callable, Collection
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.report import format as form
+from meshscope.report.run.report import Detail, Report
+from meshscope.report.section import Section, missing_section
+from meshscope.report.sections.run.budget import show_budget
+from meshscope.report.sections.run.findings import show_findings
+from meshscope.report.sections.run.first_screen import list_first_screen
+from meshscope.report.sections.run.head import show_run, show_verdict
+from meshscope.report.sections.run.phases import show_peers, show_phases
+from meshscope.report.sections.run.pipeline import show_pipeline
+from meshscope.report.sections.run.ranks import show_ranks, show_time
+from meshscope.report.sections.run.recording import show_problems, show_recording
+from meshscope.report.sections.run.steps import name_left_out, show_steps, show_throughput
+from meshscope.report.sections.run.traces import show_traces
+from meshscope.report.sections.run.training import show_training
+
+
+def show_communication(report: Report, detail: Detail) -> Section | None:
+    """Says for several ranks that none was recorded, too."""
+    facts = report.communication
+    if isinstance(facts, Unavailable):
+        reason = form.clean_text(facts.reason)
+        is_expected = report.facts.num_ranks > 1
+        return missing_section("communication", "Communication", reason) if is_expected else None
+    from meshscope.report.sections.run.communication import describe_communication
+
+    return describe_communication(
+        facts,
+        detail,
+        without=name_left_out(report),
+        has_profiled=report.study.steps.num_profiled > 0,
+    )
+
+
+SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
+    "verdict": show_verdict,
+    "findings": show_findings,
+    "run": show_run,
+    "phases": show_phases,
+    "budget": show_budget,
+    "pipeline": show_pipeline,
+    "steps": show_steps,
+    "throughput": show_throughput,
+    "training": show_training,
+    "peers": show_peers,
+    "communication": show_communication,
+    "time": show_time,
+    "ranks": show_ranks,
+    "traces": show_traces,
+    "recording": show_recording,
+    "problems": show_problems,
+}
+
+
+def list_sections(report: Report, detail: Detail, names: Collection[str] = ()) -> list[Section]:
+    """The named sections that have something to say, in their order here; else the first screen."""
+    if not names:
+        return list_first_screen(report, detail, [name for name in SECTIONS if name != "verdict"])
+    found = (show(report, detail) for name, show in SECTIONS.items() if name in names)
+    return [section for section in found if section is not None]

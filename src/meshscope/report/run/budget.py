@@ -1,0 +1,93 @@
+"""The budget as readers see it: means per rank and step, and sums per rank."""
+
+from dataclasses import dataclass
+
+from meshscope.analyze.budget.budget import Budget, Utilisation
+from meshscope.core.unavailable import Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetLineFacts:
+    """What one line of the budget takes."""
+
+    name: str
+    """`exposed wait dp`."""
+    share: str
+    """`exposed wait`."""
+    axis: str
+    """Empty where time belongs to no axis."""
+    mean_ns: float
+    """Per rank and step."""
+    ratio: float
+    """Of the wall clock."""
+    note: str
+    """Of compute that is not split: why. Empty otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBudgetFacts:
+    """The budget of one rank."""
+
+    rank: int
+    wall_ns: int
+    """All steps together."""
+    time_ns: tuple[int, ...]
+    """In the order of `lines`, all steps together."""
+    residual_ns: int
+    """`wall_ns` less the sum of `time_ns`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetFacts:
+    """Where the wall clock went. Lines and residual sum to `mean_wall_ns`."""
+
+    num_steps: int
+    """Steps it is over: without warm-up, finished by every rank."""
+    num_left_out: int
+    """Steady steps left out to stay within memory."""
+    mean_wall_ns: float
+    """Per rank and step, the gap before the step included."""
+    lines: tuple[BudgetLineFacts, ...]
+    residual_mean_ns: float
+    """What no line explains, per rank and step; negative where lines explain too much."""
+    residual_ratio: float
+    mfu: Utilisation | Unavailable
+    hfu: Utilisation | Unavailable
+    ranks: tuple[RankBudgetFacts, ...]
+
+
+def describe_budget(budget: Budget, num_left_out: int) -> BudgetFacts:
+    """Means over all ranks and steps of a budget."""
+    count, wall = max(budget.wall_ns.size, 1), budget.total_wall_ns
+    by_rank = zip(
+        budget.ranks,
+        budget.wall_ns.sum(axis=1).tolist(),
+        budget.of_ranks_ns().tolist(),
+        strict=True,
+    )
+    return BudgetFacts(
+        num_steps=len(budget.steps),
+        num_left_out=num_left_out,
+        mean_wall_ns=wall / count,
+        lines=tuple(
+            BudgetLineFacts(
+                name=line.name,
+                share=str(line.share),
+                axis=line.axis,
+                mean_ns=total / count,
+                ratio=total / wall if wall else 0.0,
+                note=line.reason,
+            )
+            for line, total in zip(budget.lines, budget.total_ns().tolist(), strict=True)
+        ),
+        residual_mean_ns=int(budget.residual_ns.sum()) / count,
+        residual_ratio=budget.residual_ratio,
+        mfu=budget.mfu,
+        hfu=budget.hfu,
+        ranks=tuple(
+            RankBudgetFacts(
+                rank=rank, wall_ns=own_ns, time_ns=tuple(times), residual_ns=own_ns - sum(times)
+            )
+            for rank, own_ns, times in by_rank
+        ),
+    )

@@ -1,0 +1,74 @@
+"""The budget: one row per line, the largest first, then what is left and MFU."""
+
+from meshscope.analyze.budget.budget import Utilisation
+from meshscope.core.unavailable import Unavailable
+from meshscope.report import format as form
+from meshscope.report.run.budget import BudgetFacts
+from meshscope.report.run.report import Detail, Report
+from meshscope.report.section import (
+    Line,
+    Part,
+    Section,
+    Table,
+    Tone,
+    make_column,
+    make_facts,
+)
+
+MIN_RATIO = 0.0005
+"""Lines below this share are put together."""
+
+
+def show_budget(report: Report, detail: Detail) -> Section | None:
+    """Where the wall clock went; nothing where a budget was not asked for."""
+    return describe_budget(report.budget)
+
+
+def describe_budget(budget: BudgetFacts | Unavailable | None) -> Section | None:
+    """The section of a budget."""
+    if budget is None:
+        return None
+    if isinstance(budget, Unavailable):
+        line = Line(f"n/a: {form.clean_text(budget.reason)}")
+        return Section(key="budget", title="Budget", parts=(line,))
+    left_out = f", {form.count(budget.num_left_out)} not looked at" if budget.num_left_out else ""
+    note = f"mean of a rank's step, gap before it included; {form.plural(budget.num_steps, 'step')}"
+    parts: list[Part] = [_make_table(budget)]
+    parts += [
+        Line(f"{line.name} is not split: {form.clean_text(line.note)}", Tone.QUIET)
+        for line in budget.lines
+        if line.note
+    ]
+    mfu, hfu = _describe_use(budget.mfu), _describe_use(budget.hfu)
+    parts.append(make_facts([("MFU, HFU", mfu)] if mfu == hfu else [("MFU", mfu), ("HFU", hfu)]))
+    return Section(key="budget", title="Budget", note=note + left_out, parts=tuple(parts))
+
+
+def _make_table(budget: BudgetFacts) -> Table:
+    shown = [line for line in budget.lines if abs(line.ratio) >= MIN_RATIO]
+    shown.sort(key=lambda line: -line.ratio)
+    rows = [(form.clean_text(line.name), line.mean_ns, line.ratio) for line in shown]
+    small = [line for line in budget.lines if abs(line.ratio) < MIN_RATIO]
+    if any(line.mean_ns for line in small):
+        total, share = sum(line.mean_ns for line in small), sum(line.ratio for line in small)
+        rows.append(("smaller lines", total, share))
+    sign = -1 if budget.residual_mean_ns < 0 else 1
+    rows.append(("residual", budget.residual_mean_ns, sign * budget.residual_ratio))
+    rows.append(("wall clock", budget.mean_wall_ns, 1.0))
+    return Table(
+        (
+            make_column("", rows, lambda row: row[0], 3, is_right=False),
+            make_column("time", rows, lambda row: form.duration(row[1]), 2),
+            make_column("share", rows, lambda row: form.ratio(row[2]), 2),
+        )
+    )
+
+
+def _describe_use(found: Utilisation | Unavailable) -> str:
+    if isinstance(found, Unavailable):
+        return form.or_reason(found, str)
+    warning = "; impossible: FLOPs or peak are wrong" if found.is_impossible else ""
+    return (
+        f"{form.ratio(found.ratio)}{warning}  ({found.formula}; {found.flops_per_step:.3g} FLOPs, "
+        f"{found.peak_flops_per_s:.3g} FLOP/s: {form.clean_text(found.peak_source)})"
+    )

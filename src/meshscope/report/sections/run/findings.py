@@ -1,0 +1,158 @@
+"""Findings: the most urgent in the first line, then each with evidence, change and price.
+
+Findings above LOW are shown in full, up to a number; those that are LOW in a line each, because on
+a healthy run there is nothing else to say.
+"""
+
+import math
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
+from meshscope.diagnose.finding import Evidence, Finding
+from meshscope.diagnose.pricing import recoverable_hours
+from meshscope.diagnose.runner import Diagnosis
+from meshscope.report import format as form
+from meshscope.report.run.report import Detail, Report
+from meshscope.report.section import Line, Part, Section, Tone, make_facts
+
+MAX_SHOWN = 6
+"""Findings shown in full."""
+MAX_LOW_SHOWN = 4
+MAX_EVIDENCE = 6
+TONES = {
+    Severity.CRITICAL: Tone.CRITICAL,
+    Severity.HIGH: Tone.ALARM,
+    Severity.MEDIUM: Tone.NOTICE,
+    Severity.LOW: Tone.QUIET,
+}
+
+
+def show_findings(report: Report, detail: Detail) -> Section | None:
+    """Every finding above LOW in full; nothing where none were looked for."""
+    diagnosis = report.diagnosis
+    if diagnosis is None:
+        return None
+    urgent = [finding for finding in diagnosis.findings if finding.severity > Severity.LOW]
+    low = [finding for finding in diagnosis.findings if finding.severity <= Severity.LOW]
+    parts: list[Part] = []
+    if not urgent:
+        parts.append(Line(f"none above low, by {form.plural(len(diagnosis.rules), 'rule')}"))
+    for finding in urgent[:MAX_SHOWN]:
+        parts += _show_finding(finding, diagnosis)
+    if len(urgent) > MAX_SHOWN:
+        more = form.plural(len(urgent) - MAX_SHOWN, "more finding")
+        parts.append(Line(f"and {more} (see --json)", Tone.QUIET))
+    parts += [
+        Line(f"low  {finding.code}  {_describe_low(finding)}", Tone.QUIET)
+        for finding in low[:MAX_LOW_SHOWN]
+    ]
+    if len(low) > MAX_LOW_SHOWN:
+        more = form.plural(len(low) - MAX_LOW_SHOWN, "more finding")
+        parts.append(Line(f"and {more} of low severity (see --json)", Tone.QUIET))
+    note = _describe_basis(diagnosis)
+    return Section(key="findings", title="Findings", note=note, parts=tuple(parts))
+
+
+def describe_worst(diagnosis: Diagnosis) -> str:
+    """The most urgent finding in a sentence; empty when none is above LOW."""
+    if not diagnosis.findings or diagnosis.findings[0].severity <= Severity.LOW:
+        return ""
+    first = diagnosis.findings[0]
+    title = _capitalize(form.clean_text(first.title))
+    price = describe_price(first)
+    return f"{title}: fixing it saves {price}." if price else f"{title}."
+
+
+def describe_price(finding: Finding) -> str:
+    """`31.0 ms of 190 ms a step (16 %)`; empty without a price."""
+    gain = finding.gain
+    if isinstance(gain, Unavailable) or not math.isfinite(gain.saved_ns + gain.step_ns):
+        return ""
+    step = f"{form.duration(gain.step_ns)} a step"
+    return f"{form.duration(gain.saved_ns)} of {step} ({form.ratio(gain.saved_ratio)})"
+
+
+def _describe_basis(diagnosis: Diagnosis) -> str:
+    error = diagnosis.replay_error_ratio
+    if isinstance(error, Unavailable):
+        return "not priced by replay"
+    return f"priced by a replay {form.ratio(error)} off the clock"
+
+
+def _describe_low(finding: Finding) -> str:
+    title = form.clean_text(finding.title)
+    if finding.explained_by is not None:
+        return f"{title}; explained by {form.clean_text(finding.explained_by)}"
+    price = describe_price(finding)
+    return f"{title}, {price}" if price else title
+
+
+def _show_finding(finding: Finding, diagnosis: Diagnosis) -> tuple[Part, ...]:
+    title = form.clean_text(finding.title)
+    head = f"{finding.severity.word}  {finding.code}  {title}"
+    rows = [("  What", _capitalize(form.clean_text(finding.summary, 600)))]
+    price = _describe_worth(finding, diagnosis)
+    if price:
+        rows.append(("  Saves", price))
+    rows.append(("  Where", _describe_place(finding)))
+    if finding.evidence:
+        shown = [describe_evidence(one) for one in finding.evidence[:MAX_EVIDENCE]]
+        rows.append(("  Evidence", "; ".join(shown)))
+    rows.append(("  Change", form.clean_text(finding.change, 600)))
+    sure = finding.confidence
+    rows.append(("  Sure", f"{sure.level}: {form.clean_text(sure.text)}"))
+    return Line(head, TONES[finding.severity]), make_facts(rows)
+
+
+def _describe_worth(finding: Finding, diagnosis: Diagnosis) -> str:
+    price, hours = describe_price(finding), recoverable_hours(finding.gain, diagnosis.scale)
+    if not price or isinstance(finding.gain, Unavailable) or isinstance(hours, Unavailable):
+        return ""
+    amount = f"{_three_digits(hours)} {diagnosis.scale.hours_unit}"
+    steps = form.plural(diagnosis.scale.num_steps, "step")
+    basis = form.clean_text(finding.gain.basis)
+    return f"{price}, {amount} over {steps}; {basis}"
+
+
+def _describe_place(finding: Finding) -> str:
+    where = form.name_ranks(finding.ranks) if finding.ranks else "all ranks"
+    first, last = finding.first_step, finding.last_step
+    if first is None and last is None:
+        return where
+    if first == last:
+        return f"{where}, step {first}"
+    start = "" if first is None else f" from {first}"
+    end = "" if last is None else f" to {last}"
+    return f"{where}, steps{start}{end}"
+
+
+def describe_evidence(evidence: Evidence) -> str:
+    """`work of rank 5 in forward 62.0 ms`."""
+    return f"{form.clean_text(evidence.name)} {_describe_value(evidence)}"
+
+
+def _describe_value(evidence: Evidence) -> str:
+    value = evidence.value
+    if isinstance(value, str):
+        return form.clean_text(value)
+    show = {
+        "ns": form.duration,
+        "bytes": form.memory,
+        "ratio": form.ratio,
+        "bytes_per_s": form.bandwidth,
+    }.get(evidence.unit)
+    if not math.isfinite(value):
+        return f"not a finite number ({value})"
+    if show is not None:
+        return show(value)
+    text = form.count(value) if isinstance(value, int) else form.numbers(value)[0]
+    unit = evidence.unit.replace("_per_s", "/s").replace("_", " ")
+    return f"{text} {unit}" if unit else text
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value >= 0.001 or not value else f"{value:.1g}"
+
+
+def _capitalize(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

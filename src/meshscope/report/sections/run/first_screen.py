@@ -1,0 +1,211 @@
+"""What a reader needs first, in at most 40 lines: verdict, findings, where the time goes, who is
+slow, what is not known. Everything else is a section of its own.
+"""
+
+from collections.abc import Sequence
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
+from meshscope.diagnose.finding import Finding
+from meshscope.report import format as form
+from meshscope.report.run.report import Detail, Report
+from meshscope.report.section import (
+    Blank,
+    Headline,
+    Line,
+    Part,
+    Section,
+    Table,
+    Tone,
+    make_column,
+    make_facts,
+)
+from meshscope.report.sections.run.findings import (
+    TONES,
+    describe_price,
+    describe_worst,
+    show_findings,
+)
+from meshscope.report.sections.run.head import list_alarms
+from meshscope.report.sections.run.recording import describe_problem
+
+MAX_FINDINGS = 3
+MAX_CHANGE = 150
+"""Characters of what to change; `--explain` has all of it."""
+MAX_TIME_ROWS = 6
+MIN_RATIO = 0.01
+"""Lines of the budget below this share are put together."""
+MAX_SLOW_ROWS = 3
+MAX_MISSING = 4
+MAX_REASON = 160
+_NOBODY = "no rank stands out among its peers"
+
+
+def list_first_screen(report: Report, detail: Detail, names: Sequence[str]) -> list[Section]:
+    """The sections of the first screen; `names` are those that can be asked for."""
+    findings = show_findings(report, detail) if detail.explains else _show_findings(report)
+    found = (
+        _show_verdict(report),
+        findings,
+        _show_time(report),
+        _show_slow(report),
+        _show_missing(report),
+        _show_more(names),
+    )
+    return [section for section in found if section is not None]
+
+
+def _show_verdict(report: Report) -> Section:
+    lines = [Headline(describe_pace(report), Tone.PLAIN)]
+    diagnosis = report.diagnosis
+    if diagnosis is not None:
+        worst = describe_worst(diagnosis)
+        num_low = form.plural(len(diagnosis.findings), "finding")
+        low = f" ({num_low} of low severity: --explain)" if diagnosis.findings else ""
+        rules = form.plural(len(diagnosis.rules), "rule")
+        nothing = f"{rules} ran; no finding above low severity{low}."
+        lines.insert(0, Headline(worst or nothing, Tone.CRITICAL if worst else Tone.STRONG))
+    lines += [Headline(f"! {alarm}", Tone.ALARM) for alarm in list_alarms(report)]
+    return Section(key="verdict", title="", parts=tuple(lines))
+
+
+def describe_pace(report: Report) -> str:
+    """`60 steps on 8 ranks (dp8), one every 186 ms (median).`"""
+    steps, facts = report.study.steps, report.facts
+    layout = form.describe_degrees(report.layout.degrees)
+    where = form.plural(facts.num_ranks, "rank") + (f" ({layout})" if layout else "")
+    step_ns = report.study.step_ns
+    if isinstance(step_ns, Unavailable):
+        recorded = form.duration(facts.longest_wall_ns)
+        return f"{where}, {recorded} recorded; no step to measure: {step_ns.reason}."
+    pace = f"one every {form.duration(step_ns)} (median)"
+    return f"{form.plural(steps.num_steps, 'step')} on {where}, {pace}."
+
+
+def _show_findings(report: Report) -> Section | None:
+    findings = () if report.diagnosis is None else report.diagnosis.findings
+    urgent = [finding for finding in findings if finding.severity > Severity.LOW]
+    if not urgent:
+        return None
+    parts: list[Part] = []
+    for finding in urgent[:MAX_FINDINGS]:
+        parts.append(Line(_describe_finding(finding), TONES[finding.severity]))
+        parts.append(make_facts([("  Change", form.clean_text(finding.change, MAX_CHANGE))]))
+    more = len(urgent) - MAX_FINDINGS
+    rest = [form.plural(more, "more finding")] if more > 0 else []
+    num_low = len(findings) - len(urgent)
+    rest += [f"{num_low} of low severity"] if num_low else []
+    if rest:
+        parts.append(Line(f"and {', '.join(rest)} (--explain)", Tone.QUIET))
+    return Section(key="findings", title="Findings", parts=tuple(parts))
+
+
+def _describe_finding(finding: Finding) -> str:
+    price = describe_price(finding)
+    saves = f": saves {price}" if price else ""
+    return f"{finding.severity.word}  {finding.code}  {form.clean_text(finding.title)}{saves}"
+
+
+def _show_time(report: Report) -> Section | None:
+    budget = report.budget
+    if budget is None or isinstance(budget, Unavailable):
+        shares = [
+            (one.phase, one.mean_ns, 0.0 if isinstance(one.ratio, Unavailable) else one.ratio)
+            for one in report.phases
+        ]
+        note = "mean of a rank's step, by phase"
+    else:
+        shares = [(line.name, line.mean_ns, line.ratio) for line in budget.lines]
+        note = "mean of a rank's step, with the gap before it"
+    shares.sort(key=lambda row: -row[2])
+    rows = [row for row in shares if row[2] >= MIN_RATIO][:MAX_TIME_ROWS]
+    if not rows:
+        return None
+    rest = [row for row in shares if row not in rows]
+    if any(row[1] for row in rest):
+        rows.append(("the rest", sum(row[1] for row in rest), sum(row[2] for row in rest)))
+    table = Table(
+        (
+            make_column("", rows, lambda row: form.clean_text(row[0], 40), 3, is_right=False),
+            make_column("time", rows, lambda row: form.duration(row[1]), 2),
+            make_column("share", rows, lambda row: form.ratio(row[2]), 2),
+        )
+    )
+    return Section(key="time", title="Where the time goes", note=note, parts=(table,))
+
+
+def _show_slow(report: Report) -> Section | None:
+    """Ranks that spend persistently longer in a phase than their peers."""
+    if report.facts.num_ranks < 2 or not report.phases:
+        return None
+    rows, layout = report.study.clues[:MAX_SLOW_ROWS], report.study.layout
+    if not rows:
+        is_alone = not isinstance(layout, Unavailable) and layout.dp == 1
+        text = "no rank has a peer that does the same work (dp1)" if is_alone else _NOBODY
+        return Section(key="slow", title="Who is slow", parts=(Line(text),))
+    parts: list[Part] = [
+        Table(
+            (
+                make_column("rank", rows, lambda clue: str(clue.rank), 9),
+                make_column("in", rows, lambda c: form.clean_text(c.phase, 24), 8, is_right=False),
+                make_column("takes", rows, lambda clue: form.duration(clue.median_ns), 7),
+                make_column("peers", rows, lambda clue: form.duration(clue.peers_median_ns), 6),
+                make_column("more", rows, lambda clue: form.duration(clue.excess_ns), 5),
+            )
+        )
+    ]
+    more = len(report.study.clues) - len(rows)
+    if more:
+        parts.append(Line(f"and {form.plural(more, 'more case')} (--section peers)", Tone.QUIET))
+    known = "" if report.layout.degrees else "; layout not known: ranks may do different work"
+    note = f"medians per step{known}"
+    return Section(key="slow", title="Who is slow", note=note, parts=tuple(parts))
+
+
+def _show_missing(report: Report) -> Section | None:
+    rows = _list_damage(report)
+    rows += [(name, form.clean_text(reason.reason, MAX_REASON)) for name, reason in _miss(report)]
+    if not rows:
+        return None
+    parts: list[Part] = [make_facts(rows[:MAX_MISSING])]
+    if len(rows) > MAX_MISSING:
+        others = ", ".join(name.lower() for name, _ in rows[MAX_MISSING:])
+        parts.append(Line(f"and: {others} (--all)", Tone.QUIET))
+    return Section(key="missing", title="What is not known", parts=tuple(parts))
+
+
+def _list_damage(report: Report) -> list[tuple[str, str]]:
+    """The first thing that could not be read, and the first that could not be watched."""
+    health = report.study.health
+    rows = [("Damage", describe_problem(one, report.run.path)) for one in health.problems[:1]]
+    if len(health.problems) > 1:
+        rows[0] = ("Damage", f"{rows[0][1]}; {len(health.problems) - 1} more (--section problems)")
+    return rows + [("Note", form.clean_text(note.text)) for note in health.notes[:1]]
+
+
+def _miss(report: Report) -> list[tuple[str, Unavailable]]:
+    study, budget = report.study, report.budget
+    is_alone = report.facts.num_ranks == 1
+    found: list[tuple[str, object]] = [
+        ("Steps", study.steps.time),
+        ("Budget", budget),
+        ("Pipeline", report.pipeline),
+        ("Layout", None if is_alone else report.layout.text),
+        ("Communication", None if is_alone else study.communication),
+        ("MFU", None if budget is None or isinstance(budget, Unavailable) else budget.mfu),
+        ("Device time", study.time.device_phase_ns if study.has_accelerators else None),
+        ("Tokens", study.tokens),
+        ("Loss", study.signals["loss"]),
+    ]
+    return [(name, value) for name, value in found if isinstance(value, Unavailable)]
+
+
+def _show_more(names: Sequence[str]) -> Section:
+    rows = [
+        (
+            "More",
+            "--explain shows findings in full, --all everything, meshscope glossary the words",
+        ),
+        ("", f"--section NAME shows one part: {', '.join(names)}"),
+    ]
+    return Section(key="more", title="", parts=(Blank(), make_facts(rows)))

@@ -1,0 +1,168 @@
+"""The head of the report: what is wrong in one sentence each, and what was recorded."""
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.report import format as form
+from meshscope.report.run.report import Detail, PhaseShare, Report
+from meshscope.report.section import Blank, Cell, Headline, Part, Section, Tone, make_facts
+from meshscope.report.sections.run.findings import describe_worst
+from meshscope.store.read.columns import ProblemKind
+
+MAX_MORE_CLUES = 2
+"""Clues named beside the first."""
+MAX_HOSTS = 4
+OPEN = "running or killed"
+"""Said of a rank without a closing line."""
+_TOLD_KINDS = (ProblemKind.MISSING_RANK, ProblemKind.SHORT_RANK, ProblemKind.DROPPED)
+"""Problems that have a clause of their own."""
+
+
+def show_verdict(report: Report, detail: Detail) -> Section:
+    """The worst finding, where the time went, and what must be said before anything else."""
+    lines = [Headline(describe_run(report))]
+    worst = "" if report.diagnosis is None else describe_worst(report.diagnosis)
+    if worst:
+        lines.insert(0, Headline(worst, Tone.CRITICAL))
+    lines += [Headline(f"! {alarm}", Tone.ALARM) for alarm in list_alarms(report)]
+    clue = describe_clues(report)
+    if clue and report.diagnosis is None:  # what stands out, for want of what it means
+        lines.append(Headline(f"Clue: {clue}.", Tone.NOTICE))
+    return Section(key="verdict", title="", parts=tuple(lines))
+
+
+def list_alarms(report: Report) -> list[str]:
+    """What makes the numbers doubtful: sentences."""
+    warning = describe_incompleteness(report)
+    alarms = [f"The recording is not complete: {warning}."] if warning else []
+    if not isinstance(report.communication, Unavailable):
+        from meshscope.report.sections.run.communication import describe_alarms
+
+        alarms += describe_alarms(report.communication)
+    return alarms
+
+
+def describe_run(report: Report) -> str:
+    """The report in one sentence."""
+    steps, facts = report.study.steps, report.facts
+    ranks = form.plural(facts.num_ranks, "rank")
+    layout = form.describe_degrees(report.layout.degrees)
+    where = f"{ranks} ({layout})" if layout else ranks
+    if isinstance(steps.time, Unavailable):
+        recorded = form.duration(facts.longest_wall_ns)
+        return f"{where}, {recorded} recorded; no step to measure: {steps.time.reason}."
+    opening = f"{form.plural(steps.num_steps, 'step')} on {where}, median step "
+    shares = [phase for phase in report.phases if not phase.is_unattributed]
+    rest = [phase for phase in report.phases if phase.is_unattributed]
+    parts = [f"{_share(one)} of it in {form.clean_text(one.phase, 40)}" for one in shares[:1]]
+    parts += [f"{_share(one)} unattributed" for one in rest]
+    return f"{opening}{form.duration(steps.time.median_ns)}; {', '.join(parts)}."
+
+
+def _share(phase: PhaseShare) -> str:
+    return form.or_dash(phase.ratio, form.ratio)
+
+
+def describe_clues(report: Report) -> str:
+    """Who stands out among its peers, in a sentence; empty when nobody does."""
+    if not report.study.clues:
+        return ""
+    first, *more = report.study.clues
+    others = "the others" if first.num_peers > 1 else "its only peer"
+    if 1 < first.num_peers + 1 < report.facts.num_ranks and report.layout.degrees:
+        others = "its dp peers" if first.num_peers > 1 else "its only dp peer"
+    text = (
+        f"rank {first.rank} spends {form.duration(first.median_ns)} in "
+        f"{form.clean_text(first.phase, 40)}, {others} {form.duration(first.peers_median_ns)} "
+        f"(median)"
+    )
+    also = [
+        f"rank {clue.rank} in {form.clean_text(clue.phase, 40)} "
+        f"({form.duration(clue.median_ns)}, {form.duration(clue.peers_median_ns)})"
+        for clue in more[:MAX_MORE_CLUES]
+    ]
+    if also:
+        text += f"; also {', '.join(also)}"
+    if len(more) > MAX_MORE_CLUES:
+        text += f" and {len(more) - MAX_MORE_CLUES} more (see --json)"
+    if not report.layout.degrees:
+        text += "; the layout is not known, so they may do different work"
+    return text
+
+
+def describe_incompleteness(report: Report) -> str:
+    """What is wrong with the recording in a few words; empty when nothing is."""
+    health = report.study.health
+    parts = []
+    if health.errors:
+        parts.append(f"{form.plural(health.num_errors, 'error')} caught")
+    if health.num_missing_ranks:
+        parts.append(f"{form.plural(health.num_missing_ranks, 'rank')} missing")
+    if health.unfinished_ranks:
+        parts.append(f"{form.plural(len(health.unfinished_ranks), 'rank')} without an end")
+    if health.short_ranks:
+        parts.append(f"{form.name_ranks(health.short_ranks)} with fewer steps")
+    if health.num_dropped:
+        parts.append(f"{form.plural(health.num_dropped, 'record')} lost")
+    others = sum(problem.kind not in _TOLD_KINDS for problem in health.problems)
+    if others:
+        parts.append(f"{form.plural(others, 'damaged or unreadable place')}")
+    return ", ".join(parts)
+
+
+def show_run(report: Report, detail: Detail) -> Section:
+    """What was recorded, where and by what."""
+    facts = report.facts
+    attempt = f" · attempt {facts.attempt} of {facts.num_attempts}" * (facts.num_attempts > 1)
+    started = form.or_reason(facts.started_unix_ns, form.moment)
+    rows: list[tuple[str, str | Cell]] = [
+        ("Run", form.clean_path(facts.path) + attempt),
+        ("Recorded", f"{started} · {form.duration(facts.longest_wall_ns)}"),
+        ("Ranks", _describe_ranks(report)),
+        ("Hosts", _describe_hosts(report) or "n/a: no rank's journal says"),
+        ("Layout", _describe_layout(report)),
+    ]
+    program = _describe_program(report, detail)
+    if program:
+        rows.append(("Program", Cell(program, is_cut=True)))
+    parts: tuple[Part, ...] = (Blank(), make_facts(rows))
+    return Section(key="run", title="", parts=parts)
+
+
+def _describe_hosts(report: Report) -> str:
+    hosts = report.facts.hosts
+    shown = [f"{form.clean_text(h.host, 40)} ({h.num_ranks})" for h in hosts[:MAX_HOSTS]]
+    more = f" and {len(hosts) - MAX_HOSTS} more hosts" if len(hosts) > MAX_HOSTS else ""
+    return ", ".join(shown) + more
+
+
+def _describe_layout(report: Report) -> str:
+    text, source = report.layout.text, report.layout.source
+    if isinstance(text, Unavailable):
+        return form.or_reason(text, str)
+    shown = form.layout(text, report.layout.degrees)
+    if isinstance(source, Unavailable):
+        return f"{shown} · how this is known was not recorded"
+    return f"{shown} · {form.clean_text(source, 80)}"
+
+
+def _describe_ranks(report: Report) -> str:
+    facts, num_open = report.facts, len(report.study.health.unfinished_ranks)
+    known = f"{form.count(facts.num_ranks)} of {form.count(facts.world_size)} recorded"
+    if not num_open:
+        return f"{known}, all finished"
+    return f"{known}, {form.count(facts.num_ranks - num_open)} finished, {num_open} {OPEN}"
+
+
+def _describe_program(report: Report, detail: Detail) -> str:
+    facts = report.facts
+    parts = []
+    if facts.argv:
+        words = [form.script(facts.argv[0], detail.directory), *facts.argv[1:]]
+        parts.append(form.clean_text(" ".join(words), 120))
+    if isinstance(facts.git_revision, str):
+        dirty = " (modified)" if facts.is_git_dirty else ""
+        parts.append(f"git {form.clean_text(facts.git_revision)[:9]}{dirty}")
+    if isinstance(facts.torch_version, str):
+        parts.append(f"torch {form.clean_text(facts.torch_version, 30)}")
+    if isinstance(facts.device_name, str):
+        parts.append(form.clean_text(facts.device_name, 40))
+    return " · ".join(parts)

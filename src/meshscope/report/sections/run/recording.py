@@ -1,0 +1,87 @@
+"""The recording itself: what it cost, what it lost, what is damaged."""
+
+from pathlib import Path
+
+from meshscope.core.unavailable import Unavailable
+from meshscope.report import format as form
+from meshscope.report.run.report import Detail, Report, name_file
+from meshscope.report.section import Line, Part, Section, Tone, make_facts
+from meshscope.report.sections.run.phases import count_of
+from meshscope.store.read.columns import Problem
+
+MAX_NOTES = 4
+MAX_ERRORS = 4
+MAX_PROBLEMS = 12
+
+
+def show_recording(report: Report, detail: Detail) -> Section:
+    """Own cost, errors and losses."""
+    health = report.study.health
+    once = "" if isinstance(health.opening_cost_ns, Unavailable) else ", once"
+    facts = [
+        ("Own cost", _describe_cost(report)),
+        ("Opening", form.or_reason(health.opening_cost_ns, form.duration) + once),
+        ("Errors", _describe_errors(report)),
+        ("Lost records", form.count(health.num_dropped) if health.num_dropped else "none"),
+    ]
+    if health.num_pauses:
+        times = form.plural(health.num_pauses, "time")
+        facts.append(("Pauses", f"recording was paused {times}"))
+    if health.num_device_steps_given_up:
+        given_up = form.plural(health.num_device_steps_given_up, "step")
+        facts.append(("Device", f"marks of {given_up} were never reached and given up"))
+    facts += [
+        ("Note", f"{form.clean_text(note.text)} ({form.name_ranks(note.ranks)})")
+        for note in health.notes[:MAX_NOTES]
+    ]
+    return Section(key="recording", title="The recording itself", parts=(make_facts(facts),))
+
+
+def _describe_cost(report: Report) -> str:
+    health, cost = report.study.health, report.study.health.overhead
+    if isinstance(cost, Unavailable):
+        return form.or_reason(cost, str)
+    return (
+        f"median {form.duration(cost.median_ns)} a step "
+        f"({form.or_dash(cost.median_ratio, form.ratio)}), "
+        f"p95 {form.duration(cost.p95_ns)} ({form.or_dash(cost.p95_ratio, form.ratio)}), "
+        f"measured in {count_of(report, cost.num_steps, health.num_rank_steps)}"
+        + (", opening included" if cost.is_warmup_only else "")
+    )
+
+
+def _describe_errors(report: Report) -> str:
+    errors = report.study.health.errors
+    if not errors:
+        return "none caught"
+    return "; ".join(
+        f"{'at least ' if error.is_at_least else ''}{form.count(error.count)} in "
+        f"{form.clean_text(error.site, 40)} ({form.name_ranks(error.ranks)}): "
+        f"{form.clean_text(error.first_message, 100)}"
+        for error in errors[:MAX_ERRORS]
+    )
+
+
+def show_problems(report: Report, detail: Detail) -> Section | None:
+    """What is damaged or missing, one by one; nothing where nothing is."""
+    problems = report.study.health.problems
+    if not problems:
+        return None
+    parts: list[Part] = [
+        Line(describe_problem(problem, report.run.path), Tone.ALARM)
+        for problem in problems[:MAX_PROBLEMS]
+    ]
+    if len(problems) > MAX_PROBLEMS:
+        more = f"and {len(problems) - MAX_PROBLEMS} more (see --json)"
+        parts.append(Line(more, Tone.QUIET))
+    return Section(key="problems", title="Problems", parts=tuple(parts))
+
+
+def describe_problem(problem: Problem, run_path: Path) -> str:
+    """One line: where, and what."""
+    where = [] if problem.rank is None else [f"rank {problem.rank}"]
+    file = name_file(problem, run_path)
+    if file is not None:
+        where.append(form.clean_text(file, 80))
+    text = form.clean_text(problem.text)
+    return f"{', '.join(where)}: {text}" if where else text
