@@ -40,7 +40,7 @@ from meshscope.core.config.memory_model import (
     choose_num_segments,
 )
 from meshscope.core.schedule import ActionKind, Schedule
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, need, or_unavailable
 from meshscope.engine.memory.offload import (
     Offloader,
     Packed,
@@ -85,13 +85,10 @@ class MemoryStatistics:
     """In which forward or backward waited for what is written or read."""
 
     @property
-    def saved_bytes(self) -> int | Unavailable:
+    @or_unavailable
+    def saved_bytes(self) -> int:
         """What basic would have kept and this did not."""
-        if isinstance(self.basic_bytes, Unavailable):
-            return self.basic_bytes
-        if isinstance(self.kept_bytes, Unavailable):
-            return self.kept_bytes
-        return self.basic_bytes - self.kept_bytes
+        return need(self.basic_bytes) - need(self.kept_bytes)
 
 
 def find_memory_problems(
