@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from meshscope.core.unavailable import Unavailable
 
-BACKWARD_PER_FORWARD = 2
+_BACKWARD_PER_FORWARD = 2
 """A matrix product has two in its backward."""
 
 
@@ -111,7 +111,7 @@ def count_stage_flops(
     """Forward and backward of one token through some layers, and the head if it is with them."""
     layer, attention = shape.forward_layer_flops, shape.forward_attention_flops
     head = shape.forward_head_flops if has_head else 0.0
-    model = (1 + BACKWARD_PER_FORWARD) * (num_layers * (layer + attention) + head)
+    model = (1 + _BACKWARD_PER_FORWARD) * (num_layers * (layer + attention) + head)
     again = {
         Recompute.NONE: 0.0,
         Recompute.SELECTIVE: num_layers * attention,

@@ -76,7 +76,7 @@ def name_axis(
         return megatron, AxisSource.DESCRIPTION
     is_world = len(ranks) == world_size
     if layout is not None:
-        axes = axes_along(ranks, layout)
+        axes = _axes_along(ranks, layout)
         if axes and (len(axes) == 1 or not is_world):
             return "+".join(axes), AxisSource.LAYOUT
     return (WORLD, AxisSource.WORLD) if is_world else (OTHER, AxisSource.NONE)
@@ -90,7 +90,7 @@ def _join_axes(name: str) -> str:
     return "+".join(re.findall(_AXIS_NAME, name))
 
 
-def axes_along(ranks: tuple[int, ...], layout: Layout) -> tuple[str, ...]:
+def _axes_along(ranks: tuple[int, ...], layout: Layout) -> tuple[str, ...]:
     """The axes that a group spans in full; none when it holds only a part, or is no such group."""
     if len(ranks) < 2 or ranks[-1] >= layout.world_size:
         return ()

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 
-TERA = 1e12
-GIGA = 1e9
+_TERA = 1e12
+_GIGA = 1e9
 TF32 = "tf32"
-MAX_NAMES_LISTED = 60
+_MAX_NAMES_LISTED = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,8 @@ def _device(
     }
     return Device(
         name=name,
-        flops_per_s={dtype: rate * TERA for dtype, rate in rates.items() if rate},
-        bandwidth_bytes_per_s=gigabytes_per_s * GIGA,
+        flops_per_s={dtype: rate * _TERA for dtype, rate in rates.items() if rate},
+        bandwidth_bytes_per_s=gigabytes_per_s * _GIGA,
     )
 
 
@@ -203,7 +203,7 @@ def find_device(name: str) -> Device | Unavailable:
         return _BY_NAME[key]
     if key in _AMBIGUOUS:
         return Unavailable(f"no peak for “{name}”: {_AMBIGUOUS[key]}; declare or measure it")
-    known = ", ".join(device.name for device in DEVICES[:MAX_NAMES_LISTED])
+    known = ", ".join(device.name for device in DEVICES[:_MAX_NAMES_LISTED])
     return Unavailable(
         f"no peak for “{name}”: it is not in the table of devices; declare it with set_peak or "
         f"measure it with measure_peak (known: {known})"

@@ -17,7 +17,7 @@ from typing import Any
 
 RELATIVE_ERROR = 0.01
 MAX_EXACT = 256
-MAX_BUCKETS = 2048
+_MAX_BUCKETS = 2048
 """Per sign: 2048 steps of 2 % span a ratio of 6e17. Nanoseconds up to 19 years have room."""
 
 _GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
@@ -51,7 +51,7 @@ class QuantileSketch:
         "sum",
     )
 
-    def __init__(self, *, max_exact: int = MAX_EXACT, max_buckets: int = MAX_BUCKETS) -> None:
+    def __init__(self, *, max_exact: int = MAX_EXACT, max_buckets: int = _MAX_BUCKETS) -> None:
         self.count: float = 0
         """Sum of the weights; an int as long as all weights were."""
         self.sum: float = 0

@@ -118,7 +118,7 @@ class Engine:
             self.schedule,
             self.stages,
             self.data_parallel,
-            record=self.faults.wrap_recorder(make_action_recorder(recorder, tuple(self.stages))),
+            record=self.faults.wrap_recorder(_make_action_recorder(recorder, tuple(self.stages))),
         )
         self.executor = PipelineExecutor(
             self.schedule,
@@ -492,7 +492,7 @@ class _StepByHand:
     recording: AbstractContextManager[object]
 
 
-def make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> Any:
+def _make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> Any:
     """What writes pipeline actions into the recording; None where nothing is recorded."""
     if recorder is None:
         return None

@@ -28,11 +28,11 @@ def profile_memory(engine: Engine, recorder: "Recorder", profiling: str) -> None
         engine.optimizer,
         steps={step},
         communication=[engine.data_parallel],
-        estimate=estimate_rank(engine),
+        estimate=_estimate_rank(engine),
     )
 
 
-def estimate_rank(engine: Engine) -> dict[str, int]:
+def _estimate_rank(engine: Engine) -> dict[str, int]:
     """What `meshscope train --check` says of this rank, by the categories of a profile."""
     estimate = estimate_memory(engine.config, device_type=engine.device.type)
     rank = estimate.ranks[engine.mesh.here.pp]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshscope.capture.recorder import Recorder
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-RECOMPUTE = {
+_RECOMPUTE = {
     "basic": Recompute.NONE,
     "cpu_offload": Recompute.NONE,
     "standard": Recompute.FULL,
@@ -24,7 +24,7 @@ RECOMPUTE = {
 """By memory strategy; the others run parts of a stage twice more."""
 
 
-def shape_of(model: ModelConfig) -> TransformerShape:
+def _shape_of(model: ModelConfig) -> TransformerShape:
     """The model as the closed form wants it."""
     return TransformerShape(
         num_layers=model.num_layers,
@@ -41,11 +41,11 @@ def count_rank_flops(config: TrainConfig, model: ModelConfig, pp_rank: int) -> F
     """Of a step of one rank of pipeline position `pp_rank`."""
     schedule, parallel = config.schedule, config.parallel
     ranges = split_layers(model.num_layers, schedule.num_stages, parallel.stage_sizes)
-    recompute = RECOMPUTE.get(config.memory.strategy, Recompute.NONE)
+    recompute = _RECOMPUTE.get(config.memory.strategy, Recompute.NONE)
     total = Flops(model=0.0, hardware=0.0)
     for stage in schedule.stages_of(pp_rank):
         total += count_stage_flops(
-            shape_of(model),
+            _shape_of(model),
             num_layers=len(ranges[stage]),
             has_head=stage == schedule.num_stages - 1,
             recompute=recompute,
@@ -60,7 +60,7 @@ def record_flops(recorder: "Recorder", config: TrainConfig, pp_rank: int) -> Non
     if not isinstance(model, ModelConfig):
         return
     flops = count_rank_flops(config, model, pp_rank)
-    is_known = config.memory.strategy in RECOMPUTE
+    is_known = config.memory.strategy in _RECOMPUTE
     recorder.set_flops(
         model_flops_per_step=flops.model,
         hardware_flops_per_step=flops.hardware if is_known else None,

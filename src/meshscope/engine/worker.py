@@ -67,14 +67,14 @@ def run_worker(
         shown = sys.stderr if stream is None else stream
         progress = Progress(config, shown if engine.mesh.rank == 0 else None)
         progress.begin(engine)
-        summary = _train(engine, make_training_data(config), stop, progress)
+        summary = _train(engine, _make_training_data(config), stop, progress)
         progress.end(engine, summary)
     if recorder is not None:
         recorder.close()
     return summary
 
 
-def make_training_data(config: TrainConfig) -> TokenData:
+def _make_training_data(config: TrainConfig) -> TokenData:
     """As configured; raises UsageError where a file does not fit the model."""
     data = config.data
     return make_data(

@@ -106,7 +106,7 @@ def find_critical_path(replay: Replay) -> CriticalPath:
     )
 
 
-def find_slack_ns(timeline: Timeline, recorded: RecordedGraph, times: Int64s) -> Int64s:
+def _find_slack_ns(timeline: Timeline, recorded: RecordedGraph, times: Int64s) -> Int64s:
     """[node]: how much later each event could come."""
     last = _find_last(timeline, recorded, times)
     deadline = np.full(len(times), _FAR, dtype=np.int64)
@@ -214,7 +214,7 @@ def _add_transfers(table: Table, timeline: Timeline, recorded: RecordedGraph, pa
 def _measure_slack(
     timeline: Timeline, recorded: RecordedGraph, times: Int64s, shares: list[PathShare]
 ) -> tuple[RankSlack, ...]:
-    slack = find_slack_ns(timeline, recorded, times)
+    slack = _find_slack_ns(timeline, recorded, times)
     events = recorded.events
     step = timeline.pieces.step[recorded.piece]
     smallest = np.full((len(timeline.ranks), len(timeline.steps)), _FAR, dtype=np.int64)

@@ -21,7 +21,7 @@ from enum import StrEnum
 from meshscope.core.layout import Axis
 from meshscope.errors import UsageError
 
-MAX_FACTOR = 1e6
+_MAX_FACTOR = 1e6
 MAX_NUMBER = 1_000_000
 FORMS = (
     "rank=5:ideal, stage=2:ideal, phase=data:0, compute=0.5x, bandwidth.dp=2x, microbatches=16, "
@@ -127,8 +127,8 @@ def _parse_numbers(text: str, value: str) -> tuple[int, ...]:
 def _parse_factor(text: str, value: str) -> float:
     found = _FACTOR.fullmatch(value)
     factor = float(found[1]) if found else math.nan
-    if not factor <= MAX_FACTOR:
-        raise _wrong(text, f"a factor between 0 and {MAX_FACTOR:.0f} is expected, such as 0.5x")
+    if not factor <= _MAX_FACTOR:
+        raise _wrong(text, f"a factor between 0 and {_MAX_FACTOR:.0f} is expected, such as 0.5x")
     return factor
 
 

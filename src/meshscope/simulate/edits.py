@@ -22,17 +22,6 @@ from meshscope.simulate.what_if import Edit
 from meshscope.simulate.work_parts import WorkParts, cut_work
 from meshscope.store.read.arrays import Bools, Floats
 
-__all__ = [
-    "choose_pieces",
-    "choose_rows",
-    "cut_work",
-    "equalise",
-    "find_peers",
-    "scale_work",
-    "transfer_factor",
-    "without",
-]
-
 
 def choose_pieces(
     timeline: Timeline,
@@ -96,7 +85,7 @@ def equalise(
     for place, rank in enumerate(timeline.ranks):
         if rank not in ranks:
             continue
-        others = find_peers(timeline, rank, ranks) if peers is None else peers
+        others = _find_peers(timeline, rank, ranks) if peers is None else peers
         places = [timeline.ranks.index(o) for o in others if o in timeline.ranks and o != rank]
         if not places:
             return Unavailable(f"rank {rank} has no peer whose work could be compared with its own")
@@ -131,7 +120,7 @@ def _take_median(
     edited[own] = parts.work_ns[own] * factor[cell]
 
 
-def find_peers(timeline: Timeline, rank: int, excluded: Collection[int]) -> list[int]:
+def _find_peers(timeline: Timeline, rank: int, excluded: Collection[int]) -> list[int]:
     """Ranks that differ along dp alone; all others where there is none of them."""
     others = [other for other in timeline.ranks if other != rank and other not in excluded]
     layout = timeline.layout

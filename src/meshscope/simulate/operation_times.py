@@ -23,7 +23,7 @@ from meshscope.simulate.rank_events import find_run, number_windows
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.schema import OperationFlag
 
-SHORT_WAIT_NS = 100_000
+_SHORT_WAIT_NS = 100_000
 """A wait for a handle that returned sooner than this may have found the operation over: what it
 took is that of looking."""
 NONE = -1
@@ -90,7 +90,7 @@ def find_operation_times(
 
 def _is_short(rows: OperationRows, end: Int64s, asked_ns: Int64s) -> Bools:
     is_waited = rows.end_source == EndSource.WAIT
-    is_short: Bools = is_waited & (end - asked_ns < SHORT_WAIT_NS)
+    is_short: Bools = is_waited & (end - asked_ns < _SHORT_WAIT_NS)
     return is_short & rows.has_flag(OperationFlag.ASYNC)
 
 

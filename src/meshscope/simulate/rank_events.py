@@ -203,7 +203,7 @@ def find_run(values: Int32s | Int64s, value: int) -> slice:
     return slice(low, high)
 
 
-def split_places(place: Int64s | Int32s, num_ranks: int) -> list[Int64s]:
+def _split_places(place: Int64s | Int32s, num_ranks: int) -> list[Int64s]:
     """For each rank's place where it stands in `place`, in one pass over all."""
     order = np.argsort(place, kind="stable")
     cuts = np.searchsorted(place[order], np.arange(1, num_ranks))
@@ -214,7 +214,7 @@ def _find_windows(timeline: Timeline, place: Int64s, time_ns: Int64s) -> Int64s:
     """The window of each moment, an end belonging to the earlier one; -1 outside of all."""
     numbers = number_windows(timeline)
     window = np.full(len(place), -1, dtype=np.int64)
-    for rank, own in enumerate(split_places(place, len(timeline.ranks))):
+    for rank, own in enumerate(_split_places(place, len(timeline.ranks))):
         step = np.searchsorted(timeline.period_end_ns[rank], time_ns[own])
         step = np.minimum(step, len(timeline.steps) - 1)
         is_inside = time_ns[own] >= timeline.period_begin_ns[rank][step]

@@ -253,7 +253,7 @@ class _Assembly:
         events = self.events
         is_next = _follows(events)
         target = np.flatnonzero(is_next)
-        at = place_measured(self.timeline, self.piece, self.piece_part)
+        at = _place_measured(self.timeline, self.piece, self.piece_part)
         work = np.zeros(len(events), dtype=np.int64)
         work[target] = at[target] - at[target - 1]
         gap = np.zeros(len(events), dtype=np.int64)
@@ -276,7 +276,7 @@ class _Assembly:
         return found
 
 
-def place_measured(timeline: Timeline, piece: Int64s, part: npt.NDArray[np.float64]) -> Int64s:
+def _place_measured(timeline: Timeline, piece: Int64s, part: npt.NDArray[np.float64]) -> Int64s:
     """[event]: the measured work of all pieces before each event."""
     work = measured_work(timeline)
     before = np.cumsum(work) - work

@@ -1,7 +1,7 @@
 """S, S_t, S_w, M_W and M_S of a recorded run.
 
 Types are phases of work and, for transfers, axis and kind of operation. S_w is replayed for each
-rank. Of more than `MAX_PLACES` ranks, or coordinates along an axis, only those with the most work
+rank. Of more than `_MAX_PLACES` ranks, or coordinates along an axis, only those with the most work
 are looked at, and the others are not in the tables: one that worked no longer than most is no
 straggler. A part keeps its measured work and the transfers of its own rows.
 """
@@ -27,7 +27,7 @@ from meshscope.simulate.straggler.slowdown import (
 from meshscope.simulate.what_if import Edit, Replay
 from meshscope.store.read.arrays import Bools
 
-MAX_PLACES = 32
+_MAX_PLACES = 32
 """Ranks, and coordinates along an axis, that are replayed each for itself."""
 NO_PHASE = "(no phase)"
 
@@ -129,11 +129,11 @@ def _find_coordinates(timeline: Timeline) -> Parts:
 
 def _choose_busiest(timeline: Timeline, places: Mapping[int, list[int]]) -> dict[int, list[int]]:
     """The places whose ranks work most, a number of them at most."""
-    if len(places) <= MAX_PLACES:
+    if len(places) <= _MAX_PLACES:
         return dict(places)
     work = np.bincount(timeline.pieces.rank, weights=measured_work(timeline))
     total = {place: sum(work[rank] for rank in ranks) for place, ranks in places.items()}
-    busiest = sorted(places, key=lambda place: (-total[place], place))[:MAX_PLACES]
+    busiest = sorted(places, key=lambda place: (-total[place], place))[:_MAX_PLACES]
     return {place: places[place] for place in sorted(busiest)}
 
 

@@ -25,7 +25,7 @@ from meshscope.simulate.straggler.trace_edits import price_trace_edits
 from meshscope.simulate.what_if import Edit, Fidelity, Gain, Replay, build_replay
 from meshscope.store.read.run import Attempt
 
-NUM_PRICED_SHARES = 8
+_NUM_PRICED_SHARES = 8
 """Largest shares of the critical path beside which the gain stands."""
 
 
@@ -125,7 +125,7 @@ def _not_replayed(
 
 def price_path(replay: Replay, path: CriticalPath) -> PricedPath:
     """The path with what its largest shares save when they take no time."""
-    edits = [_without(replay, share) for share in path.shares[:NUM_PRICED_SHARES]]
+    edits = [_without(replay, share) for share in path.shares[:_NUM_PRICED_SHARES]]
     wanted = [edit for edit in edits if edit is not None]
     gains = iter(replay.price(wanted) if wanted else [])
     priced = [None if edit is None else next(gains) for edit in edits]

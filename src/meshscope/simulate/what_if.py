@@ -129,7 +129,7 @@ class Replay:
         """What each edit saves; a reason where the replay does not speak for the run."""
         if self.fidelity.problem is not None:
             return [self.fidelity.problem] * len(edits)
-        problems = [find_problem(self.timeline, edit) for edit in edits]
+        problems = [_find_problem(self.timeline, edit) for edit in edits]
         good = [edit for edit, problem in zip(edits, problems, strict=True) if problem is None]
         times = iter(self.step_times_ns(good) if good else [])
         return [self.fidelity.price(next(times)) if one is None else one for one in problems]
@@ -158,7 +158,7 @@ def build_replay(timeline: Timeline) -> Replay:
     return Replay(timeline=timeline, recorded=recorded, fidelity=fidelity)
 
 
-def find_problem(timeline: Timeline, edit: Edit) -> Unavailable | None:
+def _find_problem(timeline: Timeline, edit: Edit) -> Unavailable | None:
     """Why an edit cannot be priced."""
     if edit.work_ns is not None and len(edit.work_ns) != len(timeline.pieces):
         return Unavailable(
@@ -177,7 +177,7 @@ def find_problem(timeline: Timeline, edit: Edit) -> Unavailable | None:
     return None
 
 
-def weigh_edit(timeline: Timeline, recorded: RecordedGraph, edit: Edit) -> Int64s:
+def _weigh_edit(timeline: Timeline, recorded: RecordedGraph, edit: Edit) -> Int64s:
     """[edge]: the weights of the graph under an edit."""
     weight = recorded.weight_ns.copy()
     if edit.work_ns is not None:
@@ -195,7 +195,7 @@ def weigh_edit(timeline: Timeline, recorded: RecordedGraph, edit: Edit) -> Int64
 
 
 def _evaluate(timeline: Timeline, recorded: RecordedGraph, edits: Sequence[Edit]) -> Int64s:
-    weight = np.stack([weigh_edit(timeline, recorded, edit) for edit in edits], axis=1)
+    weight = np.stack([_weigh_edit(timeline, recorded, edit) for edit in edits], axis=1)
     return _replay_weights(timeline, recorded, weight)
 
 

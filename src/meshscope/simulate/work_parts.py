@@ -17,7 +17,7 @@ from meshscope.core.operations import Kind
 from meshscope.simulate.rank_events import find_run
 from meshscope.store.read.arrays import Bools, Int32s, Int64s
 
-MAX_SEGMENTS = 1 << 20
+_MAX_SEGMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +51,7 @@ class WorkParts:
         """[part]: a number for its step, phase and, where asked for [rank, step], segment."""
         segment = np.where(is_segmented[self.place, self.step], self.segment, 0)
         cell = self.step.astype(np.int64) * num_phases + self.phase
-        return cell * MAX_SEGMENTS + np.minimum(segment, MAX_SEGMENTS - 1)
+        return cell * _MAX_SEGMENTS + np.minimum(segment, _MAX_SEGMENTS - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

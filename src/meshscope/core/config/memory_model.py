@@ -37,10 +37,10 @@ from meshscope.core.config.timed_model_config import TimedModelConfig
 from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.schedule import Action, ActionKind, Schedule, count_peak_activations
 
-FULL_BYTES = 4
+_FULL_BYTES = 4
 """Of a float32."""
-COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1}
+_COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1}
 """Numbers the optimizer keeps for each; sgd none without momentum."""
 
 MAX_RECEIVES_AHEAD = 2
@@ -118,7 +118,7 @@ class LayerShape:
 
     model: ModelConfig
     microbatch_size: int
-    compute_bytes: int = FULL_BYTES
+    compute_bytes: int = _FULL_BYTES
     tp: int = 1
     sequence_parallel: bool = False
     has_fused_norm: bool = False
@@ -137,14 +137,14 @@ class LayerShape:
     @property
     def stream_bytes(self) -> int:
         """Of the residual stream in one place: what a stage hands to the next."""
-        return FULL_BYTES * self.num_tokens * self.model.hidden_size // self.num_parts
+        return _FULL_BYTES * self.num_tokens * self.model.hidden_size // self.num_parts
 
     @property
     def norm_bytes(self) -> int:
         """Kept by one norm."""
         is_layernorm = self.model.norm == "layernorm"
         num_copies = 1 if is_layernorm or self.has_fused_norm else 2
-        statistics = FULL_BYTES * self.num_tokens * (2 if is_layernorm else 1) // self.num_parts
+        statistics = _FULL_BYTES * self.num_tokens * (2 if is_layernorm else 1) // self.num_parts
         return num_copies * self.stream_bytes + statistics
 
     @property
@@ -159,7 +159,7 @@ class LayerShape:
         width = 2 * model.hidden_size + 2 * model.kv_size
         if model.position == "rope":
             width += model.hidden_size + model.kv_size
-        inside = self.compute_bytes * tokens * width + FULL_BYTES * tokens * model.num_heads
+        inside = self.compute_bytes * tokens * width + _FULL_BYTES * tokens * model.num_heads
         return self.norm_bytes + self.linear_input_bytes + inside // self.tp
 
     @property
@@ -172,7 +172,7 @@ class LayerShape:
     @property
     def cast_bytes(self) -> int:
         """Of the block's weights, cast for one forward."""
-        if self.compute_bytes == FULL_BYTES:
+        if self.compute_bytes == _FULL_BYTES:
             return 0
         return self.compute_bytes * self.model.num_layer_matrix_weights // self.tp
 
@@ -189,13 +189,15 @@ class LayerShape:
     @property
     def head_bytes(self) -> int:
         """Kept by the final norm and the head, without the logits."""
-        cast = 0 if self.compute_bytes == FULL_BYTES else self.compute_bytes * self.num_head_weights
+        cast = (
+            0 if self.compute_bytes == _FULL_BYTES else self.compute_bytes * self.num_head_weights
+        )
         return self.norm_bytes + self.linear_input_bytes + cast
 
     @property
     def logits_bytes(self) -> int:
         """Kept by the loss: their log-softmax in float32; on several tp ranks, themselves."""
-        size = FULL_BYTES if self.tp == 1 else self.compute_bytes
+        size = _FULL_BYTES if self.tp == 1 else self.compute_bytes
         return size * self.num_tokens * ceil(self.model.vocab_size / self.tp)
 
 
@@ -224,7 +226,7 @@ def estimate_stage(
     """Of a stage of so many layers. `num_in_flight` decides how `aggressive` cuts its segments."""
     head = shape.head_bytes if is_last else 0
     logits = shape.logits_bytes if is_last else 0
-    gradient = FULL_BYTES * logits // shape.compute_bytes if shape.tp > 1 else logits
+    gradient = _FULL_BYTES * logits // shape.compute_bytes if shape.tp > 1 else logits
     if strategy in ("basic", "cpu_offload"):
         whole = StageActivations(
             kept_bytes=num_layers * shape.layer_bytes + head,
@@ -345,20 +347,20 @@ def _estimate_states(
 ) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and optimizer states."""
     parallel = config.parallel
-    whole = FULL_BYTES * sum(counts[stage] for stage in stages)
-    num_states = STATES_PER_PARAMETER[config.optimizer.kind]
+    whole = _FULL_BYTES * sum(counts[stage] for stage in stages)
+    num_states = _STATES_PER_PARAMETER[config.optimizer.kind]
     if config.optimizer.kind == "sgd" and not config.optimizer.momentum:
         num_states = 0
     if parallel.data_parallel != "fsdp" or parallel.dp == 1:
         return whole, whole, num_states * whole
     cut = ceil(whole / parallel.dp)
-    largest = FULL_BYTES * max(
+    largest = _FULL_BYTES * max(
         _find_largest_group(config, counts[stage], len(ranges[stage])) for stage in stages
     )
-    gathered_bytes = COMPUTE_BYTES[config.precision.compute]
+    gathered_bytes = _COMPUTE_BYTES[config.precision.compute]
     gathered = 2 * largest if parallel.zero_stage == 3 else whole
     gradients = whole + cut if parallel.zero_stage == 1 else cut + largest
-    return cut + gathered * gathered_bytes // FULL_BYTES, gradients, num_states * cut
+    return cut + gathered * gathered_bytes // _FULL_BYTES, gradients, num_states * cut
 
 
 def _find_largest_group(config: TrainConfig, num_parameters: int, num_layers: int) -> int:
@@ -378,13 +380,13 @@ def _estimate_activations(
     if isinstance(model, TimedModelConfig):
         tokens = config.batch.microbatch_size * model.sequence_length
         num_held = count_peak_activations(schedule)[pp_rank]
-        per_stage = FULL_BYTES * tokens * model.hidden_size * max(map(len, ranges))
-        return num_held * per_stage, num_held * FULL_BYTES * tokens * model.vocab_size, 0
+        per_stage = _FULL_BYTES * tokens * model.hidden_size * max(map(len, ranges))
+        return num_held * per_stage, num_held * _FULL_BYTES * tokens * model.vocab_size, 0
     is_own_cast = config.parallel.data_parallel == "fsdp" and config.parallel.dp > 1
     shape = LayerShape(
         model=model,
         microbatch_size=config.batch.microbatch_size,
-        compute_bytes=COMPUTE_BYTES[config.precision.compute],
+        compute_bytes=_COMPUTE_BYTES[config.precision.compute],
         tp=config.parallel.tp,
         sequence_parallel=config.parallel.sequence_parallel,
         has_fused_norm=device_type != "cpu",
@@ -420,13 +422,13 @@ def _estimate_communication(config: TrainConfig, schedule: Schedule, num_paramet
     if schedule.num_ranks > 1:
         tokens = config.batch.microbatch_size * config.model.sequence_length
         num_parts = parallel.tp if parallel.sequence_parallel else 1
-        message = FULL_BYTES * tokens * config.model.hidden_size // num_parts
+        message = _FULL_BYTES * tokens * config.model.hidden_size // num_parts
         # As many receives as may wait, and a message each way that is being sent.
         total += (MAX_RECEIVES_AHEAD + 2) * message
     if parallel.dp > 1 and parallel.data_parallel == "fsdp":
-        total += 2 * FULL_BYTES * ceil(num_parameters / config.model.num_layers)
+        total += 2 * _FULL_BYTES * ceil(num_parameters / config.model.num_layers)
     elif parallel.dp > 1:
-        whole = FULL_BYTES * num_parameters
+        whole = _FULL_BYTES * num_parameters
         bucket = min(round(config.communication.bucket_mib * 2**20), whole)
         # Gradients of microbatches add up beside the buckets, which stay: both are whole at the
         # last backward. Where the first backward is the last, a gradient goes as it is sent.

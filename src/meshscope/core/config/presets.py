@@ -71,7 +71,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Fields of `ModelConfig` by the preset's name."""
 
-FFN_MULTIPLE = 64
+_FFN_MULTIPLE = 64
 """What a swiglu width that is left out is rounded up to."""
 
 
@@ -88,6 +88,6 @@ def fill_model_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "ffn_hidden_size" not in filled:
         size = hidden_size if isinstance(hidden_size, int) else 1
         is_gated = filled.get("activation", "swiglu") == "swiglu"
-        wide = -(-8 * size // (3 * FFN_MULTIPLE)) * FFN_MULTIPLE
+        wide = -(-8 * size // (3 * _FFN_MULTIPLE)) * _FFN_MULTIPLE
         filled["ffn_hidden_size"] = wide if is_gated else 4 * size
     return filled

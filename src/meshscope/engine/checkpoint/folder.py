@@ -25,7 +25,7 @@ from typing import Any
 from meshscope.errors import MeshscopeError, UsageError
 
 FORMAT_VERSION = 1
-MANIFEST = "meshscope.json"
+_MANIFEST = "meshscope.json"
 DESCRIPTION = ".metadata"
 """Where torch keeps which tensor is where in which file."""
 
@@ -85,7 +85,7 @@ def find_checkpoints(folder: Path | str) -> list[SavedCheckpoint]:
     for path in sorted(Path(folder).glob("*step-*")):
         match = _STEP_FOLDER.fullmatch(path.name)
         # A replaced one counts only where its successor is missing: "." sorts before "s".
-        if match and (path / MANIFEST).is_file():
+        if match and (path / _MANIFEST).is_file():
             found[int(match[2])] = SavedCheckpoint(path=path, step=int(match[2]))
     return [found[step] for step in sorted(found)]
 
@@ -127,7 +127,7 @@ def start_writing(final: Path) -> Path:
         shutil.rmtree(leftover)
     for replaced in final.parent.glob(_REPLACED + "*"):
         successor = replaced.with_name(replaced.name.removeprefix(_REPLACED))
-        if (successor / MANIFEST).is_file():
+        if (successor / _MANIFEST).is_file():
             shutil.rmtree(replaced)
         else:
             replaced.rename(successor)
@@ -144,7 +144,7 @@ def discard(incomplete: Path) -> None:
 def publish(incomplete: Path, final: Path, manifest: Manifest) -> None:
     """Makes a checkpoint complete, in place of an older one of the same step."""
     _require_files(incomplete, manifest)
-    _write_manifest(incomplete / MANIFEST, manifest)
+    _write_manifest(incomplete / _MANIFEST, manifest)
     _flush_folder(incomplete)
     replaced = final.with_name(_REPLACED + final.name)
     if final.exists():
@@ -217,15 +217,15 @@ def read_manifest(path: Path | str) -> Manifest:
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"there is no checkpoint at {path}; {_describe_found(path.parent)}")
-    if not (path / MANIFEST).is_file():
+    if not (path / _MANIFEST).is_file():
         raise CheckpointError(
-            f"{path} is no complete checkpoint, as it has no {MANIFEST}; {_describe_found(path)}"
+            f"{path} is no complete checkpoint, as it has no {_MANIFEST}; {_describe_found(path)}"
         )
     damaged = CheckpointError(
-        f"{path / MANIFEST} is damaged; load another checkpoint: {_describe_found(path.parent)}"
+        f"{path / _MANIFEST} is damaged; load another checkpoint: {_describe_found(path.parent)}"
     )
     try:
-        content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        content = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         version = content.pop("format")
         checksum = content.pop("crc32")
     except (ValueError, KeyError, AttributeError, TypeError) as error:

@@ -358,7 +358,7 @@ def _find_memory_problems(
     return [
         *problems,
         f"memory: pipeline rank {worst.pp_rank} needs about {_gib(worst.total_bytes)} "
-        f"({describe_parts(worst)}), but {whose} {_gib(limit_bytes)}; "
+        f"({_describe_parts(worst)}), but {whose} {_gib(limit_bytes)}; "
         f"{_find_remedy(config, worst)}",
     ]
 
@@ -378,7 +378,7 @@ def _find_strategy_problems(
     return [f"memory: {text}" for text in found]
 
 
-def describe_parts(rank: RankEstimate) -> str:
+def _describe_parts(rank: RankEstimate) -> str:
     """What a rank's memory is for, largest first."""
     parts = {
         "parameters": rank.parameters_bytes,

@@ -28,7 +28,7 @@ from meshscope.engine.faults.kinds import Fault
 from meshscope.engine.faults.text import fault_from_mapping, parse_fault, write_fault
 from meshscope.errors import UsageError
 
-MODEL_KINDS: dict[str, type[Any]] = {"transformer": ModelConfig, "timed": TimedModelConfig}
+_MODEL_KINDS: dict[str, type[Any]] = {"transformer": ModelConfig, "timed": TimedModelConfig}
 """`model.kind` to what the rest of the table is."""
 
 NONE = "none"
@@ -179,8 +179,8 @@ class _Reader:
             self._note("model", f"got {_show(value)}, expected a table")
             return _BAD
         kind, preset = value.get("kind", "transformer"), value.get("preset")
-        if kind not in MODEL_KINDS:
-            self._note("model.kind", f"got {_show(kind)}, expected {_choices(MODEL_KINDS)}")
+        if kind not in _MODEL_KINDS:
+            self._note("model.kind", f"got {_show(kind)}, expected {_choices(_MODEL_KINDS)}")
             return _BAD
         own = {key: entry for key, entry in value.items() if key not in ("kind", "preset")}
         if kind == "transformer":
@@ -190,7 +190,7 @@ class _Reader:
             own = fill_model_defaults({**PRESETS.get(preset or "", {}), **own})
         elif preset is not None:
             self._note("model.preset", "a timed model has none, leave it out")
-        return self._read_table(MODEL_KINDS[kind], own, "model", ("kind", "preset"))
+        return self._read_table(_MODEL_KINDS[kind], own, "model", ("kind", "preset"))
 
     def _read_faults(self, value: Any) -> Any:
         if not isinstance(value, list | tuple):
@@ -275,7 +275,7 @@ def _read_fault(entry: Any) -> Fault:
 def to_document(config: TrainConfig) -> dict[str, Any]:
     """Values that JSON can hold, every field written out; `from_document` reads them back."""
     document = _to_plain(config)
-    kinds = {kind: name for name, kind in MODEL_KINDS.items()}
+    kinds = {kind: name for name, kind in _MODEL_KINDS.items()}
     document["model"] = {"kind": kinds[type(config.model)], **document["model"]}
     document["faults"] = [write_fault(fault) for fault in config.faults]
     assert isinstance(document, dict)

@@ -28,8 +28,8 @@ from meshscope.engine.data.permutation import Permutation
 from meshscope.engine.data.token_sources import SyntheticTokens, TokenFile, TokenSource
 from meshscope.errors import UsageError
 
-DATA_KINDS = ("synthetic", "file")
-SYNTHETIC_HELD_OUT = 1 << 20
+_DATA_KINDS = ("synthetic", "file")
+_SYNTHETIC_HELD_OUT = 1 << 20
 """Samples kept apart of made-up data, when some are asked for."""
 
 
@@ -146,14 +146,14 @@ def make_data(
     source: TokenSource
     if kind == "synthetic":
         source = SyntheticTokens(vocab_size, sequence_length, seed=seed, noise_ratio=noise_ratio)
-        num_held_out = SYNTHETIC_HELD_OUT if held_out_ratio else 0
+        num_held_out = _SYNTHETIC_HELD_OUT if held_out_ratio else 0
     elif kind == "file":
         if path is None:
             raise UsageError('data of kind "file" needs path, which is missing')
         source = TokenFile(path, vocab_size, sequence_length, dtype=dtype)
         num_held_out = round(source.num_samples * held_out_ratio)
     else:
-        raise UsageError(f"data kind is {kind!r}, expected one of {', '.join(DATA_KINDS)}")
+        raise UsageError(f"data kind is {kind!r}, expected one of {', '.join(_DATA_KINDS)}")
     return TokenData(
         source=source,
         global_batch_size=global_batch_size,

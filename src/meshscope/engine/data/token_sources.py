@@ -17,7 +17,7 @@ from meshscope.errors import UsageError
 
 Tokens = NDArray[np.int64]
 
-TOKEN_DTYPES = ("uint16", "uint32")
+_TOKEN_DTYPES = ("uint16", "uint32")
 _SCAN_TOKENS = 1 << 22
 
 
@@ -102,8 +102,8 @@ class TokenFile:
     ) -> None:
         self.path = Path(path)
         problems = _find_size_problems(vocab_size, sequence_length)
-        if dtype not in TOKEN_DTYPES:
-            problems.append(f"dtype is {dtype!r}, expected one of {', '.join(TOKEN_DTYPES)}")
+        if dtype not in _TOKEN_DTYPES:
+            problems.append(f"dtype is {dtype!r}, expected one of {', '.join(_TOKEN_DTYPES)}")
         if problems:
             raise UsageError("; ".join(problems))
         self.vocab_size = vocab_size

@@ -32,7 +32,7 @@ from meshscope.errors import UsageError
 
 STRATEGIES = ("flat", "ring", "tree", "hierarchical", "adaptive")
 
-DEFAULT_SIZES = tuple(1 << exponent for exponent in (10, 14, 17, 20, 23))
+_DEFAULT_SIZES = tuple(1 << exponent for exponent in (10, 14, 17, 20, 23))
 """Bytes, 1 KiB to 8 MiB: what is measured when nobody says what."""
 
 
@@ -343,7 +343,7 @@ def share_table(table: StrategyTable | None, group: dist.ProcessGroup) -> Strate
 
 def measure_strategies(
     group: dist.ProcessGroup,
-    sizes_bytes: Sequence[int] = DEFAULT_SIZES,
+    sizes_bytes: Sequence[int] = _DEFAULT_SIZES,
     *,
     candidates: Mapping[str, Strategy] | None = None,
     num_repeats: int = 5,
@@ -396,7 +396,7 @@ def make_strategy(
     local_world_size: int | None = None,
     nodes: NodeGroups | None = None,
     table: StrategyTable | None = None,
-    sizes_bytes: Sequence[int] = DEFAULT_SIZES,
+    sizes_bytes: Sequence[int] = _DEFAULT_SIZES,
     device: torch.device | str = "cpu",
 ) -> Strategy:
     """A strategy by its name. Collective over the group for hierarchical and adaptive.

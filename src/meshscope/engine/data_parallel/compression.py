@@ -38,12 +38,12 @@ from meshscope.errors import UsageError
 
 COMPRESSORS = ("fp16", "bf16", "topk", "int8", "powersgd")
 
-FLAT = FlatAllReduce()
+_FLAT = FlatAllReduce()
 
-INT8_LEVELS = 127
+_INT8_LEVELS = 127
 """Symmetric: -127 … 127."""
 
-SCALE_BYTES = 4
+_SCALE_BYTES = 4
 """A float32 for each block of int8."""
 
 
@@ -69,7 +69,7 @@ class Compressor(Protocol):
         """As in COMPRESSORS."""
 
     def reduce(
-        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = _FLAT
     ) -> Transfer:
         """Begins to sum `bucket.buffer` in place; `strategy` does the all-reduces in it."""
 
@@ -119,7 +119,7 @@ class CastCompressor:
         self._errors = _Errors()
 
     def reduce(
-        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = _FLAT
     ) -> Transfer:
         """One all-reduce."""
         return Transfer(self._steps(bucket, channel, strategy))
@@ -158,7 +158,7 @@ class TopKCompressor:
         return ceil(self.ratio * num_elements)
 
     def reduce(
-        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = _FLAT
     ) -> Transfer:
         """One all-gather of bytes, whatever the strategy."""
         return Transfer(self._steps(bucket, channel))
@@ -217,7 +217,7 @@ class Int8Compressor:
         return ceil(chunk_size / block_size), block_size
 
     def reduce(
-        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = _FLAT
     ) -> Transfer:
         """All-to-all and all-gather, whatever the strategy."""
         return Transfer(self._steps(bucket, channel))
@@ -263,10 +263,10 @@ class Int8Compressor:
 
 def _quantize(blocks: Tensor) -> Tensor:
     """[chunks, blocks, elements] → int8 [chunks, elements and then scales of all blocks]."""
-    scales = blocks.abs().amax(-1, keepdim=True) / INT8_LEVELS
+    scales = blocks.abs().amax(-1, keepdim=True) / _INT8_LEVELS
     # Where the scale is nan or inf, so is what is decoded, whatever the integers are.
     levels = (blocks / torch.where(scales > 0, scales, 1.0)).nan_to_num_(0.0, 0.0, 0.0)
-    integers = levels.round_().clamp_(-INT8_LEVELS, INT8_LEVELS).to(torch.int8)
+    integers = levels.round_().clamp_(-_INT8_LEVELS, _INT8_LEVELS).to(torch.int8)
     return torch.cat([integers.flatten(1), scales.flatten(1).view(torch.int8)], 1)
 
 
@@ -315,7 +315,7 @@ class PowerSgdCompressor:
         return self.rank * (num_rows + shape.numel() // num_rows) < shape.numel()
 
     def reduce(
-        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = FLAT
+        self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = _FLAT
     ) -> Transfer:
         """Two all-reduces; one in exact steps."""
         return Transfer(self._steps(bucket, channel, strategy))

@@ -52,7 +52,7 @@ from torch.utils.hooks import RemovableHandle
 from meshscope.engine.model.tensor_regions import Group
 from meshscope.errors import UsageError
 
-ZERO_STAGES = (1, 2, 3)
+_ZERO_STAGES = (1, 2, 3)
 
 # What torch's own pipelining calls to reduce what is left. Without it stage 1 would lose gradients.
 _FLUSH = "_root_post_backward_final_callback"
@@ -72,7 +72,7 @@ def find_fsdp_problems(
     There is no schedule of ours among it: see the module's docstring about zero-bubble.
     """
     problems = []
-    if zero_stage not in ZERO_STAGES:
+    if zero_stage not in _ZERO_STAGES:
         problems.append(f"zero_stage is {zero_stage}, expected 1, 2 or 3")
     if cpu_offload and device_type == "cpu":
         problems.append(

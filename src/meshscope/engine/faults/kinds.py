@@ -44,14 +44,14 @@ class Phase(StrEnum):
 PIPELINE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD)
 """Those of a stage and a microbatch."""
 
-DEFAULT_PHASE = {
+_DEFAULT_PHASE = {
     FaultKind.SLOW: Phase.FORWARD,
     FaultKind.STALLED_LOADER: Phase.DATA,
 }
 """Phase.STEP for all others."""
 
-ENDS_RUNS = (FaultKind.CRASH, FaultKind.HANG)
-NEEDS_STEPS = (*ENDS_RUNS, FaultKind.NAN)
+_ENDS_RUNS = (FaultKind.CRASH, FaultKind.HANG)
+NEEDS_STEPS = (*_ENDS_RUNS, FaultKind.NAN)
 EVERY_ATTEMPT: tuple[int, ...] = ()
 CRASH_WAYS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "exception", "exit")
 NAN_TARGETS = ("gradient", "loss", "activation")
@@ -123,13 +123,13 @@ class Fault:
     @property
     def point(self) -> Phase:
         """Where in a step it happens."""
-        return self.phase or DEFAULT_PHASE.get(self.kind, Phase.STEP)
+        return self.phase or _DEFAULT_PHASE.get(self.kind, Phase.STEP)
 
     def concerns(self, rank: int, coordinates: Coordinates, attempt: int) -> bool:
         """Whether it happens on this rank in this attempt, at whatever step."""
         attempts = self.attempts
         if attempts is None:
-            attempts = (0,) if self.kind in ENDS_RUNS else EVERY_ATTEMPT
+            attempts = (0,) if self.kind in _ENDS_RUNS else EVERY_ATTEMPT
         return (
             (not self.ranks or rank in self.ranks)
             and all(coordinates.along(axis) == index for axis, index in self.coordinates)

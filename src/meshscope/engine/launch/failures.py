@@ -20,7 +20,7 @@ from pathlib import Path
 
 from meshscope.errors import LayoutError, UsageError
 
-MAX_SUMMARY_CHARACTERS = 300
+_MAX_SUMMARY_CHARACTERS = 300
 
 # Of gloo, NCCL and the store, in torch 2.11 to 2.15; all in lower case.
 _CONSEQUENCES = re.compile(
@@ -93,8 +93,8 @@ def describe_error(error: BaseException) -> str:
     """Type and message in one line."""
     text = _SOURCE_PLACE.sub("", " ".join(str(error).split()))
     shown = "".join(letter for letter in text if letter.isprintable())
-    if len(shown) > MAX_SUMMARY_CHARACTERS:
-        shown = shown[: MAX_SUMMARY_CHARACTERS - 1] + "…"
+    if len(shown) > _MAX_SUMMARY_CHARACTERS:
+        shown = shown[: _MAX_SUMMARY_CHARACTERS - 1] + "…"
     name = type(error).__name__
     return f"{name}: {shown}" if shown else name
 

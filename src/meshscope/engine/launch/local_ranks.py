@@ -108,7 +108,7 @@ class DeviceProbe:
 
 def run_local_ranks(function: RankFunction, launch: LocalLaunch) -> LocalOutcome:
     """Runs `function` in `world_size` processes, again after a failure if so set."""
-    prepare_parent()
+    _prepare_parent()
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     try:
         attempt = 0
@@ -126,7 +126,7 @@ def run_local_ranks(function: RankFunction, launch: LocalLaunch) -> LocalOutcome
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
-def prepare_parent() -> None:
+def _prepare_parent() -> None:
     """Imports what ranks need, once, and leaves torch as a parent of forks must have it."""
     # A child of a process that has used a pool of threads hangs in its first matrix product.
     torch.set_num_threads(1)
@@ -319,7 +319,7 @@ class _Attempt:
     def _run_rank(self, rank: int, store_file: str, launcher: int) -> NoReturn:
         code = EXIT_RANK_FAILED
         try:
-            die_with(launcher)
+            _die_with(launcher)
             # What the launcher registered is not for its children to run.
             atexit._clear()
             os.environ.update(self._environment(rank, store_file))
@@ -366,7 +366,7 @@ class _Attempt:
         return values
 
 
-def die_with(launcher: int) -> None:
+def _die_with(launcher: int) -> None:
     """Asks the kernel to kill this process when the launcher ends."""
     prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
     if prctl is not None:

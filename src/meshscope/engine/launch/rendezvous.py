@@ -30,7 +30,7 @@ from meshscope.core.placement import NoPlacement, Placement, placement_from_envi
 from meshscope.errors import UsageError
 
 STORE_FILE_VARIABLE = "MESHSCOPE_STORE_FILE"
-LEAVE_PAUSE_S = 0.1
+_LEAVE_PAUSE_S = 0.1
 """gloo of torch 2.13 may abort when a peer leaves at once."""
 
 # torch has no types for them.
@@ -113,7 +113,7 @@ def join(place: RankSetup, *, timeout_s: float, env: Mapping[str, str]) -> None:
 def leave() -> None:
     """Waits for the others and takes the process group down."""
     dist.barrier()
-    time.sleep(LEAVE_PAUSE_S)
+    time.sleep(_LEAVE_PAUSE_S)
     dist.destroy_process_group()
 
 

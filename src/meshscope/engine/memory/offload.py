@@ -36,11 +36,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from meshscope.engine.memory.spool_file import SpoolFile
 from meshscope.errors import MeshscopeError
 
-MIN_OFFLOAD_BYTES = 4096
+_MIN_OFFLOAD_BYTES = 4096
 """Smaller tensors stay: they save nothing and cost as much to start."""
 
 
-MAX_STAGED_BYTES = 1 << 30
+_MAX_STAGED_BYTES = 1 << 30
 """Of pinned host memory between device and disk."""
 
 
@@ -115,7 +115,7 @@ class Offloader:
         folder: Path | None = None,
         max_waiting_bytes: int = 0,
         ahead_bytes: int = 0,
-        min_bytes: int = MIN_OFFLOAD_BYTES,
+        min_bytes: int = _MIN_OFFLOAD_BYTES,
     ) -> None:
         """`max_waiting_bytes`: of what is not yet copied, beside the latest tensor; `ahead_bytes`:
         of what is brought back early, one tensor at least."""
@@ -214,7 +214,7 @@ class Offloader:
     def _begin_write(self, flat: Tensor) -> _Record:
         self._raise_failure()
         self._release_copied()
-        self._wait_for_writes(MAX_STAGED_BYTES if self._is_cuda else self._max_waiting_bytes)
+        self._wait_for_writes(_MAX_STAGED_BYTES if self._is_cuda else self._max_waiting_bytes)
         record = _Record(flat, self._spool)
         forward = self._forwards[self._num_forwards - 1]
         record.forward, record.index = forward, len(forward.records)
@@ -274,7 +274,7 @@ class Offloader:
         offset = None
         try:
             offset = spool.take(record.num_bytes)
-            spool.write(offset, as_bytes(data))
+            spool.write(offset, _as_bytes(data))
         except OSError as error:
             if offset is not None:
                 spool.give_back(offset, record.num_bytes)
@@ -374,7 +374,7 @@ class Offloader:
         assert self._spool is not None, "what is not in host memory is in a file"
         assert record.offset is not None, "what has no source has been written"
         try:
-            self._spool.read(record.offset, as_bytes(target))
+            self._spool.read(record.offset, _as_bytes(target))
         except OSError as error:
             raise self._describe("read", record, error) from error
         self.read_bytes += record.num_bytes
@@ -469,7 +469,7 @@ def flatten_dense(x: Tensor) -> tuple[Tensor, Sequence[int]]:
     return x.as_strided((x.numel(),), (1,), x.storage_offset()), x.stride()
 
 
-def as_bytes(flat: Tensor) -> memoryview:
+def _as_bytes(flat: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host; bfloat16 has no NumPy type, bytes have."""
     data: Any = flat.view(torch.uint8).numpy()
     return memoryview(data)

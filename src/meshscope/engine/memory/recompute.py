@@ -179,7 +179,7 @@ def _without_cast_cache(
         return sum_losses(x, targets)
 
 
-MAX_UNREAD_EVENTS = 256
+_MAX_UNREAD_EVENTS = 256
 
 
 class RecomputeTimer:
@@ -203,7 +203,7 @@ class RecomputeTimer:
             return
         if self._is_cuda:
             self._unread.append((self._begin, self._now()))
-            if len(self._unread) > MAX_UNREAD_EVENTS:
+            if len(self._unread) > _MAX_UNREAD_EVENTS:
                 self.read_ns()
         else:
             self._total_ns += self._now() - self._begin

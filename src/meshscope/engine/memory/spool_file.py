@@ -23,10 +23,10 @@ from pathlib import Path
 
 from meshscope.core.unavailable import Unavailable
 
-FILE_SYSTEMS_IN_MEMORY = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
+_FILE_SYSTEMS_IN_MEMORY = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 
 
-def open_nameless(folder: Path) -> int:
+def _open_nameless(folder: Path) -> int:
     """A descriptor of a new file in `folder` that no name leads to."""
     if hasattr(os, "O_TMPFILE"):
         # Not every file system has it (NFS has not).
@@ -53,7 +53,7 @@ class SpoolFile:
         """The offset of a free place of exactly that size."""
         with self._lock:
             if self._descriptor < 0:
-                self._descriptor = open_nameless(self.folder)
+                self._descriptor = _open_nameless(self.folder)
             self._num_taken += 1
             if self._free.get(num_bytes):
                 return self._free[num_bytes].pop()
@@ -104,15 +104,15 @@ def find_folder_problems(folder: Path, needed_bytes: int | None = None) -> list[
     if not existing.is_dir():
         return [f"offload_dir {folder} is not a folder; choose another"]
     try:
-        os.close(open_nameless(existing))
+        os.close(_open_nameless(existing))
     except OSError as error:
         return [
             f"offload_dir {folder} cannot be written to ({error.strerror}); change its permissions "
             f"or choose another"
         ]
     problems = []
-    kind = find_file_system(existing)
-    if kind in FILE_SYSTEMS_IN_MEMORY:
+    kind = _find_file_system(existing)
+    if kind in _FILE_SYSTEMS_IN_MEMORY:
         problems.append(
             f"offload_dir {folder} is on {kind}, which is memory; choose a folder on a disk"
         )
@@ -126,7 +126,7 @@ def find_folder_problems(folder: Path, needed_bytes: int | None = None) -> list[
     return problems
 
 
-def find_file_system(folder: Path) -> str | Unavailable:
+def _find_file_system(folder: Path) -> str | Unavailable:
     """The kind of file system, such as ext4, that a folder is on."""
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()

@@ -163,7 +163,7 @@ def make_memory_strategy(
     )
 
 
-RECOMPUTES: Mapping[MemoryStrategyName, Recompute] = {
+_RECOMPUTES: Mapping[MemoryStrategyName, Recompute] = {
     MemoryStrategyName.BASIC: Recompute.NOTHING,
     MemoryStrategyName.STANDARD: Recompute.LAYERS,
     MemoryStrategyName.AGGRESSIVE: Recompute.SEGMENTS,
@@ -183,7 +183,7 @@ class MemoryStrategy:
         choose_segments: Callable[[int], int],
     ) -> None:
         self.name = name
-        self.recompute = RECOMPUTES[name]
+        self.recompute = _RECOMPUTES[name]
         self._offloader = offloader
         self._choose_segments = choose_segments
         self._observer = _Observer(device)

@@ -39,7 +39,7 @@ from meshscope.errors import UsageError
 SEQUENCE_DIM = 1
 """Activations are [batch, sequence, width]."""
 
-DEFAULT_INIT_STD = 0.02
+_DEFAULT_INIT_STD = 0.02
 
 
 class _ParallelLayer(nn.Module):
@@ -85,7 +85,7 @@ class ColumnParallelLinear(_ParallelLayer):
         bias: bool = False,
         sequence_parallel: bool = False,
         gather_output: bool = False,
-        init_std: float = DEFAULT_INIT_STD,
+        init_std: float = _DEFAULT_INIT_STD,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -207,7 +207,7 @@ class RowParallelLinear(_ParallelLayer):
         group: Group = None,
         bias: bool = False,
         sequence_parallel: bool = False,
-        init_std: float = DEFAULT_INIT_STD,
+        init_std: float = _DEFAULT_INIT_STD,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -243,7 +243,7 @@ class VocabParallelEmbedding(_ParallelLayer):
         *,
         group: Group = None,
         sequence_parallel: bool = False,
-        init_std: float = DEFAULT_INIT_STD,
+        init_std: float = _DEFAULT_INIT_STD,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:

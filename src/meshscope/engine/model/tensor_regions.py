@@ -103,7 +103,7 @@ def start_reduce_scatter(x: Tensor, group: dist.ProcessGroup, dim: int) -> Finis
     return finish
 
 
-def all_gather_parts(x: Tensor, group: Group, dim: int, full_size: int) -> Tensor:
+def _all_gather_parts(x: Tensor, group: Group, dim: int, full_size: int) -> Tensor:
     """Parts cut by `shard_range` put together along `dim`; they need not be equally large."""
     if group is None:
         return x
@@ -121,7 +121,7 @@ def gather_parameter(local: Tensor, shard: ParameterShard, group: Group) -> Tens
         return local
     sizes = [len(own) for own in shard.ranges()]
     pieces = zip(torch.split(local, sizes, shard.dim), shard.parts, strict=True)
-    return torch.cat([all_gather_parts(x, group, shard.dim, n) for x, n in pieces], shard.dim)
+    return torch.cat([_all_gather_parts(x, group, shard.dim, n) for x, n in pieces], shard.dim)
 
 
 def _keep_own_part(x: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
@@ -161,7 +161,7 @@ class _GatherFromRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, dim: int, full_size: int) -> Tensor:
         ctx.group, ctx.dim = group, dim
-        return all_gather_parts(x, group, dim, full_size)
+        return _all_gather_parts(x, group, dim, full_size)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -176,7 +176,7 @@ class _ScatterToRegion(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather_parts(grad, ctx.group, ctx.dim, ctx.full_size), None, None
+        return _all_gather_parts(grad, ctx.group, ctx.dim, ctx.full_size), None, None
 
 
 class _GatherSequence(torch.autograd.Function):

@@ -41,10 +41,10 @@ from meshscope.errors import UsageError
 MAX_GAP_NS = 1_000_000
 """A layer that begins later than this after the one before was waited for, and owes nothing."""
 
-SPIN_NS = 50_000
+_SPIN_NS = 50_000
 """Kernels wake sleepers about this late (Linux: 50 us of timer slack), so the rest is spun."""
 
-INIT_STD = 0.02
+_INIT_STD = 0.02
 IGNORED_TARGET = -100
 
 
@@ -70,8 +70,8 @@ class DeadlineSleeper:
     def sleep_until(self, deadline_ns: int) -> None:
         """Returns at that time of the clock, or at once if it is over; spins at most 50 us."""
         while (left_ns := deadline_ns - self._clock()) > 0:
-            if left_ns > SPIN_NS:
-                self._sleep((left_ns - SPIN_NS) / 1e9)
+            if left_ns > _SPIN_NS:
+                self._sleep((left_ns - _SPIN_NS) / 1e9)
         self._woke_ns = self._clock()
         self._late_ns = self._woke_ns - deadline_ns
 
@@ -122,7 +122,7 @@ class TimedLayer(nn.Module):
         self.put_off: PutOffGradients | None = None
         """Where weight gradients can be left for later, as on the linear layers."""
         self.parameter_shards = {
-            "weight": ParameterShard(full_shape=(hidden_size,), init_mean=1.0, init_std=INIT_STD)
+            "weight": ParameterShard(full_shape=(hidden_size,), init_mean=1.0, init_std=_INIT_STD)
         }
 
     def forward(self, x: Tensor) -> Tensor:

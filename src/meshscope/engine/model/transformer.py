@@ -35,7 +35,7 @@ from meshscope.engine.model.tensor_regions import (
 )
 from meshscope.errors import UsageError
 
-TOKEN_TABLE = "token_embedding.weight"
+_TOKEN_TABLE = "token_embedding.weight"
 """The parameter that a tied head shares."""
 
 IGNORED_TARGET = -100
@@ -124,7 +124,7 @@ class Stage(nn.Module):
             self.rotation = Rotation(config, options)
         self.layers = nn.ModuleDict({str(index): Block(config, options) for index in layers})
         if self.is_last:
-            self.final_norm = make_norm(config, options)
+            self.final_norm = _make_norm(config, options)
             self.head = ColumnParallelLinear(
                 config.hidden_size,
                 config.vocab_size,
@@ -141,7 +141,7 @@ class Stage(nn.Module):
         if self.is_first:
             self.head.weight = self.token_embedding.weight
         shards = self.head.parameter_shards
-        shards["weight"] = replace(shards["weight"], tied_to=TOKEN_TABLE)
+        shards["weight"] = replace(shards["weight"], tied_to=_TOKEN_TABLE)
 
     @property
     def tied_weight(self) -> nn.Parameter | None:
@@ -226,9 +226,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, options: StageOptions) -> None:
         super().__init__()
-        self.attention_norm = make_norm(config, options)
+        self.attention_norm = _make_norm(config, options)
         self.attention = Attention(config, options)
-        self.mlp_norm = make_norm(config, options)
+        self.mlp_norm = _make_norm(config, options)
         self.mlp = Mlp(config, options)
         self.runner = StageRunner()
 
@@ -255,10 +255,10 @@ class Attention(nn.Module):
         tp = group_size(options.tp_group)
         self.local_sizes = [size // tp for size in (config.hidden_size, *2 * (config.kv_size,))]
         self.is_grouped = config.num_kv_heads != config.num_heads
-        self.qkv = make_column_linear(
+        self.qkv = _make_column_linear(
             config, options, (config.hidden_size, config.kv_size, config.kv_size)
         )
-        self.output = make_residual_linear(config, options, config.hidden_size)
+        self.output = _make_residual_linear(config, options, config.hidden_size)
 
     def forward(self, x_BsD: Tensor, rotation: "Rotation | None") -> Tensor:
         """What attention adds to the residual stream."""
@@ -285,10 +285,10 @@ class Mlp(nn.Module):
     def __init__(self, config: ModelConfig, options: StageOptions) -> None:
         super().__init__()
         self.is_gated = config.activation == "swiglu"
-        self.up = make_column_linear(
+        self.up = _make_column_linear(
             config, options, (config.ffn_hidden_size,) * config.num_ffn_inputs
         )
-        self.down = make_residual_linear(config, options, config.ffn_hidden_size)
+        self.down = _make_residual_linear(config, options, config.ffn_hidden_size)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         """What the MLP adds to the residual stream."""
@@ -348,7 +348,7 @@ class PositionEmbedding(nn.Module):
         return x_BsD + self.weight.narrow(0, self.part_index * length, length)
 
 
-def make_norm(config: ModelConfig, options: StageOptions) -> nn.Module:
+def _make_norm(config: ModelConfig, options: StageOptions) -> nn.Module:
     """The configured norm over the hidden size, whole on every tp rank."""
     size = config.hidden_size
     kind = nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm
@@ -364,7 +364,7 @@ def make_norm(config: ModelConfig, options: StageOptions) -> nn.Module:
     return norm
 
 
-def make_column_linear(
+def _make_column_linear(
     config: ModelConfig, options: StageOptions, out_features: Sequence[int]
 ) -> ColumnParallelLinear:
     """From the residual stream into the tp region."""
@@ -380,7 +380,7 @@ def make_column_linear(
     )
 
 
-def make_residual_linear(
+def _make_residual_linear(
     config: ModelConfig, options: StageOptions, in_features: int
 ) -> RowParallelLinear:
     """From the tp region back to the residual stream."""

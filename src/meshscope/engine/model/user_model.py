@@ -174,7 +174,7 @@ def build_user_stage(
     built: dict[int, nn.Module] = {}
     for index in split_layers(len(layers), num_stages, stage_sizes)[stage_index]:
         name = f"layers.{index}"
-        built[index] = parallelize(_make_layer(layers[index], name, seed), name, plan, tp_group)
+        built[index] = _parallelize(_make_layer(layers[index], name, seed), name, plan, tp_group)
     return UserStage(built, len(layers), loss)
 
 
@@ -211,7 +211,7 @@ def count_user_parameters(
     return tuple(sum(counts[index] for index in stage) for stage in stages)
 
 
-def parallelize(
+def _parallelize(
     module: nn.Module, name: str, plan: Mapping[str, LayerPlan], tp_group: Group
 ) -> nn.Module:
     """`module` with its planned parts spread over the group; the returned one replaces it."""
@@ -219,7 +219,7 @@ def parallelize(
     if found is not None:
         module = _convert(module, found, drop_single(tp_group))
     for child_name, child in list(module.named_children()):
-        setattr(module, child_name, parallelize(child, f"{name}.{child_name}", plan, tp_group))
+        setattr(module, child_name, _parallelize(child, f"{name}.{child_name}", plan, tp_group))
     return module
 
 

@@ -8,9 +8,9 @@ all ranks keep the same scale without talking.
 
 from collections.abc import Mapping
 
-GROWTH_FACTOR = 2.0
-BACKOFF_FACTOR = 0.5
-SMALLEST_SCALE = 2.0**-24
+_GROWTH_FACTOR = 2.0
+_BACKOFF_FACTOR = 0.5
+_SMALLEST_SCALE = 2.0**-24
 
 
 class LossScale:
@@ -28,12 +28,12 @@ class LossScale:
         if not self.is_enabled:
             return
         if not is_finite:
-            self.value = max(self.value * BACKOFF_FACTOR, SMALLEST_SCALE)
+            self.value = max(self.value * _BACKOFF_FACTOR, _SMALLEST_SCALE)
             self.num_finite_steps = 0
             return
         self.num_finite_steps += 1
         if self.num_finite_steps == self._growth_steps:
-            self.value *= GROWTH_FACTOR
+            self.value *= _GROWTH_FACTOR
             self.num_finite_steps = 0
 
     def to_document(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from torch import nn
 from meshscope.core.config.train_config import OptimizerConfig
 from meshscope.engine.update.learning_rate import LearningRate
 
-WSD_DECAY_FRACTION = 0.2
+_WSD_DECAY_FRACTION = 0.2
 """Of all steps, where the configuration leaves it open."""
 
 
@@ -50,7 +50,7 @@ def make_learning_rate(config: OptimizerConfig, num_steps: int) -> LearningRate:
     """Of every step."""
     num_decay_steps = config.num_decay_steps
     if config.rate_schedule == "wsd" and num_decay_steps is None:
-        num_decay_steps = max(1, round(WSD_DECAY_FRACTION * num_steps))
+        num_decay_steps = max(1, round(_WSD_DECAY_FRACTION * num_steps))
     return LearningRate(
         kind=config.rate_schedule,
         peak=config.learning_rate,

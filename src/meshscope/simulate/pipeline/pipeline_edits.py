@@ -62,7 +62,7 @@ def layer_factors(work: StageWork, num_layers: tuple[int, ...]) -> dict[int, flo
 
 
 @or_unavailable
-def price_layers(replay: PipelineReplay, num_layers: tuple[int, ...]) -> Gain:
+def _price_layers(replay: PipelineReplay, num_layers: tuple[int, ...]) -> Gain:
     """What another number of layers for each stage wins."""
     factors = spread_factors(replay.work, need(layer_factors(replay.work, num_layers)))
     return need(replay.price(duration_ns=replay.scale_work(factors)))
@@ -89,7 +89,7 @@ def price_move(replay: PipelineReplay, move: LayerMove) -> Gain:
         raise Missing(f"stage {move.source} has {counts[move.source]} layers")
     counts[move.source] -= move.count
     counts[move.target] += move.count
-    return need(price_layers(replay, tuple(counts)))
+    return need(_price_layers(replay, tuple(counts)))
 
 
 @or_unavailable
@@ -114,7 +114,7 @@ def advise_moves(replay: PipelineReplay) -> MoveAdvice:
     moves = _list_moves(layers.num_layers, counts)
     if not moves:
         raise Missing("no layer is better placed on another stage")
-    return MoveAdvice(moves=moves, num_layers=counts, gain=price_layers(replay, counts))
+    return MoveAdvice(moves=moves, num_layers=counts, gain=_price_layers(replay, counts))
 
 
 def _spread_layers(replay: PipelineReplay) -> tuple[int, ...]:

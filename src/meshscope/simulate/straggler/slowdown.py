@@ -21,7 +21,7 @@ from meshscope.simulate.what_if import Fidelity
 
 K = TypeVar("K", int, str)
 
-WORST_WORKERS_RATIO = 0.03
+_WORST_WORKERS_RATIO = 0.03
 """The share of workers that M_W makes even (OSDI'25)."""
 MIN_EXCESS_RATIO = 1e-6
 """Below this excess over T_ideal shares of it say nothing."""
@@ -72,7 +72,7 @@ class Slowdown:
 
 def count_worst(num_workers: int) -> int:
     """How many workers are the worst 3 %."""
-    return max(1, math.ceil(num_workers * WORST_WORKERS_RATIO - 1e-9))
+    return max(1, math.ceil(num_workers * _WORST_WORKERS_RATIO - 1e-9))
 
 
 def choose_worst(by_worker: Mapping[int, float], num_workers: int | None = None) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from meshscope.simulate.straggler.slowdown import (
 from meshscope.simulate.what_if import Fidelity, Gain
 from meshscope.store.read.arrays import Bools, Floats
 
-CLOCK_ERROR_S = 0.01
+_CLOCK_ERROR_S = 0.01
 _CHUNK_CELLS = 20_000_000
 """Operations x steps x dp ranks x edits that are evaluated at once."""
 
@@ -108,7 +108,7 @@ class StragglerReplay:
 
     def types(self) -> list[str]:
         """Each operation's type, with sends and recvs of a direction as one."""
-        return [merge_type(one.optype) for one in self.trace.operations]
+        return [_merge_type(one.optype) for one in self.trace.operations]
 
     def is_stage(self, stage: int) -> Bools:
         """[operation, 1, 1]."""
@@ -121,7 +121,7 @@ class StragglerReplay:
         return found
 
 
-def merge_type(optype: str) -> str:
+def _merge_type(optype: str) -> str:
     """`forward-send` → `forward-pp-comm`; others as they are."""
     return f"{optype.partition('-')[0]}-pp-comm" if optype in MESSAGES else optype
 
@@ -135,7 +135,7 @@ def _measure(trace: StragglerTrace, dependencies: Dependencies) -> tuple[Floats,
         if is_across:
             latest = latest.max(axis=1, keepdims=True)
         transfer = end[members] - latest
-        is_error = transfer <= -CLOCK_ERROR_S
+        is_error = transfer <= -_CLOCK_ERROR_S
         num_errors += int(np.count_nonzero(is_error))
         measured[members] = np.where(is_error, 0.0, transfer)
     return measured, num_errors
