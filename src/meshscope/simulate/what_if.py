@@ -52,6 +52,11 @@ class Gain:
     fidelity_ratio: float
     """`Fidelity.error_ratio`: by how much the replay misses the measured time."""
 
+    @property
+    def basis(self) -> str:
+        """How it was found: by timing the run again without the cause."""
+        return "replayed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
@@ -96,11 +101,6 @@ class Fidelity:
             step_ns=step_ns,
             fidelity_ratio=self.error_ratio,
         )
-
-    @property
-    def basis(self) -> str:
-        """How it was found: by timing the run again without the cause."""
-        return "replayed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

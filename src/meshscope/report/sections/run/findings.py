@@ -6,7 +6,7 @@ a healthy run there is nothing else to say.
 
 import math
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import recoverable_hours
@@ -73,8 +73,8 @@ def describe_price(finding: Finding) -> str:
 
 
 def _describe_basis(diagnosis: Diagnosis) -> str:
-    error = diagnosis.replay_error_ratio
-    if isinstance(error, Unavailable):
+    error = known(diagnosis.replay_error_ratio)
+    if error is None:
         return "not priced by replay"
     return f"priced by a replay {form.ratio(error)} off the clock"
 
@@ -105,12 +105,13 @@ def _show_finding(finding: Finding, diagnosis: Diagnosis) -> tuple[Part, ...]:
 
 
 def _describe_worth(finding: Finding, diagnosis: Diagnosis) -> str:
-    price, hours = describe_price(finding), recoverable_hours(finding.gain, diagnosis.scale)
-    if not price or isinstance(finding.gain, Unavailable) or isinstance(hours, Unavailable):
+    price, gain = describe_price(finding), finding.gain
+    hours = known(recoverable_hours(gain, diagnosis.scale))
+    if not price or isinstance(gain, Unavailable) or hours is None:
         return ""
     amount = f"{_three_digits(hours)} {diagnosis.scale.hours_unit}"
     steps = form.plural(diagnosis.scale.num_steps, "step")
-    basis = form.clean_text(finding.gain.basis)
+    basis = form.clean_text(gain.basis)
     return f"{price}, {amount} over {steps}; {basis}"
 
 

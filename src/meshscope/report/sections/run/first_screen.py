@@ -4,7 +4,7 @@ slow, what is not known. Everything else is a section of its own.
 
 from collections.abc import Sequence
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
 from meshscope.report import format as form
@@ -109,10 +109,7 @@ def _describe_finding(finding: Finding) -> str:
 def _show_time(report: Report) -> Section | None:
     budget = report.budget
     if budget is None or isinstance(budget, Unavailable):
-        shares = [
-            (one.phase, one.mean_ns, 0.0 if isinstance(one.ratio, Unavailable) else one.ratio)
-            for one in report.phases
-        ]
+        shares = [(one.phase, one.mean_ns, known(one.ratio) or 0.0) for one in report.phases]
         note = "mean of a rank's step, by phase"
     else:
         shares = [(line.name, line.mean_ns, line.ratio) for line in budget.lines]
@@ -138,9 +135,9 @@ def _show_slow(report: Report) -> Section | None:
     """Ranks that spend persistently longer in a phase than their peers."""
     if report.facts.num_ranks < 2 or not report.phases:
         return None
-    rows, layout = report.study.clues[:MAX_SLOW_ROWS], report.study.layout
+    rows, layout = report.study.clues[:MAX_SLOW_ROWS], known(report.study.layout)
     if not rows:
-        is_alone = not isinstance(layout, Unavailable) and layout.dp == 1
+        is_alone = layout is not None and layout.dp == 1
         text = "no rank has a peer that does the same work (dp1)" if is_alone else _NOBODY
         return Section(key="slow", title="Who is slow", parts=(Line(text),))
     parts: list[Part] = [
@@ -157,8 +154,8 @@ def _show_slow(report: Report) -> Section | None:
     more = len(report.study.clues) - len(rows)
     if more:
         parts.append(Line(f"and {form.plural(more, 'more case')} (--section peers)", Tone.QUIET))
-    known = "" if report.layout.degrees else "; layout not known: ranks may do different work"
-    note = f"medians per step{known}"
+    doubt = "" if report.layout.degrees else "; layout not known: ranks may do different work"
+    note = f"medians per step{doubt}"
     return Section(key="slow", title="Who is slow", note=note, parts=tuple(parts))
 
 
