@@ -7,18 +7,14 @@ The time of a step is computed here, with nothing of what is tested: the same ru
 has a known gain.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parent / "unit" / "analyze"))
-
-from communication_builders import Job
-
 from builders import MS, put_span, put_step
+from communication_builders import Job
 from meshscope.analyze.timeline.peer_work import PeerWork, group_true_peers
 from meshscope.core.layout import Layout
 from meshscope.store.schema import MISSING

@@ -7,15 +7,11 @@ Every step is a data-parallel one: phases one after another, an all-reduce at th
 phase, which begins when the last rank is there. Ranks begin the next step when it is over.
 """
 
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent / "unit" / "analyze"))
-
-from communication_builders import Job
-
 from builders import MS, put_device_span, put_span, put_step
+from communication_builders import Job
 from meshscope.analyze.timeline.timeline import StepChoice, Timeline, build_timeline
 from meshscope.core.layout import Layout
 from meshscope.store.read.run import Attempt

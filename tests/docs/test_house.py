@@ -1,12 +1,6 @@
 """The rules by which `make house` counts."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 from house import Source, print_table
 
 SOURCE = {

@@ -34,3 +34,11 @@ def test_links_lead_somewhere(page):
         if not target.exists() or ROOT not in target.parents or not has_heading:
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_programs_that_a_page_names_are_there(page):
+    names = re.findall(
+        r"\b(?:tests|benchmarks|examples)/[\w/]+\.(?:py|toml)\b", page.read_text(encoding="utf-8")
+    )
+    assert [name for name in names if not (ROOT / name).exists()] == []

@@ -43,7 +43,8 @@ SNIPPETS = {
 
 # Each in a process of its own, which has torch already and ends as any other does.
 RUN_ALL = """
-import os, runpy, sys, torch, torch._dynamo
+import gc, os, runpy, sys, torch, torch._dynamo
+gc.freeze()  # programs need not look through all of torch for garbage, nor at their end
 for folder in sys.argv[1:]:
     pid = os.fork()
     if not pid:

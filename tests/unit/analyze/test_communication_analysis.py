@@ -2,9 +2,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from communication_builders import Job, operation_words
 
 from builders import MS, SECOND, START_MONO_NS, make_run
+from communication_builders import Job, operation_words
 from meshscope.analyze.communication.bandwidth import FitRefused, LatencyFit, size_buckets
 from meshscope.analyze.communication.communication import (
     Communication,

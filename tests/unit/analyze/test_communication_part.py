@@ -1,9 +1,9 @@
 """Communication of a run with more operations than are read at once."""
 
 import pytest
-from communication_builders import Job
 
 from builders import MS
+from communication_builders import Job
 from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout

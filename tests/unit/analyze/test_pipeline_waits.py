@@ -1,9 +1,9 @@
 """Pipelines of which only messages were recorded."""
 
 import pytest
-from communication_builders import Job
 
 from builders import MS, put_step
+from communication_builders import Job
 from meshscope.analyze.pipeline.message_chains import find_message_chains
 from meshscope.analyze.pipeline.pipeline import analyze_pipeline
 from meshscope.analyze.pipeline.pipeline_waits import measure_pipeline_waits

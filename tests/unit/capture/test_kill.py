@@ -1,10 +1,7 @@
 """SIGKILL against a whole recorder: every step, phase and scalar that was acknowledged is read."""
 
 import random
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import kill_recorder
 import kill_storm

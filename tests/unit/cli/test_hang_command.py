@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "analyze"))
-
 from hang_builders import CONNECTION_LOST, Job, JobGroup, Processes
-
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.hang.stacks import STACKS_NAME

@@ -1,17 +1,13 @@
 """`meshscope simulate` on recorded runs."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-sys.path.append(str(Path(__file__).parents[1] / "simulate"))
-
-from made_programs import MS, ProgramRun, reduce, work
-
 from builders import make_run
+from made_programs import MS, ProgramRun, reduce, work
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 

@@ -1,5 +1,4 @@
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +6,7 @@ import pytest
 from diagnosed import context_of, find, make_finding
 
 from builders import MS, Faults, make_run, make_writer, put_step
+from communication_builders import Job
 from meshscope.analyze.study import Failure
 from meshscope.core.layout import Layout
 from meshscope.core.verdict.severity import Severity
@@ -14,10 +14,6 @@ from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.registry import RULES
 from meshscope.hang.processes import this_machine
 from meshscope.store.read.columns import Problem, ProblemKind
-
-sys.path.append(str(Path(__file__).parents[1] / "analyze"))
-
-from communication_builders import Job
 
 
 def test_a_failure_is_told_with_its_error(tmp_path):

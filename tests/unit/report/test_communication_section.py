@@ -10,11 +10,8 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
-sys.path.append(str(Path(__file__).parents[1] / "analyze"))
-
-from communication_builders import Job, operation_words
-
 from builders import HEADER_BYTES, MS, SECOND, flip_byte, make_run
+from communication_builders import Job, operation_words
 from meshscope.cli import main
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind, Outcome

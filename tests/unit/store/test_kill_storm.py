@@ -1,10 +1,7 @@
 """The short version of benchmarks/kill_storm.py, and that it can fail."""
 
 import random
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import kill_storm
 from kill_storm import Acknowledged, ModeResult, check_run, record_words

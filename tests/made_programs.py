@@ -7,16 +7,12 @@ What a step takes is computed here, rank by rank and instruction by instruction,
 what is tested: so a program with one number changed has a known gain.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "analyze"))
-
-from communication_builders import Job, operation_words
-
 from builders import MS, put_span, put_step
+from communication_builders import Job, operation_words
 from meshscope.analyze.timeline.timeline import Timeline, build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.operations import EndSource, Kind

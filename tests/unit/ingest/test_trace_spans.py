@@ -1,8 +1,8 @@
 """A few events looked up as the whole columns say; rows numbered as numpy's own would be."""
 
 import numpy as np
-from made_traces import host, nccl, read
 
+from made_traces import host, nccl, read
 from meshscope.ingest.traces.trace_spans import number_rows, read_arguments
 
 

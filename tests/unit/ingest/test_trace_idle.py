@@ -1,6 +1,7 @@
 """Causes of idle time, per device and per step; they sum to it."""
 
 import pytest
+
 from made_traces import call, host, kernel, step, summarize
 
 

@@ -1,6 +1,7 @@
 """Who is to blame, for every way in which a job can get stuck or die."""
 
 import pytest
+
 from hang_builders import (
     CONNECTION_LOST,
     TIMED_OUT,
@@ -10,7 +11,6 @@ from hang_builders import (
     Processes,
     wait_for_state,
 )
-
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind
 from meshscope.hang.hang import Hang

@@ -5,8 +5,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from hang_builders import Process, Processes, wait_for_state
 
+from hang_builders import Process, Processes, wait_for_state
 from meshscope.hang.processes import Life, look_at_process, this_machine
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from made_traces import call, groups, kernel, nccl, step, summarize
 
+from made_traces import call, groups, kernel, nccl, step, summarize
 from meshscope.analyze.device.trace_summary import summarize_trace
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable

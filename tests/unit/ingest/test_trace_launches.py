@@ -1,7 +1,6 @@
 """Depth of the launch queue over time, and graphs, by closed forms."""
 
 from made_traces import call, kernel, summarize
-
 from meshscope.core.unavailable import Unavailable
 
 

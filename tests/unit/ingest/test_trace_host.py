@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_traces import groups, host, step, summarize
 
+from made_traces import groups, host, step, summarize
 from meshscope.analyze.device.trace_summary import summarize_trace
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.kineto import read_trace

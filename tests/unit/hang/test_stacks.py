@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hang_builders import Process, Processes, read_state
 
+from hang_builders import Process, Processes, read_state
 from meshscope.hang.processes import Life, ProcessState, look_at_process, this_machine
 from meshscope.hang.stacks import (
     STACKS_NAME,
