@@ -6,9 +6,9 @@ import pytest
 
 from builders import make_run
 from meshscope.analyze.compare.compare import compare_studies
-from meshscope.analyze.study import Study
 from meshscope.analyze.memory.memory_attribution import summarize_memory
 from meshscope.analyze.memory.snapshot_summary import DeviceSnapshot, SnapshotSummary
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.hang.hang import diagnose_hang
