@@ -22,6 +22,7 @@ from meshscope.report.section import (
 )
 from meshscope.report.sections.run.findings import (
     TONES,
+    describe_nothing,
     describe_price,
     describe_worst,
     show_findings,
@@ -62,8 +63,7 @@ def _show_verdict(report: Report) -> Section:
         worst = describe_worst(diagnosis)
         num_low = form.plural(len(diagnosis.findings), "finding")
         low = f" ({num_low} of low severity: --explain)" if diagnosis.findings else ""
-        rules = form.plural(len(diagnosis.rules), "rule")
-        nothing = f"{rules} ran; no finding above low severity{low}."
+        nothing = f"{describe_nothing(diagnosis)}{low}."
         lines.insert(0, Headline(worst or nothing, Tone.CRITICAL if worst else Tone.STRONG))
     lines += [Headline(f"! {alarm}", Tone.ALARM) for alarm in list_alarms(report)]
     return Section(key="verdict", title="", parts=tuple(lines))
