@@ -174,9 +174,12 @@ def _show_missing(report: Report) -> Section | None:
 def _list_damage(report: Report) -> list[tuple[str, str]]:
     """The first thing that could not be read, and the first that could not be watched."""
     health = report.study.health
-    rows = [("Damage", describe_problem(one, report.run.path)) for one in health.problems[:1]]
+    rows = [("Recording", describe_problem(one, report.run.path)) for one in health.problems[:1]]
     if len(health.problems) > 1:
-        rows[0] = ("Damage", f"{rows[0][1]}; {len(health.problems) - 1} more (--section problems)")
+        rows[0] = (
+            "Recording",
+            f"{rows[0][1]}; {len(health.problems) - 1} more (--section problems)",
+        )
     return rows + [("Note", form.clean_text(note.text)) for note in health.notes[:1]]
 
 
