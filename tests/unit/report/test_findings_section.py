@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -123,14 +124,21 @@ def test_what_has_no_price_says_none():
 def test_a_healthy_run_says_that_rules_looked(run_dir):
     text = render_report(report_with(run_dir, diagnosis_of(NOTE)), Screen())
     assert text.startswith("60 steps on 8 ranks")
-    assert "none above low, by 3 rules\n" in text
+    assert "3 rules ran; no finding above low severity\n" in text
     assert "low  HE008  the diagnosis rests on few steps\n" in text
 
 
-def test_hours_are_of_ranks_without_accelerators(run_dir):
-    diagnosis = diagnosis_of(SLOW_RANK, has_accelerators=False)
-    text = render_report(report_with(run_dir, diagnosis), Screen(width=200))
-    assert "0.00413 rank-hours over 60 steps; replayed" in text
+@pytest.mark.parametrize(("has_accelerators", "unit"), [(True, "GPU-hours"), (False, "rank-hours")])
+def test_hours_are_of_ranks_without_accelerators(run_dir, has_accelerators, unit):
+    diagnosis = diagnosis_of(SLOW_RANK, has_accelerators=has_accelerators)
+    long_run = replace(diagnosis, scale=replace(diagnosis.scale, num_steps=180_000))
+    text = render_report(report_with(run_dir, long_run), Screen(width=200))
+    assert f"(16 %), 12.4 {unit} over 180,000 steps; replayed" in text
+
+
+def test_next_to_no_hours_are_not_named(run_dir):
+    text = render_report(report_with(run_dir, diagnosis_of(SLOW_RANK)), Screen(width=200))
+    assert "  Saves     31.0 ms of 190 ms a step (16 %); replayed\n" in text
 
 
 def test_the_document_has_everything(run_dir):

@@ -63,7 +63,7 @@ def test_damage_is_named(tmp_path):
     faults = Faults(missing=frozenset({1}), damaged={0: "spans", 2: "steps"})
     text = show(make_run(tmp_path, layout=Layout(dp=3), faults=faults))
     assert "! The recording is not complete: 1 rank missing" in text
-    assert re.search(r"\n  Damage  .*more \(--section problems\)\n", text, flags=re.DOTALL)
+    assert re.search(r"\n  Recording  .*more \(--section problems\)\n", text, flags=re.DOTALL)
 
 
 def test_many_ranks_need_no_more_lines(tmp_path):

@@ -56,3 +56,23 @@ def test_the_report_is_what_the_command_writes(study):
 def test_an_attempt_that_does_not_exist_is_said(tmp_path):
     with pytest.raises(UsageError, match="has no attempt 1; it has 1, from 0 on"):
         meshscope.study(make_run(tmp_path, num_steps=4), attempt=1)
+
+
+def test_sections_are_written_in_every_medium(study):
+    report = study.report()
+    assert report.to_text("budget").startswith("Budget")
+    assert "Findings" not in report.to_text("budget")
+    page, text = report.to_html("all"), report.to_markdown("all")
+    assert "<h2>Ranks" in page
+    assert "### Ranks" in text
+    assert len(report.to_text("all")) > len(report.to_text())
+
+
+def test_hostile_names_act_in_no_medium(tmp_path):
+    evil = "<script>x</script>|[l](u)\x1b[31m"
+    run = make_run(tmp_path, num_steps=4, phases=((evil, 10_000_000),))
+    report = meshscope.study(run).report()
+    page, text = report.to_html("all"), report.to_markdown("all")
+    assert "<script" not in page + text
+    assert "\x1b" not in page + text
+    assert "[l](u)" not in text

@@ -39,7 +39,7 @@ def describe_budget(budget: BudgetFacts | Unavailable | None) -> Section | None:
         for line in budget.lines
         if line.note
     ]
-    mfu, hfu = _describe_use(budget.mfu), _describe_use(budget.hfu)
+    mfu, hfu = (form.or_reason(use, _describe_use) for use in (budget.mfu, budget.hfu))
     parts.append(make_facts([("MFU, HFU", mfu)] if mfu == hfu else [("MFU", mfu), ("HFU", hfu)]))
     return Section(key="budget", title="Budget", note=note + left_out, parts=tuple(parts))
 
@@ -64,9 +64,7 @@ def _make_table(budget: BudgetFacts) -> Table:
     )
 
 
-def _describe_use(found: Utilisation | Unavailable) -> str:
-    if isinstance(found, Unavailable):
-        return form.or_reason(found, str)
+def _describe_use(found: Utilisation) -> str:
     warning = "; impossible: FLOPs or peak are wrong" if found.is_impossible else ""
     return (
         f"{form.ratio(found.ratio)}{warning}  ({found.formula}; {found.flops_per_step:.3g} FLOPs, "

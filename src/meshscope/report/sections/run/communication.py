@@ -15,7 +15,7 @@ from meshscope.analyze.job.group_axes import JobGroup
 from meshscope.analyze.job.matching import Desynchronisation, OperationSide
 from meshscope.analyze.job.operations import Failure
 from meshscope.core.operations import Outcome
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.report import format as form
 from meshscope.report.run.communication import CommunicationFacts, CommunicationHealthFacts
@@ -140,9 +140,7 @@ def _list_findings(facts: CommunicationFacts, *, is_full: bool) -> list[Part]:
 
 
 def _describe_desynchronisation(found: Desynchronisation) -> str:
-    sizes = {
-        side.size_bytes for side in found.sides if not isinstance(side.size_bytes, Unavailable)
-    }
+    sizes = {size for side in found.sides if (size := known(side.size_bytes)) is not None}
     is_exact = len({form.memory(size) for size in sizes}) < len(sizes)
     sides = [_describe_side(side, is_exact=is_exact) for side in found.sides[:MAX_SIDES]]
     if len(found.sides) > MAX_SIDES:
@@ -157,9 +155,9 @@ def _describe_desynchronisation(found: Desynchronisation) -> str:
 def _describe_side(side: OperationSide, *, is_exact: bool) -> str:
     """One side of a disagreement; sizes to the byte where they would else look the same."""
     what = [f"{form.name_ranks(side.ranks)} {side.kind.label}"]
-    if not isinstance(side.size_bytes, Unavailable):
-        what.append(f"{side.size_bytes:,} B" if is_exact else form.memory(side.size_bytes))
-    what += [form.clean_text(side.dtype)] if not isinstance(side.dtype, Unavailable) else []
+    size, dtype = known(side.size_bytes), known(side.dtype)
+    what += [] if size is None else [f"{size:,} B" if is_exact else form.memory(size)]
+    what += [] if dtype is None else [form.clean_text(dtype)]
     what += [f"root {side.root}"] if side.root is not None else []
     return " ".join(what) + _describe_place(side.step, side.phase)
 
@@ -170,15 +168,14 @@ def _describe_failure(failure: Failure) -> str:
     where = _describe_place(failure.step, failure.phase)
     what = f"{failure.kind.label} #{failure.sequence}"
     text = f"rank {failure.rank}: {what} of {group} {how}{where}"
-    if isinstance(failure.message, Unavailable):
-        return text
-    return f"{text}: {form.clean_text(failure.message)}"
+    message = known(failure.message)
+    return text if message is None else f"{text}: {form.clean_text(message)}"
 
 
 def _describe_place(step: int | Unavailable, phase: str | Unavailable) -> str:
     """` (step 3, backward)`."""
-    parts = [] if isinstance(step, Unavailable) else [f"step {step}"]
-    parts += [] if isinstance(phase, Unavailable) else [form.clean_text(phase, 40)]
+    parts = [] if known(step) is None else [f"step {step}"]
+    parts += [] if (name := known(phase)) is None else [form.clean_text(name, 40)]
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -301,8 +298,8 @@ def _describe_arrivals(facts: CommunicationFacts) -> list[_Fact]:
     elif max(entry.num_steps for entry in entries) < MIN_STEPS:
         text = f"n/a: fewer than {MIN_STEPS} steps to tell a late rank from chance"
     else:
-        known = form.plural(num_decided, "operation")
-        text = f"no rank was the last more often than by chance, in {known}"
+        decided = form.plural(num_decided, "operation")
+        text = f"no rank was the last more often than by chance, in {decided}"
     if facts.found.num_undecided:
         unknown = form.plural(facts.found.num_undecided, "operation")
         text += f"; in {unknown} arrivals are closer together than the clocks can tell"
@@ -344,9 +341,8 @@ def describe_late_rank(entry: LastArriver) -> str:
             f"{rank} held its {axis} group up most in {steps} {chance}: it arrived last in {times} "
             "operations and cost"
         )
-    late = ""
-    if not isinstance(entry.phase, Unavailable):
-        late = f"; it is late in {form.clean_text(entry.phase, 40)}"
+    phase = known(entry.phase)
+    late = "" if phase is None else f"; it is late in {form.clean_text(phase, 40)}"
     cost, waited = form.duration(entry.cost_ns), form.duration(entry.caused_wait_ns)
     return f"{text} {cost}; others waited {waited}{late}"
 
@@ -364,13 +360,11 @@ def _describe_messages(facts: CommunicationFacts) -> str:
 
 def _describe_clocks(facts: CommunicationFacts) -> str:
     text = f"{form.plural(len(facts.clocks), 'clock')}, "
-    known = [
-        c.uncertainty_ns for c in facts.clocks if not isinstance(c.uncertainty_ns, Unavailable)
-    ]
-    if known:
+    unsure = [ns for clock in facts.clocks if (ns := known(clock.uncertainty_ns)) is not None]
+    if unsure:
         text += f"aligned with that of rank {facts.reference_rank} to within "
-        text += form.duration(max(known))
-    lost = [clock for clock in facts.clocks if isinstance(clock.uncertainty_ns, Unavailable)]
+        text += form.duration(max(unsure))
+    lost = [clock for clock in facts.clocks if known(clock.uncertainty_ns) is None]
     if lost:
         ranks = form.name_ranks([rank for clock in lost for rank in clock.ranks])
         text += f"; those of {ranks} are not aligned"

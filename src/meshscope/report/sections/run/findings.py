@@ -6,7 +6,7 @@ a healthy run there is nothing else to say.
 
 import math
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import recoverable_hours
@@ -19,6 +19,8 @@ MAX_SHOWN = 6
 """Findings shown in full."""
 MAX_LOW_SHOWN = 4
 MAX_EVIDENCE = 6
+MIN_HOURS = 0.1
+"""Fewer hours of all ranks together are not named."""
 TONES = {
     Severity.CRITICAL: Tone.CRITICAL,
     Severity.HIGH: Tone.ALARM,
@@ -36,7 +38,7 @@ def show_findings(report: Report, detail: Detail) -> Section | None:
     low = [finding for finding in diagnosis.findings if finding.severity <= Severity.LOW]
     parts: list[Part] = []
     if not urgent:
-        parts.append(Line(f"none above low, by {form.plural(len(diagnosis.rules), 'rule')}"))
+        parts.append(Line(describe_nothing(diagnosis)))
     for finding in urgent[:MAX_SHOWN]:
         parts += _show_finding(finding, diagnosis)
     if len(urgent) > MAX_SHOWN:
@@ -51,6 +53,11 @@ def show_findings(report: Report, detail: Detail) -> Section | None:
         parts.append(Line(f"and {more} of low severity (see --json)", Tone.QUIET))
     note = _describe_basis(diagnosis)
     return Section(key="findings", title="Findings", note=note, parts=tuple(parts))
+
+
+def describe_nothing(diagnosis: Diagnosis) -> str:
+    """What is said where no finding is above LOW."""
+    return f"{form.plural(len(diagnosis.rules), 'rule')} ran; no finding above low severity"
 
 
 def describe_worst(diagnosis: Diagnosis) -> str:
@@ -73,10 +80,10 @@ def describe_price(finding: Finding) -> str:
 
 
 def _describe_basis(diagnosis: Diagnosis) -> str:
-    error = diagnosis.replay_error_ratio
-    if isinstance(error, Unavailable):
-        return "not priced by replay"
-    return f"priced by a replay {form.ratio(error)} off the clock"
+    error = known(diagnosis.replay_error_ratio)
+    if error is None:
+        return "savings are estimates: the run cannot be replayed"
+    return f"savings are from a replay within {form.ratio(error)} of the measured time"
 
 
 def _describe_low(finding: Finding) -> str:
@@ -105,13 +112,13 @@ def _show_finding(finding: Finding, diagnosis: Diagnosis) -> tuple[Part, ...]:
 
 
 def _describe_worth(finding: Finding, diagnosis: Diagnosis) -> str:
-    price, hours = describe_price(finding), recoverable_hours(finding.gain, diagnosis.scale)
-    if not price or isinstance(finding.gain, Unavailable) or isinstance(hours, Unavailable):
+    price, gain = describe_price(finding), finding.gain
+    hours = known(recoverable_hours(gain, diagnosis.scale))
+    if not price or isinstance(gain, Unavailable) or hours is None:
         return ""
-    amount = f"{_three_digits(hours)} {diagnosis.scale.hours_unit}"
-    steps = form.plural(diagnosis.scale.num_steps, "step")
-    basis = form.clean_text(finding.gain.basis)
-    return f"{price}, {amount} over {steps}; {basis}"
+    amount = _describe_hours(hours, diagnosis)
+    basis = form.clean_text(gain.basis)
+    return f"{price}{amount}; {basis}"
 
 
 def _describe_place(finding: Finding) -> str:
@@ -150,8 +157,12 @@ def _describe_value(evidence: Evidence) -> str:
     return f"{text} {unit}" if unit else text
 
 
-def _three_digits(value: float) -> str:
-    return f"{value:.3g}" if value >= 0.001 or not value else f"{value:.1g}"
+def _describe_hours(hours: float, diagnosis: Diagnosis) -> str:
+    """`, 12.4 GPU-hours over 180,000 steps`; empty where it is next to nothing."""
+    if hours < MIN_HOURS:
+        return ""
+    steps = form.plural(diagnosis.scale.num_steps, "step")
+    return f", {hours:.3g} {diagnosis.scale.hours_unit} over {steps}"
 
 
 def _capitalize(sentence: str) -> str:

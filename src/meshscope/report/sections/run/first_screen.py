@@ -4,7 +4,7 @@ slow, what is not known. Everything else is a section of its own.
 
 from collections.abc import Sequence
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
 from meshscope.report import format as form
@@ -22,6 +22,7 @@ from meshscope.report.section import (
 )
 from meshscope.report.sections.run.findings import (
     TONES,
+    describe_nothing,
     describe_price,
     describe_worst,
     show_findings,
@@ -62,8 +63,7 @@ def _show_verdict(report: Report) -> Section:
         worst = describe_worst(diagnosis)
         num_low = form.plural(len(diagnosis.findings), "finding")
         low = f" ({num_low} of low severity: --explain)" if diagnosis.findings else ""
-        rules = form.plural(len(diagnosis.rules), "rule")
-        nothing = f"{rules} ran; no finding above low severity{low}."
+        nothing = f"{describe_nothing(diagnosis)}{low}."
         lines.insert(0, Headline(worst or nothing, Tone.CRITICAL if worst else Tone.STRONG))
     lines += [Headline(f"! {alarm}", Tone.ALARM) for alarm in list_alarms(report)]
     return Section(key="verdict", title="", parts=tuple(lines))
@@ -109,10 +109,7 @@ def _describe_finding(finding: Finding) -> str:
 def _show_time(report: Report) -> Section | None:
     budget = report.budget
     if budget is None or isinstance(budget, Unavailable):
-        shares = [
-            (one.phase, one.mean_ns, 0.0 if isinstance(one.ratio, Unavailable) else one.ratio)
-            for one in report.phases
-        ]
+        shares = [(one.phase, one.mean_ns, known(one.ratio) or 0.0) for one in report.phases]
         note = "mean of a rank's step, by phase"
     else:
         shares = [(line.name, line.mean_ns, line.ratio) for line in budget.lines]
@@ -138,9 +135,9 @@ def _show_slow(report: Report) -> Section | None:
     """Ranks that spend persistently longer in a phase than their peers."""
     if report.facts.num_ranks < 2 or not report.phases:
         return None
-    rows, layout = report.study.clues[:MAX_SLOW_ROWS], report.study.layout
+    rows, layout = report.study.clues[:MAX_SLOW_ROWS], known(report.study.layout)
     if not rows:
-        is_alone = not isinstance(layout, Unavailable) and layout.dp == 1
+        is_alone = layout is not None and layout.dp == 1
         text = "no rank has a peer that does the same work (dp1)" if is_alone else _NOBODY
         return Section(key="slow", title="Who is slow", parts=(Line(text),))
     parts: list[Part] = [
@@ -157,8 +154,8 @@ def _show_slow(report: Report) -> Section | None:
     more = len(report.study.clues) - len(rows)
     if more:
         parts.append(Line(f"and {form.plural(more, 'more case')} (--section peers)", Tone.QUIET))
-    known = "" if report.layout.degrees else "; layout not known: ranks may do different work"
-    note = f"medians per step{known}"
+    doubt = "" if report.layout.degrees else "; layout not known: ranks may do different work"
+    note = f"medians per step{doubt}"
     return Section(key="slow", title="Who is slow", note=note, parts=tuple(parts))
 
 
@@ -177,9 +174,12 @@ def _show_missing(report: Report) -> Section | None:
 def _list_damage(report: Report) -> list[tuple[str, str]]:
     """The first thing that could not be read, and the first that could not be watched."""
     health = report.study.health
-    rows = [("Damage", describe_problem(one, report.run.path)) for one in health.problems[:1]]
+    rows = [("Recording", describe_problem(one, report.run.path)) for one in health.problems[:1]]
     if len(health.problems) > 1:
-        rows[0] = ("Damage", f"{rows[0][1]}; {len(health.problems) - 1} more (--section problems)")
+        rows[0] = (
+            "Recording",
+            f"{rows[0][1]}; {len(health.problems) - 1} more (--section problems)",
+        )
     return rows + [("Note", form.clean_text(note.text)) for note in health.notes[:1]]
 
 

@@ -1,6 +1,6 @@
 """The head of the report: what is wrong in one sentence each, and what was recorded."""
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, PhaseShare, Report
 from meshscope.report.section import Blank, Cell, Headline, Part, Section, Tone, make_facts
@@ -135,21 +135,18 @@ def _describe_hosts(report: Report) -> str:
 
 
 def _describe_layout(report: Report) -> str:
-    text, source = report.layout.text, report.layout.source
-    if isinstance(text, Unavailable):
-        return form.or_reason(text, str)
-    shown = form.layout(text, report.layout.degrees)
-    if isinstance(source, Unavailable):
-        return f"{shown} · how this is known was not recorded"
-    return f"{shown} · {form.clean_text(source, 80)}"
+    layout = report.layout
+    source = known(layout.source)
+    how = "how this is known was not recorded" if source is None else form.clean_text(source, 80)
+    return form.or_reason(layout.text, lambda text: f"{form.layout(text, layout.degrees)} · {how}")
 
 
 def _describe_ranks(report: Report) -> str:
     facts, num_open = report.facts, len(report.study.health.unfinished_ranks)
-    known = f"{form.count(facts.num_ranks)} of {form.count(facts.world_size)} recorded"
+    recorded = f"{form.count(facts.num_ranks)} of {form.count(facts.world_size)} recorded"
     if not num_open:
-        return f"{known}, all finished"
-    return f"{known}, {form.count(facts.num_ranks - num_open)} finished, {num_open} {OPEN}"
+        return f"{recorded}, all finished"
+    return f"{recorded}, {form.count(facts.num_ranks - num_open)} finished, {num_open} {OPEN}"
 
 
 def _describe_program(report: Report, detail: Detail) -> str:

@@ -52,7 +52,7 @@ def show_phases(report: Report, detail: Detail) -> Section:
 
 def _make_columns(report: Report, rows: Sequence[PhaseShare]) -> tuple[Column, ...]:
     time = report.study.time
-    has_device = not isinstance(time.device_phase_ns, Unavailable)
+    has_device = known(time.device_phase_ns) is not None
     tones = [_TONES.get(row.phase, Tone.PLAIN) for row in rows]
     names = [form.clean_text(row.phase, 24) for row in rows]
     total = form.duration(time.steady_steps.wall_ns / time.num_steady_rank_steps)
@@ -149,8 +149,9 @@ def _name_phase(spread: PhaseSpread) -> Cell:
 
 def describe_furthest(spread: PhaseSpread) -> str:
     """`rank 5 +50.2 ms`."""
-    if isinstance(spread.excess_ns, Unavailable):
-        return "n/a"
-    if spread.excess_ns <= 0:
-        return "none"
-    return f"rank {spread.furthest_rank} +{form.duration(spread.excess_ns)}"
+
+    def describe(excess_ns: float) -> str:
+        rank = f"rank {spread.furthest_rank}"
+        return f"{rank} +{form.duration(excess_ns)}" if excess_ns > 0 else "none"
+
+    return form.or_dash(spread.excess_ns, describe)

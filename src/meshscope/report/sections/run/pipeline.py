@@ -1,6 +1,6 @@
 """Pipelines: what the bubble is, what it must be, and where the rest is from."""
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.report import format as form
 from meshscope.report.run.pipeline import PipelineFacts, StageFacts
 from meshscope.report.run.report import Detail, Report
@@ -60,11 +60,11 @@ def describe_pipeline(
 
 def _describe_schedule(pipeline: PipelineFacts) -> str:
     order = "" if pipeline.is_exact else ", microbatches in another order"
-    known = form.clean_text(pipeline.schedule, 40) + (
+    name = form.clean_text(pipeline.schedule, 40) + (
         order if pipeline.schedule != "unknown order" else ""
     )
     return (
-        f"{known}, {form.plural(pipeline.num_microbatches, 'microbatch', 'microbatches')}, "
+        f"{name}, {form.plural(pipeline.num_microbatches, 'microbatch', 'microbatches')}, "
         f"{form.plural(pipeline.num_stages, 'stage')}; "
         f"{form.plural(pipeline.num_runs, 'step')} of "
         f"{form.plural(pipeline.bubble.num_pipelines, 'pipeline')}, from {pipeline.action_source}"
@@ -85,9 +85,10 @@ def _describe_expected(pipeline: PipelineFacts) -> str:
         f"{form.ratio(bubble.executed_ratio)} with these stages and transfers, "
         f"{form.ratio(bubble.balanced_ratio)} with equal stages"
     )
-    if not isinstance(bubble.closed_form_ratio, Unavailable):
-        text += f", {form.ratio(bubble.closed_form_ratio)} by {bubble.closed_form}"
-    return text
+    closed_ratio = known(bubble.closed_form_ratio)
+    return text + (
+        "" if closed_ratio is None else f", {form.ratio(closed_ratio)} by {bubble.closed_form}"
+    )
 
 
 def _describe_parts(pipeline: PipelineFacts) -> str:
@@ -113,7 +114,5 @@ def _make_table(rows: tuple[StageFacts, ...]) -> Table:
 
 
 def _show_layers(row: StageFacts) -> str:
-    if isinstance(row.num_layers, Unavailable):
-        return "n/a"
     extras = "".join(f" + {form.clean_text(extra, 20)}" for extra in row.extras)
-    return f"{row.num_layers}{extras}"
+    return form.or_dash(row.num_layers, lambda num_layers: f"{num_layers}{extras}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from meshscope.analyze.rank.phases import TimeSplit
 from meshscope.analyze.rank.rank_summary import RankState, RankSummary
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import known
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report, sort_phases
 from meshscope.report.section import (
@@ -99,7 +99,8 @@ def show_ranks(report: Report, detail: Detail) -> Section:
 
 
 def _median_ns(rank: RankSummary) -> float:
-    return 0.0 if isinstance(rank.step_time, Unavailable) else rank.step_time.median_ns
+    times = known(rank.step_time)
+    return 0.0 if times is None else times.median_ns
 
 
 def _describe_end(rank: RankSummary) -> str:
@@ -111,7 +112,7 @@ def _describe_end(rank: RankSummary) -> str:
 def _make_columns(ranks: Sequence[RankSummary], report: Report) -> tuple[Column, ...]:
     degrees = report.layout.degrees
     columns = [make_column("rank", ranks, lambda r: str(r.rank), 99)]
-    if not any(isinstance(rank.label, Unavailable) for rank in ranks):
+    if all(known(rank.label) is not None for rank in ranks):
         columns.append(
             make_column(
                 "place",
@@ -135,7 +136,7 @@ def _make_columns(ranks: Sequence[RankSummary], report: Report) -> tuple[Column,
         *_make_phase_columns(ranks, report),
         make_column("RSS", ranks, lambda r: form.or_dash(r.peak_rss_bytes, form.memory), 45),
     ]
-    if any(not isinstance(rank.peak_device_bytes, Unavailable) for rank in ranks):
+    if any(known(rank.peak_device_bytes) is not None for rank in ranks):
         columns.append(
             make_column(
                 "device", ranks, lambda r: form.or_dash(r.peak_device_bytes, form.memory), 47

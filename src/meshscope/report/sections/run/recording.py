@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from meshscope.core.unavailable import Unavailable
+from meshscope.analyze.rank.overhead import Overhead
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report, name_file
 from meshscope.report.section import Line, Part, Section, Tone, make_facts
@@ -17,10 +17,10 @@ MAX_PROBLEMS = 12
 def show_recording(report: Report, detail: Detail) -> Section:
     """Own cost, errors and losses."""
     health = report.study.health
-    once = "" if isinstance(health.opening_cost_ns, Unavailable) else ", once"
+    opening = form.or_reason(health.opening_cost_ns, lambda ns: f"{form.duration(ns)}, once")
     facts = [
-        ("Own cost", _describe_cost(report)),
-        ("Opening", form.or_reason(health.opening_cost_ns, form.duration) + once),
+        ("Own cost", form.or_reason(health.overhead, lambda cost: _describe_cost(cost, report))),
+        ("Opening", opening),
         ("Errors", _describe_errors(report)),
         ("Lost records", form.count(health.num_dropped) if health.num_dropped else "none"),
     ]
@@ -37,15 +37,13 @@ def show_recording(report: Report, detail: Detail) -> Section:
     return Section(key="recording", title="The recording itself", parts=(make_facts(facts),))
 
 
-def _describe_cost(report: Report) -> str:
-    health, cost = report.study.health, report.study.health.overhead
-    if isinstance(cost, Unavailable):
-        return form.or_reason(cost, str)
+def _describe_cost(cost: Overhead, report: Report) -> str:
+    num_rank_steps = report.study.health.num_rank_steps
     return (
         f"median {form.duration(cost.median_ns)} a step "
         f"({form.or_dash(cost.median_ratio, form.ratio)}), "
         f"p95 {form.duration(cost.p95_ns)} ({form.or_dash(cost.p95_ratio, form.ratio)}), "
-        f"measured in {count_of(report, cost.num_steps, health.num_rank_steps)}"
+        f"measured in {count_of(report, cost.num_steps, num_rank_steps)}"
         + (", opening included" if cost.is_warmup_only else "")
     )
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from meshscope.analyze.rank.signals import JobSignal
 from meshscope.analyze.rank.steps import JobStepSummary
-from meshscope.core.unavailable import Unavailable
+from meshscope.analyze.rank.throughput import TokenRate
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.numerics.distribution import Distribution
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report
@@ -73,7 +74,8 @@ def _make_columns(rows: Sequence[_Row]) -> tuple[Column, ...]:
         return form.or_dash(row[1], lambda times: form.or_dash(times.cv_ratio, form.ratio))
 
     def show_count(row: _Row) -> str:
-        return form.count(0 if isinstance(row[1], Unavailable) else row[1].count)
+        times = known(row[1])
+        return form.count(0 if times is None else times.count)
 
     return (
         make_column("", rows, lambda row: row[0], 9, is_right=False),
@@ -129,8 +131,11 @@ def show_throughput(report: Report, detail: Detail) -> Section:
     study = report.study
     facts = [
         ("Steps", form.or_reason(study.steps_per_s, lambda v: form.rate(v, "steps"))),
-        ("Tokens", _describe_tokens(report)),
-        *((SIGNAL_TITLES[name], _describe_signal(one)) for name, one in study.signals.items()),
+        ("Tokens", form.or_reason(study.tokens, lambda v: _describe_tokens(v, study.steps))),
+        *(
+            (SIGNAL_TITLES[name], form.or_reason(one, _describe_signal))
+            for name, one in study.signals.items()
+        ),
     ]
     return Section(
         key="throughput",
@@ -140,10 +145,7 @@ def show_throughput(report: Report, detail: Detail) -> Section:
     )
 
 
-def _describe_tokens(report: Report) -> str:
-    tokens, steps = report.study.tokens, report.study.steps
-    if isinstance(tokens, Unavailable):
-        return form.or_reason(tokens, str)
+def _describe_tokens(tokens: TokenRate, steps: JobStepSummary) -> str:
     if not math.isfinite(tokens.tokens_per_s):
         return f"n/a: not a finite number ({tokens.tokens_per_s})"
     text = form.rate(tokens.tokens_per_s, "tokens")
@@ -155,17 +157,15 @@ def _describe_tokens(report: Report) -> str:
     return text
 
 
-def _describe_signal(found: JobSignal | Unavailable) -> str:
-    if isinstance(found, Unavailable):
-        return form.or_reason(found, str)
+def _describe_signal(found: JobSignal) -> str:
     shown = found.shown
-    name = form.clean_text(shown.name)
-    if not isinstance(shown.source, Unavailable):
-        name += f", {form.clean_text(shown.source)}"
-    if isinstance(shown.last, Unavailable) or isinstance(shown.first, Unavailable):
-        text = form.or_reason(shown.last, lambda value: form.numbers(value)[0])
+    source = known(shown.source)
+    name = form.clean_text(shown.name) + (f", {form.clean_text(source)}" if source else "")
+    first_value, last_value = known(shown.first), known(shown.last)
+    if first_value is None or last_value is None:
+        text = form.or_reason(shown.last, str)
     else:
-        first, last = form.numbers(shown.first, shown.last)
+        first, last = form.numbers(first_value, last_value)
         text = last if first == last else f"{first} → {last}"
         text += f" at step {form.or_dash(shown.last_step, str)}"
     text += f" (rank {shown.rank}: {name})"

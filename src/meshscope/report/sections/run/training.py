@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from meshscope.analyze.training.convergence import Convergence, JobSeries, LossCourse
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import known
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Cell, Part, Section, Series, Tone, make_facts
@@ -18,8 +18,8 @@ _TONES = {LossCourse.RISING: Tone.NOTICE, LossCourse.DIVERGED: Tone.ALARM}
 
 def show_training(report: Report, detail: Detail) -> Section | None:
     """The signals that were logged; nothing where none was."""
-    found = report.study.convergence
-    if isinstance(found, Unavailable):
+    found = known(report.study.convergence)
+    if found is None:
         return None
     parts: list[Part] = []
     for name, title in _TITLES.items():
@@ -28,7 +28,7 @@ def show_training(report: Report, detail: Detail) -> Section | None:
             parts += [make_facts([(title, _describe(series))]), _draw(series, title)]
     if not parts:
         return None
-    if not isinstance(found.loss, Unavailable):
+    if isinstance(found.loss, JobSeries):
         parts.append(make_facts([("Trend", _describe_trend(found))]))
     note = "each step's median over ranks"
     return Section(key="training", title="Training", note=note, parts=tuple(parts))
@@ -63,10 +63,9 @@ def _draw(series: JobSeries, title: str) -> Series:
 
 def _describe_trend(found: Convergence) -> Cell:
     """Where the loss goes in the last half of the run."""
-    course, change = found.course, found.change_ratio
-    if isinstance(course, Unavailable) or isinstance(change, Unavailable):
-        missing = course if isinstance(course, Unavailable) else change
-        return Cell(form.or_reason(missing, str))
+    course, change = known(found.course), known(found.change_ratio)
+    if course is None or change is None:
+        return Cell(form.or_reason(found.course if course is None else found.change_ratio, str))
     low, middle, high = (f"{'-' if one < 0 else '+'}{form.ratio(abs(one))}" for one in change)
     text = (
         f"the loss is {_COURSES.get(course, course)}: {middle} over the last half ({low} to {high})"
