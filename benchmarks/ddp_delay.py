@@ -133,10 +133,8 @@ def main() -> None:
             assert not any(codes), codes
             result[name] = analyse(Path(folder) / name)
     late, usual = result["delayed"]["with"], result["delayed"]["without"]
-    injected_ms = (
-        sum(is_delayed(step) for step in range(FIRST_STEP, num_steps)) * arguments.delay_ms
-    )
-    result["injected_ms"] = round(injected_ms, 1)
+    num_delayed = sum(is_delayed(step) for step in range(FIRST_STEP, num_steps))
+    result["injected_ms"] = round(num_delayed * arguments.delay_ms, 1)
     result["transfer_change_of_step"] = round(
         (late["exposed_transfer_ms"] - usual["exposed_transfer_ms"]) / late["step_ms"], 4
     )

@@ -1,7 +1,7 @@
 """A rank that is late under DistributedDataParallel is found, by who arrives when.
 
-Recorded again, up to three times in all, when it is not: others that want the cores hold ranks up as
-long as the delay does, and a wrong answer is wrong every time.
+Recorded again, up to three times in all, when it is not: others that want the cores hold ranks up
+as long as the delay does, and a wrong answer is wrong every time.
 """
 
 import json
@@ -20,7 +20,7 @@ def record(result: Path) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "ddp_delay.py")]
     command += ["--steps", "80", "--delay-ms", "40", "--output", str(result)]
     subprocess.run(command, check=True, capture_output=True, timeout=200)
-    return json.loads(result.read_text())["delayed"]
+    return json.loads(result.read_text(encoding="utf-8"))["delayed"]
 
 
 def name_late_ranks(found: dict[str, Any]) -> list[tuple[int, str]]:
