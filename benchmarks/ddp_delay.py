@@ -29,7 +29,7 @@ NUM_STEPS = 200
 BLOCK = 10
 FIRST_STEP = 10
 SLOW_RANK = 1
-DELAY_S = 0.020
+DELAY_MS = 20.0
 
 
 def is_delayed(step: int) -> bool:
@@ -37,7 +37,7 @@ def is_delayed(step: int) -> bool:
     return step // BLOCK % 2 == 1
 
 
-def make_job(run_dir: Path, delayed_rank: int | None, num_steps: int):
+def make_job(run_dir: Path, delayed_rank: int | None, num_steps: int, delay_s: float):
     """The training program, recorded."""
 
     def job(rank: int, world_size: int) -> None:
@@ -56,7 +56,7 @@ def make_job(run_dir: Path, delayed_rank: int | None, num_steps: int):
         is_late = False
         if rank == delayed_rank:
             layers[6].register_full_backward_hook(
-                lambda *_: time.sleep(DELAY_S) if is_late else None
+                lambda *_: time.sleep(delay_s) if is_late else None
             )
         generator = torch.Generator().manual_seed(rank)
         for step in range(num_steps):
@@ -121,18 +121,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path)
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--delay-ms", type=float, default=DELAY_MS)
     arguments = parser.parse_args()
     num_steps = arguments.steps
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    result: dict[str, object] = {"delay_ms": DELAY_S * 1e3, "slow_rank": SLOW_RANK}
+    result: dict[str, object] = {"delay_ms": arguments.delay_ms, "slow_rank": SLOW_RANK}
     with tempfile.TemporaryDirectory() as folder:
         for name, delayed in (("healthy", None), ("delayed", SLOW_RANK)):
-            codes = run_ranks(make_job(Path(folder) / name, delayed, num_steps), NUM_RANKS)
+            job = make_job(Path(folder) / name, delayed, num_steps, arguments.delay_ms / 1e3)
+            codes = run_ranks(job, NUM_RANKS)
             assert not any(codes), codes
             result[name] = analyse(Path(folder) / name)
     late, usual = result["delayed"]["with"], result["delayed"]["without"]
-    injected_ms = sum(is_delayed(step) for step in range(FIRST_STEP, num_steps)) * DELAY_S * 1e3
-    result["injected_ms"] = round(injected_ms, 1)
+    num_delayed = sum(is_delayed(step) for step in range(FIRST_STEP, num_steps))
+    result["injected_ms"] = round(num_delayed * arguments.delay_ms, 1)
     result["transfer_change_of_step"] = round(
         (late["exposed_transfer_ms"] - usual["exposed_transfer_ms"]) / late["step_ms"], 4
     )
