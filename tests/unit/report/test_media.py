@@ -5,9 +5,10 @@ import json
 import pytest
 
 from builders import make_run
-from meshscope.analyze.compare.compare import compare_attempts
+from meshscope.analyze.compare.compare import compare_studies
 from meshscope.analyze.memory.memory_attribution import summarize_memory
 from meshscope.analyze.memory.snapshot_summary import DeviceSnapshot, SnapshotSummary
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.hang.hang import diagnose_hang
@@ -61,7 +62,11 @@ def screens(tmp_path_factory):
         (folder / "a" / "memory" / f"rank{rank}" / "memory.jsonl").write_text(json.dumps(point))
     a, b = (open_run(folder / name).last_attempt for name in ("a", "b"))
     compared = Compared(
-        a=HOSTILE, b="b", comparison=compare_attempts(a, b), limit_ratio=None, verdict=None
+        a=HOSTILE,
+        b="b",
+        comparison=compare_studies(Study(a), Study(b)),
+        limit_ratio=None,
+        verdict=None,
     )
     overview = summarize_memory(read_memory(folder / "a"))
     return {
