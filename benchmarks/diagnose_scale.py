@@ -26,10 +26,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from store_load import START_MONO_NS, Words, measure, rank_header, write_table
+from store_load import START_MONO_NS, measure, rank_header, write_table
 
 from meshscope.core.layout import Layout
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
+from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import BUILTIN_NAMES
 from meshscope.store.write.groups import GROUP_KIND, pack_ranks
@@ -83,7 +84,7 @@ def make_moments(num_ranks: int, num_steps: int, slow_rank: int) -> Moments:
     return Moments(**empty)
 
 
-def table_words(moments: Moments, rank: int) -> dict[str, Words]:
+def table_words(moments: Moments, rank: int) -> dict[str, Int64s]:
     """Seven payload words per record, per table."""
     at = {name: getattr(moments, name)[rank] + START_MONO_NS for name in Moments.__slots__}
     count = len(at["begin"])
@@ -124,7 +125,7 @@ def table_words(moments: Moments, rank: int) -> dict[str, Words]:
 
 def operation_words(
     number: Times, group: int, phase: str, arrival: Times, end: Times, size_bytes: int
-) -> Words:
+) -> Int64s:
     """One all-reduce per step that held its caller up."""
     head = Kind.ALL_REDUCE | Outcome.OK << 8 | EndSource.WAIT << 16 | group << 32
     words = np.zeros((len(number), 7), dtype=np.int64)
