@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_LINE = "exit"
 """Kind of the journal line that says with which exception a rank's program ended."""
-MAX_EXCEPTION_CHARACTERS = 500
+_MAX_EXCEPTION_CHARACTERS = 500
 
 _default: Recorder | None = None
 
@@ -68,6 +68,6 @@ def _write_exception(recorder: Recorder) -> None:
 
     def write() -> None:
         text = f"{type(error).__name__}: {error}".removesuffix(": ")
-        recorder.session.journal(EXIT_LINE, exception=text[:MAX_EXCEPTION_CHARACTERS])
+        recorder.session.journal(EXIT_LINE, exception=text[:_MAX_EXCEPTION_CHARACTERS])
 
     recorder.guard.run("exit", write)  # even an error's text may raise

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ENVIRONMENT_ALLOW_LIST = (
+_ENVIRONMENT_ALLOW_LIST = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
@@ -27,30 +27,30 @@ ENVIRONMENT_ALLOW_LIST = (
     "GLOO_SOCKET_IFNAME", "KINETO_USE_DAEMON",
 )  # fmt: skip
 
-GIT_TIMEOUT_SECONDS = 2.0
+_GIT_TIMEOUT_SECONDS = 2.0
 _SECRET_WORDS = ("key", "token", "secret", "password", "passwd", "credential")
 
 
 def collect_provenance(*, in_full: bool) -> dict[str, object]:
     """Facts about this process; `in_full` adds what is the same on every rank and slower to get."""
     facts: dict[str, object] = {
-        "argv": redact_arguments(sys.argv),
+        "argv": _redact_arguments(sys.argv),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "cwd_name": Path.cwd().name,
         "environment": {
-            name: os.environ[name] for name in ENVIRONMENT_ALLOW_LIST if name in os.environ
+            name: os.environ[name] for name in _ENVIRONMENT_ALLOW_LIST if name in os.environ
         },
         "torch": _torch_facts(sys.modules.get("torch")),
     }
     if in_full:
-        facts["git"] = git_state(_program_folder())
-        facts["packages"] = installed_packages()
+        facts["git"] = _git_state(_program_folder())
+        facts["packages"] = _installed_packages()
     return facts
 
 
-def redact_arguments(arguments: list[str]) -> list[str]:
+def _redact_arguments(arguments: list[str]) -> list[str]:
     """Command-line arguments with the values of secret-looking options blanked."""
     shown: list[str] = []
     hide_next = False
@@ -72,7 +72,7 @@ def _program_folder() -> Path:
     return script.resolve().parent if script.is_file() else Path.cwd()
 
 
-def git_state(folder: Path) -> dict[str, object]:
+def _git_state(folder: Path) -> dict[str, object]:
     """Revision and whether tracked files were changed; `reason` says why when it is not known."""
     revision = _git(folder, "rev-parse", "HEAD")
     if revision is None:
@@ -87,7 +87,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
-            timeout=GIT_TIMEOUT_SECONDS,
+            timeout=_GIT_TIMEOUT_SECONDS,
             check=False,
             close_fds=False,  # lets Python use vfork: no copy of a large training process
             stdin=subprocess.DEVNULL,
@@ -97,7 +97,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def installed_packages() -> dict[str, str]:
+def _installed_packages() -> dict[str, str]:
     """Name and version of every installed distribution, read from folder names alone."""
     packages: dict[str, str] = {}
     for entry in sys.path:

@@ -16,7 +16,7 @@ from meshscope.capture.steps.marking import Marking
 from meshscope.capture.watching import Watching
 from meshscope.core.layout import Layout
 
-SAMPLE_EVERY_NS = 1_000_000_000
+_SAMPLE_EVERY_NS = 1_000_000_000
 SILENT_STEPS = 20
 """Steps of a job of several ranks after which communication should have been seen."""
 
@@ -72,7 +72,7 @@ class Sampling:
             run("memory", self._sample_memory, step, end_ns)
             run("gc pauses", self.put_pauses)
         if end_ns >= self._next_sample_ns:
-            self._next_sample_ns = end_ns + SAMPLE_EVERY_NS
+            self._next_sample_ns = end_ns + _SAMPLE_EVERY_NS
             if self._watching.collectives is not None:
                 run("device operations", self._watching.collectives.visit)
             run("sample", self._sample, step, end_ns)
@@ -92,7 +92,7 @@ class Sampling:
         writer = session.writer
         if writer is None:  # the first step's own record opens the run
             return
-        self._next_memory_ns = end_ns + SAMPLE_EVERY_NS
+        self._next_memory_ns = end_ns + _SAMPLE_EVERY_NS
         if session.is_paused or not session.config.memory:
             return
         table = writer.table("memory")  # making its file is no part of a reading's cost

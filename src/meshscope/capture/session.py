@@ -43,12 +43,12 @@ from meshscope.store.write.writer import RankWriter
 logger = logging.getLogger(__name__)
 
 CLOCKS_EVERY_NS = 60_000_000_000
-FLUSH_SECONDS = 0.2
+_FLUSH_SECONDS = 0.2
 """How long the append sink (network file systems) holds records back at most."""
-MAX_WAITING_RECORDS = 256
+_MAX_WAITING_RECORDS = 256
 """Records kept until the first training step; older ones are forgotten."""
 
-MAX_FAULT_CHARACTERS = 500
+_MAX_FAULT_CHARACTERS = 500
 
 
 class Session:
@@ -211,7 +211,7 @@ class Session:
         self._flusher.start()
 
     def _flush_until_stopped(self) -> None:
-        while not self._stop.wait(FLUSH_SECONDS):
+        while not self._stop.wait(_FLUSH_SECONDS):
             self.guard.run("flush", self.flush)
 
     def flush(self) -> None:
@@ -321,8 +321,8 @@ class Session:
         """Writes a fault down; opens the run when it is the first thing recorded."""
         if self.is_paused or not self.open():
             return
-        kind_id = self.name_id(str(kind)[:MAX_FAULT_CHARACTERS])
-        detail_id = self.name_id(str(detail)[:MAX_FAULT_CHARACTERS]) if detail else 0
+        kind_id = self.name_id(str(kind)[:_MAX_FAULT_CHARACTERS])
+        detail_id = self.name_id(str(detail)[:_MAX_FAULT_CHARACTERS]) if detail else 0
         step = self.timeline.current_step if step is None else int(step)
         end_ns = MISSING if end_ns is None else int(end_ns)
         self.put("faults", kind_id | detail_id << 16, step, int(begin_ns), end_ns, 0, 0, 0)
@@ -470,7 +470,7 @@ class _OpeningSink:
     def __init__(self, session: Session, table: str) -> None:
         self._session = session
         self._table = table
-        self._waiting: deque[tuple[int, ...]] = deque(maxlen=MAX_WAITING_RECORDS)
+        self._waiting: deque[tuple[int, ...]] = deque(maxlen=_MAX_WAITING_RECORDS)
 
     def put(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
         """Keeps the record until the run can be opened, then writes all."""

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 STACKS_NAME = "stacks.txt"
-SIGNAL_OFFSET = 6
+_SIGNAL_OFFSET = 6
 """From the highest real-time signal downwards; low ones are used by the C library and runtimes."""
 
 
@@ -23,7 +23,7 @@ class StackDumps:
         """OSError or ValueError when the file or the signal cannot be had."""
         if not hasattr(signal, "SIGRTMAX"):
             raise ValueError("this system has no real-time signals")
-        self.signal_number = int(signal.SIGRTMAX) - SIGNAL_OFFSET
+        self.signal_number = int(signal.SIGRTMAX) - _SIGNAL_OFFSET
         if signal.getsignal(self.signal_number) is not signal.SIG_DFL:
             raise ValueError(f"signal {self.signal_number} is in use by the program")
         # A descriptor and not a file object: a recorder that is dropped need not be closed.

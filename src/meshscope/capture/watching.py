@@ -16,7 +16,7 @@ from meshscope.capture.steps.hooks import BACKWARD, Hooks
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.errors import CaptureError
 
-OLDEST_TORCH = (2, 11)
+_OLDEST_TORCH = (2, 11)
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Watching:
         torch: Any = sys.modules.get("torch")
         if torch is None:
             raise CaptureError("attach needs torch, and this program has not imported it")
-        if torch_version(torch) < OLDEST_TORCH:
+        if torch_version(torch) < _OLDEST_TORCH:
             raise CaptureError(
                 f"torch {torch.__version__} is older than 2.11: models and optimizers are not "
                 "watched; step, phase, data and log still work"
@@ -98,7 +98,7 @@ class Watching:
         torch: Any = sys.modules.get("torch")
         if torch is None or "torch.distributed" not in sys.modules:
             return
-        if torch_version(torch) < OLDEST_TORCH:
+        if torch_version(torch) < _OLDEST_TORCH:
             session.note_gap(
                 "communication",
                 f"torch {torch.__version__} is older than 2.11: communication is not watched; "

@@ -41,11 +41,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name to the module in `cli.commands` that holds `command`, and the line that --help shows."""
 
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
-EXIT_MISSING_PACKAGE = 4
+_EXIT_INTERRUPTED = 130
+_EXIT_BROKEN_PIPE = 141
+_EXIT_MISSING_PACKAGE = 4
 
-EXIT_CODES = """\b
+_EXIT_CODES = """\b
 Exit codes:
   0    success
   1    only with --strict: the recording has problems
@@ -97,7 +97,7 @@ class CommandLine(click.Group):
         except BrokenPipeError:
             # The interpreter flushes stdout once more at exit and must not fail there.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(EXIT_BROKEN_PIPE)
+            ctx.exit(_EXIT_BROKEN_PIPE)
         return result
 
     def main(
@@ -117,7 +117,7 @@ class CommandLine(click.Group):
             error.show()
             sys.exit(error.exit_code)
         except click.Abort:
-            sys.exit(EXIT_INTERRUPTED)
+            sys.exit(_EXIT_INTERRUPTED)
         except MeshscopeError as error:
             _fail(str(error), error.exit_code)
         except ModuleNotFoundError as error:
@@ -127,7 +127,7 @@ class CommandLine(click.Group):
             _fail(
                 f"this command needs {package}, which is not installed; "
                 f"pip install '{_PACKAGES[package]}'",
-                EXIT_MISSING_PACKAGE,
+                _EXIT_MISSING_PACKAGE,
             )
         sys.exit(result if isinstance(result, int) else 0)
 
@@ -150,7 +150,7 @@ def is_color_wanted(context: click.Context, env: Mapping[str, str] = os.environ)
 
 @click.group(
     cls=CommandLine,
-    epilog=EXIT_CODES,
+    epilog=_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="meshscope")

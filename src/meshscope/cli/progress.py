@@ -14,8 +14,8 @@ from rich.cells import set_cell_size
 from meshscope.report.format import count, duration, plural, rate
 from meshscope.store.read.tail import LiveView, RunTail
 
-TERMINAL_TICK_S = 0.5
-PLAIN_TICK_S = 10.0
+_TERMINAL_TICK_S = 0.5
+_PLAIN_TICK_S = 10.0
 
 _SAVE, _RESTORE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b7", "\x1b8", "\x1b[2K", "\x1b[J"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
@@ -45,7 +45,7 @@ def describe_progress(view: LiveView, total_steps: int | None) -> str:
 class PlainProgress:
     """A line now and then, for logs."""
 
-    tick_s = PLAIN_TICK_S
+    tick_s = _PLAIN_TICK_S
 
     def __init__(self, tail: RunTail, stream: TextIO, total_steps: int | None) -> None:
         self._tail = tail
@@ -73,7 +73,7 @@ class PlainProgress:
 class StatusLine:
     """The last row of a terminal. Leaving the block gives the row back."""
 
-    tick_s = TERMINAL_TICK_S
+    tick_s = _TERMINAL_TICK_S
 
     def __init__(self, tail: RunTail, stream: TextIO, total_steps: int | None) -> None:
         self._tail = tail

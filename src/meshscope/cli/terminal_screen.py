@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshscope.report.screen import Screen
     from meshscope.report.section import Section
 
-PIPE_WIDTH = 100
+_PIPE_WIDTH = 100
 """Columns where there is no terminal."""
 
 
@@ -27,7 +27,7 @@ def is_unicode_shown() -> bool:
 
 def terminal_width() -> int:
     """Columns of the terminal."""
-    return shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
+    return shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns
 
 
 def choose_screen(context: click.Context) -> "Screen":

@@ -25,11 +25,11 @@ from meshscope.diagnose.rule import Rule
 if TYPE_CHECKING:
     from meshscope.simulate.what_if import Fidelity
 
-FAILED_RULE_CODE = "HE001"
+_FAILED_RULE_CODE = "HE001"
 """Runs last: it tells what broke while the others ran."""
-MIN_CAUSE_RATIO = 0.5
+_MIN_CAUSE_RATIO = 0.5
 """A cause must win at least this much of what its symptom would."""
-MAX_OWN_RATIO = 0.25
+_MAX_OWN_RATIO = 0.25
 """A finding that adds less than this of its gain to a stronger one's has no waits of its own."""
 
 
@@ -64,7 +64,7 @@ def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Di
     """Runs the rules. Never raises for what a rule or an analysis does."""
     _ = context.study.health  # what a report says of damage must not depend on what rules read
     found: list[Finding] = []
-    for code in sorted(rules, key=lambda code: (code == FAILED_RULE_CODE, code)):
+    for code in sorted(rules, key=lambda code: (code == _FAILED_RULE_CODE, code)):
         result = _run_rule(rules[code], context)
         if isinstance(result, Failure):
             context.study.failures.append(result)
@@ -133,7 +133,7 @@ def _explain_by_code(findings: list[Finding], rules: Mapping[str, type[Rule]]) -
             for other in findings
             if other.code in names
             and other.severity > Severity.LOW
-            and other.saved_ns >= MIN_CAUSE_RATIO * finding.saved_ns
+            and other.saved_ns >= _MIN_CAUSE_RATIO * finding.saved_ns
         ]
         is_symptom = bool(causes) and finding.severity > Severity.LOW
         result.append(_demote(finding, causes[0]) if is_symptom else finding)
@@ -151,7 +151,7 @@ def _find_same_waits(finding: Finding, causes: list[Finding], context: Context) 
         both = known(context.price([join_edits(timeline, (cause.edit, finding.edit))])[0])
         if both is None:
             return None
-        if both.saved_ns - cause.saved_ns < MAX_OWN_RATIO * finding.saved_ns:
+        if both.saved_ns - cause.saved_ns < _MAX_OWN_RATIO * finding.saved_ns:
             return cause
     return None
 

@@ -1,7 +1,7 @@
 """Which ranks stopped without an end, by an error, or before the others, and how that is known.
 
 A rank that ends in order writes a closing line. One without it is dead when its process is gone,
-or when others finished or wrote records more than `SILENT_NS` later; it is alive when its process
+or when others finished or wrote records more than `_SILENT_NS` later; it is alive when its process
 is. Where every rank lacks the line and nothing is known of the processes, nothing is said: the run
 may be going on. One dead rank takes others with it: who was first is the verdict of
 `analyze.hang`, from who waited for whom and whose error came first.
@@ -19,7 +19,7 @@ from meshscope.hang.hang_rules import Reason, VerdictKind
 from meshscope.hang.processes import Life, look_at_process, this_machine
 from meshscope.hang.rank_look import read_exception
 
-SILENT_NS = 60_000_000_000
+_SILENT_NS = 60_000_000_000
 """A rank this long behind the last record of any rank no longer writes."""
 _ON_PURPOSE = ("KeyboardInterrupt", "SystemExit")
 """Exceptions by which somebody ended the program."""
@@ -108,7 +108,7 @@ def _find_dead(study: Study, is_open: list[RankSummary]) -> tuple[list[RankSumma
     has_finished = len(is_open) < len(study.ranks)
     newest = max(map(_last_record_ns, study.ranks), default=0)
     silent = [
-        rank for rank in unknown if has_finished or newest - _last_record_ns(rank) > SILENT_NS
+        rank for rank in unknown if has_finished or newest - _last_record_ns(rank) > _SILENT_NS
     ]
     dead = sorted([*gone, *silent], key=lambda rank: rank.rank)
     return dead, len(unknown) - len(silent), bool(gone) and not silent

@@ -22,7 +22,7 @@ from pathlib import Path
 from meshscope.store.read.files import ByteFile, is_folder, list_names
 
 DUMPS_NAME = "flight_recorder"
-MAX_DUMP_BYTES = 64 << 20
+_MAX_DUMP_BYTES = 64 << 20
 MAX_DUMPS = 4096
 _SPARE_BYTES = 1 << 30
 """Address space a pickle may take while it is read."""
@@ -78,8 +78,8 @@ def read_dumps(path: Path) -> tuple[list[GroupRecord], list[str]]:
 
 def _read_dump(path: Path) -> object:
     with ByteFile(path) as file:
-        if file.size_bytes > MAX_DUMP_BYTES:
-            raise ValueError(f"it has {file.size_bytes} bytes, at most {MAX_DUMP_BYTES} are read")
+        if file.size_bytes > _MAX_DUMP_BYTES:
+            raise ValueError(f"it has {file.size_bytes} bytes, at most {_MAX_DUMP_BYTES} are read")
         return decode_dump(file.read_all())
 
 

@@ -40,7 +40,7 @@ from meshscope.hang.wait_graph import Attendance, Cause, find_kinds
 from meshscope.store.read.rank_ranges import abbreviate_ranks
 from meshscope.store.read.run import Attempt
 
-MAX_ASKED = 4
+_MAX_ASKED = 4
 """Culprits that are asked for their stacks."""
 
 
@@ -302,7 +302,7 @@ def _with_stacks(hang: Hang) -> Hang:
     """Asks the culprits, and one rank that waits for them, where they are."""
     if not hang.is_stuck and not hang.culprits:
         return hang
-    named = [culprit.rank for culprit in hang.culprits][:MAX_ASKED]
+    named = [culprit.rank for culprit in hang.culprits][:_MAX_ASKED]
     waiting = [held.rank for held in hang.waiting if held.rank not in named and not held.is_over]
     targets = {}
     for rank in (*named, *waiting[:1]):

@@ -39,9 +39,9 @@ from meshscope.store.write.attempts import CLOCK_SKEW_NS
 
 AFTER_NS = 5_000_000_000
 """Waits older than this are a hang."""
-NOTABLE_NS = 100_000_000
+_NOTABLE_NS = 100_000_000
 """Waits younger than this are not talked about."""
-NOTABLE_RATIO = 3.0
+_NOTABLE_RATIO = 3.0
 """A wait is unusual when it lasts this many times the longest of its rank's last operations."""
 DELAY_NS = 500_000_000
 """How old a file may be where files cannot be mapped: they are written every 0.2 s."""
@@ -469,7 +469,7 @@ def _is_notable(facts: Facts, cause: Cause) -> bool:
         ),
         default=0,
     )
-    return cause.age_ns >= max(NOTABLE_NS, facts.blur_ns, NOTABLE_RATIO * longest_ns)
+    return cause.age_ns >= max(_NOTABLE_NS, facts.blur_ns, _NOTABLE_RATIO * longest_ns)
 
 
 def _found_from_cause(facts: Facts, cause: Cause, missing: Reason = Reason.NOT_ENTERED) -> Found:

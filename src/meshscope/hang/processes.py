@@ -58,7 +58,7 @@ class Life(StrEnum):
     UNKNOWN = "unknown"
 
 
-GONE = frozenset((Life.ZOMBIE, Life.DEAD))
+_GONE = frozenset((Life.ZOMBIE, Life.DEAD))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class ProcessState:
     @property
     def is_gone(self) -> bool:
         """Whether it has ended."""
-        return self.life in GONE
+        return self.life in _GONE
 
     @property
     def was_sent_off(self) -> bool:

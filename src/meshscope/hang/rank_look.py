@@ -33,12 +33,12 @@ from meshscope.store.write.journal import JOURNAL_NAME, read_journal
 from meshscope.store.write.open_step import OPEN_STEP_NAME, read_open_step
 from meshscope.store.write.writer import TABLE_SUFFIX
 
-NUM_RECENT = 32
+_NUM_RECENT = 32
 """Finished operations that are looked at, the last of each rank; fewer of many ranks."""
-MIN_RECENT = 4
-MAX_RECENT_IN_ALL = 8192
-NUM_NOTES = 64
-MAX_SILENT = 1 << 16
+_MIN_RECENT = 4
+_MAX_RECENT_IN_ALL = 8192
+_NUM_NOTES = 64
+_MAX_SILENT = 1 << 16
 """A header may claim any number of ranks; so many that recorded nothing are believed one by one."""
 EXIT_LINE = "exit"
 """Kind of the journal line that names the exception a rank's program ended with."""
@@ -56,7 +56,7 @@ def look_at_ranks(attempt: Attempt, here: Here) -> dict[int, RankState]:
         # Whoever waited did so until its end, of which the last record is all that is known.
         end_ns = max((state.last_sign_unix_ns or 0 for state in states.values()), default=0)
         states = {rank: replace(s, looked_unix_ns=end_ns) for rank, s in states.items()}
-    for rank in itertools.islice(attempt.missing_ranks, MAX_SILENT):
+    for rank in itertools.islice(attempt.missing_ranks, _MAX_SILENT):
         states[rank] = RankState(
             rank=rank,
             directory=None,
@@ -171,8 +171,8 @@ class _Look:
         self._here = here
         self._clocks = _Clocks(attempt, here)
         self._groups = _Groups(attempt)
-        share = MAX_RECENT_IN_ALL // max(len(attempt.ranks), 1)
-        self._num_recent = min(max(share, MIN_RECENT), NUM_RECENT)
+        share = _MAX_RECENT_IN_ALL // max(len(attempt.ranks), 1)
+        self._num_recent = min(max(share, _MIN_RECENT), _NUM_RECENT)
 
     def at(self, recording: RankRecording) -> RankState:
         """The rank as it is now."""
@@ -334,7 +334,7 @@ def _read_messages(recording: RankRecording, tail: Sequence[Record]) -> dict[int
         _NOTE["operation_enqueue_host_mono_ns"].of(words): recording.name_of(
             _NOTE["name_id"].of(words)
         )
-        for words in _tail(recording, "operation_notes", NUM_NOTES)
+        for words in _tail(recording, "operation_notes", _NUM_NOTES)
         if _NOTE["code"].of(words) == NoteCode.ERROR
     }
 

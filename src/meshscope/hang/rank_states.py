@@ -17,7 +17,7 @@ from meshscope.hang.processes import ProcessState
 
 SENDS, RECEIVES = 1, 2
 """Directions of messages, as `in_flight.bin` has them."""
-NO_RANK = -1
+_NO_RANK = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,22 +38,22 @@ class Meeting(NamedTuple):
 
     group: OperationGroup
     sequence: int
-    source: int = NO_RANK
+    source: int = _NO_RANK
     """Of a message; -1 for a collective, or when it may come from anybody."""
-    destination: int = NO_RANK
+    destination: int = _NO_RANK
     tag: int = 0
 
     @property
     def is_message(self) -> bool:
         """Whether it is a send and its receive."""
-        return self.destination != NO_RANK
+        return self.destination != _NO_RANK
 
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks it takes; all that could send, when the source is open."""
         if not self.is_message:
             return self.group.ranks
-        if self.source == NO_RANK:
+        if self.source == _NO_RANK:
             return self.group.ranks
         return (self.source, self.destination)
 

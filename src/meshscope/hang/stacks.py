@@ -20,12 +20,12 @@ from pathlib import Path
 from meshscope.hang.processes import PROC, Life, ProcessState
 
 STACKS_NAME = "stacks.txt"
-ANSWER_SECONDS = 0.3
+_ANSWER_SECONDS = 0.3
 """How long an answer is waited for."""
 _POLL_SECONDS = 0.01
 _MAX_BYTES = 1 << 20
 _MAX_DESCRIPTORS = 4096
-ALLOWED_SIGNALS = frozenset(
+_ALLOWED_SIGNALS = frozenset(
     (signal.SIGUSR1, signal.SIGUSR2, *range(int(signal.SIGRTMIN), int(signal.SIGRTMAX) + 1))
 )
 """No recorder registers another one: nothing else is sent, whatever a header says."""
@@ -69,7 +69,7 @@ def find_askable(
         or not process.is_verified
         or process.life not in (Life.RUNNING, Life.SLEEPING)
         or number is None
-        or number not in ALLOWED_SIGNALS
+        or number not in _ALLOWED_SIGNALS
     ):
         return None
     path = directory / STACKS_NAME
@@ -112,7 +112,7 @@ def _holds_open(proc: Path, pid: int, path: Path) -> bool:
 
 
 def ask_for_stacks(
-    targets: Mapping[int, Askable], *, answer_seconds: float = ANSWER_SECONDS
+    targets: Mapping[int, Askable], *, answer_seconds: float = _ANSWER_SECONDS
 ) -> dict[int, tuple[Frame, ...]]:
     """Main threads' stacks, innermost frame first, of those that answered in time, by rank."""
     begins: dict[int, int] = {}

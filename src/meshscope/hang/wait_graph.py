@@ -108,13 +108,13 @@ def find_waits(states: Mapping[int, RankState], at_unix_ns: int | None = None) -
             unfinished = _unfinished_at(state, at_unix_ns)
         if is_elsewhere(state) and all(o.ended_unix_ns is None for o in unfinished):
             continue
-        certain = [o for o in unfinished if is_holding(o)]
+        certain = [o for o in unfinished if _is_holding(o)]
         found = certain or _first_unattended(unfinished, attendance)
         waits += [attendance.wait(state, operation) for operation in found]
     return waits
 
 
-def is_holding(operation: Operation) -> bool:
+def _is_holding(operation: Operation) -> bool:
     """Whether its rank certainly waits, or waited, for it: a call, or a wait that failed.
 
     What runs on a device holds up the device's stream, and the host later or not at all.
@@ -209,7 +209,7 @@ class Attendance:
         return Wait(
             operation=operation,
             missing=self.missing_from(operation.meeting),
-            is_certain=is_holding(operation),
+            is_certain=_is_holding(operation),
             waited_ns=max(0, now_ns - operation.entered_unix_ns),
             since_complete_ns=max(0, now_ns - last_ns),
         )

@@ -17,26 +17,26 @@ from typing import BinaryIO, Protocol
 
 from meshscope.store.read.files import open_bytes
 
-PIECE_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 22
 """Given at a time, at most."""
-START_BYTES = 512
+_START_BYTES = 512
 """Kept of the beginning, to say what a file is that is no trace."""
 READ_BYTES = 1 << 18
 """Read from a compressed file at a time."""
-MAX_EXPANSION = 400
+_MAX_EXPANSION = 400
 """Bytes out for a byte in, beyond the first FREE_BYTES."""
 FREE_BYTES = 1 << 28
 
-MAGIC_BYTES = 6
+_MAGIC_BYTES = 6
 """As many as are needed to tell what a file is."""
-MAX_XZ_BYTES = 1 << 27
+_MAX_XZ_BYTES = 1 << 27
 """Of memory; a level 9 file takes 65 MiB."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 BZIP2_MAGIC = b"BZh"
 XZ_MAGIC = b"\xfd7zXZ\x00"
-ZSTD_SKIPPED = tuple(bytes((0x50 + place,)) + b"\x2a\x4d\x18" for place in range(16))
+_ZSTD_SKIPPED = tuple(bytes((0x50 + place,)) + b"\x2a\x4d\x18" for place in range(16))
 """Frames of zstd that hold something else; pzstd begins a file with one."""
 
 _WIDE_MARKS = (
@@ -85,7 +85,7 @@ class _ZlibUnit:
         return self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
 
 
-def make_gzip_unit() -> Unit:
+def _make_gzip_unit() -> Unit:
     """Three times as fast with isal."""
     try:
         from isal import igzip_lib
@@ -105,16 +105,16 @@ def make_zstd_unit() -> Unit:
     return unit
 
 
-def make_xz_unit() -> Unit:
+def _make_xz_unit() -> Unit:
     """Refuses a file that asks for much memory."""
-    return lzma.LZMADecompressor(memlimit=MAX_XZ_BYTES)
+    return lzma.LZMADecompressor(memlimit=_MAX_XZ_BYTES)
 
 
 _FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[], Unit]], ...] = (
-    ((GZIP_MAGIC,), make_gzip_unit),
-    ((ZSTD_MAGIC, *ZSTD_SKIPPED), make_zstd_unit),
+    ((GZIP_MAGIC,), _make_gzip_unit),
+    ((ZSTD_MAGIC, *_ZSTD_SKIPPED), make_zstd_unit),
     ((BZIP2_MAGIC,), bz2.BZ2Decompressor),
-    ((XZ_MAGIC,), make_xz_unit),
+    ((XZ_MAGIC,), _make_xz_unit),
 )
 """How a member begins, and what expands it."""
 
@@ -143,13 +143,13 @@ class ByteStream:
         decoder = None
         for piece in self._open():
             if not self.first:
-                self.first = piece[:START_BYTES]
+                self.first = piece[:_START_BYTES]
                 decoder = _find_decoder(piece)
             yield piece if decoder is None else decoder.decode(piece).encode(errors="replace")
 
     def _open(self) -> Iterator[bytes]:
         with open_bytes(self.path) as file:
-            magic = file.read(MAGIC_BYTES)
+            magic = file.read(_MAGIC_BYTES)
             file.seek(0)
             for magics, make in _FORMATS:
                 if magic.startswith(magics):
@@ -158,7 +158,7 @@ class ByteStream:
             yield from self._copy(file)
 
     def _copy(self, file: BinaryIO) -> Iterator[bytes]:
-        while piece := file.read(PIECE_BYTES):
+        while piece := file.read(_PIECE_BYTES):
             self.num_read += len(piece)
             self.num_given += len(piece)
             yield piece
@@ -176,7 +176,7 @@ class ByteStream:
                 data = self._read(file)
                 continue
             data = unit.unused_data
-            if len(data) < MAGIC_BYTES:  # the beginning of a member may be cut by our reads
+            if len(data) < _MAGIC_BYTES:  # the beginning of a member may be cut by our reads
                 data += self._read(file)
             if not data.startswith(magics):
                 return
@@ -191,16 +191,16 @@ class ByteStream:
     def _expand_some(self, unit: Unit, data: bytes) -> Iterator[bytes]:
         while not self.problem:
             try:
-                piece = unit.decompress(data, PIECE_BYTES)
+                piece = unit.decompress(data, _PIECE_BYTES)
             except Exception as error:  # noqa: BLE001 - each package has errors of its own
                 self.problem = f"it is damaged after {self.num_given:,} bytes: {error}"
                 return
             data = b""
             self.num_given += len(piece)
-            if self.num_given > max(FREE_BYTES, MAX_EXPANSION * self.num_read):
-                self.problem = f"it expands more than {MAX_EXPANSION} times, as no trace does"
+            if self.num_given > max(FREE_BYTES, _MAX_EXPANSION * self.num_read):
+                self.problem = f"it expands more than {_MAX_EXPANSION} times, as no trace does"
                 return
             if piece:
                 yield piece
-            if unit.eof or (unit.needs_input and len(piece) < PIECE_BYTES):
+            if unit.eof or (unit.needs_input and len(piece) < _PIECE_BYTES):
                 return

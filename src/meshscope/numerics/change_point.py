@@ -5,10 +5,10 @@ Every stretch [onset, recovery) is tried: the series is regressed on its own pre
 previous value the statistic hardly depends on how far steps repeat each other: by simulation one
 healthy series in a hundred reaches 4.2 to 5.9, the more the fewer steps, for independent, lognormal
 and AR(1) noise up to 0.99. The chance stated is a curve above those (`_chance_of`). The size must
-reach MIN_SHIFT_RATIO, and shuffled blocks of the same steps must hardly ever wander as far.
+reach _MIN_SHIFT_RATIO, and shuffled blocks of the same steps must hardly ever wander as far.
 
 Single spikes are drawn in first: a pause is no change of level. Of several stretches the clearest
-is reported. Wrong for changes that come slowly, and for those shorter than MIN_SEGMENT steps.
+is reported. Wrong for changes that come slowly, and for those shorter than _MIN_SEGMENT steps.
 """
 
 import math
@@ -22,13 +22,13 @@ from meshscope.store.read.arrays import Floats
 
 MIN_STEPS = 20
 """Shorter series have no onset."""
-MIN_SEGMENT = 5
+_MIN_SEGMENT = 5
 """Steps a level must last."""
-MIN_SHIFT_RATIO = 0.10
+_MIN_SHIFT_RATIO = 0.10
 """Of work, between two levels, from which a change is reported."""
-NUM_SHUFFLES = 199
+_NUM_SHUFFLES = 199
 """The smallest chance they can state is 0.5 %."""
-GRID_POINTS = 100
+_GRID_POINTS = 100
 """Stretches begin and end on so many steps, then the best is placed exactly."""
 _T_OF_ONE_PERCENT = 5.7
 _T_MORE_AT_STEPS = 25.0
@@ -79,7 +79,7 @@ def find_change(
     *,
     num_series: int = 1,
     least_noise: float = 0.0,
-    min_shift_ratio: float = MIN_SHIFT_RATIO,
+    min_shift_ratio: float = _MIN_SHIFT_RATIO,
 ) -> LevelChange | None:
     """The high stretch of one series; `num_series` is how many were looked at.
 
@@ -90,7 +90,7 @@ def find_change(
         return None
     # Noise of work is a factor rather than a term: its logarithm is nearer to the normal.
     drawn = draw_in_spikes(np.log1p(np.maximum(values, _LEAST_RATIO)))
-    points = np.unique(np.linspace(0, num_steps, min(GRID_POINTS, num_steps) + 1).astype(np.intp))
+    points = np.unique(np.linspace(0, num_steps, min(_GRID_POINTS, num_steps) + 1).astype(np.intp))
     onset, recovery, t_value = _find_stretch(drawn, points, points, least_noise)
     if _chance_of(t_value, num_steps) * num_series >= SIGNIFICANCE_RATIO:
         return None
@@ -128,7 +128,7 @@ def _find_stretch(
     begin, end = (grid.ravel() for grid in np.meshgrid(begins, ends, indexing="ij"))
     # The first step has no previous value: a stretch from it has one step less inside.
     length = end - np.maximum(begin, 1)
-    allowed = (end - begin >= MIN_SEGMENT) & (len(values) - (end - begin) >= MIN_SEGMENT)
+    allowed = (end - begin >= _MIN_SEGMENT) & (len(values) - (end - begin) >= _MIN_SEGMENT)
     begin, end, length = begin[allowed], end[allowed], length[allowed]
     if not len(begin):
         return 0, 0, 0.0
@@ -157,7 +157,7 @@ def _place_exactly(
     values: Floats, onset: int, recovery: int, least_noise: float
 ) -> tuple[int, int, float]:
     """The best stretch whose ends are within a grid step of these."""
-    width = -(-len(values) // GRID_POINTS)
+    width = -(-len(values) // _GRID_POINTS)
     near = np.arange(-width, width + 1)
     begins = np.unique(np.clip(onset + near, 0, len(values))) if onset else np.array([0])
     is_open = recovery == len(values)
@@ -179,10 +179,10 @@ def _is_confirmed(values: Floats, inside: np.typing.NDArray[np.bool_]) -> bool:
     block = max(min(math.ceil(2 * time), len(values) // _LEAST_BLOCKS), 1)
     blocks = values[: len(values) // block * block].reshape(-1, block)
     random = np.random.default_rng(_SEED)
-    order = np.argsort(random.random((NUM_SHUFFLES, len(blocks))), axis=1)
-    shuffled = blocks[order].reshape(NUM_SHUFFLES, -1)
+    order = np.argsort(random.random((_NUM_SHUFFLES, len(blocks))), axis=1)
+    shuffled = blocks[order].reshape(_NUM_SHUFFLES, -1)
     sums = np.cumsum(shuffled - shuffled.mean(axis=1, keepdims=True), axis=1)
     # The range of the bridge sees a stretch in the middle as well as one to the end.
     wander = np.ptp(sums, axis=1)
     found = float(np.ptp(np.cumsum(values - values.mean())))
-    return (1 + int(np.count_nonzero(wander >= found))) / (1 + NUM_SHUFFLES) <= 0.02
+    return (1 + int(np.count_nonzero(wander >= found))) / (1 + _NUM_SHUFFLES) <= 0.02

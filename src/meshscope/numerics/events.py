@@ -17,7 +17,7 @@ import numpy as np
 
 from meshscope.store.read.arrays import Int64s
 
-REACH_STEPS = 1
+_REACH_STEPS = 1
 """A gradient norm may be logged a step after the loss it comes from."""
 
 
@@ -39,7 +39,7 @@ class JointEvents:
 
 
 def find_joint_events(
-    marks: Mapping[str, Int64s], num_steps: int, *, reach: int = REACH_STEPS
+    marks: Mapping[str, Int64s], num_steps: int, *, reach: int = _REACH_STEPS
 ) -> tuple[JointEvents, ...]:
     """Every pair of signals that meet at least once, the least likely first.
 

@@ -37,24 +37,24 @@ from meshscope.numerics.trend import (
 )
 from meshscope.store.read.arrays import Floats
 
-MIN_SAMPLES = 8
+_MIN_SAMPLES = 8
 """With fewer after warm-up, growth is not told from accident."""
-MIN_SAMPLES_FOR_STRETCHES = 16
-MAX_SAMPLES = 200
-NUM_STRETCHES = 4
-SIGNIFICANCE = 0.01
+_MIN_SAMPLES_FOR_STRETCHES = 16
+_MAX_SAMPLES = 200
+_NUM_STRETCHES = 4
+_SIGNIFICANCE = 0.01
 """How often a level series may be called growing."""
-FLATTENING_RATIO = 0.6
+_FLATTENING_RATIO = 0.6
 """Slope of the second half over that of the first, below which growth is coming to an end."""
-MIN_EXPLAINED_RATIO = 0.25
+_MIN_EXPLAINED_RATIO = 0.25
 """Least rise from a stretch to the next, over what the slope makes of it."""
-MIN_LEAST_Z = 0.7
+_MIN_LEAST_Z = 0.7
 """Standard score of the rising pairs in the two stretches that rise least."""
-MAX_SINGLE_RISE_RATIO = 0.4
+_MAX_SINGLE_RISE_RATIO = 0.4
 """Of few samples: the largest rise from one to the next, over the whole."""
-MIN_RISING_RATIO = 0.7
+_MIN_RISING_RATIO = 0.7
 """Of few samples: share of the steps from one to the next that rise."""
-JUMP_SPREADS = 6.0
+_JUMP_SPREADS = 6.0
 """Height of a jump over the spread of values around it, from which it is one."""
 _WARMUP_RATIO = 0.1
 _Z_95 = 1.959964
@@ -128,9 +128,9 @@ def measure_growth(step: Floats, value: Floats, *, num_tests: int = 1) -> Growth
     """
     num_warmup = max(1, round(len(value) * _WARMUP_RATIO))
     step, value = step[num_warmup:], value[num_warmup:]
-    if len(value) < MIN_SAMPLES:
+    if len(value) < _MIN_SAMPLES:
         return Unavailable(
-            f"growth takes {MIN_SAMPLES} samples after warm-up, here are {len(value)}"
+            f"growth takes {_MIN_SAMPLES} samples after warm-up, here are {len(value)}"
         )
     series = _cut_series(*_lowest_of_neighbours(step, value))
     if series is None:
@@ -141,7 +141,7 @@ def measure_growth(step: Floats, value: Floats, *, num_tests: int = 1) -> Growth
     late_ratio = _late_ratio(series)
     jump = _find_jump(series)
     low, high = _interval(series.slopes, pairs, inflation)
-    is_growing = p_value * num_tests < SIGNIFICANCE and series.slope > 0
+    is_growing = p_value * num_tests < _SIGNIFICANCE and series.slope > 0
     return Growth(
         kind=_name(late_ratio, jump, is_spread=is_growing and _is_spread(series)),
         per_step=series.slope,
@@ -160,7 +160,7 @@ def measure_growth(step: Floats, value: Floats, *, num_tests: int = 1) -> Growth
 def _name(
     late_ratio: float | Unavailable, jump: Jump | Unavailable, *, is_spread: bool
 ) -> GrowthKind:
-    if is_spread and not isinstance(late_ratio, Unavailable) and late_ratio >= FLATTENING_RATIO:
+    if is_spread and not isinstance(late_ratio, Unavailable) and late_ratio >= _FLATTENING_RATIO:
         return GrowthKind.STEADY
     if not isinstance(jump, Unavailable):
         return GrowthKind.JUMP
@@ -168,14 +168,14 @@ def _name(
 
 
 def _lowest_of_neighbours(step: Floats, value: Floats) -> tuple[Floats, Floats]:
-    if len(value) <= MAX_SAMPLES:
+    if len(value) <= _MAX_SAMPLES:
         return step, value
-    edges = np.linspace(0, len(value), MAX_SAMPLES + 1).astype(np.int64)[:-1]
+    edges = np.linspace(0, len(value), _MAX_SAMPLES + 1).astype(np.int64)[:-1]
     return step[edges], np.asarray(np.minimum.reduceat(value, edges), dtype=np.float64)
 
 
 def _cut_series(x: Floats, y: Floats) -> _Series | None:
-    stretches = _cut(len(y), NUM_STRETCHES if len(y) >= MIN_SAMPLES_FOR_STRETCHES else 1)
+    stretches = _cut(len(y), _NUM_STRETCHES if len(y) >= _MIN_SAMPLES_FOR_STRETCHES else 1)
     slopes = np.sort(np.concatenate([_slopes_within(x[cut], y[cut]) for cut in stretches]))
     if not len(slopes):
         return None
@@ -235,10 +235,10 @@ def _is_spread(series: _Series) -> bool:
     """Whether the growth is everywhere rather than in a few places."""
     if series.is_short:
         rises = np.diff(series.y)
-        is_even = float(rises.max()) <= MAX_SINGLE_RISE_RATIO * float(rises.sum())
-        return is_even and float(np.mean(rises > 0)) >= MIN_RISING_RATIO
-    least = sorted(series.counts, key=lambda count: count.z())[: NUM_STRETCHES // 2]
-    return _stretches_follow(series) and add_counts(least).z() >= MIN_LEAST_Z
+        is_even = float(rises.max()) <= _MAX_SINGLE_RISE_RATIO * float(rises.sum())
+        return is_even and float(np.mean(rises > 0)) >= _MIN_RISING_RATIO
+    least = sorted(series.counts, key=lambda count: count.z())[: _NUM_STRETCHES // 2]
+    return _stretches_follow(series) and add_counts(least).z() >= _MIN_LEAST_Z
 
 
 def _stretches_follow(series: _Series) -> bool:
@@ -246,7 +246,7 @@ def _stretches_follow(series: _Series) -> bool:
     levels = [float(np.median(series.y[cut])) for cut in series.stretches]
     middles = [float(np.mean(series.x[cut])) for cut in series.stretches]
     return all(
-        later - earlier >= MIN_EXPLAINED_RATIO * series.slope * (end - begin)
+        later - earlier >= _MIN_EXPLAINED_RATIO * series.slope * (end - begin)
         for earlier, later, begin, end in zip(
             levels, levels[1:], middles, middles[1:], strict=False
         )
@@ -265,7 +265,7 @@ def _find_jump(series: _Series) -> Jump | Unavailable:
     levels = float(np.median(rest[:at])), float(np.median(rest[at:]))
     spread = scaled_mad(np.concatenate([rest[:at] - levels[0], rest[at:] - levels[1]]))
     height = levels[1] - levels[0]
-    if at < 2 or count - at < 2 or height <= JUMP_SPREADS * spread:
+    if at < 2 or count - at < 2 or height <= _JUMP_SPREADS * spread:
         return Unavailable("no change of level stands out")
     return Jump(step=int(series.x[at]), height=height)
 

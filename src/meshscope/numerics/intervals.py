@@ -39,7 +39,7 @@ class Stretches:
         return self.until(end_ns) - self.until(begin_ns)
 
 
-EMPTY = Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+_EMPTY = Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def unite(begin_ns: Int64s, end_ns: Int64s) -> Stretches:
@@ -47,7 +47,7 @@ def unite(begin_ns: Int64s, end_ns: Int64s) -> Stretches:
     is_any = end_ns > begin_ns
     begin_ns, end_ns = begin_ns[is_any], end_ns[is_any]
     if not len(begin_ns):
-        return EMPTY
+        return _EMPTY
     order = np.argsort(begin_ns, kind="stable")
     begin, furthest = begin_ns[order], np.maximum.accumulate(end_ns[order])
     is_first = np.ones(len(begin), dtype=np.bool_)
@@ -83,7 +83,7 @@ def subtract(one: Stretches, other: Stretches) -> Stretches:
 def intersect(one: Stretches, other: Stretches) -> Stretches:
     """The moments in both."""
     if not len(one) or not len(other):
-        return EMPTY
+        return _EMPTY
     first = np.searchsorted(other.end_ns, one.begin_ns, side="right")
     after = np.searchsorted(other.begin_ns, one.end_ns, side="left")
     count = np.clip(after - first, 0, None)

@@ -22,15 +22,15 @@ from meshscope.store.read.arrays import Floats
 
 Places = npt.NDArray[np.intp]
 
-CONFIDENCE_RATIO = 0.95
+_CONFIDENCE_RATIO = 0.95
 """Of the interval of an effect."""
 NUM_RESAMPLES = 400
 """Of the bootstrap: the interval's ends are then known to about a tenth of its length."""
-MAX_POOLED = 64
+_MAX_POOLED = 64
 """Ranks whose autocorrelation is pooled; more do not make it more certain than steps allow."""
-CLIP_DEVIATIONS = 4.0
+_CLIP_DEVIATIONS = 4.0
 """Excess beyond so many robust deviations counts as that: one outlier hides all correlation."""
-MARGIN_DEVIATIONS = 1.645
+_MARGIN_DEVIATIONS = 1.645
 """By which the autocorrelation is raised: 95 % of estimates are then not too small."""
 _MAD_TO_DEVIATION = 1.4826
 _SEED = 20240501
@@ -43,7 +43,7 @@ class Effect:
     ratio: float
     """Median over steps of the rank's work over the median of its peers, minus one."""
     low_ratio: float
-    """Lower end of the interval of CONFIDENCE_RATIO."""
+    """Lower end of the interval of _CONFIDENCE_RATIO."""
     high_ratio: float
 
 
@@ -83,14 +83,14 @@ def measure_correlation_time(excess: Floats) -> tuple[float, float]:
         return 1.0, float(num_steps)
     windowed = _sum_positive_pairs(correlation)
     first = _correct_bias(float(correlation[1]), num_steps)
-    margin = MARGIN_DEVIATIONS / np.sqrt(max(num_steps - 3, 1) * max(num_series - 1, 1))
+    margin = _MARGIN_DEVIATIONS / np.sqrt(max(num_steps - 3, 1) * max(num_series - 1, 1))
     plain = max(_time_of_first(first), windowed, 1.0)
     raised = max(_time_of_first(first + float(margin)), windowed, 1.0)
     return min(plain, num_steps), min(raised, num_steps)
 
 
 def _spread_places(num_series: int) -> Places:
-    count = min(num_series, MAX_POOLED)
+    count = min(num_series, _MAX_POOLED)
     return np.unique(np.linspace(0, num_series - 1, count).astype(np.intp))
 
 
@@ -98,7 +98,7 @@ def _centre(excess: Floats) -> Floats:
     """Around each series' median, with outliers drawn in."""
     centred = excess - np.median(excess, axis=0)
     deviation = _MAD_TO_DEVIATION * np.median(np.abs(centred), axis=0)
-    limit = np.where(deviation > 0, CLIP_DEVIATIONS * deviation, np.inf)
+    limit = np.where(deviation > 0, _CLIP_DEVIATIONS * deviation, np.inf)
     clipped = np.clip(centred, -limit, limit)
     return np.asarray(clipped - clipped.mean(axis=0))
 
@@ -144,7 +144,7 @@ def measure_effect(excess: Floats, *, block_steps: int) -> Effect:
     begin = random.integers(0, num_steps, size=(NUM_RESAMPLES, num_blocks))
     place = (begin[:, :, None] + np.arange(block_steps)) % num_steps
     drawn = excess[place.reshape(NUM_RESAMPLES, -1)[:, :num_steps]]
-    tail = (1 - CONFIDENCE_RATIO) / 2
+    tail = (1 - _CONFIDENCE_RATIO) / 2
     low, high = np.quantile(np.median(drawn, axis=1), (tail, 1 - tail))
     middle = float(np.median(excess))
     return Effect(ratio=middle, low_ratio=float(low), high_ratio=float(high))

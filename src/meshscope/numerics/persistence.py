@@ -34,13 +34,13 @@ from meshscope.store.read.arrays import Floats
 
 MIN_EFFECT_RATIO = 0.05
 """More work than its peers, from which a rank can be called slow."""
-CLEAR_DEVIATIONS = 45.0
+_CLEAR_DEVIATIONS = 45.0
 """Over the root of the steps: an effect so many times the scatter over steps is no disturbance
 that wanders, which would have been seen to move within the run. Of AR(1) noise with correlation
 0.95 one series in a thousand reaches 50 at 10 steps, 42 at 20, 37 at 30 and more."""
 _CLEAR_GROWTH = 0.15
 """Its power of half the number of peers: a tenth of the chance is reached by 1.4 times as much."""
-MIN_POOLED_PEERS = 8
+_MIN_POOLED_PEERS = 8
 """From which the autocorrelation is known well enough to be used on a clear effect too."""
 _MAX_ROUNDS = 8
 _SIZE_SHARE = 6 / math.pi**2
@@ -90,7 +90,7 @@ def find_candidates(work_ns: Floats) -> list[Candidate]:
     num_steps, num_peers = work_ns.shape
     if num_steps < MIN_STEPS or num_peers < 2:
         return []
-    chosen, excess = choose_outstanding(work_ns)
+    chosen, excess = _choose_outstanding(work_ns)
     if not len(chosen) or len(excess) < MIN_STEPS:
         return []
     return _judge(work_ns, excess, chosen)
@@ -113,7 +113,7 @@ def find_persistent(work_ns: Floats) -> list[Candidate]:
     return [c for c, p in zip(candidates, adjusted, strict=True) if is_slow(c, p)]
 
 
-def choose_outstanding(work_ns: Floats) -> tuple[Places, Floats]:
+def _choose_outstanding(work_ns: Floats) -> tuple[Places, Floats]:
     """Columns whose effect over the others reaches MIN_EFFECT_RATIO, at most half of all.
 
     Also the excess over those others. The first reference is the faster half, so that several
@@ -154,7 +154,7 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Places) -> list[Candidate]:
     for place in chosen.tolist():
         own = excess[:, place]
         if _is_clear(own, num_peers):
-            correlation_time = plain if num_peers >= MIN_POOLED_PEERS else 1.0
+            correlation_time = plain if num_peers >= _MIN_POOLED_PEERS else 1.0
         else:
             correlation_time = max(measure_correlation_time(own[:, None])[0], raised)
         num_effective = max(int(num_steps / correlation_time), 1)
@@ -180,7 +180,7 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Places) -> list[Candidate]:
 
 def _is_clear(own: Floats, num_peers: int) -> bool:
     """In logarithms: of a large ratio the scatter is that of the peers' work, which it is over."""
-    needed = CLEAR_DEVIATIONS / math.sqrt(len(own)) * (num_peers / 2) ** _CLEAR_GROWTH
+    needed = _CLEAR_DEVIATIONS / math.sqrt(len(own)) * (num_peers / 2) ** _CLEAR_GROWTH
     # No work at all in a step is as far below its peers as a float can say.
     own = np.log1p(np.maximum(own, -1 + np.finfo(np.float64).eps))
     return bool(np.median(own) >= needed * measure_scatter(own))

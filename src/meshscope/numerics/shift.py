@@ -25,7 +25,7 @@ from meshscope.store.read.arrays import Floats
 
 MIN_VALUES = 8
 """On each side; with fewer no interval is given."""
-MAX_VALUES = 1000
+_MAX_VALUES = 1000
 """On each side; of more, that many are taken at equal distances."""
 NUM_DRAWS = 300
 SEED = 20_240_229
@@ -193,6 +193,6 @@ def _clean(values: Floats) -> Floats:
 
 
 def _thin(values: Floats) -> Floats:
-    if len(values) <= MAX_VALUES:
+    if len(values) <= _MAX_VALUES:
         return values
-    return values[np.linspace(0, len(values) - 1, MAX_VALUES).astype(np.int64)]
+    return values[np.linspace(0, len(values) - 1, _MAX_VALUES).astype(np.int64)]

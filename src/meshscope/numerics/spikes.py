@@ -17,11 +17,11 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Floats, Int64s
 
 MIN_VALUES = 16
-NUM_NEIGHBOURS = 20
+_NUM_NEIGHBOURS = 20
 """Half of them on each side, fewer at the ends."""
-MIN_SCORE = 7.0
+_MIN_SCORE = 7.0
 """Normal noise passes 7 once in 10^11 values, the noise of skewed series once in 10^4."""
-MAD_TO_SCORE = 0.6745
+_MAD_TO_SCORE = 0.6745
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Spikes:
 
 
 def find_spikes(
-    step: Int64s, value: Floats, *, min_change_ratio: float, min_score: float = MIN_SCORE
+    step: Int64s, value: Floats, *, min_change_ratio: float, min_score: float = _MIN_SCORE
 ) -> Spikes | Unavailable:
     """Of finite values in order of step; `min_change_ratio` is of the neighbours' median."""
     if len(value) < MIN_VALUES:
@@ -69,7 +69,7 @@ def find_spikes(
     usual = np.exp(center) if is_logarithmic else center
     mad = float(np.median(np.abs(distance - np.median(distance))))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        score = MAD_TO_SCORE * distance / mad
+        score = _MAD_TO_SCORE * distance / mad
         change = np.abs(value - usual) / np.abs(usual)
     is_far = np.abs(score) >= min_score  # 0 / 0 is not
     rows = np.flatnonzero(is_far & (change >= min_change_ratio)).tolist()
@@ -90,7 +90,7 @@ def find_spikes(
 
 def neighbour_medians(values: Floats) -> Floats:
     """For each value the median of those around it, itself left out."""
-    count, half = len(values), NUM_NEIGHBOURS // 2
+    count, half = len(values), _NUM_NEIGHBOURS // 2
     padded = np.full(count + 2 * half, np.nan)
     padded[half : half + count] = values
     around = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)

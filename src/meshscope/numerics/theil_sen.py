@@ -11,9 +11,9 @@ import numpy as np
 
 from meshscope.store.read.arrays import Floats
 
-MAX_ALL_PAIRS = 400
+_MAX_ALL_PAIRS = 400
 """Points up to which every pair is taken."""
-NORMAL_MAD = 1.4826
+_NORMAL_MAD = 1.4826
 """Standard deviation over median absolute deviation, for normal noise."""
 MEDIAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""
@@ -39,7 +39,7 @@ class Line:
 
 def scaled_mad(values: Floats) -> float:
     """Spread about the median, as a standard deviation; `values` is not empty."""
-    return NORMAL_MAD * float(np.median(np.abs(values - np.median(values))))
+    return _NORMAL_MAD * float(np.median(np.abs(values - np.median(values))))
 
 
 def pair_slopes(x: Floats, y: Floats) -> Floats:
@@ -47,7 +47,7 @@ def pair_slopes(x: Floats, y: Floats) -> Floats:
     count = len(x)
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
-    if count <= MAX_ALL_PAIRS:
+    if count <= _MAX_ALL_PAIRS:
         first, second = np.triu_indices(count, 1)
     else:
         lags = (count // 2, count // 3, 2 * count // 3)

@@ -20,7 +20,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.theil_sen import pair_slopes
 from meshscope.store.read.arrays import Floats
 
-MIN_POINTS = 8
+_MIN_POINTS = 8
 """With fewer no trend is told."""
 MAX_POINTS = 400
 """Of more, medians of as many neighbouring stretches are taken: the count is of all pairs."""
@@ -90,7 +90,7 @@ def measure_inflation(residual: Floats) -> float:
     Of ranks, so that a few wild values do not hide it; corrected for the bias of a short series.
     """
     count = len(residual)
-    if count < MIN_POINTS:
+    if count < _MIN_POINTS:
         return 1.0
     ranks = np.argsort(np.argsort(residual, kind="stable"), kind="stable").astype(np.float64)
     ranks -= ranks.mean()
@@ -105,9 +105,9 @@ def measure_inflation(residual: Floats) -> float:
 
 def measure_trend(x: Floats, y: Floats) -> Trend | Unavailable:
     """The trend of finite `y` over ascending `x`."""
-    if len(y) < MIN_POINTS:
-        return Unavailable(f"a trend takes {MIN_POINTS} values, here are {len(y)}")
-    x, y = condense(x, y)
+    if len(y) < _MIN_POINTS:
+        return Unavailable(f"a trend takes {_MIN_POINTS} values, here are {len(y)}")
+    x, y = _condense(x, y)
     slopes = np.sort(pair_slopes(x, y))
     if not len(slopes):
         return Unavailable("all values are of one step")
@@ -127,7 +127,7 @@ def measure_trend(x: Floats, y: Floats) -> Trend | Unavailable:
     )
 
 
-def condense(x: Floats, y: Floats, *, most: int = MAX_POINTS) -> tuple[Floats, Floats]:
+def _condense(x: Floats, y: Floats, *, most: int = MAX_POINTS) -> tuple[Floats, Floats]:
     """At most `most` points: medians over neighbours where there are more."""
     if len(y) <= most:
         return x, y

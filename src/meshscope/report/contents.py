@@ -22,7 +22,7 @@ from meshscope.report.sections.run.traces import show_traces
 from meshscope.report.sections.run.training import show_training
 
 
-def show_communication(report: Report, detail: Detail) -> Section | None:
+def _show_communication(report: Report, detail: Detail) -> Section | None:
     """Says for several ranks that none was recorded, too."""
     facts = report.communication
     if isinstance(facts, Unavailable):
@@ -50,7 +50,7 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
     "throughput": show_throughput,
     "training": show_training,
     "peers": show_peers,
-    "communication": show_communication,
+    "communication": _show_communication,
     "time": show_time,
     "ranks": show_ranks,
     "traces": show_traces,

@@ -72,7 +72,7 @@ def as_plain(value: object, shapes: Shapes | None = None) -> Any:
     if isinstance(value, Enum):
         return value.value if isinstance(value, str) else value.name.lower()
     if isinstance(value, str):
-        return as_text(value)
+        return _as_text(value)
     if isinstance(value, Unavailable):
         return _missing(value.reason)
     if isinstance(value, RankRanges):
@@ -107,20 +107,20 @@ def _encode_fields(value: object, shapes: Shapes | None) -> dict[str, Any]:
 def _encode_mapping(value: Mapping[Any, object], shapes: Shapes | None) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, entry in value.items():
-        name, found = as_text(_show_key(key)), as_plain(entry, shapes)
+        name, found = _as_text(_show_key(key)), as_plain(entry, shapes)
         # Two names that are not valid text may become one; numbers of phases must still add up.
         is_again = name in plain and isinstance(found, (int, float))
         plain[name] = plain[name] + found if is_again else found
     return plain
 
 
-def as_text(text: str) -> str:
+def _as_text(text: str) -> str:
     """JSON is UTF-8; half a surrogate pair from a hostile name is not."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _missing(reason: str) -> dict[str, str]:
-    return {"unavailable": as_text(reason)}
+    return {"unavailable": _as_text(reason)}
 
 
 def _show_key(key: object) -> str:

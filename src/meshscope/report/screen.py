@@ -16,8 +16,8 @@ from rich.text import Text
 
 from meshscope.report import format as form
 
-MIN_WIDTH = 40
-INDENT = 2
+_MIN_WIDTH = 40
+_INDENT = 2
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class ScreenWriter:
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
-        self.width = max(screen.width, MIN_WIDTH)
+        self.width = max(screen.width, _MIN_WIDTH)
         self._buffer = io.StringIO()
         self._console = Console(
             file=self._buffer,
@@ -92,7 +92,7 @@ class ScreenWriter:
     @property
     def room(self) -> int:
         """Columns beside the indentation."""
-        return self.width - INDENT
+        return self.width - _INDENT
 
     def blank(self) -> None:
         """An empty line."""
@@ -115,7 +115,7 @@ class ScreenWriter:
 
     def line(self, text: str, style: str = "") -> None:
         """An indented line, wrapped where it is too long and the screen wraps."""
-        self._print(Text(text, style=style), indent=INDENT)
+        self._print(Text(text, style=style), indent=_INDENT)
 
     def facts(self, facts: Iterable[tuple[str, str | Text]]) -> None:
         """Names and what is to be said about them."""
@@ -123,8 +123,8 @@ class ScreenWriter:
         name_width = max((cell_len(name) for name, _ in rows), default=0) + 2
         for name, value in rows:
             text = Text(value) if isinstance(value, str) else value
-            lead = Text(" " * INDENT).append(set_cell_size(name, name_width), "dim")
-            self._print(text, indent=INDENT + name_width, lead=lead)
+            lead = Text(" " * _INDENT).append(set_cell_size(name, name_width), "dim")
+            self._print(text, indent=_INDENT + name_width, lead=lead)
 
     def table(self, columns: Sequence[Column]) -> None:
         """Rows under a line of titles; never a row less, but columns."""
@@ -137,7 +137,7 @@ class ScreenWriter:
             for at in range(len(kept[0].cells))
         ]
         body = Text("\n", no_wrap=True, overflow="ellipsis").join(rows)
-        self._console.print(Padding(body, (0, 0, 0, INDENT)))
+        self._console.print(Padding(body, (0, 0, 0, _INDENT)))
 
     def _print(self, text: Text, *, indent: int, lead: Text | None = None) -> None:
         """Wraps between words where the screen wraps; a path stays whole, however wide it is."""

@@ -139,15 +139,15 @@ def make_column(
     is_right: bool = True,
 ) -> Column:
     """A column with what `show` says about each row."""
-    cells = tuple(as_cell(show(row)) for row in rows)
+    cells = tuple(_as_cell(show(row)) for row in rows)
     return Column(title=title, cells=cells, importance=importance, is_right=is_right)
 
 
 def make_facts(rows: Iterable[tuple[str, str | Cell]]) -> Facts:
     """Facts from names and texts."""
-    return Facts(tuple((name, as_cell(value)) for name, value in rows))
+    return Facts(tuple((name, _as_cell(value)) for name, value in rows))
 
 
-def as_cell(value: str | Cell) -> Cell:
+def _as_cell(value: str | Cell) -> Cell:
     """Text as a cell."""
     return Cell(value) if isinstance(value, str) else value

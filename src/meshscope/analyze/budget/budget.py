@@ -26,8 +26,8 @@ from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailabl
 from meshscope.store.read.arrays import Int64s
 
 MAX_RESIDUAL_RATIO = 0.005
-MFU_FORMULA = "model FLOPs of a step / (peak FLOP/s x period), summed over ranks"
-HFU_FORMULA = "model FLOPs of a step with what is computed again / (peak FLOP/s x period)"
+_MFU_FORMULA = "model FLOPs of a step / (peak FLOP/s x period), summed over ranks"
+_HFU_FORMULA = "model FLOPs of a step with what is computed again / (peak FLOP/s x period)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +170,13 @@ def _split_compute(
 @or_unavailable
 def _measure_mfu(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Utilisation:
     by_rank = {rank: one.model_flops for rank, one in need(flops).items()}
-    return need(_measure_utilisation(timeline, need(flops), by_rank, MFU_FORMULA))
+    return need(_measure_utilisation(timeline, need(flops), by_rank, _MFU_FORMULA))
 
 
 @or_unavailable
 def _measure_hfu(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Utilisation:
     by_rank = {rank: need(one.hardware_flops) for rank, one in need(flops).items()}
-    return need(_measure_utilisation(timeline, need(flops), by_rank, HFU_FORMULA))
+    return need(_measure_utilisation(timeline, need(flops), by_rank, _HFU_FORMULA))
 
 
 @or_unavailable

@@ -46,7 +46,7 @@ class Share(StrEnum):
     OTHER = "other"
 
 
-SHARE_OF_PHASE = {
+_SHARE_OF_PHASE = {
     "": Share.OTHER,
     "data": Share.INPUT,
     "checkpoint": Share.CHECKPOINT,
@@ -55,7 +55,7 @@ SHARE_OF_PHASE = {
     "copy": Share.COPY,
 }
 """Work in any other phase is compute."""
-SHARE_OF_KIND = {
+_SHARE_OF_KIND = {
     PieceKind.TRANSFER: Share.TRANSFER,
     PieceKind.WAIT: Share.WAIT,
     PieceKind.UNSPLIT: Share.UNSPLIT,
@@ -81,14 +81,14 @@ class Line:
 def sort_pieces(timeline: Timeline) -> tuple[list[Line], Int64s]:
     """The lines that occur, in a fixed order, and the line of every piece."""
     pieces = timeline.pieces
-    axes, axis, spans_stages = _find_axes(timeline)
+    axes, axis, _spans_stages = _find_axes(timeline)
     shares = list(Share)
     share = _find_work_shares(timeline, shares)
-    for kind, held in SHARE_OF_KIND.items():
+    for kind, held in _SHARE_OF_KIND.items():
         share[pieces.kind == kind] = shares.index(held)
-    is_bubble = (pieces.kind == PieceKind.WAIT) & spans_stages
+    is_bubble = (pieces.kind == PieceKind.WAIT) & _spans_stages
     share[is_bubble] = shares.index(Share.BUBBLE)
-    is_by_axis = np.isin(share, [shares.index(held) for held in SHARE_OF_KIND.values()])
+    is_by_axis = np.isin(share, [shares.index(held) for held in _SHARE_OF_KIND.values()])
     code = share * (len(axes) + 1) + np.where(is_by_axis, axis + 1, 0)
     # Useful compute and inefficiency are made of compute afterwards; compute is always there.
     found = np.unique(np.append(code, shares.index(Share.COMPUTE) * (len(axes) + 1)))
@@ -105,7 +105,7 @@ def sort_pieces(timeline: Timeline) -> tuple[list[Line], Int64s]:
 def _find_work_shares(timeline: Timeline, shares: Sequence[Share]) -> Int64s:
     """Per piece the share it would have if it were work."""
     pieces = timeline.pieces
-    of_phase = [SHARE_OF_PHASE.get(name, Share.COMPUTE) for name in timeline.phases]
+    of_phase = [_SHARE_OF_PHASE.get(name, Share.COMPUTE) for name in timeline.phases]
     share = np.array([shares.index(one) for one in of_phase])[pieces.phase]
     is_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), pieces.rank)]
     share[is_device & (pieces.phase == 0)] = shares.index(Share.GAP)
@@ -123,7 +123,7 @@ def _find_axes(timeline: Timeline) -> tuple[tuple[str, ...], Int64s, Bools]:
     )
     has_stages = _has_stages(timeline)
     spans = np.array(
-        [has_stages and spans_stages(group, timeline.layout) for group in groups]
+        [has_stages and _spans_stages(group, timeline.layout) for group in groups]
         + [False, has_stages]
     )
     group = np.full(len(pieces), len(groups) + 1, dtype=np.int64)
@@ -142,7 +142,7 @@ def _has_stages(timeline: Timeline) -> bool:
     return timeline.actions is not None and len(np.unique(timeline.actions.stage)) > 1
 
 
-def spans_stages(group: JobGroup, layout: Layout | Unavailable) -> bool:
+def _spans_stages(group: JobGroup, layout: Layout | Unavailable) -> bool:
     """Whether a group has members on several pipeline stages; by its name without a layout."""
     if isinstance(layout, Unavailable):
         return group.axis == Axis.PP

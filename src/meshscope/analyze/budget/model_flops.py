@@ -57,7 +57,7 @@ def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
     found: dict[int, RankFlops] = {}
     reasons: list[str] = []
     for recording in attempt:
-        one = read_rank_flops(recording)
+        one = _read_rank_flops(recording)
         if isinstance(one, Unavailable):
             reasons.append(one.reason)
         else:
@@ -66,7 +66,7 @@ def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
 
 
 @or_unavailable
-def read_rank_flops(recording: RankRecording) -> RankFlops:
+def _read_rank_flops(recording: RankRecording) -> RankFlops:
     """What one rank's journal says."""
     said = _last(recording.updates, "flops")
     if said is None and recording.header.get("source") == TRACE_SOURCE:
@@ -81,7 +81,7 @@ def read_rank_flops(recording: RankRecording) -> RankFlops:
     dtype = said.get("dtype")
     is_known = isinstance(dtype, str) and dtype not in ("", "unknown")
     known = normalise_dtype(str(dtype)) if is_known else Unavailable("the dtype was not said")
-    peak, peak_source = find_rank_peak(recording, said, known)
+    peak, peak_source = _find_rank_peak(recording, said, known)
     return RankFlops(
         model_flops=model * factor,
         hardware_flops=Unavailable("what is computed again was not said")
@@ -106,7 +106,7 @@ def _count_per_step(recording: RankRecording, said: JsonFields) -> float | Unava
     return float(np.median(counts))
 
 
-def find_rank_peak(
+def _find_rank_peak(
     recording: RankRecording, said: JsonFields, dtype: str | Unavailable
 ) -> tuple[float | Unavailable, str]:
     """The rank's peak for a dtype and where it is from."""

@@ -25,10 +25,10 @@ from meshscope.numerics.theil_sen import pair_slopes
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 from meshscope.store.schema import OperationFlag
 
-MIN_SIZES = 3
+_MIN_SIZES = 3
 """Different sizes that a fit needs."""
-MAX_SIZES = 40
-PER_SIZE = 10
+_MAX_SIZES = 40
+_PER_SIZE = 10
 """Transfers taken of each size for a fit, spread over the run."""
 _NORMAL_95 = 1.96
 
@@ -140,7 +140,7 @@ def collect_transfers(
     match, row = match[is_good], row[is_good]
     # A message is between two hosts or not, whatever its group spans.
     sender = np.where(rows.kind[row] == Kind.RECV, rows.peer[row], rows.rank[row])
-    host = find_hosts(alignment)
+    host = _find_hosts(alignment)
     is_far = host[sender] != host[rows.rank[row]]
     used, where = number_values(
         (rows.group[row].astype(np.int64) * 256 + rows.kind[row]) * 2 + is_far
@@ -167,7 +167,7 @@ def collect_transfers(
     )
 
 
-def find_hosts(alignment: ClockAlignment) -> Int64s:
+def _find_hosts(alignment: ClockAlignment) -> Int64s:
     """A number for the host of each rank; ranks that recorded nothing have one of their own."""
     names: dict[str, int] = {}
     places = [
@@ -239,7 +239,7 @@ def fit_latencies(samples: TransferSamples) -> tuple[LatencyFit | FitRefused, ..
     family = samples.family[order]
     parts = np.split(order, np.flatnonzero(np.diff(family)) + 1) if len(order) else []
     return tuple(
-        fit_family(
+        _fit_family(
             samples.families[int(samples.family[part[0]])],
             samples.size_bytes[part],
             samples.transfer_ns[part],
@@ -248,7 +248,7 @@ def fit_latencies(samples: TransferSamples) -> tuple[LatencyFit | FitRefused, ..
     )
 
 
-def fit_family(
+def _fit_family(
     family: tuple[str, Kind, int, bool], size_bytes: Int64s, transfer_ns: Floats
 ) -> LatencyFit | FitRefused:
     """The line through transfers of one axis and kind."""
@@ -256,9 +256,9 @@ def fit_family(
     order = np.sort(size_bytes)
     first = np.flatnonzero(np.append(True, order[1:] != order[:-1]))
     sizes, counts = order[first], np.diff(np.append(first, len(order)))
-    if len(sizes) < MIN_SIZES:
+    if len(sizes) < _MIN_SIZES:
         noun = "size" if len(sizes) == 1 else "sizes"
-        text = f"{len(sizes)} {noun} occurred, a fit needs {MIN_SIZES}"
+        text = f"{len(sizes)} {noun} occurred, a fit needs {_MIN_SIZES}"
         return FitRefused(
             axis=axis,
             kind=kind,
@@ -296,13 +296,13 @@ def fit_family(
 
 def _thin_out(size_bytes: Int64s, sizes: Int64s, counts: Int64s) -> Int64s:
     """A few rows of each of some sizes, spread evenly over both."""
-    chosen = np.unique(np.linspace(0, len(sizes) - 1, MAX_SIZES).astype(np.int64))
+    chosen = np.unique(np.linspace(0, len(sizes) - 1, _MAX_SIZES).astype(np.int64))
     order = np.argsort(size_bytes, kind="stable")
     first = np.cumsum(counts) - counts
     picked = []
     for place in chosen.tolist():
         count = int(counts[place])
-        within = np.unique(np.linspace(0, count - 1, PER_SIZE).astype(np.int64))
+        within = np.unique(np.linspace(0, count - 1, _PER_SIZE).astype(np.int64))
         picked.append(order[first[place] + within])
     return np.concatenate(picked)
 

@@ -59,8 +59,8 @@ from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.trace_windows import TraceWindow, disturbing_windows, mark_profiled
 from meshscope.store.schema import OperationFlag
 
-NUM_SLOWEST = 20
-MAX_FAILURES = 20
+_NUM_SLOWEST = 20
+_MAX_FAILURES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ def analyze_communication(
         messages=tabulate_messages(operations, matches, row_times, match_included, alignment),
         last_arrivers=rank_last_arrivers(operations, matches, arrivals, match_included),
         num_undecided=int(np.count_nonzero(is_counted & ~arrivals.is_decided)),
-        slowest=find_slowest(operations, matches, row_times, arrivals, match_included),
+        slowest=_find_slowest(operations, matches, row_times, arrivals, match_included),
         desynchronisations=matches.desynchronisations,
         num_desynchronised=matches.num_desynchronised,
         shifts=matches.shifts,
@@ -303,14 +303,14 @@ def _mark_first(operations: Operations, matches: Matches) -> Bools:
     return is_first
 
 
-def find_slowest(
+def _find_slowest(
     operations: Operations,
     matches: Matches,
     row_times: RowTimes,
     arrivals: Arrivals,
     is_included: Bools,
     *,
-    limit: int = NUM_SLOWEST,
+    limit: int = _NUM_SLOWEST,
 ) -> tuple[SlowOperation, ...]:
     """The operations with the most waiting and transfer, all ranks together."""
     if not len(matches):
@@ -375,7 +375,7 @@ def _assess(job: Job, row_included: Bools) -> CommunicationHealth:
         num_unfinished=int(np.count_nonzero(rows.outcome == Outcome.UNFINISHED)),
         num_unseen=int(np.count_nonzero(rows.outcome == Outcome.UNSEEN)),
         num_failed=int(np.count_nonzero(is_failed)),
-        failures=load_failures(job.attempt, operations, limit=MAX_FAILURES),
+        failures=load_failures(job.attempt, operations, limit=_MAX_FAILURES),
         num_inexact_ends=int(np.count_nonzero(rows.has_end & ~rows.has_exact_end)),
         num_engine_outside_steps=int(
             np.count_nonzero(rows.has_flag(OperationFlag.ENGINE) & (rows.step < 0))

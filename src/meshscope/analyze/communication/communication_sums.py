@@ -133,12 +133,12 @@ def collect_parts(
 ) -> RowParts:
     """Everything that is summed. `is_first` marks one row of every operation."""
     size = len(rows)
-    wait = sum_cells(exposed.row, exposed.wait_ns, size)
-    transfer = sum_cells(exposed.row, exposed.transfer_ns, size)
-    unsplit = sum_cells(exposed.row, exposed.unsplit_ns, size)
+    wait = _sum_cells(exposed.row, exposed.wait_ns, size)
+    transfer = _sum_cells(exposed.row, exposed.transfer_ns, size)
+    unsplit = _sum_cells(exposed.row, exposed.unsplit_ns, size)
     # Two threads may wait for one operation, and a program's own timing may be longer than it.
     unsplit = np.minimum(unsplit, row_times.span_ns - wait - transfer)
-    late = sum_cells(exposed.row, exposed.late_ns + exposed.unsplit_ns, size) - unsplit
+    late = _sum_cells(exposed.row, exposed.late_ns + exposed.unsplit_ns, size) - unsplit
     span = row_times.span_ns
     return RowParts(
         columns={
@@ -218,7 +218,7 @@ def tabulate_parts(
         axes=axes,
         ranks=ranks,
         columns={
-            name: sum_cells(cell, column, size).reshape(shape)
+            name: _sum_cells(cell, column, size).reshape(shape)
             for name, column in parts.columns.items()
         },
     )
@@ -249,10 +249,10 @@ def sum_by_step(
 
     def line(name: str) -> Int64s:
         values = parts.columns[name][parts.is_included]
-        return sum_cells(column[: len(called)], values, len(steps))
+        return _sum_cells(column[: len(called)], values, len(steps))
 
     def table(values: Int64s) -> Int64s:
-        return sum_cells(cell, values[kept], shape[0] * shape[1]).reshape(shape)
+        return _sum_cells(cell, values[kept], shape[0] * shape[1]).reshape(shape)
 
     return StepSums(
         ranks=tuple(ranks),
@@ -269,7 +269,7 @@ def sum_by_step(
     )
 
 
-def sum_cells(cell: Int64s, values: Int64s, num_cells: int) -> Int64s:
+def _sum_cells(cell: Int64s, values: Int64s, num_cells: int) -> Int64s:
     """Integer sums per cell, exact."""
     largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
     if largest * len(values) < _EXACT_BELOW:

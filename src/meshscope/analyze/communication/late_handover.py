@@ -25,11 +25,11 @@ from meshscope.core.operations import Kind
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.store.read.arrays import Bools, Floats, Int32s, Int64s
 
-MIN_ACTION_RATIO = 0.5
+_MIN_ACTION_RATIO = 0.5
 """Of an action, by which those that issue operations must be longer."""
-MIN_SEND_RATIO = 5.0
+_MIN_SEND_RATIO = 5.0
 """By which sends of a rank must come later than those of others."""
-MIN_SEND_NS = 500_000
+_MIN_SEND_NS = 500_000
 """And at least this much later: less is scheduling."""
 
 
@@ -149,7 +149,7 @@ def _compare_actions(
         return None
     floor = float(np.quantile(excess, FLOOR_QUANTILE))
     level = float(np.median(work_ns[others]))
-    if floor < MIN_ACTION_RATIO * level:
+    if floor < _MIN_ACTION_RATIO * level:
         return None
     return _Delay(
         rank=int(actions.rank[row[0]]),
@@ -197,7 +197,7 @@ def _find_late_sends(timeline: Timeline, communication: Job, piece: Int64s) -> l
     found = []
     for own, floor in zip(parts, floors, strict=True):
         num_steps = len(np.unique(timeline.pieces.step[at[own]]))
-        if floor < max(MIN_SEND_RATIO * usual, MIN_SEND_NS) or num_steps < MIN_STEPS:
+        if floor < max(_MIN_SEND_RATIO * usual, _MIN_SEND_NS) or num_steps < MIN_STEPS:
             continue
         found.append(
             _Delay(

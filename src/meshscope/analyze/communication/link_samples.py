@@ -23,7 +23,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Int64s
 
 FLOOR_QUANTILE = 0.1
-MIN_OPERATIONS = 10
+_MIN_OPERATIONS = 10
 """Of a link in a class, below which nothing is said about it."""
 _NEVER = np.iinfo(np.int64).max
 
@@ -94,7 +94,7 @@ def collect_link_times(timeline: Timeline) -> list[LinkTimes]:
     cuts = np.flatnonzero(np.diff(key[order])) + 1
     found = []
     for part in np.split(order, cuts):
-        if len(part) < MIN_OPERATIONS:
+        if len(part) < _MIN_OPERATIONS:
             continue
         own = links[int(link[part[0]])]
         found.append(

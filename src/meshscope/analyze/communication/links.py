@@ -6,9 +6,9 @@ more steps than chance allows. So a slow half of the links is found as well as a
 
 An axis of which all links are slow cannot be told that way. It is judged by the other axes of the
 same job, links inside hosts and across them apart: what they show possible, scaled by the number of
-hops and by bytes beyond `LATENCY_BYTES`, must be exceeded `AXIS_RATIO` times. And by what any
-network does: an operation of up to `LATENCY_BYTES` takes about `HOP_NS` per hop, and one that
-always takes `LATENCY_RATIO` times that is slow. Both are coarse on purpose: algorithms differ. Of
+hops and by bytes beyond `_LATENCY_BYTES`, must be exceeded `_AXIS_RATIO` times. And by what any
+network does: an operation of up to `_LATENCY_BYTES` takes about `_HOP_NS` per hop, and one that
+always takes `_LATENCY_RATIO` times that is slow. Both are coarse on purpose: algorithms differ. Of
 large operations without another axis nothing is said.
 
 Wrong where links of a class are meant to differ: other cables, other switches. Wrong for a link
@@ -32,12 +32,12 @@ from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_ta
 from meshscope.store.read.arrays import Floats, Int64s
 
 MIN_RATIO = 1.5
-AXIS_RATIO = 5.0
-LATENCY_BYTES = 1 << 16
+_AXIS_RATIO = 5.0
+_LATENCY_BYTES = 1 << 16
 """Up to here a message takes as long as an empty one, for the coarse comparison of axes."""
-HOP_NS = 100_000
+_HOP_NS = 100_000
 """A small message over TCP, inside a host or to one nearby; shared memory and RDMA take less."""
-LATENCY_RATIO = 10.0
+_LATENCY_RATIO = 10.0
 _USUAL_QUANTILE = 0.25
 
 
@@ -214,9 +214,9 @@ def _find_usual(one: LinkTimes, others: Sequence[LinkTimes]) -> float | None:
     """What operations like these take, where these take far longer; None where they do not."""
     floor = one.floor_ns
     found = [bound for other in others if (bound := _scale(other, one)) is not None]
-    found = [bound for bound in found if floor >= AXIS_RATIO * bound]
-    latency = HOP_NS * _count_hops(one.link_class)
-    if one.size_bytes <= LATENCY_BYTES and floor >= LATENCY_RATIO * latency:
+    found = [bound for bound in found if floor >= _AXIS_RATIO * bound]
+    latency = _HOP_NS * _count_hops(one.link_class)
+    if one.size_bytes <= _LATENCY_BYTES and floor >= _LATENCY_RATIO * latency:
         found.append(latency)
     return min(found) if found else None
 
@@ -225,14 +225,14 @@ def _scale(other: LinkTimes, one: LinkTimes) -> float | None:
     """At most how long `one` may take where `other` takes what it does; None: not comparable."""
     kinds = (other.link_class.kind, one.link_class.kind)
     is_mixed = (kinds[0] is Kind.RECV) != (kinds[1] is Kind.RECV)
-    if is_mixed and max(other.size_bytes, one.size_bytes) > LATENCY_BYTES:
+    if is_mixed and max(other.size_bytes, one.size_bytes) > _LATENCY_BYTES:
         return None  # reducing costs time that sending does not
     hops = _count_hops(one.link_class) / _count_hops(other.link_class)
     moved = [
         max(times.size_bytes * bus_factor(times.link_class.kind, times.link_class.num_ranks), 1.0)
         for times in (one, other)
     ]
-    data = max(moved[0], LATENCY_BYTES) / max(moved[1], LATENCY_BYTES)
+    data = max(moved[0], _LATENCY_BYTES) / max(moved[1], _LATENCY_BYTES)
     return other.floor_ns * max(hops, 1.0) * max(data, 1.0)
 
 

@@ -33,8 +33,8 @@ from meshscope.store.read.trace_windows import TraceWindow, disturbing_windows, 
 if TYPE_CHECKING:
     from meshscope.analyze.budget.model_flops import RankFlops
 
-ONE_NUMBER = Unavailable("one number on each side has no interval")
-PERIOD = "step period"
+_ONE_NUMBER = Unavailable("one number on each side has no interval")
+_PERIOD = "step period"
 
 
 class Verdict(StrEnum):
@@ -121,7 +121,7 @@ def compare_studies(a: Study, b: Study, *, tolerance: Tolerance | None = None) -
     one, other = (read_side(study.attempt, study.warmup_steps) for study in (a, b))
     return Comparison(
         metrics=(
-            _compare_series(PERIOD, one.period_ns, other.period_ns),
+            _compare_series(_PERIOD, one.period_ns, other.period_ns),
             _compare_series("step time", one.duration_ns, other.duration_ns),
             _compare_numbers("throughput", "tokens/s", one.tokens_per_s, other.tokens_per_s),
             _compare_numbers("pace", "steps/s", one.steps_per_s, other.steps_per_s),
@@ -215,7 +215,9 @@ def _compare_series(name: str, a: Floats, b: Floats) -> Metric:
 def _compare_numbers(
     name: str, unit: str, a: float | Unavailable, b: float | Unavailable
 ) -> Metric:
-    return Metric(name=name, unit=unit, a=a, b=b, shift=ONE_NUMBER, is_lower_better=unit == "bytes")
+    return Metric(
+        name=name, unit=unit, a=a, b=b, shift=_ONE_NUMBER, is_lower_better=unit == "bytes"
+    )
 
 
 def _compare_budgets(a: Study, b: Study) -> BudgetChange | Unavailable:

@@ -24,7 +24,7 @@ from meshscope.numerics.shift import (
 )
 from meshscope.store.read.arrays import Floats
 
-RESIDUAL = "residual"
+_RESIDUAL = "residual"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,9 @@ def compare_budgets(a: Budget | Unavailable, b: Budget | Unavailable) -> BudgetC
     lines = [
         _measure(name, means_a.get(name, none_a), means_b.get(name, none_b))
         for name in names
-        if name != RESIDUAL
+        if name != _RESIDUAL
     ]
-    lines.append(_measure(RESIDUAL, means_a[RESIDUAL], means_b[RESIDUAL]))
+    lines.append(_measure(_RESIDUAL, means_a[_RESIDUAL], means_b[_RESIDUAL]))
     period = _measure("step period", a.wall_ns.mean(axis=0), b.wall_ns.mean(axis=0))
     return BudgetChange(lines=tuple(lines), period=period)
 
@@ -81,7 +81,7 @@ def _per_step(budget: Budget) -> dict[str, Floats]:
     found: dict[str, Floats] = {}
     for place, line in enumerate(budget.lines):
         found[line.name] = found.get(line.name, np.zeros(len(means))) + means[:, place]
-    found[RESIDUAL] = budget.residual_ns.mean(axis=0)
+    found[_RESIDUAL] = budget.residual_ns.mean(axis=0)
     return found
 
 

@@ -13,9 +13,9 @@ from enum import StrEnum
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import Attempt, RankRecording
 
-MAX_VALUE_CHARACTERS = 2000
+_MAX_VALUE_CHARACTERS = 2000
 MAX_DEPTH = 8
-NOT_RECORDED = "provenance was not recorded"
+_NOT_RECORDED = "provenance was not recorded"
 
 _VOLATILE = frozenset(
     (
@@ -60,10 +60,10 @@ class Difference:
 
 def diff_provenance(a: Attempt, b: Attempt) -> tuple[Difference, ...] | Unavailable:
     """Every difference, by subject and name; Unavailable where a side recorded no facts."""
-    facts_a, facts_b = collect_facts(a), collect_facts(b)
+    facts_a, facts_b = _collect_facts(a), _collect_facts(b)
     for side, facts in (("A", facts_a), ("B", facts_b)):
         if not any(name.startswith("provenance.") for name in facts):
-            return Unavailable(f"{side}: {NOT_RECORDED}")
+            return Unavailable(f"{side}: {_NOT_RECORDED}")
     found = [
         Difference(
             subject=_subject_of(name),
@@ -78,7 +78,7 @@ def diff_provenance(a: Attempt, b: Attempt) -> tuple[Difference, ...] | Unavaila
     return tuple(sorted(found, key=lambda diff: (order.index(diff.subject), diff.name)))
 
 
-def collect_facts(attempt: Attempt) -> dict[str, str]:
+def _collect_facts(attempt: Attempt) -> dict[str, str]:
     """Dotted name to text, of the lowest rank, and the hosts of all."""
     recording = attempt.ranks[min(attempt.ranks)]
     facts: dict[str, str] = {}
@@ -110,9 +110,9 @@ def _flatten(name: str, value: object, depth: int) -> Iterator[tuple[str, str]]:
 
 def _show(value: object) -> str:
     if isinstance(value, str):
-        return value[:MAX_VALUE_CHARACTERS]
+        return value[:_MAX_VALUE_CHARACTERS]
     try:
-        return json.dumps(value, sort_keys=True, default=str)[:MAX_VALUE_CHARACTERS]
+        return json.dumps(value, sort_keys=True, default=str)[:_MAX_VALUE_CHARACTERS]
     except (ValueError, RecursionError):
         return "(cannot be shown)"
 

@@ -33,7 +33,7 @@ from meshscope.core.operations import POINT_TO_POINT, SYMMETRIC, Kind
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.schema import OperationFlag
 
-CLOCK_ERROR_NS = 10_000_000
+_CLOCK_ERROR_NS = 10_000_000
 """A transfer that ends this long before it can begin is an error of the clocks (OSDI'25)."""
 _NEVER = -(1 << 62)
 
@@ -134,7 +134,7 @@ def measure_arrivals(
     unsure = alignment.uncertainty_between(members.rank, members.rank[members.last][members.place])
     holder = _find_holders(operations, members, end + unsure.astype(np.int64))
     ready, blocker = _find_ready(rows, members, holder)
-    is_early = has_end & (end - ready <= -CLOCK_ERROR_NS) & (members.kind != Kind.SEND)
+    is_early = has_end & (end - ready <= -_CLOCK_ERROR_NS) & (members.kind != Kind.SEND)
     is_split = np.zeros(len(rows), dtype=np.bool_)
     is_split[row] = has_end & (members.kind != Kind.CUSTOM) & _is_whole(operations, row)
     last_ns, ready_ns = times.arrival_ns.copy(), times.arrival_ns.copy()
@@ -145,7 +145,7 @@ def measure_arrivals(
     span = times.end_ns - times.arrival_ns
     wait = np.where(is_split, ready_ns - times.arrival_ns, 0)
     transfer = np.where(is_split, span - wait, 0)
-    free_ns = find_free_times(operations, times)
+    free_ns = _find_free_times(operations, times)
     pure = times.end_ns - last_ns
     row_times = RowTimes(
         span_ns=span,
@@ -260,7 +260,7 @@ def _find_roots(is_root: Bools, members: _Members) -> Int64s:
     return root
 
 
-def find_free_times(operations: Operations, times: AlignedTimes) -> Int64s:
+def _find_free_times(operations: Operations, times: AlignedTimes) -> Int64s:
     """For each row, on the reference clock, when its group could begin it on this rank.
 
     That is the end of the operation before it, or with gloo, which runs two at a time, the earlier

@@ -14,8 +14,8 @@ from meshscope.store.read.arrays import Floats
 
 MAX_DRIFT = 200e-6
 """Quartz clocks keep time to 100 ppm, so two differ by at most twice that."""
-WILD_RATIO = 0.001
-MIN_FOR_WILD = 50
+_WILD_RATIO = 0.001
+_MIN_FOR_WILD = 50
 """From this many bounds on, that share, and at least one, may be wrong: a damaged record."""
 _NUM_SLOPES = 41
 _NUM_ROUNDS = 5
@@ -92,7 +92,7 @@ def _least(values: Floats, num_sure: int) -> float:
     sure = float(values[count:].min(initial=np.inf))
     doubtful = values[:count]
     finite = int(np.count_nonzero(np.isfinite(doubtful)))
-    num_wild = max(1, int(WILD_RATIO * finite)) if finite >= MIN_FOR_WILD else 0
+    num_wild = max(1, int(_WILD_RATIO * finite)) if finite >= _MIN_FOR_WILD else 0
     if finite == 0:
         return sure
     return min(sure, float(np.partition(doubtful, num_wild)[num_wild]))

@@ -11,9 +11,9 @@ from meshscope.numerics.theil_sen import MEDIAN_ERROR, scaled_mad
 from meshscope.store.read.arrays import Floats, Int64s
 
 MAX_WINDOWS = 24
-PER_WINDOW = 50
+_PER_WINDOW = 50
 """Operations of a pair of clocks per window of time in which unevenness is looked for."""
-MIN_IN_WINDOW = 20
+_MIN_IN_WINDOW = 20
 _UNEVEN_SIGMAS = 4.0
 _MIN_UNEVEN_NS = 2_000.0
 
@@ -146,7 +146,7 @@ def _fit_lines(
 def _find_unevenness(fit: ClockFit, half_ns: float) -> tuple[Floats, Floats] | None:
     """What remains of each clock in windows of time; None where that is no more than noise."""
     counts = [np.count_nonzero(np.isfinite(item.difference)) for item in fit.evidence]
-    num_windows = min(MAX_WINDOWS, max(counts, default=0) // PER_WINDOW)
+    num_windows = min(MAX_WINDOWS, max(counts, default=0) // _PER_WINDOW)
     if num_windows < 2 or half_ns <= 0:
         return None
     rests = [fit.model.take_off(item) for item in fit.evidence]
@@ -182,7 +182,7 @@ def _find_unevenness(fit: ClockFit, half_ns: float) -> tuple[Floats, Floats] | N
 def _window_edge(rest: Evidence, begin: float, end: float) -> Edge | None:
     inside = (rest.time >= begin) & (rest.time <= end) & np.isfinite(rest.difference)
     values = rest.difference[inside]
-    if len(values) < MIN_IN_WINDOW:
+    if len(values) < _MIN_IN_WINDOW:
         return None
     error = MEDIAN_ERROR * scaled_mad(values) / np.sqrt(len(values))
     return Edge(

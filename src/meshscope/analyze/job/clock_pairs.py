@@ -23,10 +23,10 @@ from meshscope.store.read.arrays import Floats, Int64s
 
 MIN_DIFFERENCES = 8
 """With fewer, the spread is not known well enough to rest on it."""
-MIN_FEW = 3
+_MIN_FEW = 3
 """Of so few, as a trace may have, twice their whole range is the uncertainty; of fewer, only bounds
 count."""
-MIN_FOR_QUICK = 32
+_MIN_FOR_QUICK = 32
 _QUICK_SHARES = (1.0, 0.5, 0.2, 0.05)
 """Shares of the operations, the quickest ones, that are tried: at least so many."""
 _NUM_SPREADS = 1.5
@@ -208,7 +208,7 @@ def _from_ends(evidence: Evidence, half_ns: float) -> PairLine | None:
     found: list[PairLine] = []
     for share in _QUICK_SHARES:
         count = int(share * len(values))
-        if not found or count >= MIN_FOR_QUICK:
+        if not found or count >= _MIN_FOR_QUICK:
             kept, rest = quickest[:count], quickest[count : 2 * count]
             found.append(_fit_ends(time, values, kept, rest, half_ns))
     return min(found, key=lambda line: line.error)
@@ -216,7 +216,7 @@ def _from_ends(evidence: Evidence, half_ns: float) -> PairLine | None:
 
 def _from_few_ends(time: Floats, values: Floats, half_ns: float) -> PairLine | None:
     """The middle of a few differences, with no drift."""
-    if len(values) < MIN_FEW:
+    if len(values) < _MIN_FEW:
         return None
     reach = half_ns + abs(float(np.mean(time)))
     return PairLine(

@@ -22,13 +22,13 @@ from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.run import Attempt
 from meshscope.store.schema import OperationFlag
 
-MAX_PER_GROUP = 8_000
+_MAX_PER_GROUP = 8_000
 """Operations of a group that are looked at, spread over all of them."""
-MIN_CONTRADICTIONS = 3
-MAX_CONTRADICTED_RATIO = 0.1
+_MIN_CONTRADICTIONS = 3
+_MAX_CONTRADICTED_RATIO = 0.1
 """Of the operations on one clock, share that may contradict that it is one."""
 HOST_TOLERANCE_NS = 20_000
-DEVICE_TOLERANCE_NS = 1_000_000
+_DEVICE_TOLERANCE_NS = 1_000_000
 """Device times are placed on the host's clock less exactly."""
 NONE_NS = 1 << 62
 """Stands for no time and for no bound."""
@@ -129,7 +129,7 @@ def _choose_matches(rows: OperationRows, matches: Matches) -> Int64s:
     chosen = [np.empty(0, dtype=np.int64)]
     for _, part in slice_runs(matches.group[useful]):
         own = useful[part]
-        count = min(len(own), MAX_PER_GROUP)
+        count = min(len(own), _MAX_PER_GROUP)
         chosen.append(own[np.linspace(0, len(own) - 1, count).astype(np.int64)])
     return np.concatenate(chosen)
 
@@ -137,11 +137,11 @@ def _choose_matches(rows: OperationRows, matches: Matches) -> Int64s:
 def find_contradicted(segments: Segments, num_clocks: int) -> Int64s:
     """Clocks on which ranks left operations before others, on the same clock, had entered."""
     shared = (segments.num_members > 1) & (segments.first_end_ns < NONE_NS)
-    tolerance = np.where(segments.is_device, DEVICE_TOLERANCE_NS, HOST_TOLERANCE_NS)
+    tolerance = np.where(segments.is_device, _DEVICE_TOLERANCE_NS, HOST_TOLERANCE_NS)
     is_early = shared & (segments.last_start_ns - segments.first_end_ns > tolerance)
     num_shared = np.bincount(segments.clock[shared], minlength=num_clocks)
     num_early = np.bincount(segments.clock[is_early], minlength=num_clocks)
-    is_bad = (num_early >= MIN_CONTRADICTIONS) & (num_early > MAX_CONTRADICTED_RATIO * num_shared)
+    is_bad = (num_early >= _MIN_CONTRADICTIONS) & (num_early > _MAX_CONTRADICTED_RATIO * num_shared)
     return np.flatnonzero(is_bad)
 
 

@@ -86,8 +86,8 @@ def measure_exposed(
     is_manual = rows.has_flag(OperationFlag.MANUAL)[found.row]
     seen, seen_ns = count_once(found.select(~is_manual))
     manual, _ = count_once(found.select(is_manual))
-    manual_ns = (manual.end_ns - manual.begin_ns) - measure_covered(seen, manual)
-    parts = split_exposed(seen, times, row_times)
+    manual_ns = (manual.end_ns - manual.begin_ns) - _measure_covered(seen, manual)
+    parts = _split_exposed(seen, times, row_times)
     zeros = np.zeros(len(manual), dtype=np.int64)
     return Exposed(
         row=np.concatenate([seen.row, manual.row]),
@@ -181,7 +181,7 @@ def count_once(found: HoldUps) -> tuple[HoldUps, Int64s]:
     return cut, end - begin
 
 
-def measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
+def _measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
     """How much of each stretch in `other` lies in stretches of `seen`; both from `count_once`."""
     covered = np.zeros(len(other), dtype=np.int64)
     theirs = dict(slice_runs(seen.rank))
@@ -201,7 +201,7 @@ def _covered_until(moment: Int64s, begin: Int64s, end: Int64s, total: Int64s) ->
     return np.where(place > 0, total[place] - beyond, 0)
 
 
-def split_exposed(
+def _split_exposed(
     found: HoldUps, times: AlignedTimes, row_times: RowTimes
 ) -> tuple[Int64s, Int64s, Int64s]:
     """The parts of each hold-up in waiting, in transfer, and in what cannot be told apart."""

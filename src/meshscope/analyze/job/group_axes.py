@@ -57,7 +57,7 @@ def merge_groups(
     A group whose members could not be learned, or that does not hold the rank that names it, has
     no place.
     """
-    hosts = {recording.rank: host_of(recording) for recording in attempt}
+    hosts = {recording.rank: _host_of(recording) for recording in attempt}
     is_named = _find_shared_names(attempt)
     members: dict[_Key, list[tuple[int, Group]]] = {}
     keys: dict[int, dict[int, _Key]] = {}
@@ -75,7 +75,7 @@ def merge_groups(
     }
 
 
-def host_of(recording: RankRecording) -> str | None:
+def _host_of(recording: RankRecording) -> str | None:
     """The name of the rank's host, as its header has it."""
     host = recording.header.get("host")
     return host if isinstance(host, str) else None

@@ -77,7 +77,7 @@ def find_host_clocks(attempt: Attempt) -> HostClocks:
     clocks: list[HostClock] = []
     for (host, clock_id, _), recordings in keys.items():
         of_rank[[recording.rank for recording in recordings]] = len(clocks)
-        readings = (read_wall_clock(recording) for recording in recordings)
+        readings = (_read_wall_clock(recording) for recording in recordings)
         clocks.append(
             HostClock(
                 host=host,
@@ -89,7 +89,7 @@ def find_host_clocks(attempt: Attempt) -> HostClocks:
     return HostClocks(clocks=tuple(clocks), of_rank=of_rank)
 
 
-def read_wall_clock(recording: RankRecording) -> int | None:
+def _read_wall_clock(recording: RankRecording) -> int | None:
     """A rank's monotonic clock less the wall clock: the middle of its readings."""
     columns = recording.read("clocks")
     mono = int64_column(columns, "time_host_mono_ns")

@@ -33,12 +33,12 @@ from meshscope.store.read.arrays import Bools, Int32s, Int64s
 
 MAX_FINDINGS = 64
 """Desynchronisations listed one by one."""
-SAME_CLOCK_TOLERANCE_NS = 1_000_000
+_SAME_CLOCK_TOLERANCE_NS = 1_000_000
 """On one clock, times further apart than this contradict each other."""
 _MAX_TAG = 127
 """Larger tags are recorded as this one."""
 
-ANY_SIZE = frozenset((Kind.ALL_TO_ALL, Kind.GATHER, Kind.SCATTER, Kind.CUSTOM))
+_ANY_SIZE = frozenset((Kind.ALL_TO_ALL, Kind.GATHER, Kind.SCATTER, Kind.CUSTOM))
 """Kinds of which ranks may know different sizes."""
 
 Shifts = Mapping[tuple[int, int], int]
@@ -282,7 +282,7 @@ def _find_disagreements(
     root, first_root = pair(rows.peer)
     is_bad = (kind != first_kind) & ~np.repeat(is_point_to_point, size)
     is_bad |= (dtype != first_dtype) & (dtype != 0) & (first_dtype != 0)
-    is_sized = ~np.isin(kind, [int(free) for free in ANY_SIZE])
+    is_sized = ~np.isin(kind, [int(free) for free in _ANY_SIZE])
     is_bad |= is_sized & (amount != first_amount) & (amount >= 0) & (first_amount >= 0)
     is_rooted = np.isin(kind, [int(rooted) for rooted in ROOTED])
     is_bad |= is_rooted & (root != first_root) & (root >= 0) & (first_root >= 0)
@@ -381,7 +381,7 @@ def _find_suspects(operations: Operations, matches: Matches, clocks: HostClocks)
 
 def _tolerance_ns(operations: Operations, group: int, clocks: HostClocks) -> int:
     is_one = clocks.is_one_clock(operations.groups[group].recorded_ranks)
-    return SAME_CLOCK_TOLERANCE_NS if is_one else WALL_CLOCK_UNCERTAINTY_NS
+    return _SAME_CLOCK_TOLERANCE_NS if is_one else WALL_CLOCK_UNCERTAINTY_NS
 
 
 def _find_group_shifts(
@@ -403,7 +403,7 @@ def _find_group_shifts(
     found = {}
     for rank, own in by_rank.items():
         is_one = clocks.is_one_clock((reference, rank))
-        tolerance_ns = SAME_CLOCK_TOLERANCE_NS if is_one else WALL_CLOCK_UNCERTAINTY_NS
+        tolerance_ns = _SAME_CLOCK_TOLERANCE_NS if is_one else WALL_CLOCK_UNCERTAINTY_NS
         shift = find_shift(by_rank[reference], own, tolerance_ns=tolerance_ns)
         if rank != reference and shift:
             found[group, rank] = shift
@@ -414,7 +414,7 @@ def _channel_rows(rows: OperationRows, picked: Int64s, offset_ns: int) -> Channe
     sequence, at = np.unique(rows.sequence[picked], return_index=True)
     picked = picked[at]
     kind = rows.kind[picked].astype(np.int64)
-    size = np.where(np.isin(kind, [int(k) for k in ANY_SIZE]), 0, rows.size_bytes[picked])
+    size = np.where(np.isin(kind, [int(k) for k in _ANY_SIZE]), 0, rows.size_bytes[picked])
     root = np.where(np.isin(kind, [int(k) for k in ROOTED]), rows.peer[picked], 0)
     return ChannelRows(
         sequence=sequence,

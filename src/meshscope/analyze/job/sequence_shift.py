@@ -17,9 +17,9 @@ from meshscope.store.read.arrays import Bools, Int64s
 
 MIN_OVERLAP = 8
 """Operations that two ranks must have in common under a shift."""
-MAX_CHECKED = 512
+_MAX_CHECKED = 512
 """Operations of a rank that are tried, spread over all of them."""
-MAX_VIOLATIONS = 0.01
+_MAX_VIOLATIONS = 0.01
 """Share of operations whose times may contradict a shift that is right."""
 _NUM_NEIGHBOURS = 64
 """Shifts tried on each side of the one that times suggest."""
@@ -54,7 +54,7 @@ def find_shift(reference: ChannelRows, other: ChannelRows, *, tolerance_ns: int)
     if not len(reference.sequence) or not len(other.sequence):
         return None
     count = len(other.sequence)
-    checked = other.select(np.unique(np.linspace(0, count - 1, MAX_CHECKED).astype(np.int64)))
+    checked = other.select(np.unique(np.linspace(0, count - 1, _MAX_CHECKED).astype(np.int64)))
     middle = _guess_shift(reference, checked)
     scores: list[tuple[float, int]] = []
     for shift in {0, *range(middle - _NUM_NEIGHBOURS, middle + _NUM_NEIGHBOURS + 1)}:
@@ -93,7 +93,7 @@ def _measure_spread(
     left, right = left.select(timed), right.select(timed)
     early = np.minimum(left.end_ns, right.end_ns) + tolerance_ns
     is_violated = early < np.maximum(left.start_ns, right.start_ns)
-    if np.count_nonzero(is_violated) > MAX_VIOLATIONS * len(timed):
+    if np.count_nonzero(is_violated) > _MAX_VIOLATIONS * len(timed):
         return None
     line = fit_line(
         (left.end_ns - left.end_ns[0]).astype(np.float64),

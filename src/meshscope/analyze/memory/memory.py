@@ -25,11 +25,11 @@ from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.read.run import Attempt, RankRecording
 
-MIN_RISE_BYTES = 16 << 20
+_MIN_RISE_BYTES = 16 << 20
 """Over the samples looked at: less is no leak, however steady: allocators creep."""
-NO_SAMPLE = "memory was not sampled"
-NO_DEVICE = "no accelerator was in use"
-NO_LIMIT = "the recording does not say how much memory there is"
+_NO_SAMPLE = "memory was not sampled"
+_NO_DEVICE = "no accelerator was in use"
+_NO_LIMIT = "the recording does not say how much memory there is"
 
 
 class Place(StrEnum):
@@ -86,7 +86,7 @@ class RankMemory:
         growth = self.growth
         if isinstance(growth, Unavailable) or growth.kind is not GrowthKind.STEADY:
             return False
-        return growth.rise >= MIN_RISE_BYTES
+        return growth.rise >= _MIN_RISE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def analyze_memory(attempt: Attempt) -> JobMemory | Unavailable:
         if len(samples["step"]):
             found += _measure_rank(recording, samples, num_tests)
     if not found:
-        return Unavailable(NO_SAMPLE)
+        return Unavailable(_NO_SAMPLE)
     return JobMemory(ranks=tuple(found), skews=_find_skews(attempt, found))
 
 
@@ -165,7 +165,7 @@ def _measure_host(recording: RankRecording, samples: Columns, num_tests: int) ->
         last_step=int(step[-1]),
         growth=_measure_growth(step, rss, num_tests),
         limit_bytes=_host_limit(recording),
-        allocator=Unavailable(NO_DEVICE),
+        allocator=Unavailable(_NO_DEVICE),
     )
 
 
@@ -223,7 +223,7 @@ def _measure_allocator(samples: Columns, rows: Columns) -> AllocatorState | Unav
         step=int(step[at]),
         allocated_bytes=max(int(allocated), 0),
         reserved_bytes=int(reserved[at]),
-        inactive_split_bytes=int(split[in_step[-1]]) if len(in_step) else Unavailable(NO_SAMPLE),
+        inactive_split_bytes=int(split[in_step[-1]]) if len(in_step) else Unavailable(_NO_SAMPLE),
         unused_at_peak_bytes=max(0, highest - max(peak_allocated, int(allocated), 0)),
         peak_reserved_bytes=highest,
         num_retries=_highest(rows, "num_alloc_retries"),
@@ -255,12 +255,12 @@ def _host_limit(recording: RankRecording) -> int | Unavailable:
         if isinstance(facts, Mapping):
             sizes = (as_int(facts.get(name)) for name in ("total_bytes", "limit_bytes"))
             known += [size for size in sizes if size is not None and size > 0]
-    return min(known) if known else Unavailable(NO_LIMIT)
+    return min(known) if known else Unavailable(_NO_LIMIT)
 
 
 def _device_limit(recording: RankRecording, rows: Columns) -> int | Unavailable:
     total = int(int64_column(rows, "device_total_bytes").max(initial=-1))
-    return total if total > 0 else Unavailable(NO_LIMIT)
+    return total if total > 0 else Unavailable(_NO_LIMIT)
 
 
 def forecast_host(
@@ -282,7 +282,7 @@ def _forecast(ranks: list[RankMemory], step_ns: float | Unavailable) -> Forecast
     if not growing:
         return Unavailable("nothing grows all the time")
     if not limits:
-        return Unavailable(NO_LIMIT)
+        return Unavailable(_NO_LIMIT)
     slope = sum(r.growth.per_step for r in growing if not isinstance(r.growth, Unavailable))
     is_device = ranks[0].place is Place.DEVICE
     used = sum(rank.peak_bytes if is_device else rank.last_bytes for rank in ranks)

@@ -14,7 +14,7 @@ from meshscope.core.memory_point import COUNTERS, MemoryPoint
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.memory_points import MemoryRecording
 
-NAMED_AFTER_PARAMETERS = {
+_NAMED_AFTER_PARAMETERS = {
     "parameters": 1,
     "gathered_parameters": 1,
     "buffers": 1,
@@ -64,7 +64,7 @@ class ModuleMemory:
     categories_bytes: Mapping[str, int]
 
 
-ESTIMATED_TOGETHER = {
+_ESTIMATED_TOGETHER = {
     "parameters": ("gathered_parameters",),
     "activations": ("outputs", "activation_gradients", "temporaries"),
 }
@@ -144,7 +144,7 @@ def _summarize_rank(recording: MemoryRecording) -> RankMemory:
         allocator=recording.allocator,
         points=tuple(_summarize_point(point, most) for point in recording.points),
         peak=peak if isinstance(peak, Unavailable) else _summarize_point(peak, most),
-        modules=() if isinstance(peak, Unavailable) else sum_modules(peak.modules_bytes),
+        modules=() if isinstance(peak, Unavailable) else _sum_modules(peak.modules_bytes),
         estimate=_compare_estimate(recording),
         problems=recording.problems,
     )
@@ -190,10 +190,10 @@ def _measure_residual(point: MemoryPoint, most_bytes: int) -> float:
 def module_of(category: str, path: str) -> str:
     """The module a path of a category belongs to."""
     parts = path.split(".")
-    return ".".join(parts[: len(parts) - NAMED_AFTER_PARAMETERS.get(category, 0)])
+    return ".".join(parts[: len(parts) - _NAMED_AFTER_PARAMETERS.get(category, 0)])
 
 
-def sum_modules(modules_bytes: Mapping[str, Mapping[str, int]]) -> tuple[ModuleMemory, ...]:
+def _sum_modules(modules_bytes: Mapping[str, Mapping[str, int]]) -> tuple[ModuleMemory, ...]:
     """Bytes by module over all categories, largest first."""
     found: dict[str, dict[str, int]] = {}
     for category, paths in modules_bytes.items():
@@ -214,7 +214,7 @@ def _compare_estimate(recording: MemoryRecording) -> tuple[EstimateLine, ...]:
     estimates = recording.estimate_bytes
     lines = []
     for category, num_bytes in estimates.items():
-        more = (name for name in ESTIMATED_TOGETHER.get(category, ()) if name not in estimates)
+        more = (name for name in _ESTIMATED_TOGETHER.get(category, ()) if name not in estimates)
         covers = (category, *more)
         found = max(_sum_categories(point, covers) for point in recording.points)
         lines.append(

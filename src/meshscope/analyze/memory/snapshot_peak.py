@@ -20,7 +20,7 @@ from meshscope.store.read.arrays import Int8s, Int32s, Int64s
 
 ALLOC, FREE = ACTIONS.index("alloc"), ACTIONS.index("free_completed")
 INACTIVE = STATES.index("inactive")
-NUM_PARTS = 16
+_NUM_PARTS = 16
 """Events are matched by parts of the addresses, so that sorting them needs little memory."""
 CHUNK_EVENTS = 1 << 20
 
@@ -135,7 +135,7 @@ def _match(
     live_address = snapshot.block_address[live]
     is_known = np.zeros(len(live), dtype=np.bool_)
     unknown_bytes = 0
-    for part in range(NUM_PARTS):
+    for part in range(_NUM_PARTS):
         places = np.flatnonzero(part_of == part)
         if not len(places):
             continue
@@ -170,7 +170,7 @@ def _find_parts(snapshot: Snapshot, rows: Int64s | Int32s) -> Int8s:
     for begin in range(0, len(rows), CHUNK_EVENTS):
         addresses = snapshot.event_address[rows[begin : begin + CHUNK_EVENTS]]
         # Blocks begin at multiples of 512, large ones at multiples of 2 MiB.
-        part_of[begin : begin + CHUNK_EVENTS] = ((addresses >> 9) ^ (addresses >> 21)) % NUM_PARTS
+        part_of[begin : begin + CHUNK_EVENTS] = ((addresses >> 9) ^ (addresses >> 21)) % _NUM_PARTS
     return part_of
 
 

@@ -24,13 +24,13 @@ from meshscope.core.unit_text import memory, ratio
 from meshscope.ingest.snapshot.snapshot_columns import ACTIONS, Snapshot
 from meshscope.store.read.arrays import Int8s, Int64s
 
-NUM_TIMES = 100
+_NUM_TIMES = 100
 """Moments of the course that are kept."""
-NUM_FRAMES = 12
+_NUM_FRAMES = 12
 """Frames of a stack that are shown."""
-MAX_DEVICES = 256
+_MAX_DEVICES = 256
 """A file that names more is none that torch wrote; each costs a pass over the events."""
-SEGMENT_ACTIONS = tuple(
+_SEGMENT_ACTIONS = tuple(
     ACTIONS.index(name)
     for name in ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
 )
@@ -122,9 +122,9 @@ def summarize_snapshot(snapshot: Snapshot) -> SnapshotSummary:
     categories = categorize_stacks(snapshot)
     devices, found = [], _find_devices(snapshot)
     warnings = list(snapshot.warnings)
-    if len(found) > MAX_DEVICES:
-        warnings.append(f"{len(found)} devices: those after the first {MAX_DEVICES} are left out")
-    for device in found[:MAX_DEVICES]:
+    if len(found) > _MAX_DEVICES:
+        warnings.append(f"{len(found)} devices: those after the first {_MAX_DEVICES} are left out")
+    for device in found[:_MAX_DEVICES]:
         replay = replay_device(snapshot, device)
         if not isinstance(replay, Unavailable):
             devices.append(_summarize_device(snapshot, device, replay, categories))
@@ -161,7 +161,7 @@ def _summarize_device(
         num_failures=replay.num_failures,
         initial_bytes=replay.initial_bytes,
         final_bytes=replay.final_bytes,
-        reserved_peak_bytes=find_reserved_peak(snapshot, device),
+        reserved_peak_bytes=_find_reserved_peak(snapshot, device),
         categories_bytes=ordered,
         modules_bytes=_largest_first(modules),
         stacks=tuple(
@@ -169,7 +169,7 @@ def _summarize_device(
             for stack, num_bytes in sorted(by_stack.items(), key=lambda item: -item[1])
         ),
         unexplained_bytes=replay.peak_bytes - sum(by_stack.values()),
-        course=trace_course(snapshot, replay, category_of),
+        course=_trace_course(snapshot, replay, category_of),
         fragmentation=fragmentation,
         sentence=_say(device, replay, ordered),
     )
@@ -182,12 +182,12 @@ def count_actions(snapshot: Snapshot, device: int) -> dict[str, int]:
     return {name: count for name, count in zip(ACTIONS, counts, strict=True) if count}
 
 
-def find_reserved_peak(snapshot: Snapshot, device: int) -> int:
+def _find_reserved_peak(snapshot: Snapshot, device: int) -> int:
     """Segments at the end, less what came and plus what went since: the most of that sum."""
     here = np.flatnonzero(snapshot.segment_device == device)
     final = int(np.maximum(snapshot.segment_total_bytes[here], 0).sum())
     action = snapshot.event_action
-    is_segment = (action >= SEGMENT_ACTIONS[0]) & (action <= SEGMENT_ACTIONS[-1])
+    is_segment = (action >= _SEGMENT_ACTIONS[0]) & (action <= _SEGMENT_ACTIONS[-1])
     rows = np.flatnonzero(is_segment & (snapshot.event_device == device))
     came = np.isin(action[rows], [ACTIONS.index("segment_alloc"), ACTIONS.index("segment_map")])
     sizes = np.maximum(snapshot.event_bytes[rows], 0)
@@ -201,7 +201,7 @@ def _largest_first(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _describe_stack(snapshot: Snapshot, site: Site, stack: int, num_bytes: int) -> StackMemory:
-    frames = snapshot.stack(stack)[:NUM_FRAMES]
+    frames = snapshot.stack(stack)[:_NUM_FRAMES]
     return StackMemory(
         num_bytes=num_bytes,
         category=site.category,
@@ -222,10 +222,10 @@ def _say(device: int, replay: SnapshotReplay, categories: Mapping[str, int]) -> 
     return f"Device {device} had {memory(replay.peak_bytes)} allocated at its peak: {what}."
 
 
-def trace_course(
+def _trace_course(
     snapshot: Snapshot, replay: SnapshotReplay, category_of: Int8s
 ) -> tuple[CourseMoment, ...]:
-    """Up to NUM_TIMES moments, evenly over the events, with the fullest of each stretch."""
+    """Up to _NUM_TIMES moments, evenly over the events, with the fullest of each stretch."""
     if not len(replay.event_rows):
         return ()
     places = _fullest_places(replay)
@@ -264,7 +264,7 @@ def _sum_categories(replay: SnapshotReplay, category_of: Int8s, places: Int64s) 
 
 def _fullest_places(replay: SnapshotReplay) -> Int64s:
     num_events = len(replay.event_rows)
-    edges = np.linspace(0, num_events, min(NUM_TIMES, num_events) + 1).astype(np.int64)
+    edges = np.linspace(0, num_events, min(_NUM_TIMES, num_events) + 1).astype(np.int64)
     return np.array(
         [
             begin + int(np.argmax(replay.allocated_bytes[begin:end]))

@@ -21,7 +21,7 @@ from meshscope.core.dependency_order import sort_by_needs
 from meshscope.core.schedule import Action, ActionKind, Schedule, output_of
 from meshscope.store.read.arrays import Floats, Int64s
 
-NO_ACTION = -1
+_NO_ACTION = -1
 
 
 class SendMode(StrEnum):
@@ -45,13 +45,13 @@ class ReplayPlan:
     rank: Int64s
     """Pipeline rank of each."""
     before: Int64s
-    """The action before in the same row; NO_ACTION for the first."""
+    """The action before in the same row; _NO_ACTION for the first."""
     remote: Int64s
-    """The action of another rank that makes its input; NO_ACTION."""
+    """The action of another rank that makes its input; _NO_ACTION."""
     mode: SendMode
     receiver: Int64s
     """Where sends wait: the action of another rank for which the action before it sends;
-    NO_ACTION."""
+    _NO_ACTION."""
     order: tuple[tuple[int, bool], ...]
     """Places in `actions`: False when the rank comes to it, True when it runs; each after all
     that it waits for."""
@@ -128,14 +128,14 @@ def plan_replay(schedule: Schedule, mode: SendMode = SendMode.FREE) -> ReplayPla
     actions = list_actions(schedule)
     rank = np.repeat(np.arange(schedule.num_ranks), [len(row) for row in schedule.actions])
     is_first = np.diff(rank, prepend=-1) > 0
-    before = np.where(is_first, NO_ACTION, np.arange(len(actions)) - 1)
+    before = np.where(is_first, _NO_ACTION, np.arange(len(actions)) - 1)
     maker = {output_of(action): place for place, action in enumerate(actions)}
-    remote = np.full(len(actions), NO_ACTION, dtype=np.int64)
+    remote = np.full(len(actions), _NO_ACTION, dtype=np.int64)
     for place, action in enumerate(actions):
         for output in schedule.needs(action):
             if rank[maker[output]] != rank[place]:
                 remote[place] = maker[output]
-    receiver = np.full(len(actions), NO_ACTION, dtype=np.int64)
+    receiver = np.full(len(actions), _NO_ACTION, dtype=np.int64)
     if mode is not SendMode.FREE:
         receiver = _find_receivers(rank, before, remote)
     order = _sort(before, remote, receiver, mode)
@@ -155,10 +155,10 @@ def plan_replay(schedule: Schedule, mode: SendMode = SendMode.FREE) -> ReplayPla
 
 def _find_receivers(rank: Int64s, before: Int64s, remote: Int64s) -> Int64s:
     """For each action the one that takes what the action before it sends."""
-    taker = np.full(len(rank), NO_ACTION, dtype=np.int64)
+    taker = np.full(len(rank), _NO_ACTION, dtype=np.int64)
     users = np.flatnonzero(remote >= 0)
     taker[remote[users]] = users
-    return np.where(before >= 0, taker[before], NO_ACTION)
+    return np.where(before >= 0, taker[before], _NO_ACTION)
 
 
 def _sort(

@@ -111,10 +111,10 @@ def _find_chains(timeline: Timeline, actions: Actions) -> Chains:
     layout = timeline.layout
     if not isinstance(layout, Unavailable) and layout.pp > 1:
         return layout.groups_of("pp", timeline.ranks)
-    return chains_from_stages(actions)
+    return _chains_from_stages(actions)
 
 
-def chains_from_stages(actions: Actions) -> Chains:
+def _chains_from_stages(actions: Actions) -> Chains:
     """Without a layout: the n-th rank of every set of stages belongs to pipeline n."""
     by_stages: dict[tuple[int, ...], list[int]] = {}
     for rank in np.unique(actions.rank).tolist():
@@ -224,7 +224,7 @@ def _take(
     kept, place = np.unique(rows, return_inverse=True)
     place = place.reshape(rows.shape)
     begin, end = _device_extents(timeline, actions)
-    work = measure_action_work(timeline, actions.rank[kept], begin[kept], end[kept])
+    work = _measure_action_work(timeline, actions.rank[kept], begin[kept], end[kept])
     no_runs = np.zeros(0, dtype=np.int32)
     return PipelineTimes(
         chains=chains,
@@ -260,7 +260,7 @@ def _device_extents(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64
     return np.where(has_any, first, begin), np.where(has_any, last, end)
 
 
-def measure_action_work(timeline: Timeline, rank: Int32s, begin: Int64s, end: Int64s) -> Int64s:
+def _measure_action_work(timeline: Timeline, rank: Int32s, begin: Int64s, end: Int64s) -> Int64s:
     """Of every action the time that is WORK in the timeline; its duration where that is unknown.
 
     Actions are sorted by rank and begin, as pieces are.

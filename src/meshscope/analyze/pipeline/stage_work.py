@@ -183,7 +183,7 @@ def measure_stage_work(times: PipelineTimes, attempt: Attempt) -> StageWork:
     return StageWork(
         stages=tuple(stages),
         num_positions=schedule.num_ranks,
-        layers=find_stage_layers(times, attempt),
+        layers=_find_stage_layers(times, attempt),
         rank_work_ns=rank_work,
         longest_ratio=_count_longest(times),
     )
@@ -216,7 +216,7 @@ def _rank_quantiles(
     return found
 
 
-def find_stage_layers(times: PipelineTimes, attempt: Attempt) -> StageLayers | Unavailable:
+def _find_stage_layers(times: PipelineTimes, attempt: Attempt) -> StageLayers | Unavailable:
     """What the stages hold, if the ranks of each stage say so and agree."""
     schedule = times.schedule
     for source in PartsSource:

@@ -140,7 +140,7 @@ class RankResult:
     overhead: OverheadSamples
 
 
-def choose_steady(
+def _choose_steady(
     steps: StepTimes, windows: Sequence[TraceWindow], asked_warmup: int | None
 ) -> SteadySteps:
     """Those after warm-up that no trace window of any rank disturbed."""
@@ -169,7 +169,7 @@ def summarize_rank(
     """Reads a rank's tables. `warmup_steps` None: 1 where more than 3 steps finished."""
     columns = recording.read("steps")
     steps = order_steps(columns)
-    chosen = choose_steady(steps, windows, warmup_steps)
+    chosen = _choose_steady(steps, windows, warmup_steps)
     num_steps = len(steps)
     spans = recording.read("spans")
     memory = recording.read("memory")

@@ -8,9 +8,9 @@ were.
 
 from dataclasses import dataclass
 
-MIN_WINDOW_STEPS = 5
+_MIN_WINDOW_STEPS = 5
 """Shorter stretches are not worth their borders."""
-LAST_SHARE = 0.4
+_LAST_SHARE = 0.4
 """Of the steps, that the last stretch takes."""
 
 
@@ -32,10 +32,10 @@ def choose_windows(first: int, last: int, num_kept: int, num_windows: int) -> li
     if num_kept >= num_steps:
         return [(first, last)] if num_steps > 0 else []
     num_kept = max(num_kept, 1)
-    count = max(1, min(num_windows, num_kept // MIN_WINDOW_STEPS))
+    count = max(1, min(num_windows, num_kept // _MIN_WINDOW_STEPS))
     if count == 1:
         return [(last - num_kept + 1, last)]
-    last_length = max(int(num_kept * LAST_SHARE), num_kept // count)
+    last_length = max(int(num_kept * _LAST_SHARE), num_kept // count)
     length = max((num_kept - last_length) // (count - 1), 1)
     stride = (num_steps - last_length) / (count - 1)
     begins = [first + int(place * stride) for place in range(count - 1)]

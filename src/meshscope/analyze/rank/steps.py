@@ -27,15 +27,15 @@ from meshscope.numerics.distribution import Distribution, measure_distribution
 from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.trace_windows import TraceWindow, mark_profiled
 
-MIN_STEPS_FOR_WARMUP = 4
+_MIN_STEPS_FOR_WARMUP = 4
 """With fewer steps, none is left out by default: too little would remain."""
 NO_STEP = "no step finished"
 ALL_PROFILED = "all steps after warm-up were profiled"
-TIED = -1
+_TIED = -1
 """In place of the slowest rank where several share the maximum."""
-MAX_SERIES_BINS = 240
+_MAX_SERIES_BINS = 240
 """Longer runs are binned to this many points."""
-MAX_SLOWEST = 3
+_MAX_SLOWEST = 3
 """Ranks named at most for being slowest more often than chance would have it."""
 _MAX_SPARSENESS = 4
 """A table of steps and ranks may have this many cells per value; beyond it, values are sorted."""
@@ -45,7 +45,7 @@ def count_warmup(num_steps: int, asked: int | None) -> int:
     """How many first steps statistics leave out: what was asked for, else 1 of more than 3."""
     if asked is not None:
         return min(asked, num_steps)
-    return 1 if num_steps >= MIN_STEPS_FOR_WARMUP else 0
+    return 1 if num_steps >= _MIN_STEPS_FOR_WARMUP else 0
 
 
 def explain_no_steady_step(num_steps: int) -> str:
@@ -65,7 +65,7 @@ class JobSteps:
         """Step numbers seen on any rank, ascending."""
         self.max_ns: Int64s = empty
         self.max_rank: Int64s = empty
-        """The rank that was slowest, or TIED."""
+        """The rank that was slowest, or _TIED."""
         self.num_ranks: Int64s = empty
         """Ranks that recorded the step."""
         self._rows: list[tuple[Int64s, npt.NDArray[np.integer]]] = []
@@ -90,7 +90,7 @@ class JobSteps:
         self, rank: int, rows: npt.NDArray[np.int64] | slice, duration_ns: Int64s
     ) -> None:
         highest = self.max_ns[rows]
-        slowest = np.where(duration_ns == highest, TIED, self.max_rank[rows])
+        slowest = np.where(duration_ns == highest, _TIED, self.max_rank[rows])
         is_larger = (duration_ns > highest) | (self.num_ranks[rows] == 0)
         self.max_rank[rows] = np.where(is_larger, rank, slowest)
         self.max_ns[rows] = np.where(is_larger, duration_ns, highest)
@@ -197,7 +197,7 @@ class JobStepSummary:
     @property
     def series(self) -> tuple[StepBin, ...]:
         """All steps, warm-up included; those of a long run are binned."""
-        num_bins = min(MAX_SERIES_BINS, self.num_steps)
+        num_bins = min(_MAX_SERIES_BINS, self.num_steps)
         if not num_bins:
             return ()
         bins = zip(
@@ -265,8 +265,8 @@ def summarize_job_steps(
 
 
 def _count_slowest(ranks: Int64s, num_ranks: int) -> tuple[SlowestCount, ...]:
-    found, counts = np.unique(ranks[ranks != TIED], return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:MAX_SLOWEST].tolist()
+    found, counts = np.unique(ranks[ranks != _TIED], return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:_MAX_SLOWEST].tolist()
     ranked = [SlowestCount(rank=int(found[row]), num_steps=int(counts[row])) for row in order]
     return tuple(
         entry

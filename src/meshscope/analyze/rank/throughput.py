@@ -28,7 +28,7 @@ TOKEN_SOURCES: dict[str, str] = {
     "input_tokens": "counted by the recorder from the model's integer inputs",
 }
 """What counts tokens, best first: a scalar, then a column of the step table."""
-MAX_LACKING_LISTED = 1000
+_MAX_LACKING_LISTED = 1000
 """Ranks without tokens that are looked for; a header may claim a million that never were."""
 
 
@@ -136,7 +136,7 @@ def _list_lacking(per_rank: Mapping[int, RankTokens], layout: Layout) -> str:
         for rank in range(layout.world_size)
         if not per_rank.get(rank) and _is_counted(layout, rank)
     )
-    text = abbreviate_ranks(islice(lacking, MAX_LACKING_LISTED))
+    text = abbreviate_ranks(islice(lacking, _MAX_LACKING_LISTED))
     is_cut = next(lacking, None) is not None
     return text if not is_cut or text.endswith("…") else f"{text} …"
 

@@ -1,6 +1,6 @@
 """Steps in which a rank works far longer than it usually does: sporadic pauses of its host.
 
-A step of a rank is a pause when its work is beyond the rank's usual (median) by PAUSE_RATIO of a
+A step of a rank is a pause when its work is beyond the rank's usual (median) by _PAUSE_RATIO of a
 step and by far more than it scatters, in few of its steps: what happens in many is how the rank
 is. The cost of pauses is, per step, that of the longest one on any rank: who waits does not care
 how many others paused as well.
@@ -18,17 +18,17 @@ import numpy as np
 from meshscope.analyze.timeline.peer_work import PeerWork
 from meshscope.store.read.arrays import Bools, Floats
 
-PAUSE_RATIO = 0.25
+_PAUSE_RATIO = 0.25
 """Of a step's period, by which work must be beyond the usual."""
-PAUSE_DEVIATIONS = 8.0
+_PAUSE_DEVIATIONS = 8.0
 """Robust deviations of the rank's work, likewise."""
-MAX_STEPS_RATIO = 0.34
+_MAX_STEPS_RATIO = 0.34
 """Of a rank's steps: above it the rank is slow or uneven, not paused."""
-MIN_PAUSES = 3
+_MIN_PAUSES = 3
 """Of a rank, from which they are a pattern."""
-AROUND_STEPS_RATIO = 0.9
+_AROUND_STEPS_RATIO = 0.9
 """Of the steps that have a long rank, from which uneven work goes around."""
-AROUND_RANKS = 1.2
+_AROUND_RANKS = 1.2
 """Long ranks in such a step, below which it does."""
 _MAD_TO_DEVIATION = 1.4826
 
@@ -73,11 +73,11 @@ def find_pauses(work: PeerWork, *, without: frozenset[int] = frozenset()) -> Pau
     usual = np.median(work.total_ns, axis=0)
     excess = work.total_ns - usual
     deviation = _MAD_TO_DEVIATION * np.median(np.abs(excess), axis=0)
-    limit = np.maximum(PAUSE_RATIO * work.step_ns, PAUSE_DEVIATIONS * deviation)
+    limit = np.maximum(_PAUSE_RATIO * work.step_ns, _PAUSE_DEVIATIONS * deviation)
     is_pause = excess > limit
     counts = is_pause.sum(axis=0)
     named = np.array([rank in without for rank in work.ranks])
-    is_sporadic = (counts >= MIN_PAUSES) & (counts <= MAX_STEPS_RATIO * len(excess)) & ~named
+    is_sporadic = (counts >= _MIN_PAUSES) & (counts <= _MAX_STEPS_RATIO * len(excess)) & ~named
     if _goes_around(is_pause & is_sporadic):
         is_sporadic = np.zeros_like(is_sporadic)
     kept = np.where(is_pause & is_sporadic, excess, 0.0)
@@ -103,9 +103,9 @@ def _goes_around(is_pause: Bools) -> bool:
     """
     in_step = is_pause.sum(axis=1)
     num_hit = int(np.count_nonzero(in_step))
-    if num_hit < AROUND_STEPS_RATIO * len(in_step) or not num_hit:
+    if num_hit < _AROUND_STEPS_RATIO * len(in_step) or not num_hit:
         return False
-    return float(in_step.sum()) / num_hit < AROUND_RANKS
+    return float(in_step.sum()) / num_hit < _AROUND_RANKS
 
 
 def _describe(work: PeerWork, place: int, paused: Bools, excess: Floats) -> PausedRank:

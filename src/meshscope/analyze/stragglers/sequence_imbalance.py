@@ -28,8 +28,8 @@ from meshscope.store.read.run import Attempt
 
 MIN_CORRELATION = 0.9
 """Of forward and backward (OSDI'25, §5)."""
-MIN_PAIRS = 20
-MIN_VARIATION_RATIO = 0.10
+_MIN_PAIRS = 20
+_MIN_VARIATION_RATIO = 0.10
 """Standard deviation over the mean that forward and backward must have: less is noise."""
 
 
@@ -51,9 +51,9 @@ class SequenceImbalance:
     def is_found(self) -> bool:
         """Whether the pattern is there."""
         return (
-            self.num_pairs >= MIN_PAIRS
+            self.num_pairs >= _MIN_PAIRS
             and self.correlation >= MIN_CORRELATION
-            and self.variation_ratio >= MIN_VARIATION_RATIO
+            and self.variation_ratio >= _MIN_VARIATION_RATIO
         )
 
 
@@ -80,8 +80,8 @@ def measure_sequence_imbalance(
     if pairs is None:
         return Unavailable("forward and backward were not recorded apart")
     forward, backward = pairs
-    if len(forward) < MIN_PAIRS:
-        return Unavailable(f"{len(forward)} pairs of forward and backward; it takes {MIN_PAIRS}")
+    if len(forward) < _MIN_PAIRS:
+        return Unavailable(f"{len(forward)} pairs of forward and backward; it takes {_MIN_PAIRS}")
     return SequenceImbalance(
         correlation=correlate(forward, backward),
         variation_ratio=min(_vary(forward), _vary(backward)),
@@ -176,7 +176,7 @@ def _correlate_tokens(work: PeerWork, tokens: Floats | None) -> float | Unavaila
         return Unavailable("tokens were not counted per step")
     usual = np.median(work.total_ns, axis=0)
     known = np.isfinite(tokens) & (tokens > 0) & (usual > 0)
-    if int(known.sum()) < MIN_PAIRS:
+    if int(known.sum()) < _MIN_PAIRS:
         return Unavailable("tokens were not counted in enough steps")
     if float(tokens[known].std()) == 0:
         return Unavailable("every step of every rank had equally many tokens")

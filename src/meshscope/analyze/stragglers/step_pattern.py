@@ -26,21 +26,21 @@ from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
 
 MAX_RANKS = 8
 """Ranks read for the job's periods: they wait for each other, so a few show the pace of all."""
-HALF_WINDOW = 12
+_HALF_WINDOW = 12
 """Steps on either side that a step is compared with."""
 MIN_SLOW_RATIO = 0.25
 """A slow step is longer than its neighbours by at least this..."""
-MIN_SLOW_DEVIATIONS = 8.0
+_MIN_SLOW_DEVIATIONS = 8.0
 """... and by this many robust standard deviations of theirs."""
 MIN_STEPS = 24
 """Steps after warm-up below which no pattern is looked for."""
-MIN_RECURRENCES = 3
+_MIN_RECURRENCES = 3
 MAX_CHANCE = 0.01
 """Of intervals that slow steps would keep by chance, over all intervals tried."""
-MIN_RECURRING_RATIO = 0.8
+_MIN_RECURRING_RATIO = 0.8
 """Of the steps at the interval that have to be slow."""
-MAX_INTERVALS = 3
-NUM_BLOCKS = 24
+_MAX_INTERVALS = 3
+_NUM_BLOCKS = 24
 _MAD_TO_SIGMA = 1.4826
 
 
@@ -129,13 +129,13 @@ def _rank_periods(attempt: Attempt, rank: int, num_warmup: int) -> tuple[Int64s,
 
 def find_slow_steps(step: Int64s, period_ns: Floats) -> StepPeriods:
     """Compares every step with its neighbours."""
-    window = 2 * HALF_WINDOW + 1
-    padded = np.pad(period_ns, HALF_WINDOW, mode="reflect")
+    window = 2 * _HALF_WINDOW + 1
+    padded = np.pad(period_ns, _HALF_WINDOW, mode="reflect")
     views = np.lib.stride_tricks.sliding_window_view(padded, window)
     usual = np.median(views, axis=1)
     deviation = _MAD_TO_SIGMA * np.median(np.abs(views - usual[:, None]), axis=1)
     excess = period_ns - usual
-    is_slow = (excess > MIN_SLOW_RATIO * usual) & (excess > MIN_SLOW_DEVIATIONS * deviation)
+    is_slow = (excess > MIN_SLOW_RATIO * usual) & (excess > _MIN_SLOW_DEVIATIONS * deviation)
     return StepPeriods(step=step, period_ns=period_ns, usual_ns=usual, is_slow=is_slow)
 
 
@@ -143,7 +143,7 @@ def find_recurrences(periods: StepPeriods) -> tuple[Recurrence, ...]:
     """Intervals at which slow steps recur, the most certain first; each slow step counts once."""
     left = periods.is_slow.copy()
     found: list[Recurrence] = []
-    while len(found) < MAX_INTERVALS and int(np.count_nonzero(left)) >= MIN_RECURRENCES:
+    while len(found) < _MAX_INTERVALS and int(np.count_nonzero(left)) >= _MIN_RECURRENCES:
         best = _find_recurrence(periods, left)
         if best is None:
             break
@@ -155,7 +155,7 @@ def find_recurrences(periods: StepPeriods) -> tuple[Recurrence, ...]:
 def _find_recurrence(periods: StepPeriods, is_slow: Bools) -> Recurrence | None:
     """The interval that chance explains least; only intervals between two slow steps can be."""
     slow = periods.step[is_slow]
-    longest = int(periods.step[-1] - periods.step[0]) // MIN_RECURRENCES
+    longest = int(periods.step[-1] - periods.step[0]) // _MIN_RECURRENCES
     num_tried = max(1, longest * (longest + 1) // 2)
     rate = min(0.5, len(slow) / len(periods))
     best: Recurrence | None = None
@@ -166,7 +166,7 @@ def _find_recurrence(periods: StepPeriods, is_slow: Bools) -> Recurrence | None:
         at_interval = periods.step % interval == int(np.argmax(classes))
         rows = at_interval & is_slow
         hits, expected = int(np.count_nonzero(rows)), int(np.count_nonzero(at_interval))
-        if hits < MIN_RECURRENCES or hits < MIN_RECURRING_RATIO * expected:
+        if hits < _MIN_RECURRENCES or hits < _MIN_RECURRING_RATIO * expected:
             continue
         chance = min(1.0, num_tried * binomial_tail(hits, expected, rate))
         if chance < MAX_CHANCE and (best is None or chance < best.chance):
@@ -176,10 +176,10 @@ def _find_recurrence(periods: StepPeriods, is_slow: Bools) -> Recurrence | None:
 
 def measure_drift(periods: StepPeriods) -> Drift:
     """Compares medians of blocks of steps from the first to the last."""
-    blocks = np.array_split(periods.period_ns, NUM_BLOCKS)
+    blocks = np.array_split(periods.period_ns, _NUM_BLOCKS)
     level = np.array([np.median(block) for block in blocks])
-    place = np.arange(NUM_BLOCKS)
-    above, below = np.triu_indices(NUM_BLOCKS, 1)
+    place = np.arange(_NUM_BLOCKS)
+    above, below = np.triu_indices(_NUM_BLOCKS, 1)
     slopes = (level[below] - level[above]) / (place[below] - place[above])
     slope = float(np.median(slopes))
     quarter = len(periods) // 4

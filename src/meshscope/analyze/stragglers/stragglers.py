@@ -30,13 +30,13 @@ from meshscope.numerics.paired_excess import Effect
 from meshscope.numerics.persistence import Candidate, correct_holm, find_candidates, is_slow
 from meshscope.store.read.arrays import Floats
 
-MIN_EXCESS_SHARE = 0.01
+_MIN_EXCESS_SHARE = 0.01
 """Of a step's period: less time than that is not worth a line, however sure."""
-SAME_SET_RATIO = 0.5
+_SAME_SET_RATIO = 0.5
 """Of the worst rank's excess, from which another belongs to its set."""
-SAME_ONSET_RATIO = 0.05
+_SAME_ONSET_RATIO = 0.05
 """Of the steps, within which two onsets are one."""
-MAIN_PHASE_RATIO = 0.25
+_MAIN_PHASE_RATIO = 0.25
 """Of a rank's excess, from which a phase is named."""
 _USUAL_QUANTILE = 0.25
 """Of a rank's own steps: what it does while it is not slow, be that half of the run."""
@@ -71,7 +71,7 @@ class SlowRank:
         """Phases that hold a good part of the excess."""
         total = sum(self.phase_excess_ns.values())
         named = [
-            name for name, ns in self.phase_excess_ns.items() if ns >= MAIN_PHASE_RATIO * total
+            name for name, ns in self.phase_excess_ns.items() if ns >= _MAIN_PHASE_RATIO * total
         ]
         return tuple(named)
 
@@ -94,7 +94,7 @@ class FailSlowRank:
         """Phases that hold a good part of the excess."""
         total = sum(self.phase_excess_ns.values())
         named = [
-            name for name, ns in self.phase_excess_ns.items() if ns >= MAIN_PHASE_RATIO * total
+            name for name, ns in self.phase_excess_ns.items() if ns >= _MAIN_PHASE_RATIO * total
         ]
         return tuple(named)
 
@@ -173,7 +173,7 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
     passed = [
         (*test, p)
         for test, p in zip(tests, adjusted, strict=True)
-        if is_slow(test[2], p) and test[2].excess_ns >= MIN_EXCESS_SHARE * work.step_ns
+        if is_slow(test[2], p) and test[2].excess_ns >= _MIN_EXCESS_SHARE * work.step_ns
     ]
     slow_places = {group.places[candidate.place] for group, _, candidate, _ in passed}
     best: dict[int, SlowRank] = {}
@@ -184,7 +184,7 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
         if rank in changed or rank in best:
             continue
         reference = tuple(other for other in group.places if other not in slow_places)
-        by_phase = measure_phase_excess(work, place, reference)
+        by_phase = _measure_phase_excess(work, place, reference)
         best[rank] = SlowRank(
             rank=rank,
             axis=group.axis,
@@ -198,7 +198,7 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
     return list(best.values()), num_tests
 
 
-def measure_phase_excess(
+def _measure_phase_excess(
     work: PeerWork,
     place: int,
     reference: tuple[int, ...],
@@ -212,7 +212,7 @@ def measure_phase_excess(
         matrix = work.work_ns[index][steps]
         base = np.median(matrix[:, list(reference)], axis=1)
         excess[name] = float(np.median(matrix[:, place] - base))
-    least = MIN_EXCESS_SHARE * work.step_ns
+    least = _MIN_EXCESS_SHARE * work.step_ns
     kept = [(name, ns) for name, ns in excess.items() if ns >= least]
     return dict(sorted(kept, key=lambda item: -item[1]))
 
@@ -274,7 +274,7 @@ def _has_risen(work: PeerWork, place: int, change: LevelChange) -> bool:
     inside[change.onset : change.recovery] = True
     high_ns, low_ns = float(np.median(own[inside])), float(np.median(own[~inside]))
     is_relative = high_ns / low_ns - 1 >= change.shift_ratio / 2
-    return is_relative and high_ns - low_ns >= MIN_EXCESS_SHARE * work.step_ns
+    return is_relative and high_ns - low_ns >= _MIN_EXCESS_SHARE * work.step_ns
 
 
 def _describe_fail_slow(
@@ -286,7 +286,7 @@ def _describe_fail_slow(
     for index, name in enumerate(work.phases):
         own = work.work_ns[index][:, place]
         rise_ns = float(np.median(own[inside]) - np.median(own[~inside]))
-        if rise_ns >= MIN_EXCESS_SHARE * work.step_ns:
+        if rise_ns >= _MIN_EXCESS_SHARE * work.step_ns:
             by_phase[name] = rise_ns
     own = work.total_ns[:, place]
     return FailSlowRank(
@@ -306,7 +306,7 @@ def _make_sets(
     left = sorted(slow, key=lambda one: (-one.excess_ns, one.rank))
     sets = []
     while left:
-        limit = SAME_SET_RATIO * left[0].excess_ns
+        limit = _SAME_SET_RATIO * left[0].excess_ns
         together = tuple(one for one in left if one.excess_ns >= limit)
         left = left[len(together) :]
         shared = find_shared((one.rank for one in together), work.ranks, layout, hosts)
@@ -321,7 +321,7 @@ def _make_fail_slow_sets(
     hosts: Mapping[int, str],
 ) -> tuple[FailSlowSet, ...]:
     """Ranks that changed at about the same step together."""
-    near = max(2, SAME_ONSET_RATIO * len(work.steps))
+    near = max(2, _SAME_ONSET_RATIO * len(work.steps))
     left = sorted(slow, key=lambda one: (-one.excess_ns, one.rank))
     sets = []
     while left:

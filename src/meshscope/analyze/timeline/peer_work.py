@@ -23,11 +23,11 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.paired_excess import Places
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
-OTHERS_PHASES = frozenset(("data", "checkpoint", "eval", "logging"))
+_OTHERS_PHASES = frozenset(("data", "checkpoint", "eval", "logging"))
 """Phases whose length is not how fast a rank computes."""
 MAX_PHASES = 8
 """Compared one by one: those in which most work is; the rest counts in the total only."""
-MIN_PHASE_SHARE = 0.01
+_MIN_PHASE_SHARE = 0.01
 """Of a step's period, from which a phase is worth a comparison."""
 
 
@@ -57,7 +57,7 @@ class PeerWork:
     work_ns: npt.NDArray[np.float64]
     """[phase, step, rank]."""
     total_ns: Floats
-    """[step, rank]: over all phases but those of OTHERS_PHASES."""
+    """[step, rank]: over all phases but those of _OTHERS_PHASES."""
     groups: tuple[PeerGroup, ...]
     """Of two ranks or more."""
 
@@ -89,7 +89,7 @@ def measure_peer_work(timeline: Timeline) -> PeerWork | Unavailable:
 def find_compared(timeline: Timeline) -> Places:
     """Rows of the pieces that count as a rank's own work."""
     pieces = timeline.pieces
-    is_others = np.array([name in OTHERS_PHASES for name in timeline.phases])
+    is_others = np.array([name in _OTHERS_PHASES for name in timeline.phases])
     is_own: Bools = (pieces.kind == PieceKind.WORK) & ~pieces.is_between
     return np.flatnonzero(is_own & ~is_others[pieces.phase])
 
@@ -128,7 +128,7 @@ def _choose_phases(
 ) -> list[int]:
     by_phase = np.bincount(phase, duration, minlength=num_phases)
     order = np.argsort(-by_phase, kind="stable")[:MAX_PHASES]
-    return [int(place) for place in order if by_phase[place] > MIN_PHASE_SHARE * period_ns]
+    return [int(place) for place in order if by_phase[place] > _MIN_PHASE_SHARE * period_ns]
 
 
 def _has_messages(timeline: Timeline) -> bool:

@@ -4,7 +4,7 @@ Ranks that share all coordinates but dp are peers; without a known layout all ra
 wrong between pipeline stages. Where ranks wait for each other, a slow rank's steps are no longer
 than the others', but the phase in which it is slow is. A rank is a clue when its median time per
 step in a phase is more than MIN_RATIO times the median of its peers' medians, by at least
-MIN_SHARE of a step, and it is the largest of them in most steps, beyond chance.
+_MIN_SHARE of a step, and it is the largest of them in most steps, beyond chance.
 
 A clue, not a diagnosis: waiting is inside phases too, so of two peers the one that waits stands
 out as much as the one waited for. Several slow ranks in one group hide each other.
@@ -26,7 +26,7 @@ from meshscope.store.read.arrays import Bools, Float32s, Int64s
 
 MIN_RATIO = 1.25
 """A rank's median over that of its peers, from which it is worth a line."""
-MIN_SHARE = 0.01
+_MIN_SHARE = 0.01
 """Of a step's time, by which it must be longer."""
 MAX_PHASES = 16
 """Phases kept, the largest of the first ranks."""
@@ -91,7 +91,7 @@ def group_peers(layout: Layout | Unavailable, ranks: Iterable[int]) -> PeerGroup
     return {rank: rank - rank // stride % degree * stride for rank in ranks}
 
 
-def spread_phase(
+def _spread_phase(
     phase: str, found: list[tuple[float, int]], peer_groups: PeerGroups
 ) -> PhaseSpread:
     """Compares one value per rank; `found` is not empty."""
@@ -134,7 +134,7 @@ def spread_phases(ranks: Sequence[RankSummary], peer_groups: PeerGroups) -> tupl
     for rank in ranks:
         for phase, total in rank.time.steady_steps.phase_ns.items():
             values.setdefault(phase, []).append((total / rank.num_steady_steps, rank.rank))
-    spreads = [spread_phase(phase, found, peer_groups) for phase, found in values.items()]
+    spreads = [_spread_phase(phase, found, peer_groups) for phase, found in values.items()]
     return tuple(sorted(spreads, key=_order_spread))
 
 
@@ -151,7 +151,7 @@ def spread_unattributed(
         (rank.time.steady_steps.unattributed_ns / rank.num_steady_steps, rank.rank)
         for rank in ranks
     ]
-    return spread_phase("unattributed", found, peer_groups) if found else Unavailable(NO_STEP)
+    return _spread_phase("unattributed", found, peer_groups) if found else Unavailable(NO_STEP)
 
 
 class PeerPhases:
@@ -215,7 +215,7 @@ class PeerPhases:
                 values = medians[rows].tolist()
                 top = max(range(len(rows)), key=values.__getitem__)
                 others_ns = _median(sorted(values[:top] + values[top + 1 :]))
-                is_far = values[top] - others_ns >= MIN_SHARE * step_ns
+                is_far = values[top] - others_ns >= _MIN_SHARE * step_ns
                 if is_far and values[top] > MIN_RATIO * others_ns:
                     clue = PhaseClue(
                         rank=having[rows[top]][0],

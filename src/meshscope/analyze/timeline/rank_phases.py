@@ -16,9 +16,9 @@ from meshscope.store.read.arrays import Int32s, Int64s
 from meshscope.store.read.columns import Columns, int64_column, select_rows
 from meshscope.store.read.run import RankRecording
 
-NUM_SIDE_STEPS = 32
+_NUM_SIDE_STEPS = 32
 """Steps before and after whose marks bound where a device's time line lies on the host's clock."""
-MAX_EARLY_NS = 1_000_000
+_MAX_EARLY_NS = 1_000_000
 """A device that is said to be this far ahead of its host is not believed."""
 
 
@@ -128,7 +128,7 @@ def place_device_spans(columns: Columns, phases: RankPhases) -> DeviceMarks:
     stretch = phases.spans.stretch[host_row]
     begin = start + _tighten(low, stretch)
     host_begin = phases.spans.start_ns[host_row]
-    kept = begin >= host_begin - MAX_EARLY_NS
+    kept = begin >= host_begin - _MAX_EARLY_NS
     return DeviceMarks(
         begin_ns=begin[kept],
         end_ns=(begin + duration)[kept],
@@ -146,6 +146,6 @@ def _tighten(low_ns: Int64s, stretch: Int64s) -> Int64s:
     step, place = np.unique(stretch // 2, return_inverse=True)
     bound = np.full(len(step), -MAX_TIME_NS, dtype=np.int64)
     np.maximum.at(bound, place, low_ns)
-    padded = np.pad(bound, NUM_SIDE_STEPS, mode="edge")
-    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * NUM_SIDE_STEPS + 1)
+    padded = np.pad(bound, _NUM_SIDE_STEPS, mode="edge")
+    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * _NUM_SIDE_STEPS + 1)
     return np.asarray(around.max(axis=1)[place], dtype=np.int64)

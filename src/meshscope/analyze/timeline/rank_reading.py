@@ -21,9 +21,9 @@ from meshscope.numerics.layers import EMPTY_LAYER, Layer, make_layer
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.run import RankRecording
 
-IDLE_PHASES = ("data", "checkpoint", "eval", "logging")
+_IDLE_PHASES = ("data", "checkpoint", "eval", "logging")
 """Phases of the host that explain why a device's stream has nothing to do."""
-WAIT_PHASE = "pipeline wait"
+_WAIT_PHASE = "pipeline wait"
 COMM_PHASE = "comm"
 
 ToReference = Callable[[Int64s], Int64s]
@@ -119,7 +119,7 @@ def make_track(
         phases=phases,
         busy=busy,
         holds=holds,
-        wait_phase=book.find(WAIT_PHASE),
+        wait_phase=book.find(_WAIT_PHASE),
     )
 
 
@@ -130,7 +130,7 @@ def _layer_phases(
     phases, marks = reading.phases, reading.marks
     is_placed = phases.spans.stretch >= 0
     if marks is not None:
-        is_placed &= np.isin(phases.phase, [book.find(name) for name in IDLE_PHASES])
+        is_placed &= np.isin(phases.phase, [book.find(name) for name in _IDLE_PHASES])
     row = np.flatnonzero(is_placed)
     host = layer_by_depth(
         to_reference(phases.begin_ns[row]),

@@ -22,7 +22,7 @@ from meshscope.store.read.table_window import TimeWindows
 from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
 from meshscope.store.schema import StepFlag
 
-COUNTED_TABLES = ("phases", "spans", "device_spans", "collectives", "waits", "actions")
+_COUNTED_TABLES = ("phases", "spans", "device_spans", "collectives", "waits", "actions")
 """What a timeline reads beside steps."""
 
 
@@ -82,7 +82,7 @@ def _count_kept(recordings: list[RankRecording], choice: StepChoice) -> int | No
     num_steps = max(recording.count_rows("steps") for recording in recordings)
     num_rank_steps = num_steps * len(recordings)
     num_rows = sum(
-        recording.count_rows(table) for recording in recordings for table in COUNTED_TABLES
+        recording.count_rows(table) for recording in recordings for table in _COUNTED_TABLES
     )
     if num_rank_steps <= choice.max_rank_steps and num_rows <= choice.max_rows:
         return None
@@ -94,7 +94,7 @@ def _count_kept(recordings: list[RankRecording], choice: StepChoice) -> int | No
 def _keep_whole(
     attempt: Attempt, recordings: list[RankRecording], warmup_steps: int | None
 ) -> KeptSteps | Unavailable:
-    times = [read_step_times(recording.read("steps")) for recording in recordings]
+    times = [_read_step_times(recording.read("steps")) for recording in recordings]
     numbers = np.unique(np.concatenate([own.step for own, _ in times]))
     num_warmup = count_warmup(len(numbers), warmup_steps)
     steady = numbers[num_warmup:]
@@ -124,7 +124,7 @@ def _keep_windows(
         return Unavailable("no step was finished by every rank")
     # One more before each: where it ends, the first one's period begins.
     wanted = [(begin - 1, end) for begin, end in windows]
-    times = [read_step_times(recording.read_steps(wanted)) for recording in recordings]
+    times = [_read_step_times(recording.read_steps(wanted)) for recording in recordings]
     numbers = np.concatenate([np.arange(begin, end + 1) for begin, end in windows])
     narrowed = {
         recording.rank: recording.narrow(_time_windows(own, wanted))
@@ -153,7 +153,7 @@ def _time_windows(times: StepTimes, wanted: list[tuple[int, int]]) -> TimeWindow
     )
 
 
-def read_step_times(columns: Columns) -> tuple[StepTimes, Int64s]:
+def _read_step_times(columns: Columns) -> tuple[StepTimes, Int64s]:
     """A rank's steps with usable times, and the numbers of those left by an exception."""
     start = int64_column(columns, "start_host_mono_ns")
     end = int64_column(columns, "end_host_mono_ns")

@@ -5,7 +5,7 @@ one, of many the first 64: the same number where ranks log the job's loss, a rob
 each logs its own. NaN and Inf are looked for on every rank, and left out of everything else.
 
 - Trend: Theil–Sen slope of the last half with a 95 % interval, and what it makes of the half.
-- Plateau: the interval of that change lies within ±`PLATEAU_RATIO` of the level, although the loss
+- Plateau: the interval of that change lies within ±`_PLATEAU_RATIO` of the level, although the loss
   fell before by more.
 - Divergence: the last values lie above the best level reached before, by an effect and beyond the
   noise, and stay there. A spike that comes back is none.
@@ -29,8 +29,8 @@ from meshscope.numerics.trend import Trend, measure_trend
 from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.run import Attempt
 
-LOSS = "loss"
-GRAD_NORM = "grad_norm"
+_LOSS = "loss"
+_GRAD_NORM = "grad_norm"
 LEARNING_RATE = "lr"
 _WANTED = frozenset(name for names in SIGNAL_NAMES.values() for name in names)
 
@@ -40,17 +40,17 @@ MAX_RANKS = 64
 """Ranks of which the median is taken."""
 MIN_STEPS = 20
 """With fewer finite values neither divergence nor a plateau is told."""
-MIN_PLATEAU_STEPS = 50
-PLATEAU_RATIO = 0.01
+_MIN_PLATEAU_STEPS = 50
+_PLATEAU_RATIO = 0.01
 """Of the level: a change over half a run below which nothing moves."""
-MIN_FALL_RATIO = 0.05
+_MIN_FALL_RATIO = 0.05
 """Of the first level: how much a loss must have fallen for a stop to be news."""
-DIVERGENCE_RATIO = 0.1
+_DIVERGENCE_RATIO = 0.1
 """Of the best level: by which the last one must lie above it."""
-DIVERGENCE_SPREADS = 6.0
+_DIVERGENCE_SPREADS = 6.0
 """Of the noise about a running median, likewise."""
-LOSS_SPIKE_RATIO = 0.2
-NORM_SPIKE_RATIO = 1.0
+_LOSS_SPIKE_RATIO = 0.2
+_NORM_SPIKE_RATIO = 1.0
 _WINDOW = 9
 """Steps of the running median that the best level is taken of."""
 
@@ -200,22 +200,22 @@ def _analyze(attempt: Attempt) -> Convergence:
             if name is not None:
                 signals[signal].add(recording.rank, name, scalars[name])
     job = {signal: ranks.merge() for signal, ranks in signals.items()}
-    loss, norm = job[LOSS], job[GRAD_NORM]
+    loss, norm = job[_LOSS], job[_GRAD_NORM]
     trend = _trend_of_last_half(loss)
     change = _change(loss, trend)
-    divergence = None if isinstance(loss, Unavailable) else find_divergence(loss)
+    divergence = None if isinstance(loss, Unavailable) else _find_divergence(loss)
     return Convergence(
         loss=loss,
         grad_norm=norm,
         learning_rate=job[LEARNING_RATE],
-        loss_nonfinite=signals[LOSS].find_nonfinite(),
-        norm_nonfinite=signals[GRAD_NORM].find_nonfinite(),
+        loss_nonfinite=signals[_LOSS].find_nonfinite(),
+        norm_nonfinite=signals[_GRAD_NORM].find_nonfinite(),
         course=_name_course(loss, change, divergence),
         trend=trend,
         change_ratio=change,
         divergence=divergence,
-        loss_spikes=_spikes(loss, LOSS_SPIKE_RATIO),
-        norm_spikes=_spikes(norm, NORM_SPIKE_RATIO),
+        loss_spikes=_spikes(loss, _LOSS_SPIKE_RATIO),
+        norm_spikes=_spikes(norm, _NORM_SPIKE_RATIO),
     )
 
 
@@ -327,14 +327,14 @@ def _name_course(
 
 
 def _is_plateau(loss: JobSeries, low: float, high: float) -> bool:
-    if len(loss) < MIN_PLATEAU_STEPS or max(abs(low), abs(high)) > PLATEAU_RATIO:
+    if len(loss) < _MIN_PLATEAU_STEPS or max(abs(low), abs(high)) > _PLATEAU_RATIO:
         return False
     first = float(np.median(loss.value[: max(3, len(loss) // 20)]))
     level = float(np.median(loss.value[len(loss) // 2 :]))
-    return first - level > MIN_FALL_RATIO * abs(first)
+    return first - level > _MIN_FALL_RATIO * abs(first)
 
 
-def find_divergence(loss: JobSeries) -> Divergence | None:
+def _find_divergence(loss: JobSeries) -> Divergence | None:
     """Whether the loss ends above its best level, beyond noise and for good."""
     count = len(loss)
     if count < MIN_STEPS:
@@ -345,7 +345,7 @@ def find_divergence(loss: JobSeries) -> Divergence | None:
     last = float(np.median(loss.value[-num_last:]))
     at = int(np.argmin(smooth[: count - num_last // 2]))
     best = float(smooth[at])
-    limit = best + max(DIVERGENCE_RATIO * abs(best), DIVERGENCE_SPREADS * noise)
+    limit = best + max(_DIVERGENCE_RATIO * abs(best), _DIVERGENCE_SPREADS * noise)
     # All of the last values: one that is back at the level is a sign of a spike, not of a course.
     if not last > limit or float(loss.value[-num_last:].min()) <= best + (limit - best) / 2:
         return None

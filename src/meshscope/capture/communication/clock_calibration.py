@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NUM_ROUNDS = 12
-REFERENCE_RANK = 0
+_REFERENCE_RANK = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ def measure_offset(
     store: Any, rank: int, world_size: int, clock: Callable[[], int], prefix: str
 ) -> ClockOffset:
     """Answers the others on the reference rank, asks it on every other."""
-    if rank == REFERENCE_RANK:
+    if rank == _REFERENCE_RANK:
         _answer_all(store, world_size, clock, prefix)
         return ClockOffset(
             reference_rank=rank, offset_ns=0, uncertainty_ns=0, at_host_mono_ns=clock()
@@ -41,7 +41,7 @@ def measure_offset(
         uncertainty_ns = (back_ns - sent_ns + 1) // 2
         if best is None or uncertainty_ns < best.uncertainty_ns:
             best = ClockOffset(
-                reference_rank=REFERENCE_RANK,
+                reference_rank=_REFERENCE_RANK,
                 offset_ns=middle_ns - there_ns,
                 uncertainty_ns=uncertainty_ns,
                 at_host_mono_ns=middle_ns,
@@ -52,7 +52,7 @@ def measure_offset(
 
 def _answer_all(store: Any, world_size: int, clock: Callable[[], int], prefix: str) -> None:
     for rank in range(world_size):
-        if rank == REFERENCE_RANK:
+        if rank == _REFERENCE_RANK:
             continue
         for turn in range(NUM_ROUNDS):
             store.get(f"{prefix}/{rank}/{turn}/ask")

@@ -111,7 +111,7 @@ class CommunicationEvent:
 
     def with_metadata(self, key: str, value: object) -> "CommunicationEvent":
         """The same event with one more entry in its metadata."""
-        return replace(self, metadata=plain_metadata([*self.metadata.items(), (key, value)]))
+        return replace(self, metadata=_plain_metadata([*self.metadata.items(), (key, value)]))
 
     def to_dict(self) -> dict[str, Any]:
         """Fields and derived numbers in JSON's types; None for what is not known."""
@@ -241,7 +241,7 @@ def plain_details(
         peer=given.peer,
         step=given.step,
         message=message,
-        metadata=plain_metadata(metadata) if metadata else None,
+        metadata=_plain_metadata(metadata) if metadata else None,
     )
 
 
@@ -266,7 +266,7 @@ def short_text(value: object) -> str:
     return safe_text(value)[:MAX_TEXT]  # type: ignore[arg-type]  # any object will do
 
 
-def plain_metadata(notes: Iterable[tuple[object, object]]) -> dict[str, Any]:
+def _plain_metadata(notes: Iterable[tuple[object, object]]) -> dict[str, Any]:
     """Metadata in JSON's types under string keys. Keeps no object of the program alive."""
     found: dict[str, Any] = {}
     for key, value in notes:

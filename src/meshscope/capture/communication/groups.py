@@ -103,7 +103,7 @@ class Groups:
         is_p2p = kind in POINT_TO_POINT
         seed = self._seeds.get((group_id, is_p2p))
         if seed is None:
-            seed = self._seeds[group_id, is_p2p] = sampling_seed(self.get(group_id), is_p2p=is_p2p)
+            seed = self._seeds[group_id, is_p2p] = _sampling_seed(self.get(group_id), is_p2p=is_p2p)
         return sampling_hash(seed, sequence) < rate * 2**64
 
 
@@ -119,7 +119,7 @@ def _is_described_by(group: GroupInfo, wanted: GroupInfo) -> bool:
     )
 
 
-def sampling_seed(group: GroupInfo, *, is_p2p: bool) -> int:
+def _sampling_seed(group: GroupInfo, *, is_p2p: bool) -> int:
     """64 bits that are the same in every process.
 
     torch numbers sends and receives apart from collectives, so they have a stream of their own.

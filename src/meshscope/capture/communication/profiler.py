@@ -41,7 +41,7 @@ from meshscope.capture.lifetime import remember
 from meshscope.core.operations import Kind, Outcome
 from meshscope.errors import MeshscopeError, UsageError
 
-EXPORT_VERSION = 1
+_EXPORT_VERSION = 1
 FOLD_EVERY = 128
 """Records that wait at most, unless another thread holds the lock."""
 
@@ -457,7 +457,7 @@ class CommunicationProfiler:
         failures = ledger.failed_events(rank, offset_ns)
         by_rank, by_size = ledger.by_rank(rank), ledger.by_size()
         return {
-            "version": EXPORT_VERSION,
+            "version": _EXPORT_VERSION,
             "rank": rank,
             "config": asdict(self._config),
             "num_observed": ledger.num_observed,
@@ -499,8 +499,8 @@ class CommunicationProfiler:
         """
         export = other.to_dict() if isinstance(other, CommunicationProfiler) else other
         try:
-            if export["version"] != EXPORT_VERSION:
-                raise ValueError(f"its version is {export['version']}, not {EXPORT_VERSION}")
+            if export["version"] != _EXPORT_VERSION:
+                raise ValueError(f"its version is {export['version']}, not {_EXPORT_VERSION}")
             counts = [int(export[name]) for name in ("num_sampled_out", "num_below_minimum")]
             self._ask(lambda ledger: ledger.merge(export["cells"], *counts))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

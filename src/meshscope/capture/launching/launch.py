@@ -29,14 +29,14 @@ from meshscope.errors import UsageError
 from meshscope.store.read.tail import list_attempts, list_ranks
 from meshscope.store.write.writer import MANIFEST_NAME, ensure_manifest, rank_dir_name
 
-LAUNCH_ID_VARIABLE = "MESHSCOPE_LAUNCH_ID"
-SOURCE_VARIABLE = "MESHSCOPE_SOURCE"
+_LAUNCH_ID_VARIABLE = "MESHSCOPE_LAUNCH_ID"
+_SOURCE_VARIABLE = "MESHSCOPE_SOURCE"
 BOOT_DIR = Path(__file__).parents[1] / "boot"
 SOURCE_DIR = Path(__file__).parents[3]
-DEFAULT_NAME = "run"
+_DEFAULT_NAME = "run"
 
-COMMAND_NOT_FOUND = 127
-COMMAND_NOT_EXECUTABLE = 126
+_COMMAND_NOT_FOUND = 127
+_COMMAND_NOT_EXECUTABLE = 126
 SIGNAL_EXIT_BASE = 128
 """Exit codes as a shell gives them."""
 
@@ -122,8 +122,8 @@ def injected_environment(
     folders = [str(BOOT_DIR), *filter(None, [env.get("PYTHONPATH")])]
     changed = {
         RUN_DIR_VARIABLE: str(run_dir.absolute()),
-        LAUNCH_ID_VARIABLE: launch_id,
-        SOURCE_VARIABLE: str(SOURCE_DIR),
+        _LAUNCH_ID_VARIABLE: launch_id,
+        _SOURCE_VARIABLE: str(SOURCE_DIR),
         "PYTHONPATH": os.pathsep.join(folders),
     }
     given = {LAYOUT_VARIABLE: layout, PROFILING_VARIABLE: profiling}
@@ -161,8 +161,8 @@ def find_shared_launch_id(env: Mapping[str, str], command: Sequence[str]) -> str
     What the user set, the Slurm step, the PMIx namespace, or torchrun's rendezvous id when it
     runs on several nodes. None: this launcher is alone and makes up its own.
     """
-    if env.get(LAUNCH_ID_VARIABLE):
-        return env[LAUNCH_ID_VARIABLE]
+    if env.get(_LAUNCH_ID_VARIABLE):
+        return env[_LAUNCH_ID_VARIABLE]
     if env.get("SLURM_STEP_ID", "").isdecimal() and "SLURM_JOB_ID" in env:
         restarts = env.get("SLURM_RESTART_COUNT", "0")
         return f"slurm-{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{restarts}"
@@ -214,9 +214,9 @@ def run_command(
                 preexec_fn=_child_setup(old_mask),  # safe: no thread of ours runs
             )
         except FileNotFoundError:
-            raise CommandNotStarted(launch.command[0], COMMAND_NOT_FOUND) from None
+            raise CommandNotStarted(launch.command[0], _COMMAND_NOT_FOUND) from None
         except PermissionError:
-            raise CommandNotStarted(launch.command[0], COMMAND_NOT_EXECUTABLE) from None
+            raise CommandNotStarted(launch.command[0], _COMMAND_NOT_EXECUTABLE) from None
         try:
             _wait(child, watched, shares_group=shares_group, on_tick=on_tick, tick_s=tick_s)
         finally:
@@ -235,7 +235,7 @@ class CommandNotStarted(UsageError):
     """The command could not be run; `exit_code` is the one a shell gives."""
 
     def __init__(self, program: str, exit_code: int) -> None:
-        is_missing = exit_code == COMMAND_NOT_FOUND
+        is_missing = exit_code == _COMMAND_NOT_FOUND
         super().__init__(
             f"{program}: command not found; check its spelling and PATH"
             if is_missing
@@ -352,7 +352,7 @@ def _find_notes(command: Sequence[str], shared_id: str | None) -> tuple[str, ...
         return ()
     return (
         f"the command runs on several nodes, and nothing tells their launchers that they belong "
-        f"together; give torchrun an --rdzv-id, or set {LAUNCH_ID_VARIABLE} and --run-dir to the "
+        f"together; give torchrun an --rdzv-id, or set {_LAUNCH_ID_VARIABLE} and --run-dir to the "
         "same value on every node",
     )
 

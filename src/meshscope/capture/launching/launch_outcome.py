@@ -18,7 +18,7 @@ from meshscope.store.read.tail import list_attempts, list_ranks, read_step_tail
 from meshscope.store.write.journal import JOURNAL_NAME, read_journal
 from meshscope.store.write.writer import MANIFEST_NAME, attempt_dir_name, rank_dir_name
 
-MAX_RANKS_SHOWN = 8
+_MAX_RANKS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def find_recording_ranks(launch: Launch) -> list[int]:
     ]
 
 
-def find_rank_ends(launch: Launch, ranks: Sequence[int]) -> list[RankEnd]:
+def _find_rank_ends(launch: Launch, ranks: Sequence[int]) -> list[RankEnd]:
     """How each of these ranks ended in the launch's last attempt."""
     ends = []
     for rank in ranks:
@@ -89,12 +89,12 @@ def describe_outcome(launch: Launch, exit_code: int) -> list[str]:
     if not ranks:
         return [*lines, _explain_nothing_recorded(launch)]
     if exit_code != 0:
-        abnormal = [end for end in find_rank_ends(launch, ranks) if end.is_abnormal]
+        abnormal = [end for end in _find_rank_ends(launch, ranks) if end.is_abnormal]
         # Whoever raised first; those whom the launcher then killed say nothing about the cause.
         abnormal.sort(key=lambda end: (end.exception is None, end.rank))
-        lines += [end.describe() for end in abnormal[:MAX_RANKS_SHOWN]]
-        if len(abnormal) > MAX_RANKS_SHOWN:
-            lines.append(f"… and {len(abnormal) - MAX_RANKS_SHOWN} more ranks ended abnormally")
+        lines += [end.describe() for end in abnormal[:_MAX_RANKS_SHOWN]]
+        if len(abnormal) > _MAX_RANKS_SHOWN:
+            lines.append(f"… and {len(abnormal) - _MAX_RANKS_SHOWN} more ranks ended abnormally")
     number = "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
     further = "" if launch.is_new_run else ", as a further attempt of an existing run"
     return [

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from meshscope.capture.memory.host_memory import resident_bytes
 from meshscope.store.schema import MISSING
 
-COST_PER_WALL = 1000
+_COST_PER_WALL = 1000
 """A reading may cost a thousandth of the time until the next one."""
-LONGEST_PAUSE_NS = 1_000_000_000
+_LONGEST_PAUSE_NS = 1_000_000_000
 """However dear a reading is, there is one a second, as long as that costs less than a hundredth."""
-SHORTEST_PAUSE_PER_COST = 100
+_SHORTEST_PAUSE_PER_COST = 100
 
 
 class MemorySample(NamedTuple):
@@ -65,7 +65,7 @@ def pack_counts(num_retries: int, num_failures: int) -> int:
 
 def pause_after(cost_ns: int) -> int:
     """How long after a reading of this cost the next one may come."""
-    wanted_ns = COST_PER_WALL * cost_ns
-    if wanted_ns <= LONGEST_PAUSE_NS:
+    wanted_ns = _COST_PER_WALL * cost_ns
+    if wanted_ns <= _LONGEST_PAUSE_NS:
         return wanted_ns
-    return max(LONGEST_PAUSE_NS, SHORTEST_PAUSE_PER_COST * cost_ns)
+    return max(_LONGEST_PAUSE_NS, _SHORTEST_PAUSE_PER_COST * cost_ns)

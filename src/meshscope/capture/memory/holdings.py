@@ -21,21 +21,21 @@ from meshscope.capture.memory.storages import (
 )
 
 PARAMETERS = "parameters"
-GATHERED_PARAMETERS = "gathered_parameters"
-BUFFERS = "buffers"
+_GATHERED_PARAMETERS = "gathered_parameters"
+_BUFFERS = "buffers"
 GRADIENTS = "gradients"
-OPTIMIZER_STATE = "optimizer_state"
-MASTER_PARAMETERS = "master_parameters"
+_OPTIMIZER_STATE = "optimizer_state"
+_MASTER_PARAMETERS = "master_parameters"
 COMMUNICATION = "communication"
 
-WRAPPERS = ("DistributedDataParallel", "OptimizedModule", "DataParallel", "NaiveAMPModel")
+_WRAPPERS = ("DistributedDataParallel", "OptimizedModule", "DataParallel", "NaiveAMPModel")
 """Modules that hold the real one as `module`, `_orig_mod` or `model`."""
 _WRAPPED_NAMES = ("module", "_orig_mod", "model")
 
 
 def unwrap(model: Any) -> Any:
     """The model inside wrappers that only change how it is run."""
-    while type(model).__name__ in WRAPPERS:
+    while type(model).__name__ in _WRAPPERS:
         inner = next((getattr(model, n) for n in _WRAPPED_NAMES if hasattr(model, n)), None)
         if inner is None:
             break
@@ -131,7 +131,7 @@ class Holdings:
                 names.setdefault(key, path)
         for prefix, model in named:
             for name, buffer in model.named_buffers():
-                ledger.add_tensor(BUFFERS, prefix + name, buffer)
+                ledger.add_tensor(_BUFFERS, prefix + name, buffer)
         for path, parameter in parameters:
             gradient = _gradient_of(parameter)
             if gradient is not None:
@@ -151,7 +151,7 @@ class Holdings:
             path = _name_of(parameter, names) or f"group{group}.{place}"
             for key in _keys_of(parameter):
                 names.setdefault(key, path)
-            ledger.add_tensor(MASTER_PARAMETERS, path, parameter)
+            ledger.add_tensor(_MASTER_PARAMETERS, path, parameter)
             gradient = _gradient_of(parameter)
             if gradient is not None:
                 ledger.add_tensor(GRADIENTS, path, gradient)
@@ -161,7 +161,7 @@ class Holdings:
             path = (_name_of(parameter, names) if is_tensor else "") or "(other)"
             for name, value in _state_items(state):
                 for tensor in tensors_in(self._torch, value):
-                    ledger.add_tensor(OPTIMIZER_STATE, f"{path}.{name}", tensor)
+                    ledger.add_tensor(_OPTIMIZER_STATE, f"{path}.{name}", tensor)
 
     def _claim_communication(
         self, ledger: Ledger, sent: Iterable[tuple[str, StorageKey, int]]
@@ -229,7 +229,7 @@ def _claim_fully_sharded(ledger: Ledger, prefix: str, model: Any) -> list[tuple[
             module_path = names.get(id(info.module), "")
             path = prefix + ".".join(part for part in (module_path, info.param_name) if part)
             for gathered in _gathered(parameter):
-                ledger.add_tensor(GATHERED_PARAMETERS, path, gathered, is_part=False)
+                ledger.add_tensor(_GATHERED_PARAMETERS, path, gathered, is_part=False)
             for sharded in (parameter.sharded_param, parameter._sharded_param_data):
                 ledger.add_tensor(PARAMETERS, path, sharded)
             found.append((path, parameter.sharded_param))

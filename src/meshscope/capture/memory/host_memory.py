@@ -10,18 +10,18 @@ from pathlib import Path
 from meshscope.store.schema import MISSING
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-STATM = Path("/proc/self/statm")
-MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/proc/self/cgroup")
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-NO_LIMIT_BYTES = 1 << 60
+_STATM = Path("/proc/self/statm")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/proc/self/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_NO_LIMIT_BYTES = 1 << 60
 """Version 1 writes a number near 2^63 where there is no limit."""
 
 
 def resident_bytes() -> int:
     """Resident set size of this process; -1 where the system does not tell."""
     try:
-        with open(STATM, "rb") as file:
+        with open(_STATM, "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return MISSING
@@ -33,7 +33,7 @@ def read_host_memory() -> dict[str, int]:
     return {name: value for name, value in found.items() if value > 0}
 
 
-def read_total_bytes(meminfo: Path = MEMINFO) -> int:
+def read_total_bytes(meminfo: Path = _MEMINFO) -> int:
     """Memory of the machine; -1 where the system does not tell."""
     try:
         for line in meminfo.read_text(encoding="ascii", errors="replace").splitlines():
@@ -44,7 +44,7 @@ def read_total_bytes(meminfo: Path = MEMINFO) -> int:
     return MISSING
 
 
-def read_limit_bytes(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
+def read_limit_bytes(cgroup: Path = _CGROUP, root: Path = _CGROUP_ROOT) -> int:
     """The smallest limit of the process's control groups, both versions; -1 without one."""
     limits = []
     for line in _read_lines(cgroup):
@@ -60,7 +60,7 @@ def read_limit_bytes(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
         for place in {folder, *folder.parents, root / "memory" if controllers else root}:
             if place == root or root in place.parents:
                 limits += [int(text) for text in _read_lines(place / name) if text.isdecimal()]
-    return min((limit for limit in limits if 0 < limit < NO_LIMIT_BYTES), default=MISSING)
+    return min((limit for limit in limits if 0 < limit < _NO_LIMIT_BYTES), default=MISSING)
 
 
 def _read_lines(path: Path) -> list[str]:

@@ -41,13 +41,13 @@ from meshscope.store.schema import MISSING
 PEAK_GROWTH_RATIO = 0.005
 """How much more must be in use for the peak to be attributed again: each costs a walk over all
 that is alive."""
-HELD_BEFORE = "(before the step, by no tensor of Python's)"
+_HELD_BEFORE = "(before the step, by no tensor of Python's)"
 """Path of what a device's allocator had handed out: workspaces of libraries, graphs."""
-MAX_POINTS_PER_STEP = 200
+_MAX_POINTS_PER_STEP = 200
 """Microbatches without end must not fill the disk."""
 MAX_FORWARDS_PER_STEP = 1000
 """A step that nothing ends, such as one whose optimizer was given and never steps, ends here."""
-MAX_SEARCH_NS = 1_000_000_000
+_MAX_SEARCH_NS = 1_000_000_000
 """A heap that took longer to search is not searched a second time."""
 
 
@@ -161,7 +161,7 @@ class MemoryProfile:
 
     def _remember_tensors(self) -> None:
         """What the program holds already, such as a batch or another model, and nobody claims."""
-        if self._search_ns > MAX_SEARCH_NS:
+        if self._search_ns > _MAX_SEARCH_NS:
             return
         begin_ns = time.monotonic_ns()
         remember = self._guard.protect("memory of others", self._before.add)
@@ -239,7 +239,7 @@ class MemoryProfile:
         return self._guard.run("memory point", lambda: self._put(name, shows_layouts))
 
     def _put(self, name: str, shows_layouts: bool) -> MemoryPoint | None:  # noqa: FBT001 - a lambda's
-        if not self._is_open or self._num_points >= MAX_POINTS_PER_STEP:
+        if not self._is_open or self._num_points >= _MAX_POINTS_PER_STEP:
             return None
         found = self._take(name)
         self._keep(found, shows_layouts=shows_layouts)
@@ -288,7 +288,7 @@ class MemoryProfile:
             ledger.add("temporaries", path, key, num_bytes)
         for path, key, num_bytes in (*self._operators.used(), *before):
             ledger.add("other", path, key, num_bytes)
-        ledger.add_bytes("other", HELD_BEFORE, self._allocator.held_bytes)
+        ledger.add_bytes("other", _HELD_BEFORE, self._allocator.held_bytes)
         ledger.add_bytes("allocator_rounding", "", self._allocator.rounding_bytes())
         # malloc is everybody's: another thread may have used it during an operator, and given it
         # back. Only what is there can be a library's.

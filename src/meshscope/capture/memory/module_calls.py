@@ -17,7 +17,7 @@ from meshscope.capture.memory.storages import tensors_in, untraced
 from meshscope.capture.steps.module_hook import ModuleHook
 
 _MARK = "meshscope_memory"
-MAX_NODES = 1_000_000
+_MAX_NODES = 1_000_000
 """Nodes looked at for one module."""
 
 
@@ -114,7 +114,7 @@ class ModuleCalls:
         """Calls `gradients_arrive` after each node of backward that leads to these tensors and has
         no hook yet: children have theirs, so a node belongs to the innermost module."""
         pending = [tensor.grad_fn for tensor in outputs if tensor.requires_grad]
-        for _ in range(MAX_NODES):
+        for _ in range(_MAX_NODES):
             if not pending:
                 return
             node = pending.pop()

@@ -35,7 +35,7 @@ from meshscope.capture.memory.storages import (
     tensors_in,
 )
 
-MIN_LIBRARY_BYTES = 1 << 16
+_MIN_LIBRARY_BYTES = 1 << 16
 """Differences below are malloc's own bookkeeping, or Python objects."""
 _COMMUNICATION = ("c10d", "_c10d_functional", "fsdp")
 """Namespaces of operators that send, which goes on after they return."""
@@ -89,7 +89,7 @@ class Operators:
         self.is_on = True
         # Inside of another's mode ours must come out before it: it takes out what is on top.
         self._is_for_forward_only = bool(self._torch._C._len_torch_dispatch_stack())
-        self._mode = self._mode or make_mode(self)
+        self._mode = self._mode or _make_mode(self)
         self._mode.__enter__()
         self._thread_id = threading.get_ident()
         self._is_entered = True
@@ -203,9 +203,9 @@ class Operators:
         self._sample()
 
     def _note_library(self, num_bytes: int) -> None:
-        if num_bytes >= MIN_LIBRARY_BYTES:
+        if num_bytes >= _MIN_LIBRARY_BYTES:
             self._libraries[self.last_name] = self._libraries.get(self.last_name, 0) + num_bytes
-        elif num_bytes <= -MIN_LIBRARY_BYTES:
+        elif num_bytes <= -_MIN_LIBRARY_BYTES:
             known = self._libraries.get(self.last_name, 0)
             self._libraries[self.last_name] = max(0, known + num_bytes)
 
@@ -219,7 +219,7 @@ def _is_plain(function: Any) -> bool:
     return str(getattr(function, "_opname", "")) not in _RESIZING
 
 
-def make_mode(operators: Operators) -> Any:
+def _make_mode(operators: Operators) -> Any:
     """A dispatch mode that tells `operators`; its class comes from the program's torch."""
     # By name: what reads runs must not need torch, and torch has no types for it.
     base: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode

@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 MAX_DUMPS = 3
 """A program that catches the error and tries again must not fill the disk."""
-NUM_NAMED = 3
-REPORT_NAME = "out_of_memory.json"
-SNAPSHOT_NAME = "out_of_memory.pickle"
+_NUM_NAMED = 3
+_REPORT_NAME = "out_of_memory.json"
+_SNAPSHOT_NAME = "out_of_memory.pickle"
 
 _watchers: list["OutOfMemoryWatch"] = []
 _attached: list[bool] = []
@@ -91,7 +91,7 @@ class OutOfMemoryWatch:
         }
         sentence = describe_out_of_memory(facts)
         logger.error("meshscope: %s", sentence)
-        self._note(sentence, self._path(REPORT_NAME))
+        self._note(sentence, self._path(_REPORT_NAME))
         self._guard.run("out of memory", lambda: self._dump({**facts, "sentence": sentence}))
 
     def _attribute(self, device: int) -> dict[str, int]:
@@ -107,7 +107,7 @@ class OutOfMemoryWatch:
         return {name: sum(paths.values()) for name, paths in ledger.categories.items()}
 
     def _dump(self, report: Mapping[str, Any]) -> None:
-        report_path, snapshot_path = self._path(REPORT_NAME), self._path(SNAPSHOT_NAME)
+        report_path, snapshot_path = self._path(_REPORT_NAME), self._path(_SNAPSHOT_NAME)
         if report_path is None or snapshot_path is None:
             return
         report_path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,9 +135,9 @@ def describe_out_of_memory(facts: Mapping[str, Any]) -> str:
     sizes = sorted(facts["categories_bytes"].items(), key=lambda item: -item[1])
     shares = [
         f"{name.replace('_', ' ')} {memory(num_bytes)} ({ratio(num_bytes / max(allocated, 1))})"
-        for name, num_bytes in sizes[:NUM_NAMED]
+        for name, num_bytes in sizes[:_NUM_NAMED]
     ]
-    rest = allocated - sum(num_bytes for _, num_bytes in sizes[:NUM_NAMED])
+    rest = allocated - sum(num_bytes for _, num_bytes in sizes[:_NUM_NAMED])
     if rest > 0:
         what = "other" if shares else "not attributed, since no model was given to the recorder:"
         shares.append(f"{what} {memory(rest)}")

@@ -13,7 +13,7 @@ from typing import Any
 from meshscope.core.memory_point import POINTS_NAME, MemoryPoint
 from meshscope.core.unavailable import Unavailable
 
-LOG_NAME = "memory.log"
+_LOG_NAME = "memory.log"
 FORMAT_VERSION = 1
 
 CATEGORIES = (
@@ -50,9 +50,9 @@ class PointFiles:
     def put(self, point: MemoryPoint, *, shows_layouts: bool) -> None:
         """Keeps a point for the next `flush`; `memory.log` shows its trees, or not."""
         self._lines.append(json.dumps(point.to_json()))
-        self._log += list(describe_point(point, self._estimate))
+        self._log += list(_describe_point(point, self._estimate))
         if shows_layouts:
-            self._log += list(describe_layouts(point))
+            self._log += list(_describe_layouts(point))
         self._log.append("")
 
     def flush(self) -> None:
@@ -61,7 +61,7 @@ class PointFiles:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         mode = "w" if self._is_new else "a"
-        for name, lines in ((POINTS_NAME, self._lines), (LOG_NAME, self._log)):
+        for name, lines in ((POINTS_NAME, self._lines), (_LOG_NAME, self._log)):
             # A name may hold a lone surrogate: it is written as what it is, escaped.
             with open(self.folder / name, mode, encoding="utf-8", errors="backslashreplace") as out:
                 out.write("\n".join(lines) + "\n")
@@ -69,7 +69,7 @@ class PointFiles:
         self._lines, self._log = [], []
 
 
-def describe_point(point: MemoryPoint, estimate: Mapping[str, int]) -> Iterator[str]:
+def _describe_point(point: MemoryPoint, estimate: Mapping[str, int]) -> Iterator[str]:
     """The lines of `memory.log`."""
     where = "" if point.step < 0 else f", step {point.step}, microbatch {point.microbatch}"
     yield f"--- {point.name}{where} ---"
@@ -97,15 +97,15 @@ def describe_point(point: MemoryPoint, estimate: Mapping[str, int]) -> Iterator[
             yield f"{name}: {_mib(counter)}"
 
 
-def describe_layouts(point: MemoryPoint) -> Iterator[str]:
+def _describe_layouts(point: MemoryPoint) -> Iterator[str]:
     """A tree of modules for each category that has bytes."""
     for category in CATEGORIES:
         if point.modules_bytes.get(category):
             yield f"layout of {category}: path, own MiB, subtree MiB"
-            yield from describe_tree(point.modules_bytes[category])
+            yield from _describe_tree(point.modules_bytes[category])
 
 
-def describe_tree(paths: Mapping[str, int]) -> Iterator[str]:
+def _describe_tree(paths: Mapping[str, int]) -> Iterator[str]:
     """A line for each node, in the order in which paths first came."""
     own: dict[str, int] = {}
     subtree: dict[str, int] = {}

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 MAX_DEPTH = 6
 """How deep containers and objects are searched for tensors."""
-MAX_OBJECTS = 20_000
+_MAX_OBJECTS = 20_000
 """How many values one search looks at."""
-MIN_SWEEP = 256
+_MIN_SWEEP = 256
 """Storages remembered before those that are gone are looked for."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -74,7 +74,7 @@ def tensors_in(torch: Any, value: Any, *, with_objects: bool = False) -> Iterato
     of other objects, modules apart."""
     seen: set[int] = set()
     pending = [(value, 0)]
-    while pending and len(seen) < MAX_OBJECTS:
+    while pending and len(seen) < _MAX_OBJECTS:
         here, depth = pending.pop()
         if id(here) in seen:
             continue
@@ -112,7 +112,7 @@ class WeakStorages:
         self._storage_type = torch.UntypedStorage
         self._make_reference = torch.multiprocessing.reductions.StorageWeakRef
         self._seen: dict[int, tuple[Any, str, str]] = {}
-        self._next_sweep = MIN_SWEEP
+        self._next_sweep = _MIN_SWEEP
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -146,7 +146,7 @@ class WeakStorages:
         gone = [cdata for cdata, (reference, _, _) in self._seen.items() if reference.expired()]
         for cdata in gone:
             del self._seen[cdata]
-        self._next_sweep = max(MIN_SWEEP, 2 * len(self._seen))
+        self._next_sweep = max(_MIN_SWEEP, 2 * len(self._seen))
 
     def alive(self) -> Iterator[tuple[str, StorageKey, int]]:
         """Path, key and bytes of each that is alive; forgets the others."""

@@ -20,16 +20,16 @@ from typing import Any
 
 from meshscope.errors import CaptureError
 
-COUNTED_NAMESPACES = frozenset(("aten", "prim", "prims", "profiler"))
+_COUNTED_NAMESPACES = frozenset(("aten", "prim", "prims", "profiler"))
 """Operations of torch itself: without a formula they are not matrix products."""
-FUSED_ATTENTION = (
+_FUSED_ATTENTION = (
     "flash_attention",
     "efficient_attention",
     "cudnn_attention",
     "flash_attention_for_cpu",
 )
 """Kernels of `scaled_dot_product_attention`, forward and with `_backward`."""
-MAX_UNCOUNTED = 20
+_MAX_UNCOUNTED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def _prepare(
 
     state = {name: stand_in(value, is_copied=not is_real) for name, value in parameters.items()}
     state |= {name: stand_in(value) for name, value in buffers.items()}
-    return state, map_values(stand_in, list(args)), map_values(stand_in, dict(kwargs))
+    return state, _map_values(stand_in, list(args)), _map_values(stand_in, dict(kwargs))
 
 
 def _devices_of(parameters: Mapping[str, Any]) -> list[int]:
@@ -157,12 +157,12 @@ def _devices_of(parameters: Mapping[str, Any]) -> list[int]:
     return sorted(index for index in found if index is not None)
 
 
-def map_values(function: Callable[[Any], Any], value: Any) -> Any:
+def _map_values(function: Callable[[Any], Any], value: Any) -> Any:
     """`function` of everything inside lists, tuples and dicts."""
     if isinstance(value, Mapping):
-        return {key: map_values(function, inner) for key, inner in value.items()}
+        return {key: _map_values(function, inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map_values(function, inner) for inner in value)
+        return type(value)(_map_values(function, inner) for inner in value)
     return function(value)
 
 
@@ -223,7 +223,7 @@ class _Tally:
 
     def miss(self, packet: Any) -> None:
         """An operation without a formula."""
-        if len(self.uncounted) < MAX_UNCOUNTED:
+        if len(self.uncounted) < _MAX_UNCOUNTED:
             self.uncounted.add(str(packet))
 
 
@@ -242,7 +242,7 @@ def _make_counter(torch: Any, tally: _Tally) -> Any:
             packet = getattr(function, "_overloadpacket", function)
             if packet in formulas:
                 tally.count(torch, formulas[packet], result, args, kwargs or {})
-            elif getattr(function, "namespace", "aten") not in COUNTED_NAMESPACES:
+            elif getattr(function, "namespace", "aten") not in _COUNTED_NAMESPACES:
                 tally.miss(packet)
             return result
 
@@ -254,7 +254,7 @@ def _load_formulas(torch: Any) -> dict[Any, Callable[..., int]]:
     and adds to backward the scores that fused kernels compute again."""
     counter = import_module("torch.utils.flop_counter")
     formulas = dict(counter.flop_registry)
-    for kernel in FUSED_ATTENTION:
+    for kernel in _FUSED_ATTENTION:
         for suffix, formula in (("", _attention_flops), ("_backward", _attention_backward_flops)):
             packet = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}", None)
             if packet is not None:

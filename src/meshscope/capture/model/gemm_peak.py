@@ -13,11 +13,11 @@ from typing import Any
 from meshscope.core.hardware import TF32
 from meshscope.errors import CaptureError
 
-PEAK_SECONDS = 0.3
+_PEAK_SECONDS = 0.3
 """How long the fastest product is looked for, at least."""
-CPU_GEMM_SIZE = 1024
-DEVICE_GEMM_SIZE = 8192
-NUM_WARMUP = 2
+_CPU_GEMM_SIZE = 1024
+_DEVICE_GEMM_SIZE = 8192
+_NUM_WARMUP = 2
 
 
 def effective_dtype(torch: Any, dtype: str, device_type: str) -> str:
@@ -40,7 +40,7 @@ class MeasuredPeak:
 
 def measure_gemm_peak(
     torch: Any, dtype: Any = None, device: Any = None, size: int | None = None,
-    seconds: float = PEAK_SECONDS,
+    seconds: float = _PEAK_SECONDS,
 ) -> MeasuredPeak:  # fmt: skip
     """Multiplies two square matrices again and again; waits for the device, so not in training."""
     place = torch.device(device if device is not None else _usual_device(torch))
@@ -48,7 +48,7 @@ def measure_gemm_peak(
     kind = getattr(torch, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise CaptureError(f"a peak is measured with a floating-point dtype, not {dtype}")
-    size = size or (CPU_GEMM_SIZE if place.type == "cpu" else DEVICE_GEMM_SIZE)
+    size = size or (_CPU_GEMM_SIZE if place.type == "cpu" else _DEVICE_GEMM_SIZE)
     with torch.no_grad():
         left = torch.ones(size, size, dtype=kind, device=place)
         result = torch.empty_like(left)
@@ -80,6 +80,6 @@ def _time_products(
         wait()
         taken_ns = max(time.monotonic_ns() - before_ns, 1)
         number += 1
-        if number > NUM_WARMUP:
+        if number > _NUM_WARMUP:
             best_ns = min(best_ns or taken_ns, taken_ns)
     return best_ns, number

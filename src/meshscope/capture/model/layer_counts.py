@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any
 
-CONTAINERS = frozenset(("ModuleList", "Sequential", "ModuleDict"))
+_CONTAINERS = frozenset(("ModuleList", "Sequential", "ModuleDict"))
 """Of torch; by name, so that torch is not needed."""
-PLAIN_LAYER = "layer"
+_PLAIN_LAYER = "layer"
 """The name of parts that were only counted."""
-MAX_SEARCHED = 256
+_MAX_SEARCHED = 256
 """Modules looked at for the outermost list; it is never deep."""
-MAX_KINDS = 32
-MAX_NAME_CHARACTERS = 80
+_MAX_KINDS = 32
+_MAX_NAME_CHARACTERS = 80
 
 
 def check_stage_layers(
@@ -30,10 +30,10 @@ def check_stage_layers(
 
 def _check_parts(parts: int | Mapping[str, int]) -> dict[str, int]:
     if not isinstance(parts, Mapping):
-        return {PLAIN_LAYER: _count("layers", parts)}
+        return {_PLAIN_LAYER: _count("layers", parts)}
     return {
-        str(name)[:MAX_NAME_CHARACTERS]: _count("parts", number)
-        for name, number in list(parts.items())[:MAX_KINDS]
+        str(name)[:_MAX_NAME_CHARACTERS]: _count("parts", number)
+        for name, number in list(parts.items())[:_MAX_KINDS]
     }
 
 
@@ -47,13 +47,13 @@ def _count(what: str, value: Any) -> int:
 def count_layers(model: Any) -> dict[str, int]:
     """Parts of the outermost list of modules in `model`, by class; empty when it has none."""
     waiting = deque([model])
-    for _ in range(MAX_SEARCHED):
+    for _ in range(_MAX_SEARCHED):
         if not waiting:
             break
         module = waiting.popleft()
         children = list(module.children())
-        if children and CONTAINERS & {kind.__name__ for kind in type(module).__mro__}:
-            counts = Counter(type(child).__name__[:MAX_NAME_CHARACTERS] for child in children)
-            return dict(counts.most_common(MAX_KINDS))
+        if children and _CONTAINERS & {kind.__name__ for kind in type(module).__mro__}:
+            counts = Counter(type(child).__name__[:_MAX_NAME_CHARACTERS] for child in children)
+            return dict(counts.most_common(_MAX_KINDS))
         waiting.extend(children)
     return {}

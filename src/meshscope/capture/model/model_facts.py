@@ -15,10 +15,10 @@ from meshscope.capture.model.gemm_peak import MeasuredPeak, effective_dtype, mea
 from meshscope.core.hardware import normalise_dtype
 from meshscope.errors import CaptureError
 
-LEAST_PEAK_FLOPS_PER_S = 1e8
+_LEAST_PEAK_FLOPS_PER_S = 1e8
 """A slower device than any that trains: the number was in other units."""
 PER_STEP = "step"
-PER_MICROBATCH = "microbatch"
+_PER_MICROBATCH = "microbatch"
 
 
 class ModelFacts:
@@ -86,7 +86,7 @@ class ModelFacts:
         self.set_flops(
             found.model_flops,
             found.hardware_flops,
-            per=PER_MICROBATCH,
+            per=_PER_MICROBATCH,
             source="counted on one forward and backward" + (f", without {without}" * bool(without)),
             dtype=found.main_dtype,
         )
@@ -95,7 +95,7 @@ class ModelFacts:
     def set_peak(self, flops_per_s: float, dtype: str, source: str) -> None:
         """The rate one device reaches at best, FLOP/s."""
         rate = _positive("the peak", flops_per_s)
-        if rate < LEAST_PEAK_FLOPS_PER_S:
+        if rate < _LEAST_PEAK_FLOPS_PER_S:
             raise CaptureError(f"a peak of {rate:g} FLOP/s: it is given in FLOP/s, not in TFLOP/s")
         device = _device_in_use()[1]
         self._say(

@@ -31,8 +31,8 @@ from meshscope.store.schema import BUILTIN_NAMES
 DATA, FORWARD, BACKWARD, OPTIMIZER, CLIP = (
     BUILTIN_NAMES[name] for name in ("data", "forward", "backward", "optimizer", "clip")
 )
-UNWATCHED = Unavailable("communication is not watched")
-NO_STEPS = Unavailable("no step has finished since the monitor was reset")
+_UNWATCHED = Unavailable("communication is not watched")
+_NO_STEPS = Unavailable("no step has finished since the monitor was reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Period:
         return self.step.end_ns - self.begin_ns
 
 
-def find_periods(steps: Sequence[Step]) -> list[Period]:
+def _find_periods(steps: Sequence[Step]) -> list[Period]:
     """Of all steps; the first one has no gap."""
     begins = [steps[0].begin_ns, *(one.end_ns for one in steps)] if steps else []
     return [
@@ -61,8 +61,8 @@ def find_periods(steps: Sequence[Step]) -> list[Period]:
 
 def make_stats(snapshot: Snapshot) -> MonitorStats:
     """Counts and sums over everything that was read."""
-    periods = find_periods(snapshot.steps)
-    on_device = has_device_times(snapshot.phases)
+    periods = _find_periods(snapshot.steps)
+    on_device = _has_device_times(snapshot.phases)
     sums = {name: _sum_phase(snapshot.phases, name, on_device) for name in (FORWARD, BACKWARD)}
     memory = snapshot.memory[-1] if snapshot.memory else None
     known = [step.num_tokens for step in snapshot.steps if step.num_tokens >= 0]
@@ -78,7 +78,9 @@ def make_stats(snapshot: Snapshot) -> MonitorStats:
         exposed_communication_ns=_sum_hold_ups(snapshot),
         wall_ns=snapshot.steps[-1].end_ns - snapshot.steps[0].begin_ns if periods else 0,
         num_tokens=sum(known) if known else Unavailable("no tokens were counted or logged"),
-        windows={size: rate for size in WINDOWS if (rate := measure_rate(snapshot, periods, size))},
+        windows={
+            size: rate for size in WINDOWS if (rate := _measure_rate(snapshot, periods, size))
+        },
         rss_bytes=_bytes(memory.rss_bytes if memory else -1, "no reading of memory yet"),
         allocated_bytes=_bytes(memory.allocated_bytes if memory else -1, "no accelerator in use"),
         peak_allocated_bytes=_bytes(
@@ -92,7 +94,7 @@ def _bytes(value: int, reason: str) -> int | Unavailable:
     return value if value >= 0 else Unavailable(reason)
 
 
-def has_device_times(phases: Sequence[PhaseTime]) -> bool:
+def _has_device_times(phases: Sequence[PhaseTime]) -> bool:
     """Whether the accelerator's stream was marked."""
     return any(phase.on_device for phase in phases)
 
@@ -107,11 +109,11 @@ def _sum_phase(phases: Iterable[PhaseTime], name_id: int, on_device: bool) -> in
 
 def _sum_hold_ups(snapshot: Snapshot) -> int | Unavailable:
     if not snapshot.around.has_communication:
-        return UNWATCHED
+        return _UNWATCHED
     return sum(one.end_ns - one.begin_ns for one in snapshot.hold_ups)
 
 
-def measure_rate(
+def _measure_rate(
     snapshot: Snapshot, periods: Sequence[Period], num_steps: int
 ) -> WindowRate | None:
     """Over the newest steps; None without any."""
@@ -149,20 +151,20 @@ def _measure_token_rate(snapshot: Snapshot, periods: Sequence[Period], wall_ns: 
 def make_analysis(snapshot: Snapshot, thresholds: MonitorThresholds) -> MonitorAnalysis:
     """Ratios over the widest window, and what is wrong."""
     periods = _choose(snapshot)
-    rate = measure_rate(snapshot, periods, len(periods) or 1)
+    rate = _measure_rate(snapshot, periods, len(periods) or 1)
     data = [_interval(phase) for phase in snapshot.phases if _is(phase, DATA)]
     by_axis = _measure_axes(snapshot, periods)
     analysis = MonitorAnalysis(
         num_steps=len(periods),
-        step_ns=rate.step_ns if rate else NO_STEPS,
-        tokens_per_s=rate.tokens_per_s if rate else NO_STEPS,
-        device_tokens_per_s=rate.device_tokens_per_s if rate else NO_STEPS,
+        step_ns=rate.step_ns if rate else _NO_STEPS,
+        tokens_per_s=rate.tokens_per_s if rate else _NO_STEPS,
+        device_tokens_per_s=rate.device_tokens_per_s if rate else _NO_STEPS,
         forward_ns=_mean_phase(snapshot, periods, FORWARD),
         backward_ns=_mean_phase(snapshot, periods, BACKWARD),
-        clock="device" if has_device_times(snapshot.phases) else "host",
+        clock="device" if _has_device_times(snapshot.phases) else "host",
         communication_ratio=_measure_communication(snapshot, periods),
         communication_ratio_by_axis=by_axis,
-        input_ratio=_measure_share(periods, data) if periods else NO_STEPS,
+        input_ratio=_measure_share(periods, data) if periods else _NO_STEPS,
         memory_efficiency_ratio=_measure_memory_efficiency(snapshot),
         memory_used_ratio=_measure_memory_used(snapshot),
         pipeline_utilization_ratio=_measure_pipeline(snapshot, periods),
@@ -181,16 +183,16 @@ def make_analysis(snapshot: Snapshot, thresholds: MonitorThresholds) -> MonitorA
 
 def _choose(snapshot: Snapshot) -> list[Period]:
     """The newest steps, as far as everything about them was read."""
-    periods = find_periods(snapshot.steps)[-max(WINDOWS) :]
+    periods = _find_periods(snapshot.steps)[-max(WINDOWS) :]
     return [period for period in periods if period.begin_ns >= snapshot.complete_since_ns]
 
 
 @or_unavailable
 def _measure_communication(snapshot: Snapshot, periods: Sequence[Period]) -> float:
     if not snapshot.around.has_communication:
-        raise Missing(UNWATCHED)
+        raise Missing(_UNWATCHED)
     if not periods:
-        raise Missing(NO_STEPS)
+        raise Missing(_NO_STEPS)
     return _measure_share(periods, [one[:2] for one in snapshot.hold_ups])
 
 
@@ -222,7 +224,7 @@ def merge(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def assign(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> list[int]:
+def _assign(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> list[int]:
     """How much of the intervals lies in each period."""
     ends = [period.step.end_ns for period in periods]
     total = [0] * len(periods)
@@ -237,7 +239,7 @@ def assign(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> l
 
 def _measure_share(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> float:
     """Of the median step."""
-    inside = assign(periods, intervals)
+    inside = _assign(periods, intervals)
     return median(
         part / period.wall_ns if period.wall_ns else 0.0
         for part, period in zip(inside, periods, strict=True)
@@ -247,7 +249,7 @@ def _measure_share(periods: Sequence[Period], intervals: Iterable[tuple[int, int
 @or_unavailable
 def _mean_phase(snapshot: Snapshot, periods: Sequence[Period], name_id: int) -> float:
     """Mean per step that has the phase: only some steps are marked on a device."""
-    on_device = has_device_times(snapshot.phases)
+    on_device = _has_device_times(snapshot.phases)
     ends = [period.step.end_ns for period in periods]
     sums: dict[int, int] = {}
     for phase in snapshot.phases:
@@ -284,9 +286,9 @@ def _measure_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
     if not snapshot.actions or not periods:
         raise Missing("no pipeline action was recorded (see Recorder.action)")
     steps = [Period(period.step, period.step.begin_ns) for period in periods]
-    busy = assign(steps, merge(one[:2] for one in snapshot.actions))
+    busy = _assign(steps, merge(one[:2] for one in snapshot.actions))
     updates = [one for one in snapshot.phases if _is(one, OPTIMIZER) or _is(one, CLIP)]
-    update = assign(steps, map(_interval, updates))
+    update = _assign(steps, map(_interval, updates))
     ratios = [
         inside / max(step.wall_ns - after, 1)
         for step, inside, after in zip(steps, busy, update, strict=True)
@@ -335,7 +337,7 @@ def _measure_memory_used(snapshot: Snapshot) -> float:
 @or_unavailable
 def _measure_mfu(snapshot: Snapshot, rate: WindowRate | None) -> float:
     if rate is None:
-        raise Missing(NO_STEPS)
+        raise Missing(_NO_STEPS)
     said, peak = (snapshot.around.facts.get(line, {}) for line in ("flops", "peak"))
     flops = said.get("model_flops")
     if not isinstance(flops, float):

@@ -23,7 +23,7 @@ from meshscope.core.verdict.advice import (
 from meshscope.core.verdict.severity import grade
 from meshscope.core.verdict.thresholds import Thresholds
 
-ADVICE = {
+_ADVICE = {
     "dp": OVERLAP_TRANSFERS,
     "tp": KEEP_TP_INSIDE,
     "pp": SHRINK_BUBBLE,
@@ -44,7 +44,7 @@ def find_bottlenecks(
             category=category,
             severity=grade(share),
             description=description,
-            suggested_fix=ADVICE[category],
+            suggested_fix=_ADVICE[category],
             recoverable_ns=round(share * step_ns),
         )
         for category, share, description in _find_losses(analysis, step_ns, thresholds)
@@ -60,7 +60,7 @@ def _find_memory(analysis: MonitorAnalysis, thresholds: MonitorThresholds) -> It
             category="memory",
             severity=grade_memory(used, Thresholds()),
             description=f"this rank needs {ratio(used)} of the memory there is",
-            suggested_fix=ADVICE["memory"],
+            suggested_fix=_ADVICE["memory"],
             recoverable_ns=None,
         )
 
@@ -78,7 +78,7 @@ def _find_losses(
     plain = known(analysis.pipeline_plain_ratio)
     for axis, share in analysis.communication_ratio_by_axis.items():
         if share >= thresholds.communication_ratio and not (axis == "pp" and used is not None):
-            category = next((one for one in axis.split("+") if one in ADVICE), "communication")
+            category = next((one for one in axis.split("+") if one in _ADVICE), "communication")
             text = f"communication over {axis} holds this rank up for {show(share)}, "
             yield category, share, f"{text}waiting for others included"
     waiting = known(analysis.input_ratio)

@@ -131,10 +131,10 @@ def take_snapshot(around: Surroundings, since_ns: int) -> Snapshot:
     """Reads the newest records, once; only what begins from `since_ns` on."""
     read = around.read
     phases, phases_since_ns = read_phases(read, since_ns)
-    hold_ups, operations_since_ns = read_hold_ups(read, since_ns)
+    hold_ups, operations_since_ns = _read_hold_ups(read, since_ns)
     return Snapshot(
         around=around,
-        steps=read_steps(read, since_ns, read_logged_tokens(read, around.tokens_name_id)),
+        steps=read_steps(read, since_ns, _read_logged_tokens(read, around.tokens_name_id)),
         phases=phases,
         hold_ups=hold_ups,
         actions=read_actions(read, since_ns),
@@ -150,7 +150,7 @@ def _get(record: Record, column: Column) -> int:
     return word - 1 if column.is_stored_plus_one else word
 
 
-def read_rows(read: ReadTable, table: Table, *names: str) -> list[tuple[int, ...]]:
+def _read_rows(read: ReadTable, table: Table, *names: str) -> list[tuple[int, ...]]:
     """The newest records of a table: these columns of each, oldest first."""
     columns = [table.column(name) for name in names]
     return [
@@ -164,7 +164,7 @@ def read_steps(read: ReadTable, since_ns: int, logged_tokens: Mapping[int, int])
     step come before what the recorder counted."""
     found: dict[int, Step] = {}
     times = ("start_host_mono_ns", "end_host_mono_ns")
-    rows = read_rows(read, STEPS, "flags", "step", *times, "num_microbatches", "input_tokens")
+    rows = _read_rows(read, STEPS, "flags", "step", *times, "num_microbatches", "input_tokens")
     for flags, step, begin_ns, end_ns, num_microbatches, tokens in rows:
         if begin_ns >= since_ns and not flags & StepFlag.ABORTED:
             num_tokens = logged_tokens.get(step, tokens)
@@ -172,10 +172,10 @@ def read_steps(read: ReadTable, since_ns: int, logged_tokens: Mapping[int, int])
     return sorted(found.values(), key=lambda one: one.end_ns)
 
 
-def read_logged_tokens(read: ReadTable, name_id: int) -> dict[int, int]:
+def _read_logged_tokens(read: ReadTable, name_id: int) -> dict[int, int]:
     """Values of the scalar `tokens` by step, as far as they are counts."""
     found: dict[int, int] = {}
-    rows = read_rows(read, SCALARS, "name_id", "step", "value") if name_id else ()
+    rows = _read_rows(read, SCALARS, "name_id", "step", "value") if name_id else ()
     for name, step, bits in rows:
         value = struct.unpack("<d", struct.pack("<q", bits))[0]
         if name == name_id and 0 <= value < 1e15:
@@ -185,9 +185,9 @@ def read_logged_tokens(read: ReadTable, name_id: int) -> dict[int, int]:
 
 def read_phases(read: ReadTable, since_ns: int) -> tuple[list[PhaseTime], int]:
     """Phases of the training thread, and the moment before which some were not read."""
-    packed = read_rows(read, PHASES, *_STAMPS, "optimizer_gap_ns", "optimizer_ns")
-    spans = read_rows(read, SPANS, "start_host_mono_ns", "self_ns", "name_id", "flags", "thread")
-    device = read_rows(read, DEVICE_SPANS, "host_start_host_mono_ns", "duration_ns", "name_id")
+    packed = _read_rows(read, PHASES, *_STAMPS, "optimizer_gap_ns", "optimizer_ns")
+    spans = _read_rows(read, SPANS, "start_host_mono_ns", "self_ns", "name_id", "flags", "thread")
+    device = _read_rows(read, DEVICE_SPANS, "host_start_host_mono_ns", "duration_ns", "name_id")
     found = [one for row in packed for one in _unpack_phases(*row)]
     found += [
         PhaseTime(name_id, begin_ns, self_ns, on_device=False)
@@ -215,7 +215,7 @@ def _unpack_phases(*words: int) -> Iterable[PhaseTime]:
 
 def read_actions(read: ReadTable, since_ns: int) -> list[ActionTime]:
     """Pipeline actions."""
-    rows = read_rows(read, ACTIONS, "begin_host_mono_ns", "duration_ns", "microbatch", "chunk")
+    rows = _read_rows(read, ACTIONS, "begin_host_mono_ns", "duration_ns", "microbatch", "chunk")
     return [
         ActionTime(begin_ns, begin_ns + duration_ns, *which)
         for begin_ns, duration_ns, *which in rows
@@ -227,20 +227,20 @@ def read_memory(read: ReadTable, since_ns: int) -> list[Memory]:
     """Readings of memory, with what the allocator said at the same time."""
     names, time_name = Memory._fields, "time_host_mono_ns"
     allocator = {
-        time_ns: rest for time_ns, *rest in read_rows(read, ALLOCATOR, time_name, *names[6:])
+        time_ns: rest for time_ns, *rest in _read_rows(read, ALLOCATOR, time_name, *names[6:])
     }
     return [
         Memory(*row, *allocator.get(row[0], (-1, -1)))
-        for row in read_rows(read, MEMORY, time_name, *names[1:6])
+        for row in _read_rows(read, MEMORY, time_name, *names[1:6])
         if row[0] >= since_ns
     ]
 
 
-def read_hold_ups(read: ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
+def _read_hold_ups(read: ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
     """Intervals in which communication held this rank up, as `analyze.exposed` defines them, each
     moment once; and the moment before which not all was read."""
     times = ("enqueue_host_mono_ns", "start_host_mono_ns", "end_host_mono_ns")
-    rows = read_rows(read, COLLECTIVES, "flags", "group_id", *times, "step", "microbatch")
+    rows = _read_rows(read, COLLECTIVES, "flags", "group_id", *times, "step", "microbatch")
     found: list[HoldUp] = []
     engine: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for row in rows:
@@ -261,7 +261,7 @@ def read_hold_ups(read: ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
 def _find_waits(read: ReadTable, by_key: Mapping[int, tuple[int, ...]]) -> list[HoldUp]:
     found = []
     names = ("operation_enqueue_host_mono_ns", "start_host_mono_ns", "duration_ns", "device_ns")
-    for key, begin_ns, duration_ns, device_ns in read_rows(read, WAITS, *names):
+    for key, begin_ns, duration_ns, device_ns in _read_rows(read, WAITS, *names):
         row = by_key.get(key)
         if row is None:
             continue

@@ -30,8 +30,8 @@ from meshscope.capture.operations.waits import WaitTaps
 from meshscope.errors import CaptureError
 from meshscope.store.schema import MISSING
 
-FUNCTIONAL_NAMESPACE = "_c10d_functional"
-NUM_FUNCTIONAL_LOOKED_AT = 256
+_FUNCTIONAL_NAMESPACE = "_c10d_functional"
+_NUM_FUNCTIONAL_LOOKED_AT = 256
 """Functional collectives whose callers are looked at, to see whether a compiled graph is one."""
 MAX_FRAMES = 12
 _INHERITED = object()
@@ -126,12 +126,12 @@ class CollectiveTap:
 
     def _install_sentinels(self) -> None:
         """Kernels before functional collectives: the first one is the sign to see all."""
-        library = self._torch.library.Library(FUNCTIONAL_NAMESPACE, "IMPL")
+        library = self._torch.library.Library(_FUNCTIONAL_NAMESPACE, "IMPL")
         self._sentinels = library
         after = self._kernels.after
         for schema in self._torch._C._jit_get_all_schemas():
             namespace, _, name = schema.name.partition("::")
-            if namespace != FUNCTIONAL_NAMESPACE or name == "wait_tensor":
+            if namespace != _FUNCTIONAL_NAMESPACE or name == "wait_tensor":
                 continue
             overload = getattr(getattr(self._torch.ops._c10d_functional, name), "default", None)
             if overload is None or schema.overload_name:
@@ -176,7 +176,7 @@ class CollectiveTap:
         """
         self._has_wait_kernel = True
         overload = self._torch.ops._c10d_functional.wait_tensor.default
-        library = self._torch.library.Library(FUNCTIONAL_NAMESPACE, "IMPL")
+        library = self._torch.library.Library(_FUNCTIONAL_NAMESPACE, "IMPL")
         self._libraries.append(library)
         redispatch = getattr(overload._handle, "redispatch_boxed", overload.redispatch)
         after = self._kernels.after
@@ -205,7 +205,7 @@ class CollectiveTap:
     def _meet_functional(self, frame: Any) -> None:
         """Finds out, at the first functional collectives, how their results are waited for."""
         self._num_functional += 1
-        if self._num_functional >= NUM_FUNCTIONAL_LOOKED_AT:
+        if self._num_functional >= _NUM_FUNCTIONAL_LOOKED_AT:
             self._follower.on_functional = None
         self._install_wait_function()
         for _ in range(MAX_FRAMES):

@@ -36,13 +36,13 @@ READ_EVERY_NS = 50_000_000
 MAX_SHARE = 0.005
 """Of the host's time that marking may take; beyond it only every 2nd, 4th, … operation of a group
 is marked, by its sequence number, so that ranks mark the same ones. The others have no end."""
-COST_NS = 40_000
+_COST_NS = 40_000
 """What marking and reading an operation takes; measured by `benchmarks/communication_gpu.py`."""
 MAX_STRIDE = 1024
-MAX_PENDING = 4096
-HELD_UP_NS = 20_000
+_MAX_PENDING = 4096
+_HELD_UP_NS = 20_000
 """A stream that took longer than this over a wait was held up by the operation."""
-NUM_OFFSETS = 64
+_NUM_OFFSETS = 64
 """Readings the placement on the host clock is taken from."""
 
 
@@ -145,7 +145,7 @@ class DeviceOperations:
         self._lock = threading.Lock()
         self._anchor: Any = None
         self._anchor_device_ns = 0
-        self._offsets: deque[int] = deque(maxlen=NUM_OFFSETS)
+        self._offsets: deque[int] = deque(maxlen=_NUM_OFFSETS)
         self.offset_uncertainty_ns = MISSING
         self._next_read_ns = 0
         self.num_given_up = 0
@@ -166,7 +166,7 @@ class DeviceOperations:
         """Chosen anew at every reading, from the operations since the last one."""
         elapsed_ns = now_ns - self._next_read_ns + READ_EVERY_NS
         stride = 1
-        while self._num_recent * COST_NS > elapsed_ns * MAX_SHARE * stride and stride < MAX_STRIDE:
+        while self._num_recent * _COST_NS > elapsed_ns * MAX_SHARE * stride and stride < MAX_STRIDE:
             stride *= 2
         self._stride = stride
         self._num_recent = 0
@@ -187,7 +187,7 @@ class DeviceOperations:
         """After a reducer's call, or one whose caller waits by itself."""
         if self._is_unmarked(operation):
             return
-        if len(self._put_off) >= MAX_PENDING:
+        if len(self._put_off) >= _MAX_PENDING:
             self._give_up([operation])
             return
         operation.has_future = True  # what becomes of the handle no longer matters
@@ -240,7 +240,7 @@ class DeviceOperations:
             self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
 
     def _push(self, pending: _Pending) -> None:
-        if len(self._pending) >= MAX_PENDING:
+        if len(self._pending) >= _MAX_PENDING:
             self._give_up(pending.operations)
             return
         for operation in pending.operations:
@@ -288,7 +288,7 @@ class DeviceOperations:
         self._recycle(done, anchor)
 
     def _source(self, pending: _Pending) -> int:
-        if pending.source == EndSource.DEVICE_LATE and self._held_up_ns(pending) > HELD_UP_NS:
+        if pending.source == EndSource.DEVICE_LATE and self._held_up_ns(pending) > _HELD_UP_NS:
             return EndSource.DEVICE
         return pending.source
 

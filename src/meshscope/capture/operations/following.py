@@ -19,7 +19,7 @@ from meshscope.capture.operations.process_groups import Channel, GroupBook, Grou
 from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind, Outcome
 from meshscope.store.schema import MISSING, NoteCode, OperationFlag, WaitSource
 
-FUTURE_STRIDE = 8
+_FUTURE_STRIDE = 8
 """Of operations whose handle the program holds, every this many-th (by its sequence number, so the
 same ones on every rank) also gets a callback: its exact end is known even if nobody waits."""
 SLOW_CALL_NS = 100_000
@@ -152,7 +152,7 @@ class Follower:
             work = get_work()
             self._hold(work, [operation])
             self.watch_handle(work, [operation])
-            if not is_device and not (operation.b & 0xFFFFFFFF) % FUTURE_STRIDE:
+            if not is_device and not (operation.b & 0xFFFFFFFF) % _FUTURE_STRIDE:
                 self._call_back(operation, work)
             return
         if caller == HELPER:
@@ -176,7 +176,7 @@ class Follower:
                 self.device.issued_by_engine(operation, work, self.get_future(work))
             else:
                 self._call_back(operation, work)
-        elif not is_device and not (operation.b & 0xFFFFFFFF) % FUTURE_STRIDE:
+        elif not is_device and not (operation.b & 0xFFFFFFFF) % _FUTURE_STRIDE:
             self._call_back(operation, get_work())
 
     def _note_slow_call(self, operation: Operation, frame: Any) -> None:

@@ -21,9 +21,9 @@ from meshscope.store.write.in_flight import NO_SLOT, NUM_SLOTS, InFlightWriter, 
 from meshscope.store.write.open_step import PHASE_IDS
 from meshscope.store.write.table_file import CHECK_MASK
 
-MAX_MESSAGE_CHARACTERS = 400
+_MAX_MESSAGE_CHARACTERS = 400
 HAND_OVER_EVERY = 128
-MAX_MESSAGES = 200
+_MAX_MESSAGES = 200
 """Different texts one rank writes down; the rest is counted as failed without one."""
 _OK = int(Outcome.OK)
 _MAX_PHASE_ID = 0x7FFF
@@ -252,9 +252,9 @@ class OperationLog:
 
     def note(self, operation: Operation, code: int, text: str) -> None:
         """Writes a text beside an operation's row."""
-        text = text[:MAX_MESSAGE_CHARACTERS]
+        text = text[:_MAX_MESSAGE_CHARACTERS]
         if text not in self._messages:
-            if len(self._messages) >= MAX_MESSAGES:
+            if len(self._messages) >= _MAX_MESSAGES:
                 return
             self._messages.add(text)
         name_id = self._name_id(text)

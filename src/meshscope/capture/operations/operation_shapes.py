@@ -14,7 +14,7 @@ from typing import Any
 from meshscope.core.operations import DTYPES, Kind
 
 NAMESPACE = "c10d"
-NOT_OPERATIONS = frozenset(("check_for_nan",))
+_NOT_OPERATIONS = frozenset(("check_for_nan",))
 """In torch's list, but nothing is communicated."""
 
 _KINDS = {
@@ -124,7 +124,7 @@ def find_shapes(torch: Any) -> list[OperationShape]:
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith(f"{NAMESPACE}::")
     }
-    for name in sorted(names - NOT_OPERATIONS):
+    for name in sorted(names - _NOT_OPERATIONS):
         packet = getattr(torch.ops.c10d, name)
         for overload_name in packet.overloads():
             shape = _read_shape(name, getattr(packet, overload_name), codes)

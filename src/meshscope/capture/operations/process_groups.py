@@ -11,7 +11,7 @@ from meshscope.store.write.groups import GROUP_KIND, pack_ranks
 from meshscope.store.write.in_flight import InFlightWriter, channel_code, row_salt
 
 MAX_GROUPS = 0xFFFE
-HOST_BACKENDS = frozenset(("gloo", "mpi", "ucc", "fake", "threaded"))
+_HOST_BACKENDS = frozenset(("gloo", "mpi", "ucc", "fake", "threaded"))
 """Back ends whose operations run on host threads even when the tensors are on a device."""
 
 
@@ -114,7 +114,9 @@ class GroupBook:
         row = self._open_row(channel_code(group_id, -1, 0))
         entry = GroupEntry(group_id, name, ranks, int(group.size()), row)
         backend = self._backend_of(group)
-        entry.is_host = all(part.rpartition(":")[2] in HOST_BACKENDS for part in backend.split(","))
+        entry.is_host = all(
+            part.rpartition(":")[2] in _HOST_BACKENDS for part in backend.split(",")
+        )
         entry.is_plain = bool(row) and not self._is_batching
         self._met[name, ranks] = entry
         entry.description = str(getattr(group, "group_desc", "") or "")

@@ -20,7 +20,7 @@ from meshscope.capture.operations.process_groups import GroupBook
 from meshscope.core.operations import EndSource, Outcome
 from meshscope.store.schema import BUILTIN_NAMES, MISSING, OperationFlag, WaitSource
 
-NOTED_WAIT_NS = 50_000
+_NOTED_WAIT_NS = 50_000
 """A wait for something unknown is written down when it took longer than this."""
 _ASYNC = OperationFlag.ASYNC
 _BACKWARD = BUILTIN_NAMES["backward"]
@@ -125,7 +125,7 @@ class WaitTaps:
         log = self._log
         end_ns = self._clock()
         if operations is None:
-            if end_ns - begin_ns > NOTED_WAIT_NS:
+            if end_ns - begin_ns > _NOTED_WAIT_NS:
                 log.wait(None, WaitSource.WORK, begin_ns, end_ns)
             return
         first = operations[0]
@@ -290,5 +290,5 @@ class WaitTaps:
         end_ns = self._clock()
         log.wait(operation, WaitSource.TENSOR, begin_ns, end_ns)
         if not operation.has_future:
-            is_late = end_ns - begin_ns < NOTED_WAIT_NS
+            is_late = end_ns - begin_ns < _NOTED_WAIT_NS
             log.end(operation, end_ns, EndSource.WAIT_LATE if is_late else EndSource.WAIT)

@@ -15,9 +15,9 @@ from meshscope.capture.profiling.window_schedule import WindowSchedule
 from meshscope.capture.steps.automatic import find_root_modules
 from meshscope.capture.steps.heap import find_instances
 
-MAX_STEPS_TO_BEGIN = 3
+_MAX_STEPS_TO_BEGIN = 3
 """Steps after which a profile of models that nobody calls is given up."""
-MANY_STEPS = 1 << 30
+_MANY_STEPS = 1 << 30
 """How many there will be is not known."""
 
 
@@ -31,7 +31,7 @@ class AutomaticProfile:
         note: Callable[[str, str], None],
     ) -> None:
         """`profile` takes models and optimizers; `note` is told why there is no profile."""
-        self._num_left = choose_step(schedule, MANY_STEPS)
+        self._num_left = choose_step(schedule, _MANY_STEPS)
         self._profile = profile
         self._note = note
         self._found: MemoryProfile | None = None
@@ -58,7 +58,7 @@ class AutomaticProfile:
         self._num_steps_open += 1
         if profile.is_open and profile.has_begun:
             profile.end_step()  # an optimizer that was found and does not step would not end it
-        if profile.is_open and not profile.has_begun and self._num_steps_open > MAX_STEPS_TO_BEGIN:
+        if profile.is_open and not profile.has_begun and self._num_steps_open > _MAX_STEPS_TO_BEGIN:
             profile.close()
             reason = "no forward of the models that were found was seen"
             self._note("memory profile", f"memory is not profiled: {reason}")

@@ -17,7 +17,7 @@ from meshscope.errors import UsageError
 PROFILING_VARIABLE = "MESHSCOPE_PROFILING"
 """Holds a text; `meshscope run` hands it to the processes below it."""
 DEFAULT_TEXT = "default"
-OFF_TEXT = "off"
+_OFF_TEXT = "off"
 WORDS = (
     "shapes", "stack", "modules", "memory", "plain", "signal", "anomaly", "triggered",
     "traces_only",
@@ -80,7 +80,7 @@ class ProfilingSettings:
 def parse_settings(text: str) -> ProfilingSettings | None:
     """Settings from their text; None for `off`. UsageError with all that is wrong."""
     text = text.strip()
-    if text == OFF_TEXT:
+    if text == _OFF_TEXT:
         return None
     if text in ("", DEFAULT_TEXT):
         return ProfilingSettings()

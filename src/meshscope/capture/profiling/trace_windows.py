@@ -35,8 +35,8 @@ from meshscope.core.trace_names import rank_folder_name
 from meshscope.errors import UsageError
 
 SITE = "profiling"
-TRACES_DIR = "traces"
-SCHEDULED = "the schedule"
+_TRACES_DIR = "traces"
+_SCHEDULED = "the schedule"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,7 +187,7 @@ class TraceWindows:
                 return pending
         schedule = self._schedule
         if schedule is not None and schedule.is_begin(self._num_finished):
-            return WindowRequest(reason=SCHEDULED)
+            return WindowRequest(reason=_SCHEDULED)
         return anomaly
 
     def _take_asked(self, now_ns: int) -> WindowRequest | None:
@@ -261,7 +261,7 @@ class TraceWindows:
         run_dir = self._session.open_run_dir()
         if run_dir is None:
             raise UsageError("the recording has ended")
-        folder = run_dir / TRACES_DIR / rank_folder_name(self._session.rank, self._session.layout)
+        folder = run_dir / _TRACES_DIR / rank_folder_name(self._session.rank, self._session.layout)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / trace_file_name(
             socket.gethostname(),

@@ -24,9 +24,9 @@ from meshscope.capture.profiling.window_request import (
 )
 
 LOOK_EVERY_NS = 1_000_000_000
-SLOW_FACTOR = 3.0
-SLOW_MIN_NS = 50_000_000
-NUM_COMPARED_STEPS = 64
+_SLOW_FACTOR = 3.0
+_SLOW_MIN_NS = 50_000_000
+_NUM_COMPARED_STEPS = 64
 MIN_COMPARED_STEPS = 10
 """With fewer there is no saying what is usual."""
 
@@ -100,7 +100,7 @@ class AnomalyTrigger:
         self._cooldown_steps = cooldown_steps
         self._cooldown_ns = cooldown_ns
         self._num_left = limit
-        self._usual_ns: deque[int] = deque(maxlen=NUM_COMPARED_STEPS)
+        self._usual_ns: deque[int] = deque(maxlen=_NUM_COMPARED_STEPS)
         self._loss = ""
         self._quiet_until_step = -1
         self._quiet_until_ns = 0
@@ -130,7 +130,7 @@ class AnomalyTrigger:
         if self.is_spent or step < self._quiet_until_step or now_ns < self._quiet_until_ns:
             return None
         reason = f"{loss}, seen at step {step}" if loss else ""
-        if duration_ns > max(SLOW_FACTOR * median_ns, SLOW_MIN_NS) and not is_disturbed():
+        if duration_ns > max(_SLOW_FACTOR * median_ns, _SLOW_MIN_NS) and not is_disturbed():
             reason = f"step {step} took {duration_ns / median_ns:.1f} times the median"
         if not reason:
             return None

@@ -22,7 +22,7 @@ from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import PhaseStack, Timeline
 from meshscope.store.schema import ACTION_KINDS, BUILTIN_NAMES, MISSING, ActionFlag, SpanFlag
 
-PIPELINE_WAIT = BUILTIN_NAMES["pipeline wait"]
+_PIPELINE_WAIT = BUILTIN_NAMES["pipeline wait"]
 _FORWARD = BUILTIN_NAMES["forward"]
 _BACKWARD = BUILTIN_NAMES["backward"]
 _EVAL = BUILTIN_NAMES["eval"]
@@ -231,7 +231,7 @@ class WaitBlock:
             self._before = timeline.microbatch
             timeline.microbatch = microbatch
             self._stack = stack = timeline.stack_here()
-            timeline.enter(stack, PIPELINE_WAIT, now_ns)
+            timeline.enter(stack, _PIPELINE_WAIT, now_ns)
             if timeline.is_sampled:
                 timeline.own_ns += actions.clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
@@ -251,7 +251,7 @@ class WaitBlock:
                 return
             timeline = actions.timeline
             begin_ns = self._begin_ns
-            timeline.leave(stack, PIPELINE_WAIT, now_ns, 0 if kind is None else SpanFlag.ABORTED)
+            timeline.leave(stack, _PIPELINE_WAIT, now_ns, 0 if kind is None else SpanFlag.ABORTED)
             timeline.microbatch = self._before
             key = (self.kind, self.stage, self.microbatch, timeline.step_start_ns)
             actions.note_wait(key, begin_ns, now_ns - begin_ns)

@@ -19,7 +19,7 @@ from meshscope.capture.steps.module_hook import ModuleHook
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.taps import Tap
 
-MAX_ROOT_SEARCHES = 5
+_MAX_ROOT_SEARCHES = 5
 """How often the heap is searched for models: at the first optimizers, and again as often when
 backward comes without a known forward."""
 
@@ -136,7 +136,7 @@ class Automatic:
             optimizer.register_optimizer_step_post_hook(self._hooks.optimizer_ends),
         ]
         self._watches_all_optimizers = True
-        self._searches_left = MAX_ROOT_SEARCHES
+        self._searches_left = _MAX_ROOT_SEARCHES
         self._hooks.on_unseen_forward = self._search_again
         # An optimizer is made after its model: by then the model can be found and the very first
         # forward is timed.
@@ -145,7 +145,7 @@ class Automatic:
     def _optimizer_made(self, token: None) -> None:
         self._count_optimizer()
         # A search looks at every object there is; programs may make an optimizer per parameter.
-        if self._num_optimizers <= MAX_ROOT_SEARCHES:
+        if self._num_optimizers <= _MAX_ROOT_SEARCHES:
             self._attach_roots()
 
     def _search_again(self) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-MAX_PENDING_STEPS = 256
+_MAX_PENDING_STEPS = 256
 """Steps kept unread; beyond this the oldest is given up and counted (a device that hangs)."""
 READ_EVERY_NS = 100_000_000
 
@@ -134,10 +134,10 @@ class DeviceTimeline:
                 step.spans.append(DeviceSpan(Mark(0, 0, None), step.last_event, 0))
             self._pending.append(step)
             self._open = PendingStep()
-        if now_ns >= self._next_read_ns or len(self._pending) > MAX_PENDING_STEPS:
+        if now_ns >= self._next_read_ns or len(self._pending) > _MAX_PENDING_STEPS:
             self._next_read_ns = now_ns + READ_EVERY_NS
             self.read_finished()
-            while len(self._pending) > MAX_PENDING_STEPS:
+            while len(self._pending) > _MAX_PENDING_STEPS:
                 self._pending.popleft()
                 self.num_given_up += 1
 

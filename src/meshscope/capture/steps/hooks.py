@@ -27,7 +27,7 @@ OPTIMIZER = BUILTIN_NAMES["optimizer"]
 CLIP = BUILTIN_NAMES["clip"]
 EVAL = BUILTIN_NAMES["eval"]
 
-SIGNALS_EVERY_NS = 100_000_000
+_SIGNALS_EVERY_NS = 100_000_000
 """Reading a loss costs microseconds; ten times a second is plenty for a curve."""
 
 
@@ -260,7 +260,7 @@ class Hooks:
 
     def _take_signals(self, now_ns: int, loss: Any) -> None:
         """At most ten times a second: the loss now, the gradient norm and rate of this step."""
-        self._next_signals_ns = now_ns + SIGNALS_EVERY_NS
+        self._next_signals_ns = now_ns + _SIGNALS_EVERY_NS
         self._takes_signals = True
         self._thread = self._thread or get_ident()
         self._signal("backward_loss", loss)

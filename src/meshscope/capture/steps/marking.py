@@ -12,7 +12,7 @@ from typing import Any
 from meshscope.capture.steps.device_events import DeviceScalar, DeviceTimeline, find_backend
 from meshscope.capture.steps.timeline import Timeline
 
-MARKED_STEP_NS = 50_000_000
+_MARKED_STEP_NS = 50_000_000
 MAX_STRIDE = 64
 
 
@@ -68,7 +68,7 @@ class Marking:
         timeline = self._timeline
         duration_ns = end_ns - timeline.step_start_ns
         stride = 1
-        while duration_ns * stride < MARKED_STEP_NS and stride < MAX_STRIDE:
+        while duration_ns * stride < _MARKED_STEP_NS and stride < MAX_STRIDE:
             stride *= 2
         is_marked = (step + 1) % stride == 0
         if is_marked != (timeline.device is not None):

@@ -19,7 +19,7 @@ from meshscope.report.sections.compare import (
 )
 from meshscope.store.read.run import Attempt, open_run
 
-EXIT_FAILED = 7
+_EXIT_FAILED = 7
 """B is beyond what --fail-on or --fail-on-loss allows."""
 
 
@@ -116,7 +116,7 @@ def command(
     else:
         show_sections(context, make_compare_sections(compared))
     if compared.has_failed:
-        context.exit(EXIT_FAILED)
+        context.exit(_EXIT_FAILED)
 
 
 def _open(path: Path, index: int | None) -> Attempt:

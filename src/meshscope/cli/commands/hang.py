@@ -18,7 +18,7 @@ from meshscope.report.sections.hang import (
 )
 from meshscope.store.read.run import open_run
 
-EXIT_STUCK = 5
+_EXIT_STUCK = 5
 """A hang or a death was found."""
 
 
@@ -92,4 +92,4 @@ def command(
         section = make_hang_section(hang, shows_all_ranks=all_ranks)
         show_sections(context, [section], wraps=False)
     if hang.is_stuck:
-        context.exit(EXIT_STUCK)
+        context.exit(_EXIT_STUCK)

@@ -21,8 +21,8 @@ from meshscope.store.read.run import open_run
 if TYPE_CHECKING:
     from meshscope.report.screen import Screen
 
-EXIT_FINDING = 7
-FILE_WIDTH = 100
+_EXIT_FINDING = 7
+_FILE_WIDTH = 100
 """Columns of a report written to a file."""
 
 
@@ -135,7 +135,7 @@ def command(
     if strict and not report.is_complete:
         context.exit(1)
     if fail_on is not None and _is_as_bad_as(study.diagnosis, fail_on):
-        context.exit(EXIT_FINDING)
+        context.exit(_EXIT_FINDING)
 
 
 def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
@@ -161,7 +161,7 @@ def _choose_screen(context: click.Context, output: Path | None) -> "Screen":
 
     is_file = output is not None
     return Screen(
-        width=FILE_WIDTH if is_file else terminal_width(),
+        width=_FILE_WIDTH if is_file else terminal_width(),
         is_colored=not is_file and is_color_wanted(context),
         is_unicode=is_file or is_unicode_shown(),
     )

@@ -25,10 +25,10 @@ from meshscope.store.read.query import (
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import TABLES
 
-READING_STATEMENTS = {"SELECT"}
+_READING_STATEMENTS = {"SELECT"}
 """What is run. Nothing else: SQL that copies or exports could write over the run's own files, and
 EXPLAIN ANALYZE runs what it explains."""
-MAX_SHOWN_ROWS = 1000
+_MAX_SHOWN_ROWS = 1000
 
 
 @click.command("sql", short_help="Run a SQL query on a run.")
@@ -78,8 +78,8 @@ def _run_query(con: Any, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         kinds = {statement.type.name for statement in statements}
         if not kinds:
             raise UsageError("the query is empty; give one, or none to list the tables")
-        if kinds - READING_STATEMENTS:
-            others = ", ".join(sorted(kinds - READING_STATEMENTS))
+        if kinds - _READING_STATEMENTS:
+            others = ", ".join(sorted(kinds - _READING_STATEMENTS))
             raise UsageError(
                 f"{others} is not a query, and meshscope sql only reads; use --csv or --json to "
                 "save a result"
@@ -91,7 +91,7 @@ def _run_query(con: Any, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         raise UsageError(f"the query failed: {clean_text(first)}") from error
 
 
-OTHER_TABLES = {
+_OTHER_TABLES = {
     "ranks": ("One row per recording.", RANK_COLUMNS),
     "names": ("What name ids stand for.", NAME_COLUMNS),
     "groups": ("Process groups, as each of their ranks numbers them.", GROUP_COLUMNS),
@@ -115,7 +115,7 @@ def _describe_tables() -> str:
                 if (name, column.name) in LABELS:
                     rows.append((f"{column.name}_name", "", "its text"))
         else:
-            about, columns = OTHER_TABLES[name]
+            about, columns = _OTHER_TABLES[name]
             lines.append(f"{name}: {about}")
             rows = [(column, "", meaning) for column, _, meaning in columns]
         lines += [f"  {column:<26} {unit:<6} {meaning}" for column, unit, meaning in rows]
@@ -151,9 +151,9 @@ def _to_table(names: list[str], rows: list[tuple[Any, ...]]) -> str:
     }
     shown = [
         ["NULL" if value is None else clean_text(str(value)) for value in row]
-        for row in rows[:MAX_SHOWN_ROWS]
+        for row in rows[:_MAX_SHOWN_ROWS]
     ]
     text = align([[clean_text(name) for name in names], *shown], right=numbers)
-    if len(rows) > MAX_SHOWN_ROWS:
-        text += f"… {len(rows) - MAX_SHOWN_ROWS} more rows; use --csv or --json for all\n"
+    if len(rows) > _MAX_SHOWN_ROWS:
+        text += f"… {len(rows) - _MAX_SHOWN_ROWS} more rows; use --csv or --json for all\n"
     return text

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXIT_RANK_FAILED = 6
 
-FLAG_KEYS = {
+_FLAG_KEYS = {
     "dp": "parallel.dp",
     "tp": "parallel.tp",
     "pp": "parallel.pp",
@@ -105,7 +105,7 @@ def command(
     """
     from meshscope.engine.launch.rendezvous import find_placement
 
-    told = [f"{FLAG_KEYS[name]}={value}" for name, value in flags.items() if value is not None]
+    told = [f"{_FLAG_KEYS[name]}={value}" for name, value in flags.items() if value is not None]
     placement = find_placement(os.environ)
     try:
         loaded = _load(config, [*settings, *told], faults)
@@ -125,7 +125,7 @@ def command(
         context.exit(error.exit_code)
     if check:
         if placement is None or placement.rank == 0:
-            click.echo(describe_plan(loaded))
+            click.echo(_describe_plan(loaded))
         return
     if placement is None:
         context.exit(_train_locally(loaded))
@@ -202,7 +202,7 @@ def _find_device(
     return "cuda", probe.memory_bytes // num_sharing, probe.num_gpus
 
 
-def describe_plan(config: "TrainConfig") -> str:
+def _describe_plan(config: "TrainConfig") -> str:
     """What --check prints of a configuration without problems."""
     from meshscope.report.format import plural
 

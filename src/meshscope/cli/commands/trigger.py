@@ -17,9 +17,9 @@ from meshscope.errors import UsageError
 from meshscope.store.read.run import Attempt, open_run
 from meshscope.store.read.tail import read_step_tail
 
-SEEN_AFTER_NS = 2_500_000_000
+_SEEN_AFTER_NS = 2_500_000_000
 """Ranks look once a second; by then all of them have."""
-MIN_AHEAD_STEPS = 3
+_MIN_AHEAD_STEPS = 3
 """A rank whose steps take longer looks once a step, and then warms up for one."""
 
 
@@ -47,7 +47,7 @@ def command(*, run: Path, steps: int, ranks: str | None) -> None:
     directory = locate_run(run, takes_traces=False)
     attempt = open_run(directory).last_attempt
     _require_listeners(directory, attempt)
-    first_step = find_first_step(attempt)
+    first_step = _find_first_step(attempt)
     request = format_request(num_steps=steps, first_step=first_step, ranks=ranks)
     path = directory / TRIGGER_NAME
     part = path.with_name(f".{TRIGGER_NAME}.{os.getpid()}.part")
@@ -71,12 +71,12 @@ def _require_listeners(directory: Path, attempt: Attempt) -> None:
         raise UsageError(f"{directory} has ended; a trace needs a running job")
 
 
-def find_first_step(attempt: Attempt) -> int | None:
+def _find_first_step(attempt: Attempt) -> int | None:
     """A step that no rank has begun yet when all have seen the request; None: not known."""
     tails = [read_step_tail(recording.directory) for recording in attempt]
     known = [tail for tail in tails if tail is not None]
     paces = [tail.mean_step_ns for tail in known if tail.mean_step_ns]
     if not paces:
         return None
-    ahead = max(MIN_AHEAD_STEPS, math.ceil(SEEN_AFTER_NS / min(paces)))
+    ahead = max(_MIN_AHEAD_STEPS, math.ceil(_SEEN_AFTER_NS / min(paces)))
     return max(tail.last_step for tail in known) + 1 + ahead

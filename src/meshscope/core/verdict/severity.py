@@ -9,10 +9,10 @@ from enum import IntEnum
 
 from meshscope.core.unavailable import Unavailable, known
 
-MEDIUM_FROM_RATIO = 0.03
+_MEDIUM_FROM_RATIO = 0.03
 """Share of the step below which a loss is not worth acting on: steps of steady runs vary by it."""
-HIGH_FROM_RATIO = 0.10
-CRITICAL_FROM_RATIO = 0.30
+_HIGH_FROM_RATIO = 0.10
+_CRITICAL_FROM_RATIO = 0.30
 
 _UNPRICED = Unavailable("not priced")
 
@@ -56,8 +56,8 @@ def grade(
 
 
 def _grade(ratio: float) -> Severity:
-    if not ratio >= MEDIUM_FROM_RATIO:  # a NaN is low, too
+    if not ratio >= _MEDIUM_FROM_RATIO:  # a NaN is low, too
         return Severity.LOW
-    if ratio < HIGH_FROM_RATIO:
+    if ratio < _HIGH_FROM_RATIO:
         return Severity.MEDIUM
-    return Severity.HIGH if ratio < CRITICAL_FROM_RATIO else Severity.CRITICAL
+    return Severity.HIGH if ratio < _CRITICAL_FROM_RATIO else Severity.CRITICAL

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from meshscope.errors import UsageError
 
-SECTION = "thresholds"
+_SECTION = "thresholds"
 """The table of a TOML file that holds them."""
 
 
@@ -82,9 +82,9 @@ def _read_file(path: Path) -> Mapping[str, object]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
-    table = parsed.get(SECTION)
+    table = parsed.get(_SECTION)
     if not isinstance(table, dict):
-        raise UsageError(f"{path} has no table [{SECTION}] with NAME = VALUE lines")
+        raise UsageError(f"{path} has no table [{_SECTION}] with NAME = VALUE lines")
     return table
 
 

@@ -29,22 +29,22 @@ from meshscope.simulate.what_if import Edit
 from meshscope.store.read.arrays import Bools
 from meshscope.store.schema import OperationFlag
 
-MIN_TENSOR_PARALLEL_RATIO = Threshold(
+_MIN_TENSOR_PARALLEL_RATIO = Threshold(
     name="exposed_tp_min_ratio",
     default=0.20,
     meaning="share of the wall clock in transfers along tp that nothing hides",
 )
-MIN_SMALL_OPERATIONS = Threshold(
+_MIN_SMALL_OPERATIONS = Threshold(
     name="small_operations_min_count",
     default=32,
     meaning="collectives of less than 64 KiB that a rank must run per step along one axis",
 )
-MIN_SMALL_RATIO = Threshold(
+_MIN_SMALL_RATIO = Threshold(
     name="small_operations_min_ratio",
     default=0.05,
     meaning="share of the wall clock that small collectives must hold ranks up",
 )
-SMALL_BYTES = 1 << 16
+_SMALL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def _is_hideable(timeline: Timeline, communication: Job, row: Bools) -> bool:
     return any(groups[group].is_across_hosts for group in used.tolist() if group >= 0)
 
 
-def measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
+def _measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
     """Exposed transfers of every axis, the largest first."""
     timeline, budget = need(study.timeline), need(study.budget)
     communication = timeline.communication
@@ -131,7 +131,7 @@ def _tell(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> It
 
 def _pick(context: Context, *, axes: Collection[str] | None, limit: float) -> list[_Exposed]:
     """Axes over a limit; without `axes` all but tp and pp."""
-    found = need(context.study.get(measure_transfers))
+    found = need(context.study.get(_measure_transfers))
     return [
         one
         for one in found
@@ -196,12 +196,12 @@ class ExposedTensorParallel(Rule):
 
     code = "CO002"
     name = "exposed-tensor-parallel"
-    thresholds = (MIN_TENSOR_PARALLEL_RATIO,)
+    thresholds = (_MIN_TENSOR_PARALLEL_RATIO,)
     symptom_of = frozenset({"LK001"})
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        limit = context.thresholds[MIN_TENSOR_PARALLEL_RATIO]
+        limit = context.thresholds[_MIN_TENSOR_PARALLEL_RATIO]
         for one in _pick(context, axes=(Axis.TP,), limit=limit):
             yield from _tell(
                 self,
@@ -231,7 +231,7 @@ class SmallOperations(Rule):
 
     code = "CO003"
     name = "small-operations"
-    thresholds = (MIN_SMALL_OPERATIONS, MIN_SMALL_RATIO)
+    thresholds = (_MIN_SMALL_OPERATIONS, _MIN_SMALL_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per axis."""
@@ -241,7 +241,7 @@ class SmallOperations(Rule):
         communication = timeline.communication
         rows = communication.operations.rows
         is_pair = np.isin(rows.kind, [int(kind) for kind in POINT_TO_POINT])
-        is_small = ~is_pair & (rows.size_bytes >= 0) & (rows.size_bytes < SMALL_BYTES)
+        is_small = ~is_pair & (rows.size_bytes >= 0) & (rows.size_bytes < _SMALL_BYTES)
         is_small &= np.isin(rows.step, timeline.steps)
         for axis in dict.fromkeys(group.axis for group in communication.operations.groups):
             row = is_small & _rows_of(communication, axis)
@@ -258,13 +258,13 @@ class SmallOperations(Rule):
         pieces = timeline.pieces
         num_rank_steps = len(timeline.ranks) * len(timeline.steps)
         num_per_step = float(np.count_nonzero(row)) / num_rank_steps
-        if num_per_step < context.thresholds[MIN_SMALL_OPERATIONS]:
+        if num_per_step < context.thresholds[_MIN_SMALL_OPERATIONS]:
             return
         is_held = pieces.row >= 0
         is_held[is_held] = row[pieces.row[is_held]]
         total = int(pieces.duration_ns[is_held & (pieces.kind > 1)].sum())
         share = total / max(int(pieces.duration_ns.sum()), 1)
-        if share < context.thresholds[MIN_SMALL_RATIO]:
+        if share < context.thresholds[_MIN_SMALL_RATIO]:
             return
         transfer = np.where(row, 0, communication.row_times.transfer_ns)
         edit = Edit(name=f"small operations along {axis} put together", transfer_ns=transfer)

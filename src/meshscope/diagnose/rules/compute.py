@@ -22,22 +22,22 @@ from meshscope.diagnose.wording import duration, ratio
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.simulate.what_if import Edit
 
-MIN_BACKWARD_FACTOR = Threshold(
+_MIN_BACKWARD_FACTOR = Threshold(
     name="backward_min_factor",
     default=4.0,
     meaning="work of backward over that of forward; 2 by arithmetic, 3 with full recomputation",
 )
-MIN_OPTIMIZER_RATIO = Threshold(
+_MIN_OPTIMIZER_RATIO = Threshold(
     name="optimizer_min_ratio",
     default=0.15,
     meaning="share of the wall clock in the optimizer's own work",
 )
-MAX_LOW_MFU_RATIO = Threshold(
+_MAX_LOW_MFU_RATIO = Threshold(
     name="mfu_low_ratio",
     default=0.25,
     meaning="model FLOPs utilisation below which it is reported",
 )
-MIN_GAP_RATIO = Threshold(
+_MIN_GAP_RATIO = Threshold(
     name="host_gap_min_ratio",
     default=0.05,
     meaning="share of the wall clock in which devices had nothing to do between phases",
@@ -64,7 +64,7 @@ class BackwardHeavy(Rule):
     code = "CP001"
     name = "backward-heavy"
     severities = (Severity.LOW, Severity.LOW)
-    thresholds = (MIN_BACKWARD_FACTOR,)
+    thresholds = (_MIN_BACKWARD_FACTOR,)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
@@ -72,7 +72,7 @@ class BackwardHeavy(Rule):
         if len(work.steps) < MIN_STEPS:
             return
         forward, backward = (work.of_phases((name,)).mean() for name in ("forward", "backward"))
-        if forward <= 0 or backward < context.thresholds[MIN_BACKWARD_FACTOR] * forward:
+        if forward <= 0 or backward < context.thresholds[_MIN_BACKWARD_FACTOR] * forward:
             return
         yield Finding(
             code=self.code,
@@ -113,7 +113,7 @@ class OptimizerHeavy(Rule):
     code = "CP002"
     name = "optimizer-heavy"
     severities = (Severity.LOW, Severity.LOW)
-    thresholds = (MIN_OPTIMIZER_RATIO,)
+    thresholds = (_MIN_OPTIMIZER_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
@@ -122,7 +122,7 @@ class OptimizerHeavy(Rule):
             return
         mean = float(work.of_phases(("optimizer",)).mean())
         share = mean / max(float(work.period_ns.mean()), 1.0)
-        if share < context.thresholds[MIN_OPTIMIZER_RATIO]:
+        if share < context.thresholds[_MIN_OPTIMIZER_RATIO]:
             return
         yield Finding(
             code=self.code,
@@ -159,13 +159,13 @@ class LowUtilisation(Rule):
     code = "CP003"
     name = "low-utilisation"
     severities = (Severity.LOW, Severity.LOW)
-    thresholds = (MAX_LOW_MFU_RATIO,)
+    thresholds = (_MAX_LOW_MFU_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
         budget = need(context.study.budget)
         mfu = need(budget.mfu)
-        if context.thresholds[MAX_LOW_MFU_RATIO] <= mfu.ratio <= 1:
+        if context.thresholds[_MAX_LOW_MFU_RATIO] <= mfu.ratio <= 1:
             return
         title = "MFU is over 1: FLOPs or peak are wrong" if mfu.is_impossible else "MFU is low"
         yield Finding(
@@ -210,13 +210,13 @@ class HostGap(Rule):
     code = "CP004"
     name = "host-gap"
     symptom_of = frozenset({"CP005"})
-    thresholds = (MIN_GAP_RATIO,)
+    thresholds = (_MIN_GAP_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
         budget, timeline = need(context.study.budget), need(context.study.timeline)
         share = budget.share_of(Share.GAP)
-        if share < context.thresholds[MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
+        if share < context.thresholds[_MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
             return
         pieces, is_gap = timeline.pieces, find_gap_pieces(timeline)
         edit = Edit(

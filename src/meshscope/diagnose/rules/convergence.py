@@ -32,33 +32,33 @@ MIN_SPIKES = Threshold(
     default=3,
     meaning="number of loss spikes from which they are reported",
 )
-MANY_SPIKES_RATIO = Threshold(
+_MANY_SPIKES_RATIO = Threshold(
     name="loss_spikes_many_ratio",
     default=0.01,
     meaning="share of steps that are spikes, from which the finding is medium",
 )
-EXPLODING_FACTOR = Threshold(
+_EXPLODING_FACTOR = Threshold(
     name="grad_norm_exploding_factor",
     default=10,
     minimum=1.0,
     meaning="gradient norm at the end over that of the middle of the run, from which it explodes",
 )
-VANISHING_FACTOR = Threshold(
+_VANISHING_FACTOR = Threshold(
     name="grad_norm_vanishing_factor",
     default=0.01,
     meaning="the same ratio, below which it vanishes",
 )
-SLOW_STEP_RATIO = Threshold(
+_SLOW_STEP_RATIO = Threshold(
     name="joint_slow_step_min_ratio",
     default=0.5,
     meaning="by which a step must be longer than its neighbours to count as slow",
 )
-MAX_JOINT_CHANCE = Threshold(
+_MAX_JOINT_CHANCE = Threshold(
     name="joint_max_chance_ratio",
     default=0.01,
     meaning="chance of as many joint events among independent signals",
 )
-MIN_SKIPPED_RATIO = Threshold(
+_MIN_SKIPPED_RATIO = Threshold(
     name="skipped_min_ratio",
     default=0.03,
     meaning="share of the updates after the first tenth of the run that were skipped",
@@ -257,7 +257,7 @@ class LossSpikes(Rule):
     code = "CV004"
     name = "loss-spikes"
     severities = (Severity.LOW, Severity.MEDIUM)
-    thresholds = (MIN_SPIKES, MANY_SPIKES_RATIO)
+    thresholds = (MIN_SPIKES, _MANY_SPIKES_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
@@ -267,7 +267,7 @@ class LossSpikes(Rule):
         if len(spikes) < context.thresholds[MIN_SPIKES]:
             return
         worst = max(spikes, key=lambda spike: spike.change_ratio)
-        is_many = len(spikes) >= context.thresholds[MANY_SPIKES_RATIO] * num_values
+        is_many = len(spikes) >= context.thresholds[_MANY_SPIKES_RATIO] * num_values
         yield Finding(
             code=self.code,
             title=f"the loss spikes in {plural(len(spikes), 'step')}",
@@ -319,22 +319,22 @@ class GradientNorm(Rule):
     code = "CV005"
     name = "gradient-norm"
     severities = (Severity.MEDIUM, Severity.HIGH)
-    thresholds = (EXPLODING_FACTOR, VANISHING_FACTOR)
+    thresholds = (_EXPLODING_FACTOR, _VANISHING_FACTOR)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: not finite, exploding, vanishing, in this order."""
         found = need(context.study.convergence)
         if found.loss_nonfinite is not None:
             return  # a loss that is not finite has such gradients: told once
-        skipped = known(context.study.get(job_skipped))
+        skipped = known(context.study.get(_job_skipped))
         is_scaled = skipped is not None and skipped.num_skipped > 0
         if found.norm_nonfinite is not None and not is_scaled:
             yield self._report_nonfinite(found.norm_nonfinite, context)
             return
         norm = need(found.grad_norm)
         limits = context.thresholds
-        up = find_level_change(norm, factor=limits[EXPLODING_FACTOR])
-        down = find_level_change(norm, factor=limits[VANISHING_FACTOR])
+        up = find_level_change(norm, factor=limits[_EXPLODING_FACTOR])
+        down = find_level_change(norm, factor=limits[_VANISHING_FACTOR])
         change = up or (None if _has_halved(found.loss) else down)
         if change is None:
             return
@@ -407,13 +407,13 @@ class JointDisturbances(Rule):
     code = "CV006"
     name = "joint-disturbances"
     severities = (Severity.LOW, Severity.MEDIUM)
-    thresholds = (SLOW_STEP_RATIO, MAX_JOINT_CHANCE)
+    thresholds = (_SLOW_STEP_RATIO, _MAX_JOINT_CHANCE)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: the pair least likely by chance."""
         found = need(context.study.convergence)
         events = find_joint_events(*_mark_steps(context, found))
-        limit = context.thresholds[MAX_JOINT_CHANCE]
+        limit = context.thresholds[_MAX_JOINT_CHANCE]
         told = [event for event in events if event.p_value < limit and len(event.steps) > 1]
         if told:
             yield self._report(told[0])
@@ -456,7 +456,7 @@ def _mark_steps(
     slow = find_spikes(
         steps.step[steps.is_steady],
         np.maximum(times, 1.0),
-        min_change_ratio=context.thresholds[SLOW_STEP_RATIO],
+        min_change_ratio=context.thresholds[_SLOW_STEP_RATIO],
     )
     named = {
         "loss spike": found.loss_spikes,
@@ -471,7 +471,7 @@ def _mark_steps(
     return marks, steps.num_steps
 
 
-def job_skipped(study: Study) -> SkippedUpdates | Unavailable:
+def _job_skipped(study: Study) -> SkippedUpdates | Unavailable:
     """Shared by two rules."""
     return count_skipped(study.attempt)
 
@@ -494,15 +494,15 @@ class SkippedSteps(Rule):
 
     code = "CV007"
     name = "skipped-updates"
-    thresholds = (MIN_SKIPPED_RATIO,)
+    thresholds = (_MIN_SKIPPED_RATIO,)
     symptom_of = frozenset({"CV001"})
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = need(context.study.get(job_skipped))
+        found = need(context.study.get(_job_skipped))
         if found.num_late < _MIN_SKIPPED:
             return
-        if found.late_ratio < context.thresholds[MIN_SKIPPED_RATIO]:
+        if found.late_ratio < context.thresholds[_MIN_SKIPPED_RATIO]:
             return
         step_ns = context.study.step_ns
         gain = (

@@ -20,17 +20,17 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import duration, ratio
 from meshscope.simulate.what_if import Edit
 
-MIN_SYNCHRONISING_RATIO = Threshold(
+_MIN_SYNCHRONISING_RATIO = Threshold(
     name="synchronising_min_ratio",
     default=0.03,
     meaning="share of the wall clock in which devices idled while their host waited for them",
 )
-MIN_COPY_RATIO = Threshold(
+_MIN_COPY_RATIO = Threshold(
     name="exposed_copy_min_ratio",
     default=0.03,
     meaning="share of the wall clock in which devices did nothing but copy",
 )
-COPY_PHASE = "copy"
+_COPY_PHASE = "copy"
 
 
 class HostSynchronises(Rule):
@@ -56,7 +56,7 @@ class HostSynchronises(Rule):
 
     code = "CP005"
     name = "host-synchronises"
-    thresholds = (MIN_SYNCHRONISING_RATIO,)
+    thresholds = (_MIN_SYNCHRONISING_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
@@ -66,7 +66,7 @@ class HostSynchronises(Rule):
             return
         lost = gaps.of("synchronising")
         share = float(lost.sum()) / max(budget.total_wall_ns, 1)
-        if share < context.thresholds[MIN_SYNCHRONISING_RATIO]:
+        if share < context.thresholds[_MIN_SYNCHRONISING_RATIO]:
             return
         pieces = timeline.pieces
         is_gap = find_gap_pieces(timeline)
@@ -114,16 +114,16 @@ class ExposedCopies(Rule):
 
     code = "CP006"
     name = "exposed-copies"
-    thresholds = (MIN_COPY_RATIO,)
+    thresholds = (_MIN_COPY_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
         budget, timeline = need(context.study.budget), need(context.study.timeline)
         share = budget.share_of(Share.COPY)
-        if share < context.thresholds[MIN_COPY_RATIO] or not has_enough_steps(context, timeline):
+        if share < context.thresholds[_MIN_COPY_RATIO] or not has_enough_steps(context, timeline):
             return
         pieces = timeline.pieces
-        is_copy = pieces.phase == timeline.phases.index(COPY_PHASE)
+        is_copy = pieces.phase == timeline.phases.index(_COPY_PHASE)
         is_copy &= pieces.kind == PieceKind.WORK
         edit = Edit(
             name="copies hidden behind kernels", work_ns=np.where(is_copy, 0, pieces.duration_ns)

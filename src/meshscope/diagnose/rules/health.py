@@ -14,21 +14,21 @@ from meshscope.diagnose.stopped_ranks import StoppedRanks, find_stopped_ranks
 from meshscope.diagnose.wording import be, count, duration, name_ranks, plural, ratio
 from meshscope.store.read.columns import ProblemKind
 
-MAX_RANKS_LISTED = 1024
+_MAX_RANKS_LISTED = 1024
 """Of ranks that are missing: a header can claim a million."""
-NO_TIME_LOST = Unavailable("it does not make steps longer")
+_NO_TIME_LOST = Unavailable("it does not make steps longer")
 
-MAX_OVERHEAD_RATIO = Threshold(
+_MAX_OVERHEAD_RATIO = Threshold(
     name="recorder_max_overhead_ratio",
     default=0.02,
     meaning="share of a step the recorder may take, median over the steps it timed itself in",
 )
-MIN_OVERHEAD_SAMPLES = Threshold(
+_MIN_OVERHEAD_SAMPLES = Threshold(
     name="recorder_min_timed_steps",
     default=64,
     meaning="steps in which the recorder timed itself below which its cost is a hint only",
 )
-MIN_KEPT_RATIO = Threshold(
+_MIN_KEPT_RATIO = Threshold(
     name="diagnosis_min_steps_ratio",
     default=0.5,
     meaning="share of the steps after warm-up that the timeline should hold",
@@ -79,7 +79,7 @@ class RuleFailed(Rule):
                     Evidence(name="place", value=failure.place),
                 ),
                 change="Report this error; the other findings stand.",
-                gain=NO_TIME_LOST,
+                gain=_NO_TIME_LOST,
             )
 
 
@@ -124,10 +124,10 @@ class RankStopped(Rule):
                 severity=Severity.LOW,
                 summary=f"{plural(len(missing), 'rank')} of {count(context.study.num_ranks)} have "
                 "no trace: waits for them cannot be told from transfers.",
-                ranks=tuple(islice(missing, MAX_RANKS_LISTED)),
+                ranks=tuple(islice(missing, _MAX_RANKS_LISTED)),
                 evidence=(Evidence(name="ranks without a trace", value=len(missing)),),
                 change="Trace all ranks of the group in question, over the same steps.",
-                gain=NO_TIME_LOST,
+                gain=_NO_TIME_LOST,
             )
         elif len(missing):
             yield Finding(
@@ -136,11 +136,11 @@ class RankStopped(Rule):
                 severity=Severity.MEDIUM,
                 summary=f"{plural(len(missing), 'rank')} of {count(context.study.num_ranks)} left "
                 "no recording: waits for them cannot be told from transfers.",
-                ranks=tuple(islice(missing, MAX_RANKS_LISTED)),
+                ranks=tuple(islice(missing, _MAX_RANKS_LISTED)),
                 evidence=(Evidence(name="ranks without a recording", value=len(missing)),),
                 change="Start every rank under `meshscope run`, or make its run directory one that "
                 "all hosts share.",
-                gain=NO_TIME_LOST,
+                gain=_NO_TIME_LOST,
             )
 
     def _tell_stopped(self, stopped: StoppedRanks) -> Iterable[Finding]:
@@ -160,7 +160,7 @@ class RankStopped(Rule):
                 confidence=Confidence(level=stopped.level, text=stopped.reason),
                 change="Read that rank's log at its last record; `meshscope hang` names the "
                 "operation the others wait in.",
-                gain=NO_TIME_LOST,
+                gain=_NO_TIME_LOST,
             )
         elif stopped.num_unknown:
             yield Finding(
@@ -174,7 +174,7 @@ class RankStopped(Rule):
                     level=ConfidenceLevel.LOW, text="nothing is known of the processes"
                 ),
                 change="Nothing, if the job is still running.",
-                gain=NO_TIME_LOST,
+                gain=_NO_TIME_LOST,
             )
 
 
@@ -224,7 +224,7 @@ class RecordingDamaged(Rule):
                 ),
                 change="Free space where the run is written, and see the report's problems for "
                 "file and offset.",
-                gain=NO_TIME_LOST,
+                gain=_NO_TIME_LOST,
             )
         if health.num_errors:
             first = health.errors[0]
@@ -237,7 +237,7 @@ class RecordingDamaged(Rule):
                 ranks=tuple(sorted({rank for error in health.errors for rank in error.ranks})),
                 evidence=(Evidence(name="errors", value=health.num_errors),),
                 change="Report the message; training was not touched by it.",
-                gain=NO_TIME_LOST,
+                gain=_NO_TIME_LOST,
             )
 
 
@@ -283,7 +283,7 @@ class ClocksApart(Rule):
             ranks=ranks,
             evidence=tuple(Evidence(name="clocks", value=text) for text in clocks.problems[:4]),
             change="Call recorder.calibrate_clocks() once at the start of training.",
-            gain=NO_TIME_LOST,
+            gain=_NO_TIME_LOST,
         )
 
 
@@ -308,7 +308,7 @@ class RecorderCost(Rule):
     code = "HE005"
     name = "recorder-cost"
     severities = (Severity.LOW, Severity.CRITICAL)
-    thresholds = (MAX_OVERHEAD_RATIO, MIN_OVERHEAD_SAMPLES)
+    thresholds = (_MAX_OVERHEAD_RATIO, _MIN_OVERHEAD_SAMPLES)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One, above the limit."""
@@ -316,14 +316,14 @@ class RecorderCost(Rule):
         if overhead.is_warmup_only:
             return
         share = need(overhead.median_ratio)
-        if share < context.thresholds[MAX_OVERHEAD_RATIO]:
+        if share < context.thresholds[_MAX_OVERHEAD_RATIO]:
             return
         gain = Estimate(
             saved_ns=overhead.median_ns,
             step_ns=overhead.median_ns / share,
             basis="what the recorder timed of itself, median",
         )
-        is_hint = overhead.num_steps < context.thresholds[MIN_OVERHEAD_SAMPLES]
+        is_hint = overhead.num_steps < context.thresholds[_MIN_OVERHEAD_SAMPLES]
         yield Finding(
             code=self.code,
             title="recording takes a part of every step",
@@ -385,7 +385,7 @@ class Desynchronised(Rule):
                 ),
                 change="Make all ranks call the same operations in the same order; look for a "
                 "branch on rank, data or loss at that step.",
-                gain=NO_TIME_LOST,
+                gain=_NO_TIME_LOST,
             )
 
 
@@ -430,7 +430,7 @@ class ReplayRefused(Rule):
                 Evidence(name="error", value=fidelity.error_ratio, unit="ratio"),
             ),
             change="Record every rank and its communication.",
-            gain=NO_TIME_LOST,
+            gain=_NO_TIME_LOST,
         )
 
 
@@ -454,7 +454,7 @@ class PartOfTheSteps(Rule):
     code = "HE008"
     name = "part-of-the-steps"
     severities = (Severity.LOW, Severity.LOW)
-    thresholds = (MIN_STEPS, MIN_KEPT_RATIO)
+    thresholds = (MIN_STEPS, _MIN_KEPT_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One, where few steps were looked at."""
@@ -462,7 +462,7 @@ class PartOfTheSteps(Rule):
         timeline = known(context.study.timeline)
         kept = steady if timeline is None else len(timeline.steps)
         is_short = steady < context.thresholds[MIN_STEPS]
-        if not is_short and kept >= context.thresholds[MIN_KEPT_RATIO] * steady:
+        if not is_short and kept >= context.thresholds[_MIN_KEPT_RATIO] * steady:
             return
         yield Finding(
             code=self.code,
@@ -477,5 +477,5 @@ class PartOfTheSteps(Rule):
                 Evidence(name="steps on the timeline", value=kept, unit="steps"),
             ),
             change="Record more steps." if is_short else "Nothing; windows cover the whole run.",
-            gain=NO_TIME_LOST,
+            gain=_NO_TIME_LOST,
         )

@@ -14,7 +14,7 @@ from meshscope.diagnose.relief import even_load, even_microbatches
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import plural, ratio
 
-MIN_SEQUENCE_CORRELATION = Threshold(
+_MIN_SEQUENCE_CORRELATION = Threshold(
     name="sequence_min_correlation",
     default=MIN_CORRELATION,
     minimum=MIN_CORRELATION,
@@ -46,7 +46,7 @@ class SequenceLengthRule(Rule):
 
     code = "IM001"
     name = "sequence-length-imbalance"
-    thresholds = (MIN_SEQUENCE_CORRELATION,)
+    thresholds = (_MIN_SEQUENCE_CORRELATION,)
     symptom_of = frozenset({"ST001", "ST002", "ST003"})
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -55,7 +55,7 @@ class SequenceLengthRule(Rule):
         stragglers = known(context.study.stragglers)
         if not found.is_found:
             return
-        if found.correlation < context.thresholds[MIN_SEQUENCE_CORRELATION]:
+        if found.correlation < context.thresholds[_MIN_SEQUENCE_CORRELATION]:
             return
         # A rank that became slow is long in both phases too, for the steps since.
         if stragglers is not None and stragglers.fail_slow_sets:

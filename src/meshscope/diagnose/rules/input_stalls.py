@@ -69,7 +69,7 @@ class InputStalls:
         return self.mean_ns - self.common_ns
 
 
-def measure_stalls(study: Study) -> InputStalls | Unavailable:
+def _measure_stalls(study: Study) -> InputStalls | Unavailable:
     """Waiting for data of every rank."""
     work, timeline = need(study.work), need(study.timeline)
     is_named = DATA in timeline.phases
@@ -229,7 +229,7 @@ class SlowLoader(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all slow ranks together."""
-        stalls = need(context.study.get(measure_stalls))
+        stalls = need(context.study.get(_measure_stalls))
         timeline = need(context.study.timeline)
         is_slow = _find_slow(context, stalls)
         if not is_slow.any():
@@ -302,7 +302,7 @@ class InputBound(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        stalls = need(context.study.get(measure_stalls))
+        stalls = need(context.study.get(_measure_stalls))
         timeline = need(context.study.timeline)
         limit_ns = _least_ns(context, stalls, MIN_STALL_RATIO)
         is_stalled = stalls.common_ns >= limit_ns

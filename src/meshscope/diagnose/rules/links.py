@@ -16,21 +16,21 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import duration, name_ranks, p_value, plural, ratio
 from meshscope.simulate.what_if import Edit, Gain
 
-MIN_LINK_COST_RATIO = Threshold(
+_MIN_LINK_COST_RATIO = Threshold(
     name="link_min_cost_ratio",
     default=0.02,
     meaning="share of the step that the extra time of a slow link's operations must be",
 )
-MAX_LINKS = 8
+_MAX_LINKS = 8
 """Findings at most; the costliest."""
 
 
-def slow_links(study: Study) -> list[SlowLink]:
+def _slow_links(study: Study) -> list[SlowLink]:
     """Links that are slower than others like them, whatever that costs."""
     return find_slow_links(need(study.timeline))
 
 
-def late_handovers(study: Study) -> list[LateHandover]:
+def _late_handovers(study: Study) -> list[LateHandover]:
     """Axes whose operations some ranks hand over late."""
     return find_late_handovers(need(study.timeline))
 
@@ -65,14 +65,14 @@ class SlowLinkRule(Rule):
 
     code = "LK001"
     name = "slow-link"
-    thresholds = (MIN_LINK_COST_RATIO,)
+    thresholds = (_MIN_LINK_COST_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per link or axis."""
         timeline = need(context.study.timeline)
-        limit_ns = context.thresholds[MIN_LINK_COST_RATIO] * _period_ns(timeline)
-        found = known(context.study.get(slow_links)) or []
-        links = [link for link in found if link.cost_ns >= limit_ns][:MAX_LINKS]
+        limit_ns = context.thresholds[_MIN_LINK_COST_RATIO] * _period_ns(timeline)
+        found = known(context.study.get(_slow_links)) or []
+        links = [link for link in found if link.cost_ns >= limit_ns][:_MAX_LINKS]
         edits = [
             Edit(
                 name=f"{_name(link)} as fast as others",
@@ -82,7 +82,7 @@ class SlowLinkRule(Rule):
         ]
         for link, edit, gain in zip(links, edits, context.price(edits), strict=True):
             yield self._tell_slow(link, edit, gain, timeline)
-        handovers = known(context.study.get(late_handovers)) or []
+        handovers = known(context.study.get(_late_handovers)) or []
         late = [one for one in handovers if one.cost_ns >= limit_ns]
         edits = [
             Edit(name=f"{one.axis} operations handed over in time", work_ns=one.new_work_ns)

@@ -36,42 +36,42 @@ from meshscope.diagnose.wording import (
     ratio,
 )
 
-MIN_LEAK_BYTES = Threshold(
+_MIN_LEAK_BYTES = Threshold(
     name="leak_min_rise_bytes",
     default=16 << 20,
     meaning="growth over the recorded steps below which nothing is called a leak",
 )
-LEAK_CRITICAL_S = Threshold(
+_LEAK_CRITICAL_S = Threshold(
     name="leak_critical_seconds",
     default=3600,
     meaning="memory that is full within this long is critical",
 )
-LEAK_HIGH_S = Threshold(
+_LEAK_HIGH_S = Threshold(
     name="leak_high_seconds",
     default=7 * 86400,
     meaning="memory that is full within this long is high; a run of a week should end by itself",
 )
-MIN_UNUSED_RATIO = Threshold(
+_MIN_UNUSED_RATIO = Threshold(
     name="fragmentation_min_unused_ratio",
     default=0.2,
     meaning="share of the reserved memory that was not in use at the peak",
 )
-FRAGMENTATION_FULL_RATIO = Threshold(
+_FRAGMENTATION_FULL_RATIO = Threshold(
     name="fragmentation_full_ratio",
     default=0.85,
     meaning="share of the device that is reserved, from which holes matter",
 )
-MIN_SKEW_RATIO = Threshold(
+_MIN_SKEW_RATIO = Threshold(
     name="memory_skew_min_ratio",
     default=0.2,
     meaning="by which a rank's peak must exceed the median of its peers",
 )
-MIN_SKEW_BYTES = Threshold(
+_MIN_SKEW_BYTES = Threshold(
     name="memory_skew_min_bytes",
     default=128 << 20,
     meaning="the same excess, in bytes",
 )
-SKEW_FULL_RATIO = Threshold(
+_SKEW_FULL_RATIO = Threshold(
     name="memory_skew_full_ratio",
     default=0.8,
     meaning="share of its memory that the rank must use for a skew to limit the job",
@@ -80,7 +80,7 @@ SKEW_FULL_RATIO = Threshold(
 NOT_TIME = Unavailable("memory costs no time until it runs out")
 
 
-def job_memory(study: Study) -> JobMemory | Unavailable:
+def _job_memory(study: Study) -> JobMemory | Unavailable:
     """Shared by the rules below."""
     return analyze_memory(study.attempt)
 
@@ -114,12 +114,12 @@ class MemoryLeak(Rule):
     code = "ME001"
     name = "memory-leak"
     severities = (Severity.MEDIUM, Severity.CRITICAL)
-    thresholds = (MIN_LEAK_BYTES, LEAK_CRITICAL_S, LEAK_HIGH_S)
+    thresholds = (_MIN_LEAK_BYTES, _LEAK_CRITICAL_S, _LEAK_HIGH_S)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for each host whose ranks grow, one for each rank whose device fills."""
-        found = need(context.study.get(job_memory))
-        least = context.thresholds[MIN_LEAK_BYTES]
+        found = need(context.study.get(_job_memory))
+        least = context.thresholds[_MIN_LEAK_BYTES]
         leaking = [
             rank
             for rank in found.ranks
@@ -190,9 +190,9 @@ class MemoryLeak(Rule):
     def _grade(self, context: Context, forecast: Forecast | Unavailable) -> Severity:
         if isinstance(forecast, Unavailable) or isinstance(forecast.seconds, Unavailable):
             return Severity.HIGH
-        if forecast.seconds <= context.thresholds[LEAK_CRITICAL_S]:
+        if forecast.seconds <= context.thresholds[_LEAK_CRITICAL_S]:
             return Severity.CRITICAL
-        is_near = forecast.seconds <= context.thresholds[LEAK_HIGH_S]
+        is_near = forecast.seconds <= context.thresholds[_LEAK_HIGH_S]
         return Severity.HIGH if is_near else Severity.MEDIUM
 
 
@@ -247,7 +247,7 @@ class NearCapacity(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for all devices that are nearly full, one for each such host."""
-        found = need(context.study.get(job_memory))
+        found = need(context.study.get(_job_memory))
         devices = [r for r in found.ranks if r.place is Place.DEVICE]
         full = [r for r in devices if _fill(r) >= context.thresholds[NEAR_RATIO]]
         if full:
@@ -315,12 +315,12 @@ class Fragmentation(Rule):
     code = "ME003"
     name = "fragmentation"
     severities = (Severity.LOW, Severity.MEDIUM)
-    thresholds = (MIN_UNUSED_RATIO, FRAGMENTATION_FULL_RATIO)
+    thresholds = (_MIN_UNUSED_RATIO, _FRAGMENTATION_FULL_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for the device on which most is unused."""
-        found = need(context.study.get(job_memory))
-        least = context.thresholds[MIN_UNUSED_RATIO]
+        found = need(context.study.get(_job_memory))
+        least = context.thresholds[_MIN_UNUSED_RATIO]
         holed = [
             (rank, state)
             for rank in found.ranks
@@ -332,7 +332,7 @@ class Fragmentation(Rule):
         numbers = tuple(pair[0].rank for pair in holed)
         is_full = not isinstance(rank.limit_bytes, Unavailable) and (
             state.peak_reserved_bytes
-            >= context.thresholds[FRAGMENTATION_FULL_RATIO] * rank.limit_bytes
+            >= context.thresholds[_FRAGMENTATION_FULL_RATIO] * rank.limit_bytes
         )
         splits = state.inactive_split_bytes
         holes = "" if isinstance(splits, Unavailable) else f", {memory(splits)} in holes"
@@ -381,11 +381,11 @@ class MemorySkew(Rule):
     code = "ME004"
     name = "memory-skew"
     severities = (Severity.LOW, Severity.MEDIUM)
-    thresholds = (MIN_SKEW_RATIO, MIN_SKEW_BYTES, SKEW_FULL_RATIO)
+    thresholds = (_MIN_SKEW_RATIO, _MIN_SKEW_BYTES, _SKEW_FULL_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one for hosts and one for devices: the largest."""
-        found = need(context.study.get(job_memory))
+        found = need(context.study.get(_job_memory))
         for place in Place:
             growing = {rank.rank for rank in found.leaking(place)}
             skew = next((s for s in found.skews if s.place is place), None)
@@ -395,7 +395,7 @@ class MemorySkew(Rule):
 
     def _report(self, context: Context, skew: PeerSkew, rank: RankMemory) -> Finding:
         excess = skew.peak_bytes - skew.peers_bytes
-        is_full = _fill(rank) >= context.thresholds[SKEW_FULL_RATIO]
+        is_full = _fill(rank) >= context.thresholds[_SKEW_FULL_RATIO]
         return Finding(
             code=self.code,
             title=f"rank {skew.rank} needs more {skew.place} memory than its peers",
@@ -417,7 +417,9 @@ class MemorySkew(Rule):
 def _is_skewed(context: Context, skew: PeerSkew) -> bool:
     excess = skew.peak_bytes - skew.peers_bytes
     limits = context.thresholds
-    return excess >= limits[MIN_SKEW_BYTES] and excess >= limits[MIN_SKEW_RATIO] * skew.peers_bytes
+    return (
+        excess >= limits[_MIN_SKEW_BYTES] and excess >= limits[_MIN_SKEW_RATIO] * skew.peers_bytes
+    )
 
 
 class AllocatorRetries(Rule):
@@ -444,7 +446,7 @@ class AllocatorRetries(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        found = need(context.study.get(job_memory))
+        found = need(context.study.get(_job_memory))
         states = {
             rank.rank: state for rank in found.ranks if (state := known(rank.allocator)) is not None
         }

@@ -24,12 +24,12 @@ from meshscope.diagnose.wording import duration, plural, ratio
 from meshscope.simulate.pipeline.schedule_edits import price_schedule, rank_schedules
 from meshscope.simulate.what_if import Gain
 
-MIN_INHERENT_RATIO = Threshold(
+_MIN_INHERENT_RATIO = Threshold(
     name="pipeline_min_inherent_ratio",
     default=0.10,
     meaning="share of a pipeline's time that its order of actions leaves idle with equal stages",
 )
-MIN_MICROBATCHES_PER_STAGE = Threshold(
+_MIN_MICROBATCHES_PER_STAGE = Threshold(
     name="pipeline_min_microbatches_per_stage",
     default=1.5,
     meaning="microbatches over stages below which they are called too few",
@@ -61,7 +61,7 @@ class TooFewMicrobatches(Rule):
 
     code = "PP001"
     name = "too-few-microbatches"
-    thresholds = (MIN_INHERENT_RATIO, MIN_MICROBATCHES_PER_STAGE)
+    thresholds = (_MIN_INHERENT_RATIO, _MIN_MICROBATCHES_PER_STAGE)
     symptom_of = STRAGGLERS | {"PP002", "PP003", "PP004", "LK001"}
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -75,7 +75,7 @@ class TooFewMicrobatches(Rule):
     def _find_by_actions(self, context: Context, view: PipelineView) -> Iterable[Finding]:
         bubble = view.analysis.bubble
         inherent = bubble.part_ratio(bubble.parts.inherent_ns)
-        if inherent < context.thresholds[MIN_INHERENT_RATIO]:
+        if inherent < context.thresholds[_MIN_INHERENT_RATIO]:
             return
         schedule = bubble.executed.schedule
         m, p = schedule.num_microbatches, schedule.num_ranks
@@ -107,7 +107,7 @@ class TooFewMicrobatches(Rule):
 
     def _find_by_waits(self, context: Context, waits: PipelineWaits) -> Iterable[Finding]:
         inherent = waits.inherent_ns / waits.step_ns
-        if inherent < context.thresholds[MIN_INHERENT_RATIO]:
+        if inherent < context.thresholds[_MIN_INHERENT_RATIO]:
             return
         m, p = waits.num_microbatches, waits.num_stages
         wanted = _choose_microbatches(context, m, p)
@@ -143,7 +143,7 @@ class TooFewMicrobatches(Rule):
 
 def _choose_microbatches(context: Context, m: int, p: int) -> int:
     """A multiple of `m` that is enough, at least twice as many."""
-    enough = context.thresholds[MIN_MICROBATCHES_PER_STAGE] * p
+    enough = context.thresholds[_MIN_MICROBATCHES_PER_STAGE] * p
     return m * max(2, int(np.ceil(enough / m)))
 
 
@@ -162,7 +162,7 @@ def _price_microbatches(view: PipelineView, wanted: int) -> Gain | Estimate | Un
 
 def _cap(context: Context, m: int, p: int, gain: Gain | Estimate | Unavailable) -> Severity:
     """Enough microbatches are a choice, not a fault, whatever more would win."""
-    is_few = m < context.thresholds[MIN_MICROBATCHES_PER_STAGE] * p
+    is_few = m < context.thresholds[_MIN_MICROBATCHES_PER_STAGE] * p
     return severity_of(gain) if is_few else Severity.LOW
 
 

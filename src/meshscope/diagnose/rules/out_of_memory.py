@@ -12,7 +12,7 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import name_ranks, plural
 from meshscope.store.read.run import RankRecording
 
-MAX_CHARACTERS = 500
+_MAX_CHARACTERS = 500
 """Of the sentence; a longer one was not written by the recorder."""
 
 
@@ -121,5 +121,5 @@ def _text(line: Mapping[str, object], name: str) -> str | None:
     value = line.get(name)
     if not isinstance(value, str):
         return None
-    shown = "".join(c if c.isprintable() else "?" for c in value[:MAX_CHARACTERS])
+    shown = "".join(c if c.isprintable() else "?" for c in value[:_MAX_CHARACTERS])
     return shown.rstrip(".") or None

@@ -17,23 +17,23 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import duration, name_ranks, plural, ratio
 from meshscope.store.read.arrays import Floats
 
-MIN_COLLECTED_RATIO = Threshold(
+_MIN_COLLECTED_RATIO = Threshold(
     name="gc_min_lost_ratio",
     default=0.02,
     meaning="share of all time that the collector must have taken on one rank or another",
 )
-MIN_PAUSES_RATIO = Threshold(
+_MIN_PAUSES_RATIO = Threshold(
     name="pauses_min_lost_ratio",
     default=0.05,
     meaning="share of all time that unexplained pauses must cost",
 )
-MIN_PAUSES_COUNT = Threshold(
+_MIN_PAUSES_COUNT = Threshold(
     name="pauses_min_count", default=5, meaning="pauses below which nothing is reported"
 )
-EXPLAINED_RATIO = 0.5
+_EXPLAINED_RATIO = 0.5
 """Of a pause, from which a collection inside it explains all of it: what leaves that much garbage
 made it just before."""
-MAIN_RANK_RATIO = 0.2
+_MAIN_RANK_RATIO = 0.2
 """Of the time of the rank that lost most, from which another is named too."""
 
 
@@ -58,7 +58,7 @@ class GarbageCollectionRule(Rule):
 
     code = "PA001"
     name = "garbage-collection"
-    thresholds = (MIN_COLLECTED_RATIO,)
+    thresholds = (_MIN_COLLECTED_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""
@@ -68,7 +68,7 @@ class GarbageCollectionRule(Rule):
             return
         step_ns = float(np.mean(timeline.period_end_ns - timeline.period_begin_ns))
         lost_ratio = float(collected.max(axis=1).mean()) / step_ns
-        if lost_ratio < context.thresholds[MIN_COLLECTED_RATIO]:
+        if lost_ratio < context.thresholds[_MIN_COLLECTED_RATIO]:
             return
         yield _describe_collections(
             self.code, collections, collected, timeline, context, lost_ratio
@@ -98,7 +98,7 @@ class HostPauseRule(Rule):
 
     code = "PA002"
     name = "host-pauses"
-    thresholds = (MIN_PAUSES_RATIO, MIN_PAUSES_COUNT)
+    thresholds = (_MIN_PAUSES_RATIO, _MIN_PAUSES_COUNT)
     symptom_of = frozenset({"PA001", "IM001"})
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -109,20 +109,20 @@ class HostPauseRule(Rule):
             excess = np.where(_is_explained(excess, collected), 0.0, excess)
         cost_ratio = float(excess.max(axis=1).mean()) / pauses.step_ns if excess.size else 0.0
         counts = (excess > 0).sum(axis=0)
-        if int(counts.sum()) < context.thresholds[MIN_PAUSES_COUNT]:
+        if int(counts.sum()) < context.thresholds[_MIN_PAUSES_COUNT]:
             return
-        if cost_ratio >= context.thresholds[MIN_PAUSES_RATIO]:
+        if cost_ratio >= context.thresholds[_MIN_PAUSES_RATIO]:
             yield _describe_pauses(self.code, pauses, excess, timeline, context, cost_ratio)
 
 
 def _is_explained(excess: Floats, collected: Floats) -> np.typing.NDArray[np.bool_]:
-    return np.asarray((excess > 0) & (collected >= EXPLAINED_RATIO * excess))
+    return np.asarray((excess > 0) & (collected >= _EXPLAINED_RATIO * excess))
 
 
 def _choose_ranks(ranks: tuple[int, ...], lost_ns: Floats) -> tuple[int, ...]:
     """Those that lost most."""
     most = float(lost_ns.max(initial=0.0))
-    kept = np.flatnonzero((lost_ns > 0) & (lost_ns >= MAIN_RANK_RATIO * most))
+    kept = np.flatnonzero((lost_ns > 0) & (lost_ns >= _MAIN_RANK_RATIO * most))
     return tuple(ranks[place] for place in kept.tolist())
 
 

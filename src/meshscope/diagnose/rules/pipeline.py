@@ -31,17 +31,17 @@ from meshscope.simulate.pipeline.pipeline_edits import (
     spread_factors,
 )
 
-MIN_STAGE_EXCESS_RATIO = Threshold(
+_MIN_STAGE_EXCESS_RATIO = Threshold(
     name="pipeline_min_stage_excess_ratio",
     default=0.10,
     meaning="by how much a stage must take longer than the others",
 )
-MIN_LONGEST_RATIO = Threshold(
+_MIN_LONGEST_RATIO = Threshold(
     name="pipeline_min_longest_ratio",
     default=0.8,
     meaning="share of steps in which a stage must have worked longest",
 )
-MIN_HANDOVER_RATIO = Threshold(
+_MIN_HANDOVER_RATIO = Threshold(
     name="pipeline_min_handover_ratio",
     default=0.20,
     meaning="share of the step that outputs on their way must cost",
@@ -52,8 +52,8 @@ def _stands_out(context: Context, view: PipelineView) -> bool:
     """Whether the stage takes longer by enough, in nearly all steps, and not by jitter."""
     verdict, parts = view.verdict, view.analysis.bubble.parts
     return (
-        verdict.excess_ratio >= context.thresholds[MIN_STAGE_EXCESS_RATIO]
-        and verdict.longest_ratio >= context.thresholds[MIN_LONGEST_RATIO]
+        verdict.excess_ratio >= context.thresholds[_MIN_STAGE_EXCESS_RATIO]
+        and verdict.longest_ratio >= context.thresholds[_MIN_LONGEST_RATIO]
         and parts.imbalance_ns > parts.stragglers_ns
     )
 
@@ -117,7 +117,7 @@ class UnevenStages(Rule):
 
     code = "PP002"
     name = "uneven-stages"
-    thresholds = (MIN_STAGE_EXCESS_RATIO, MIN_LONGEST_RATIO)
+    thresholds = (_MIN_STAGE_EXCESS_RATIO, _MIN_LONGEST_RATIO)
     symptom_of = STRAGGLERS
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -210,7 +210,7 @@ class SlowStage(Rule):
 
     code = "PP003"
     name = "slow-stage"
-    thresholds = (MIN_STAGE_EXCESS_RATIO, MIN_LONGEST_RATIO)
+    thresholds = (_MIN_STAGE_EXCESS_RATIO, _MIN_LONGEST_RATIO)
     symptom_of = STRAGGLERS
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -292,7 +292,7 @@ class SlowHandovers(Rule):
 
     code = "PP004"
     name = "slow-handovers"
-    thresholds = (MIN_HANDOVER_RATIO,)
+    thresholds = (_MIN_HANDOVER_RATIO,)
     symptom_of = STRAGGLERS | {"LK001", "PA001", "PA002"}
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -301,7 +301,7 @@ class SlowHandovers(Rule):
         if not view.analysis.bubble.handovers.is_lag_seen:
             return
         gain = need(price_no_communication(view.replay))
-        if gain.saved_ratio < context.thresholds[MIN_HANDOVER_RATIO]:
+        if gain.saved_ratio < context.thresholds[_MIN_HANDOVER_RATIO]:
             return
         handovers = view.analysis.bubble.handovers
         lags = handovers.typical_lag_ns[handovers.plan.remote >= 0, 0]

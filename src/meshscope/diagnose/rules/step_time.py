@@ -24,22 +24,22 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import count, duration, p_value, plural, ratio
 from meshscope.store.read.arrays import Bools, Int64s
 
-MIN_DRIFT_RATIO = Threshold(
+_MIN_DRIFT_RATIO = Threshold(
     name="drift_min_change_ratio",
     default=0.15,
     meaning="growth of the step time from the first to the last quarter of the run",
 )
-MAX_DRIFT_CHANCE = Threshold(
+_MAX_DRIFT_CHANCE = Threshold(
     name="drift_max_chance_ratio",
     default=0.01,
     meaning="chance of such a trend without a drift",
 )
-MIN_RECURRING_LOST_RATIO = Threshold(
+_MIN_RECURRING_LOST_RATIO = Threshold(
     name="periodic_min_lost_ratio",
     default=0.02,
     meaning="share of all time that slow steps at an interval must cost",
 )
-MIN_SPIKES_LOST_RATIO = Threshold(
+_MIN_SPIKES_LOST_RATIO = Threshold(
     name="spikes_min_lost_ratio",
     default=0.05,
     meaning="share of all time that single slow steps must cost",
@@ -47,43 +47,43 @@ MIN_SPIKES_LOST_RATIO = Threshold(
 MIN_SPIKES = Threshold(
     name="spikes_min_count", default=3, meaning="single slow steps below which nothing is said"
 )
-MIN_WARMUP_STEPS = Threshold(
+_MIN_WARMUP_STEPS = Threshold(
     name="warmup_min_lost_steps",
     default=20,
     meaning="usual steps that the slow first steps must have cost",
 )
-WARMUP_FACTOR = Threshold(
+_WARMUP_FACTOR = Threshold(
     name="warmup_slow_factor",
     default=1.5,
     minimum=1.0,
     meaning="a first step this many times the median still warms up",
 )
-MAX_OTHERS_RATIO = 0.5
+_MAX_OTHERS_RATIO = 0.5
 """A rank is alone with what slow steps do where no other works half as much more in them."""
-MIN_STEPS_FOR_WARMUP_ALARM = 200
+_MIN_STEPS_FOR_WARMUP_ALARM = 200
 """Of shorter runs a long warm-up is no news: they were made to look at something else."""
 
-MAX_HOST_LEAD_RATIO = 0.05
+_MAX_HOST_LEAD_RATIO = 0.05
 _ONE_RANK_CAUSES = frozenset(
     {"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IN002", "PP003"}
 )
 """Causes that slow all ranks down and are told better by the rank they are on."""
 
 
-def job_periods(study: Study) -> StepPeriods | Unavailable:
+def _job_periods(study: Study) -> StepPeriods | Unavailable:
     """Shared by the rules below."""
     return read_periods(study.attempt, num_warmup=study.steps.num_warmup)
 
 
-def job_recurrences(study: Study) -> tuple[Recurrence, ...]:
+def _job_recurrences(study: Study) -> tuple[Recurrence, ...]:
     """Shared: what recurs is no single slow step."""
-    return find_recurrences(need(study.get(job_periods)))
+    return find_recurrences(need(study.get(_job_periods)))
 
 
 def _runs_ahead(context: Context) -> bool:
     """Whether hosts fill their devices' queues: their own steps then say nothing about the pace."""
     timeline = known(context.study.timeline)
-    return timeline is not None and abs(measure_host_lead(timeline)) > MAX_HOST_LEAD_RATIO
+    return timeline is not None and abs(measure_host_lead(timeline)) > _MAX_HOST_LEAD_RATIO
 
 
 class StepTimeDrift(Rule):
@@ -110,18 +110,18 @@ class StepTimeDrift(Rule):
 
     code = "TI001"
     name = "step-time-drift"
-    thresholds = (MIN_DRIFT_RATIO, MAX_DRIFT_CHANCE)
+    thresholds = (_MIN_DRIFT_RATIO, _MAX_DRIFT_CHANCE)
     symptom_of = _ONE_RANK_CAUSES | {"ME001", "LK001"}
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        periods = need(context.study.get(job_periods))
+        periods = need(context.study.get(_job_periods))
         if _runs_ahead(context):
             return
         drift = measure_drift(periods)
-        if drift.change_ratio < context.thresholds[MIN_DRIFT_RATIO]:
+        if drift.change_ratio < context.thresholds[_MIN_DRIFT_RATIO]:
             return
-        if drift.p_value > context.thresholds[MAX_DRIFT_CHANCE]:
+        if drift.p_value > context.thresholds[_MAX_DRIFT_CHANCE]:
             return
         gain = Estimate(
             saved_ns=max(0.0, drift.mean_ns - drift.first_ns),
@@ -175,15 +175,15 @@ class PeriodicSlowSteps(Rule):
 
     code = "TI002"
     name = "periodic-slow-steps"
-    thresholds = (MIN_RECURRING_LOST_RATIO,)
+    thresholds = (_MIN_RECURRING_LOST_RATIO,)
     symptom_of = _ONE_RANK_CAUSES
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per interval."""
-        periods = need(context.study.get(job_periods))
-        recurrences = need(context.study.get(job_recurrences))
+        periods = need(context.study.get(_job_periods))
+        recurrences = need(context.study.get(_job_recurrences))
         for recurrence in recurrences:
-            if periods.share_of(recurrence.rows) >= context.thresholds[MIN_RECURRING_LOST_RATIO]:
+            if periods.share_of(recurrence.rows) >= context.thresholds[_MIN_RECURRING_LOST_RATIO]:
                 yield self._tell(context, periods, recurrence)
 
     def _tell(self, context: Context, periods: StepPeriods, found: Recurrence) -> Finding:
@@ -238,7 +238,7 @@ class LongWarmup(Rule):
     code = "TI003"
     name = "long-warmup"
     severities = (Severity.LOW, Severity.CRITICAL)
-    thresholds = (MIN_WARMUP_STEPS, WARMUP_FACTOR)
+    thresholds = (_MIN_WARMUP_STEPS, _WARMUP_FACTOR)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
@@ -246,18 +246,18 @@ class LongWarmup(Rule):
         if usual.median_ns <= 0:
             return
         median_ns = usual.median_ns
-        is_long = steps.duration_ns >= context.thresholds[WARMUP_FACTOR] * median_ns
+        is_long = steps.duration_ns >= context.thresholds[_WARMUP_FACTOR] * median_ns
         is_long &= ~steps.is_profiled
         num_slow = int(np.argmin(is_long)) if not is_long.all() else 0
         extra_ns = float((steps.duration_ns[:num_slow] - median_ns).sum())
-        if extra_ns < context.thresholds[MIN_WARMUP_STEPS] * median_ns:
+        if extra_ns < context.thresholds[_MIN_WARMUP_STEPS] * median_ns:
             return
         gain = Estimate(
             saved_ns=extra_ns / steps.num_steps,
             step_ns=float(steps.duration_ns.mean()),
             basis="what the first steps take beyond the median, spread over all steps",
         )
-        is_short = steps.num_steps < MIN_STEPS_FOR_WARMUP_ALARM
+        is_short = steps.num_steps < _MIN_STEPS_FOR_WARMUP_ALARM
         yield Finding(
             code=self.code,
             title=f"the first {plural(num_slow, 'step')} cost {duration(extra_ns)}",
@@ -296,20 +296,20 @@ class SlowStepsOnAllRanks(Rule):
     code = "TI004"
     name = "slow-steps-on-all-ranks"
     severities = (Severity.LOW, Severity.LOW)
-    thresholds = (MIN_SPIKES_LOST_RATIO, MIN_SPIKES)
+    thresholds = (_MIN_SPIKES_LOST_RATIO, MIN_SPIKES)
     symptom_of = _ONE_RANK_CAUSES | {"TI001"}
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one."""
-        periods = need(context.study.get(job_periods))
-        recurrences = need(context.study.get(job_recurrences))
+        periods = need(context.study.get(_job_periods))
+        recurrences = need(context.study.get(_job_recurrences))
         rows = periods.is_slow.copy()
         for recurrence in recurrences:
             rows &= ~recurrence.rows
         num_slow, share = int(np.count_nonzero(rows)), periods.share_of(rows)
         if num_slow < context.thresholds[MIN_SPIKES]:
             return
-        if share < context.thresholds[MIN_SPIKES_LOST_RATIO]:
+        if share < context.thresholds[_MIN_SPIKES_LOST_RATIO]:
             return
         gain = _price_slow(periods, rows)
         where, ranks = _find_contents(context, periods.step[rows])
@@ -369,7 +369,7 @@ def _find_busiest(context: Context, slow: Int64s) -> tuple[int, bool]:
     total = work.work_ns.sum(axis=2)
     excess = total[:, is_slow].mean(axis=1) - np.median(total[:, ~is_slow], axis=1)
     first, *others = np.argsort(-excess, kind="stable").tolist()
-    is_alone = bool(others) and excess[others[0]] < MAX_OTHERS_RATIO * excess[first]
+    is_alone = bool(others) and excess[others[0]] < _MAX_OTHERS_RATIO * excess[first]
     return timeline.ranks[first], is_alone
 
 

@@ -32,18 +32,18 @@ MIN_SLOW_RATIO = Threshold(
     minimum=MIN_EFFECT_RATIO,
     meaning="more work than its peers, median over steps, from which a rank is called slow",
 )
-MIN_FAIL_SLOW_RATIO = Threshold(
+_MIN_FAIL_SLOW_RATIO = Threshold(
     name="fail_slow_min_shift_ratio",
     default=0.10,
     minimum=0.10,
     meaning="rise of a rank's work between two levels, from which it is called fail-slow",
 )
-MIN_IMBALANCE_VARIATION_RATIO = Threshold(
+_MIN_IMBALANCE_VARIATION_RATIO = Threshold(
     name="imbalance_min_variation_ratio",
     default=0.15,
     meaning="variation of work over peers, median over steps, from which load is called uneven",
 )
-MIN_IMBALANCE_LOST_RATIO = Threshold(
+_MIN_IMBALANCE_LOST_RATIO = Threshold(
     name="imbalance_min_lost_ratio",
     default=0.05,
     meaning="share of the step that even work of peers would save at most",
@@ -141,12 +141,12 @@ class FailSlowRule(Rule):
 
     code = "ST003"
     name = "fail-slow"
-    thresholds = (MIN_FAIL_SLOW_RATIO,)
+    thresholds = (_MIN_FAIL_SLOW_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per set of ranks with the same onset."""
         stragglers = need(context.study.stragglers)
-        least = context.thresholds[MIN_FAIL_SLOW_RATIO]
+        least = context.thresholds[_MIN_FAIL_SLOW_RATIO]
         for fail_set in stragglers.fail_slow_sets:
             if fail_set.slow[0].change.shift_ratio >= least:
                 yield _describe_fail_slow(self.code, fail_set, context)
@@ -174,7 +174,7 @@ class UnevenLoadRule(Rule):
     code = "ST004"
     name = "uneven-load"
     severities = (Severity.LOW, Severity.MEDIUM)
-    thresholds = (MIN_IMBALANCE_VARIATION_RATIO, MIN_IMBALANCE_LOST_RATIO)
+    thresholds = (_MIN_IMBALANCE_VARIATION_RATIO, _MIN_IMBALANCE_LOST_RATIO)
     symptom_of = frozenset({"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IM001"})
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -187,8 +187,8 @@ class UnevenLoadRule(Rule):
         load = measure_load_imbalance(own)
         if load is None:
             return
-        is_uneven = load.variation_ratio >= context.thresholds[MIN_IMBALANCE_VARIATION_RATIO]
-        if is_uneven and load.lost_ratio >= context.thresholds[MIN_IMBALANCE_LOST_RATIO]:
+        is_uneven = load.variation_ratio >= context.thresholds[_MIN_IMBALANCE_VARIATION_RATIO]
+        if is_uneven and load.lost_ratio >= context.thresholds[_MIN_IMBALANCE_LOST_RATIO]:
             yield _describe_load(self.code, load, own, timeline, context)
 
 

@@ -66,7 +66,7 @@ _SIZES = {104: 2, 106: 5, 113: 2, 114: 5, 75: 2, 77: 3, 74: 5, 71: 9, 0x80: 2, 0
 _REFERENCES = re.compile(rb"\]\x94\((?:j.{4}|h.)+e", re.DOTALL)
 """EMPTY_LIST, MEMOIZE, MARK, any number of LONG_BINGET and BINGET, APPENDS."""
 _REFERENCE = re.compile(rb"j.{4}|h.", re.DOTALL)
-MAX_KNOWN_LISTS = 1 << 14
+_MAX_KNOWN_LISTS = 1 << 14
 _Fields = dict[str, int]
 
 
@@ -190,7 +190,7 @@ class PlainPickle:
             if any(item & 15 != FRAME for item in items):
                 return place
             word = self._make_stack(items)
-            if len(self._known_lists) < MAX_KNOWN_LISTS:
+            if len(self._known_lists) < _MAX_KNOWN_LISTS:
                 self._known_lists[match[0]] = word
         self._stack.append(word)
         self._memo.append(word)

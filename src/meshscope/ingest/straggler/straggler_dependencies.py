@@ -31,7 +31,7 @@ LAYER_NORM, EMBEDDING = "layernorm-grads-all-reduce", "embedding-grads-all-reduc
 SEPARATE, CLIP = "separate-grads-all-reduce", "optimizer-clip-main-grad"
 OPTIMIZER, PAUSE = "optimizer", "gc"
 MESSAGES = tuple(f"{way}-{side}" for way in (FORWARD, BACKWARD) for side in ("send", "recv"))
-ACROSS_DP = frozenset((PARAMETERS, GRADIENTS, SEPARATE, CLIP))
+_ACROSS_DP = frozenset((PARAMETERS, GRADIENTS, SEPARATE, CLIP))
 COMMUNICATION = frozenset((*MESSAGES, PARAMETERS, GRADIENTS, LAYER_NORM, EMBEDDING, SEPARATE, CLIP))
 """Of these the ideal is the median, of all others the mean."""
 AXIS_OF_TYPE = {
@@ -240,7 +240,7 @@ def _arrange(book: _Book) -> Dependencies | str:
     return Dependencies(
         before=tuple(tuple(dict.fromkeys(book.before[place])) for place in range(len(operations))),
         groups=tuple(groups),
-        is_across_dp=tuple(operations[group[0]].optype in ACROSS_DP for group in groups),
+        is_across_dp=tuple(operations[group[0]].optype in _ACROSS_DP for group in groups),
         order=tuple(order),
         units=tuple(units),
     )

@@ -21,8 +21,8 @@ from meshscope.store.read.files import find_files, is_file, is_folder
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
 
-INTEGER_COLUMNS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")
-TIME_COLUMNS = ("start_ts", "duration")
+_INTEGER_COLUMNS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")
+_TIME_COLUMNS = ("start_ts", "duration")
 MAX_ROWS = 50_000_000
 MAX_CELLS = 200_000_000
 """Operations x steps x dp ranks: what a dense table of them may hold."""
@@ -93,8 +93,8 @@ def load_straggler_trace(path: Path) -> StragglerTrace:
 
 def make_straggler_trace(columns: Columns, *, name: str) -> StragglerTrace:
     """Puts the rows of a trace into dense tables by operation, step and dp rank."""
-    table = {column: _to_integers(columns, column, name) for column in INTEGER_COLUMNS}
-    begin, duration = (_to_seconds(columns, column, name) for column in TIME_COLUMNS)
+    table = {column: _to_integers(columns, column, name) for column in _INTEGER_COLUMNS}
+    begin, duration = (_to_seconds(columns, column, name) for column in _TIME_COLUMNS)
     steps, step = np.unique(table["step"], return_inverse=True)
     dp_ranks, dp = np.unique(table["dp_rank"], return_inverse=True)
     num_stages = int(table["stage"].max()) + 1
@@ -139,7 +139,7 @@ def _read_columns(path: Path) -> Columns:
     try:
         with duckdb.connect() as connection:
             relation = connection.read_parquet(str(path))
-            needed = (*INTEGER_COLUMNS, *TIME_COLUMNS, "optype")
+            needed = (*_INTEGER_COLUMNS, *_TIME_COLUMNS, "optype")
             missing = [column for column in needed if column not in relation.columns]
             if missing:
                 raise RunError(

@@ -11,7 +11,7 @@ from meshscope.analyze.compare.compare import Verdict
 from meshscope.core.unavailable import known
 from meshscope.report.sections.compare import Compared, tell_loss, tell_test, tell_verdict
 
-CLASS_NAME = "meshscope.compare"
+_CLASS_NAME = "meshscope.compare"
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -54,7 +54,7 @@ def _judge_loss(compared: Compared) -> ElementTree.Element:
 def _make_case(
     name: str, detail: str, outcome: str | None = None, message: str = ""
 ) -> ElementTree.Element:
-    case = ElementTree.Element("testcase", classname=CLASS_NAME, name=name, time="0")
+    case = ElementTree.Element("testcase", classname=_CLASS_NAME, name=name, time="0")
     if outcome is not None:
         ElementTree.SubElement(case, outcome, message=_clean(message)).text = _clean(detail)
     ElementTree.SubElement(case, "system-out").text = _clean(detail)

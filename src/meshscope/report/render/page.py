@@ -55,11 +55,11 @@ def render_page(sections: Iterable[Section], *, title: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{escape(form.clean_text(title))}</title></head><body>\n"
-        f"{render_html(sections)}</body></html>\n"
+        f"{_render_html(sections)}</body></html>\n"
     )
 
 
-def render_html(sections: Iterable[Section]) -> str:
+def _render_html(sections: Iterable[Section]) -> str:
     """One element that a notebook or a page can hold."""
     body = "\n".join(_write_section(section) for section in sections)
     return f'<div class="meshscope"><style>{_STYLE}</style>\n{body}\n</div>\n'

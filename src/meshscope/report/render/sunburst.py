@@ -46,7 +46,7 @@ class Node:
         return found
 
 
-MAX_TREE_DEPTH = 64
+_MAX_TREE_DEPTH = 64
 """Parts of a path that make nodes of their own; the rest stays one name."""
 
 
@@ -55,7 +55,7 @@ def build_tree(paths: Iterable[tuple[str, int]]) -> Node:
     root = Node("all")
     for path, num_bytes in paths:
         node = root
-        for part in path.split(".", MAX_TREE_DEPTH) if path else []:
+        for part in path.split(".", _MAX_TREE_DEPTH) if path else []:
             node = node.child(part)
         node.num_bytes += num_bytes
     return root
@@ -98,7 +98,7 @@ def _link(start: Path, to: Path) -> str:
     return html.escape(quote(path, safe="/"), quote=True)
 
 
-def chart_paths(
+def _chart_paths(
     recording: MemoryRecording, chart: str
 ) -> tuple[MemoryPoint, list[tuple[str, int]]]:
     """The point a chart shows, and its paths. The summary is of the peak, with the residual; each
@@ -152,7 +152,7 @@ def _empty_point() -> MemoryPoint:
 
 
 def _render_chart(recording: MemoryRecording, chart: str, top: str) -> str:
-    point, paths = chart_paths(recording, chart)
+    point, paths = _chart_paths(recording, chart)
     step = "" if point.step < 0 else f", step {point.step}"
     title = f"Rank {recording.rank}: {chart.replace('_', ' ')} ({point.name}{step})"
     links = "".join(

@@ -21,7 +21,7 @@ from meshscope.report.section import (
     Tone,
 )
 
-MAX_SERIES_MARKS = 80
+_MAX_SERIES_MARKS = 80
 MIN_BAR, MAX_BAR = 8, 44
 _STYLES = {
     Tone.PLAIN: "",
@@ -43,11 +43,11 @@ def render_terminal(sections: Iterable[Section], screen: on_screen.Screen) -> st
     """All sections, one after the other; ends with a newline."""
     out = on_screen.ScreenWriter(screen)
     for section in sections:
-        write_section(out, section)
+        _write_section(out, section)
     return out.finish()
 
 
-def write_section(out: on_screen.ScreenWriter, section: Section) -> None:
+def _write_section(out: on_screen.ScreenWriter, section: Section) -> None:
     """One section; a head without a title begins at the left edge."""
     if section.title:
         out.section(section.title, section.note)
@@ -73,11 +73,11 @@ def _write_part(out: on_screen.ScreenWriter, part: Part) -> None:
 
 
 def _show_fact(cell: Cell, room: int) -> Text:
-    text = fit_words(cell.text, room) if cell.is_cut else cell.text
+    text = _fit_words(cell.text, room) if cell.is_cut else cell.text
     return Text(text, style=_STYLES[cell.tone])
 
 
-def fit_words(text: str, width: int) -> str:
+def _fit_words(text: str, width: int) -> str:
     """Cuts words longer than a line in their middle, so that none is broken over two lines."""
     return " ".join(word if cell_len(word) <= width else _cut(word, width) for word in text.split())
 
@@ -107,12 +107,12 @@ def _show_column(out: on_screen.ScreenWriter, column: Column) -> on_screen.Colum
 def _write_series(out: on_screen.ScreenWriter, series: Series) -> None:
     if len(series.values) < 2:
         return
-    marks, per_mark = thin_out(series, min(out.room, MAX_SERIES_MARKS))
+    marks, per_mark = _thin_out(series, min(out.room, _MAX_SERIES_MARKS))
     out.line(form.sparkline(marks, is_unicode=out.screen.is_unicode), _STYLES[Tone.SERIES])
     out.line(series.describe(marks, per_mark), _STYLES[Tone.QUIET])
 
 
-def thin_out(series: Series, max_marks: int) -> tuple[Sequence[float], int]:
+def _thin_out(series: Series, max_marks: int) -> tuple[Sequence[float], int]:
     """At most so many marks, each the highest of its values, and the most things in one."""
     size = -(-len(series.values) // max_marks)
     starts = range(0, len(series.values), size)

@@ -22,9 +22,9 @@ from meshscope.report.section import (
     make_column,
 )
 
-MAX_DIFFERENCES = 40
+_MAX_DIFFERENCES = 40
 """Shown at most; the JSON document has all."""
-MAX_VALUE = 60
+_MAX_VALUE = 60
 """Characters of a fact in a table."""
 
 
@@ -173,7 +173,7 @@ def _list_differences(differences: tuple[Difference, ...] | Unavailable) -> Iter
     if not found:
         yield Line("Nothing that was recorded: code, arguments, settings, layout, machines.")
         return
-    shown = found[:MAX_DIFFERENCES]
+    shown = found[:_MAX_DIFFERENCES]
     yield Table(
         (
             make_column("", shown, lambda d: d.subject.value, 4, is_right=False),
@@ -187,7 +187,7 @@ def _list_differences(differences: tuple[Difference, ...] | Unavailable) -> Iter
 
 
 def _show_fact(value: str | None) -> str:
-    return "(none)" if value is None else form.clean_text(value, MAX_VALUE) or "(empty)"
+    return "(none)" if value is None else form.clean_text(value, _MAX_VALUE) or "(empty)"
 
 
 def tell_verdict(compared: Compared) -> str:

@@ -30,7 +30,7 @@ MAX_CULPRITS = 4
 MAX_MESSAGE = 160
 
 
-def describe_operation(operation: StuckOperation) -> str:
+def _describe_operation(operation: StuckOperation) -> str:
     """`all_reduce #12 of the tp group (ranks 4-5, mesh_tp), 4.00 MiB`."""
     size = f", {memory(operation.size_bytes)}" if operation.size_bytes else ""
     if operation.destination is not None:
@@ -133,7 +133,7 @@ def _say_stopped(hang: Hang) -> str:
 
 def _say_missing(hang: Hang) -> str:
     reasons = {culprit.reason for culprit in hang.culprits}
-    where = "an operation" if hang.operation is None else describe_operation(hang.operation)
+    where = "an operation" if hang.operation is None else _describe_operation(hang.operation)
     have = _have(hang, "has", "have")
     if reasons == {Reason.LEFT}:
         what = f"ended without an error before {where}"
@@ -155,7 +155,7 @@ def _say_who_waits(hang: Hang) -> str:
     """`; ranks 0-2 wait for it in … since 0.7 s`."""
     if hang.operation is None:
         return _have(hang, "; no rank waits for it yet", "")
-    where = describe_operation(hang.operation)
+    where = _describe_operation(hang.operation)
     is_said = bool(_count_held(hang)[0])
     waits = f" for {_have(hang, 'it', 'them')} in {where}"
     return _say_held(hang, waits, "in it" if is_said else f"in {where}")
@@ -206,7 +206,7 @@ def _say_age(hang: Hang, word: str = "since") -> str:
 def _say_transfer(hang: Hang) -> str:
     if hang.operation is None:
         return "An operation does not finish."
-    where = describe_operation(hang.operation)
+    where = _describe_operation(hang.operation)
     if hang.first_error is not None:
         error = hang.first_error
         kind = classify_error(error.message) if error.message else ""
@@ -256,7 +256,7 @@ def _say_moving(hang: Hang) -> str:
 
 def _say_long_wait(operation: StuckOperation, age_ns: int, hang: Hang) -> str:
     waiting, _, _ = _count_held(hang)
-    where, age = describe_operation(operation), duration(age_ns)
+    where, age = _describe_operation(operation), duration(age_ns)
     who = f"{name_ranks(waiting)} {'has' if len(waiting) == 1 else 'have'}"
     if not hang.culprits:
         return (

@@ -20,7 +20,7 @@ from meshscope.report.section import (
 DOCUMENT = ("meshscope-memory", 1)
 """Name and version of the JSON document: a `MemoryOverview`."""
 MAX_RANKS = 32
-PATH_WIDTH = 60
+_PATH_WIDTH = 60
 _CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations")
 
 
@@ -109,7 +109,7 @@ def _list_rank(one: RankMemory, num_rows: int) -> Iterator[Part]:
 
 
 def _list_peak(one: RankMemory, peak: PointSummary) -> Iterator[Part]:
-    during = form.clean_text(f", in {peak.during}" if peak.during else "", PATH_WIDTH)
+    during = form.clean_text(f", in {peak.during}" if peak.during else "", _PATH_WIDTH)
     yield Headline(f"At the peak ({_name_point(peak)}){during}")
     rows = sorted(peak.categories_bytes.items(), key=lambda item: -item[1])
     total = max(_peak_bytes(one), 1)
@@ -193,4 +193,4 @@ def _title(category: str) -> str:
 
 
 def _show_path(path: str) -> str:
-    return form.clean_text(path, PATH_WIDTH) or "(outside of modules)"
+    return form.clean_text(path, _PATH_WIDTH) or "(outside of modules)"

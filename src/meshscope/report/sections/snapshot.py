@@ -19,7 +19,7 @@ from meshscope.report.section import (
 
 DOCUMENT = ("meshscope-snapshot", 1)
 WIDTH = 60
-NUM_MARKS = 25
+_NUM_MARKS = 25
 """Of a category's course."""
 
 
@@ -73,7 +73,7 @@ def _list_device(device: DeviceSnapshot, num_rows: int) -> Iterator[Part]:
 def _course(device: DeviceSnapshot, category: str) -> str:
     """From its least to its most."""
     values = [float(moment.categories_bytes.get(category, 0)) for moment in device.course]
-    return form.sparkline(values[:: max(1, len(values) // NUM_MARKS)])
+    return form.sparkline(values[:: max(1, len(values) // _NUM_MARKS)])
 
 
 def _tabulate_sites(device: DeviceSnapshot, num_rows: int) -> Table:

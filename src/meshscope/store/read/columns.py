@@ -31,11 +31,11 @@ Columns = dict[str, npt.NDArray[np.generic]]
 """Column name to array, all of one length, as named by a `Table`."""
 
 
-MAX_UNFINISHED = 64
+_MAX_UNFINISHED = 64
 """Empty slots in a row before written ones that threads of a killed process may have left."""
 MAX_DAMAGE_LISTED = 64
 """Damaged stretches of one file that are listed one by one."""
-NUM_LOOKS = 3
+_NUM_LOOKS = 3
 """How often a file that is being written is looked at before what it shows counts as damage."""
 _CHUNK_RECORDS = 4096
 """Records checked at a time: 256 KiB, so that they are still in the cache for the next word."""
@@ -163,7 +163,7 @@ def check_records(words: Int64s, *, first: int = 0) -> npt.NDArray[np.bool_]:
 def read_table_file(path: Path, table: Table, rank: int) -> TableRead:
     """Reads one table file. Raises OSError if it cannot be opened, SchemaTooNew if it is later."""
     read, num_used = decode_table(read_file(path), table, path=path, rank=rank)
-    for _ in range(NUM_LOOKS - 1):
+    for _ in range(_NUM_LOOKS - 1):
         if read.is_closed or not read.problems:
             break
         # While a file is read it may be written: pages that were read later show more than those
@@ -326,7 +326,7 @@ def _damage_problems(
         first, count = int(stretch[0]), len(stretch)
         offset = HEADER_BYTES + first * RECORD_BYTES
         is_empty = not words[first : first + count].any()
-        if is_empty and not is_closed and count <= MAX_UNFINISHED:
+        if is_empty and not is_closed and count <= _MAX_UNFINISHED:
             kind = ProblemKind.TORN_TAIL
             text = f"{count} record(s) at byte {offset} were not finished and are left out"
         else:

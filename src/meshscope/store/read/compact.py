@@ -38,7 +38,7 @@ from meshscope.store.write.writer import TABLE_SUFFIX
 
 QUIET_SECONDS = 600.0
 """A recording without a closing line and with records younger than this may still be written."""
-ROW_GROUP_ROWS = 122_880
+_ROW_GROUP_ROWS = 122_880
 _BATCH_ROWS = 1 << 19
 _KEEPS_RAW = {ProblemKind.DAMAGED, ProblemKind.CUT, ProblemKind.UNREADABLE, ProblemKind.MISPLACED}
 """What may still be repaired, or looked at by hand, from the original file."""
@@ -177,7 +177,7 @@ def _write_table(
         target = work / f"{table.name}.parquet"
         con.execute(
             f"COPY t TO '{_quoted(target)}' (FORMAT parquet, COMPRESSION zstd, "
-            f"ROW_GROUP_SIZE {ROW_GROUP_ROWS}, KV_METADATA {{{_metadata(table)}}})"
+            f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, KV_METADATA {{{_metadata(table)}}})"
         )
     (work / "work.duckdb").unlink()
     done.num_rows[table.name] = sum(int(str(entry["num_rows"])) for entry in listed)

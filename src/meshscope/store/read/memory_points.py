@@ -19,10 +19,10 @@ from meshscope.store.read.files import find_files, is_file, is_folder, open_text
 
 MEMORY_FOLDER = "memory"
 MAX_FILE_BYTES = 1 << 30
-MAX_LINE_CHARACTERS = 1 << 26
+_MAX_LINE_CHARACTERS = 1 << 26
 MAX_PROBLEMS = 10
 MAX_TEXT = 1000
-MAX_BYTES = 1 << 62
+_MAX_BYTES = 1 << 62
 """No device has more; a larger number is not believed."""
 
 
@@ -95,7 +95,7 @@ def _read_lines(path: Path, problems: list[str]) -> Iterator[str]:
     num_bytes = 0
     try:
         with open_text(path) as file:
-            while line := file.readline(MAX_LINE_CHARACTERS):
+            while line := file.readline(_MAX_LINE_CHARACTERS):
                 num_bytes += len(line)
                 if num_bytes > MAX_FILE_BYTES:
                     problems.append(f"{path.name} is longer than {MAX_FILE_BYTES} bytes; cut there")
@@ -138,7 +138,7 @@ def _value(found: Mapping[str, Any], name: str) -> int | Unavailable:
 
 def _count(value: object) -> int:
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_number and isinstance(value, int) and 0 <= value < MAX_BYTES else -1
+    return value if is_number and isinstance(value, int) and 0 <= value < _MAX_BYTES else -1
 
 
 def _sizes(value: object) -> dict[str, int]:

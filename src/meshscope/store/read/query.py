@@ -22,7 +22,7 @@ from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt, Run
 from meshscope.store.schema import ACTION_KINDS, MISSING, TABLES, Table
 
-BATCH_ROWS = 1 << 19
+_BATCH_ROWS = 1 << 19
 """Rows handed to DuckDB at a time."""
 
 RANK_COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -66,7 +66,7 @@ LABELS: dict[tuple[str, str], tuple[str, ...]] = {
     ("actions", "kind"): ACTION_KINDS,
 }
 """Coded columns that have their text beside them, as `…_name`."""
-NAMED_IDS = ("name_id", "phase_id", "kind_id", "detail_id")
+_NAMED_IDS = ("name_id", "phase_id", "kind_id", "detail_id")
 """Columns that hold a name id and have its text beside them, without the `_id`."""
 
 
@@ -127,7 +127,7 @@ def _batches(table: Table, attempts: Iterable[Attempt]) -> Iterator[dict[str, An
         scanned["rank"] = np.full(count, recording.rank, dtype=np.int32)
         parts.append(scanned)
         num_rows += count
-        if num_rows >= BATCH_ROWS:
+        if num_rows >= _BATCH_ROWS:
             yield _join(parts)
             parts, num_rows = [], 0
     if parts:
@@ -156,7 +156,7 @@ def _view_sql(table: Table) -> str:
         if labels is not None:
             listed = ", ".join(f"'{label}'" for label in labels)
             parts.append(f"[{listed}][t.{name}::INTEGER + 1] AS {name}_name")
-        if name in NAMED_IDS:
+        if name in _NAMED_IDS:
             text, source = name.removesuffix("_id"), f"n_{name}"
             unnamed = f"'(unnamed ' || t.{name} || ')'"
             if name in ("phase_id", "detail_id"):  # 0 is outside of any phase, or nothing said

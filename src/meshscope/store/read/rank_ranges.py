@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 
-MAX_STRETCHES_SHOWN = 8
+_MAX_STRETCHES_SHOWN = 8
 
 
 class RankRanges(Collection[int]):
@@ -62,7 +62,7 @@ class RankRanges(Collection[int]):
 
     def __str__(self) -> str:
         """`0-3, 7, 9-11`, cut after a few stretches."""
-        shown = self.stretches[:MAX_STRETCHES_SHOWN]
+        shown = self.stretches[:_MAX_STRETCHES_SHOWN]
         texts = [f"{s.start}" if len(s) == 1 else f"{s.start}-{s[-1]}" for s in shown]
         return ", ".join(texts) + (" …" if len(self.stretches) > len(shown) else "")
 

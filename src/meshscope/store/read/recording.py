@@ -126,7 +126,7 @@ class Recording(ABC):
         if name == "collectives":
             return self._read_collectives()
         if name == "faults":
-            return keep_last_per_fault(self.read_raw(name))
+            return _keep_last_per_fault(self.read_raw(name))
         if name != "spans":
             return self.read_raw(name)
         # Stamps before tables: what a running process finishes in between is then in a table,
@@ -263,7 +263,7 @@ class FolderRecording(Recording):
         """The rows of `steps` in some ranges of step numbers, both ends included."""
         table = TABLES["steps"]
         try:
-            return keep_last_per_step(read_step_windows(self._table_path("steps"), table, numbers))
+            return _keep_last_per_step(read_step_windows(self._table_path("steps"), table, numbers))
         except OSError:
             return Recording.read_steps(self, numbers)
 
@@ -301,7 +301,7 @@ class FolderRecording(Recording):
             # Tables are completed before the closing line is written.
             text = "the closing line is missing: the process was killed at its end"
             self._note_problem(ProblemKind.TORN_TAIL, self.directory / JOURNAL_NAME, text)
-        return keep_last_per_step(read.columns) if name == "steps" else read.columns
+        return _keep_last_per_step(read.columns) if name == "steps" else read.columns
 
     def _table_path(self, name: str) -> Path:
         return self.directory / f"{name}{TABLE_SUFFIX}"
@@ -430,7 +430,7 @@ def last_sign_of_life_ns(recording: Recording) -> int:
     return recording.start_unix_ns
 
 
-def keep_last_per_step(columns: Columns) -> Columns:
+def _keep_last_per_step(columns: Columns) -> Columns:
     """Keeps the last row of each step, in step order (see the meaning of table `steps`)."""
     steps = columns["step"]
     if len(steps) < 2 or bool((np.diff(steps.astype(np.int64)) > 0).all()):
@@ -439,7 +439,7 @@ def keep_last_per_step(columns: Columns) -> Columns:
     return select_rows(columns, len(steps) - 1 - first_from_end)
 
 
-def keep_last_per_fault(columns: Columns) -> Columns:
+def _keep_last_per_fault(columns: Columns) -> Columns:
     """Keeps the last row of each kind and begin, in order of begin (see table `faults`)."""
     begins, kinds = columns["begin_host_mono_ns"], columns["kind_id"]
     rows = {

@@ -50,7 +50,7 @@ SHOWN_PATH = "shown_path"
 """In the manifest of such a run: the traces, where the run itself is there for a moment only."""
 MAX_WORLD_SIZE = 1 << 20
 """Ranks a run can have; a header or a folder that claims more is not believed."""
-MAX_KEPT_ROWS = 500_000
+_MAX_KEPT_ROWS = 500_000
 """Rows of all tables and ranks together that are kept in memory: about 60 megabytes."""
 RankRecording = Recording
 """The name before there were recordings in memory."""
@@ -118,7 +118,7 @@ def keep_tables(attempt: Attempt) -> Attempt:
     num_rows = 0
     for recording in attempt:
         num_rows += sum(recording.count_rows(name) for name in TABLES)
-        if num_rows > MAX_KEPT_ROWS:
+        if num_rows > _MAX_KEPT_ROWS:
             return attempt
     kept = {
         rank: one if one.kept is not None else replace(one, kept={})

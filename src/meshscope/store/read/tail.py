@@ -25,11 +25,11 @@ _RECORD = struct.Struct(f"<Q{NUM_WORDS - 1}q")
 _EMPTY = bytes(RECORD_BYTES)
 _RANK_DIR = re.compile(r"rank(\d{5,})$")
 _ATTEMPT_DIR = re.compile(r"attempt(\d{3,})$")
-MAX_BAD_RECORDS = 64
+_MAX_BAD_RECORDS = 64
 """How many bad records before the end are passed over in search of a good one."""
-PACE_STEPS = 16
+_PACE_STEPS = 16
 """Step time is the mean over the last this many steps."""
-SAMPLED_RANKS = 3
+_SAMPLED_RANKS = 3
 """Ranks whose tables are looked at: the first, the middle one and the last."""
 
 Record = tuple[int, ...]
@@ -43,7 +43,7 @@ def read_last_records(path: Path, count: int) -> list[Record]:
     """
     with ByteFile(path) as file:
         num_written = _count_written(file)
-        first = max(0, num_written - count - MAX_BAD_RECORDS)
+        first = max(0, num_written - count - _MAX_BAD_RECORDS)
         data = file.read(_offset_of(first), (num_written - first) * RECORD_BYTES)
     found = (_check(data, index, first + index) for index in range(len(data) // RECORD_BYTES))
     return [words for words in found if words is not None][-count:]
@@ -92,7 +92,7 @@ class StepTail:
     """Tokens the rank's model was given in the last step; None when they were not counted."""
 
 
-def read_step_tail(attempt_dir: Path, pace_steps: int = PACE_STEPS) -> StepTail | None:
+def read_step_tail(attempt_dir: Path, pace_steps: int = _PACE_STEPS) -> StepTail | None:
     """The last finished step of a rank and its recent pace; None when there is none yet."""
     try:
         records = read_last_records(attempt_dir / f"steps{TABLE_SUFFIX}", pace_steps + 1)
@@ -163,7 +163,7 @@ class RunTail:
                 self._seen.add(rank)
         ranks = sorted(self._seen)
         sampled = sorted({ranks[0], ranks[len(ranks) // 2], ranks[-1]}) if ranks else []
-        directories = [self._latest_attempt(rank) for rank in sampled[:SAMPLED_RANKS]]
+        directories = [self._latest_attempt(rank) for rank in sampled[:_SAMPLED_RANKS]]
         tails = [read_step_tail(directory) for directory in directories]
         known = [tail for tail in tails if tail is not None]
         slowest = min(known, key=lambda tail: tail.last_step, default=None)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from meshscope.store.read.run import Attempt, JsonFields
 
-LINE = "trace_window"
-MEMORY_LINE = "memory_window"
+_LINE = "trace_window"
+_MEMORY_LINE = "memory_window"
 """A step whose memory was profiled; it disturbs as a trace window does, and has no trace."""
 NO_TRACE = "the window never ended"
 """Why a window without a trace and without a problem has none."""
@@ -57,7 +57,7 @@ class TraceWindow:
     """Why there is no trace."""
 
 
-def windows_of(attempt: Attempt, line: str = LINE) -> tuple[TraceWindow, ...]:
+def windows_of(attempt: Attempt, line: str = _LINE) -> tuple[TraceWindow, ...]:
     """All windows, by rank and in their order."""
     found: list[TraceWindow] = []
     for recording in attempt:
@@ -84,7 +84,7 @@ def traces_by_step(attempt: Attempt) -> dict[int, tuple[TraceWindow, ...]]:
 def disturbing_windows(attempt: Attempt) -> tuple[TraceWindow, ...]:
     """One window for each stretch of disturbed steps, by traces or by a memory profile: most ranks
     are profiled in the same ones."""
-    windows = (*windows_of(attempt), *windows_of(attempt, MEMORY_LINE))
+    windows = (*windows_of(attempt), *windows_of(attempt, _MEMORY_LINE))
     by_stretch = {(w.disturbed_from_step, w.disturbed_to_step): w for w in windows}
     return tuple(by_stretch.values())
 

@@ -23,8 +23,8 @@ from meshscope.store.write.journal import JOURNAL_NAME, read_journal
 
 CLOCK_SKEW_NS = 1_000_000_000
 """How far wall clocks of two hosts may differ before recordings count as simultaneous."""
-MAX_ATTEMPT = (1 << 31) - 1
-HEADER_READ_BYTES = 1 << 20
+_MAX_ATTEMPT = (1 << 31) - 1
+_HEADER_READ_BYTES = 1 << 20
 """Of a journal, this much is read in search of its header, which comes first."""
 
 _RANK_DIR = re.compile(r"rank[0-9]{5,12}")
@@ -184,7 +184,7 @@ def stated_attempt(header: Mapping[str, object]) -> int | None:
     number = header.get("job_attempt")
     if not isinstance(number, int) or isinstance(number, bool):
         return None
-    return number if 0 <= number <= MAX_ATTEMPT else None
+    return number if 0 <= number <= _MAX_ATTEMPT else None
 
 
 def _list(directory: Path, pattern: re.Pattern[str]) -> list[Path]:
@@ -197,7 +197,7 @@ def _list(directory: Path, pattern: re.Pattern[str]) -> list[Path]:
 def _read_stated_attempt(journal: Path) -> int | None:
     try:
         with journal.open("rb") as file:
-            lines, _ = read_journal(file.read(HEADER_READ_BYTES))
+            lines, _ = read_journal(file.read(_HEADER_READ_BYTES))
     except OSError:
         return None
     return next((stated_attempt(line) for line in lines if line["kind"] == "header"), None)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 GROUP_KIND = "group"
-MAX_GROUP_RANKS = 1 << 20
+_MAX_GROUP_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ def pack_ranks(ranks: Sequence[int]) -> list[int] | dict[str, int]:
     return list(ranks)
 
 
-def unpack_ranks(value: object) -> tuple[int, ...]:
+def _unpack_ranks(value: object) -> tuple[int, ...]:
     """The inverse of `pack_ranks`; no ranks when it is not what that would have written."""
     if isinstance(value, list) and all(_is_rank(rank) for rank in value):
         return tuple(value)
@@ -40,7 +40,7 @@ def unpack_ranks(value: object) -> tuple[int, ...]:
             isinstance(first, int)
             and isinstance(count, int)
             and isinstance(stride, int)
-            and 0 <= count <= MAX_GROUP_RANKS
+            and 0 <= count <= _MAX_GROUP_RANKS
             and _is_rank(first)
             and _is_rank(first + (count - 1) * stride)
         ):
@@ -64,6 +64,6 @@ def groups_from_journal(lines: Iterable[Mapping[str, object]]) -> dict[int, Grou
             name=str(line.get("name", ""))[:200],
             description=str(line.get("description", ""))[:200],
             backend=str(line.get("backend", ""))[:40],
-            ranks=unpack_ranks(line.get("ranks")),
+            ranks=_unpack_ranks(line.get("ranks")),
         )
     return groups

@@ -27,10 +27,10 @@ IN_FLIGHT_NAME = "in_flight.bin"
 NUM_CHANNELS = 256
 NUM_SLOTS = 512
 ROW_BYTES = 64
-ROW_WORDS = ROW_BYTES // 8
-SLOTS_OFFSET = ROW_BYTES * (1 + NUM_CHANNELS)
-FILE_BYTES = SLOTS_OFFSET + ROW_BYTES * NUM_SLOTS
-FACTOR = 257
+_ROW_WORDS = ROW_BYTES // 8
+_SLOTS_OFFSET = ROW_BYTES * (1 + NUM_CHANNELS)
+FILE_BYTES = _SLOTS_OFFSET + ROW_BYTES * NUM_SLOTS
+_FACTOR = 257
 NO_SLOT = -1
 _MAGIC = 0x4C464E49_4853454D
 _OVERFLOW_WORD = 3
@@ -39,7 +39,7 @@ _PACK_INTO = _RECORD.pack_into
 _ROW = struct.Struct("<6qQ")
 pack_row = _ROW.pack_into
 """Fills words 1-7 of a channel's row: what the hot path does for a blocking operation."""
-_FIRST_SLOT_WORD = SLOTS_OFFSET // 8
+_FIRST_SLOT_WORD = _SLOTS_OFFSET // 8
 _SALTS = tuple((slot + 1) * CHECK_SALT for slot in range(NUM_SLOTS))
 
 
@@ -94,8 +94,8 @@ class InFlightWriter:
         if self._num_rows >= NUM_CHANNELS:
             return 0
         self._num_rows += 1
-        row = self._num_rows * ROW_WORDS
-        self.words[row] = (code + 1) * FACTOR
+        row = self._num_rows * _ROW_WORDS
+        self.words[row] = (code + 1) * _FACTOR
         return row
 
     def enter(
@@ -117,7 +117,7 @@ class InFlightWriter:
         slot = self._free.pop()
         _PACK_INTO(
             self.buffer,
-            SLOTS_OFFSET + (slot << 6),
+            _SLOTS_OFFSET + (slot << 6),
             (a + b + time_ns + time_ns - 1 + f + g + _SALTS[slot]) & CHECK_MASK,
             a,
             b,
@@ -195,29 +195,29 @@ def read_in_flight(data: bytes) -> InFlight:
         words = struct.unpack_from("<8q", data, ROW_BYTES * (1 + row))
         if not words[0]:
             break
-        if any(word % FACTOR for word in words[:3]):
+        if any(word % _FACTOR for word in words[:3]):
             num_damaged += 1
             continue
-        code = words[0] // FACTOR - 1
+        code = words[0] // _FACTOR - 1
         channels.append(
             Channel(
                 group_id=code & 0xFFFF,
                 direction=code >> 16 & 0xF,
                 peer=(code >> 20) - 1,
-                num_entered=words[1] // FACTOR >> 8,
-                last_host_mono_ns=words[2] // FACTOR + epoch_ns,
-                last_kind=words[1] // FACTOR & 0xFF,
+                num_entered=words[1] // _FACTOR >> 8,
+                last_host_mono_ns=words[2] // _FACTOR + epoch_ns,
+                last_kind=words[1] // _FACTOR & 0xFF,
             )
         )
         if words[7]:
-            time_ns = words[2] // FACTOR + epoch_ns
+            time_ns = words[2] // _FACTOR + epoch_ns
             a, b, f, g = words[3:7]
-            if (words[7] & CHECK_MASK) == row_check(ROW_WORDS * (1 + row), a, b, time_ns, f, g):
+            if (words[7] & CHECK_MASK) == row_check(_ROW_WORDS * (1 + row), a, b, time_ns, f, g):
                 records.append(_RECORD.pack(0, a, b, time_ns, time_ns, -1, f, g))
             else:
                 num_damaged += 1
     for slot in range(NUM_SLOTS):
-        record = data[SLOTS_OFFSET + slot * ROW_BYTES : SLOTS_OFFSET + (slot + 1) * ROW_BYTES]
+        record = data[_SLOTS_OFFSET + slot * ROW_BYTES : _SLOTS_OFFSET + (slot + 1) * ROW_BYTES]
         if record[:8] == bytes(8):
             continue
         if is_good_record(slot, record):

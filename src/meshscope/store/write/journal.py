@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 JOURNAL_NAME = "journal.jsonl"
-EXTENT_KIND = "extent"
+_EXTENT_KIND = "extent"
 
 
 def pack_line(text: bytes) -> bytes:
@@ -25,10 +25,10 @@ def pack_line(text: bytes) -> bytes:
 
 def pack_extent(size: int) -> bytes:
     """The first line, for a journal of `size` bytes."""
-    return pack_line(b'{"kind":"%s","bytes":"%020d"}' % (EXTENT_KIND.encode(), size))
+    return pack_line(b'{"kind":"%s","bytes":"%020d"}' % (_EXTENT_KIND.encode(), size))
 
 
-EXTENT_BYTES = len(pack_extent(0))
+_EXTENT_BYTES = len(pack_extent(0))
 
 
 class JournalWriter:
@@ -48,7 +48,7 @@ class JournalWriter:
                 return
             begin = self._size
             if begin == 0:
-                line = pack_extent(EXTENT_BYTES + len(line)) + line
+                line = pack_extent(_EXTENT_BYTES + len(line)) + line
             try:
                 self._write_at(line, begin)
             except OSError:
@@ -119,7 +119,7 @@ def read_journal(data: bytes) -> tuple[list[dict[str, object]], list[JournalDama
             fields = None if is_last else _parse_line(raw)  # a whole line ends in a newline
             if fields is None:
                 damage.append(JournalDamage(offset, is_tail=is_last))
-            elif fields["kind"] == EXTENT_KIND:
+            elif fields["kind"] == _EXTENT_KIND:
                 if offset == 0 and len(data) < _extent_of(fields):
                     damage.append(JournalDamage(len(data), is_tail=True, is_cut=True))
             else:

@@ -46,14 +46,14 @@ CHECK_SALT = 0x9E3779B97F4A7C15
 CHECK_MASK = (1 << 64) - 1
 EPOCH = 1 << 64
 VOID_WORD = -(1 << 63)
-VOID_WORDS = (VOID_WORD,) * 7
+_VOID_WORDS = (VOID_WORD,) * 7
 """Payload of a slot that was drawn but got no record; readers skip it."""
 
 RETRY_SECONDS = 1.0
 """How long a table that could not grow waits before it tries again."""
-LATE_SECONDS = 1.0
+_LATE_SECONDS = 1.0
 """How long closing waits for a thread that is in the middle of a put."""
-LATE_RECORDS = 1 << 18
+_LATE_RECORDS = 1 << 18
 INLINE_FLUSH_BYTES = 256 << 10
 """Collected by the append sink before `put` itself writes; before that the flush thread does."""
 MAX_HELD_BYTES = 4 << 20
@@ -63,7 +63,7 @@ Put = Callable[[int, int, int, int, int, int, int], None]
 Mapping = tuple[int, mmap.mmap]
 """Number of bytes from the first record to the window, and the window."""
 
-NOWHERE: Mapping = (1 << 200, None)  # type: ignore[assignment]  # beyond any slot: never touched
+_NOWHERE: Mapping = (1 << 200, None)  # type: ignore[assignment]  # beyond any slot: never touched
 
 
 def record_check(slot: int, words: tuple[int, ...]) -> int:
@@ -194,7 +194,7 @@ class TableWriter:
         self._head: mmap.mmap | None = None
         # Mapped sink.
         self._slots = itertools.count()
-        self._mapping: Mapping = NOWHERE
+        self._mapping: Mapping = _NOWHERE
         self._num_granted = 0
         self._ends: list[int] = []  # for each past epoch, the slots it was granted
         # Append sink. The second lock is held while writing, so that `put` need not wait for it.
@@ -286,7 +286,7 @@ class TableWriter:
             found = os.pread(self._fd, RECORD_BYTES, HEADER_BYTES + place * RECORD_BYTES)
             if unless_written and len(found) == RECORD_BYTES and is_good_record(place, found):
                 return
-            self._put_outside(slot, pack_record(place, VOID_WORDS))
+            self._put_outside(slot, pack_record(place, _VOID_WORDS))
             self._drop()
 
     def _put_outside(self, slot: int, record: bytes) -> None:
@@ -339,7 +339,7 @@ class TableWriter:
     def _lose(self, reason: str) -> None:
         self.error = self.error or reason
         self._is_lost = True
-        self._mapping = NOWHERE
+        self._mapping = _NOWHERE
         self._retry_at = time.monotonic() + RETRY_SECONDS
         self.put = self._put_dropped
 
@@ -471,7 +471,7 @@ class TableWriter:
                 return 0
             self._is_closed = True
             self.put = self._put_nothing
-            self._mapping = NOWHERE  # from here on a late put finds no window and no grant
+            self._mapping = _NOWHERE  # from here on a late put finds no window and no grant
             if self._fd < 0:
                 return 0
             if self._head is not None:
@@ -494,18 +494,18 @@ class TableWriter:
         """Gives threads that drew a slot the time to fill it; marks void what stays empty."""
         if threading.active_count() == 1:
             return
-        deadline = time.monotonic() + LATE_SECONDS
+        deadline = time.monotonic() + _LATE_SECONDS
         while empty := self._find_empty_slots(num_records):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.001)
         for slot in empty:
-            self._put_outside(len(self._ends) * EPOCH + slot, pack_record(slot, VOID_WORDS))
+            self._put_outside(len(self._ends) * EPOCH + slot, pack_record(slot, _VOID_WORDS))
             self._drop()
 
     def _find_empty_slots(self, num_records: int) -> list[int]:
         """Slots without a record among the last ones; no thread lags behind more than that."""
-        first = max(0, num_records - LATE_RECORDS)
+        first = max(0, num_records - _LATE_RECORDS)
         size = (num_records - first) * RECORD_BYTES
         data = os.pread(self._fd, size, HEADER_BYTES + first * RECORD_BYTES)
         nothing = bytes(RECORD_BYTES)
@@ -532,7 +532,7 @@ class TableWriter:
         self._io_lock = threading.Lock()
         self._is_closed = True
         self.put = self._put_nothing
-        self._mapping = NOWHERE
+        self._mapping = _NOWHERE
         self._head = None
         self._buffer = bytearray()
         self._outgoing = bytearray()

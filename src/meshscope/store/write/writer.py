@@ -32,9 +32,9 @@ MANIFEST_NAME = "run.json"
 RUN_FORMAT = "meshscope-run"
 TABLE_SUFFIX = ".tbl"
 OVERFLOW_NAME = "(too many names)"
-MOUNT_TABLE = Path("/proc/self/mountinfo")
+_MOUNT_TABLE = Path("/proc/self/mountinfo")
 
-UNMAPPABLE_FILE_SYSTEMS = frozenset(
+_UNMAPPABLE_FILE_SYSTEMS = frozenset(
     {
         "9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs",
         "nfs4", "orangefs", "panfs", "smb3", "smbfs", "virtiofs", "wekafs",
@@ -56,7 +56,7 @@ def attempt_dir_name(attempt: int) -> str:
     return f"attempt{attempt:03d}"
 
 
-def file_system_type(path: Path, mount_table: Path = MOUNT_TABLE) -> str | None:
+def file_system_type(path: Path, mount_table: Path = _MOUNT_TABLE) -> str | None:
     """Type of the file system that holds `path`, from the kernel's mount table; None if unknown."""
     try:
         mounts = mount_table.read_text(encoding="utf-8", errors="replace")
@@ -77,10 +77,10 @@ def file_system_type(path: Path, mount_table: Path = MOUNT_TABLE) -> str | None:
     return best[1] if best else None
 
 
-def is_mappable(path: Path, mount_table: Path = MOUNT_TABLE) -> bool:
+def is_mappable(path: Path, mount_table: Path = _MOUNT_TABLE) -> bool:
     """Whether records may be written through a mapping of a file at `path`."""
     kind = file_system_type(path, mount_table)
-    return kind is None or not (kind in UNMAPPABLE_FILE_SYSTEMS or kind.startswith("fuse"))
+    return kind is None or not (kind in _UNMAPPABLE_FILE_SYSTEMS or kind.startswith("fuse"))
 
 
 def ensure_manifest(run_dir: Path, fields: dict[str, object]) -> None:

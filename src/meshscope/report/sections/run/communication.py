@@ -44,17 +44,17 @@ from meshscope.report.sections.run.communication_tables import (
     slow_columns,
 )
 
-MAX_AXIS_ROWS = 6
+_MAX_AXIS_ROWS = 6
 MAX_SLOW_ROWS = 3
-MAX_BANDWIDTH_ROWS = 4
-MIN_DATA_RATIO = 0.01
+_MAX_BANDWIDTH_ROWS = 4
+_MIN_DATA_RATIO = 0.01
 """Largest sizes that carry less of the data than the first line's are not among them."""
-MAX_LATE_RANKS = 3
-MIN_COST_RATIO = 0.01
+_MAX_LATE_RANKS = 3
+_MIN_COST_RATIO = 0.01
 """Late ranks that cost less of what the costliest does are not named beside it."""
 MAX_FINDINGS = 2
 """Disagreements, failures and problems of clocks in the head of the section, each."""
-MAX_SIDES = 4
+_MAX_SIDES = 4
 """Of a disagreement."""
 MAX_ROWS = 16
 """Ranks and pairs of ranks in the tables in full."""
@@ -142,9 +142,9 @@ def _list_findings(facts: CommunicationFacts, *, is_full: bool) -> list[Part]:
 def _describe_desynchronisation(found: Desynchronisation) -> str:
     sizes = {size for side in found.sides if (size := known(side.size_bytes)) is not None}
     is_exact = len({form.memory(size) for size in sizes}) < len(sizes)
-    sides = [_describe_side(side, is_exact=is_exact) for side in found.sides[:MAX_SIDES]]
-    if len(found.sides) > MAX_SIDES:
-        sides.append(f"and {len(found.sides) - MAX_SIDES} more (see --json)")
+    sides = [_describe_side(side, is_exact=is_exact) for side in found.sides[:_MAX_SIDES]]
+    if len(found.sides) > _MAX_SIDES:
+        sides.append(f"and {len(found.sides) - _MAX_SIDES} more (see --json)")
     untrusted = form.plural(found.num_untrusted, "operation")
     return (
         f"Ranks disagree on operation #{found.sequence} of {_name_group(found.group)}: "
@@ -203,9 +203,9 @@ def _list_times(facts: CommunicationFacts, *, is_full: bool) -> list[Part]:
         num_rows = form.plural(facts.found.health.num_rank_operations, "operation")
         text = f"none of the {num_rows} recorded is in a step after warm-up"
         return [Line(text, Tone.NOTICE)]
-    parts: list[Part] = [Table(tuple(axis_columns(facts, None if is_full else MAX_AXIS_ROWS)))]
-    if len(facts.axes) > MAX_AXIS_ROWS and not is_full:
-        more = form.plural(len(facts.axes) - MAX_AXIS_ROWS, "more axis", "more axes")
+    parts: list[Part] = [Table(tuple(axis_columns(facts, None if is_full else _MAX_AXIS_ROWS)))]
+    if len(facts.axes) > _MAX_AXIS_ROWS and not is_full:
+        more = form.plural(len(facts.axes) - _MAX_AXIS_ROWS, "more axis", "more axes")
         parts.append(Line(f"and {more} {_MORE}", Tone.QUIET))
     return parts
 
@@ -259,8 +259,8 @@ def _pick_largest(rows: Sequence[BandwidthRow]) -> list[BandwidthRow]:
         if key not in largest or row.size_bucket_bytes > largest[key].size_bucket_bytes:
             largest[key] = row
     order = sorted(largest.values(), key=_count_bytes, reverse=True)
-    is_much = [_count_bytes(row) >= MIN_DATA_RATIO * _count_bytes(order[0]) for row in order]
-    return list(compress(order, is_much))[:MAX_BANDWIDTH_ROWS]
+    is_much = [_count_bytes(row) >= _MIN_DATA_RATIO * _count_bytes(order[0]) for row in order]
+    return list(compress(order, is_much))[:_MAX_BANDWIDTH_ROWS]
 
 
 def _count_bytes(row: BandwidthRow) -> float:
@@ -287,8 +287,8 @@ def _describe_arrivals(facts: CommunicationFacts) -> list[_Fact]:
     late = [entry for entry in entries if entry.is_beyond_chance]
     if late:
         most_ns = max(entry.cost_ns for entry in late)
-        costly = [entry for entry in late if entry.cost_ns >= MIN_COST_RATIO * most_ns]
-        lines = [describe_late_rank(entry) for entry in costly[:MAX_LATE_RANKS]]
+        costly = [entry for entry in late if entry.cost_ns >= _MIN_COST_RATIO * most_ns]
+        lines = [_describe_late_rank(entry) for entry in costly[:_MAX_LATE_RANKS]]
         if len(late) > len(lines):
             lines.append(f"and {len(late) - len(lines)} that cost less {_MORE}")
         return _name_first("Late", lines)
@@ -326,7 +326,7 @@ def _describe_rest(facts: CommunicationFacts, *, is_full: bool, has_profiled: bo
     return [*shown, *_describe_groups(facts.health, is_full=is_full)]
 
 
-def describe_late_rank(entry: LastArriver) -> str:
+def _describe_late_rank(entry: LastArriver) -> str:
     """Who others wait for, how often, what it costs and where it is late."""
     rank, axis = f"rank {entry.rank}", form.clean_text(entry.axis, 40)
     times = f"{form.count(entry.num_last)} of {form.count(entry.num_operations)}"

@@ -40,7 +40,7 @@ def _show_exposed_ratio(row: Timed) -> str:
     )
 
 
-def time_columns(
+def _time_columns(
     rows: Sequence[Timed], names: Column, num_ranks: int, *, shows_queue: bool = False
 ) -> list[Column]:
     """What became of the time of operations, under the names of the rows."""
@@ -78,7 +78,7 @@ def axis_columns(facts: CommunicationFacts, limit: int | None = None) -> list[Co
     rows: list[Timed] = [*facts.axes[:limit]]
     rows += [facts] if len(facts.axes) > 1 else []
     names = make_column("axis", rows, _name_axis_row, 99, is_right=False)
-    return time_columns(rows, names, len(facts.ranks))
+    return _time_columns(rows, names, len(facts.ranks))
 
 
 def _name_axis_row(row: Timed) -> str:
@@ -88,12 +88,12 @@ def _name_axis_row(row: Timed) -> str:
 def kind_columns(facts: CommunicationFacts) -> list[Column]:
     """One row per axis and kind."""
     names = make_column("axis and kind", facts.kinds, name_kind, 99, is_right=False)
-    return time_columns(facts.kinds, names, len(facts.ranks), shows_queue=True)
+    return _time_columns(facts.kinds, names, len(facts.ranks), shows_queue=True)
 
 
 def rank_columns(rows: Sequence[RankTimes]) -> list[Column]:
     """One row per rank."""
-    return time_columns(rows, make_column("rank", rows, lambda row: str(row.rank), 99), 1)
+    return _time_columns(rows, make_column("rank", rows, lambda row: str(row.rank), 99), 1)
 
 
 def name_kind(row: AxisKindTimes | BandwidthRow | LatencyFit | FitRefused) -> str:

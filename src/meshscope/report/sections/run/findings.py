@@ -15,11 +15,11 @@ from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Line, Part, Section, Tone, make_facts
 
-MAX_SHOWN = 6
+_MAX_SHOWN = 6
 """Findings shown in full."""
-MAX_LOW_SHOWN = 4
-MAX_EVIDENCE = 6
-MIN_HOURS = 0.1
+_MAX_LOW_SHOWN = 4
+_MAX_EVIDENCE = 6
+_MIN_HOURS = 0.1
 """Fewer hours of all ranks together are not named."""
 TONES = {
     Severity.CRITICAL: Tone.CRITICAL,
@@ -39,17 +39,17 @@ def show_findings(report: Report, detail: Detail) -> Section | None:
     parts: list[Part] = []
     if not urgent:
         parts.append(Line(describe_nothing(diagnosis)))
-    for finding in urgent[:MAX_SHOWN]:
+    for finding in urgent[:_MAX_SHOWN]:
         parts += _show_finding(finding, diagnosis)
-    if len(urgent) > MAX_SHOWN:
-        more = form.plural(len(urgent) - MAX_SHOWN, "more finding")
+    if len(urgent) > _MAX_SHOWN:
+        more = form.plural(len(urgent) - _MAX_SHOWN, "more finding")
         parts.append(Line(f"and {more} (see --json)", Tone.QUIET))
     parts += [
         Line(f"low  {finding.code}  {_describe_low(finding)}", Tone.QUIET)
-        for finding in low[:MAX_LOW_SHOWN]
+        for finding in low[:_MAX_LOW_SHOWN]
     ]
-    if len(low) > MAX_LOW_SHOWN:
-        more = form.plural(len(low) - MAX_LOW_SHOWN, "more finding")
+    if len(low) > _MAX_LOW_SHOWN:
+        more = form.plural(len(low) - _MAX_LOW_SHOWN, "more finding")
         parts.append(Line(f"and {more} of low severity (see --json)", Tone.QUIET))
     note = _describe_basis(diagnosis)
     return Section(key="findings", title="Findings", note=note, parts=tuple(parts))
@@ -103,7 +103,7 @@ def _show_finding(finding: Finding, diagnosis: Diagnosis) -> tuple[Part, ...]:
         rows.append(("  Saves", price))
     rows.append(("  Where", _describe_place(finding)))
     if finding.evidence:
-        shown = [describe_evidence(one) for one in finding.evidence[:MAX_EVIDENCE]]
+        shown = [_describe_evidence(one) for one in finding.evidence[:_MAX_EVIDENCE]]
         rows.append(("  Evidence", "; ".join(shown)))
     rows.append(("  Change", form.clean_text(finding.change, 600)))
     sure = finding.confidence
@@ -133,7 +133,7 @@ def _describe_place(finding: Finding) -> str:
     return f"{where}, steps{start}{end}"
 
 
-def describe_evidence(evidence: Evidence) -> str:
+def _describe_evidence(evidence: Evidence) -> str:
     """`work of rank 5 in forward 62.0 ms`."""
     return f"{form.clean_text(evidence.name)} {_describe_value(evidence)}"
 
@@ -159,7 +159,7 @@ def _describe_value(evidence: Evidence) -> str:
 
 def _describe_hours(hours: float, diagnosis: Diagnosis) -> str:
     """`, 12.4 GPU-hours over 180,000 steps`; empty where it is next to nothing."""
-    if hours < MIN_HOURS:
+    if hours < _MIN_HOURS:
         return ""
     steps = form.plural(diagnosis.scale.num_steps, "step")
     return f", {hours:.3g} {diagnosis.scale.hours_unit} over {steps}"

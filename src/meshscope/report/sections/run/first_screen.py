@@ -31,14 +31,14 @@ from meshscope.report.sections.run.head import list_alarms
 from meshscope.report.sections.run.recording import describe_problem
 
 MAX_FINDINGS = 3
-MAX_CHANGE = 150
+_MAX_CHANGE = 150
 """Characters of what to change; `--explain` has all of it."""
-MAX_TIME_ROWS = 6
+_MAX_TIME_ROWS = 6
 MIN_RATIO = 0.01
 """Lines of the budget below this share are put together."""
 MAX_SLOW_ROWS = 3
-MAX_MISSING = 4
-MAX_REASON = 160
+_MAX_MISSING = 4
+_MAX_REASON = 160
 _NOBODY = "no rank stands out among its peers"
 
 
@@ -57,7 +57,7 @@ def list_first_screen(report: Report, detail: Detail, names: Sequence[str]) -> l
 
 
 def _show_verdict(report: Report) -> Section:
-    lines = [Headline(describe_pace(report), Tone.PLAIN)]
+    lines = [Headline(_describe_pace(report), Tone.PLAIN)]
     diagnosis = report.diagnosis
     if diagnosis is not None:
         worst = describe_worst(diagnosis)
@@ -69,7 +69,7 @@ def _show_verdict(report: Report) -> Section:
     return Section(key="verdict", title="", parts=tuple(lines))
 
 
-def describe_pace(report: Report) -> str:
+def _describe_pace(report: Report) -> str:
     """`60 steps on 8 ranks (dp8), one every 186 ms (median).`"""
     steps, facts = report.study.steps, report.facts
     layout = form.describe_degrees(report.layout.degrees)
@@ -90,7 +90,7 @@ def _show_findings(report: Report) -> Section | None:
     parts: list[Part] = []
     for finding in urgent[:MAX_FINDINGS]:
         parts.append(Line(_describe_finding(finding), TONES[finding.severity]))
-        parts.append(make_facts([("  Change", form.clean_text(finding.change, MAX_CHANGE))]))
+        parts.append(make_facts([("  Change", form.clean_text(finding.change, _MAX_CHANGE))]))
     more = len(urgent) - MAX_FINDINGS
     rest = [form.plural(more, "more finding")] if more > 0 else []
     num_low = len(findings) - len(urgent)
@@ -115,7 +115,7 @@ def _show_time(report: Report) -> Section | None:
         shares = [(line.name, line.mean_ns, line.ratio) for line in budget.lines]
         note = "mean of a rank's step, with the gap before it"
     shares.sort(key=lambda row: -row[2])
-    rows = [row for row in shares if row[2] >= MIN_RATIO][:MAX_TIME_ROWS]
+    rows = [row for row in shares if row[2] >= MIN_RATIO][:_MAX_TIME_ROWS]
     if not rows:
         return None
     rest = [row for row in shares if row not in rows]
@@ -161,12 +161,12 @@ def _show_slow(report: Report) -> Section | None:
 
 def _show_missing(report: Report) -> Section | None:
     rows = _list_damage(report)
-    rows += [(name, form.clean_text(reason.reason, MAX_REASON)) for name, reason in _miss(report)]
+    rows += [(name, form.clean_text(reason.reason, _MAX_REASON)) for name, reason in _miss(report)]
     if not rows:
         return None
-    parts: list[Part] = [make_facts(rows[:MAX_MISSING])]
-    if len(rows) > MAX_MISSING:
-        others = ", ".join(name.lower() for name, _ in rows[MAX_MISSING:])
+    parts: list[Part] = [make_facts(rows[:_MAX_MISSING])]
+    if len(rows) > _MAX_MISSING:
+        others = ", ".join(name.lower() for name, _ in rows[_MAX_MISSING:])
         parts.append(Line(f"and: {others} (--all)", Tone.QUIET))
     return Section(key="missing", title="What is not known", parts=tuple(parts))
 

@@ -7,9 +7,9 @@ from meshscope.report.section import Blank, Cell, Headline, Part, Section, Tone,
 from meshscope.report.sections.run.findings import describe_worst
 from meshscope.store.read.columns import ProblemKind
 
-MAX_MORE_CLUES = 2
+_MAX_MORE_CLUES = 2
 """Clues named beside the first."""
-MAX_HOSTS = 4
+_MAX_HOSTS = 4
 OPEN = "running or killed"
 """Said of a rank without a closing line."""
 _TOLD_KINDS = (ProblemKind.MISSING_RANK, ProblemKind.SHORT_RANK, ProblemKind.DROPPED)
@@ -23,7 +23,7 @@ def show_verdict(report: Report, detail: Detail) -> Section:
     if worst:
         lines.insert(0, Headline(worst, Tone.CRITICAL))
     lines += [Headline(f"! {alarm}", Tone.ALARM) for alarm in list_alarms(report)]
-    clue = describe_clues(report)
+    clue = _describe_clues(report)
     if clue and report.diagnosis is None:  # what stands out, for want of what it means
         lines.append(Headline(f"Clue: {clue}.", Tone.NOTICE))
     return Section(key="verdict", title="", parts=tuple(lines))
@@ -31,7 +31,7 @@ def show_verdict(report: Report, detail: Detail) -> Section:
 
 def list_alarms(report: Report) -> list[str]:
     """What makes the numbers doubtful: sentences."""
-    warning = describe_incompleteness(report)
+    warning = _describe_incompleteness(report)
     alarms = [f"The recording is not complete: {warning}."] if warning else []
     if not isinstance(report.communication, Unavailable):
         from meshscope.report.sections.run.communication import describe_alarms
@@ -61,7 +61,7 @@ def _share(phase: PhaseShare) -> str:
     return form.or_dash(phase.ratio, form.ratio)
 
 
-def describe_clues(report: Report) -> str:
+def _describe_clues(report: Report) -> str:
     """Who stands out among its peers, in a sentence; empty when nobody does."""
     if not report.study.clues:
         return ""
@@ -77,18 +77,18 @@ def describe_clues(report: Report) -> str:
     also = [
         f"rank {clue.rank} in {form.clean_text(clue.phase, 40)} "
         f"({form.duration(clue.median_ns)}, {form.duration(clue.peers_median_ns)})"
-        for clue in more[:MAX_MORE_CLUES]
+        for clue in more[:_MAX_MORE_CLUES]
     ]
     if also:
         text += f"; also {', '.join(also)}"
-    if len(more) > MAX_MORE_CLUES:
-        text += f" and {len(more) - MAX_MORE_CLUES} more (see --json)"
+    if len(more) > _MAX_MORE_CLUES:
+        text += f" and {len(more) - _MAX_MORE_CLUES} more (see --json)"
     if not report.layout.degrees:
         text += "; the layout is not known, so they may do different work"
     return text
 
 
-def describe_incompleteness(report: Report) -> str:
+def _describe_incompleteness(report: Report) -> str:
     """What is wrong with the recording in a few words; empty when nothing is."""
     health = report.study.health
     parts = []
@@ -129,8 +129,8 @@ def show_run(report: Report, detail: Detail) -> Section:
 
 def _describe_hosts(report: Report) -> str:
     hosts = report.facts.hosts
-    shown = [f"{form.clean_text(h.host, 40)} ({h.num_ranks})" for h in hosts[:MAX_HOSTS]]
-    more = f" and {len(hosts) - MAX_HOSTS} more hosts" if len(hosts) > MAX_HOSTS else ""
+    shown = [f"{form.clean_text(h.host, 40)} ({h.num_ranks})" for h in hosts[:_MAX_HOSTS]]
+    more = f" and {len(hosts) - _MAX_HOSTS} more hosts" if len(hosts) > _MAX_HOSTS else ""
     return ", ".join(shown) + more
 
 

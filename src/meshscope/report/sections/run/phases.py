@@ -138,7 +138,7 @@ def _make_spread_columns(rows: Sequence[PhaseSpread]) -> tuple[Column, ...]:
     ]
     if any(s.furthest_rank != s.max_rank for s in rows):
         columns.append(make_column("at rank", rows, lambda s: str(s.max_rank), 4))
-    columns.append(make_column("above its peers", rows, describe_furthest, 7))
+    columns.append(make_column("above its peers", rows, _describe_furthest, 7))
     columns.append(make_column("ranks", rows, lambda s: form.count(s.num_ranks), 1))
     return tuple(columns)
 
@@ -147,7 +147,7 @@ def _name_phase(spread: PhaseSpread) -> Cell:
     return Cell(form.clean_text(spread.phase, 24), _TONES.get(spread.phase, Tone.PLAIN))
 
 
-def describe_furthest(spread: PhaseSpread) -> str:
+def _describe_furthest(spread: PhaseSpread) -> str:
     """`rank 5 +50.2 ms`."""
 
     def describe(excess_ns: float) -> str:

@@ -16,7 +16,7 @@ from meshscope.report.section import (
 )
 from meshscope.store.read.rank_ranges import abbreviate_ranks
 
-MAX_STAGE_ROWS = 16
+_MAX_STAGE_ROWS = 16
 _PART_NAMES = {
     "inherent": "few microbatches",
     "imbalance": "unequal stages",
@@ -49,7 +49,7 @@ def describe_pipeline(
             ("From", _describe_parts(pipeline)),
         ]
     )
-    stages = pipeline.stages if detail.shows_all_ranks else pipeline.stages[:MAX_STAGE_ROWS]
+    stages = pipeline.stages if detail.shows_all_ranks else pipeline.stages[:_MAX_STAGE_ROWS]
     parts: list[Part] = [facts, _make_table(stages)]
     if len(stages) < len(pipeline.stages):
         more = form.plural(len(pipeline.stages) - len(stages), "more stage")

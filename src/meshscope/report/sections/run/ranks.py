@@ -22,7 +22,7 @@ from meshscope.report.sections.run.steps import name_left_out
 
 MAX_ROWS = 16
 """Ranks shown unless all are asked for."""
-MAX_OPEN_ROWS = 4
+_MAX_OPEN_ROWS = 4
 """Unfinished ranks of which it is said where they stopped."""
 MAX_PHASES = 3
 _PHASE_IMPORTANCE = (70, 60, 28, 20)
@@ -90,9 +90,9 @@ def show_ranks(report: Report, detail: Detail) -> Section:
         hidden = form.plural(num_hidden, "rank")
         parts.append(Line(f"{hidden} not shown (--all-ranks)", Tone.QUIET))
     unfinished = [rank for rank in report.study.ranks if rank.state is not RankState.FINISHED]
-    parts += [Line(_describe_end(rank), Tone.NOTICE) for rank in unfinished[:MAX_OPEN_ROWS]]
-    if len(unfinished) > MAX_OPEN_ROWS:
-        more = form.plural(len(unfinished) - MAX_OPEN_ROWS, "more rank")
+    parts += [Line(_describe_end(rank), Tone.NOTICE) for rank in unfinished[:_MAX_OPEN_ROWS]]
+    if len(unfinished) > _MAX_OPEN_ROWS:
+        more = form.plural(len(unfinished) - _MAX_OPEN_ROWS, "more rank")
         parts.append(Line(f"and {more} {OPEN} (see --json)", Tone.QUIET))
     note = f"{order}{name_left_out(report)}"
     return Section(key="ranks", title="Ranks", note=note, parts=tuple(parts))

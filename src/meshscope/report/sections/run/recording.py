@@ -10,7 +10,7 @@ from meshscope.report.sections.run.phases import count_of
 from meshscope.store.read.columns import Problem
 
 MAX_NOTES = 4
-MAX_ERRORS = 4
+_MAX_ERRORS = 4
 MAX_PROBLEMS = 12
 
 
@@ -56,7 +56,7 @@ def _describe_errors(report: Report) -> str:
         f"{'at least ' if error.is_at_least else ''}{form.count(error.count)} in "
         f"{form.clean_text(error.site, 40)} ({form.name_ranks(error.ranks)}): "
         f"{form.clean_text(error.first_message, 100)}"
-        for error in errors[:MAX_ERRORS]
+        for error in errors[:_MAX_ERRORS]
     )
 
 

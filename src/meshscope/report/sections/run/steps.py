@@ -23,7 +23,7 @@ from meshscope.report.section import (
     missing_section,
 )
 
-SIGNAL_TITLES = {"loss": "Loss", "grad_norm": "Gradient norm", "lr": "Learning rate"}
+_SIGNAL_TITLES = {"loss": "Loss", "grad_norm": "Gradient norm", "lr": "Learning rate"}
 _Row = tuple[str, Distribution | Unavailable]
 
 
@@ -133,7 +133,7 @@ def show_throughput(report: Report, detail: Detail) -> Section:
         ("Steps", form.or_reason(study.steps_per_s, lambda v: form.rate(v, "steps"))),
         ("Tokens", form.or_reason(study.tokens, lambda v: _describe_tokens(v, study.steps))),
         *(
-            (SIGNAL_TITLES[name], form.or_reason(one, _describe_signal))
+            (_SIGNAL_TITLES[name], form.or_reason(one, _describe_signal))
             for name, one in study.signals.items()
         ),
     ]

@@ -9,7 +9,7 @@ from meshscope.report.section import Line, Part, Section, Table, Tone, make_colu
 from meshscope.store.read.trace_windows import NO_TRACE, TraceWindow, windows_of
 
 MAX_ROWS = 16
-MAX_PATH_CHARACTERS = 120
+_MAX_PATH_CHARACTERS = 120
 
 
 def show_traces(report: Report, detail: Detail) -> Section | None:
@@ -17,10 +17,10 @@ def show_traces(report: Report, detail: Detail) -> Section | None:
     windows = windows_of(report.attempt)
     if not windows:
         return None
-    return describe_traces(windows, report.study.steps.num_profiled, report.facts.path)
+    return _describe_traces(windows, report.study.steps.num_profiled, report.facts.path)
 
 
-def describe_traces(windows: Sequence[TraceWindow], num_profiled: int, run_path: str) -> Section:
+def _describe_traces(windows: Sequence[TraceWindow], num_profiled: int, run_path: str) -> Section:
     """The section of some windows."""
     shown = windows[:MAX_ROWS]
     parts: list[Part] = [
@@ -63,4 +63,4 @@ def _describe_file(window: TraceWindow) -> str:
 
 
 def _clean(text: str) -> str:
-    return form.clean_text(text, MAX_PATH_CHARACTERS)
+    return form.clean_text(text, _MAX_PATH_CHARACTERS)
