@@ -1,10 +1,10 @@
 """How well the recording itself went: errors caught, records lost, ranks missing, own cost."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from meshscope.analyze.rank.caught_errors import as_int, list_errors
-from meshscope.analyze.rank.overhead import Overhead, OverheadSamples, measure_overhead
+from meshscope.analyze.rank.overhead import Overhead
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
@@ -76,7 +76,7 @@ def assess_recording(
     attempt: Attempt,
     num_steps: Mapping[int, int],
     extra_problems: Iterable[Problem],
-    overhead: Sequence[OverheadSamples],
+    overhead: Overhead | Unavailable,
 ) -> RecordingHealth:
     """Health of an attempt whose tables have been read (reading is what finds damage)."""
     most = max(num_steps.values(), default=0)
@@ -101,7 +101,7 @@ def assess_recording(
             for rank in attempt
             if rank.closing
         ),
-        overhead=measure_overhead(overhead),
+        overhead=overhead,
         opening_cost_ns=max(known)
         if known
         else Unavailable(

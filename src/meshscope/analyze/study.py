@@ -23,7 +23,7 @@ import numpy as np
 
 from meshscope.analyze.health import RecordingHealth, assess_recording
 from meshscope.analyze.job.job_time import JobTime, add_times
-from meshscope.analyze.rank.overhead import OverheadSamples
+from meshscope.analyze.rank.overhead import Overhead, OverheadSamples, measure_overhead
 from meshscope.analyze.rank.rank_summary import RankResult, RankSummary, summarize_rank
 from meshscope.analyze.rank.signals import JobSignal, merge_signals
 from meshscope.analyze.rank.step_choice import StepChoice
@@ -160,7 +160,7 @@ class Study:
             summarize_rank(recording, attempt.layout, windows=windows, warmup_steps=warmup_steps)
             for recording in attempt
         )
-        return _merge_ranks(results, num_ranks=len(attempt.ranks))
+        return _merge_ranks(results, attempt, warmup_steps=warmup_steps)
 
     @cached_property
     def ranks(self) -> tuple[RankSummary, ...]:
@@ -190,17 +190,10 @@ class Study:
         """Ranks the job had, recorded or not."""
         return max(self.attempt.world_size, len(self.attempt.ranks))
 
-    @cached_property
+    @property
     def steps(self) -> JobStepSummary:
         """Step times of the job."""
-        totals = self._totals
-        return summarize_job_steps(
-            totals.durations,
-            totals.intervals,
-            num_ranks=len(totals.ranks),
-            asked_warmup=self.attempt.choose_warmup(self.warmup_steps),
-            windows=disturbing_windows(self.attempt),
-        )
+        return self._totals.steps
 
     @cached_property
     def step_ns(self) -> float | Unavailable:
@@ -230,12 +223,10 @@ class Study:
         """The time of steady steps that no phase claimed."""
         return spread_unattributed(self._totals.steady, self._peer_groups)
 
-    @cached_property
+    @property
     def clues(self) -> tuple[PhaseClue, ...]:
         """Ranks that stand out among their peers in a phase, furthest first."""
-        time = self.steps.time
-        step_ns = time if isinstance(time, Unavailable) else time.median_ns
-        return self._totals.peers.find_clues(self._peer_groups, step_ns)
+        return self._totals.clues
 
     @cached_property
     def _peer_groups(self) -> Mapping[int, int]:
@@ -433,11 +424,10 @@ class _RankTotals:
     """All ranks, merged."""
 
     ranks: tuple[RankSummary, ...]
-    durations: JobSteps
-    intervals: JobSteps
-    peers: PeerPhases
+    steps: JobStepSummary
+    clues: tuple[PhaseClue, ...]
     tokens: Mapping[int, RankTokens]
-    overhead: tuple[OverheadSamples, ...]
+    overhead: Overhead | Unavailable
     longest: tuple[int, int]
     """Most steps of a rank, and the longest time from its first to its last."""
     problems: tuple[Problem, ...]
@@ -448,9 +438,12 @@ class _RankTotals:
         return [rank for rank in self.ranks if rank.num_steady_steps]
 
 
-def _merge_ranks(results: Iterable[RankResult], *, num_ranks: int) -> _RankTotals:
-    """Results come in order of rank and are dropped one by one: no two need be in memory."""
-    durations, intervals, peers = JobSteps(), JobSteps(), PeerPhases(num_ranks=num_ranks)
+def _merge_ranks(
+    results: Iterable[RankResult], attempt: Attempt, *, warmup_steps: int | None
+) -> _RankTotals:
+    """Results come in order of rank and are dropped one by one, and so is what they add up to: no
+    two ranks' tables need be in memory, and one number per rank and step only in here."""
+    durations, intervals, peers = JobSteps(), JobSteps(), PeerPhases(num_ranks=len(attempt.ranks))
     ranks: list[RankSummary] = []
     tokens: dict[int, RankTokens] = {}
     overhead: list[OverheadSamples] = []
@@ -466,17 +459,22 @@ def _merge_ranks(results: Iterable[RankResult], *, num_ranks: int) -> _RankTotal
         overhead.append(result.overhead)
         longest = max(longest, (len(steps), stepping_ns(steps)))
         if steps.num_overlapping:
-            text = (
-                f"{steps.num_overlapping} step(s) overlap an earlier one in time and are left out"
-            )
-            problems.append(Problem(kind=ProblemKind.DAMAGED, rank=rank, text=text))
+            problems.append(_describe_overlap(rank, steps.num_overlapping))
+    steps_of_job = summarize_job_steps(
+        durations,
+        intervals,
+        num_ranks=len(ranks),
+        asked_warmup=warmup_steps,
+        windows=disturbing_windows(attempt),
+    )
+    time, peer_groups = steps_of_job.time, group_peers(attempt.layout, attempt.ranks)
+    step_ns = time if isinstance(time, Unavailable) else time.median_ns
     return _RankTotals(
         ranks=tuple(ranks),
-        durations=durations,
-        intervals=intervals,
-        peers=peers,
+        steps=steps_of_job,
+        clues=peers.find_clues(peer_groups, step_ns),
         tokens=tokens,
-        overhead=tuple(overhead),
+        overhead=measure_overhead(overhead),
         longest=longest,
         problems=tuple(problems),
     )
