@@ -691,6 +691,9 @@ class WaitSource:
     """`wait_tensor` of the functional collectives."""
     CALL = 3
     """The call itself, of one that gives a handle: torch returned late (over 100 µs)."""
+    UNQUEUED = 4
+    """No wait: the operation ran with nothing beside it, and nothing was queued behind it. Only
+    traces of a profiler tell."""
 
 
 class ActionFlag:

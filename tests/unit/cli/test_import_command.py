@@ -1,6 +1,7 @@
 """`meshscope import`, and traces given to commands that read runs."""
 
 import json
+import tempfile
 
 import pytest
 from click.testing import CliRunner
@@ -55,6 +56,26 @@ def test_traces_are_compared(traces, tmp_path):
     write_traces(tmp_path / "healthy", num_ranks=4, num_steps=12)
     done = call("compare", tmp_path / "healthy", traces, "--fail-on", "5")
     assert done.exit_code == 7
+
+
+@pytest.mark.parametrize("command", ["report", "simulate", "trace", "sql", "compare"])
+def test_commands_that_read_traces_write_nothing_but_columns(
+    traces, tmp_path, monkeypatch, command
+):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    before = set(tmp_path.rglob("*"))
+    more = {"sql": ["select count(*) from steps"], "compare": [traces]}.get(command, [])
+    assert call(command, traces, *more).exit_code == 0
+    written = {path for path in set(tmp_path.rglob("*")) - before if path.is_file()}
+    kept = {path.with_name(f"{path.name}.meshscope") for path in traces.glob("*.json.gz")}
+    assert written == kept
+    for path in kept:
+        path.unlink()
+    if command == "trace":
+        assert call(command, traces, "--no-cache").exit_code == 0
+        assert set(tmp_path.rglob("*")) == before
 
 
 def test_nothing_is_overwritten(traces, tmp_path):

@@ -273,7 +273,9 @@ def test_communication_beside_an_idle_device_is_a_hold_up_only_if_work_was_queue
     budget = context.study.budget
     assert not isinstance(budget, Unavailable)
     assert budget.share_of(Share.UNSPLIT) == 0
-    assert budget.share_of(Share.GAP) > 0.3
+    step_ns = (40 + 40 + 30.01) / 3 * MS
+    assert budget.share_of(Share.UNQUEUED) == pytest.approx(10 * MS / step_ns, rel=0.1)
+    assert budget.share_of(Share.GAP) == pytest.approx(5 * MS / step_ns, rel=0.1)
 
 
 def test_phases_cover_every_step_once(tmp_path):

@@ -55,7 +55,7 @@ from meshscope.ingest.traces.trace_time import (
     find_devices,
     unite_work,
 )
-from meshscope.numerics.intervals import subtract
+from meshscope.numerics.intervals import Stretches, join, subtract
 from meshscope.store.read.arrays import Int64s
 
 
@@ -156,15 +156,15 @@ class _View:
 
 def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> DeviceSummary:
     trace, classes, launch = view.trace, view.classes, view.launch
-    compute = unite_work(trace, classes, rows, Work.COMPUTE)
-    exposed = subtract(unite_work(trace, classes, rows, Work.COMMUNICATION), compute)
+    beside = _unite_beside(trace, classes, rows)
+    exposed = subtract(unite_work(trace, classes, rows, Work.COMMUNICATION), beside)
     symmetric = rows[classes.is_symmetric[rows]]
     operators = tabulate_operators(trace, rows, view.operator_of)
     collectives = list_collectives(
         trace,
         classes,
         rows,
-        compute,
+        beside,
         view.operator_of,
         namer=view.namer,
         step_of=view.step_of,
@@ -175,7 +175,7 @@ def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> 
     return DeviceSummary(
         breakdown=breakdown,
         idle=gaps.sum_up(),
-        communication=tabulate_axes(columns, compute),
+        communication=tabulate_axes(columns, beside),
         steps=_summarize_steps(view, rows, columns, gaps),
         launches=measure_launches(trace, rows, launch),
         kernels=tabulate_kernels(trace, classes, rows),
@@ -185,6 +185,13 @@ def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> 
         collectives=collectives,
         exposed_spans=tuple(zip(exposed.begin_ns.tolist(), exposed.end_ns.tolist(), strict=True)),
         symmetric_ns=unite_events(trace, symmetric).total_ns,
+    )
+
+
+def _unite_beside(trace: Trace, classes: KernelClasses, rows: Int64s) -> Stretches:
+    """When anything ran beside which communication is not exposed."""
+    return join(
+        unite_work(trace, classes, rows, Work.COMPUTE), unite_work(trace, classes, rows, Work.COPY)
     )
 
 
@@ -205,7 +212,7 @@ def _summarize_steps(
                 idle=_sum_gaps(view, rows, gaps, begin, end),
                 communication=tabulate_axes(
                     columns,
-                    unite_work(view.trace, view.classes, part, Work.COMPUTE),
+                    _unite_beside(view.trace, view.classes, part),
                     view.step_of[columns.row] == place,
                 ),
             )

@@ -1,6 +1,7 @@
 """Traces of a job's ranks as a run in memory, so that everything that reads runs reads them.
 
-Collectives are numbered by step, group and order on each rank; without steps, from the end. Every
+Collectives are numbered as their group counts them (`Seq`), where all traces say so; else by step,
+group and the order in which each rank launched them; without steps, from the end. Every
 rank has a clock of its own, which `analyze.clocks` aligns by what ranks did together. A rank may
 have several traces, of different steps.
 """
@@ -41,6 +42,7 @@ from meshscope.store.write.groups import Group
 
 MAX_SPANS = 60_000
 """Device spans of all ranks together; beyond, short gaps are not kept apart from work."""
+LAYOUT_FROM_NAMES = "from the folders' names"
 _LEAD_NS = 10 * 86_400 * 1_000_000_000
 """Clocks of the run begin this long before the first event of the first trace."""
 _MAX_UNKNOWN_NS = (1 << 31) - 1
@@ -77,6 +79,7 @@ def make_run(
     by_rank = _sort_by_rank(recordings)
     world_size = _find_world_size(recordings, by_rank)
     found = layout if layout is not None else _infer_layout(by_rank, world_size)
+    source = LAYOUT_FROM_NAMES if layout is None else "declared"
     if isinstance(found, Layout) and found.world_size != world_size:
         raise TraceError(
             f"the layout {found.describe()} has {found.world_size} ranks, the traces are of a job "
@@ -92,7 +95,7 @@ def make_run(
         )
     numbered = _number_operations(by_rank)
     made = [
-        _RankTables(rank, world_size, found, origin_ns, own).fill(numbered[rank])
+        _RankTables(rank, world_size, found, source, origin_ns, own).fill(numbered[rank])
         for rank, own in by_rank.items()
     ]
     run = Run(path=path, manifest={"source": TRACE_SOURCE}, attempts=group_attempts(made))
@@ -269,10 +272,12 @@ def _number_operations(by_rank: _ByRank) -> dict[int, list[_Numbered]]:
     """Per rank and trace its operations with their sequence numbers, alike on all ranks."""
     operations = {
         rank: [
-            [one for found in trace.collectives for one in _expand(found, rank)] for trace in own
+            [one for found in _sort_by_launch(trace) for one in _expand(found, rank)]
+            for trace in own
         ]
         for rank, own in by_rank.items()
     }
+    stated = _number_as_stated(operations)
     counts = _count_operations(operations)
     has_steps = all(one.has_steps for own in by_rank.values() for one in own)
     first: dict[_Cell, int] = {}
@@ -293,9 +298,37 @@ def _number_operations(by_rank: _ByRank) -> dict[int, list[_Numbered]]:
                 count = counts[cell]
                 # Windows without steps began at different moments and ended together.
                 absent = 0 if has_steps else max(count.values()) - count[rank]
-                rows.append((one, first[cell] + absent + place))
+                number = stated.get(id(one))
+                rows.append((one, first[cell] + absent + place if number is None else number))
             numbered[rank].append(rows)
     return numbered
+
+
+def _sort_by_launch(trace: TraceRecording) -> list[RecordedCollective]:
+    """Kernels on several streams may begin in another order on every rank. Where the trace lacks
+    some of the launching calls, the order in which kernels began is kept: mixed, it is neither."""
+    found = list(trace.collectives)
+    if all(one.enqueue_ns < one.found.begin_ns for one in found):
+        found.sort(key=lambda one: (one.enqueue_ns, one.found.begin_ns))
+    return found
+
+
+def _number_as_stated(operations: Mapping[int, list[list[_Operation]]]) -> dict[int, int]:
+    """Numbers of the operations, by identity, of channels whose operations all have a `Seq`."""
+    channels: dict[tuple[str, int, int], dict[tuple[int | None, int], list[_Operation]]] = {}
+    for traces in operations.values():
+        seen: dict[tuple[tuple[str, int, int], int | None], int] = {}
+        for one in (one for own in traces for one in own):
+            sequence = one.recorded.found.sequence if one.peer == MISSING else None
+            # A group that coalesces gives several the same number.
+            place = seen[one.channel, sequence] = seen.get((one.channel, sequence), -1) + 1
+            channels.setdefault(one.channel, {}).setdefault((sequence, place), []).append(one)
+    numbers: dict[int, int] = {}
+    for keyed in channels.values():
+        if all(sequence is not None for sequence, _ in keyed):
+            ordered = sorted(keyed, key=lambda key: (key[0] or 0, key[1]))
+            numbers.update((id(one), at) for at, key in enumerate(ordered) for one in keyed[key])
+    return numbers
 
 
 _Cell = tuple[int, tuple[str, int, int]]
@@ -334,6 +367,7 @@ class _RankTables:
         rank: int,
         world_size: int,
         layout: Layout | Unavailable,
+        layout_source: str,
         origin_ns: int,
         recordings: list[TraceRecording],
     ) -> None:
@@ -360,7 +394,7 @@ class _RankTables:
             "start_host_mono_ns": self._first_ns,
             **({"start_unix_ns": first} if recordings[0].is_on_wall_clock else {}),
             "layout": layout.to_dict() if isinstance(layout, Layout) else None,
-            "layout_source": "declared" if isinstance(layout, Layout) else None,
+            "layout_source": layout_source if isinstance(layout, Layout) else None,
             "traces": [one.source for one in recordings[:100]],
         }
         self._rows: dict[str, list[_Rows]] = {}
@@ -502,6 +536,26 @@ class _RankTables:
             duration_ns=0 if on_device else held_ns,
             device_ns=held_ns if on_device else MISSING,
             step=step,
+        )
+        self._add_unqueued(numbered, key, phase_id, step)
+
+    def _add_unqueued(
+        self, numbered: _Numbered, key: Int64s, phase_id: Int64s, step: Int64s
+    ) -> None:
+        """A row for each interval in which an operation ran alone and nothing was queued."""
+        pieces = [one.recorded.unqueued for one, _ in numbered]
+        row = np.repeat(np.arange(len(pieces)), [len(own) for own in pieces])
+        begin = _column(since for own in pieces for since, _ in own)
+        end = _column(until for own in pieces for _, until in own)
+        self._add(
+            "waits",
+            source=np.full(len(row), WaitSource.UNQUEUED, dtype=np.int64),
+            phase_id=phase_id[row],
+            operation_enqueue_host_mono_ns=key[row],
+            start_host_mono_ns=begin + self._shift_ns,
+            duration_ns=end - begin,
+            device_ns=MISSING,
+            step=step[row],
         )
 
     def _take_key(self, enqueue_ns: int) -> int:
