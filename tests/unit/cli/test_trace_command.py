@@ -296,7 +296,9 @@ def test_folders_names_tell_the_layout_and_the_rank(tmp_path):
     document = json.loads(invoke(tmp_path, "--no-cache", "--json").stdout)
     assert (document["layout"]["dp"], document["layout"]["tp"]) == (1, 2)
     assert document["across_ranks"]["matched"][0]["axis"] == "tp"
-    assert "Layout dp1×tp2×pp1" in invoke(tmp_path, "--no-cache").output
+    assert "Layout tp2\n" in invoke(tmp_path, "--no-cache").output
+    report = CliRunner().invoke(main, ["report", str(tmp_path), "--json"])
+    assert json.loads(report.stdout)["layout"]["source"] == "from the folders' names"
     alone = invoke(tmp_path / "rank0_dp0_tp0_pp0", "--no-cache", "--json")
     assert "several meshes fit" in json.loads(alone.stdout)["layout"]["unavailable"]
     # Compared with the other rank, whose name tells, both name axes alike.
