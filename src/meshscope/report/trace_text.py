@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from meshscope.analyze.device.trace_ranks import RankComparison
+from meshscope.analyze.communication.rank_comparison import RankComparison
 from meshscope.analyze.device.trace_roofline import OperatorRate
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
 from meshscope.core.layout import Axis, Layout

@@ -1,27 +1,13 @@
 """The critical path over the ranks of which there are traces, through a run made of them."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from meshscope.analyze.timeline.timeline import build_timeline
-from meshscope.core.layout import Layout
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
-from meshscope.errors import MeshscopeError
-from meshscope.ingest.traces.trace_recording import TraceRecording
-from meshscope.ingest.traces.trace_run import make_run
 from meshscope.simulate.critical_path import CriticalPath, find_critical_path
 from meshscope.simulate.what_if import MAX_FIDELITY_ERROR_RATIO, Fidelity, build_replay
 
 
-def find_trace_path(
-    recordings: Sequence[TraceRecording], layout: Layout | None
-) -> CriticalPath | Unavailable:
+def find_trace_path(timeline: Timeline | Unavailable) -> CriticalPath | Unavailable:
     """The path of the steps that all traces have."""
-    try:
-        made = make_run(recordings, Path(recordings[0].source), layout=layout)
-    except MeshscopeError as error:
-        return Unavailable(str(error))
-    timeline = build_timeline(made.run.last_attempt)
     if isinstance(timeline, Unavailable):
         return timeline
     replay = build_replay(timeline)
