@@ -20,6 +20,7 @@ from meshscope.ingest.kineto.trace_files import find_traces
 from meshscope.ingest.traces.trace_axes import coordinates_of, infer_layout
 from meshscope.ingest.traces.trace_recording import TraceRecording, record_trace
 from meshscope.ingest.traces.trace_run import MAX_SPANS, make_run
+from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.report import format as form
 from meshscope.report.trace_document import DOCUMENT, TraceDocument
 from meshscope.simulate.critical_path import CriticalPath
@@ -180,10 +181,11 @@ def _read(
             chosen = given if fits or not may_differ else None
             layout = _find_layout(chosen, named, more, trace)
         known = None if isinstance(layout, Unavailable) else layout
-        summaries.append(summarize_trace(trace, layout=known))
+        view = TraceView(trace, known)
+        summaries.append(summarize_trace(trace, view=view))
         if len(files) > 1 and not beside:
             max_spans = max(MAX_SPANS // len(files), 1000)
-            recordings.append(record_trace(trace, max_spans=max_spans))
+            recordings.append(record_trace(trace, max_spans=max_spans, view=view))
     if not summaries:
         raise TraceError(f"none of {len(files)} files could be read")
     return _Read(layout=layout, summaries=summaries, recordings=recordings)

@@ -21,15 +21,13 @@ import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, TraceGroup
-from meshscope.ingest.traces.trace_axes import AxisNamer
 from meshscope.ingest.traces.trace_collectives import TraceCollective, list_collectives
 from meshscope.ingest.traces.trace_host import summarize_host
 from meshscope.ingest.traces.trace_idle import IdleGaps, find_gaps, find_synchronising
-from meshscope.ingest.traces.trace_kernels import Work, classify_kernels
+from meshscope.ingest.traces.trace_kernels import Work
 from meshscope.ingest.traces.trace_phases import HostPhases, find_phases, take_as_one_step
-from meshscope.ingest.traces.trace_steps import TraceSteps, assign_steps, find_launches, find_steps
-from meshscope.ingest.traces.trace_tables import find_operators
-from meshscope.ingest.traces.trace_time import find_devices
+from meshscope.ingest.traces.trace_steps import TraceSteps, assign_steps
+from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.intervals import Stretches, complement, join, unite
 from meshscope.store.read.arrays import Int32s, Int64s
 
@@ -117,13 +115,10 @@ class TraceRecording:
     """Devices of the trace that are not looked at: a rank has one."""
 
 
-def record_trace(trace: Trace, *, max_spans: int) -> TraceRecording:
-    """The tables of one trace."""
-    steps = find_steps(trace)
-    has_steps = bool(len(steps))
-    if not has_steps:
-        steps = take_as_one_step(trace)
-    look = _Look(trace, steps)
+def record_trace(trace: Trace, *, max_spans: int, view: TraceView | None = None) -> TraceRecording:
+    """The tables of one trace; `view` is what was found out about it already."""
+    look = _Look(view or TraceView(trace))
+    steps, has_steps = look.steps, look.has_steps
     return TraceRecording(
         source=trace.source,
         rank=trace.rank,
@@ -147,14 +142,17 @@ def record_trace(trace: Trace, *, max_spans: int) -> TraceRecording:
 class _Look:
     """One trace while it is looked at."""
 
-    def __init__(self, trace: Trace, steps: TraceSteps) -> None:
-        self._trace = trace
-        self._steps = steps
-        self._classes = classify_kernels(trace)
-        self._launch = find_launches(trace)
-        self._step_of = assign_steps(trace, steps, self._launch)
-        self.phases = find_phases(trace, steps)
-        device_of = find_devices(trace, self._classes.work)
+    def __init__(self, view: TraceView) -> None:
+        trace = self._trace = view.trace
+        self._view = view
+        self.has_steps = bool(len(view.steps))
+        self.steps = view.steps if self.has_steps else take_as_one_step(trace)
+        self._classes, self._launch = view.classes, view.launch
+        self._step_of = (
+            view.step_of if self.has_steps else assign_steps(trace, self.steps, view.launch)
+        )
+        self.phases = find_phases(trace, self.steps)
+        device_of = view.device_of
         self.device, self.other_devices = _choose_device(device_of)
         self._every = np.flatnonzero(device_of == self.device) if self.device >= 0 else NONE
         every = self._every
@@ -175,7 +173,7 @@ class _Look:
             copies=copies,
             edges=_find_edges(trace, rows, self._step_of, phase),
             gaps=gaps,
-            gap_step=_find_gap_steps(self._steps, self._step_of, gaps),
+            gap_step=_find_gap_steps(self.steps, self._step_of, gaps),
             merged_gap_ns=merged_gap_ns,
         )
 
@@ -185,8 +183,7 @@ class _Look:
         others = rows[self._classes.work[rows] != Work.COMMUNICATION]
         beside = self._every[self._classes.work[self._every] != Work.COMMUNICATION]
         busy = unite(trace.events.begin_ns[beside], trace.events.end_ns[beside])
-        operators = find_operators(trace, launch)
-        found = list_collectives(trace, self._classes, rows, busy, operators)
+        found = list_collectives(trace, self._classes, rows, busy, self._view.operator_of)
         held = _measure_holds(trace, others, busy, launch, found)
         unqueued = _find_unqueued(found, held, busy)
         place = {row: place for place, row in enumerate(rows.tolist())}
@@ -194,7 +191,7 @@ class _Look:
             RecordedCollective(
                 found=one,
                 enqueue_ns=_enqueued(trace, launch, one),
-                step=int(self._steps.number[self._step_of[one.row]]),
+                step=int(self.steps.number[self._step_of[one.row]]),
                 phase=int(self._phase[place[one.row]]),
                 held_ns=held_ns,
                 unqueued=pieces,
@@ -205,8 +202,9 @@ class _Look:
     def list_host_operations(self) -> tuple[RecordedCollective, ...]:
         """Calls of gloo and its like; they hold the main thread up where it runs no operator."""
         trace = self._trace
-        namer = AxisNamer(trace.groups, world_size=trace.world_size)
-        host = summarize_host(trace, self._steps, namer, has_device=False)
+        host = self._view.host
+        if not self.has_steps:
+            host = summarize_host(trace, self.steps, self._view.namer, has_device=False)
         exposed = np.array(host.exposed_spans, dtype=np.int64).reshape(-1, 2)
         begin = np.array([one.begin_ns for one in host.collectives], dtype=np.int64)
         end = np.array([one.end_ns for one in host.collectives], dtype=np.int64)
