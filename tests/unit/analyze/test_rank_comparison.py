@@ -1,8 +1,8 @@
 """Several ranks' traces: matching, clocks, waits, and exposed communication split by cause."""
 
 import pytest
-from made_traces import call, groups, host, kernel, nccl, summarize
 
+from made_traces import call, groups, host, kernel, nccl, summarize
 from meshscope.analyze.communication.rank_comparison import RankComparison, compare_ranks
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
