@@ -98,27 +98,23 @@ def record(folder: Path) -> None:
 
 def judge(folder: Path) -> dict[str, object]:
     """Findings of each trace against the timed truth."""
-    import tempfile
-
     from meshscope.analyze.study import Study
     from meshscope.core.verdict.severity import Severity
     from meshscope.diagnose.context import Context
     from meshscope.diagnose.runner import diagnose
     from meshscope.ingest.kineto.kineto import read_trace
     from meshscope.ingest.traces.trace_recording import record_trace
-    from meshscope.ingest.traces.trace_run import write_run
-    from meshscope.store.read.run import open_run
+    from meshscope.ingest.traces.trace_run import make_run
 
     facts = json.loads((folder / "timings.txt").read_text(encoding="utf-8"))
     rows = []
     for fault, code in EXPECTED.items():
-        with tempfile.TemporaryDirectory() as place:
-            recording = record_trace(read_trace(folder / f"{fault}.json.gz"), max_spans=60_000)
-            run = write_run([recording], Path(place) / "run").path
-            context = Context(Study(open_run(run).last_attempt))
-            found = diagnose(context).findings
-            budget = context.study.budget
-            wall_s = float(budget.wall_ns.mean()) / 1e9
+        path = folder / f"{fault}.json.gz"
+        recording = record_trace(read_trace(path), max_spans=60_000)
+        context = Context(Study(make_run([recording], path).run.last_attempt))
+        found = diagnose(context).findings
+        budget = context.study.budget
+        wall_s = float(budget.wall_ns.mean()) / 1e9
         above = [one for one in found if one.severity > Severity.LOW]
         truth_s = facts["step_s"][fault] - facts["step_s"]["plain"]
         own = next((one for one in above if one.code == code), None)

@@ -54,6 +54,9 @@ FLAG_MEANINGS = {
     "WaitSource": {
         "WORK": "`Work.wait`",
         "TENSOR": "`wait_tensor` of the functional collectives",
+        "CALL": "the call itself, of one that gives a handle: torch returned late (over 100 µs)",
+        "UNQUEUED": "no wait: the operation ran with nothing beside it and nothing queued behind "
+        "it; only traces of a profiler tell",
     },
     "ActionFlag": {"ABORTED": "left by an exception"},
     "NoteCode": {

@@ -3,47 +3,57 @@
 import os
 from pathlib import Path
 
+import click
+
 from meshscope.errors import RunNotFound, UsageError
 from meshscope.ingest.kineto.trace_files import is_trace_name
-from meshscope.store.read.run import Attempt, Run, is_run_directory
+from meshscope.store.read.run import Attempt, Run, is_run_directory, open_run
 
 MAX_DEPTH = 6
 MAX_LISTED = 10
 
 
-def locate_run(path: Path, *, takes_traces: bool = True) -> Path:
-    """`path` if it is a run (or nothing a run could be below), else the only run below it.
+def open_located(path: Path) -> Run:
+    """The run at `path` or the only one below it; or the traces there, as a run in memory."""
+    if _has_traces(path):
+        from meshscope.cli.trace_loading import load_traces, plain  # most runs are recorded
 
-    Of traces a run is made for the moment, where what is asked can be answered of such a run.
-    """
+        loaded = load_traces([path])
+        for note in loaded.notes:
+            click.echo(f"meshscope: {plain(note)}", err=True)
+        return loaded.run
+    return open_run(locate_run(path))
+
+
+def locate_run(path: Path) -> Path:
+    """`path` if it is a run (or nothing a run could be below), else the only run below it."""
     try:
         if path.is_file() and is_trace_name(path):
-            if not takes_traces:
-                raise RunNotFound(
-                    f"{path} is a trace, not a run; use `meshscope trace` or `meshscope report`"
-                )
-            return _import_traces(path)
+            raise RunNotFound(
+                f"{path} is a trace, not a run; use `meshscope trace` or `meshscope report`"
+            )
         if not path.is_dir() or is_run_directory(path):
             return path
     except PermissionError:
         return path  # opening it says what is wrong
     found = find_runs(path)
-    if not found:
-        return _import_traces(path) if takes_traces else path
     if len(found) > 1:
         listed = ", ".join(str(run) for run in found[:MAX_LISTED])
         more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
         raise UsageError(f"{path} holds {len(found)} runs; give one of them: {listed}{more}")
-    return found[0]
+    return found[0] if found else path
 
 
-def _import_traces(path: Path) -> Path:
-    """A run made of the traces there; the path itself where there are none."""
-    if path.is_dir() and not any(is_trace_name(file) for file in path.rglob("*.json*")):
-        return path
-    from meshscope.cli.trace_loading import import_for_now  # most runs are recorded
-
-    return import_for_now(path)
+def _has_traces(path: Path) -> bool:
+    """Whether it is a trace, or a folder with traces and no run below it."""
+    try:
+        if not path.is_dir():
+            return path.is_file() and is_trace_name(path)
+        if is_run_directory(path) or find_runs(path):
+            return False
+    except PermissionError:
+        return False
+    return any(map(is_trace_name, path.rglob("*.json*")))
 
 
 def pick_attempt(run: Run, index: int | None) -> Attempt:

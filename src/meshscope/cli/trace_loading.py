@@ -1,8 +1,5 @@
 """Reads traces of torch.profiler, with the columns kept beside them, and makes runs of them."""
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,34 +12,15 @@ from meshscope.ingest.kineto.trace_cache import load_trace, store_trace
 from meshscope.ingest.kineto.trace_columns import Trace
 from meshscope.ingest.kineto.trace_files import find_traces
 from meshscope.ingest.traces.trace_recording import TraceRecording, record_trace
-from meshscope.ingest.traces.trace_run import MAX_SPANS, ImportedRun, write_run
+from meshscope.ingest.traces.trace_run import MAX_SPANS, TraceRun, make_run
 
 
-def import_traces(
-    paths: Sequence[Path],
-    run_dir: Path,
-    *,
-    layout: Layout | None = None,
-    use_cache: bool = True,
-    shown_path: str | None = None,
-) -> ImportedRun:
-    """Reads traces one after the other and writes a run; what cannot be read is said."""
+def load_traces(
+    paths: Sequence[Path], *, layout: Layout | None = None, use_cache: bool = True
+) -> TraceRun:
+    """A run, in memory, of the traces at `paths`; what cannot be read is said on stderr."""
     recordings = list(_record(paths, use_cache=use_cache))
-    try:
-        return write_run(recordings, run_dir, layout=layout, shown_path=shown_path)
-    except OSError as error:
-        raise TraceError(f"{run_dir} cannot be written: {error.strerror or error}") from error
-
-
-def import_for_now(path: Path) -> Path:
-    """A run of the traces at `path`, which is gone when this process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="meshscope-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    name = path.name.split(".")[0] or "traces"
-    imported = import_traces([path], folder / name, shown_path=str(path))
-    for note in imported.notes:
-        click.echo(f"meshscope: {plain(note)}", err=True)
-    return imported.path
+    return make_run(recordings, paths[0], layout=layout)
 
 
 def _record(paths: Sequence[Path], *, use_cache: bool) -> Iterator[TraceRecording]:

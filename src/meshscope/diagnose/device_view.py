@@ -25,10 +25,11 @@ def has_enough_steps(context: Context, timeline: Timeline) -> bool:
 
 
 def find_gap_pieces(timeline: Timeline) -> Bools:
-    """Pieces in which a device had nothing to do and no operation or phase explains it."""
+    """Pieces in which a device had nothing to do, no operation ran and no phase explains it."""
     pieces = timeline.pieces
     on_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), pieces.rank)]
     found: Bools = on_device & (pieces.kind == PieceKind.WORK) & (pieces.phase == 0)
+    found &= pieces.row < 0
     return found
 
 

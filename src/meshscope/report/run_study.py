@@ -4,9 +4,6 @@ It opens a run or traces and gives what `meshscope report` says as Python values
 budget, tables, and the report itself. Everything is made when it is first asked for, and once.
 """
 
-import atexit
-import shutil
-import tempfile
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -152,14 +149,12 @@ def _open(path: Path) -> Run:
         return open_run(path)
     from meshscope.ingest.kineto.kineto import read_trace
     from meshscope.ingest.traces.trace_recording import record_trace
-    from meshscope.ingest.traces.trace_run import MAX_SPANS, write_run
+    from meshscope.ingest.traces.trace_run import MAX_SPANS, make_run
 
     files = find_traces([path])
     max_spans = max(MAX_SPANS // len(files), 1000)
     recordings = [record_trace(read_trace(file), max_spans=max_spans) for file in files]
-    folder = Path(tempfile.mkdtemp(prefix="meshscope-"))  # until traces are runs in memory
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return open_run(write_run(recordings, folder / "run", shown_path=str(path)).path)
+    return make_run(recordings, path).run
 
 
 def _has_traces(folder: Path) -> bool:

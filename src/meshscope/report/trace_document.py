@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshscope.analyze.communication.rank_comparison import RankComparison
 from meshscope.analyze.compare.trace_diff import TraceDifference
-from meshscope.analyze.device.trace_ranks import RankComparison
 from meshscope.analyze.device.trace_summary import TraceSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.simulate.critical_path import CriticalPath
 
-DOCUMENT = ("meshscope-trace", 1)
+DOCUMENT = ("meshscope-trace", 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from meshscope.analyze.device.trace_ranks import RankComparison
+from meshscope.analyze.communication.rank_comparison import RankComparison
 from meshscope.analyze.device.trace_summary import TraceSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
@@ -24,23 +24,13 @@ def write_comparison(
     if isinstance(comparison, Unavailable):
         out.line(f"n/a: {form.clean_text(comparison.reason)}")
         return
-    if comparison.num_windows > 1:
-        out.line(
-            f"of {form.plural(comparison.num_windows, 'window')} the one that begins with step "
-            f"{comparison.first_step} is compared"
-        )
     _write_clocks(out, comparison, num_rows)
     alone = f"{form.count(comparison.num_unmatched)} kernels or calls have no partner elsewhere"
     if isinstance(comparison.clocks, Unavailable):
         if comparison.num_unmatched:
             out.line(alone)
         return
-    out.line(f"{form.plural(len(comparison.matched), 'collective')} matched; {alone}")
-    if comparison.num_assumed:
-        out.line(
-            f"the traces tell no group of {form.count(comparison.num_assumed)} of them: "
-            "taken for collectives of all ranks"
-        )
+    out.line(f"{form.plural(comparison.num_matched, 'operation')} matched; {alone}")
     for late in comparison.late[:num_rows]:
         out.line(
             f"rank {late.rank} came last {form.plural(late.num_last, 'time')}; the others waited "
@@ -67,7 +57,7 @@ def _write_clocks(out: ScreenWriter, comparison: RankComparison, num_rows: int) 
 
 def _write_exposed(out: ScreenWriter, comparison: RankComparison, num_rows: int) -> None:
     found = sorted(comparison.exposed, key=lambda row: -row.split.wait_ns)
-    rows = sorted(found[:num_rows], key=lambda row: (row.rank, row.device or 0))
+    rows = sorted(found[:num_rows], key=lambda row: row.rank)
     if not rows:
         return
     out.blank()

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 
-from meshscope.analyze.device.trace_ranks import RankComparison
+from meshscope.analyze.communication.rank_comparison import RankComparison
 from meshscope.analyze.device.trace_roofline import OperatorRate
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
-from meshscope.core.layout import Layout
+from meshscope.core.layout import Axis, Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_communication import AxisRow
 from meshscope.ingest.traces.trace_host import HostOperatorRow
@@ -38,7 +38,8 @@ def render_traces(
     """The whole text; ends with a newline. Of many traces only `ranks` are shown in full."""
     out = ScreenWriter(screen)
     if isinstance(layout, Layout):
-        out.headline(f"Layout {layout.describe()}", "bold")
+        degrees = {str(axis): layout.degree(axis) for axis in Axis}
+        out.headline(f"Layout {form.layout(layout.describe(), degrees)}", "bold")
     shown = _choose(summaries, comparison, ranks)
     for place, summary in enumerate(shown):
         if place:

@@ -1,38 +1,21 @@
 """The critical path over the ranks of which there are traces, through a run made of them."""
 
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
-
-from meshscope.analyze.timeline.timeline import build_timeline
-from meshscope.core.layout import Layout
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
-from meshscope.errors import MeshscopeError
-from meshscope.ingest.traces.trace_recording import TraceRecording
-from meshscope.ingest.traces.trace_run import write_run
 from meshscope.simulate.critical_path import CriticalPath, find_critical_path
 from meshscope.simulate.what_if import MAX_FIDELITY_ERROR_RATIO, Fidelity, build_replay
-from meshscope.store.read.run import open_run
 
 
-def find_trace_path(
-    recordings: Sequence[TraceRecording], layout: Layout | None
-) -> CriticalPath | Unavailable:
+def find_trace_path(timeline: Timeline | Unavailable) -> CriticalPath | Unavailable:
     """The path of the steps that all traces have."""
-    with tempfile.TemporaryDirectory(prefix="meshscope-") as folder:
-        try:
-            imported = write_run(recordings, Path(folder) / "run", layout=layout)
-            timeline = build_timeline(open_run(imported.path).last_attempt)
-        except (MeshscopeError, OSError) as error:
-            return Unavailable(str(error))
-        if isinstance(timeline, Unavailable):
-            return timeline
-        replay = build_replay(timeline)
-        if isinstance(replay, Unavailable):
-            return replay
-        if not replay.fidelity.is_enough:
-            return Unavailable(_explain(replay.fidelity))
-        return find_critical_path(replay)
+    if isinstance(timeline, Unavailable):
+        return timeline
+    replay = build_replay(timeline)
+    if isinstance(replay, Unavailable):
+        return replay
+    if not replay.fidelity.is_enough:
+        return Unavailable(_explain(replay.fidelity))
+    return find_critical_path(replay)
 
 
 def _explain(fidelity: Fidelity) -> str:

@@ -9,53 +9,19 @@ when it is missing; missing is never 0.
 
 from dataclasses import dataclass
 
+from meshscope.store.operation_tables import ACTIONS as ACTIONS
+from meshscope.store.operation_tables import COLLECTIVES as COLLECTIVES
+from meshscope.store.operation_tables import OPERATION_NOTES as OPERATION_NOTES
+from meshscope.store.operation_tables import WAITS as WAITS
+from meshscope.store.table import MISSING as MISSING
+from meshscope.store.table import NUM_WORDS as NUM_WORDS
+from meshscope.store.table import RECORD_BYTES as RECORD_BYTES
+from meshscope.store.table import Column as Column
+from meshscope.store.table import Table as Table
+from meshscope.store.table import name_column
+
 SCHEMA_VERSION = 1
 """Raised whenever a column changes meaning or place; a reader refuses what is newer than itself."""
-
-RECORD_BYTES = 64
-NUM_WORDS = RECORD_BYTES // 8
-MISSING = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One named quantity inside a record."""
-
-    name: str
-    word: int
-    """Which of the eight words holds it (1-7)."""
-    meaning: str
-    unit: str = ""
-    shift: int = 0
-    """Lowest bit inside the word."""
-    width: int = 64
-    """Number of bits; 64 is the whole word, signed; less is unsigned."""
-    is_float: bool = False
-    """The word is an IEEE-754 double rather than an integer."""
-    can_be_missing: bool = False
-    """-1 says that there is no value; SQL shows it as NULL."""
-    is_stored_plus_one: bool = False
-    """Stored as value + 1, so that bits that were never set are a missing value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """One record file per rank and attempt."""
-
-    name: str
-    meaning: str
-    columns: tuple[Column, ...]
-    is_detail: bool = False
-    """Detail is what a rank gives up first when it reaches its size limit."""
-
-    def column(self, name: str) -> Column:
-        """The column of that name."""
-        return next(column for column in self.columns if column.name == name)
-
-
-def _name(word: int, meaning: str) -> Column:
-    return Column(name="name_id", word=word, width=16, meaning=meaning)
-
 
 STEPS = Table(
     name="steps",
@@ -96,7 +62,7 @@ SPANS = Table(
     "and their self times partition the time line; detail spans do not take time from phases.",
     is_detail=True,
     columns=(
-        _name(1, "which phase or span: an id in the rank's name list"),
+        name_column(1, "which phase or span: an id in the rank's name list"),
         Column(name="depth", word=1, shift=16, width=8, meaning="enclosing phases, 0 outermost"),
         Column(name="flags", word=1, shift=24, width=8, meaning="see SpanFlag"),
         Column(
@@ -165,7 +131,7 @@ DEVICE_SPANS = Table(
     "is included.",
     is_detail=True,
     columns=(
-        _name(1, "which phase: an id in the rank's name list"),
+        name_column(1, "which phase: an id in the rank's name list"),
         Column(name="device_index", word=1, shift=16, width=16, meaning="accelerator ordinal"),
         Column(
             name="host_start_host_mono_ns",
@@ -207,7 +173,7 @@ SCALARS = Table(
     name="scalars",
     meaning="One row per logged number.",
     columns=(
-        _name(1, "what was logged: an id in the rank's name list"),
+        name_column(1, "what was logged: an id in the rank's name list"),
         Column(
             name="step",
             can_be_missing=True,
@@ -336,214 +302,6 @@ CLOCKS = Table(
         Column(name="time_unix_ns", word=2, unit="ns", meaning="wall clock between them"),
         Column(
             name="uncertainty_ns", word=3, unit="ns", meaning="half the time between the two reads"
-        ),
-    ),
-)
-
-COLLECTIVES = Table(
-    name="collectives",
-    meaning="One row per communication operation this rank took part in, written when its end "
-    "became known; those that were under way when a process died are added from `in_flight.bin`. "
-    "`enqueue_host_mono_ns` is the row's key within the rank. Sizes: `core.operations`.",
-    is_detail=True,
-    columns=(
-        Column(name="kind", word=1, width=8, meaning="see Kind in `core.operations`"),
-        Column(name="outcome", word=1, shift=8, width=8, meaning="see Outcome there"),
-        Column(name="end_source", word=1, shift=16, width=8, meaning="see EndSource there"),
-        Column(name="flags", word=1, shift=24, width=8, meaning="see OperationFlag"),
-        Column(
-            name="group_id",
-            word=1,
-            shift=32,
-            width=16,
-            meaning="which process group: an id in the rank's group list",
-        ),
-        Column(
-            name="phase_id",
-            word=1,
-            shift=48,
-            width=15,
-            meaning="the phase it was issued in: an id in the rank's name list; 0 outside of any",
-        ),
-        Column(
-            name="sequence",
-            word=2,
-            width=32,
-            meaning="ordinal from 0 among the operations of its group on this rank; of a send or "
-            "recv, among those with the same peer, direction and tag",
-        ),
-        Column(
-            name="peer",
-            word=2,
-            shift=32,
-            width=31,
-            can_be_missing=True,
-            is_stored_plus_one=True,
-            meaning="global rank of the root or of the other side",
-        ),
-        Column(
-            name="enqueue_host_mono_ns",
-            word=3,
-            unit="ns",
-            meaning="when the program called it on this rank",
-        ),
-        Column(
-            name="start_host_mono_ns",
-            word=4,
-            unit="ns",
-            can_be_missing=True,
-            meaning="when this rank was ready for it: the call, or, on a device, when the stream "
-            "reached it (device time placed on the host clock)",
-        ),
-        Column(
-            name="end_host_mono_ns",
-            word=5,
-            unit="ns",
-            can_be_missing=True,
-            meaning="when it was over on this rank, as `end_source` says",
-        ),
-        Column(name="size_bytes", word=6, unit="bytes", meaning="the whole array, counted once"),
-        Column(
-            name="step",
-            word=7,
-            width=32,
-            can_be_missing=True,
-            is_stored_plus_one=True,
-            meaning="the open step, else the last one",
-        ),
-        Column(
-            name="microbatch",
-            word=7,
-            shift=32,
-            width=16,
-            can_be_missing=True,
-            is_stored_plus_one=True,
-            meaning="microbatch index within the step",
-        ),
-        Column(name="dtype", word=7, shift=48, width=8, meaning="place in DTYPES"),
-        Column(name="tag", word=7, shift=56, width=7, meaning="of a send or recv, at most 127"),
-    ),
-)
-
-WAITS = Table(
-    name="waits",
-    meaning="One row per time the program waited for an operation it had started earlier "
-    "(`Work.wait`, `wait_tensor`), or was held up by the call that started it. A blocking "
-    "operation has none: its whole time is a wait.",
-    is_detail=True,
-    columns=(
-        Column(name="source", word=1, width=8, meaning="see WaitSource"),
-        Column(
-            name="phase_id",
-            word=1,
-            shift=48,
-            width=15,
-            meaning="the phase it happened in: an id in the rank's name list; 0 outside of any",
-        ),
-        Column(
-            name="operation_enqueue_host_mono_ns",
-            word=2,
-            unit="ns",
-            can_be_missing=True,
-            meaning="key of the operation in `collectives`; missing when it is not known",
-        ),
-        Column(name="start_host_mono_ns", word=3, unit="ns", meaning="when the wait began"),
-        Column(name="duration_ns", word=4, unit="ns", meaning="how long the host was held up"),
-        Column(
-            name="device_ns",
-            word=5,
-            unit="ns",
-            can_be_missing=True,
-            meaning="how long the device's stream was held up; missing without a device",
-        ),
-        Column(
-            name="step",
-            word=7,
-            width=32,
-            can_be_missing=True,
-            is_stored_plus_one=True,
-            meaning="the open step, else the last one",
-        ),
-        Column(
-            name="microbatch",
-            word=7,
-            shift=32,
-            width=16,
-            can_be_missing=True,
-            is_stored_plus_one=True,
-            meaning="microbatch index within the step",
-        ),
-    ),
-)
-
-OPERATION_NOTES = Table(
-    name="operation_notes",
-    meaning="What else is known about single operations: the message of one that failed, the name "
-    "of a custom one, metadata the program gave.",
-    columns=(
-        _name(1, "the text: an id in the rank's name list"),
-        Column(name="code", word=1, shift=16, width=8, meaning="see NoteCode"),
-        Column(
-            name="operation_enqueue_host_mono_ns",
-            word=2,
-            unit="ns",
-            meaning="key of the operation in `collectives`",
-        ),
-        Column(name="time_host_mono_ns", word=3, unit="ns", meaning="when it was noted"),
-    ),
-)
-
-ACTIONS = Table(
-    name="actions",
-    meaning="One row per pipeline action this rank ran: one microbatch through one stage, forward "
-    "or (a part of) backward. Its time is also a phase in `spans`, and on an accelerator in "
-    "`device_spans`, with the same begin. Rows are in the order in which actions ended.",
-    is_detail=True,
-    columns=(
-        Column(name="kind", word=1, width=8, meaning="place in ACTION_KINDS"),
-        Column(name="flags", word=1, shift=8, width=8, meaning="see ActionFlag"),
-        Column(
-            name="chunk",
-            word=1,
-            shift=16,
-            width=16,
-            meaning="which of the rank's stages this is, from 0 in forward order",
-        ),
-        Column(
-            name="stage",
-            word=1,
-            shift=32,
-            width=31,
-            meaning="the stage in the whole model, from 0 in forward order",
-        ),
-        Column(
-            name="step",
-            word=2,
-            can_be_missing=True,
-            meaning="the open step; missing outside of any, as in an evaluation",
-        ),
-        Column(name="microbatch", word=3, meaning="microbatch index within the step"),
-        Column(
-            name="begin_host_mono_ns",
-            word=4,
-            unit="ns",
-            meaning="when it began, after the wait for its input",
-        ),
-        Column(name="duration_ns", word=5, unit="ns", meaning="host time from begin to end"),
-        Column(
-            name="wait_begin_host_mono_ns",
-            word=6,
-            unit="ns",
-            can_be_missing=True,
-            meaning="when this rank began to wait for the action's input; missing when nothing "
-            "was to be waited for",
-        ),
-        Column(
-            name="wait_ns",
-            word=7,
-            unit="ns",
-            can_be_missing=True,
-            meaning="how long it waited for it, just before the action; missing likewise",
         ),
     ),
 )
@@ -691,6 +449,9 @@ class WaitSource:
     """`wait_tensor` of the functional collectives."""
     CALL = 3
     """The call itself, of one that gives a handle: torch returned late (over 100 µs)."""
+    UNQUEUED = 4
+    """No wait: the operation ran with nothing beside it, and nothing was queued behind it. Only
+    traces of a profiler tell."""
 
 
 class ActionFlag:

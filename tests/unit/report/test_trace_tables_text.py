@@ -4,11 +4,14 @@ import json
 
 import pytest
 
+from meshscope.analyze.communication.rank_comparison import compare_ranks
 from meshscope.analyze.compare.trace_diff import compare_traces
-from meshscope.analyze.device.trace_ranks import compare_ranks
 from meshscope.analyze.device.trace_summary import summarize_trace
+from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.traces.trace_recording import record_trace
+from meshscope.ingest.traces.trace_run import make_run
 from meshscope.report.screen import Screen
 from meshscope.report.trace_diff_text import render_difference
 from meshscope.report.trace_text import render_traces
@@ -57,12 +60,15 @@ def made(path, rank, length=10):
 def test_every_line_fits_and_tables_keep_to_their_rows(tmp_path, width) -> None:
     summaries = [made(tmp_path / f"{rank}.json", rank) for rank in range(2)]
     screen = Screen(width=width)
-    text = render_traces(
-        summaries, compare_ranks(summaries), screen, layout=Layout(dp=2), num_rows=3
-    )
+    recordings = [
+        record_trace(read_trace(tmp_path / f"{rank}.json"), max_spans=1000) for rank in range(2)
+    ]
+    study = Study(make_run(recordings, tmp_path).run.last_attempt)
+    comparison = compare_ranks(study.communication)
+    text = render_traces(summaries, comparison, screen, layout=Layout(dp=2), num_rows=3)
     lines = text.splitlines()
     assert find_widest(text, but=tmp_path) <= width
-    assert lines[0] == "Layout dp2×tp1×pp1"
+    assert lines[0] == "Layout dp2"
     assert sum("all_reduce" in line for line in lines) == 2 * 3
     assert text.count(f"and {NUM_KINDS - 3} kinds more") == 2
     assert "12.0 KiB" not in text  # 1 KiB each

@@ -35,6 +35,9 @@ class Share(StrEnum):
     WAIT = "exposed wait"
     UNSPLIT = "exposed communication"
     """Waiting or transfer: which, is not known."""
+    UNQUEUED = "exposed, nothing queued"
+    """Communication with nothing beside it, while the host had queued nothing that waited for it;
+    only traces of a profiler tell."""
     BUBBLE = "pipeline bubble"
     COPY = "exposed copies"
     """Copies between memories with nothing beside them; only traces of a profiler tell."""
@@ -81,14 +84,16 @@ class Line:
 def sort_pieces(timeline: Timeline) -> tuple[list[Line], Int64s]:
     """The lines that occur, in a fixed order, and the line of every piece."""
     pieces = timeline.pieces
-    axes, axis, _spans_stages = _find_axes(timeline)
+    axes, axis, spans_stages = _find_axes(timeline)
     shares = list(Share)
     share = _find_work_shares(timeline, shares)
     for kind, held in _SHARE_OF_KIND.items():
         share[pieces.kind == kind] = shares.index(held)
-    is_bubble = (pieces.kind == PieceKind.WAIT) & _spans_stages
+    share[(pieces.kind == PieceKind.WORK) & (pieces.row >= 0)] = shares.index(Share.UNQUEUED)
+    is_bubble = (pieces.kind == PieceKind.WAIT) & spans_stages
     share[is_bubble] = shares.index(Share.BUBBLE)
-    is_by_axis = np.isin(share, [shares.index(held) for held in _SHARE_OF_KIND.values()])
+    by_axis = (*_SHARE_OF_KIND.values(), Share.UNQUEUED)
+    is_by_axis = np.isin(share, [shares.index(one) for one in by_axis])
     code = share * (len(axes) + 1) + np.where(is_by_axis, axis + 1, 0)
     # Useful compute and inefficiency are made of compute afterwards; compute is always there.
     found = np.unique(np.append(code, shares.index(Share.COMPUTE) * (len(axes) + 1)))

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from meshscope.analyze.device.trace_launches import LaunchQueue, measure_launches
 from meshscope.analyze.device.trace_modules import ModuleRow, tabulate_modules
 from meshscope.analyze.device.trace_roofline import OperatorRate, measure_rates
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, TraceCounts
-from meshscope.ingest.traces.trace_axes import AxisNamer, find_rank
+from meshscope.ingest.traces.trace_axes import find_rank
 from meshscope.ingest.traces.trace_collectives import TraceCollective, list_collectives
 from meshscope.ingest.traces.trace_communication import (
     AxisRow,
@@ -18,44 +18,35 @@ from meshscope.ingest.traces.trace_communication import (
     as_columns,
     tabulate_axes,
 )
-from meshscope.ingest.traces.trace_host import HostSummary, summarize_host
+from meshscope.ingest.traces.trace_host import HostSummary
 from meshscope.ingest.traces.trace_idle import (
-    HostCalls,
     IdleGaps,
     IdleTime,
     explain_idle,
-    find_calls,
     find_gaps,
 )
 from meshscope.ingest.traces.trace_kernels import (
     KernelClasses,
     Recognition,
     Work,
-    classify_kernels,
 )
-from meshscope.ingest.traces.trace_launches import LaunchQueue, measure_launches
 from meshscope.ingest.traces.trace_spans import find_ends, unite_events
 from meshscope.ingest.traces.trace_steps import (
-    TraceSteps,
-    assign_steps,
-    find_launches,
-    find_steps,
     split_by_step,
 )
 from meshscope.ingest.traces.trace_tables import (
     KernelRow,
     OperatorRow,
-    find_operators,
     tabulate_kernels,
     tabulate_operators,
 )
 from meshscope.ingest.traces.trace_time import (
     DeviceBreakdown,
     break_down_devices,
-    find_devices,
     unite_work,
 )
-from meshscope.numerics.intervals import subtract
+from meshscope.ingest.traces.trace_view import TraceView
+from meshscope.numerics.intervals import Stretches, join, subtract
 from meshscope.store.read.arrays import Int64s
 
 
@@ -107,25 +98,18 @@ class TraceSummary:
     host: HostSummary
 
 
-def summarize_trace(trace: Trace, *, layout: Layout | None = None) -> TraceSummary:
-    """Everything that one trace alone can tell; a layout names axes that the trace does not."""
-    classes = classify_kernels(trace)
-    steps = find_steps(trace)
-    launch = find_launches(trace)
-    view = _View(
-        trace=trace,
-        classes=classes,
-        steps=steps,
-        launch=launch,
-        operator_of=find_operators(trace, launch),
-        step_of=assign_steps(trace, steps, launch),
-        calls=find_calls(trace),
-        namer=AxisNamer(trace.groups, world_size=trace.world_size, layout=layout),
-    )
-    device_of = find_devices(trace, classes.work)
+def summarize_trace(
+    trace: Trace, *, layout: Layout | None = None, view: TraceView | None = None
+) -> TraceSummary:
+    """Everything that one trace alone can tell; a layout names axes that the trace does not.
+
+    `view` is what was found out about it already, with the layout.
+    """
+    view = view or TraceView(trace, layout)
+    classes = view.classes
     devices = tuple(
-        _summarize_device(view, breakdown, np.flatnonzero(device_of == breakdown.device))
-        for breakdown in break_down_devices(trace, classes, steps, view.step_of)
+        _summarize_device(view, breakdown, np.flatnonzero(view.device_of == breakdown.device))
+        for breakdown in break_down_devices(trace, classes, view.steps, view.step_of)
     )
     return TraceSummary(
         source=trace.source,
@@ -136,35 +120,21 @@ def summarize_trace(trace: Trace, *, layout: Layout | None = None) -> TraceSumma
         recognition=classes.recognition,
         warnings=(*trace.warnings, *classes.recognition.warnings),
         devices=devices,
-        host=summarize_host(trace, steps, view.namer, has_device=bool(devices)),
+        host=view.host,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _View:
-    """A trace with what was found out about its events."""
-
-    trace: Trace
-    classes: KernelClasses
-    steps: TraceSteps
-    launch: Int64s
-    operator_of: Int64s
-    step_of: npt.NDArray[np.int32]
-    calls: HostCalls
-    namer: AxisNamer
-
-
-def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> DeviceSummary:
+def _summarize_device(view: TraceView, breakdown: DeviceBreakdown, rows: Int64s) -> DeviceSummary:
     trace, classes, launch = view.trace, view.classes, view.launch
-    compute = unite_work(trace, classes, rows, Work.COMPUTE)
-    exposed = subtract(unite_work(trace, classes, rows, Work.COMMUNICATION), compute)
+    beside = _unite_beside(trace, classes, rows)
+    exposed = subtract(unite_work(trace, classes, rows, Work.COMMUNICATION), beside)
     symmetric = rows[classes.is_symmetric[rows]]
     operators = tabulate_operators(trace, rows, view.operator_of)
     collectives = list_collectives(
         trace,
         classes,
         rows,
-        compute,
+        beside,
         view.operator_of,
         namer=view.namer,
         step_of=view.step_of,
@@ -175,7 +145,7 @@ def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> 
     return DeviceSummary(
         breakdown=breakdown,
         idle=gaps.sum_up(),
-        communication=tabulate_axes(columns, compute),
+        communication=tabulate_axes(columns, beside),
         steps=_summarize_steps(view, rows, columns, gaps),
         launches=measure_launches(trace, rows, launch),
         kernels=tabulate_kernels(trace, classes, rows),
@@ -188,8 +158,15 @@ def _summarize_device(view: _View, breakdown: DeviceBreakdown, rows: Int64s) -> 
     )
 
 
+def _unite_beside(trace: Trace, classes: KernelClasses, rows: Int64s) -> Stretches:
+    """When anything ran beside which communication is not exposed."""
+    return join(
+        unite_work(trace, classes, rows, Work.COMPUTE), unite_work(trace, classes, rows, Work.COPY)
+    )
+
+
 def _summarize_steps(
-    view: _View, rows: Int64s, columns: CollectiveColumns, gaps: IdleGaps
+    view: TraceView, rows: Int64s, columns: CollectiveColumns, gaps: IdleGaps
 ) -> tuple[DeviceStep, ...]:
     """Each from its first work to its last, beside its own compute, as its times are measured.
 
@@ -205,7 +182,7 @@ def _summarize_steps(
                 idle=_sum_gaps(view, rows, gaps, begin, end),
                 communication=tabulate_axes(
                     columns,
-                    unite_work(view.trace, view.classes, part, Work.COMPUTE),
+                    _unite_beside(view.trace, view.classes, part),
                     view.step_of[columns.row] == place,
                 ),
             )
@@ -213,7 +190,9 @@ def _summarize_steps(
     return tuple(found)
 
 
-def _sum_gaps(view: _View, rows: Int64s, gaps: IdleGaps, begin_ns: int, end_ns: int) -> IdleTime:
+def _sum_gaps(
+    view: TraceView, rows: Int64s, gaps: IdleGaps, begin_ns: int, end_ns: int
+) -> IdleTime:
     """Gaps of a device between two moments at which it began or ended something."""
     first = int(np.searchsorted(gaps.end_ns, begin_ns, side="right"))
     after = int(np.searchsorted(gaps.begin_ns, end_ns, side="left"))

@@ -134,6 +134,8 @@ def measure_arrivals(
     unsure = alignment.uncertainty_between(members.rank, members.rank[members.last][members.place])
     holder = _find_holders(operations, members, end + unsure.astype(np.int64))
     ready, blocker = _find_ready(rows, members, holder)
+    if operations.is_from_traces:
+        ready, blocker = _join_batches(rows, members, times, ready, blocker)
     is_early = has_end & (end - ready <= -_CLOCK_ERROR_NS) & (members.kind != Kind.SEND)
     is_split = np.zeros(len(rows), dtype=np.bool_)
     is_split[row] = has_end & (members.kind != Kind.CUSTOM) & _is_whole(operations, row)
@@ -197,6 +199,24 @@ def _find_ready(rows: OperationRows, members: _Members, holder: Int64s) -> tuple
     holder = np.where(on_all, members.last[members.place], holder)
     ready = np.maximum(arrival[holder], arrival)
     return ready, rank[holder]
+
+
+def _join_batches(
+    rows: OperationRows, members: _Members, times: AlignedTimes, ready: Int64s, blocker: Int32s
+) -> tuple[Int64s, Int32s]:
+    """One kernel that sends and receives several messages is ready when the last of them is."""
+    own = np.flatnonzero(rows.has_flag(OperationFlag.COALESCED)[members.row])
+    if not len(own):
+        return ready, blocker
+    keys = (ready[own], times.end_ns[members.row[own]], members.arrival[own], members.rank[own])
+    own = own[np.lexsort(keys)]
+    is_last = np.ones(len(own), dtype=np.bool_)
+    alike = np.stack([members.rank[own], members.arrival[own], times.end_ns[members.row[own]]])
+    is_last[:-1] = (alike[:, 1:] != alike[:, :-1]).any(axis=0)
+    last = own[np.flatnonzero(is_last)[np.cumsum(is_last) - is_last]]
+    ready, blocker = ready.copy(), blocker.copy()
+    ready[own], blocker[own] = ready[last], blocker[last]
+    return ready, blocker
 
 
 def find_holders(operations: Operations, matches: Matches, times: AlignedTimes) -> Int64s:

@@ -4,7 +4,8 @@ Exposed is the time in which the program, or the device's stream, could do nothi
 
 - in a blocking operation, from the call (on a device: from when the stream reached it) to its end;
 - for one with a handle, the waits for it: on the host as long as they took, on a device as long as
-  the stream was held up;
+  the stream was held up; and where traces tell that it ran with nothing beside it, that too, held
+  up or not (`find_unqueued`);
 - for those that backward's engine issues (a reducer waits where nobody sees it), per step the
   stretch from the last one issued to the last one's end; each moment of it belongs to the one that
   ends next. Outside of steps it is not known which belong together, and none counts as exposed.
@@ -17,7 +18,7 @@ Wrong on a device for engine-issued operations that queue behind each other: the
 to begin when the last one does.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,6 +81,7 @@ def measure_exposed(
         [
             find_blocking(rows, times),
             find_waits(rows, waits, times, alignment),
+            find_unqueued(waits, alignment),
             find_engine_stretches(rows, times),
         ]
     )
@@ -113,18 +115,29 @@ def find_waits(
     rows: OperationRows, waits: Waits, times: AlignedTimes, alignment: ClockAlignment
 ) -> HoldUps:
     """Waits for operations that had been started earlier."""
-    kept = np.flatnonzero(waits.row >= 0)
-    row, rank = waits.row[kept], waits.rank[kept]
-    begin = waits.start_ns[kept].copy()
+    kept = np.flatnonzero((waits.row >= 0) & ~waits.is_unqueued)
+    found = _place_waits(waits, kept, alignment)
+    # The stream goes on when the operation is over, whenever the host asked.
+    device_ns = waits.device_ns[kept]
+    on_device = (device_ns >= 0) & rows.has_end[found.row]
+    end = np.where(on_device, times.end_ns[found.row], found.end_ns)
+    begin = np.where(on_device, end - device_ns, found.begin_ns)
+    return replace(found, begin_ns=begin, end_ns=end)
+
+
+def find_unqueued(waits: Waits, alignment: ClockAlignment) -> HoldUps:
+    """When operations ran with nothing beside them and held nothing up, as traces tell."""
+    return _place_waits(waits, np.flatnonzero((waits.row >= 0) & waits.is_unqueued), alignment)
+
+
+def _place_waits(waits: Waits, kept: Int64s, alignment: ClockAlignment) -> HoldUps:
+    rank, begin = waits.rank[kept], waits.start_ns[kept].copy()
     for own, part in slice_runs(rank):
         begin[part] = alignment.to_reference(own, begin[part])
     end = begin + waits.duration_ns[kept]
-    # The stream goes on when the operation is over, whenever the host asked.
-    device_ns = waits.device_ns[kept]
-    on_device = (device_ns >= 0) & rows.has_end[row]
-    end = np.where(on_device, times.end_ns[row], end)
-    begin = np.where(on_device, end - device_ns, begin)
-    return HoldUps(row=row, rank=rank, step=waits.step[kept], begin_ns=begin, end_ns=end)
+    return HoldUps(
+        row=waits.row[kept], rank=rank, step=waits.step[kept], begin_ns=begin, end_ns=end
+    )
 
 
 def find_engine_stretches(rows: OperationRows, times: AlignedTimes) -> HoldUps:

@@ -19,7 +19,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.read.run import Attempt, RankRecording
-from meshscope.store.schema import MISSING, NoteCode, OperationFlag
+from meshscope.store.schema import MISSING, NoteCode, OperationFlag, WaitSource
 
 MAX_TIME_NS = 1 << 62
 """146 years after boot: a later time is damage."""
@@ -115,6 +115,8 @@ class Waits:
     device_ns: Int64s
     """-1 without a device."""
     step: Int32s
+    is_unqueued: Bools
+    """The operation ran alone and held nothing up: see `WaitSource.UNQUEUED`."""
     num_damaged: int
 
 
@@ -185,7 +187,8 @@ def load_waits(attempt: Attempt, operations: Operations) -> Waits:
         duration_ns=join(3),
         device_ns=join(4),
         step=join(5).astype(np.int32),
-        num_damaged=sum(part[6] for part in parts),
+        is_unqueued=join(6) == WaitSource.UNQUEUED,
+        num_damaged=sum(part[7] for part in parts),
     )
 
 
@@ -316,7 +319,7 @@ def _concatenate(parts: list[OperationRows]) -> OperationRows:
 
 def _read_waits(
     recording: RankRecording, rows: OperationRows
-) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, int]:
+) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, int]:
     columns = recording.read("waits")
     start = int64_column(columns, "start_host_mono_ns")
     duration = int64_column(columns, "duration_ns")
@@ -334,6 +337,7 @@ def _read_waits(
         duration,
         device,
         _step(columns, "step")[is_good].astype(np.int64),
+        int64_column(columns, "source")[is_good],
         int(np.count_nonzero(~is_good)),
     )
 

@@ -13,7 +13,8 @@ class PieceKind(IntEnum):
     """What a rank did in a stretch of time."""
 
     WORK = 0
-    """It computed, or did whatever no operation explains."""
+    """It computed, or did whatever no operation explains. With a row: it had nothing to do while
+    that operation ran, and did not wait for it."""
     WAIT = 1
     """Held up by an operation, or a pipeline action's input, that others had not joined yet."""
     TRANSFER = 2
@@ -37,7 +38,8 @@ class Pieces:
     phase: Int32s
     """Place in `Timeline.phases`; 0: in none."""
     row: Int64s
-    """The operation that holds the rank up, a row of `Timeline.communication.operations`; -1."""
+    """The operation that holds the rank up, or of work the one that ran with nothing beside it: a
+    row of `Timeline.communication.operations`; -1."""
     action: Int64s
     """Row of `Timeline.actions` inside which, or for whose input, this is; -1."""
     is_between: Bools

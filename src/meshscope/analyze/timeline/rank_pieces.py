@@ -30,6 +30,9 @@ class Hold:
     """Per stretch: waiting can be told from transfer."""
     only_idle: bool
     """Counts only where the device's stream is in no phase: it held the host up."""
+    is_queued: bool = True
+    """False: nothing waited for these operations; they ran while the rank had nothing else to do,
+    which stays work, with the operation's row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,6 +114,8 @@ def _find_holds(track: Track, begin: Int64s) -> tuple[np.ndarray, Int64s]:
             is_taken &= ~is_busy
         place = place[is_taken]
         row[is_taken] = hold.layer.value[place]
+        if not hold.is_queued:
+            continue
         is_before = begin[is_taken] < hold.ready_ns[place]
         split = np.where(is_before, PieceKind.WAIT, PieceKind.TRANSFER)
         kind[is_taken] = np.where(hold.is_split[place], split, PieceKind.UNSPLIT)

@@ -17,6 +17,7 @@ from meshscope.analyze.job.exposed import (
     count_once,
     find_blocking,
     find_engine_stretches,
+    find_unqueued,
     find_waits,
 )
 from meshscope.analyze.job.operations import Operations, Waits, slice_runs
@@ -33,6 +34,7 @@ class _Class:
     found: HoldUps
     of_rank: dict[int, slice]
     only_idle: bool
+    is_queued: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,6 +58,7 @@ class RankHolds:
             ready_ns=np.clip(self.row_times.ready_ns[row], begin, end),
             is_split=self.row_times.is_split[row],
             only_idle=one.only_idle,
+            is_queued=one.is_queued,
         )
 
 
@@ -75,7 +78,7 @@ def find_holds(
         find_engine_stretches(rows, times),
     ]
     has_marks = rows.has_flag(OperationFlag.DEVICE)
-    marked_waits = waits.device_ns[np.flatnonzero(waits.row >= 0)] >= 0
+    marked_waits = waits.device_ns[np.flatnonzero((waits.row >= 0) & ~waits.is_unqueued)] >= 0
     of_stream = np.concatenate([has_marks[parts[0].row], marked_waits, has_marks[parts[2].row]])
     found = _join(parts)
     is_shared = np.array([len(group.ranks) != 1 for group in operations.groups] + [True])
@@ -89,13 +92,19 @@ def find_holds(
         _make_class(found, is_kept & is_manual & ~on_device, only_idle=False),
         _make_class(found, is_kept & is_manual & on_device, only_idle=True),
     ]
+    unqueued = find_unqueued(waits, alignment)
+    is_kept = is_shared[rows.group[unqueued.row]]
+    classes.append(_make_class(unqueued, is_kept, only_idle=False, is_queued=False))
     return RankHolds(row_times=row_times, classes=tuple(one for one in classes if one.of_rank))
 
 
-def _make_class(found: HoldUps, is_chosen: Bools, *, only_idle: bool) -> _Class:
+def _make_class(
+    found: HoldUps, is_chosen: Bools, *, only_idle: bool, is_queued: bool = True
+) -> _Class:
     cut, length_ns = count_once(found.select(is_chosen))
     cut = cut.select(length_ns > 0)
-    return _Class(found=cut, of_rank=dict(slice_runs(cut.rank)), only_idle=only_idle)
+    of_rank = dict(slice_runs(cut.rank))
+    return _Class(found=cut, of_rank=of_rank, only_idle=only_idle, is_queued=is_queued)
 
 
 def _join(parts: list[HoldUps]) -> HoldUps:

@@ -24,7 +24,7 @@ from meshscope.store.read.parquet import COMPACT_DIR
 )
 def command(*, run: Path, remove_raw: bool, include_unfinished: bool) -> None:
     """Writes one Parquet file per table into RUN/compact. Reports read the run as before."""
-    directory = locate_run(run, takes_traces=False)
+    directory = locate_run(run)
     done = compact_run(directory, remove_raw=remove_raw, include_unfinished=include_unfinished)
     num_rows = sum(done.num_rows.values())
     click.echo(

@@ -7,7 +7,7 @@ import click
 from meshscope.analyze.compare.compare import compare_studies, judge
 from meshscope.analyze.compare.compare_loss import ABSOLUTE, RELATIVE, Tolerance
 from meshscope.analyze.study import Study
-from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.locate import open_located, pick_attempt
 from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
 from meshscope.report.sections.compare import (
@@ -17,7 +17,7 @@ from meshscope.report.sections.compare import (
     make_compare_page,
     make_compare_sections,
 )
-from meshscope.store.read.run import Attempt, open_run
+from meshscope.store.read.run import Attempt
 
 _EXIT_FAILED = 7
 """B is beyond what --fail-on or --fail-on-loss allows."""
@@ -120,7 +120,7 @@ def command(
 
 
 def _open(path: Path, index: int | None) -> Attempt:
-    return pick_attempt(open_run(locate_run(path)), index)
+    return pick_attempt(open_located(path), index)
 
 
 def _write_files(compared: Compared, markdown: Path | None, junit: Path | None) -> None:

@@ -70,7 +70,7 @@ def command(
     processes of this host. Exit codes: 0 nothing hangs, 5 a hang or a death, 2 usage, 3
     the run cannot be read.
     """
-    directory = locate_run(run, takes_traces=False)
+    directory = locate_run(run)
     opened = open_run(directory)
     attempt = pick_attempt(opened, attempt_index)
     dumps = flight_recorder

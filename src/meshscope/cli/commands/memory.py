@@ -46,7 +46,7 @@ def command(
     --profiling`, or call `Recorder.profile_memory` in the program. Exit codes: 0 fine, 2 usage,
     3 there is no profile.
     """
-    recordings = read_memory(locate_run(run, takes_traces=False))
+    recordings = read_memory(locate_run(run))
     overview = summarize_memory(recordings)
     if rank is not None and rank not in {one.rank for one in overview.ranks}:
         known = ", ".join(str(one.rank) for one in overview.ranks[:16])

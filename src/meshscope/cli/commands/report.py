@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshscope.cli import is_color_wanted
-from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.locate import open_located, pick_attempt
 from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
 from meshscope.core.verdict.severity import Severity, parse_severity
 from meshscope.core.verdict.thresholds import choose_thresholds
@@ -16,7 +16,6 @@ from meshscope.errors import UsageError
 from meshscope.report.contents import SECTIONS
 from meshscope.report.run.report import Detail
 from meshscope.report.run_study import RunReport, RunStudy
-from meshscope.store.read.run import open_run
 
 if TYPE_CHECKING:
     from meshscope.report.screen import Screen
@@ -118,7 +117,7 @@ def command(
     if no_diagnosis and (fail_on or thresholds_file or assignments):
         raise UsageError("--no-diagnosis makes no findings; remove it, or --fail-on and thresholds")
     thresholds = choose_thresholds(list_thresholds(), file=thresholds_file, assignments=assignments)
-    opened = open_run(locate_run(run))
+    opened = open_located(run)
     attempt = pick_attempt(opened, attempt_index)
     study = RunStudy(opened, attempt, warmup_steps=warmup_steps, thresholds=thresholds)
     detail = Detail(

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import click
 
-from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.locate import open_located, pick_attempt
 from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
 from meshscope.ingest.straggler.straggler_trace import find_trace_file
 from meshscope.report.sections.simulate import DOCUMENT, SHAPES, make_simulation_section
 from meshscope.simulate.edit_text import FORMS, parse_edit
 from meshscope.simulate.simulation import simulate_run, simulate_trace
-from meshscope.store.read.run import is_run_directory, open_run
+from meshscope.store.read.run import is_run_directory
 
 
 @click.command("simulate", short_help="Replay a run with other durations.")
@@ -63,7 +63,7 @@ def command(
             )
         simulation = simulate_trace(trace, wanted)
     else:
-        opened = open_run(locate_run(run))
+        opened = open_located(run)
         attempt = pick_attempt(opened, attempt_index)
         simulation = simulate_run(attempt, wanted, name=opened.path.name, warmup_steps=warmup_steps)
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from meshscope.cli.locate import locate_run
+from meshscope.cli.locate import open_located
 from meshscope.cli.terminal_screen import show_document
 from meshscope.errors import UsageError
 from meshscope.report.format import align, clean_text
@@ -22,7 +22,6 @@ from meshscope.store.read.query import (
     RANK_COLUMNS,
     connect,
 )
-from meshscope.store.read.run import open_run
 from meshscope.store.schema import TABLES
 
 _READING_STATEMENTS = {"SELECT"}
@@ -56,7 +55,7 @@ def command(
     if query is None:
         click.echo(_describe_tables(), nl=False)
         return
-    opened = open_run(locate_run(run))
+    opened = open_located(run)
     words = set(re.findall(r"[a-z_]+", query.lower()))
     tables = None if words & {"show", "information_schema"} else words & set(QUERY_TABLES)
     con = connect(opened, attempt_index, tables=tables)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
-from meshscope.cli.trace_loading import import_traces, plain
+from meshscope.cli.trace_loading import load_traces, plain
 from meshscope.core.layout import Layout
-from meshscope.errors import UsageError
+from meshscope.errors import TraceError, UsageError
+from meshscope.store.read.memory import write_run
 
 
 @click.command("import", short_help="Turn traces of torch.profiler into a run.")
@@ -34,8 +35,12 @@ def command(
     layout = None if layout_text is None else Layout.parse(layout_text)
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UsageError(f"{run_dir} exists already; name a new folder")
-    imported = import_traces(paths, run_dir, layout=layout, use_cache=not no_cache)
-    count = len(imported.ranks)
-    click.echo(f"{imported.path}: traces of {count} of {imported.world_size} ranks")
-    for note in imported.notes:
+    loaded = load_traces(paths, layout=layout, use_cache=not no_cache)
+    try:
+        write_run(loaded.run, run_dir)
+    except OSError as error:
+        raise TraceError(f"{run_dir} cannot be written: {error.strerror or error}") from error
+    attempt = loaded.run.last_attempt
+    click.echo(f"{run_dir}: traces of {len(attempt.ranks)} of {attempt.world_size} ranks")
+    for note in loaded.notes:
         click.echo(f"  {plain(note)}")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
+from meshscope.analyze.communication.rank_comparison import RankComparison, compare_ranks
 from meshscope.analyze.compare.trace_diff import compare_traces
-from meshscope.analyze.device.trace_ranks import compare_ranks
 from meshscope.analyze.device.trace_summary import TraceSummary, summarize_trace
+from meshscope.analyze.study import Study
 from meshscope.cli.terminal_screen import choose_screen, show_document
 from meshscope.cli.trace_loading import load_file
 from meshscope.core.layout import Layout, check_layout
@@ -18,9 +19,11 @@ from meshscope.ingest.kineto.trace_columns import Trace
 from meshscope.ingest.kineto.trace_files import find_traces
 from meshscope.ingest.traces.trace_axes import coordinates_of, infer_layout
 from meshscope.ingest.traces.trace_recording import TraceRecording, record_trace
-from meshscope.ingest.traces.trace_run import MAX_SPANS
+from meshscope.ingest.traces.trace_run import MAX_SPANS, make_run
+from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.report import format as form
 from meshscope.report.trace_document import DOCUMENT, TraceDocument
+from meshscope.simulate.critical_path import CriticalPath
 from meshscope.simulate.trace_path import find_trace_path
 
 
@@ -84,9 +87,10 @@ def command(
     if compared:
         earlier = _read(compared, paths, given, use_cache=not no_cache, may_differ=True)
         difference = compare_traces(earlier.summaries, summaries)
-    elif len(summaries) > 1:
-        path = find_trace_path(read.recordings, layout if isinstance(layout, Layout) else None)
-    comparison = compare_ranks(summaries)
+    comparison: RankComparison | Unavailable
+    comparison = Unavailable("it takes traces of two ranks or more, of the same steps")
+    if len(read.recordings) > 1:
+        comparison, path = _put_together(read)
     if as_json:
         document = TraceDocument(
             layout=layout if isinstance(layout, Unavailable) else layout.to_dict(),
@@ -122,6 +126,17 @@ def _check_ranks(wanted: Sequence[int], summaries: Sequence[TraceSummary]) -> No
     if missing:
         there = f"traces of {form.name_ranks(known)}" if known else "no trace that names its rank"
         raise UsageError(f"--rank {missing[0]}: this rank has no trace; there are {there}")
+
+
+def _put_together(read: "_Read") -> tuple[RankComparison | Unavailable, CriticalPath | Unavailable]:
+    """What ranks did together, and the critical path over them."""
+    layout = read.layout if isinstance(read.layout, Layout) else None
+    try:
+        made = make_run(read.recordings, Path(read.recordings[0].source), layout=layout)
+    except TraceError as error:
+        return Unavailable(str(error)), Unavailable(str(error))
+    study = Study(made.run.last_attempt)
+    return compare_ranks(study.communication), find_trace_path(study.timeline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,10 +181,11 @@ def _read(
             chosen = given if fits or not may_differ else None
             layout = _find_layout(chosen, named, more, trace)
         known = None if isinstance(layout, Unavailable) else layout
-        summaries.append(summarize_trace(trace, layout=known))
+        view = TraceView(trace, known)
+        summaries.append(summarize_trace(trace, view=view))
         if len(files) > 1 and not beside:
             max_spans = max(MAX_SPANS // len(files), 1000)
-            recordings.append(record_trace(trace, max_spans=max_spans))
+            recordings.append(record_trace(trace, max_spans=max_spans, view=view))
     if not summaries:
         raise TraceError(f"none of {len(files)} files could be read")
     return _Read(layout=layout, summaries=summaries, recordings=recordings)

@@ -44,7 +44,7 @@ def command(*, run: Path, steps: int, ranks: str | None) -> None:
     """
     if ranks is not None:
         RankChoice.parse(ranks)
-    directory = locate_run(run, takes_traces=False)
+    directory = locate_run(run)
     attempt = open_run(directory).last_attempt
     _require_listeners(directory, attempt)
     first_step = _find_first_step(attempt)

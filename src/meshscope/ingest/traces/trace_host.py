@@ -30,7 +30,7 @@ from meshscope.ingest.traces.trace_communication import (
     as_columns,
     tabulate_axes,
 )
-from meshscope.ingest.traces.trace_launches import name_has
+from meshscope.ingest.traces.trace_kernels import name_has
 from meshscope.ingest.traces.trace_nesting import find_parents
 from meshscope.ingest.traces.trace_spans import find_ends, number_rows, read_arguments, unite_events
 from meshscope.ingest.traces.trace_steps import TraceSteps

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Category, Trace
-from meshscope.store.read.arrays import Uint8s
+from meshscope.store.read.arrays import Bools, Int64s, Uint8s
 
 
 class Work(IntEnum):
@@ -204,3 +204,14 @@ def _recognise(
         num_symmetric=int(np.count_nonzero(is_symmetric)),
         warnings=tuple(warnings),
     )
+
+
+def name_has(trace: Trace, rows: Int64s, *parts: str) -> Bools:
+    """Which events have one of the parts in their name, whatever the case."""
+    names = trace.events.name[rows]
+    wanted = [
+        place
+        for place in np.unique(names).tolist()
+        if place >= 0 and any(part in trace.strings[place][:400].lower() for part in parts)
+    ]
+    return np.isin(names, np.array(wanted, dtype=np.int64))

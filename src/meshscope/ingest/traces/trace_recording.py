@@ -1,10 +1,10 @@
 """One trace in the tables of a recording: steps, phases, device spans, collectives, waits, gaps.
 
 What a recorder would have written had it seen what the profiler saw. The device's line is what it
-computed or copied; communication is beside it, and holds it up where nothing was computed up to an
-operation's end and what came next was queued behind it: launched before that end, or after a call
-in which the host waited for it. Communication with nothing beside it for another reason, such as a
-host that is late, is no hold-up: `exposed` of `analyze.trace_time` counts it, this does not.
+computed or copied; communication with nothing of that beside it is exposed, as `trace_time` counts
+it. Part of that held the device up: nothing ran up to an operation's end, and what came next was
+queued behind it: launched before that end, or after a call in which the host waited for it. In the
+rest nothing was queued: the host was late, and faster communication would not have helped.
 
 Copies that nothing hides are a phase of their own. Gaps of the device up to `merged_gap_ns` count
 as the work around them.
@@ -13,6 +13,7 @@ Without a device the line is the host's: calls of gloo hold it up where its main
 operator up to their end, which is an upper limit (`analyze.trace_host`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,16 +21,14 @@ import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, TraceGroup
-from meshscope.ingest.traces.trace_axes import AxisNamer
 from meshscope.ingest.traces.trace_collectives import TraceCollective, list_collectives
 from meshscope.ingest.traces.trace_host import summarize_host
 from meshscope.ingest.traces.trace_idle import IdleGaps, find_gaps, find_synchronising
-from meshscope.ingest.traces.trace_kernels import Work, classify_kernels
+from meshscope.ingest.traces.trace_kernels import Work
 from meshscope.ingest.traces.trace_phases import HostPhases, find_phases, take_as_one_step
-from meshscope.ingest.traces.trace_steps import TraceSteps, assign_steps, find_launches, find_steps
-from meshscope.ingest.traces.trace_tables import find_operators
-from meshscope.ingest.traces.trace_time import find_devices
-from meshscope.numerics.intervals import Stretches, unite
+from meshscope.ingest.traces.trace_steps import TraceSteps, assign_steps
+from meshscope.ingest.traces.trace_view import TraceView
+from meshscope.numerics.intervals import Stretches, complement, join, unite
 from meshscope.store.read.arrays import Int32s, Int64s
 
 COPY = "copy"
@@ -82,7 +81,9 @@ class RecordedCollective:
     phase: int
     """Place in `TraceRecording.phases`."""
     held_ns: int
-    """How long the device, or the host, waited for its end, with nothing to compute."""
+    """How long the device, or the host, waited for its end, with nothing beside it."""
+    unqueued: tuple[tuple[int, int], ...]
+    """When else it ran with nothing beside it, begin and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,13 +115,10 @@ class TraceRecording:
     """Devices of the trace that are not looked at: a rank has one."""
 
 
-def record_trace(trace: Trace, *, max_spans: int) -> TraceRecording:
-    """The tables of one trace."""
-    steps = find_steps(trace)
-    has_steps = bool(len(steps))
-    if not has_steps:
-        steps = take_as_one_step(trace)
-    look = _Look(trace, steps)
+def record_trace(trace: Trace, *, max_spans: int, view: TraceView | None = None) -> TraceRecording:
+    """The tables of one trace; `view` is what was found out about it already."""
+    look = _Look(view or TraceView(trace))
+    steps, has_steps = look.steps, look.has_steps
     return TraceRecording(
         source=trace.source,
         rank=trace.rank,
@@ -144,16 +142,20 @@ def record_trace(trace: Trace, *, max_spans: int) -> TraceRecording:
 class _Look:
     """One trace while it is looked at."""
 
-    def __init__(self, trace: Trace, steps: TraceSteps) -> None:
-        self._trace = trace
-        self._steps = steps
-        self._classes = classify_kernels(trace)
-        self._launch = find_launches(trace)
-        self._step_of = assign_steps(trace, steps, self._launch)
-        self.phases = find_phases(trace, steps)
-        device_of = find_devices(trace, self._classes.work)
+    def __init__(self, view: TraceView) -> None:
+        trace = self._trace = view.trace
+        self._view = view
+        self.has_steps = bool(len(view.steps))
+        self.steps = view.steps if self.has_steps else take_as_one_step(trace)
+        self._classes, self._launch = view.classes, view.launch
+        self._step_of = (
+            view.step_of if self.has_steps else assign_steps(trace, self.steps, view.launch)
+        )
+        self.phases = find_phases(trace, self.steps)
+        device_of = view.device_of
         self.device, self.other_devices = _choose_device(device_of)
-        every = np.flatnonzero(device_of == self.device) if self.device >= 0 else NONE
+        self._every = np.flatnonzero(device_of == self.device) if self.device >= 0 else NONE
+        every = self._every
         self._rows = every[self._step_of[every] >= 0]
         self.num_outside = len(every) - len(self._rows)
         self._phase = self.phases.locate(_moments(trace, self._launch, self._rows))
@@ -171,35 +173,38 @@ class _Look:
             copies=copies,
             edges=_find_edges(trace, rows, self._step_of, phase),
             gaps=gaps,
-            gap_step=_find_gap_steps(self._steps, self._step_of, gaps),
+            gap_step=_find_gap_steps(self.steps, self._step_of, gaps),
             merged_gap_ns=merged_gap_ns,
         )
 
     def list_operations(self) -> tuple[RecordedCollective, ...]:
         """Communication kernels of the device."""
         trace, rows, launch = self._trace, self._rows, self._launch
-        compute = rows[self._classes.work[rows] == Work.COMPUTE]
-        busy = unite(trace.events.begin_ns[compute], trace.events.end_ns[compute])
-        operators = find_operators(trace, launch)
-        found = list_collectives(trace, self._classes, rows, busy, operators)
-        held = _measure_holds(trace, compute, busy, launch, found)
+        others = rows[self._classes.work[rows] != Work.COMMUNICATION]
+        beside = self._every[self._classes.work[self._every] != Work.COMMUNICATION]
+        busy = unite(trace.events.begin_ns[beside], trace.events.end_ns[beside])
+        found = list_collectives(trace, self._classes, rows, busy, self._view.operator_of)
+        held = _measure_holds(trace, others, busy, launch, found)
+        unqueued = _find_unqueued(found, held, busy)
         place = {row: place for place, row in enumerate(rows.tolist())}
         return tuple(
             RecordedCollective(
                 found=one,
                 enqueue_ns=_enqueued(trace, launch, one),
-                step=int(self._steps.number[self._step_of[one.row]]),
+                step=int(self.steps.number[self._step_of[one.row]]),
                 phase=int(self._phase[place[one.row]]),
                 held_ns=held_ns,
+                unqueued=pieces,
             )
-            for one, held_ns in zip(found, held.tolist(), strict=True)
+            for one, held_ns, pieces in zip(found, held.tolist(), unqueued, strict=True)
         )
 
     def list_host_operations(self) -> tuple[RecordedCollective, ...]:
         """Calls of gloo and its like; they hold the main thread up where it runs no operator."""
         trace = self._trace
-        namer = AxisNamer(trace.groups, world_size=trace.world_size)
-        host = summarize_host(trace, self._steps, namer, has_device=False)
+        host = self._view.host
+        if not self.has_steps:
+            host = summarize_host(trace, self.steps, self._view.namer, has_device=False)
         exposed = np.array(host.exposed_spans, dtype=np.int64).reshape(-1, 2)
         begin = np.array([one.begin_ns for one in host.collectives], dtype=np.int64)
         end = np.array([one.end_ns for one in host.collectives], dtype=np.int64)
@@ -208,12 +213,19 @@ class _Look:
         reaches = (place >= 0) & (np.append(exposed[:, 1], 0)[place] >= end)
         held = np.where(reaches, end - np.maximum(since, begin), 0)
         phase = self.phases.locate(begin)
+        hidden = complement(Stretches(exposed[:, 0], exposed[:, 1]), *_extent(begin, end))
+        unqueued = _find_unqueued(host.collectives, held, hidden)
         return tuple(
             RecordedCollective(
-                found=one, enqueue_ns=one.begin_ns, step=one.step, phase=in_phase, held_ns=held_ns
+                found=one,
+                enqueue_ns=one.begin_ns,
+                step=one.step,
+                phase=in_phase,
+                held_ns=held_ns,
+                unqueued=pieces,
             )
-            for one, in_phase, held_ns in zip(
-                host.collectives, phase.tolist(), held.tolist(), strict=True
+            for one, in_phase, held_ns, pieces in zip(
+                host.collectives, phase.tolist(), held.tolist(), unqueued, strict=True
             )
             if one.step is not None
         )
@@ -337,14 +349,33 @@ def _join_neighbours(begin: Int64s, end: Int64s, phase: Int64s, gap_ns: int) -> 
     return DeviceSpans(begin_ns=begin[first], end_ns=end[last], phase=phase[first])
 
 
+def _extent(begin: Int64s, end: Int64s) -> tuple[int, int]:
+    return (int(begin.min()), int(end.max())) if len(begin) else (0, 0)
+
+
+def _find_unqueued(
+    found: Sequence[TraceCollective], held: Int64s, busy: Stretches
+) -> list[tuple[tuple[int, int], ...]]:
+    """Per operation when it ran with nothing beside it and held nothing up. Where several ran, a
+    moment belongs to the one that began first."""
+    begin = np.array([one.begin_ns for one in found], dtype=np.int64)
+    end = begin + np.array([one.duration_ns for one in found], dtype=np.int64)
+    laid = _lay(begin, end, np.arange(len(found)))
+    pieces: list[list[tuple[int, int]]] = [[] for _ in found]
+    rest = _leave_out(laid, join(busy, unite(end - held, end)))
+    for since, until, owner in zip(*(column.tolist() for column in rest), strict=True):
+        pieces[owner].append((since, until))
+    return [tuple(own) for own in pieces]
+
+
 def _measure_holds(
     trace: Trace,
-    compute: Int64s,
+    others: Int64s,
     busy: Stretches,
     launch: Int64s,
     found: tuple[TraceCollective, ...],
 ) -> Int64s:
-    """Per operation how long, up to its end, the device computed nothing because of it."""
+    """Per operation how long, up to its end, the device ran nothing else because of it."""
     events = trace.events
     begin = np.array([one.begin_ns for one in found], dtype=np.int64)
     end = begin + np.array([one.duration_ns for one in found], dtype=np.int64)
@@ -354,7 +385,7 @@ def _measure_holds(
     place = np.searchsorted(busy.end_ns, end, side="right") - 1
     idle_since = np.where(place >= 0, busy.end_ns[np.maximum(place, 0)], begin)
     since = np.maximum(idle_since, begin)
-    order = compute[np.argsort(events.begin_ns[compute], kind="stable")]
+    order = others[np.argsort(events.begin_ns[others], kind="stable")]
     next_place = np.searchsorted(events.begin_ns[order], end, side="left")
     has_next = next_place < len(order)
     following = order[np.minimum(next_place, len(order) - 1)]

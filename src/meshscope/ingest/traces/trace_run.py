@@ -1,11 +1,12 @@
-"""Traces of a job's ranks as a run directory, so that everything that reads runs reads them.
+"""Traces of a job's ranks as a run in memory, so that everything that reads runs reads them.
 
-Collectives are numbered by step, group and order on each rank; without steps, from the end. Every
+Collectives are numbered as their group counts them (`Seq`), where all traces say so; else by step,
+group and the order in which each rank launched them; without steps, from the end. Every
 rank has a clock of its own, which `analyze.clocks` aligns by what ranks did together. A rank may
 have several traces, of different steps.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,18 +21,28 @@ from meshscope.ingest.traces.trace_collectives import SYMMETRIC, TraceCollective
 from meshscope.ingest.traces.trace_phases import BACKWARD, NAMES
 from meshscope.ingest.traces.trace_recording import (
     COPY,
-    DeviceSpans,
     DeviceWork,
     RecordedCollective,
     TraceRecording,
 )
-from meshscope.store.read.run import SHOWN_PATH, TRACE_SOURCE
-from meshscope.store.schema import MISSING, OperationFlag, StepFlag, WaitSource
-from meshscope.store.write.groups import pack_ranks
-from meshscope.store.write.writer import RankWriter, ensure_manifest
+from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.columns import Columns
+from meshscope.store.read.memory import MemoryRecording, make_columns
+from meshscope.store.read.run import TRACE_SOURCE, Run, group_attempts
+from meshscope.store.schema import (
+    BUILTIN_NAMES,
+    FIRST_CUSTOM_NAME_ID,
+    MISSING,
+    SCHEMA_VERSION,
+    OperationFlag,
+    StepFlag,
+    WaitSource,
+)
+from meshscope.store.write.groups import Group
 
 MAX_SPANS = 60_000
 """Device spans of all ranks together; beyond, short gaps are not kept apart from work."""
+LAYOUT_FROM_NAMES = "from the folders' names"
 _LEAD_NS = 10 * 86_400 * 1_000_000_000
 """Clocks of the run begin this long before the first event of the first trace."""
 _MAX_UNKNOWN_NS = (1 << 31) - 1
@@ -46,28 +57,19 @@ _DTYPE_NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedRun:
+class TraceRun:
     """A run made of traces."""
 
-    path: Path
-    ranks: tuple[int, ...]
-    world_size: int
-    layout: Layout | Unavailable
+    run: Run
+    """One attempt, its recordings in memory."""
     notes: tuple[str, ...]
     """What readers of the run should know."""
 
 
-def write_run(
-    recordings: Sequence[TraceRecording],
-    run_dir: Path,
-    *,
-    layout: Layout | None = None,
-    shown_path: str | None = None,
-) -> ImportedRun:
-    """Writes a run directory; TraceError where the traces are not of one job.
-
-    `shown_path` is what reports call the run, where that is not its own path.
-    """
+def make_run(
+    recordings: Sequence[TraceRecording], path: Path, *, layout: Layout | None = None
+) -> TraceRun:
+    """A run of the traces at `path`; TraceError where they are not of one job."""
     empty = [one.source for one in recordings if not len(one.steps)]
     if empty:
         raise TraceError(
@@ -77,14 +79,13 @@ def write_run(
     by_rank = _sort_by_rank(recordings)
     world_size = _find_world_size(recordings, by_rank)
     found = layout if layout is not None else _infer_layout(by_rank, world_size)
+    source = LAYOUT_FROM_NAMES if layout is None else "declared"
     if isinstance(found, Layout) and found.world_size != world_size:
         raise TraceError(
             f"the layout {found.describe()} has {found.world_size} ranks, the traces are of a job "
             f"with {world_size}"
         )
     origin_ns = recordings[0].extent_ns[0] - _LEAD_NS
-    shown = {} if shown_path is None else {SHOWN_PATH: shown_path}
-    ensure_manifest(_make(run_dir), {"source": TRACE_SOURCE, **shown})
     notes = _find_notes(recordings, by_rank, world_size)
     by_rank, num_assumed = _assume_all_ranks(by_rank, world_size)
     if num_assumed:
@@ -93,20 +94,12 @@ def write_run(
             "all ranks"
         )
     numbered = _number_operations(by_rank)
-    for rank, own in by_rank.items():
-        _RankFile(run_dir, rank, world_size, found, origin_ns, own).write(numbered[rank])
-    return ImportedRun(
-        path=run_dir,
-        ranks=tuple(by_rank),
-        world_size=world_size,
-        layout=found,
-        notes=tuple(notes),
-    )
-
-
-def _make(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    made = [
+        _RankTables(rank, world_size, found, source, origin_ns, own).fill(numbered[rank])
+        for rank, own in by_rank.items()
+    ]
+    run = Run(path=path, manifest={"source": TRACE_SOURCE}, attempts=group_attempts(made))
+    return TraceRun(run=run, notes=tuple(notes))
 
 
 _ByRank = dict[int, list[TraceRecording]]
@@ -279,10 +272,12 @@ def _number_operations(by_rank: _ByRank) -> dict[int, list[_Numbered]]:
     """Per rank and trace its operations with their sequence numbers, alike on all ranks."""
     operations = {
         rank: [
-            [one for found in trace.collectives for one in _expand(found, rank)] for trace in own
+            [one for found in _sort_by_launch(trace) for one in _expand(found, rank)]
+            for trace in own
         ]
         for rank, own in by_rank.items()
     }
+    stated = _number_as_stated(operations)
     counts = _count_operations(operations)
     has_steps = all(one.has_steps for own in by_rank.values() for one in own)
     first: dict[_Cell, int] = {}
@@ -303,9 +298,37 @@ def _number_operations(by_rank: _ByRank) -> dict[int, list[_Numbered]]:
                 count = counts[cell]
                 # Windows without steps began at different moments and ended together.
                 absent = 0 if has_steps else max(count.values()) - count[rank]
-                rows.append((one, first[cell] + absent + place))
+                number = stated.get(id(one))
+                rows.append((one, first[cell] + absent + place if number is None else number))
             numbered[rank].append(rows)
     return numbered
+
+
+def _sort_by_launch(trace: TraceRecording) -> list[RecordedCollective]:
+    """Kernels on several streams may begin in another order on every rank. Where the trace lacks
+    some of the launching calls, the order in which kernels began is kept: mixed, it is neither."""
+    found = list(trace.collectives)
+    if all(one.enqueue_ns < one.found.begin_ns for one in found):
+        found.sort(key=lambda one: (one.enqueue_ns, one.found.begin_ns))
+    return found
+
+
+def _number_as_stated(operations: Mapping[int, list[list[_Operation]]]) -> dict[int, int]:
+    """Numbers of the operations, by identity, of channels whose operations all have a `Seq`."""
+    channels: dict[tuple[str, int, int], dict[tuple[int | None, int], list[_Operation]]] = {}
+    for traces in operations.values():
+        seen: dict[tuple[tuple[str, int, int], int | None], int] = {}
+        for one in (one for own in traces for one in own):
+            sequence = one.recorded.found.sequence if one.peer == MISSING else None
+            # A group that coalesces gives several the same number.
+            place = seen[one.channel, sequence] = seen.get((one.channel, sequence), -1) + 1
+            channels.setdefault(one.channel, {}).setdefault((sequence, place), []).append(one)
+    numbers: dict[int, int] = {}
+    for keyed in channels.values():
+        if all(sequence is not None for sequence, _ in keyed):
+            ordered = sorted(keyed, key=lambda key: (key[0] or 0, key[1]))
+            numbers.update((id(one), at) for at, key in enumerate(ordered) for one in keyed[key])
+    return numbers
 
 
 _Cell = tuple[int, tuple[str, int, int]]
@@ -329,18 +352,26 @@ def _group_key(found: TraceCollective) -> str:
     return f"{found.group}\0{','.join(map(str, found.ranks))}"
 
 
-class _RankFile:
-    """Writes one rank."""
+_NAME_IDS = {**BUILTIN_NAMES}
+for _name in (*NAMES, COPY):
+    _NAME_IDS.setdefault(_name, FIRST_CUSTOM_NAME_ID + len(_NAME_IDS) - len(BUILTIN_NAMES))
+_PHASE_IDS = np.array([_NAME_IDS[name] for name in NAMES], dtype=np.int64)
+_Rows = dict[str, Int64s]
+
+
+class _RankTables:
+    """One rank's tables while they are filled."""
 
     def __init__(
         self,
-        run_dir: Path,
         rank: int,
         world_size: int,
         layout: Layout | Unavailable,
+        layout_source: str,
         origin_ns: int,
         recordings: list[TraceRecording],
     ) -> None:
+        self._rank = rank
         self._origin_ns = origin_ns
         self._shift_ns = 0
         self._recordings = recordings
@@ -352,156 +383,179 @@ class _RankFile:
                 "another kind of clock; give traces of one run"
             )
         self._first_ns, self._last_ns = first - origin_ns, last - origin_ns
-        self._writer = RankWriter(
-            run_dir,
-            rank,
-            header={
-                "rank": rank,
-                "world_size": world_size,
-                "source": TRACE_SOURCE,
-                "launch_id": TRACE_SOURCE,
-                "restart_count": 0,
-                "clock_id": f"trace of rank {rank}",
-                "start_host_mono_ns": self._first_ns,
-                **({"start_unix_ns": first} if recordings[0].is_on_wall_clock else {}),
-                "layout": layout.to_dict() if isinstance(layout, Layout) else None,
-                "layout_source": "declared" if isinstance(layout, Layout) else None,
-                "traces": [one.source for one in recordings[:100]],
-            },
-        )
-        self._groups: dict[str, int] = {}
+        self._header = {
+            "schema_version": SCHEMA_VERSION,
+            "rank": rank,
+            "world_size": world_size,
+            "source": TRACE_SOURCE,
+            "launch_id": TRACE_SOURCE,
+            "restart_count": 0,
+            "clock_id": f"trace of rank {rank}",
+            "start_host_mono_ns": self._first_ns,
+            **({"start_unix_ns": first} if recordings[0].is_on_wall_clock else {}),
+            "layout": layout.to_dict() if isinstance(layout, Layout) else None,
+            "layout_source": layout_source if isinstance(layout, Layout) else None,
+            "traces": [one.source for one in recordings[:100]],
+        }
+        self._rows: dict[str, list[_Rows]] = {}
+        self._groups: dict[str, Group] = {}
         self._used_keys: set[int] = set()
 
-    def write(self, operations: Sequence[_Numbered]) -> None:
+    def fill(self, operations: Sequence[_Numbered]) -> MemoryRecording:
         """All tables; `operations` are those of each trace."""
         for recording, own in zip(self._recordings, operations, strict=True):
             # Times of a trace count from its own base.
             self._shift_ns = recording.base_ns - self._origin_ns
-            self._write_steps(recording)
+            self._add_steps(recording)
             if recording.work is not None:
-                self._write_work(recording, recording.work)
-            for one, sequence in own:
-                self._write_operation(recording, one, sequence)
+                self._add_work(recording, recording.work)
+            if own:
+                self._add_operations(recording, own)
         if self._recordings[0].is_on_wall_clock:
-            unix_ns = self._first_ns + self._origin_ns
-            self._writer.table("clocks").put(self._first_ns, unix_ns, 1000, 0, 0, 0, 0)
+            first = np.array([self._first_ns], dtype=np.int64)
+            unix_ns = first + self._origin_ns
+            self._add("clocks", time_host_mono_ns=first, time_unix_ns=unix_ns, uncertainty_ns=1000)
         last_step = max((int(one.steps.number.max()) for one in self._recordings), default=-1)
-        self._writer.close(
-            end_host_mono_ns=self._last_ns, last_step=last_step, num_errors=0, errors={}
+        return MemoryRecording(
+            rank=self._rank,
+            attempt=0,
+            directory=Path(self._recordings[0].source),
+            header=self._header,
+            names={name_id: text for text, name_id in _NAME_IDS.items()},
+            closing={
+                "end_host_mono_ns": self._last_ns,
+                "last_step": last_step,
+                "num_errors": 0,
+                "errors": {},
+            },
+            groups={group.group_id: group for group in self._groups.values()},
+            columns={name: _join_rows(name, parts) for name, parts in self._rows.items()},
         )
 
-    def _write_steps(self, recording: TraceRecording) -> None:
+    def _add(self, table: str, **columns: Int64s | int) -> None:
+        """Rows of a table; its first column says how many."""
+        num_rows = len(np.atleast_1d(next(iter(columns.values()))))
+        rows = {name: np.broadcast_to(values, num_rows) for name, values in columns.items()}
+        self._rows.setdefault(table, []).append(rows)
+
+    def _add_steps(self, recording: TraceRecording) -> None:
         steps, phases = recording.steps, recording.phases
         passes = phases.step[phases.name == NAMES.index(BACKWARD)]
-        for place in range(len(steps)):
-            num_passes = int(np.count_nonzero(passes == place))
-            self._writer.table("steps").put(
-                int(steps.number[place]),
-                int(steps.begin_ns[place]) + self._shift_ns,
-                int(steps.end_ns[place]) + self._shift_ns,
-                num_passes | StepFlag.EXPLICIT << 32,
-                MISSING,
-                MISSING,
-                0,
-            )
+        self._add(
+            "steps",
+            step=steps.number,
+            start_host_mono_ns=steps.begin_ns + self._shift_ns,
+            end_host_mono_ns=steps.end_ns + self._shift_ns,
+            num_microbatches=np.bincount(passes, minlength=len(steps)),
+            flags=StepFlag.EXPLICIT,
+            recorder_ns=MISSING,
+            input_tokens=MISSING,
+        )
         has_copy = np.zeros(len(phases), dtype=np.bool_)
         if recording.work is not None:
             has_copy[recording.work.copies.phase] = True
-        columns = (phases.begin_ns, phases.end_ns, phases.name, has_copy)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        for begin, end, name, copies in rows:
-            self._put_span(NAMES[name], 0, begin + self._shift_ns, end - begin)
-            if copies:
-                # A place to hang the device's copies on; the host's time stays with the phase.
-                self._put_span(COPY, 1, begin + self._shift_ns, 0)
-
-    def _put_span(self, name: str, depth: int, begin_ns: int, duration_ns: int) -> None:
-        self._writer.table("spans").put(
-            self._writer.name_id(name) | depth << 16, begin_ns, duration_ns, duration_ns, 0, 0, 0
+        # A copy's span is a place to hang the device's copies on; the host's time stays with the
+        # phase it follows.
+        row = np.sort(np.append(np.arange(len(phases)), np.flatnonzero(has_copy)))
+        is_copy = np.append(False, row[1:] == row[:-1])[: len(row)]
+        length = np.where(is_copy, 0, (phases.end_ns - phases.begin_ns)[row])
+        self._add(
+            "spans",
+            name_id=np.where(is_copy, _NAME_IDS[COPY], _PHASE_IDS[phases.name[row]]),
+            depth=is_copy.astype(np.int64),
+            start_host_mono_ns=phases.begin_ns[row] + self._shift_ns,
+            duration_ns=length,
+            self_ns=length,
         )
 
-    def _write_work(self, recording: TraceRecording, work: DeviceWork) -> None:
-        self._write_device_spans(recording, work.device, work.spans)
-        self._write_device_spans(recording, work.device, work.copies, name=COPY)
-        self._write_device_spans(recording, work.device, work.edges)
-        self._write_gaps(work)
-
-    def _write_device_spans(
-        self,
-        recording: TraceRecording,
-        device: int,
-        spans: DeviceSpans,
-        *,
-        name: str | None = None,
-    ) -> None:
-        phases = recording.phases
-        names = NAMES if name is None else (name,) * len(NAMES)
-        ids = np.array([self._writer.name_id(one) for one in names], dtype=np.int64)
-        name_id = ids[phases.name[spans.phase]]
-        host_begin = phases.begin_ns[spans.phase] + self._shift_ns
-        begin = spans.begin_ns + self._shift_ns
-        put = self._writer.table("device_spans").put
-        columns = (
-            name_id | (device & 0xFFFF) << 16,
-            host_begin,
-            begin,
-            spans.end_ns - spans.begin_ns,
+    def _add_work(self, recording: TraceRecording, work: DeviceWork) -> None:
+        phases, gaps = recording.phases, work.gaps
+        own = _PHASE_IDS[phases.name]
+        for spans, name_id in (
+            (work.spans, own),
+            (work.copies, np.full_like(own, _NAME_IDS[COPY])),
+            (work.edges, own),
+        ):
+            self._add(
+                "device_spans",
+                name_id=name_id[spans.phase],
+                device_index=work.device & 0xFFFF,
+                host_start_host_mono_ns=phases.begin_ns[spans.phase] + self._shift_ns,
+                start_device_ns=spans.begin_ns + self._shift_ns,
+                duration_ns=spans.end_ns - spans.begin_ns,
+            )
+        self._add(
+            "device_gaps",
+            step=np.minimum(work.gap_step, (1 << 31) - 2),
+            unknown_ns=np.minimum(gaps.unknown_ns, _MAX_UNKNOWN_NS),
+            start_host_mono_ns=gaps.begin_ns + self._shift_ns,
+            host_ns=gaps.host_ns,
+            synchronising_ns=gaps.synchronising_ns,
+            communicating_ns=gaps.communicating_ns,
+            launch_ns=gaps.launch_ns,
+            dependency_ns=gaps.dependency_ns,
         )
-        for name_word, host, start, length in zip(*(c.tolist() for c in columns), strict=True):
-            put(name_word, host, start, length, 0, 0, 0)
 
-    def _write_gaps(self, work: DeviceWork) -> None:
-        gaps = work.gaps
-        unknown = np.minimum(gaps.unknown_ns, _MAX_UNKNOWN_NS)
-        first = (np.minimum(work.gap_step, (1 << 31) - 2) + 1) | unknown << 32
-        columns = (
-            first,
-            gaps.begin_ns + self._shift_ns,
-            gaps.host_ns,
-            gaps.synchronising_ns,
-            gaps.communicating_ns,
-            gaps.launch_ns,
-            gaps.dependency_ns,
-        )
-        put = self._writer.table("device_gaps").put
-        for words in zip(*(column.tolist() for column in columns), strict=True):
-            put(*words)
-
-    def _write_operation(self, recording: TraceRecording, one: _Operation, sequence: int) -> None:
-        recorded, found = one.recorded, one.recorded.found
-        key = self._take_key(recorded.enqueue_ns + self._shift_ns)
-        phase_id = 0
-        if recorded.phase >= 0:
-            phase_id = self._writer.name_id(NAMES[int(recording.phases.name[recorded.phase])])
-        begin = found.begin_ns + self._shift_ns
-        end = begin + found.duration_ns
+    def _add_operations(self, recording: TraceRecording, numbered: _Numbered) -> None:
         on_device = recording.work is not None
         flags = OperationFlag.ASYNC | (OperationFlag.DEVICE if on_device else 0)
-        if one.is_one_of_many:
-            flags |= OperationFlag.COALESCED
-        step = min(recorded.step, (1 << 32) - 2) + 1
-        self._writer.table("collectives").put(
-            int(one.kind)
-            | int(Outcome.OK) << 8
-            | int(EndSource.DEVICE if on_device else EndSource.CALL) << 16
-            | flags << 24
-            | self._group_id(recording, found) << 32
-            | phase_id << 48,
-            sequence | (one.peer + 1) << 32,
-            key,
-            begin,
-            end,
-            one.size_bytes,
-            step | _dtype_place(found.dtype) << 48,
+        found = [one.recorded.found for one, _ in numbered]
+        phase = _column(one.recorded.phase for one, _ in numbered)
+        phase_id = np.where(phase >= 0, _PHASE_IDS[recording.phases.name[phase]], 0)
+        key = _column(
+            self._take_key(one.recorded.enqueue_ns + self._shift_ns) for one, _ in numbered
         )
-        self._writer.table("waits").put(
-            WaitSource.WORK | phase_id << 48,
-            key,
-            end - recorded.held_ns,
-            0 if on_device else recorded.held_ns,
-            recorded.held_ns if on_device else MISSING,
-            0,
-            step,
+        begin = _column(one.begin_ns for one in found) + self._shift_ns
+        end = begin + _column(one.duration_ns for one in found)
+        step = _column(min(one.recorded.step, (1 << 32) - 2) for one, _ in numbered)
+        is_one_of_many = _column(one.is_one_of_many for one, _ in numbered)
+        self._add(
+            "collectives",
+            kind=_column(one.kind for one, _ in numbered),
+            outcome=int(Outcome.OK),
+            end_source=int(EndSource.DEVICE if on_device else EndSource.CALL),
+            flags=flags | is_one_of_many * OperationFlag.COALESCED,
+            group_id=_column(self._group_id(recording, one) for one in found),
+            phase_id=phase_id,
+            sequence=_column(sequence for _, sequence in numbered),
+            peer=_column(one.peer for one, _ in numbered),
+            enqueue_host_mono_ns=key,
+            start_host_mono_ns=begin,
+            end_host_mono_ns=end,
+            size_bytes=_column(one.size_bytes for one, _ in numbered),
+            step=step,
+            dtype=_column(_dtype_index(one.dtype) for one in found),
+        )
+        held_ns = _column(one.recorded.held_ns for one, _ in numbered)
+        self._add(
+            "waits",
+            source=np.full(len(numbered), WaitSource.WORK, dtype=np.int64),
+            phase_id=phase_id,
+            operation_enqueue_host_mono_ns=key,
+            start_host_mono_ns=end - held_ns,
+            duration_ns=0 if on_device else held_ns,
+            device_ns=held_ns if on_device else MISSING,
+            step=step,
+        )
+        self._add_unqueued(numbered, key, phase_id, step)
+
+    def _add_unqueued(
+        self, numbered: _Numbered, key: Int64s, phase_id: Int64s, step: Int64s
+    ) -> None:
+        """A row for each interval in which an operation ran alone and nothing was queued."""
+        pieces = [one.recorded.unqueued for one, _ in numbered]
+        row = np.repeat(np.arange(len(pieces)), [len(own) for own in pieces])
+        begin = _column(since for own in pieces for since, _ in own)
+        end = _column(until for own in pieces for _, until in own)
+        self._add(
+            "waits",
+            source=np.full(len(row), WaitSource.UNQUEUED, dtype=np.int64),
+            phase_id=phase_id[row],
+            operation_enqueue_host_mono_ns=key[row],
+            start_host_mono_ns=begin + self._shift_ns,
+            duration_ns=end - begin,
+            device_ns=MISSING,
+            step=step[row],
         )
 
     def _take_key(self, enqueue_ns: int) -> int:
@@ -514,17 +568,15 @@ class _RankFile:
     def _group_id(self, recording: TraceRecording, found: TraceCollective) -> int:
         key = _group_key(found)
         if key not in self._groups:
-            number = self._groups[key] = min(len(self._groups), (1 << 16) - 1)
             listed = next((one for one in recording.groups if one.name == found.group), None)
-            self._writer.journal.write(
-                "group",
-                id=number,
-                name=found.group,
-                description=found.description,
+            self._groups[key] = Group(
+                group_id=min(len(self._groups), (1 << 16) - 1),
+                name=found.group[:200],
+                description=found.description[:200],
                 backend=listed.backend if listed is not None else "",
-                ranks=pack_ranks(self._members(found, listed.ranks if listed else ())),
+                ranks=self._members(found, listed.ranks if listed else ()),
             )
-        return self._groups[key]
+        return self._groups[key].group_id
 
     def _members(self, found: TraceCollective, listed: tuple[int, ...]) -> tuple[int, ...]:
         if found.ranks:
@@ -533,6 +585,15 @@ class _RankFile:
         return listed or (tuple(range(self._world_size)) if is_world else ())
 
 
-def _dtype_place(dtype: str) -> int:
+def _column(values: Iterable[int]) -> Int64s:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _join_rows(name: str, parts: list[_Rows]) -> Columns:
+    joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    return make_columns(name, joined, len(next(iter(joined.values()))))
+
+
+def _dtype_index(dtype: str) -> int:
     name = _DTYPE_NAMES.get(dtype.strip().lower(), "")
     return DTYPES.index(name) if name in DTYPES else 0

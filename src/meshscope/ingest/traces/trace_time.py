@@ -2,8 +2,8 @@
 
 Per device, and per profiler step: `compute` is the union of fills and of all kernels that do not
 communicate, `communication` that of those that do, `copy` that of copies. Communication is exposed
-where no compute runs, copies where neither does. busy = compute + exposed communication + exposed
-copies; idle = total - busy. All are exact sums of integer nanoseconds.
+where neither compute nor a copy runs, copies where no compute does. busy = compute + exposed
+communication + exposed copies; idle = total - busy. All are exact sums of integer nanoseconds.
 
 Total is from the first to the last moment of the device's work. For a step it is from the step's
 first work to its last, so steps of a device may overlap or leave gaps; idle between them is in the
@@ -50,7 +50,7 @@ class DeviceTime:
 
     @property
     def overlapped_ns(self) -> int:
-        """Communication behind which compute ran."""
+        """Communication beside which compute or a copy ran."""
         return self.communication_ns - self.exposed_ns
 
 
@@ -155,8 +155,8 @@ def measure(
     work = classes.work[rows]
     begin, end = trace.events.begin_ns[rows], find_ends(trace, rows)
     first, last = (int(begin.min()), int(end.max())) if len(rows) else (0, 0)
-    exposed_ns = subtract(communication, compute).total_ns
-    exposed_copy_ns = subtract(copy, join(compute, communication)).total_ns
+    exposed_ns = subtract(communication, join(compute, copy)).total_ns
+    exposed_copy_ns = subtract(copy, compute).total_ns
     own_ns = compute.total_ns + exposed_ns + exposed_copy_ns
     busy_ns = own_ns if busy is None else int(busy.within(np.array([first]), np.array([last]))[0])
     return DeviceTime(

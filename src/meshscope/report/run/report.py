@@ -184,7 +184,7 @@ def _describe_run(report: Report) -> RunFacts:
     argv = provenance.get("argv")
     is_dirty = git.get("is_dirty")
     return RunFacts(
-        path=run.shown_path,
+        path=str(run.path),
         run_id=_text_field(run.manifest, "run_id", "run.json is missing or has none"),
         attempt=attempt.index,
         num_attempts=len(run.attempts),

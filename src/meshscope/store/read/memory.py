@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from meshscope.store.read.columns import Columns, empty_columns, encode_words, select_rows
 from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Run
 from meshscope.store.read.table_window import TIME_OF
 from meshscope.store.schema import FIRST_CUSTOM_NAME_ID, MISSING, TABLES
 from meshscope.store.write.groups import GROUP_KIND, pack_ranks
-from meshscope.store.write.writer import RankWriter
+from meshscope.store.write.writer import RankWriter, ensure_manifest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +58,14 @@ def make_columns(
     if unknown := given.keys() - made.keys():
         raise KeyError(f"table {name} has no column {sorted(unknown)}")
     return made
+
+
+def write_run(run: Run, run_dir: Path) -> None:
+    """Writes the last attempt of a run into a new run directory."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    ensure_manifest(run_dir, dict(run.manifest))
+    for recording in run.last_attempt:
+        write_recording(recording, run_dir)
 
 
 def write_recording(recording: Recording, run_dir: Path) -> None:

@@ -46,8 +46,6 @@ _ATTEMPT_DIR = re.compile(r"attempt([0-9]{3,9})")
 _HOW_TO_DECLARE = "pass layout=… or `meshscope run --layout`"
 TRACE_SOURCE = "torch.profiler"
 """What the headers of a run that was made of traces name as its source."""
-SHOWN_PATH = "shown_path"
-"""In the manifest of such a run: the traces, where the run itself is there for a moment only."""
 MAX_WORLD_SIZE = 1 << 20
 """Ranks a run can have; a header or a folder that claims more is not believed."""
 _MAX_KEPT_ROWS = 500_000
@@ -89,20 +87,15 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run directory: its manifest and its attempts, oldest first."""
+    """A run: its manifest and its attempts, oldest first."""
 
     path: Path
+    """Its folder; for a run in memory, the traces it was made of."""
     manifest: JsonFields
     attempts: tuple[Attempt, ...]
     problems: tuple[Problem, ...] = ()
     """What belongs to no attempt: the manifest, folders that cannot be read. Also in each attempt's
     `problems`."""
-
-    @property
-    def shown_path(self) -> str:
-        """Where it is, or where the traces are that it was made of for the moment."""
-        shown = self.manifest.get(SHOWN_PATH)
-        return shown if isinstance(shown, str) else str(self.path)
 
     @property
     def last_attempt(self) -> Attempt:

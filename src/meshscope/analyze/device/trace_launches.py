@@ -11,7 +11,8 @@ import numpy as np
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, ValueKind
-from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.ingest.traces.trace_kernels import name_has
+from meshscope.store.read.arrays import Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +106,3 @@ def _measure_depth(
     low, middle = (int(np.searchsorted(reached, share * whole)) for share in (0.05, 0.5))
     highest = int(np.flatnonzero(lasting)[-1])
     return len(calls), (low, middle, highest), float(lasting[0] / whole)
-
-
-def name_has(trace: Trace, rows: Int64s, *parts: str) -> Bools:
-    """Which events have one of the parts in their name, whatever the case."""
-    names = trace.events.name[rows]
-    wanted = [
-        place
-        for place in np.unique(names).tolist()
-        if place >= 0 and any(part in trace.strings[place][:400].lower() for part in parts)
-    ]
-    return np.isin(names, np.array(wanted, dtype=np.int64))
