@@ -257,7 +257,9 @@ def compare_exposed(traces: Path) -> str:
     lines = [
         line["mean_ns"]
         for line in report["budget"]["lines"]
-        if line["name"].startswith(("exposed transfer", "exposed wait"))
+        if line["name"].startswith(
+            ("exposed transfer", "exposed wait", "exposed communication", "exposed, nothing")
+        )
     ]
     return f"{sum(steps) / len(steps) / 1e6:.2f} / {sum(lines) / 1e6:.2f} ms"
 
