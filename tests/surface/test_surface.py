@@ -264,7 +264,7 @@ def test_the_versions_of_documents():
         "meshscope-memory": 1,
         "meshscope-simulate": 2,
         "meshscope-snapshot": 1,
-        "meshscope-trace": 1,
+        "meshscope-trace": 2,
         "meshscope-ls": 1,
         "meshscope-rules": 1,
         "meshscope-rule": 1,
