@@ -11,7 +11,7 @@ from meshscope.ingest.kineto.kineto import read_trace
 from meshscope.ingest.kineto.trace_cache import load_trace, store_trace
 from meshscope.ingest.kineto.trace_columns import Trace
 from meshscope.ingest.kineto.trace_files import find_traces
-from meshscope.ingest.traces.trace_recording import TraceRecording, record_trace
+from meshscope.ingest.traces.trace_recording import record_trace
 from meshscope.ingest.traces.trace_run import MAX_SPANS, TraceRun, make_run
 
 
@@ -19,29 +19,37 @@ def load_traces(
     paths: Sequence[Path], *, layout: Layout | None = None, use_cache: bool = True
 ) -> TraceRun:
     """A run, in memory, of the traces at `paths`; what cannot be read is said on stderr."""
-    recordings = list(_record(paths, use_cache=use_cache))
+    files = find_traces(paths)
+    max_spans = share_spans(files)
+    recordings = [
+        record_trace(trace, max_spans=max_spans) for trace in read_files(files, use_cache=use_cache)
+    ]
     return make_run(recordings, paths[0], layout=layout)
 
 
-def _record(paths: Sequence[Path], *, use_cache: bool) -> Iterator[TraceRecording]:
-    files = find_traces(paths)
-    max_spans = max(MAX_SPANS // len(files), 1000)
+def share_spans(files: Sequence[Path]) -> int:
+    """Device spans that each of so many traces may have."""
+    return max(MAX_SPANS // len(files), 1000)
+
+
+def read_files(files: Sequence[Path], *, use_cache: bool) -> Iterator[Trace]:
+    """Every trace that can be read, one after the other; a folder may have a few that cannot."""
     num_read = 0
     for file in files:
         try:
-            trace = load_file(file, use_cache=use_cache)
+            trace = _load_file(file, use_cache=use_cache)
         except TraceError as error:
             if len(files) == 1:
                 raise
             click.echo(f"meshscope: left out: {plain(str(error))}", err=True)
             continue
         num_read += 1
-        yield record_trace(trace, max_spans=max_spans)
+        yield trace
     if not num_read:
         raise TraceError(f"none of {len(files)} files could be read")
 
 
-def load_file(path: Path, *, use_cache: bool) -> Trace:
+def _load_file(path: Path, *, use_cache: bool) -> Trace:
     """A trace, from the columns kept beside it where they are good."""
     trace = load_trace(path) if use_cache else None
     if trace is None:

@@ -11,7 +11,7 @@ from meshscope.analyze.compare.trace_diff import compare_traces
 from meshscope.analyze.device.trace_summary import TraceSummary, summarize_trace
 from meshscope.analyze.study import Study
 from meshscope.cli.terminal_screen import choose_screen, show_document
-from meshscope.cli.trace_loading import load_file
+from meshscope.cli.trace_loading import read_files, share_spans
 from meshscope.core.layout import Layout, check_layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import TraceError, UsageError
@@ -19,7 +19,7 @@ from meshscope.ingest.kineto.trace_columns import Trace
 from meshscope.ingest.kineto.trace_files import find_traces
 from meshscope.ingest.traces.trace_axes import coordinates_of, infer_layout
 from meshscope.ingest.traces.trace_recording import TraceRecording, record_trace
-from meshscope.ingest.traces.trace_run import MAX_SPANS, make_run
+from meshscope.ingest.traces.trace_run import make_run
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.report import format as form
 from meshscope.report.trace_document import DOCUMENT, TraceDocument
@@ -168,14 +168,7 @@ def _read(
     more = {**_read_names(find_traces(beside)), **named} if beside else named
     summaries, recordings = [], []
     layout: Layout | Unavailable = Unavailable("no trace says the world size")
-    for file in files:
-        try:
-            trace = load_file(file, use_cache=use_cache)
-        except TraceError as error:
-            if len(files) == 1:
-                raise
-            click.echo(f"meshscope: left out: {error}", err=True)
-            continue
+    for trace in read_files(files, use_cache=use_cache):
         if isinstance(layout, Unavailable):
             fits = given is None or trace.world_size == given.world_size
             chosen = given if fits or not may_differ else None
@@ -184,10 +177,7 @@ def _read(
         view = TraceView(trace, known)
         summaries.append(summarize_trace(trace, view=view))
         if len(files) > 1 and not beside:
-            max_spans = max(MAX_SPANS // len(files), 1000)
-            recordings.append(record_trace(trace, max_spans=max_spans, view=view))
-    if not summaries:
-        raise TraceError(f"none of {len(files)} files could be read")
+            recordings.append(record_trace(trace, max_spans=share_spans(files), view=view))
     return _Read(layout=layout, summaries=summaries, recordings=recordings)
 
 
