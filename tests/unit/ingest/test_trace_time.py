@@ -71,10 +71,11 @@ def test_parts_of_a_device_sum_to_its_time(tmp_path) -> None:
     assert time.total_ns == 35_000
     assert time.compute_ns == 17_000  # 0..10, 12..14, 30..35
     assert time.communication_ns == 10_000
-    assert time.exposed_ns == 2_000  # 10..12; a copy runs beside it from 14 on
-    assert time.overlapped_ns == 8_000
+    assert time.exposed_ns == 3_000  # 10..12, 14..15
+    assert time.exposed_beside_copy_ns == 1_000  # 14..15
+    assert time.overlapped_ns == 7_000
     assert time.copy_ns == 4_000
-    assert time.exposed_copy_ns == 4_000  # 14..18
+    assert time.exposed_copy_ns == 3_000  # 15..18
     assert time.idle_ns == 12_000
     assert [stream.stream for stream in device.streams] == [7, 8, 20]
 
@@ -226,11 +227,6 @@ def test_shared_traces_give_the_answers_of_tracelens(name) -> None:
         pytest.skip("the shared traces are not on this machine")
     (device,) = break_down(read_trace(path))
     time = device.time
-    compute, exposed, exposed_copies, idle, communication = TRACELENS_US[name]
-    # A moment with a collective and a copy is exposed communication to TraceLens and a copy here.
-    parts = (time.compute_ns, time.exposed_ns + time.exposed_copy_ns, time.idle_ns)
-    ours = [ns / 1e3 for ns in (*parts, time.communication_ns)]
-    theirs = (compute, exposed + exposed_copies, idle, communication)
-    assert ours == pytest.approx(theirs, abs=0.2)
-    assert time.exposed_ns / 1e3 <= exposed + 0.2
-    assert time.exposed_copy_ns <= time.copy_ns
+    found = (time.compute_ns, time.exposed_ns, time.exposed_copy_ns, time.idle_ns)
+    ours = [ns / 1e3 for ns in (*found, time.communication_ns)]
+    assert ours == pytest.approx(TRACELENS_US[name], abs=0.2)

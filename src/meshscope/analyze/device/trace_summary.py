@@ -26,7 +26,6 @@ from meshscope.ingest.traces.trace_idle import (
     find_gaps,
 )
 from meshscope.ingest.traces.trace_kernels import (
-    KernelClasses,
     Recognition,
     Work,
 )
@@ -46,7 +45,7 @@ from meshscope.ingest.traces.trace_time import (
     unite_work,
 )
 from meshscope.ingest.traces.trace_view import TraceView
-from meshscope.numerics.intervals import Stretches, join, subtract
+from meshscope.numerics.intervals import subtract
 from meshscope.store.read.arrays import Int64s
 
 
@@ -126,7 +125,7 @@ def summarize_trace(
 
 def _summarize_device(view: TraceView, breakdown: DeviceBreakdown, rows: Int64s) -> DeviceSummary:
     trace, classes, launch = view.trace, view.classes, view.launch
-    beside = _unite_beside(trace, classes, rows)
+    beside = unite_work(trace, classes, rows, Work.COMPUTE)
     exposed = subtract(unite_work(trace, classes, rows, Work.COMMUNICATION), beside)
     symmetric = rows[classes.is_symmetric[rows]]
     operators = tabulate_operators(trace, rows, view.operator_of)
@@ -158,13 +157,6 @@ def _summarize_device(view: TraceView, breakdown: DeviceBreakdown, rows: Int64s)
     )
 
 
-def _unite_beside(trace: Trace, classes: KernelClasses, rows: Int64s) -> Stretches:
-    """When anything ran beside which communication is not exposed."""
-    return join(
-        unite_work(trace, classes, rows, Work.COMPUTE), unite_work(trace, classes, rows, Work.COPY)
-    )
-
-
 def _summarize_steps(
     view: TraceView, rows: Int64s, columns: CollectiveColumns, gaps: IdleGaps
 ) -> tuple[DeviceStep, ...]:
@@ -182,7 +174,7 @@ def _summarize_steps(
                 idle=_sum_gaps(view, rows, gaps, begin, end),
                 communication=tabulate_axes(
                     columns,
-                    _unite_beside(view.trace, view.classes, part),
+                    unite_work(view.trace, view.classes, part, Work.COMPUTE),
                     view.step_of[columns.row] == place,
                 ),
             )

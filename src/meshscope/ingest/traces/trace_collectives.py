@@ -85,7 +85,7 @@ class TraceCollective:
     begin_ns: int
     duration_ns: int
     exposed_ns: int
-    """Part of it in which nothing else ran on the device."""
+    """Part of it in which nothing computed on the device."""
     group: str
     """The process group's name in torch; "" when it is not known."""
     description: str

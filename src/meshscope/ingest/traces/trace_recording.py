@@ -1,7 +1,7 @@
 """One trace in the tables of a recording: steps, phases, device spans, collectives, waits, gaps.
 
 What a recorder would have written had it seen what the profiler saw. The device's line is what it
-computed or copied; communication with nothing of that beside it is exposed, as `trace_time` counts
+computed or copied; communication with no compute beside it is exposed, as `trace_time` counts
 it. Part of that held the device up: nothing ran up to an operation's end, and what came next was
 queued behind it: launched before that end, or after a call in which the host waited for it. In the
 rest nothing was queued: the host was late, and faster communication would not have helped.
@@ -81,9 +81,9 @@ class RecordedCollective:
     phase: int
     """Place in `TraceRecording.phases`."""
     held_ns: int
-    """How long the device, or the host, waited for its end, with nothing beside it."""
+    """How long the device, or the host, waited for its end, with nothing computed beside it."""
     unqueued: tuple[tuple[int, int], ...]
-    """When else it ran with nothing beside it, begin and end."""
+    """When else it ran with nothing computed beside it, begin and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,8 +180,8 @@ class _Look:
     def list_operations(self) -> tuple[RecordedCollective, ...]:
         """Communication kernels of the device."""
         trace, rows, launch = self._trace, self._rows, self._launch
-        others = rows[self._classes.work[rows] != Work.COMMUNICATION]
-        beside = self._every[self._classes.work[self._every] != Work.COMMUNICATION]
+        others = rows[self._classes.work[rows] == Work.COMPUTE]
+        beside = self._every[self._classes.work[self._every] == Work.COMPUTE]
         busy = unite(trace.events.begin_ns[beside], trace.events.end_ns[beside])
         found = list_collectives(trace, self._classes, rows, busy, self._view.operator_of)
         held = _measure_holds(trace, others, busy, launch, found)
@@ -291,6 +291,7 @@ def _merge_spans(
 ) -> tuple[DeviceSpans, DeviceSpans, int]:
     """Work of one phase without gaps, as one span; gaps are kept as far as spans are allowed."""
     events = trace.events
+    sent = rows[work[rows] == Work.COMMUNICATION]
     kept = (work[rows] != Work.COMMUNICATION) & (phase >= 0)
     rows, phase = rows[kept], phase[kept]
     is_copy = work[rows] == Work.COPY
@@ -298,7 +299,7 @@ def _merge_spans(
     compute = _lay(events.begin_ns[computed], events.end_ns[computed], phase[~is_copy])
     copies = _leave_out(
         _lay(events.begin_ns[copied], events.end_ns[copied], phase[is_copy]),
-        unite(compute[0], compute[1]),
+        join(unite(compute[0], compute[1]), unite(events.begin_ns[sent], events.end_ns[sent])),
     )
     begin, end, owner = (np.append(one, other) for one, other in zip(compute, copies, strict=True))
     order = np.argsort(begin, kind="stable")

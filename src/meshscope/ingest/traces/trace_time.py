@@ -2,8 +2,9 @@
 
 Per device, and per profiler step: `compute` is the union of fills and of all kernels that do not
 communicate, `communication` that of those that do, `copy` that of copies. Communication is exposed
-where neither compute nor a copy runs, copies where no compute does. busy = compute + exposed
-communication + exposed copies; idle = total - busy. All are exact sums of integer nanoseconds.
+where no compute runs, copies where neither does: a copy hides no communication, and where both run
+alone `exposed_beside_copy` says so. busy = compute + exposed communication + exposed copies;
+idle = total - busy. All are exact sums of integer nanoseconds.
 
 Total is from the first to the last moment of the device's work. For a step it is from the step's
 first work to its last, so steps of a device may overlap or leave gaps; idle between them is in the
@@ -35,6 +36,8 @@ class DeviceTime:
     exposed_ns: int
     copy_ns: int
     exposed_copy_ns: int
+    exposed_beside_copy_ns: int
+    """Part of `exposed_ns` in which a copy ran, too."""
     other_ns: int
     """Of a step: only work of other steps ran. Of a device 0."""
     idle_ns: int
@@ -50,7 +53,7 @@ class DeviceTime:
 
     @property
     def overlapped_ns(self) -> int:
-        """Communication beside which compute or a copy ran."""
+        """Communication behind which compute ran."""
         return self.communication_ns - self.exposed_ns
 
 
@@ -155,8 +158,9 @@ def measure(
     work = classes.work[rows]
     begin, end = trace.events.begin_ns[rows], find_ends(trace, rows)
     first, last = (int(begin.min()), int(end.max())) if len(rows) else (0, 0)
-    exposed_ns = subtract(communication, join(compute, copy)).total_ns
-    exposed_copy_ns = subtract(copy, compute).total_ns
+    exposed = subtract(communication, compute)
+    exposed_ns = exposed.total_ns
+    exposed_copy_ns = subtract(copy, join(compute, communication)).total_ns
     own_ns = compute.total_ns + exposed_ns + exposed_copy_ns
     busy_ns = own_ns if busy is None else int(busy.within(np.array([first]), np.array([last]))[0])
     return DeviceTime(
@@ -166,6 +170,7 @@ def measure(
         exposed_ns=exposed_ns,
         copy_ns=copy.total_ns,
         exposed_copy_ns=exposed_copy_ns,
+        exposed_beside_copy_ns=exposed_ns - subtract(exposed, copy).total_ns,
         other_ns=busy_ns - own_ns,
         idle_ns=last - first - busy_ns,
         num_kernels=int(np.count_nonzero(work == Work.COMPUTE)),
