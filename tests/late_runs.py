@@ -82,11 +82,11 @@ class LateRun:
         return (ends[-1] - ends[0]) / (self.num_steps - 1)
 
     def _put_phases(
-        self, job: Job, rank: int, step: int, begin_ns: int, work: Mapping[str, int], reduced: int
+        self, job: Job, rank: int, step: int, start_ns: int, work: Mapping[str, int], reduced: int
     ) -> None:
-        backward = begin_ns + work["forward"]
+        backward = start_ns + work["forward"]
         spans = (
-            ("forward", begin_ns, work["forward"]),
+            ("forward", start_ns, work["forward"]),
             ("backward", backward, reduced - backward),
             ("optimizer", reduced, work["optimizer"]),
         )
@@ -95,7 +95,7 @@ class LateRun:
             put_span(writer, name, job.local_ns(rank, start), length)
         collected = self.collections(rank, step)
         if collected:
-            start = job.local_ns(rank, begin_ns)
+            start = job.local_ns(rank, start_ns)
             put_span(writer, "gc gen2", start, collected, depth=1, flags=DETAIL)
 
 
@@ -110,7 +110,7 @@ def make_peer_work(
         steps=np.arange(100, 100 + num_steps),
         step_ns=step_ns,
         phases=("backward", "forward"),
-        phase_places=(2, 1),
+        phase_indices=(2, 1),
         work_ns=np.stack([backward_ns, forward_ns]),
         total_ns=forward_ns + backward_ns,
         groups=group_true_peers(layout, ranks, is_piped=False),

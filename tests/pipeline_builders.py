@@ -99,21 +99,21 @@ def _write_row(writer: RankWriter, recipe: Recipe, step: int, origin_ns: int, ti
     came_ns = origin_ns
     for time in times:
         action = time.action
-        begin_ns, end_ns = origin_ns + round(time.start_ns), origin_ns + round(time.end_ns)
+        start_ns, end_ns = origin_ns + round(time.start_ns), origin_ns + round(time.end_ns)
         name = "forward" if action.kind is ActionKind.FORWARD else "backward"
         if recipe.records_actions:
-            is_waiting = begin_ns > came_ns
+            is_waiting = start_ns > came_ns
             if is_waiting:
-                put_span(writer, "pipeline wait", came_ns, begin_ns - came_ns)
+                put_span(writer, "pipeline wait", came_ns, start_ns - came_ns)
             code = ACTION_KINDS.index(action.kind.value)
             writer.table("actions").put(
                 code | stages.index(action.stage) << 16 | action.stage << 32,
                 step,
                 action.microbatch,
-                begin_ns,
-                end_ns - begin_ns,
+                start_ns,
+                end_ns - start_ns,
                 came_ns if is_waiting else -1,
-                begin_ns - came_ns if is_waiting else -1,
+                start_ns - came_ns if is_waiting else -1,
             )
-        put_span(writer, name, begin_ns, end_ns - begin_ns)
+        put_span(writer, name, start_ns, end_ns - start_ns)
         came_ns = end_ns

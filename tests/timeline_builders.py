@@ -24,15 +24,15 @@ Work = Mapping[int, Mapping[str, float]]
 class TimedJob(Job):
     """A job that also trains. Moments are ns from the start of the job."""
 
-    def phase(self, rank: int, name: str, begin_ns: int, end_ns: int, *, depth: int = 0) -> None:
+    def phase(self, rank: int, name: str, start_ns: int, end_ns: int, *, depth: int = 0) -> None:
         """A phase of one rank."""
         put_span(
-            self.writers[rank], name, self.local_ns(rank, begin_ns), end_ns - begin_ns, depth=depth
+            self.writers[rank], name, self.local_ns(rank, start_ns), end_ns - start_ns, depth=depth
         )
 
-    def own_step(self, rank: int, step: int, begin_ns: int, end_ns: int, *, flags: int = 0) -> None:
+    def own_step(self, rank: int, step: int, start_ns: int, end_ns: int, *, flags: int = 0) -> None:
         """A step of one rank."""
-        begin, end = self.local_ns(rank, begin_ns), self.local_ns(rank, end_ns)
+        begin, end = self.local_ns(rank, start_ns), self.local_ns(rank, end_ns)
         put_step(self.writers[rank], step, begin, end, flags=flags)
 
     def action(
@@ -43,23 +43,23 @@ class TimedJob(Job):
         step: int,
         microbatch: int,
         stage: int,
-        begin_ns: int,
+        start_ns: int,
         end_ns: int,
         wait_ns: int | None = None,
         flags: int = 0,
     ) -> None:
         """A pipeline action, and the phase it is; `wait_ns` is how long before it it waited."""
         name = "forward" if kind == "F" else "backward"
-        self.phase(rank, name, begin_ns, end_ns)
+        self.phase(rank, name, start_ns, end_ns)
         if wait_ns is not None:
-            self.phase(rank, "pipeline wait", begin_ns - wait_ns, begin_ns)
-        begin = self.local_ns(rank, begin_ns)
+            self.phase(rank, "pipeline wait", start_ns - wait_ns, start_ns)
+        begin = self.local_ns(rank, start_ns)
         self.writers[rank].table("actions").put(
             ACTION_KINDS.index(kind) | flags << 8 | stage << 32,
             step,
             microbatch,
             begin,
-            end_ns - begin_ns,
+            end_ns - start_ns,
             MISSING if wait_ns is None else begin - wait_ns,
             MISSING if wait_ns is None else wait_ns,
         )
@@ -96,11 +96,11 @@ class TimedJob(Job):
         group: int | None = None,
         gap_ms: float = 0,
         first_step: int = 0,
-        begin_ns: int = 0,
+        start_ns: int = 0,
         size_bytes: int = 4096,
     ) -> int:
         """Data-parallel steps; where they end. Without a group nobody waits for anybody."""
-        now = dict.fromkeys(work_ms, begin_ns)
+        now = dict.fromkeys(work_ms, start_ns)
         for step in range(first_step, first_step + num_steps):
             begin = {rank: at + round(gap_ms * MS) for rank, at in now.items()}
             for rank, phases in work_ms.items():
@@ -162,6 +162,6 @@ def describe(timeline: Timeline, rank: int, step: int = 0) -> list[tuple[str, st
     return [
         (PieceKind(int(kind)).name, timeline.phases[phase], (end - begin) / MS)
         for kind, phase, begin, end in zip(
-            own.kind, own.phase, own.begin_ns.tolist(), own.end_ns.tolist(), strict=True
+            own.kind, own.phase, own.start_ns.tolist(), own.end_ns.tolist(), strict=True
         )
     ]

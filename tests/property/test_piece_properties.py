@@ -78,14 +78,14 @@ def test_pieces_sum_to_periods(
 
 def _check(timeline: Timeline) -> None:
     pieces = timeline.pieces
-    period = timeline.period_end_ns - timeline.period_begin_ns
+    period = timeline.period_end_ns - timeline.period_start_ns
     total = np.zeros(period.shape, dtype=np.int64)
     place = np.searchsorted(timeline.ranks, pieces.rank)
     np.add.at(total, (place, pieces.step), pieces.duration_ns)
     assert (total == period).all()
     assert (pieces.duration_ns > 0).all()
     same = (pieces.rank[1:] == pieces.rank[:-1]) & (pieces.step[1:] == pieces.step[:-1])
-    assert (pieces.begin_ns[1:][same] == pieces.end_ns[:-1][same]).all()
+    assert (pieces.start_ns[1:][same] == pieces.end_ns[:-1][same]).all()
     assert (measure_work(timeline).period_ns == period).all()
     budget = measure_budget(timeline, Unavailable("not said"))
     assert (budget.time_ns.sum(axis=2) == period).all()

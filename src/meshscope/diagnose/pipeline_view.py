@@ -65,7 +65,7 @@ def pipeline_view(study: Study) -> PipelineView:
     """The pipelines of the run and their replay."""
     timeline, analysis = need(study.timeline), need(study.pipeline)
     replay = build_pipeline_replay(
-        timeline, analysis.times, analysis.work, analysis.bubble.handovers
+        timeline, analysis.times, analysis.work, analysis.bubble.action_gaps
     )
     return PipelineView(
         timeline=timeline,

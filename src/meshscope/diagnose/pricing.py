@@ -59,7 +59,7 @@ def join_edits(timeline: Timeline, edits: Sequence[Edit]) -> Edit:
         joined_transfer = _join(timeline.communication.row_times.transfer_ns, transfer)
     return Edit(
         name=" and ".join(edit.name for edit in edits),
-        work_ns=_join(pieces.end_ns - pieces.begin_ns, work) if work else None,
+        work_ns=_join(pieces.end_ns - pieces.start_ns, work) if work else None,
         transfer_ns=joined_transfer,
     )
 

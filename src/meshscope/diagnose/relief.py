@@ -59,7 +59,7 @@ def _scale(
             bases[reference] = np.median(work.work_ns[:, :, peers], axis=2)
         own = work.work_ns[:, :, place_of[rank]]
         share = np.divide(bases[reference], own, where=own > 0, out=np.ones_like(own))
-        factor[list(work.phase_places), :, place_of[rank]] = np.where(inside, share, 1.0)
+        factor[list(work.phase_indices), :, place_of[rank]] = np.where(inside, share, 1.0)
     rows = find_compared(timeline)
     pieces = timeline.pieces
     place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
@@ -107,7 +107,7 @@ def _restore(timeline: Timeline, work: PeerWork, rank: int, inside: Bools) -> Ed
     """The rank's work in some steps, phase by phase, at the level of its others."""
     place = work.ranks.index(rank)
     factors = np.ones(len(timeline.phases))
-    for index, phase in enumerate(work.phase_places):
+    for index, phase in enumerate(work.phase_indices):
         own = work.work_ns[index][:, place]
         high = float(np.median(own[inside]))
         if high > 0:
@@ -149,10 +149,10 @@ def even_load(timeline: Timeline, work: PeerWork) -> Edit:
     """Peers share their work of each step evenly."""
     factor = np.ones(work.total_ns.shape)
     for group in work.groups:
-        own = work.total_ns[:, list(group.places)]
+        own = work.total_ns[:, list(group.indices)]
         mean = np.broadcast_to(own.mean(axis=1, keepdims=True), own.shape)
         share = np.divide(mean, own, where=own > 0, out=np.ones_like(own))
-        factor[:, list(group.places)] = share
+        factor[:, list(group.indices)] = share
     rows = find_compared(timeline)
     pieces = timeline.pieces
     place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])

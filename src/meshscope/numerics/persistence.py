@@ -51,7 +51,7 @@ _SIZE_SHARE = 6 / math.pi**2
 class Candidate:
     """A rank of one group that stands out by its effect, with its chance."""
 
-    place: int
+    index: int
     """Column in the group's matrix."""
     num_steps: int
     """Steps compared."""
@@ -164,7 +164,7 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Places) -> list[Candidate]:
         )
         candidates.append(
             Candidate(
-                place=place,
+                index=place,
                 num_steps=num_steps,
                 num_effective_steps=num_effective,
                 num_steps_last=num_last,

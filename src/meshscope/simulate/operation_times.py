@@ -100,7 +100,7 @@ def _find_windows(timeline: Timeline, rows: OperationRows, arrival: Int64s) -> I
     numbers = number_windows(timeline)
     for place, rank in enumerate(timeline.ranks):
         own = find_run(rows.rank, rank)
-        step = np.searchsorted(timeline.period_begin_ns[place], arrival[own], side="right") - 1
+        step = np.searchsorted(timeline.period_start_ns[place], arrival[own], side="right") - 1
         inside = (step >= 0) & (arrival[own] <= timeline.period_end_ns[place][step])
         window[own] = np.where(inside, numbers[step], NONE)
     return window

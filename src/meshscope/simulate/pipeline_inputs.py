@@ -39,7 +39,7 @@ def find_pipeline_inputs(timeline: Timeline) -> PipelineInputs | None:
     if not len(waiting):
         return None
     maker = _find_makers(actions, timeline.layout)
-    began, over = actions.wait_begin_ns, actions.wait_begin_ns + actions.wait_ns
+    began, over = actions.wait_start_ns, actions.wait_start_ns + actions.wait_ns
     maker_end = np.where(maker >= 0, actions.end_ns[maker], np.iinfo(np.int64).max)
     waiting = waiting[(began[waiting] >= 0) & (maker_end[waiting] <= over[waiting])]
     if not len(waiting):

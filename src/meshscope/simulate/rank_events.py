@@ -86,7 +86,7 @@ def find_hold_ups(communication: Job) -> HoldUps:
         row=np.concatenate([part.row for part in parts]),
         rank=np.concatenate([part.rank for part in parts]).astype(np.int32),
         step=np.concatenate([part.step for part in parts]).astype(np.int32),
-        begin_ns=np.concatenate([part.begin_ns for part in parts]),
+        start_ns=np.concatenate([part.start_ns for part in parts]),
         end_ns=np.concatenate([part.end_ns for part in parts]),
     )
     is_manual = rows.has_flag(OperationFlag.MANUAL)[found.row]
@@ -110,7 +110,7 @@ def _find_engine_waits(communication: Job) -> HoldUps:
         row=row,
         rank=rows.rank[row],
         step=rows.step[row],
-        begin_ns=last[group],
+        start_ns=last[group],
         end_ns=np.maximum(times.end_ns[row], last[group]),
     )
 
@@ -122,7 +122,7 @@ def find_asked(rows: OperationRows, holds: HoldUps, end_ns: Int64s) -> Int64s:
     """
     asked = np.full(len(rows), np.iinfo(np.int64).max // 2)
     saw_end = holds.end_ns >= end_ns[holds.row]
-    np.minimum.at(asked, holds.row[saw_end], holds.begin_ns[saw_end])
+    np.minimum.at(asked, holds.row[saw_end], holds.start_ns[saw_end])
     return asked
 
 
@@ -185,7 +185,7 @@ def number_windows(timeline: Timeline) -> Int64s:
 
     Those are the first ones of every window, as many as it takes to stay below `MAX_PIECES`.
     """
-    number = np.cumsum(timeline.begins_window).astype(np.int64) - 1
+    number = np.cumsum(timeline.starts_window).astype(np.int64) - 1
     part = MAX_PIECES / max(1, len(timeline.pieces))
     if part >= 1:
         return number
@@ -217,7 +217,7 @@ def _find_windows(timeline: Timeline, place: Int64s, time_ns: Int64s) -> Int64s:
     for rank, own in enumerate(_split_places(place, len(timeline.ranks))):
         step = np.searchsorted(timeline.period_end_ns[rank], time_ns[own])
         step = np.minimum(step, len(timeline.steps) - 1)
-        is_inside = time_ns[own] >= timeline.period_begin_ns[rank][step]
+        is_inside = time_ns[own] >= timeline.period_start_ns[rank][step]
         is_inside &= time_ns[own] <= timeline.period_end_ns[rank][step]
         window[own] = np.where(is_inside, numbers[step], -1)
     return window
@@ -232,7 +232,7 @@ def _find_borders(timeline: Timeline) -> RankEvents:
         timeline,
         EventKind.BEGIN,
         np.repeat(place, len(first)),
-        timeline.period_begin_ns[:, first].reshape(-1),
+        timeline.period_start_ns[:, first].reshape(-1),
         np.full(num_ranks * len(first), -2),
         window=np.tile(window[first], num_ranks),
     )
@@ -292,7 +292,7 @@ def _find_operations(
     kept = holds.select((row_window[holds.row] >= 0) & _held_the_stream(timeline, rows, holds))
     place = np.searchsorted(ranks, kept.rank)
     resume = make_events(
-        timeline, EventKind.RESUME, place, kept.end_ns, kept.row, held_since_ns=kept.begin_ns
+        timeline, EventKind.RESUME, place, kept.end_ns, kept.row, held_since_ns=kept.start_ns
     )
     return [arrive, resume.select(resume.window == row_window[resume.row])]
 

@@ -287,7 +287,7 @@ def _place_measured(timeline: Timeline, piece: Int64s, part: npt.NDArray[np.floa
 def measured_work(timeline: Timeline) -> Int64s:
     """Per piece its duration if it is work, else 0."""
     pieces = timeline.pieces
-    return np.where(pieces.kind == PieceKind.WORK, pieces.end_ns - pieces.begin_ns, 0)
+    return np.where(pieces.kind == PieceKind.WORK, pieces.end_ns - pieces.start_ns, 0)
 
 
 def _follows(events: RankEvents) -> Bools:
@@ -312,9 +312,9 @@ def _locate(timeline: Timeline, events: RankEvents) -> tuple[Int64s, npt.NDArray
     piece = np.empty(len(events), dtype=np.int64)
     for place, rank in enumerate(timeline.ranks):
         inside, own = find_run(pieces.rank, rank), find_run(events.place, place)
-        at = np.searchsorted(pieces.begin_ns[inside], events.time_ns[own], side="right") - 1
+        at = np.searchsorted(pieces.start_ns[inside], events.time_ns[own], side="right") - 1
         piece[own] = inside.start + np.maximum(at, 0)
-    length = pieces.end_ns[piece] - pieces.begin_ns[piece]
-    offset = np.clip(events.time_ns - pieces.begin_ns[piece], 0, length)
+    length = pieces.end_ns[piece] - pieces.start_ns[piece]
+    offset = np.clip(events.time_ns - pieces.start_ns[piece], 0, length)
     is_work = (pieces.kind[piece] == PieceKind.WORK) & (length > 0)
     return piece, np.where(is_work, offset / np.maximum(length, 1), 0.0)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshscope.analyze.pipeline.handovers import measure_handovers
+from meshscope.analyze.pipeline.action_gaps import measure_action_gaps
 from meshscope.analyze.pipeline.pipeline_times import collect_pipeline_times
 from meshscope.analyze.pipeline.stage_work import measure_stage_work
 from meshscope.core.layout import Layout
@@ -149,9 +149,9 @@ class RunEdits:
     @or_unavailable
     def _build_pipeline(self) -> PipelineReplay:
         times = need(collect_pipeline_times(self.replay.timeline, self.attempt))
-        handovers = need(measure_handovers(times))
+        action_gaps = need(measure_action_gaps(times))
         work = measure_stage_work(times, self.attempt)
-        return need(build_pipeline_replay(self.replay.timeline, times, work, handovers))
+        return need(build_pipeline_replay(self.replay.timeline, times, work, action_gaps))
 
 
 def _known(factor: float | None) -> float:

@@ -213,14 +213,14 @@ def _mean_step_ns(timeline: Timeline, end_ns: Int64s) -> float:
     """From the last rank's begin of each window to the last rank's end of it, per step."""
     window = number_windows(timeline)
     first, last = find_window_ends(window)
-    total = end_ns[:, last].max(axis=0) - timeline.period_begin_ns[:, first].max(axis=0)
+    total = end_ns[:, last].max(axis=0) - timeline.period_start_ns[:, first].max(axis=0)
     return float(total.sum()) / max(1, int(np.count_nonzero(window >= 0)))
 
 
 def _measure_unexplained(timeline: Timeline, recorded: RecordedGraph) -> float:
     """The share of all ranks' time that is neither work nor an operation that is modelled."""
     is_replayed = number_windows(timeline) >= 0
-    total = int((timeline.period_end_ns - timeline.period_begin_ns)[:, is_replayed].sum())
+    total = int((timeline.period_end_ns - timeline.period_start_ns)[:, is_replayed].sum())
     events = recorded.events
     is_held = events.kind == EventKind.HELD
     return float(recorded.fixed_ns[is_held].sum()) / total if total else 0.0

@@ -104,12 +104,12 @@ def _cut_rank(
     pieces, rank = timeline.pieces, timeline.ranks[place]
     inside, own = find_run(pieces.rank, rank), find_run(arrivals.place, place)
     low, high = inside.start, inside.stop
-    time, begin = arrivals.time_ns[own], timeline.period_begin_ns[place]
+    time, begin = arrivals.time_ns[own], timeline.period_start_ns[place]
     # The first arrival of each step, those between windows counting to the step before.
     first = np.searchsorted(time, begin)
     step = np.searchsorted(begin, time, side="right") - 1
     _sign(timeline, arrivals.row[own], step, first, signature[place])
-    begins = pieces.begin_ns[low:high]
+    begins = pieces.start_ns[low:high]
     cut = np.unique(np.concatenate([begins, time]))
     at = np.maximum(np.searchsorted(begins, cut, side="right") - 1, 0)
     until = np.minimum(np.append(cut[1:], np.iinfo(np.int64).max), pieces.end_ns[low:high][at])

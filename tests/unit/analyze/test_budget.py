@@ -118,10 +118,10 @@ def test_waiting_for_another_stage_is_the_bubble(tmp_path: Path) -> None:
     world = job.group(range(2), name="world")
     for step in range(3):
         at = 100 * step * MS
-        job.action(0, "F", step=step, microbatch=0, stage=0, begin_ns=at, end_ns=at + 20 * MS)
+        job.action(0, "F", step=step, microbatch=0, stage=0, start_ns=at, end_ns=at + 20 * MS)
         job.message(pair, 0, 1, sent_ns=at + 20 * MS, asked_ns=at, latency_ns=2 * MS, step=step)
         job.action(
-            1, "F", step=step, microbatch=0, stage=1, begin_ns=at + 22 * MS, end_ns=at + 82 * MS,
+            1, "F", step=step, microbatch=0, stage=1, start_ns=at + 22 * MS, end_ns=at + 82 * MS,
             wait_ns=22 * MS,
         )  # fmt: skip
         job.collective(world, {0: at + 22 * MS, 1: at + 82 * MS}, transfer_ns=3 * MS, step=step)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from communication_builders import Job
 
 from builders import MS, SECOND
+from communication_builders import Job
 from meshscope.analyze.job.clock_bounds import Bounds, find_lines
 from meshscope.analyze.job.clock_graph import Edge, find_islands, solve, walk_best
 from meshscope.analyze.job.clock_pairs import ClockMethod

@@ -30,7 +30,7 @@ def make_last_backward_run(path: Path, extra_ms: float, *, num_steps: int = 15) 
                     step=step,
                     microbatch=microbatch,
                     stage=0,
-                    begin_ns=now,
+                    start_ns=now,
                     end_ns=now + length,
                 )
                 now += length
@@ -77,7 +77,7 @@ def make_sending_run(path: Path, late_ms: dict[int, float]) -> Timeline:
         for rank in range(4):
             begin = at + 40 * rank * MS
             end = begin + 10 * MS
-            job.action(rank, "F", step=step, microbatch=0, stage=rank, begin_ns=begin, end_ns=end)
+            job.action(rank, "F", step=step, microbatch=0, stage=rank, start_ns=begin, end_ns=end)
             if rank < 3:
                 sent = end + round(late_ms.get(rank, 0.05) * MS)
                 job.message(

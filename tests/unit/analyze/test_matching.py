@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from communication_builders import Job, operation_words
 
 from builders import MS, SECOND
+from communication_builders import Job, operation_words
 from meshscope.analyze.job.host_clocks import find_host_clocks
 from meshscope.analyze.job.matching import match_operations
 from meshscope.analyze.job.operations import load_operations

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from communication_builders import Job, operation_words
 
 from builders import MS, SECOND, START_MONO_NS, make_writer
+from communication_builders import Job, operation_words
 from meshscope.analyze.job.group_axes import merge_groups
 from meshscope.analyze.job.operations import (
     NO_PHASE,

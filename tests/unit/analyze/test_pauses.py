@@ -24,7 +24,7 @@ def test_pauses_of_one_rank_are_found_with_their_steps_and_phase():
     forward[5::10, 2] += 50 * MS
     found = find(forward, backward)
     (paused,) = found.ranks
-    assert (paused.rank, paused.places) == (2, (5, 15, 25, 35, 45, 55))
+    assert (paused.rank, paused.step_indices) == (2, (5, 15, 25, 35, 45, 55))
     assert paused.typical_ns == pytest.approx(50 * MS, rel=0.05)
     assert paused.forward_ratio == pytest.approx(1, abs=0.05)
     assert paused.backward_ratio == pytest.approx(0, abs=0.05)

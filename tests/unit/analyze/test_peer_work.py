@@ -14,7 +14,7 @@ UNKNOWN = Unavailable("no layout")
 
 def groups(layout, num_ranks, *, is_piped=False, ranks=None):
     found = group_true_peers(layout, ranks or tuple(range(num_ranks)), is_piped=is_piped)
-    return [(group.axis, group.places) for group in found]
+    return [(group.axis, group.indices) for group in found]
 
 
 def test_peers_differ_along_dp_alone():

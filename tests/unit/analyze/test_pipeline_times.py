@@ -36,7 +36,7 @@ def test_actions_and_phases_give_the_same_times(tmp_path, records_actions):
     assert times.source is (ActionSource.RECORDED if records_actions else ActionSource.PHASES)
     assert times.executed.name == "1f1b"
     assert times.chains == ((0, 1, 2), (3, 4, 5))
-    assert times.begin_ns.shape == (24, 6)
+    assert times.start_ns.shape == (24, 6)
     assert sorted(zip(times.chain.tolist(), times.step.tolist(), strict=True)) == [
         (chain, step) for chain in range(2) for step in range(3)
     ]
@@ -74,14 +74,14 @@ def test_steps_in_another_order_are_counted_and_left_out(tmp_path):
     writers = [make_writer(path, rank, 2) for rank in range(2)]
     for step in range(5):
         schedule = other if step == 2 else usual
-        begin_ns = START_MONO_NS + step * 100 * MS
+        start_ns = START_MONO_NS + step * 100 * MS
         for rank, writer in enumerate(writers):
             for place, action in enumerate(schedule.actions[rank]):
                 code = 0 if action.kind is ActionKind.FORWARD else 1
-                at_ns = begin_ns + (4 * place + rank) * MS
+                at_ns = start_ns + (4 * place + rank) * MS
                 words = (code | rank << 32, step, action.microbatch, at_ns, MS, -1, -1)
                 writer.table("actions").put(*words)
-            put_step(writer, step, begin_ns, begin_ns + 99 * MS)
+            put_step(writer, step, start_ns, start_ns + 99 * MS)
     for writer in writers:
         writer.close(end_host_mono_ns=START_MONO_NS + 600 * MS, last_step=4, num_errors=0)
     times = collect(path)

@@ -31,7 +31,7 @@ def test_slow_rank_works_longer_and_the_other_waits(tmp_path: Path) -> None:
         ("TRANSFER", "", 5),
     ]
     assert timeline.steps.tolist() == [0, 1, 2, 3]
-    assert timeline.begins_window.tolist() == [True, False, False, False]
+    assert timeline.starts_window.tolist() == [True, False, False, False]
     assert (timeline.num_left_out, timeline.num_unmarked) == (0, 0)
 
 
@@ -56,7 +56,7 @@ def test_step_owns_the_gap_before_it(tmp_path: Path) -> None:
     assert describe(timeline, 0, 1)[:2] == [("WORK", "", 4), ("WORK", "forward", 10)]
     between = timeline.pieces.select(timeline.pieces.is_between)
     assert set(between.duration_ns.tolist()) == {4 * MS}
-    assert (timeline.step_begin_ns - timeline.period_begin_ns)[:, 1:].tolist() == [[4 * MS] * 2] * 2
+    assert (timeline.step_start_ns - timeline.period_start_ns)[:, 1:].tolist() == [[4 * MS] * 2] * 2
 
 
 def test_innermost_phase_counts(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_message_is_waited_for_until_it_is_sent(tmp_path: Path) -> None:
 
 def test_wait_for_an_actions_input(tmp_path: Path) -> None:
     job = TimedJob(tmp_path, num_ranks=2, layout=Layout(pp=2))
-    job.action(0, "F", step=0, microbatch=0, stage=0, begin_ns=0, end_ns=10 * MS)
+    job.action(0, "F", step=0, microbatch=0, stage=0, start_ns=0, end_ns=10 * MS)
     job.action(
-        1, "F", step=0, microbatch=0, stage=1, begin_ns=12 * MS, end_ns=20 * MS, wait_ns=11 * MS
+        1, "F", step=0, microbatch=0, stage=1, start_ns=12 * MS, end_ns=20 * MS, wait_ns=11 * MS
     )
     for rank in range(2):
         job.own_step(rank, 0, 0, 25 * MS)
@@ -133,7 +133,7 @@ def test_receive_inside_an_input_wait_splits_it(tmp_path: Path) -> None:
     job = TimedJob(tmp_path, num_ranks=2, layout=Layout(pp=2))
     group = job.group(range(2), description="mesh_pp")
     job.action(
-        1, "F", step=0, microbatch=0, stage=1, begin_ns=12 * MS, end_ns=20 * MS, wait_ns=12 * MS
+        1, "F", step=0, microbatch=0, stage=1, start_ns=12 * MS, end_ns=20 * MS, wait_ns=12 * MS
     )
     job.message(group, 0, 1, sent_ns=8 * MS, asked_ns=1 * MS, latency_ns=3 * MS, step=0)
     for rank in range(2):
@@ -267,9 +267,9 @@ def test_aborted_step_is_not_kept_and_breaks_the_chain(tmp_path: Path) -> None:
     timeline = timeline_of(job.close())
 
     assert timeline.steps.tolist() == [0, 1, 3, 4]
-    assert timeline.begins_window.tolist() == [True, False, True, False]
+    assert timeline.starts_window.tolist() == [True, False, True, False]
     # What comes after an aborted step belongs to the next one.
-    assert (timeline.period_end_ns - timeline.period_begin_ns).tolist() == [
+    assert (timeline.period_end_ns - timeline.period_start_ns).tolist() == [
         [8 * MS, 10 * MS, 10 * MS, 10 * MS]
     ]
 
@@ -336,7 +336,7 @@ def test_device_stream_is_what_counts_where_it_is_marked(tmp_path: Path) -> None
         ("WORK", "data", 3),
         ("WORK", "backward", 47),
     ]
-    assert (timeline.period_end_ns - timeline.period_begin_ns)[0, 1:].tolist() == [100 * MS] * 4
+    assert (timeline.period_end_ns - timeline.period_start_ns)[0, 1:].tolist() == [100 * MS] * 4
     assert timeline.host_period_ns[0, 1:].tolist() == [100 * MS] * 4
 
 
@@ -347,7 +347,7 @@ def test_steps_without_device_marks_are_left_out(tmp_path: Path) -> None:
 
     assert timeline.steps.tolist() == [0, 1, 3, 4, 5]
     assert timeline.num_unmarked == 1
-    assert timeline.begins_window.tolist() == [True, False, True, False, False]
+    assert timeline.starts_window.tolist() == [True, False, True, False, False]
     # Where step 2 ended on the device is not known: step 3 is as long as on the host.
     assert describe(timeline, 0, 2) == describe(timeline, 0, 1)
 
@@ -366,7 +366,7 @@ def test_one_in_two_steps_marked(tmp_path: Path) -> None:
 
     assert timeline.steps.tolist() == [1, 3, 5, 7]
     assert timeline.num_unmarked == 4
-    assert timeline.begins_window.all()
+    assert timeline.starts_window.all()
     assert describe(timeline, 0, 1) == [("WORK", "", 4), ("WORK", "forward", 16)]
 
 
@@ -417,4 +417,4 @@ def test_pieces_are_sorted_and_gapless(tmp_path: Path) -> None:
 
     assert (np.diff(pieces.rank) >= 0).all()
     same = pieces.rank[1:] == pieces.rank[:-1]
-    assert (pieces.begin_ns[1:][same] == pieces.end_ns[:-1][same]).all()
+    assert (pieces.start_ns[1:][same] == pieces.end_ns[:-1][same]).all()

@@ -34,7 +34,7 @@ def _make(path: Path) -> None:
             gap_ms=1,
             group=group,
             first_step=step,
-            begin_ns=at,
+            start_ns=at,
         )
         for rank in range(2):
             job.action(
@@ -43,7 +43,7 @@ def _make(path: Path) -> None:
                 step=step,
                 microbatch=0,
                 stage=0,
-                begin_ns=at - 3 * MS,
+                start_ns=at - 3 * MS,
                 end_ns=at - 2 * MS,
             )
     job.close()
@@ -51,7 +51,7 @@ def _make(path: Path) -> None:
 
 def _check_same(part: Timeline, whole: Timeline) -> None:
     place = np.searchsorted(whole.steps, part.steps)
-    assert (part.period_begin_ns == whole.period_begin_ns[:, place]).all()
+    assert (part.period_start_ns == whole.period_start_ns[:, place]).all()
     assert (part.period_end_ns == whole.period_end_ns[:, place]).all()
     assert (measure_work(part).work_ns == measure_work(whole).work_ns[:, place]).all()
     assert (measure_work(part).held_ns == measure_work(whole).held_ns[:, place]).all()
@@ -71,7 +71,7 @@ def test_stretches_are_as_in_the_whole(
     monkeypatch.setattr(table_window, "MARGIN_RECORDS", 8)
     part = timeline_of(open_run(tmp_path).last_attempt, steps=CHOICE)
 
-    assert part.steps[part.begins_window].tolist() == [0, 100]
+    assert part.steps[part.starts_window].tolist() == [0, 100]
     assert part.num_left_out == NUM_STEPS - len(part.steps)
     assert len(part.steps) == 40
     _check_same(part, whole)

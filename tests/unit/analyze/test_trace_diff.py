@@ -1,7 +1,6 @@
 """Two sets of traces: parts, causes, axes, kernels and operators, by closed forms."""
 
 from made_traces import call, groups, host, kernel, nccl, step, summarize
-
 from meshscope.analyze.compare.trace_diff import compare_traces
 from meshscope.core.unavailable import Unavailable
 

@@ -63,4 +63,4 @@ def scale_work(context: Context, name: str, scale: Callable[..., np.ndarray]) ->
     """An edit: work of the pieces times what `scale` says of them."""
     pieces = context.study.timeline.pieces
     factor = scale(pieces)
-    return Edit(name=name, work_ns=((pieces.end_ns - pieces.begin_ns) * factor).astype(np.int64))
+    return Edit(name=name, work_ns=((pieces.end_ns - pieces.start_ns) * factor).astype(np.int64))

@@ -91,7 +91,7 @@ def test_ranks_that_take_turns_are_left_alone(tmp_path: Path) -> None:
             transfer_ms=2,
             group=group,
             first_step=step,
-            begin_ns=at,
+            start_ns=at,
         )
     assert _find(SlowLoader, Context(Study(job.close()))) == []
 

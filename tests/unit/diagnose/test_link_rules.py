@@ -74,7 +74,7 @@ def test_late_handover_is_named_and_priced(tmp_path: Path) -> None:
             for microbatch in range(3):
                 length = (25 if microbatch == 2 else 10) * MS
                 job.action(
-                    rank, "B", step=step, microbatch=microbatch, stage=0, begin_ns=now,
+                    rank, "B", step=step, microbatch=microbatch, stage=0, start_ns=now,
                     end_ns=now + length,
                 )  # fmt: skip
                 now += length

@@ -35,7 +35,7 @@ def test_a_gain_is_graded_and_a_bound_stands_in_for_it():
 def test_joined_edits_do_what_each_does_and_the_shorter_where_both_do(tmp_path):
     context = context_of(make_run(tmp_path, layout=Layout(dp=2), num_steps=6))
     pieces = context.study.timeline.pieces
-    measured = pieces.end_ns - pieces.begin_ns
+    measured = pieces.end_ns - pieces.start_ns
     one = scale_work(context, "one", lambda p: np.where(p.rank == 0, 0.5, 1.0))
     two = scale_work(context, "two", lambda p: np.where(p.phase == 2, 2.0, 1.0))
     both = join_edits(context.study.timeline, (one, two))

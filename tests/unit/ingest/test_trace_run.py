@@ -102,7 +102,7 @@ def test_clocks_of_ranks_are_brought_together(tmp_path):
     context, _ = examine(tmp_path, job(tmp_path, skew_ns=lambda rank: skew[rank]))
     timeline = context.study.timeline
     assert not isinstance(timeline, Unavailable)
-    begins = timeline.period_begin_ns
+    begins = timeline.period_start_ns
     assert int(np.abs(begins - begins[0]).max()) <= 1 * US
 
 
@@ -167,7 +167,7 @@ def test_two_windows_of_a_rank_are_put_together(tmp_path):
     timeline = context.study.timeline
     assert not isinstance(timeline, Unavailable)
     assert timeline.steps.tolist() == [5, 6, 7, 50, 51, 52]
-    assert timeline.begins_window.tolist() == [True, False, False, True, False, False]
+    assert timeline.starts_window.tolist() == [True, False, False, True, False, False]
 
 
 def test_the_same_step_twice_is_an_error(tmp_path):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from meshscope.numerics.events import find_joint_events, poisson_tail
+from meshscope.numerics.joint_events import find_joint_events, poisson_tail
 
 
 def marks(**steps):

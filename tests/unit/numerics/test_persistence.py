@@ -9,7 +9,7 @@ from meshscope.numerics.persistence import correct_holm, find_candidates, find_p
 
 
 def find(work):
-    return [found.place for found in find_persistent(work)]
+    return [found.index for found in find_persistent(work)]
 
 
 def make_work(seed, *, num_steps=50, num_peers=8, sigma=0.03, slow=(), by=0.10):
@@ -51,7 +51,7 @@ def test_the_tail_is_the_exact_binomial_one():
     late = random.permutation(50)[:30]
     work[late, 3] *= 1.2
     (found,) = find_candidates(work)
-    assert (found.place, found.num_peers, found.num_candidates) == (3, 7, 1)
+    assert (found.index, found.num_peers, found.num_candidates) == (3, 7, 1)
     assert found.num_steps_last >= 30
     scaled = found.num_steps_last * found.num_effective_steps // 50
     exact = sum(

@@ -25,7 +25,7 @@ def test_a_slow_rank_is_found(study):
 
 def test_the_budget_adds_up_to_the_mean_period_of_a_step(study):
     timeline = study.study.timeline
-    period_ns = (timeline.period_end_ns - timeline.period_begin_ns).mean()
+    period_ns = (timeline.period_end_ns - timeline.period_start_ns).mean()
     assert sum(study.budget.values()) == pytest.approx(period_ns)
 
 

@@ -65,7 +65,7 @@ def test_one_of_two_ranks_is_compared_with_the_other():
     work = np.random.default_rng(1).normal(100e6, 3e6, (50, 2))
     work[:, 1] *= 1.10
     (found,) = find_persistent(work)
-    assert found.place == 1
+    assert found.index == 1
     assert found.effect.ratio == pytest.approx(0.10, abs=0.02)
 
 
@@ -73,7 +73,7 @@ def test_two_slow_ranks_of_eight_do_not_hide_each_other():
     # Seen there: neither passed a test that allows for one, and nothing was reported.
     work = np.random.default_rng(2).normal(100e6, 2e6, (50, 8))
     work[:, [2, 5]] *= 1.25
-    assert sorted(one.place for one in find_persistent(work)) == [2, 5]
+    assert sorted(one.index for one in find_persistent(work)) == [2, 5]
 
 
 # --- where the time went -------------------------------------------------------------------------

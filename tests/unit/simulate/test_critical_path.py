@@ -1,7 +1,6 @@
 """Critical paths of programs whose longest chain can be read off."""
 
 from made_programs import MS, ProgramRun, ddp, reduce, replay_of, work
-
 from meshscope.core.layout import Layout
 from meshscope.simulate.critical_path import PathKind, find_critical_path
 from meshscope.simulate.simulation import price_path

@@ -40,7 +40,7 @@ def load(path, recipe):
     analysis = analyze_pipeline(timeline, attempt)
     assert not isinstance(analysis, Unavailable)
     replay = build_pipeline_replay(
-        timeline, analysis.times, analysis.work, analysis.bubble.handovers
+        timeline, analysis.times, analysis.work, analysis.bubble.action_gaps
     )
     assert not isinstance(replay, Unavailable)
     return timeline, replay
@@ -247,8 +247,10 @@ class TestSchedules:
 
 def test_a_replay_that_misses_the_clock_answers_nothing(tmp_path):
     _, replay = load(tmp_path / "run", recipe_of([(2, 4)] * 3, layers=(1, 1, 1)))
-    handovers = replay.handovers
-    wrong = replace(replay, handovers=replace(handovers, replayed_ns=handovers.replayed_ns * 1.06))
+    action_gaps = replay.action_gaps
+    wrong = replace(
+        replay, action_gaps=replace(action_gaps, replayed_ns=action_gaps.replayed_ns * 1.06)
+    )
     refused = price_level_position(wrong, 1)
     assert isinstance(refused, Unavailable)
     assert "6.0%" in refused.reason

@@ -1,8 +1,8 @@
 """Whether sends wait for their receivers is seen in the times, and priced so."""
 
 import pytest
-from made_programs import MS, ProgramRun, hand, receive, reduce, send, work
 
+from made_programs import MS, ProgramRun, hand, receive, reduce, send, work
 from meshscope.analyze.pipeline.action_replay import SendMode, list_actions
 from meshscope.analyze.pipeline.pipeline import analyze_pipeline
 from meshscope.analyze.timeline.timeline import build_timeline
@@ -43,7 +43,7 @@ def load(run: ProgramRun, path) -> PipelineReplay:
     analysis = analyze_pipeline(timeline, attempt)
     assert not isinstance(analysis, Unavailable), analysis
     replay = build_pipeline_replay(
-        timeline, analysis.times, analysis.work, analysis.bubble.handovers
+        timeline, analysis.times, analysis.work, analysis.bubble.action_gaps
     )
     assert not isinstance(replay, Unavailable), replay
     return replay
@@ -67,4 +67,4 @@ def test_a_blocked_send_is_no_wait_for_input(tmp_path):
     actions = [(a.stage, str(a.kind), a.microbatch) for a in list_actions(times.schedule)]
     # Rank 1 asks for its input only when rank 2 has taken the output before.
     asking, taking = actions.index((1, "F", 5)), actions.index((2, "F", 4))
-    assert (times.wait_begin_ns[asking] == times.begin_ns[taking]).all()
+    assert (times.wait_start_ns[asking] == times.start_ns[taking]).all()

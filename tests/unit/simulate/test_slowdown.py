@@ -1,8 +1,8 @@
 """Slowdowns of recorded programs with a known even version."""
 
 import pytest
-from made_programs import MS, ProgramRun, ddp, reduce, replay_of, work
 
+from made_programs import MS, ProgramRun, ddp, reduce, replay_of, work
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.simulate.recorded_slowdown import measure_run_slowdown

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from made_programs import (
     MS,
     ProgramRun,
@@ -22,7 +23,6 @@ from made_programs import (
     wait,
     work,
 )
-
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind

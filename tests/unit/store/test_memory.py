@@ -50,7 +50,7 @@ def test_a_recording_in_memory_is_read_like_a_folder(tmp_path: Path) -> None:
         assert twin.count_rows("steps") == len(recording.read("steps")["step"])
         steps = recording.read("steps")
         windows = TimeWindows(
-            begin_ns=steps["start_host_mono_ns"][1:2].astype(np.int64),
+            start_ns=steps["start_host_mono_ns"][1:2].astype(np.int64),
             end_ns=steps["end_host_mono_ns"][2:3].astype(np.int64),
         )
         assert_same_tables(recording.narrow(windows), twin.narrow(windows))

@@ -35,7 +35,7 @@ def _write_waits(path: Path, starts: np.ndarray, *, closes: bool = True) -> Path
 
 def _windows(*bounds: tuple[int, int]) -> TimeWindows:
     moments = START_MONO_NS + np.array(bounds, dtype=np.int64).reshape(-1, 2)
-    return TimeWindows(begin_ns=moments[:, 0], end_ns=moments[:, 1])
+    return TimeWindows(start_ns=moments[:, 0], end_ns=moments[:, 1])
 
 
 def _expected(file: Path, windows: TimeWindows) -> Columns:

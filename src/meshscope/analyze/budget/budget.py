@@ -127,7 +127,7 @@ def measure_budget(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavaila
         steps=timeline.steps,
         lines=tuple(lines),
         time_ns=time_ns,
-        wall_ns=timeline.period_end_ns - timeline.period_begin_ns,
+        wall_ns=timeline.period_end_ns - timeline.period_start_ns,
         host_ahead_ratio=measure_host_lead(timeline),
         mfu=_measure_mfu(timeline, flops),
         hfu=_measure_hfu(timeline, flops),
@@ -136,7 +136,7 @@ def measure_budget(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavaila
 
 def measure_host_lead(timeline: Timeline) -> float:
     """How much shorter the hosts' periods are than those on the timeline, as a ratio."""
-    period_ns = int((timeline.period_end_ns - timeline.period_begin_ns).sum())
+    period_ns = int((timeline.period_end_ns - timeline.period_start_ns).sum())
     return 1 - int(timeline.host_period_ns.sum()) / period_ns if period_ns > 0 else 0.0
 
 
@@ -188,7 +188,7 @@ def _measure_utilisation(
 ) -> Utilisation:
     need(_useful_ns(timeline, flops))
     peaks = [need(flops[rank].peak_flops_per_s) for rank in timeline.ranks]
-    period_ns = (timeline.period_end_ns - timeline.period_begin_ns).mean(axis=1)
+    period_ns = (timeline.period_end_ns - timeline.period_start_ns).mean(axis=1)
     possible = sum(peak * float(ns) * 1e-9 for peak, ns in zip(peaks, period_ns, strict=True))
     if not possible > 0:
         raise Missing("steps have no length")

@@ -93,7 +93,7 @@ def _locate_calls(timeline: Timeline, communication: Job) -> Int64s:
     for place, rank in enumerate(timeline.ranks):
         first, last = int(edges[place]), int(edges[place + 1])
         own = np.arange(*np.searchsorted(rows.rank, (rank, rank + 1)))
-        at = first + np.searchsorted(pieces.begin_ns[first:last], called[own], side="left") - 1
+        at = first + np.searchsorted(pieces.start_ns[first:last], called[own], side="left") - 1
         is_inside = (at >= first) & (called[own] <= pieces.end_ns[np.maximum(at, 0)])
         found[own] = np.where(is_inside, at, -1)
     return found
@@ -224,7 +224,7 @@ def _measure_send_delays(
     is_between = (pieces.action[at] < 0) & (pieces.kind[at] == PieceKind.WORK)
     row, at = row[is_between], at[is_between]
     called = communication.times.enqueue_ns[row]
-    begin = pieces.begin_ns[at].copy()
+    begin = pieces.start_ns[at].copy()
     # Two sends of one gap: the second one counts from the first.
     second = np.flatnonzero(at[1:] == at[:-1]) + 1
     begin[second] = called[second - 1]

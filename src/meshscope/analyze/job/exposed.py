@@ -37,7 +37,7 @@ class HoldUps:
     rank: Int32s
     step: Int32s
     """In which it happened; a wait may come in a later step than its operation."""
-    begin_ns: Int64s
+    start_ns: Int64s
     end_ns: Int64s
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class HoldUps:
             row=self.row[rows],
             rank=self.rank[rows],
             step=self.step[rows],
-            begin_ns=self.begin_ns[rows],
+            start_ns=self.start_ns[rows],
             end_ns=self.end_ns[rows],
         )
 
@@ -88,7 +88,7 @@ def measure_exposed(
     is_manual = rows.has_flag(OperationFlag.MANUAL)[found.row]
     seen, seen_ns = count_once(found.select(~is_manual))
     manual, _ = count_once(found.select(is_manual))
-    manual_ns = (manual.end_ns - manual.begin_ns) - _measure_covered(seen, manual)
+    manual_ns = (manual.end_ns - manual.start_ns) - _measure_covered(seen, manual)
     parts = _split_exposed(seen, times, row_times)
     zeros = np.zeros(len(manual), dtype=np.int64)
     return Exposed(
@@ -121,8 +121,8 @@ def find_waits(
     device_ns = waits.device_ns[kept]
     on_device = (device_ns >= 0) & rows.has_end[found.row]
     end = np.where(on_device, times.end_ns[found.row], found.end_ns)
-    begin = np.where(on_device, end - device_ns, found.begin_ns)
-    return replace(found, begin_ns=begin, end_ns=end)
+    begin = np.where(on_device, end - device_ns, found.start_ns)
+    return replace(found, start_ns=begin, end_ns=end)
 
 
 def find_unqueued(waits: Waits, alignment: ClockAlignment) -> HoldUps:
@@ -136,7 +136,7 @@ def _place_waits(waits: Waits, kept: Int64s, alignment: ClockAlignment) -> HoldU
         begin[part] = alignment.to_reference(own, begin[part])
     end = begin + waits.duration_ns[kept]
     return HoldUps(
-        row=waits.row[kept], rank=rank, step=waits.step[kept], begin_ns=begin, end_ns=end
+        row=waits.row[kept], rank=rank, step=waits.step[kept], start_ns=begin, end_ns=end
     )
 
 
@@ -162,13 +162,13 @@ def find_engine_stretches(rows: OperationRows, times: AlignedTimes) -> HoldUps:
     return _make(rows, row, begin, end)
 
 
-def _make(rows: OperationRows, row: Int64s, begin_ns: Int64s, end_ns: Int64s) -> HoldUps:
+def _make(rows: OperationRows, row: Int64s, start_ns: Int64s, end_ns: Int64s) -> HoldUps:
     return HoldUps(
         row=row,
         rank=rows.rank[row],
         step=rows.step[row],
-        begin_ns=begin_ns,
-        end_ns=np.maximum(begin_ns, end_ns),
+        start_ns=start_ns,
+        end_ns=np.maximum(start_ns, end_ns),
     )
 
 
@@ -177,20 +177,20 @@ def _join(parts: list[HoldUps]) -> HoldUps:
         row=np.concatenate([part.row for part in parts]),
         rank=np.concatenate([part.rank for part in parts]),
         step=np.concatenate([part.step for part in parts]),
-        begin_ns=np.concatenate([part.begin_ns for part in parts]),
+        start_ns=np.concatenate([part.start_ns for part in parts]),
         end_ns=np.concatenate([part.end_ns for part in parts]),
     )
 
 
 def count_once(found: HoldUps) -> tuple[HoldUps, Int64s]:
     """Cuts every hold-up short by those of the rank that began earlier; and how long each is."""
-    ordered = found.select(np.lexsort((found.begin_ns, found.rank)))
-    begin, end = ordered.begin_ns.copy(), ordered.end_ns.copy()
+    ordered = found.select(np.lexsort((found.start_ns, found.rank)))
+    begin, end = ordered.start_ns.copy(), ordered.end_ns.copy()
     for _, part in slice_runs(ordered.rank):
         covered = np.maximum.accumulate(end[part])
         begin[part][1:] = np.maximum(begin[part][1:], covered[:-1])
     end = np.maximum(begin, end)
-    cut = HoldUps(row=ordered.row, rank=ordered.rank, step=ordered.step, begin_ns=begin, end_ns=end)
+    cut = HoldUps(row=ordered.row, rank=ordered.rank, step=ordered.step, start_ns=begin, end_ns=end)
     return cut, end - begin
 
 
@@ -200,10 +200,10 @@ def _measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
     theirs = dict(slice_runs(seen.rank))
     for rank, part in slice_runs(other.rank):
         own = theirs.get(rank, slice(0, 0))
-        begin, end = seen.begin_ns[own], seen.end_ns[own]
+        begin, end = seen.start_ns[own], seen.end_ns[own]
         total = np.append(0, np.cumsum(end - begin))
         until_end = _covered_until(other.end_ns[part], begin, end, total)
-        covered[part] = until_end - _covered_until(other.begin_ns[part], begin, end, total)
+        covered[part] = until_end - _covered_until(other.start_ns[part], begin, end, total)
     return covered
 
 
@@ -231,5 +231,5 @@ def _split_exposed(
 
 
 def _overlap(found: HoldUps, begin: Int64s, end: Int64s) -> Int64s:
-    inside = np.minimum(found.end_ns, end) - np.maximum(found.begin_ns, begin)
+    inside = np.minimum(found.end_ns, end) - np.maximum(found.start_ns, begin)
     return np.asarray(np.maximum(inside, 0), dtype=np.int64)

@@ -24,9 +24,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from meshscope.analyze.pipeline.action_gaps import ActionGaps, measure_action_gaps
 from meshscope.analyze.pipeline.action_replay import ReplayPlan
 from meshscope.analyze.pipeline.executed_schedule import ExecutedSchedule
-from meshscope.analyze.pipeline.handovers import Handovers, measure_handovers
 from meshscope.analyze.pipeline.pipeline_times import PipelineTimes
 from meshscope.core.schedule import ActionKind
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
@@ -79,7 +79,7 @@ class PipelineBubble:
     closed_form: str
     """Its formula; empty where there is none."""
     parts: BubbleParts
-    handovers: Handovers
+    action_gaps: ActionGaps
 
     @property
     def utilisation_ratio(self) -> float:
@@ -94,16 +94,16 @@ class PipelineBubble:
 @or_unavailable
 def measure_bubble(times: PipelineTimes) -> PipelineBubble:
     """The bubble and its parts."""
-    handovers = need(measure_handovers(times))
-    plan = handovers.plan
+    action_gaps = need(measure_action_gaps(times))
+    plan = action_gaps.plan
     duration = times.duration_ns.astype(np.float64)
     busy = plan.busy_ns(duration)
-    end = times.end_ns - handovers.origin_ns
+    end = times.end_ns - action_gaps.origin_ns
     cost = plan.cost_ns(end - duration, end)
     if not (cost > 0).all():
         raise Missing("a pipeline's actions take no time")
     stage_ns = _stage_medians(times, plan)
-    bubbles = _replay_chain(plan, stage_ns, handovers, duration)
+    bubbles = _replay_chain(plan, stage_ns, action_gaps, duration)
     steps = np.diff([0.0, *bubbles, float(np.mean(cost - busy.mean(axis=0)))])
     closed = find_closed_form(times.executed, stage_ns)
     typical = plan.spread(stage_ns)
@@ -122,7 +122,7 @@ def measure_bubble(times: PipelineTimes) -> PipelineBubble:
         closed_form_ratio=closed if isinstance(closed, Unavailable) else closed[0],
         closed_form="" if isinstance(closed, Unavailable) else closed[1],
         parts=_name_parts(steps),
-        handovers=handovers,
+        action_gaps=action_gaps,
     )
 
 
@@ -139,14 +139,14 @@ def _as_ratio(bubble_ns: float, plan: ReplayPlan, duration: Floats) -> float:
 def _replay_chain(
     plan: ReplayPlan,
     stage_ns: dict[tuple[ActionKind, int], float],
-    handovers: Handovers,
+    action_gaps: ActionGaps,
     duration: Floats,
 ) -> list[float]:
     """Bubble times of ever more true replays; see the module's docstring."""
     typical = plan.spread(stage_ns)
-    lag, gap = handovers.typical_lag_ns, handovers.typical_gap_ns
-    receive = np.minimum(gap, np.median(handovers.receive_ns, axis=1, keepdims=True))
-    own = {"lag_ns": handovers.lag_ns, "gap_ns": handovers.gap_ns}
+    lag, gap = action_gaps.typical_lag_ns, action_gaps.typical_gap_ns
+    receive = np.minimum(gap, np.median(action_gaps.receive_ns, axis=1, keepdims=True))
+    own = {"lag_ns": action_gaps.lag_ns, "gap_ns": action_gaps.gap_ns}
 
     def bubble(duration: Floats, **between: Floats) -> float:
         cost = plan.cost_ns(*plan.replay(duration, **between))
@@ -157,7 +157,7 @@ def _replay_chain(
         bubble(typical),
         bubble(typical, lag_ns=lag, gap_ns=receive),
         bubble(typical, lag_ns=lag, gap_ns=gap),
-        bubble(duration, ready_ns=handovers.ready_ns, **own),
+        bubble(duration, ready_ns=action_gaps.ready_ns, **own),
     ]
 
 

@@ -63,7 +63,7 @@ def place_in_steps(timeline: Timeline, row: Int64s) -> Int64s:
     step = np.full(len(row), -1, dtype=np.int64)
     for place, one in enumerate(timeline.ranks):
         mine = np.flatnonzero(rank == one)
-        ends, begins = timeline.period_end_ns[place], timeline.period_begin_ns[place]
+        ends, begins = timeline.period_end_ns[place], timeline.period_start_ns[place]
         found = np.searchsorted(ends, at_ns[mine], side="right")
         is_inside = found < len(ends)
         found = np.where(is_inside, found, 0)

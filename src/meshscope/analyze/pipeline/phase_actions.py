@@ -72,7 +72,7 @@ def _read_rank(timeline: Timeline, place: int, spans: Columns, stage: int) -> Ac
     step = np.searchsorted(timeline.period_end_ns[place], begin[rows], side="right")
     is_kept = step < len(timeline.steps)
     rows, step = rows[is_kept], step[is_kept]
-    is_kept = begin[rows] >= timeline.period_begin_ns[place][step]
+    is_kept = begin[rows] >= timeline.period_start_ns[place][step]
     rows, step = rows[is_kept], step[is_kept]
     kind = np.where(name[rows] == _FORWARD, _F, _B)
     count = len(rows)
@@ -84,9 +84,9 @@ def _read_rank(timeline: Timeline, place: int, spans: Columns, stage: int) -> Ac
         stage=np.full(count, stage, dtype=np.int32),
         chunk=np.zeros(count, dtype=np.int32),
         microbatch=_count_within(step, kind),
-        begin_ns=begin[rows],
+        start_ns=begin[rows],
         end_ns=end[rows],
-        wait_begin_ns=wait_begin,
+        wait_start_ns=wait_begin,
         wait_ns=np.where(wait_begin >= 0, begin[rows] - wait_begin, -1),
     )
 
@@ -101,7 +101,7 @@ def _find_waits(timeline: Timeline, rank: int, begin: Int64s, end: Int64s) -> In
     is_held = (pieces.kind[low:high] != PieceKind.WORK) & (pieces.row[low:high] >= 0)
     rows = low + np.flatnonzero(is_held)
     # A send that holds the rank up waits for its receiver, not for the input.
-    held_ns = pieces.begin_ns[rows[kinds[pieces.row[rows]] == Kind.RECV]]
+    held_ns = pieces.start_ns[rows[kinds[pieces.row[rows]] == Kind.RECV]]
 
     before = np.concatenate([[np.iinfo(np.int64).min], end[:-1]])
     place = np.searchsorted(held_ns, before, side="left")

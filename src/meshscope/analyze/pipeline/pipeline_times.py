@@ -58,10 +58,10 @@ class PipelineTimes:
     """Per run: place in `chains`."""
     step: Int32s
     """Per run: place in `Timeline.steps`; ascending."""
-    begin_ns: Int64s
+    start_ns: Int64s
     """[action, run], on the reference clock."""
     end_ns: Int64s
-    wait_begin_ns: Int64s
+    wait_start_ns: Int64s
     """When the rank began to wait for the action's input; -1 where that was not recorded."""
     work_ns: Int64s
     """Of the action, what nothing held up."""
@@ -85,7 +85,7 @@ class PipelineTimes:
     @property
     def duration_ns(self) -> Int64s:
         """[action, run]."""
-        return self.end_ns - self.begin_ns
+        return self.end_ns - self.start_ns
 
     def ranks_of(self, position: int) -> tuple[int, ...]:
         """Global ranks at one place of the pipelines."""
@@ -139,7 +139,7 @@ def _arrange(
     chain_of, position_of = _place_ranks(timeline, chains)
     chain, position = chain_of[actions.rank], position_of[actions.rank]
     row = np.flatnonzero(chain >= 0)
-    order = np.lexsort((actions.begin_ns[row], position[row], actions.step[row], chain[row]))
+    order = np.lexsort((actions.start_ns[row], position[row], actions.step[row], chain[row]))
     row = row[order]
     run_key = chain[row].astype(np.int64) * len(timeline.steps) + actions.step[row]
     cuts = np.flatnonzero(np.diff(run_key, prepend=-1, append=-1))
@@ -232,9 +232,9 @@ def _take(
         source=ActionSource.RECORDED,
         chain=no_runs,
         step=actions.step[rows[0]],
-        begin_ns=begin[rows],
+        start_ns=begin[rows],
         end_ns=end[rows],
-        wait_begin_ns=actions.wait_begin_ns[rows],
+        wait_start_ns=actions.wait_start_ns[rows],
         work_ns=work[place],
         ready_ns=np.zeros((0, 0), dtype=np.int64),
         num_other_runs=0,
@@ -244,7 +244,7 @@ def _take(
 
 def _device_extents(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
     """Where pieces are of a device, an action lasts as long as its pieces that are not waits."""
-    begin, end = actions.begin_ns, actions.end_ns
+    begin, end = actions.start_ns, actions.end_ns
     if not timeline.on_device.any():
         return begin, end
     device_ranks = np.array(timeline.ranks)[timeline.on_device]
@@ -254,7 +254,7 @@ def _device_extents(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64
     touched = pieces.action[is_of_action]
     first = np.full(len(begin), np.iinfo(np.int64).max)
     last = np.full(len(begin), np.iinfo(np.int64).min)
-    np.minimum.at(first, touched, pieces.begin_ns[is_of_action])
+    np.minimum.at(first, touched, pieces.start_ns[is_of_action])
     np.maximum.at(last, touched, pieces.end_ns[is_of_action])
     has_any = last > first
     return np.where(has_any, first, begin), np.where(has_any, last, end)
@@ -272,7 +272,7 @@ def _measure_action_work(timeline: Timeline, rank: Int32s, begin: Int64s, end: I
         mine = slice(*np.searchsorted(pieces.rank, [one, one + 1]))
         is_work = np.flatnonzero(pieces.kind[mine] == PieceKind.WORK)
         if mine.stop > mine.start:
-            begins, ends = pieces.begin_ns[mine][is_work], pieces.end_ns[mine][is_work]
+            begins, ends = pieces.start_ns[mine][is_work], pieces.end_ns[mine][is_work]
             work[low:high] = _sum_inside(begins, ends, begin[low:high], end[low:high])
     return work
 
@@ -298,12 +298,12 @@ def _find_ready(timeline: Timeline, actions: Actions, times: PipelineTimes, rows
     The head of the pipeline waits for nobody, and so was ready when it began.
     """
     first = _first_places(times.schedule)
-    begin = times.begin_ns[first]
-    waited = times.wait_begin_ns[first]
+    begin = times.start_ns[first]
+    waited = times.wait_start_ns[first]
     place_of = {rank: place for place, rank in enumerate(timeline.ranks)}
     ranks = actions.rank[rows[first]]
     places = np.vectorize(place_of.__getitem__, otypes=[np.int64])(ranks)
-    came = timeline.period_begin_ns[places, times.step[None, :]]
+    came = timeline.period_start_ns[places, times.step[None, :]]
     is_head = np.array([not times.schedule.needs(row[0]) for row in times.schedule.actions])
     ready = np.where(waited >= 0, waited, np.where(is_head[:, None], begin, came))
     return np.minimum(ready, begin)

@@ -89,7 +89,7 @@ def measure_pipeline_waits(timeline: Timeline) -> PipelineWaits:
         mean: Floats = total[ranks] / num_steps
         return mean
 
-    period_ns = timeline.period_end_ns - timeline.period_begin_ns
+    period_ns = timeline.period_end_ns - timeline.period_start_ns
     return PipelineWaits(
         chains=chains,
         num_microbatches=num_microbatches,

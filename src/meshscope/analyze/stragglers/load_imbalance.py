@@ -45,14 +45,14 @@ def measure_load_imbalance(work: PeerWork) -> LoadImbalance | None:
     lost, variations, leaders = [], [], []
     num_steps = len(work.steps)
     for group in work.groups:
-        own = work.total_ns[:, list(group.places)]
+        own = work.total_ns[:, list(group.indices)]
         mean = own.mean(axis=1)
         lost.append(own.max(axis=1) - mean)
         variations.append(np.divide(own.std(axis=1), mean, where=mean > 0, out=np.zeros_like(mean)))
-        counts = np.bincount(own.argmax(axis=1), minlength=len(group.places))
+        counts = np.bincount(own.argmax(axis=1), minlength=len(group.indices))
         best = int(counts.argmax())
-        p_value = binomial_tail(int(counts[best]), num_steps, 1 / len(group.places))
-        leaders.append((p_value, -int(counts[best]), work.ranks[group.places[best]]))
+        p_value = binomial_tail(int(counts[best]), num_steps, 1 / len(group.indices))
+        leaders.append((p_value, -int(counts[best]), work.ranks[group.indices[best]]))
     p_value, minus_count, leader = min(leaders)
     lost_ns = float(np.max(lost, axis=0).mean())
     return LoadImbalance(
@@ -61,6 +61,6 @@ def measure_load_imbalance(work: PeerWork) -> LoadImbalance | None:
         lost_ratio=lost_ns / work.step_ns if work.step_ns > 0 else 0.0,
         leader=leader,
         leader_ratio=-minus_count / num_steps,
-        leader_p=min(1.0, p_value * sum(len(group.places) for group in work.groups)),
+        leader_p=min(1.0, p_value * sum(len(group.indices) for group in work.groups)),
         num_steps=num_steps,
     )

@@ -38,7 +38,7 @@ class PausedRank:
     """One rank with sporadic pauses."""
 
     rank: int
-    places: tuple[int, ...]
+    step_indices: tuple[int, ...]
     """Places of the steps, in `PeerWork.steps`."""
     typical_ns: float
     """Median length."""
@@ -112,7 +112,7 @@ def _describe(work: PeerWork, place: int, paused: Bools, excess: Floats) -> Paus
     total = float(excess.sum())
     return PausedRank(
         rank=work.ranks[place],
-        places=tuple(np.flatnonzero(paused).tolist()),
+        step_indices=tuple(np.flatnonzero(paused).tolist()),
         typical_ns=float(np.median(excess[paused])),
         longest_ns=float(excess.max()),
         forward_ratio=_share_in(work, "forward", place, paused) / total,

@@ -115,7 +115,7 @@ def _pair_phases(work: PeerWork) -> tuple[Floats, Floats] | None:
         matrix = work.work_ns[work.phases.index(name)]
         parts = []
         for group in work.groups:
-            own = matrix[:, list(group.places)]
+            own = matrix[:, list(group.indices)]
             usual = np.median(own, axis=0)
             if not bool((usual > 0).all()):
                 return None
@@ -130,7 +130,7 @@ def _pair_actions(timeline: Timeline) -> tuple[Floats, Floats] | None:
     actions = timeline.actions
     if actions is None:
         return None
-    duration = (actions.end_ns - actions.begin_ns).astype(np.float64)
+    duration = (actions.end_ns - actions.start_ns).astype(np.float64)
     key = _number(actions.rank, actions.step, actions.stage, actions.chunk, actions.microbatch)
     place = _number(actions.rank, actions.stage, actions.chunk)
     is_forward = actions.kind == ACTION_KINDS.index("F")

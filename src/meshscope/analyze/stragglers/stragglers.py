@@ -163,7 +163,7 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
     tests: list[tuple[PeerGroup, int | None, Candidate]] = []
     num_tests = 0
     for group in work.groups:
-        columns = list(group.places)
+        columns = list(group.indices)
         for phase in (None, *range(len(work.phases))):
             matrix = work.total_ns if phase is None else work.work_ns[phase]
             num_tests += len(columns)
@@ -175,15 +175,15 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
         for test, p in zip(tests, adjusted, strict=True)
         if is_slow(test[2], p) and test[2].excess_ns >= _MIN_EXCESS_SHARE * work.step_ns
     ]
-    slow_places = {group.places[candidate.place] for group, _, candidate, _ in passed}
+    slow_places = {group.indices[candidate.index] for group, _, candidate, _ in passed}
     best: dict[int, SlowRank] = {}
     # Of several tests that a rank failed, the one with most time in it speaks for it.
     for group, phase, candidate, p in sorted(passed, key=lambda test: -test[2].excess_ns):
-        place = group.places[candidate.place]
+        place = group.indices[candidate.index]
         rank = work.ranks[place]
         if rank in changed or rank in best:
             continue
-        reference = tuple(other for other in group.places if other not in slow_places)
+        reference = tuple(other for other in group.indices if other not in slow_places)
         by_phase = _measure_phase_excess(work, place, reference)
         best[rank] = SlowRank(
             rank=rank,
@@ -221,12 +221,12 @@ def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
     """Ranks whose work changed level against that of the others."""
     if len(work.steps) < MIN_STEPS:
         return []
-    grouped = {place for group in work.groups for place in group.places}
+    grouped = {place for group in work.groups for place in group.indices}
     alone = tuple(place for place in range(len(work.ranks)) if place not in grouped)
     # Persistence and onset share the error of a run.
     num_series = 2 * len(work.ranks)
     found: list[FailSlowRank] = []
-    for places in [group.places for group in work.groups] + ([alone] if alone else []):
+    for places in [group.indices for group in work.groups] + ([alone] if alone else []):
         series = _relate(work.total_ns[:, list(places)], are_peers=places is not alone)
         if series is None:
             continue

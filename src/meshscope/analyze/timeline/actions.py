@@ -28,10 +28,10 @@ class Actions:
     stage: Int32s
     chunk: Int32s
     microbatch: Int32s
-    begin_ns: Int64s
+    start_ns: Int64s
     """On the reference clock; on a device, of its stream."""
     end_ns: Int64s
-    wait_begin_ns: Int64s
+    wait_start_ns: Int64s
     """When it began to wait for its input; -1: it did not."""
     wait_ns: Int64s
     """How long; -1 likewise."""
@@ -91,18 +91,18 @@ def read_actions(
         stage=columns["stage"][row].astype(np.int32),
         chunk=columns["chunk"][row].astype(np.int32),
         microbatch=np.clip(int64_column(columns, "microbatch")[row], -1, 1 << 30).astype(np.int32),
-        begin_ns=to_reference(begin),
+        start_ns=to_reference(begin),
         end_ns=to_reference(end),
-        wait_begin_ns=np.where(is_waiting, wait_begin, MISSING),
+        wait_start_ns=np.where(is_waiting, wait_begin, MISSING),
         wait_ns=np.where(is_waiting, wait_end - wait_begin, MISSING),
     )
 
 
-def _on_device(host_begin_ns: Int64s, marks: DeviceMarks) -> tuple[Int64s, Int64s, np.ndarray]:
+def _on_device(host_start_ns: Int64s, marks: DeviceMarks) -> tuple[Int64s, Int64s, np.ndarray]:
     """Begin and end on the device of phases that the host began at these moments."""
-    order = np.argsort(marks.host_begin_ns, kind="stable")
-    found = find_rows(marks.host_begin_ns[order], host_begin_ns)
+    order = np.argsort(marks.host_start_ns, kind="stable")
+    found = find_rows(marks.host_start_ns[order], host_start_ns)
     if not len(order):
-        return host_begin_ns, host_begin_ns, found >= 0
+        return host_start_ns, host_start_ns, found >= 0
     at = order[found]
-    return marks.begin_ns[at], marks.end_ns[at], found >= 0
+    return marks.start_ns[at], marks.end_ns[at], found >= 0

@@ -34,7 +34,7 @@ class DeviceGaps:
     cause_ns: Int64s
     """[rank, cause], all steps of the timeline together; causes in the order of `CAUSES`."""
 
-    def of(self, cause: str) -> Int64s:
+    def ns_by_rank(self, cause: str) -> Int64s:
         """[rank] of one cause."""
         found: Int64s = self.cause_ns[:, list(CAUSES).index(cause)]
         return found

@@ -49,10 +49,10 @@ def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:
         begin, end = (timeline.alignment.to_reference(rank, times) for times in spans)
         rows = _find_interruptible(timeline, place)
         overlap = _measure_overlap(
-            timeline.pieces.begin_ns[rows], timeline.pieces.end_ns[rows], begin, end
+            timeline.pieces.start_ns[rows], timeline.pieces.end_ns[rows], begin, end
         )
         lost[rows] = overlap
-        first, last = timeline.period_begin_ns[place, 0], timeline.period_end_ns[place, -1]
+        first, last = timeline.period_start_ns[place, 0], timeline.period_end_ns[place, -1]
         counts[rank] = int(np.count_nonzero((end > first) & (begin < last)))
     return Collections(lost_ns=lost, num_collections={r: n for r, n in counts.items() if n})
 

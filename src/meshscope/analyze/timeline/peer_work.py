@@ -35,7 +35,7 @@ _MIN_PHASE_SHARE = 0.01
 class PeerGroup:
     """Ranks that do the same work in every step."""
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     """In `PeerWork.ranks`."""
     axis: str
     """Along which they differ: "dp" or "tp"; "" where no layout is known."""
@@ -52,7 +52,7 @@ class PeerWork:
     """Median period of a step."""
     phases: tuple[str, ...]
     """Compared ones, most work first; "" is work inside of steps but in no phase."""
-    phase_places: tuple[int, ...]
+    phase_indices: tuple[int, ...]
     """Of each, its place in `Timeline.phases`."""
     work_ns: npt.NDArray[np.float64]
     """[phase, step, rank]."""
@@ -72,14 +72,14 @@ def measure_peer_work(timeline: Timeline) -> PeerWork | Unavailable:
     pieces = timeline.pieces
     duration = pieces.duration_ns[rows].astype(np.float64)
     total = sum_compared(timeline, pieces.duration_ns)
-    step_ns = float(np.median(timeline.period_end_ns - timeline.period_begin_ns))
+    step_ns = float(np.median(timeline.period_end_ns - timeline.period_start_ns))
     kept = _choose_phases(pieces.phase[rows], duration, len(timeline.phases), step_ns * total.size)
     return PeerWork(
         ranks=timeline.ranks,
         steps=timeline.steps,
         step_ns=step_ns,
         phases=tuple(timeline.phases[phase] for phase in kept),
-        phase_places=tuple(kept),
+        phase_indices=tuple(kept),
         work_ns=_sum_by_phase(timeline, kept, pieces.duration_ns),
         total_ns=total,
         groups=group_true_peers(timeline.layout, timeline.ranks, is_piped=_has_messages(timeline)),
@@ -110,7 +110,7 @@ def take_off(work: PeerWork, timeline: Timeline, lost_ns: Int64s) -> PeerWork:
     """The work without what something else took of each piece."""
     return replace(
         work,
-        work_ns=work.work_ns - _sum_by_phase(timeline, work.phase_places, lost_ns),
+        work_ns=work.work_ns - _sum_by_phase(timeline, work.phase_indices, lost_ns),
         total_ns=work.total_ns - sum_compared(timeline, lost_ns),
     )
 
@@ -145,7 +145,7 @@ def group_true_peers(
 ) -> tuple[PeerGroup, ...]:
     """Groups of two recorded ranks or more that do the same work."""
     if isinstance(layout, Unavailable):
-        whole = PeerGroup(places=tuple(range(len(ranks))), axis="")
+        whole = PeerGroup(indices=tuple(range(len(ranks))), axis="")
         return () if is_piped or len(ranks) < 2 else (whole,)
     axis = Axis.DP if layout.dp > 1 else Axis.TP
     if layout.degree(axis) == 1:
@@ -155,5 +155,5 @@ def group_true_peers(
     members: dict[int, list[int]] = {}
     for place, rank in enumerate(ranks):
         members.setdefault(rank - rank // stride % degree * stride, []).append(place)
-    found = [PeerGroup(places=tuple(places), axis=axis) for _, places in sorted(members.items())]
-    return tuple(group for group in found if len(group.places) > 1)
+    found = [PeerGroup(indices=tuple(places), axis=axis) for _, places in sorted(members.items())]
+    return tuple(group for group in found if len(group.indices) > 1)

@@ -30,7 +30,7 @@ class Pieces:
     rank: Int32s
     step: Int32s
     """Place in `Timeline.steps`."""
-    begin_ns: Int64s
+    start_ns: Int64s
     """On the reference clock."""
     end_ns: Int64s
     kind: Uint8s
@@ -51,7 +51,7 @@ class Pieces:
     @property
     def duration_ns(self) -> Int64s:
         """How long each is."""
-        return self.end_ns - self.begin_ns
+        return self.end_ns - self.start_ns
 
     def select(self, rows: Bools | Int64s) -> Self:
         """Some of them."""

@@ -11,7 +11,7 @@ import numpy as np
 from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS
 from meshscope.analyze.rank.device import join_spans
 from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, place_phases
-from meshscope.numerics.layers import Layer, make_layer
+from meshscope.numerics.interval_layers import Layer, make_layer
 from meshscope.store.read.arrays import Int32s, Int64s
 from meshscope.store.read.columns import Columns, int64_column, select_rows
 from meshscope.store.read.run import RankRecording
@@ -58,7 +58,7 @@ class RankPhases:
     phase: Int32s
 
     @property
-    def begin_ns(self) -> Int64s:
+    def start_ns(self) -> Int64s:
         """On the rank's own clock."""
         return self.spans.start_ns
 
@@ -81,11 +81,11 @@ def read_phases(recording: RankRecording, steps: StepTimes, book: PhaseBook) -> 
 
 
 def layer_by_depth(
-    begin_ns: Int64s, end_ns: Int64s, depth: Int64s, value: Int64s
+    start_ns: Int64s, end_ns: Int64s, depth: Int64s, value: Int64s
 ) -> tuple[Layer, ...]:
     """One layer per depth, the outermost first."""
     return tuple(
-        make_layer(begin_ns[rows], end_ns[rows], value[rows])
+        make_layer(start_ns[rows], end_ns[rows], value[rows])
         for level in np.unique(depth).tolist()
         if len(rows := np.flatnonzero(depth == level))
     )
@@ -95,9 +95,9 @@ def layer_by_depth(
 class DeviceMarks:
     """Device spans of a rank, placed on the clock of its host."""
 
-    begin_ns: Int64s
+    start_ns: Int64s
     end_ns: Int64s
-    host_begin_ns: Int64s
+    host_start_ns: Int64s
     """Of the host span they belong to."""
     depth: Int64s
     stretch: Int64s
@@ -105,7 +105,7 @@ class DeviceMarks:
     phase: Int32s
 
     def __len__(self) -> int:
-        return len(self.begin_ns)
+        return len(self.start_ns)
 
 
 def place_device_spans(columns: Columns, phases: RankPhases) -> DeviceMarks:
@@ -130,9 +130,9 @@ def place_device_spans(columns: Columns, phases: RankPhases) -> DeviceMarks:
     host_begin = phases.spans.start_ns[host_row]
     kept = begin >= host_begin - _MAX_EARLY_NS
     return DeviceMarks(
-        begin_ns=begin[kept],
+        start_ns=begin[kept],
         end_ns=(begin + duration)[kept],
-        host_begin_ns=host_begin[kept],
+        host_start_ns=host_begin[kept],
         depth=phases.spans.depth[host_row][kept].astype(np.int64),
         stretch=stretch[kept],
         phase=phases.phase[host_row][kept],

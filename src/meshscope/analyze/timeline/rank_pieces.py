@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.timeline.pieces import PieceKind, Pieces
-from meshscope.numerics.layers import EMPTY_LAYER, Layer, make_layer
+from meshscope.numerics.interval_layers import EMPTY_LAYER, Layer, make_layer
 from meshscope.store.read.arrays import Bools, Int64s
 
 
@@ -40,9 +40,9 @@ class Track:
     """All that is known about one rank's time, on the reference clock."""
 
     rank: int
-    period_begin_ns: Int64s
+    period_start_ns: Int64s
     """Per kept step."""
-    step_begin_ns: Int64s
+    step_start_ns: Int64s
     period_end_ns: Int64s
     phases: tuple[Layer, ...]
     """Outermost first; values are phases' places."""
@@ -63,7 +63,7 @@ class Track:
 def cut_pieces(track: Track) -> Pieces:
     """The pieces of one rank."""
     periods = make_layer(
-        track.period_begin_ns, track.period_end_ns, np.arange(len(track.period_begin_ns))
+        track.period_start_ns, track.period_end_ns, np.arange(len(track.period_start_ns))
     )
     cuts = _find_cuts(track, periods)
     begin, end = cuts[:-1], cuts[1:]
@@ -80,26 +80,26 @@ def cut_pieces(track: Track) -> Pieces:
     pieces = Pieces(
         rank=np.full(len(begin), track.rank, dtype=np.int32),
         step=step.astype(np.int32),
-        begin_ns=begin,
+        start_ns=begin,
         end_ns=end,
         kind=kind,
         phase=phase.astype(np.int32),
         row=row,
         action=action,
-        is_between=begin < track.step_begin_ns[step],
+        is_between=begin < track.step_start_ns[step],
     )
     return _merge(pieces)
 
 
 def _find_cuts(track: Track, periods: Layer) -> Int64s:
     layers = (periods, track.busy, track.actions, track.inputs, *track.phases)
-    borders = [part for layer in layers for part in (layer.begin_ns, layer.end_ns)]
+    borders = [part for layer in layers for part in (layer.start_ns, layer.end_ns)]
     for hold in track.holds:
-        borders += [hold.layer.begin_ns, hold.ready_ns, hold.layer.end_ns]
-    cuts = np.unique(np.concatenate([*borders, track.step_begin_ns]))
+        borders += [hold.layer.start_ns, hold.ready_ns, hold.layer.end_ns]
+    cuts = np.unique(np.concatenate([*borders, track.step_start_ns]))
     if not len(periods):
         return cuts[:0]
-    inside: Int64s = cuts[(cuts >= periods.begin_ns[0]) & (cuts <= periods.end_ns.max())]
+    inside: Int64s = cuts[(cuts >= periods.start_ns[0]) & (cuts <= periods.end_ns.max())]
     return inside
 
 
@@ -135,7 +135,7 @@ def _merge(pieces: Pieces) -> Pieces:
     if len(pieces) < 2:
         return pieces
     begins = np.ones(len(pieces), dtype=np.bool_)
-    begins[1:] = pieces.begin_ns[1:] != pieces.end_ns[:-1]
+    begins[1:] = pieces.start_ns[1:] != pieces.end_ns[:-1]
     for name in ("step", "kind", "phase", "row", "action", "is_between"):
         values = getattr(pieces, name)
         begins[1:] |= values[1:] != values[:-1]

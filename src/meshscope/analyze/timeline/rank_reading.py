@@ -17,7 +17,7 @@ from meshscope.analyze.timeline.rank_phases import (
 )
 from meshscope.analyze.timeline.rank_pieces import Hold, Track
 from meshscope.analyze.timeline.timeline_steps import StepTable
-from meshscope.numerics.layers import EMPTY_LAYER, Layer, make_layer
+from meshscope.numerics.interval_layers import EMPTY_LAYER, Layer, make_layer
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.run import RankRecording
 
@@ -59,7 +59,7 @@ def place_on_devices(table: StepTable, readings: Sequence[RankReading]) -> tuple
     that of the step before ended. Where the step before has no marks, the period is taken to be as
     long as the host's: a device that keeps its distance to the host.
     """
-    before, begin, end = table.before_ns.copy(), table.begin_ns.copy(), table.end_ns.copy()
+    before, begin, end = table.before_ns.copy(), table.start_ns.copy(), table.end_ns.copy()
     is_marked = np.ones(len(table.steps), dtype=np.bool_)
     for place, reading in enumerate(readings):
         if reading.marks is None:
@@ -69,7 +69,7 @@ def place_on_devices(table: StepTable, readings: Sequence[RankReading]) -> tuple
         row = order[np.searchsorted(reading.steps.step[order], table.steps)]
         is_marked &= found[3][row]
         before[place], begin[place], end[place] = (moments[row] for moments in found[:3])
-    placed = StepTable(steps=table.steps, before_ns=before, begin_ns=begin, end_ns=end)
+    placed = StepTable(steps=table.steps, before_ns=before, start_ns=begin, end_ns=end)
     if is_marked.all():
         return placed, 0
     return placed.select(is_marked), int(np.count_nonzero(~is_marked))
@@ -84,7 +84,7 @@ def _find_device_steps(
     end = np.full(len(steps), -1, dtype=np.int64)
     np.maximum.at(end, place, marks.end_ns[inside])
     begin = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(begin, place, marks.begin_ns[inside])
+    np.minimum.at(begin, place, marks.start_ns[inside])
     has_marks = end >= 0
     end = np.maximum.accumulate(end)
     # Of short steps only one in several is marked: where the one before is not, the device is
@@ -113,8 +113,8 @@ def make_track(
     period_end = np.maximum(to_reference(table.end_ns[place]), period_begin)
     return Track(
         rank=reading.rank,
-        period_begin_ns=period_begin,
-        step_begin_ns=np.clip(to_reference(table.begin_ns[place]), period_begin, period_end),
+        period_start_ns=period_begin,
+        step_start_ns=np.clip(to_reference(table.start_ns[place]), period_begin, period_end),
         period_end_ns=period_end,
         phases=phases,
         busy=busy,
@@ -133,14 +133,14 @@ def _layer_phases(
         is_placed &= np.isin(phases.phase, [book.find(name) for name in _IDLE_PHASES])
     row = np.flatnonzero(is_placed)
     host = layer_by_depth(
-        to_reference(phases.begin_ns[row]),
+        to_reference(phases.start_ns[row]),
         to_reference(phases.end_ns[row]),
         phases.spans.depth[row].astype(np.int64),
         phases.phase[row].astype(np.int64),
     )
     if marks is None:
         return host, EMPTY_LAYER
-    begin, end = to_reference(marks.begin_ns), to_reference(marks.end_ns)
+    begin, end = to_reference(marks.start_ns), to_reference(marks.end_ns)
     device = layer_by_depth(begin, end, marks.depth, marks.phase.astype(np.int64))
     return (*host, *device), device[0] if device else EMPTY_LAYER
 
@@ -148,9 +148,9 @@ def _layer_phases(
 def layer_actions(actions: Actions, first_row: int) -> tuple[Layer, Layer]:
     """A rank's actions, and the waits for their inputs; values are rows from `first_row` on."""
     row = np.arange(first_row, first_row + len(actions))
-    has_wait = actions.wait_begin_ns >= 0
-    wait_begin = actions.wait_begin_ns[has_wait]
+    has_wait = actions.wait_start_ns >= 0
+    wait_begin = actions.wait_start_ns[has_wait]
     return (
-        make_layer(actions.begin_ns, actions.end_ns, row),
+        make_layer(actions.start_ns, actions.end_ns, row),
         make_layer(wait_begin, wait_begin + actions.wait_ns[has_wait], row[has_wait]),
     )

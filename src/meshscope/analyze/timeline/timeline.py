@@ -65,7 +65,7 @@ class Timeline:
     layout: Layout | Unavailable
     steps: Int64s
     """Numbers of the kept steps: finished on every rank, after warm-up; ascending."""
-    begins_window: Bools
+    starts_window: Bools
     """Per step: the step before it was not kept, so that nothing may be chained over the border."""
     num_left_out: int
     """Steady steps that were not kept, to stay within memory."""
@@ -73,15 +73,15 @@ class Timeline:
     """Steady steps left out because a trace window disturbed them."""
     num_unmarked: int
     """Steady steps left out because a rank that has device marks has none for them."""
-    period_begin_ns: Int64s
+    period_start_ns: Int64s
     """[rank place, step place]: the end of the step before, on the reference clock."""
     period_end_ns: Int64s
     """[rank place, step place]: the step's own end."""
-    step_begin_ns: Int64s
+    step_start_ns: Int64s
     """[rank place, step place]: the begin of the step itself."""
     host_period_ns: Int64s
     """[rank place, step place]: how long the period was on the host's clock; on a rank that is
-    looked at on the host this is `period_end_ns` less `period_begin_ns`."""
+    looked at on the host this is `period_end_ns` less `period_start_ns`."""
     on_device: Bools
     """Per rank: pieces are of the device's stream, placed on the host's clock."""
     phases: tuple[str, ...]
@@ -115,19 +115,19 @@ def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
     if not len(table.steps):
         raise Missing("no step has device marks on all ranks that were marked at all")
     tracks, actions = _make_tracks(kept.attempt, readings, table, book, job)
-    period_begin = np.array([track.period_begin_ns for track in tracks])
+    period_begin = np.array([track.period_start_ns for track in tracks])
     period_end = np.array([track.period_end_ns for track in tracks])
     return Timeline(
         ranks=kept.ranks,
         layout=kept.attempt.layout,
         steps=table.steps,
-        begins_window=_find_borders(period_begin, period_end),
+        starts_window=_find_borders(period_begin, period_end),
         num_left_out=kept.num_left_out,
         num_profiled=kept.num_profiled,
         num_unmarked=num_unmarked,
-        period_begin_ns=period_begin,
+        period_start_ns=period_begin,
         period_end_ns=period_end,
-        step_begin_ns=np.array([track.step_begin_ns for track in tracks]),
+        step_start_ns=np.array([track.step_start_ns for track in tracks]),
         host_period_ns=_measure_host_periods(
             kept.table, table.steps, period_end - period_begin, readings
         ),
@@ -188,8 +188,8 @@ def _measure_host_periods(
     return np.where(on_device[:, None], on_host, period_ns)
 
 
-def _find_borders(period_begin_ns: Int64s, period_end_ns: Int64s) -> Bools:
+def _find_borders(period_start_ns: Int64s, period_end_ns: Int64s) -> Bools:
     """Steps that do not begin where the one before them ended, on some rank."""
-    borders = np.ones(period_begin_ns.shape[1], dtype=np.bool_)
-    borders[1:] = (period_begin_ns[:, 1:] != period_end_ns[:, :-1]).any(axis=0)
+    borders = np.ones(period_start_ns.shape[1], dtype=np.bool_)
+    borders[1:] = (period_start_ns[:, 1:] != period_end_ns[:, :-1]).any(axis=0)
     return borders

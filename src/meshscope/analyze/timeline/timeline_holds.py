@@ -22,7 +22,7 @@ from meshscope.analyze.job.exposed import (
 )
 from meshscope.analyze.job.operations import Operations, Waits, slice_runs
 from meshscope.analyze.timeline.rank_pieces import Hold
-from meshscope.numerics.layers import Layer
+from meshscope.numerics.interval_layers import Layer
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.schema import OperationFlag
 
@@ -52,9 +52,9 @@ class RankHolds:
 
     def _make(self, one: _Class, part: slice) -> Hold:
         found = one.found
-        begin, end, row = found.begin_ns[part], found.end_ns[part], found.row[part]
+        begin, end, row = found.start_ns[part], found.end_ns[part], found.row[part]
         return Hold(
-            layer=Layer(begin_ns=begin, end_ns=end, value=row),
+            layer=Layer(start_ns=begin, end_ns=end, value=row),
             ready_ns=np.clip(self.row_times.ready_ns[row], begin, end),
             is_split=self.row_times.is_split[row],
             only_idle=one.only_idle,
@@ -115,6 +115,6 @@ def _join(parts: list[HoldUps]) -> HoldUps:
         row=column("row"),
         rank=column("rank").astype(np.int32),
         step=column("step").astype(np.int32),
-        begin_ns=column("begin_ns"),
+        start_ns=column("start_ns"),
         end_ns=column("end_ns"),
     )

@@ -34,7 +34,7 @@ class StepTable:
     """Step numbers, ascending."""
     before_ns: Int64s
     """[rank, step]: the end of the rank's step before it, else its own begin."""
-    begin_ns: Int64s
+    start_ns: Int64s
     end_ns: Int64s
 
     def select(self, rows: Bools) -> "StepTable":
@@ -42,7 +42,7 @@ class StepTable:
         return StepTable(
             steps=self.steps[rows],
             before_ns=self.before_ns[:, rows],
-            begin_ns=self.begin_ns[:, rows],
+            start_ns=self.start_ns[:, rows],
             end_ns=self.end_ns[:, rows],
         )
 
@@ -149,7 +149,7 @@ def _time_windows(times: StepTimes, wanted: list[tuple[int, int]]) -> TimeWindow
         # operations that were not left. As long as the last window, so that it stays small.
         end[-1] += end[-1] - begin[-1]
     return TimeWindows(
-        begin_ns=np.array(begin, dtype=np.int64), end_ns=np.array(end, dtype=np.int64)
+        start_ns=np.array(begin, dtype=np.int64), end_ns=np.array(end, dtype=np.int64)
     )
 
 
@@ -188,7 +188,7 @@ def _make(
     table = StepTable(
         steps=kept,
         before_ns=np.array([found[0] for found in moments]),
-        begin_ns=np.array([found[1] for found in moments]),
+        start_ns=np.array([found[1] for found in moments]),
         end_ns=np.array([found[2] for found in moments]),
     )
     return KeptSteps(

@@ -24,7 +24,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import count, name_ranks, p_value, plural, ratio
-from meshscope.numerics.events import JointEvents, find_joint_events
+from meshscope.numerics.joint_events import JointEvents, find_joint_events
 from meshscope.numerics.spikes import Spike, find_spikes
 
 MIN_SPIKES = Threshold(

@@ -64,7 +64,7 @@ class HostSynchronises(Rule):
         gaps = need(context.study.device_gaps)
         if not has_enough_steps(context, timeline):
             return
-        lost = gaps.of("synchronising")
+        lost = gaps.ns_by_rank("synchronising")
         share = float(lost.sum()) / max(budget.total_wall_ns, 1)
         if share < context.thresholds[_MIN_SYNCHRONISING_RATIO]:
             return

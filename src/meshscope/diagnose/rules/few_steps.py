@@ -59,7 +59,7 @@ class SlowInFewSteps(Rule):
         if not 2 <= len(work.steps) < MIN_STEPS:
             return
         for group in work.groups:
-            size = len(group.places)
+            size = len(group.indices)
             chance = len(work.groups) * size * float(size) ** -len(work.steps)
             if chance < context.thresholds[MAX_CHANCE]:
                 yield from self._look(context, work, group, chance)
@@ -67,15 +67,15 @@ class SlowInFewSteps(Rule):
     def _look(
         self, context: Context, work: PeerWork, group: PeerGroup, chance: float
     ) -> Iterable[Finding]:
-        total = work.total_ns[:, list(group.places)]
+        total = work.total_ns[:, list(group.indices)]
         slowest = int(total.sum(axis=0).argmax())
         others = np.delete(total, slowest, axis=1)
         usual = np.median(others, axis=1)
         lead = (total[:, slowest] - others.max(axis=1)) / np.maximum(usual, 1)
         if float(lead.min()) < context.thresholds[MIN_EXCESS_RATIO]:
             return
-        rank = work.ranks[group.places[slowest]]
-        peers = tuple(work.ranks[place] for place in group.places if work.ranks[place] != rank)
+        rank = work.ranks[group.indices[slowest]]
+        peers = tuple(work.ranks[place] for place in group.indices if work.ranks[place] != rank)
         excess = float(np.median(total[:, slowest] - usual))
         timeline = context.study.timeline
         edit: Edit | Unavailable = Unavailable("there is no timeline to replay")

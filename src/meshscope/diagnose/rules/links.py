@@ -36,7 +36,7 @@ def _late_handovers(study: Study) -> list[LateHandover]:
 
 
 def _period_ns(timeline: Timeline) -> float:
-    return float((timeline.period_end_ns - timeline.period_begin_ns).mean())
+    return float((timeline.period_end_ns - timeline.period_start_ns).mean())
 
 
 class SlowLinkRule(Rule):

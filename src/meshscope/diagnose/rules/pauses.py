@@ -66,7 +66,7 @@ class GarbageCollectionRule(Rule):
         collected = need(context.study.collected_ns)
         if not collections.has_any:
             return
-        step_ns = float(np.mean(timeline.period_end_ns - timeline.period_begin_ns))
+        step_ns = float(np.mean(timeline.period_end_ns - timeline.period_start_ns))
         lost_ratio = float(collected.max(axis=1).mean()) / step_ns
         if lost_ratio < context.thresholds[_MIN_COLLECTED_RATIO]:
             return

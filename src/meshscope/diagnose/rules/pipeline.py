@@ -298,13 +298,13 @@ class SlowHandovers(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         """One finding at most."""
         view = need(context.study.get(pipeline_view))
-        if not view.analysis.bubble.handovers.is_lag_seen:
+        if not view.analysis.bubble.action_gaps.is_lag_seen:
             return
         gain = need(price_no_communication(view.replay))
         if gain.saved_ratio < context.thresholds[_MIN_HANDOVER_RATIO]:
             return
-        handovers = view.analysis.bubble.handovers
-        lags = handovers.typical_lag_ns[handovers.plan.remote >= 0, 0]
+        action_gaps = view.analysis.bubble.action_gaps
+        lags = action_gaps.typical_lag_ns[action_gaps.plan.remote >= 0, 0]
         yield Finding(
             code=self.code,
             title="handing outputs from stage to stage takes long",

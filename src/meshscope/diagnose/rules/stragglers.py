@@ -361,7 +361,7 @@ def _replace_total(work: PeerWork, total_ns: np.typing.NDArray[np.float64]) -> P
         steps=work.steps,
         step_ns=work.step_ns,
         phases=work.phases,
-        phase_places=work.phase_places,
+        phase_indices=work.phase_indices,
         work_ns=work.work_ns,
         total_ns=total_ns,
         groups=work.groups,

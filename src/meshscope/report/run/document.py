@@ -186,7 +186,7 @@ SHAPES: Shapes = {
     OperationSide: Shape(ranges=("ranks",)),
     PartialGroup: Shape(ranges=("missing_ranks",)),
     PipelineBubble: Shape(
-        dropped=("executed", "rank_bubble_ratio", "run_bubble_ratio", "parts", "handovers"),
+        dropped=("executed", "rank_bubble_ratio", "run_bubble_ratio", "parts", "action_gaps"),
         derived=("utilisation_ratio",),
     ),
     PipelineFacts: Shape(inlined=("bubble",)),

@@ -62,8 +62,8 @@ def describe_pipeline(found: PipelineAnalysis) -> PipelineFacts:
             part.name.removesuffix("_ns"): getattr(bubble.parts, part.name)
             for part in fields(bubble.parts)
         },
-        sends=bubble.handovers.plan.mode.value,
-        replay_error_ratio=bubble.handovers.fidelity_ratio,
+        sends=bubble.action_gaps.plan.mode.value,
+        replay_error_ratio=bubble.action_gaps.fidelity_ratio,
         stages=tuple(
             StageFacts(
                 time=stage,

@@ -220,6 +220,6 @@ def level_factors(work: StageWork, position: int) -> StageFactors | Unavailable:
 
 def price_no_communication(replay: PipelineReplay) -> Gain | Unavailable:
     """What it wins if outputs were there at once."""
-    handovers = replay.handovers
-    gap_ns = handovers.gap_ns - handovers.receive_ns
-    return replay.price(lag_ns=np.zeros_like(handovers.lag_ns), gap_ns=gap_ns)
+    action_gaps = replay.action_gaps
+    gap_ns = action_gaps.gap_ns - action_gaps.receive_ns
+    return replay.price(lag_ns=np.zeros_like(action_gaps.lag_ns), gap_ns=gap_ns)

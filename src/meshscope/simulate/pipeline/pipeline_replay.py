@@ -1,6 +1,6 @@
 """A recorded pipeline that can be run again: other stage times, other transfers, another order.
 
-Actions keep their measured durations, lags and gaps, run by run (`analyze.handovers`); an edit
+Actions keep their measured durations, lags and gaps, run by run (`pipeline.action_gaps`); an edit
 changes some of them and the step is replayed. The gain is the difference of two replays, from the
 begin of a step's first pipeline to the end of its last: all pipelines of a step meet at its end,
 for gradients or their norm. What comes after the pipelines is taken to stay as long as it is.
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.analyze.pipeline.action_gaps import ActionGaps
 from meshscope.analyze.pipeline.action_replay import ReplayPlan
-from meshscope.analyze.pipeline.handovers import Handovers
 from meshscope.analyze.pipeline.pipeline_times import ActionSource, PipelineTimes
 from meshscope.analyze.pipeline.stage_work import StageWork
 from meshscope.analyze.timeline.actions import ACTION_KINDS
@@ -37,14 +37,14 @@ class PipelineReplay:
 
     times: PipelineTimes
     work: StageWork
-    handovers: Handovers
+    action_gaps: ActionGaps
     step_ns: float
     """Mean period of the steps that are replayed."""
 
     @property
     def plan(self) -> ReplayPlan:
         """The recorded order."""
-        return self.handovers.plan
+        return self.action_gaps.plan
 
     @property
     def duration_ns(self) -> Floats:
@@ -54,11 +54,11 @@ class PipelineReplay:
     @property
     def fidelity(self) -> Fidelity:
         """How far the replay with measured times is from the clock."""
-        handovers = self.handovers
+        action_gaps = self.action_gaps
         return Fidelity(
-            error_ratio=handovers.fidelity_ratio,
-            measured_ns=float(self._step_ends(handovers.measured_ns).mean()),
-            replayed_ns=float(self._step_ends(handovers.replayed_ns).mean()),
+            error_ratio=action_gaps.fidelity_ratio,
+            measured_ns=float(self._step_ends(action_gaps.measured_ns).mean()),
+            replayed_ns=float(self._step_ends(action_gaps.replayed_ns).mean()),
             num_steps=len(np.unique(self.times.step)),
         )
 
@@ -70,13 +70,13 @@ class PipelineReplay:
         gap_ns: Floats | None = None,
     ) -> Gain | Unavailable:
         """What other durations, lags or gaps, [action, run], win in the recorded order."""
-        handovers = self.handovers
+        action_gaps = self.action_gaps
         duration = self.duration_ns if duration_ns is None else duration_ns
         _, end = self.plan.replay(
             duration,
-            lag_ns=handovers.lag_ns if lag_ns is None else lag_ns,
-            gap_ns=handovers.gap_ns if gap_ns is None else gap_ns,
-            ready_ns=handovers.ready_ns,
+            lag_ns=action_gaps.lag_ns if lag_ns is None else lag_ns,
+            gap_ns=action_gaps.gap_ns if gap_ns is None else gap_ns,
+            ready_ns=action_gaps.ready_ns,
         )
         return self.compare(end.max(axis=0))
 
@@ -90,7 +90,7 @@ class PipelineReplay:
 
     def typical_end_ns(self, duration_ns: Floats) -> float:
         """Last end with [action, 1] durations and median lags and gaps: cheap, for searching."""
-        lag, gap = self.handovers.typical_lag_ns, self.handovers.typical_gap_ns
+        lag, gap = self.action_gaps.typical_lag_ns, self.action_gaps.typical_gap_ns
         _, end = self.plan.replay(duration_ns, lag_ns=lag, gap_ns=gap)
         return float(end.max())
 
@@ -109,7 +109,7 @@ class PipelineReplay:
 
 
 def build_pipeline_replay(
-    timeline: Timeline, times: PipelineTimes, work: StageWork, handovers: Handovers
+    timeline: Timeline, times: PipelineTimes, work: StageWork, action_gaps: ActionGaps
 ) -> PipelineReplay | Unavailable:
     """The replay of the steps in `times`."""
     places = np.unique(times.step)
@@ -118,7 +118,7 @@ def build_pipeline_replay(
     if not is_usable.any():
         return Unavailable("no step with a pipeline has a duration")
     return PipelineReplay(
-        times=times, work=work, handovers=handovers, step_ns=float(period_ns[is_usable].mean())
+        times=times, work=work, action_gaps=action_gaps, step_ns=float(period_ns[is_usable].mean())
     )
 
 
@@ -148,5 +148,5 @@ def edit_stages(timeline: Timeline, times: PipelineTimes, factors: StageFactors,
 
 def _step_periods(timeline: Timeline) -> Int64s:
     """Per step, from the last rank's end of the step before to the last rank's end."""
-    periods: Int64s = timeline.period_end_ns.max(axis=0) - timeline.period_begin_ns.max(axis=0)
+    periods: Int64s = timeline.period_end_ns.max(axis=0) - timeline.period_start_ns.max(axis=0)
     return periods

@@ -98,7 +98,7 @@ def _replay(replay: PipelineReplay, plan: ReplayPlan, scale: float) -> Floats:
     duration = np.stack([recorded.duration_ns(schedule, a) for a in plan.actions]) * scale
     lag = np.stack([recorded.lag_ns(schedule, action) for action in plan.actions])
     gap = np.stack([recorded.gap_ns(schedule, action) for action in plan.actions])
-    ready = replay.handovers.ready_ns
+    ready = replay.action_gaps.ready_ns
     _, end = plan.replay(duration, lag_ns=lag, gap_ns=gap, ready_ns=ready)
     last: Floats = end.max(axis=0)
     return last
@@ -112,8 +112,8 @@ class _RecordedTimes:
         self._schedule = plan.schedule
         self._place = {action: place for place, action in enumerate(plan.actions)}
         self._duration = replay.duration_ns
-        self._lag = replay.handovers.lag_ns
-        self._gap = replay.handovers.gap_ns
+        self._lag = replay.action_gaps.lag_ns
+        self._gap = replay.action_gaps.gap_ns
         self._is_remote = plan.remote >= 0
         self._has_before = plan.before >= 0
         remote = self._lag[self._is_remote]

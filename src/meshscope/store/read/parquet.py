@@ -189,7 +189,7 @@ class CompactedRun:
             f"({own}, {begin}, {end})"
             for own, _ in wanted
             for begin, end in zip(
-                self._windows[own, attempt].begin_ns.tolist(),
+                self._windows[own, attempt].start_ns.tolist(),
                 self._windows[own, attempt].end_ns.tolist(),
                 strict=True,
             )

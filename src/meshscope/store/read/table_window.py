@@ -35,17 +35,17 @@ _NEVER = (1 << 63) - 1
 class TimeWindows:
     """Stretches of a rank's clock, in order, none overlapping another."""
 
-    begin_ns: Int64s
+    start_ns: Int64s
     end_ns: Int64s
 
     def __len__(self) -> int:
-        return len(self.begin_ns)
+        return len(self.start_ns)
 
     def contain(self, times: Int64s) -> npt.NDArray[np.bool_]:
         """Which moments lie in one of them, ends included."""
         if not len(self):
             return np.zeros(len(times), dtype=np.bool_)
-        place = np.searchsorted(self.begin_ns, times, side="right") - 1
+        place = np.searchsorted(self.start_ns, times, side="right") - 1
         found: npt.NDArray[np.bool_] = (place >= 0) & (times <= self.end_ns[place])
         return found
 
@@ -127,7 +127,7 @@ class RecordFile(ByteFile):
 
 def read_time_windows(path: Path, table: Table, windows: TimeWindows) -> Columns:
     """The rows of a table whose moments lie in the windows."""
-    bounds = list(zip(windows.begin_ns.tolist(), windows.end_ns.tolist(), strict=True))
+    bounds = list(zip(windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True))
     return _read(path, table, TIME_OF[table.name], bounds)
 
 

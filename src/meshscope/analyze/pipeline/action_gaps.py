@@ -36,7 +36,7 @@ _MIN_LATE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Handovers:
+class ActionGaps:
     """A pipeline's timing but for the durations of actions."""
 
     plan: ReplayPlan
@@ -71,7 +71,7 @@ class Handovers:
         return abs(measured - float(self.replayed_ns.sum())) / measured if measured > 0 else 1.0
 
 
-def measure_handovers(times: PipelineTimes) -> Handovers | Unavailable:
+def measure_action_gaps(times: PipelineTimes) -> ActionGaps | Unavailable:
     """Lags and gaps of all runs."""
     best = _fit(times, SendMode.FREE)
     assert best is not None, "a schedule that was executed has no deadlock"
@@ -91,11 +91,11 @@ def measure_handovers(times: PipelineTimes) -> Handovers | Unavailable:
 def _do_senders_wait(times: PipelineTimes, plan: ReplayPlan) -> bool:
     """Whether most of those with a late receiver went on only when it had come."""
     before_end, came = _find_arrivals(times, plan)
-    waited = times.wait_begin_ns >= 0
+    waited = times.wait_start_ns >= 0
     remote_end = times.end_ns[plan.remote]
     # Without its wait an action's begin says nothing where its input was late as well.
     is_seen = waited | (plan.remote < 0)[:, None] | (remote_end <= before_end)
-    went_on = np.where(waited, times.wait_begin_ns, times.begin_ns)
+    went_on = np.where(waited, times.wait_start_ns, times.start_ns)
     receiver_came = (came if plan.mode is SendMode.BLOCKING else before_end)[plan.receiver]
     is_late: Bools = (plan.receiver >= 0)[:, None] & (receiver_came - before_end > _LATE_NS)
     is_late &= is_seen
@@ -108,18 +108,18 @@ def _find_arrivals(times: PipelineTimes, plan: ReplayPlan) -> tuple[Int64s, Int6
     """[action, run]: end of the action before, and when the rank came to its input."""
     has_before = (plan.before >= 0)[:, None]
     before_end = np.where(has_before, times.end_ns[plan.before], times.ready_ns[plan.rank])
-    return before_end, np.where(times.wait_begin_ns >= 0, times.wait_begin_ns, before_end)
+    return before_end, np.where(times.wait_start_ns >= 0, times.wait_start_ns, before_end)
 
 
-def _fit(times: PipelineTimes, mode: SendMode) -> Handovers | None:
+def _fit(times: PipelineTimes, mode: SendMode) -> ActionGaps | None:
     plan = plan_replay(times.schedule, mode)
     if plan is None:
         return None
     origin = _step_origin(times)
-    begin, end = times.begin_ns - origin, times.end_ns - origin
+    begin, end = times.start_ns - origin, times.end_ns - origin
     ready = (times.ready_ns - origin).astype(np.float64)
     has_before = plan.before >= 0
-    waited = times.wait_begin_ns >= 0
+    waited = times.wait_start_ns >= 0
     before_end, came = (moment - origin for moment in _find_arrivals(times, plan))
     remote_end = end[plan.remote]
     is_held: Bools = (plan.remote >= 0)[:, None] & (remote_end > came)
@@ -141,7 +141,7 @@ def _fit(times: PipelineTimes, mode: SendMode) -> Handovers | None:
     _, rough = plan.replay(duration, lag_ns=typical_lag, gap_ns=typical_gap, ready_ns=ready)
     _, replayed = plan.replay(duration, lag_ns=own_lag, gap_ns=own_gap, ready_ns=ready)
     measured_ns = end.max(axis=0).astype(np.float64)
-    return Handovers(
+    return ActionGaps(
         plan=plan,
         typical_lag_ns=typical_lag,
         typical_gap_ns=typical_gap,
@@ -159,7 +159,7 @@ def _fit(times: PipelineTimes, mode: SendMode) -> Handovers | None:
 
 def _step_origin(times: PipelineTimes) -> Floats:
     """Per run the first moment at which a head of its step's pipelines began."""
-    first = times.begin_ns.min(axis=0)
+    first = times.start_ns.min(axis=0)
     _, place = np.unique(times.step, return_inverse=True)
     earliest = np.full(int(place.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(earliest, place, first)

@@ -11,18 +11,18 @@ from meshscope.store.read.arrays import Int64s
 class Layer:
     """Stretches sorted by begin, each with a value. Those of no length are left out."""
 
-    begin_ns: Int64s
+    start_ns: Int64s
     end_ns: Int64s
     value: Int64s
 
     def __len__(self) -> int:
-        return len(self.begin_ns)
+        return len(self.start_ns)
 
     def find(self, moments: Int64s) -> Int64s:
         """The place of the stretch that holds each moment; -1: none does."""
         if not len(self):
             return np.full(len(moments), -1, dtype=np.int64)
-        place = np.searchsorted(self.begin_ns, moments, side="right") - 1
+        place = np.searchsorted(self.start_ns, moments, side="right") - 1
         return np.where((place >= 0) & (moments < self.end_ns[place]), place, -1)
 
     def look_up(self, moments: Int64s) -> Int64s:
@@ -31,12 +31,12 @@ class Layer:
         return np.where(place >= 0, np.append(self.value, 0)[place], -1)
 
 
-def make_layer(begin_ns: Int64s, end_ns: Int64s, value: Int64s) -> Layer:
+def make_layer(start_ns: Int64s, end_ns: Int64s, value: Int64s) -> Layer:
     """A layer of stretches in any order; of two that overlap the later holds from its begin."""
-    kept = np.flatnonzero(end_ns > begin_ns)
-    kept = kept[np.argsort(begin_ns[kept], kind="stable")]
+    kept = np.flatnonzero(end_ns > start_ns)
+    kept = kept[np.argsort(start_ns[kept], kind="stable")]
     return Layer(
-        begin_ns=begin_ns[kept],
+        start_ns=start_ns[kept],
         end_ns=end_ns[kept],
         value=value[kept].astype(np.int64, copy=False),
     )
