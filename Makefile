@@ -61,7 +61,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -W ignore benchmarks/timed_bubble.py --output benchmarks/results/timed_bubble.json
 	$(BIN)/python -W ignore benchmarks/fault_matrix.py --output benchmarks/results/fault_matrix.json
 	$(BIN)/python benchmarks/straggler_errors.py --output benchmarks/results/straggler_errors.json
-	$(BIN)/python benchmarks/diagnose_scale.py --output benchmarks/results/diagnose_scale.json
+	$(BIN)/python benchmarks/diagnose_scale.py
 	$(BIN)/python benchmarks/snapshot_read.py --output benchmarks/results/snapshot_read.json
 	$(BIN)/python tests/fuzz/fuzz_trace.py --inputs 1000000 --seed 1 --result benchmarks/results/trace_fuzz.json
 
