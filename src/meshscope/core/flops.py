@@ -1,4 +1,4 @@
-"""Arithmetic of transformer training in closed form, and what MFU and HFU make of it.
+"""Arithmetic of transformer training in closed form.
 
 One multiply-add is two FLOPs; backward is twice forward; only matrix products are counted, the
 two of attention at full length (a causal mask is not credited, as in the published tables), and
@@ -9,8 +9,7 @@ computed again in backward because activations were not kept.
     HFU = hardware FLOPs of a step / (the same)
 
 Formulas: Narayanan et al. (arXiv 2104.04473), Korthikanti et al. (arXiv 2205.05198), in general
-form 6·N per token and 12·L·h·s for attention. Neither ratio is clamped: one above 1 means that the
-FLOPs, the peak or the time is wrong, and `is_impossible` says so.
+form 6·N per token and 12·L·h·s for attention.
 
 Wrong for models that do something else than attention and dense products (state spaces,
 convolutions): count those with `Recorder.count_flops`.
@@ -18,8 +17,6 @@ convolutions): count those with `Recorder.count_flops`.
 
 from dataclasses import dataclass
 from enum import StrEnum
-
-from meshscope.core.unavailable import Unavailable
 
 _BACKWARD_PER_FORWARD = 2
 """A matrix product has two in its backward."""
@@ -37,14 +34,13 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flops:
-    """Of a step, a microbatch or a token."""
+    """FLOPs of a step, a microbatch or a token."""
 
     model: float
     hardware: float
     """At least `model`."""
 
     def scaled(self, factor: float) -> "Flops":
-        """So many of them, or a part."""
         return Flops(model=self.model * factor, hardware=self.hardware * factor)
 
     def __add__(self, other: "Flops") -> "Flops":
@@ -92,13 +88,8 @@ class TransformerShape:
 
     @property
     def forward_head_flops(self) -> float:
-        """Per token: the logits."""
+        """Logits, per token."""
         return 2.0 * self.hidden_size * self.vocab_size
-
-
-def count_token_flops(shape: TransformerShape, recompute: Recompute = Recompute.NONE) -> Flops:
-    """Forward and backward of one token through the whole model."""
-    return count_stage_flops(shape, num_layers=shape.num_layers, has_head=True, recompute=recompute)
 
 
 def count_stage_flops(
@@ -118,83 +109,3 @@ def count_stage_flops(
         Recompute.FULL: num_layers * (layer + attention),
     }[recompute]
     return Flops(model=model, hardware=model + again)
-
-
-def count_gpt_flops(
-    *,
-    batch_size: int,
-    sequence_length: int,
-    num_layers: int,
-    hidden_size: int,
-    vocab_size: int,
-    recompute: Recompute = Recompute.NONE,
-) -> Flops:
-    """A step of the published GPT: 72·B·s·L·h²(1 + s/6h + V/12Lh), and what recompute adds."""
-    b, s, layers, h = batch_size, sequence_length, num_layers, hidden_size
-    unit = float(b * s * layers) * h * h
-    model = 72 * unit * (1 + s / (6 * h) + vocab_size / (12 * layers * h))
-    if recompute is Recompute.FULL:
-        hardware = 96 * unit * (1 + s / (6 * h) + vocab_size / (16 * layers * h))
-    elif recompute is Recompute.SELECTIVE:
-        # As published, and what published HFUs are made with, but an upper bound: it counts all
-        # six of attention's products twice, while only the forward two are computed again
-        # (`count_stage_flops` has it so).
-        hardware = 72 * unit * (1 + s / (3 * h) + vocab_size / (12 * layers * h))
-    else:
-        hardware = model
-    return Flops(model=model, hardware=hardware)
-
-
-def count_flops_per_token(
-    *, active_parameters: float, num_layers: int, hidden_size: int, sequence_length: int,
-    is_causal_credited: bool = False,
-) -> float:  # fmt: skip
-    """6·N + 12·L·h·s. `active_parameters` leaves embeddings out and counts the experts a token
-    passes, not those there are. Crediting the causal mask halves the second term."""
-    attention = 12.0 * num_layers * hidden_size * sequence_length
-    return 6.0 * active_parameters + (attention / 2 if is_causal_credited else attention)
-
-
-def count_active_parameters(
-    *, dense_parameters: float, expert_parameters: float, num_experts: int, num_active: int
-) -> float:
-    """Of a mixture of experts: `expert_parameters` is all experts' together."""
-    return dense_parameters + expert_parameters * num_active / num_experts
-
-
-def count_gpt_parameters(
-    *, num_layers: int, hidden_size: int, vocab_size: int, sequence_length: int
-) -> float:
-    """12·L·h²(1 + 13/12h + (V + s)/12Lh): with biases, norms, learned positions, a tied head."""
-    layers, h = num_layers, hidden_size
-    share = 1 + 13 / (12 * h) + (vocab_size + sequence_length) / (12 * layers * h)
-    return 12.0 * layers * h * h * share
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utilization:
-    """How much of the peak a step used."""
-
-    mfu_ratio: float
-    hfu_ratio: float
-    denominator_flops: float
-    """Step time · devices · peak."""
-
-    @property
-    def is_impossible(self) -> bool:
-        """More than the peak: FLOPs, peak or time is wrong."""
-        return max(self.mfu_ratio, self.hfu_ratio) > 1
-
-
-def measure_utilization(
-    flops: Flops, *, step_ns: float, num_devices: int, peak_flops_per_s: float
-) -> Utilization | Unavailable:
-    """MFU and HFU of a step of all devices together."""
-    denominator = step_ns / 1e9 * num_devices * peak_flops_per_s
-    if not denominator > 0:
-        return Unavailable("no MFU: a step time, a number of devices and a peak above 0 are needed")
-    return Utilization(
-        mfu_ratio=flops.model / denominator,
-        hfu_ratio=flops.hardware / denominator,
-        denominator_flops=denominator,
-    )

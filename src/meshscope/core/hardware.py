@@ -6,11 +6,11 @@ the boost clock of the full product, one multiply-add counted as two. `float32` 
 the rate is that with float32 accumulation, which is what torch's matrix products use.
 
 A name is looked up whole, after case, repeated blanks and the maker's name are taken off it: "L40"
-is not an "L4", and a slice of a partitioned GPU has a name of its own, which is not here. What is
+is not an "L4", and a slice of a partitioned GPU has another name, which is not here. What is
 not known is `Unavailable`: measure it (`Recorder.measure_peak`) or declare it (`set_peak`).
 
 Wrong where a board is capped below its product's clock or power: the vendor's figure stays what
-it is. MI250X rates are of one of its two dies, which torch shows as a device of its own.
+it is. MI250X rates are of one of its two dies, which torch shows as a separate device.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ class Device:
     """What a product can do at best."""
 
     name: str
-    """As torch reports it."""
+    """Name that torch reports."""
     flops_per_s: Mapping[str, float]
     """Dense peak by dtype: torch's names without `torch.`, and `tf32`; `float8` stands for both
     of its kinds."""
     bandwidth_bytes_per_s: float
-    """Of its own memory."""
+    """Bandwidth of the device's memory."""
 
 
 def _device(
@@ -219,12 +219,6 @@ def find_peak(name: str, dtype: str) -> float:
         known = ", ".join(device.flops_per_s)
         raise Missing(f"no peak of {device.name} for {dtype}; there is one for {known}")
     return rate
-
-
-@or_unavailable
-def find_bandwidth(name: str) -> float:
-    """Bytes per second of a device's own memory."""
-    return need(find_device(name)).bandwidth_bytes_per_s
 
 
 _SHORT_DTYPES = {

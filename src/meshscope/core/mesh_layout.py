@@ -1,23 +1,19 @@
-"""Layouts read from what a framework already knows: a DeviceMesh, or a trace's process groups.
+"""Reads the layout of a torch DeviceMesh.
 
-Both give named dims, each with a degree and a stride in rank; a layout exists when the strides
+A mesh has named dims, each with a degree and a stride in rank. It is a layout when the strides
 nest like the digits of a number (1, then 1 × degree, …) and fill the world. Names are looked up,
-never guessed: an unknown name is an error or `Unavailable`, and so is a mesh numbered otherwise.
+never guessed: an unknown name is an error, and so is a mesh numbered otherwise.
 Torch is not imported: a mesh is anything with `mesh_dim_names` and a `mesh` tensor.
-
-A trace holds one rank's own groups only, so what is inferred from it assumes that the other ranks
-have groups of the same shape.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from typing import Protocol
 
 from meshscope.core.layout import Axis, Layout
-from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
+from meshscope.core.unavailable import Unavailable
 from meshscope.errors import LayoutError
 
 
@@ -25,11 +21,9 @@ class RankTensor(Protocol):
     """The part of a tensor of ranks that is read here."""
 
     @property
-    def shape(self) -> Sequence[int]:
-        """The size of each dim."""
+    def shape(self) -> Sequence[int]: ...
 
-    def tolist(self) -> object:
-        """The ranks as nested lists."""
+    def tolist(self) -> object: ...
 
 
 class NamedMesh(Protocol):
@@ -78,18 +72,6 @@ _AXIS_BY_DIM_NAME = {
     "expert_parallel": Axis.EP,
 }
 
-# Megatron's descriptions of groups along one axis. Its combined groups (…_WITH_CP,
-# MODEL_PARALLEL_GROUP, EXPERT_DATA_PARALLEL_GROUP and the like) are left out: they are products.
-_AXIS_BY_MEGATRON_GROUP = {
-    "DATA_PARALLEL_GROUP": Axis.DP,
-    "TENSOR_MODEL_PARALLEL_GROUP": Axis.TP,
-    "PIPELINE_MODEL_PARALLEL_GROUP": Axis.PP,
-    "CONTEXT_PARALLEL_GROUP": Axis.CP,
-    "EXPERT_MODEL_PARALLEL_GROUP": Axis.EP,
-}
-_MESH_GROUP_PREFIX = "mesh_"
-"""DeviceMesh describes the group of dim `tp` as `mesh_tp`."""
-
 
 def layout_from_mesh(mesh: NamedMesh) -> Layout:
     """The layout of a whole DeviceMesh; its dims from slowest to fastest give the order.
@@ -118,28 +100,6 @@ def layout_from_mesh(mesh: NamedMesh) -> Layout:
             f"an even step along each dim is expected; build it with init_device_mesh"
         )
     return layout
-
-
-@or_unavailable
-def layout_from_process_groups(distributed_info: Mapping[str, object]) -> Layout:
-    """The layout that a Kineto trace's `distributedInfo` shows, or why it shows none.
-
-    Expert groups that re-cut ranks which the other axes already count are left out: see
-    `core.layout` on folded expert parallelism.
-    """
-    rank, world_size = distributed_info.get("rank"), distributed_info.get("world_size")
-    if not isinstance(rank, int) or not isinstance(world_size, int):
-        raise Missing(f"the trace gives rank {rank!r} of world size {world_size!r}")
-    if world_size == 1:
-        return Layout()
-    groups = distributed_info.get("pg_config")
-    if not isinstance(groups, list) or not groups:
-        raise Missing(
-            f"the trace lists no process groups (pg_config) for its {world_size} ranks; "
-            f"give the layout by hand, such as dp={world_size}"
-        )
-    named = _read_named_groups(groups, rank, world_size)
-    return _layout_from_groups(named, rank, world_size)
 
 
 def _axes_of_dims(names: Sequence[str] | None, shape: tuple[int, ...]) -> list[Axis]:
@@ -220,125 +180,6 @@ def _merge_neighbours(slowest_first: Sequence[_Dim]) -> Layout | Unavailable:
     # Axes of degree 1 have no place among the strides; the layout ignores where they stand.
     unused = tuple(str(axis) for axis in Axis if axis not in order)
     return Layout(**dict(merged), order=(*unused, *order))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """A process group of this rank that lies along one axis."""
-
-    axis: Axis
-    description: str
-    ranks: tuple[int, ...]
-
-    @property
-    def stride(self) -> int:
-        return self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
-
-
-def _read_named_groups(configs: Sequence[object], rank: int, world_size: int) -> list[_Group]:
-    """This rank's groups whose description names an axis."""
-    groups: dict[_Group, None] = {}
-    descriptions: dict[str, None] = {}
-    for config in configs:
-        if not isinstance(config, Mapping):
-            raise Missing(f"a process group of the trace is {config!r}, not a table of fields")
-        description = str(config.get("pg_desc", "undefined"))
-        descriptions[description] = None
-        axis = _axis_of_description(description)
-        if axis is None:
-            continue
-        ranks = _read_ranks(config.get("ranks"), config.get("pg_size"), world_size)
-        if ranks is None:
-            raise Missing(
-                f"process group {description} has ranks {config.get('ranks')!r} and size "
-                f"{config.get('pg_size')!r}, which cannot be read as a list of ranks"
-            )
-        if rank in ranks:
-            groups[_Group(axis=axis, description=description, ranks=ranks)] = None
-    if not groups:
-        raise Missing(
-            f"no process group of the trace names an axis (descriptions: "
-            f"{', '.join(descriptions)}); give the layout by hand, such as dp={world_size}"
-        )
-    return list(groups)
-
-
-def _axis_of_description(description: str) -> Axis | None:
-    # Megatron makes a gloo twin of some groups, with the same ranks.
-    axis = _AXIS_BY_MEGATRON_GROUP.get(description.removesuffix("_GLOO"))
-    if axis is None and description.startswith(_MESH_GROUP_PREFIX):
-        axis = _AXIS_BY_DIM_NAME.get(description.removeprefix(_MESH_GROUP_PREFIX).lower())
-    return axis
-
-
-def _read_ranks(ranks: object, size: object, world_size: int) -> tuple[int, ...] | None:
-    """The ranks of a group from a list, or from text such as `[0, 2, ..., 14]`."""
-    if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
-        listed = list(ranks)
-    elif isinstance(ranks, str) and re.fullmatch(r"\[[0-9,.\s]*\]", ranks):
-        if "..." in ranks:
-            return _complete_ranks(ranks, size)
-        listed = _find_numbers(ranks)
-    else:
-        return None
-    if not listed and size == world_size:
-        # c10d leaves the list empty for a group of all ranks.
-        return tuple(range(world_size))
-    return tuple(sorted(listed)) if listed and size in (None, len(listed)) else None
-
-
-def _complete_ranks(text: str, size: object) -> tuple[int, ...] | None:
-    """Continue evenly spaced ranks to the stated size; whether they fit the world comes later."""
-    before, _, after = text.partition("...")
-    head, tail = _find_numbers(before), _find_numbers(after)
-    if len(head) < 2 or not isinstance(size, int) or size < len(head) + len(tail):
-        return None
-    stride = head[1] - head[0]
-    ranks = [head[0] + index * stride for index in range(size)]
-    fits = ranks[: len(head)] == head and ranks[size - len(tail) :] == tail
-    return tuple(ranks) if fits else None
-
-
-def _find_numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall("[0-9]+", text)]
-
-
-def _layout_from_groups(groups: list[_Group], rank: int, world_size: int) -> Layout:
-    for description in {group.description: None for group in groups}:
-        rivals = [g.ranks for g in groups if g.description == description and len(g.ranks) > 1]
-        if len(rivals) > 1:
-            raise Missing(
-                f"process groups called {description} have different ranks "
-                f"({', '.join(_shorten(list(ranks)) for ranks in rivals)}), so the trace holds "
-                f"more than one mesh; give the layout by hand"
-            )
-    widest = _without_folded_experts(_drop_parts(groups), world_size)
-    dims = [_Dim(axis=g.axis, degree=len(g.ranks), stride=g.stride) for g in widest]
-    layout = need(_layout_from_dims(dims, world_size=world_size))
-    for group in widest:
-        if not set(group.ranks) <= set(layout.group_ranks(group.axis, rank)):
-            raise Missing(
-                f"process group {group.description} holds ranks {_shorten(list(group.ranks))}, "
-                f"which no order of axes gives rank {rank} of {world_size}; "
-                f"give the layout by hand"
-            )
-    return layout
-
-
-def _drop_parts(groups: list[_Group]) -> list[_Group]:
-    """Without groups inside a wider one of the same axis: a flattened dp covers its dp_shard."""
-    widest: list[_Group] = []
-    for group in sorted(groups, key=lambda group: -len(group.ranks)):
-        same_axis = (other for other in widest if other.axis == group.axis)
-        if not any(set(group.ranks) <= set(other.ranks) for other in same_axis):
-            widest.append(group)
-    return widest
-
-
-def _without_folded_experts(groups: list[_Group], world_size: int) -> list[_Group]:
-    dense = [group for group in groups if group.axis != Axis.EP]
-    fills_world = math.prod(len(group.ranks) for group in dense) == world_size
-    return dense if fills_world else groups
 
 
 def _shorten(ranks: list[int]) -> str:

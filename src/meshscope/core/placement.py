@@ -9,7 +9,7 @@ The environment comes in as a mapping, so that nothing here depends on the proce
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshscope.errors import LayoutError
@@ -52,7 +52,7 @@ class LaunchIdentity:
     source: str
     """The variables this was read from."""
     attempt: int | None = None
-    """Which attempt of the job this is, where whoever started it says so to all ranks."""
+    """Which attempt of the job this is, where the launcher tells all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def launch_identity(env: Mapping[str, str]) -> LaunchIdentity:
 
     Two launches inside one Slurm allocation share SLURM_JOB_ID; MESHSCOPE_LAUNCH_ID, which comes
     first, tells them apart. torchrun's default run id, `none`, counts as absent. Restart counts of
-    torchrun differ between nodes; MESHSCOPE_ATTEMPT is for whoever can tell all ranks one number.
+    torchrun differ between nodes; set MESHSCOPE_ATTEMPT where one number reaches all ranks.
     """
     id_variable = next((name for name in _LAUNCH_ID_VARIABLES if _names_a_launch(env, name)), None)
     restart_variable = next((name for name in _RESTART_VARIABLES if name in env), None)
@@ -136,12 +136,6 @@ def launch_identity(env: Mapping[str, str]) -> LaunchIdentity:
         source=", ".join(used) or "no launcher variable is set",
         attempt=None if attempt_variable is None else _read_count(env, attempt_variable),
     )
-
-
-def nodes_from_hosts(hosts: Sequence[str]) -> tuple[int, ...]:
-    """The node index of each rank, given its host name; nodes count up by first appearance."""
-    index_by_host = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
-    return tuple(index_by_host[host] for host in hosts)
 
 
 def _is_in_slurm_step(env: Mapping[str, str]) -> bool:

@@ -29,7 +29,7 @@ class ActionKind(StrEnum):
     INPUT_GRAD = "I"
     """The gradient of the input only, which the previous stage waits for."""
     WEIGHT_GRAD = "W"
-    """The gradient of the weights only, which nobody waits for."""
+    """The gradient of the weights only, which no other rank waits for."""
 
     # Enum's own is written in Python, and schedules are looked up by kind a million times.
     __hash__ = str.__hash__
@@ -223,9 +223,9 @@ class Blocked:
 
     rank: int
     action: Action
-    """Where it stops."""
+    """The action that cannot run."""
     missing: Output
-    """What it waits for there."""
+    """The actions it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,11 +390,11 @@ def _find_count_problems(schedule: Schedule) -> list[str]:
             forward, whole, inputs, weights = (
                 counts[Action(kind, stage, microbatch)] for kind in ActionKind
             )
-            place = f"stage {stage} microbatch {microbatch}"
+            pair = f"stage {stage} microbatch {microbatch}"
             if not forward:
                 missing.append(str(Action(ActionKind.FORWARD, stage, microbatch)))
             if whole and (inputs or weights):
-                mixed.append(place)
+                mixed.append(pair)
             elif not whole and not (inputs and weights):
                 missing += _name_missing_backward(stage, microbatch, inputs, weights)
     repeated = [f"{action} {count} times" for action, count in counts.items() if count > 1]

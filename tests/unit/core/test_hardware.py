@@ -4,7 +4,6 @@ import pytest
 
 from meshscope.core.hardware import (
     DEVICES,
-    find_bandwidth,
     find_device,
     find_peak,
     normalise_dtype,
@@ -65,7 +64,7 @@ def test_names_are_compared_without_case_blanks_and_maker():
     ],
 )
 def test_what_only_resembles_a_known_name_is_unavailable(name):
-    for found in (find_device(name), find_peak(name, "bfloat16"), find_bandwidth(name)):
+    for found in (find_device(name), find_peak(name, "bfloat16")):
         assert isinstance(found, Unavailable)
         assert f"“{name}”" in found.reason
 

@@ -5,7 +5,6 @@ from meshscope.core.placement import (
     NoPlacement,
     Placement,
     launch_identity,
-    nodes_from_hosts,
     placement_from_environment,
 )
 from meshscope.errors import LayoutError
@@ -184,8 +183,3 @@ class TestLaunchIdentity:
     def test_a_restart_count_that_is_no_count_is_refused(self):
         with pytest.raises(LayoutError, match="TORCHELASTIC_RESTART_COUNT is 'x'"):
             launch_identity({"TORCHELASTIC_RESTART_COUNT": "x"})
-
-
-def test_nodes_count_up_by_first_appearance():
-    assert nodes_from_hosts(["b", "b", "a", "b", "c"]) == (0, 0, 1, 0, 2)
-    assert nodes_from_hosts([]) == ()

@@ -8,7 +8,7 @@ backward, counted tensor by tensor (b sequences of s tokens, T = b·s; h, a, k, 
 `ModelConfig`, k the width of all keys; c bytes of the compute dtype; t = tp; d = t under sequence
 parallel, else 1). Of one block:
 
-    residual stream, input of both norms           2 · 4·T·h/d      (float32 whatever c is)
+    residual stream, input of both norms           2 · 4·T·h/d      (float32 for any c)
     normalised, before the weight (rmsnorm, cpu)   2 · 4·T·h/d      (fused on an accelerator: 0)
     statistics of the norms                        2 · 4·T/d        (layernorm twice that)
     inputs of qkv and of up                        2 · c·T·h/d
@@ -38,7 +38,7 @@ from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.schedule import Action, ActionKind, Schedule, count_peak_activations
 
 _FULL_BYTES = 4
-"""Of a float32."""
+"""Bytes of a float32."""
 _COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1}
 """Numbers the optimizer keeps for each; sgd none without momentum."""
@@ -46,10 +46,10 @@ _STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1}
 MAX_RECEIVES_AHEAD = 2
 """Buffers of the pipeline that may wait for data while nothing needs it yet."""
 HOST_WINDOW_BYTES = 256 << 20
-"""Of device memory for what is on its way to the host, and as much for what is on its way back."""
+"""Device memory for tensors on their way to the host, and as much for those on their way back."""
 WEIGHT_ON_DISK = 0.25
 """Of a segment's input that waits on disk, beside one in memory: segments are half as long as with
-one microbatch in flight, whatever the number. At 0 each layer would be one, and disks too slow."""
+one microbatch in flight, for any number. At 0 each layer would be one, and disks too slow."""
 
 _KEEPS_ERRORS = ("topk", "int8", "powersgd")
 
@@ -73,7 +73,7 @@ class RankEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """Of all parts in the device's memory."""
+        """Sum of all parts in the device's memory."""
         return (
             self.parameters_bytes
             + self.gradients_bytes
@@ -86,7 +86,7 @@ class RankEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Of all pipeline ranks."""
+    """One estimate per pipeline rank."""
 
     ranks: tuple[RankEstimate, ...]
 
@@ -97,7 +97,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: TrainConfig, *, device_type: str = "cpu") -> MemoryEstimate:
-    """For a configuration without problems; see the module's docstring for what is left out."""
+    """Estimates a configuration without problems; the module's docstring says what is left out."""
     schedule = config.schedule
     ranges = split_layers(config.model.num_layers, schedule.num_stages, config.parallel.stage_sizes)
     counts = count_stage_parameters(config)
@@ -126,22 +126,21 @@ class LayerShape:
 
     @property
     def num_tokens(self) -> int:
-        """Of one microbatch."""
+        """Tokens in one microbatch."""
         return self.microbatch_size * self.model.sequence_length
 
     @property
     def num_parts(self) -> int:
-        """Into how many the residual stream is cut."""
+        """Number of parts that the residual stream is cut into."""
         return self.tp if self.sequence_parallel else 1
 
     @property
     def stream_bytes(self) -> int:
-        """Of the residual stream in one place: what a stage hands to the next."""
+        """Residual stream at one point: what a stage hands to the next."""
         return _FULL_BYTES * self.num_tokens * self.model.hidden_size // self.num_parts
 
     @property
     def norm_bytes(self) -> int:
-        """Kept by one norm."""
         is_layernorm = self.model.norm == "layernorm"
         num_copies = 1 if is_layernorm or self.has_fused_norm else 2
         statistics = _FULL_BYTES * self.num_tokens * (2 if is_layernorm else 1) // self.num_parts
@@ -164,21 +163,19 @@ class LayerShape:
 
     @property
     def mlp_bytes(self) -> int:
-        """Kept by the second half."""
         num_widths = 4 if self.model.activation == "swiglu" else 2
         inside = num_widths * self.compute_bytes * self.num_tokens * self.model.ffn_hidden_size
         return self.norm_bytes + self.linear_input_bytes + inside // self.tp
 
     @property
     def cast_bytes(self) -> int:
-        """Of the block's weights, cast for one forward."""
+        """The block's weights, cast for one forward."""
         if self.compute_bytes == _FULL_BYTES:
             return 0
         return self.compute_bytes * self.model.num_layer_matrix_weights // self.tp
 
     @property
     def layer_bytes(self) -> int:
-        """Kept by a whole block."""
         return self.attention_bytes + self.mlp_bytes + self.cast_bytes
 
     @property
@@ -211,7 +208,7 @@ class StageActivations:
     logits_bytes: int = 0
     temporary_logits_bytes: int = 0
     offloaded_bytes: int = 0
-    """Kept elsewhere."""
+    """Bytes kept in host memory or on disk."""
 
 
 def estimate_stage(
@@ -223,7 +220,7 @@ def estimate_stage(
     is_last: bool,
     num_in_flight: int = 1,
 ) -> StageActivations:
-    """Of a stage of so many layers. `num_in_flight` decides how `aggressive` cuts its segments."""
+    """Activations of a stage. `num_in_flight` decides how `aggressive` cuts its segments."""
     head = shape.head_bytes if is_last else 0
     logits = shape.logits_bytes if is_last else 0
     gradient = _FULL_BYTES * logits // shape.compute_bytes if shape.tp > 1 else logits
@@ -334,7 +331,7 @@ def _estimate_rank(
 
 
 def count_stage_parameters(config: TrainConfig) -> tuple[int, ...]:
-    """Of each stage, on the tp rank that holds most."""
+    """Parameters of each stage, on the tp rank that holds most."""
     schedule = config.schedule
     model, sizes = config.model, config.parallel.stage_sizes
     if isinstance(model, TimedModelConfig):
@@ -444,30 +441,3 @@ def _adds_up(schedule: Schedule) -> bool:
     """Whether gradients are kept beside buckets until the end of a step."""
     has_weight_grads = any(a.kind is ActionKind.WEIGHT_GRAD for a in schedule.actions[0])
     return schedule.num_microbatches > 1 or has_weight_grads
-
-
-# --- published formulas --------------------------------------------------------------------------
-
-
-def count_published_layer_bytes(
-    *,
-    hidden_size: int,
-    num_heads: int,
-    sequence_length: int,
-    microbatch_size: int,
-    tp: int,
-    sequence_parallel: bool = False,
-    recompute: str = "none",
-) -> float:
-    """Activations of one layer in fp16 by Korthikanti et al. (arXiv 2205.05198, table 2).
-
-    For comparison only: that model has dropout, gelu and no flash attention. `recompute` is none,
-    selective (attention's scores) or full (all but the layer's input).
-    """
-    sbh = sequence_length * microbatch_size * hidden_size
-    scores = 5 * num_heads * sequence_length / hidden_size if recompute == "none" else 0.0
-    if recompute == "full":
-        return 2.0 * sbh
-    if sequence_parallel:
-        return sbh * (34 + scores) / tp
-    return sbh * (10 + 24 / tp + scores / tp)

@@ -7,7 +7,6 @@ import torch
 
 from meshscope.core.config.memory_model import (
     LayerShape,
-    count_published_layer_bytes,
     estimate_memory,
     estimate_stage,
     find_peak_bytes,
@@ -62,6 +61,30 @@ def measure_kept_bytes(stage, x, targets=None, dtype=None):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), cast:
         stage(x) if targets is None else stage(x, targets)
     return sum(kept.values())
+
+
+def count_published_layer_bytes(
+    *,
+    hidden_size: int,
+    num_heads: int,
+    sequence_length: int,
+    microbatch_size: int,
+    tp: int,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+) -> float:
+    """Activations of one layer in fp16 by Korthikanti et al. (arXiv 2205.05198, table 2).
+
+    For comparison only: that model has dropout, gelu and no flash attention. `recompute` is none,
+    selective (attention's scores) or full (all but the layer's input).
+    """
+    sbh = sequence_length * microbatch_size * hidden_size
+    scores = 5 * num_heads * sequence_length / hidden_size if recompute == "none" else 0.0
+    if recompute == "full":
+        return 2.0 * sbh
+    if sequence_parallel:
+        return sbh * (34 + scores) / tp
+    return sbh * (10 + 24 / tp + scores / tp)
 
 
 @pytest.mark.parametrize(
