@@ -53,7 +53,7 @@ def _stored_width(column: Column) -> int:
 
 
 def to_duckdb(table: Table, columns: Columns) -> dict[str, npt.NDArray[np.generic]]:
-    """Columns as DuckDB may scan them: it takes NaN for NULL, so NaN is told by a second column."""
+    """Columns as DuckDB may scan them: it takes NaN for NULL, so a second column marks NaN."""
     scanned = dict(columns)
     for column in table.columns:
         if column.is_float:
@@ -160,7 +160,7 @@ class CompactedRun:
         return self._tables[table].num_rows[rank, attempt]
 
     def note_windows(self, rank: int, attempt: int, windows: TimeWindows) -> None:
-        """Says which stretches of a recording will be asked for: those known are read together."""
+        """Announces the windows that will be asked for: those known are read together."""
         self._windows[rank, attempt] = windows
         for table in self._tables.values():
             table.window_block.pop((rank, attempt), None)
@@ -272,7 +272,6 @@ def _find_fault(table: _CompactedTable) -> Problem | None:
 
 
 def crc32_of_file(path: Path) -> int:
-    """CRC-32 of a whole file."""
     checksum = 0
     with ByteFile(path) as file:
         for offset in range(0, file.size_bytes, 1 << 20):

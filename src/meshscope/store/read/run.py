@@ -99,7 +99,6 @@ class Run:
 
     @property
     def last_attempt(self) -> Attempt:
-        """The most recent launch."""
         return self.attempts[-1]
 
 
