@@ -1,4 +1,4 @@
-"""Recorders that are open in this process: closed at its end, told about forks.
+"""Recorders that are open in this process: closed at exit, disarmed after a fork.
 
 Nothing is registered with the interpreter until the first recorder is made.
 """
@@ -10,13 +10,13 @@ from typing import Protocol
 
 
 class Living(Protocol):
-    """What has to be told about the end of the process and about forks."""
+    """Something to close at exit and to disarm after a fork."""
 
     def close(self) -> None:
-        """The process ends."""
+        """Called when the process ends."""
 
     def disarm_after_fork(self) -> None:
-        """This is a forked child."""
+        """Called in a forked child."""
 
 
 _live: "weakref.WeakSet[Living]" = weakref.WeakSet()
@@ -24,7 +24,7 @@ _is_watching = False
 
 
 def remember(living: Living) -> None:
-    """From now on `living` is closed at exit and told about forks."""
+    """Closes `living` at exit and disarms it after a fork, from now on."""
     global _is_watching
     _live.add(living)
     if not _is_watching:
@@ -34,7 +34,7 @@ def remember(living: Living) -> None:
 
 
 def forget(living: Living) -> None:
-    """`living` has ended by itself."""
+    """Drops `living`, which has closed itself."""
     _live.discard(living)
 
 

@@ -149,7 +149,7 @@ class Profiles:
         return profile.open()
 
     def profile_memory_soon(self) -> None:
-        """Profiles one warm step in which nothing is traced, of whatever models there are by
+        """Profiles one warm step in which nothing is traced, of all models there are by
         then."""
         windows = self.windows
         if windows is not None and windows.settings.profiles_memory:
@@ -214,7 +214,7 @@ class Profiles:
         return bool(self._guard.run("out of memory", watch))
 
     def note_full_device(self, text: str, path: Path | None) -> None:
-        """What rule ME006 reads."""
+        """Writes the line that rule ME006 reads."""
         session = self._session
         run_dir, step = session.run_dir, session.timeline.current_step
         shown = path.relative_to(run_dir).as_posix() if path is not None and run_dir else None

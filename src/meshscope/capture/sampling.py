@@ -42,7 +42,6 @@ class Sampling:
         session.timeline.on_visit = self.visit
 
     def begin_attempt(self) -> None:
-        """Steps are counted again."""
         self._first_sampled_step = None
         self._has_counted_layers = False
 
@@ -55,7 +54,6 @@ class Sampling:
             self.gc_pauses.install()
 
     def close(self) -> None:
-        """Writes the last pauses."""
         self.gc_pauses.remove()
         self._guard.run("gc pauses", self.put_pauses)
 

@@ -90,7 +90,7 @@ def describe_outcome(launch: Launch, exit_code: int) -> list[str]:
         return [*lines, _explain_nothing_recorded(launch)]
     if exit_code != 0:
         abnormal = [end for end in _find_rank_ends(launch, ranks) if end.is_abnormal]
-        # Whoever raised first; those whom the launcher then killed say nothing about the cause.
+        # The rank that raised first; ranks that the launcher then killed do not show the cause.
         abnormal.sort(key=lambda end: (end.exception is None, end.rank))
         lines += [end.describe() for end in abnormal[:_MAX_RANKS_SHOWN]]
         if len(abnormal) > _MAX_RANKS_SHOWN:

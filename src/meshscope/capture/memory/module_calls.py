@@ -48,7 +48,7 @@ def keep_eager(torch: Any, module: Any, hook: Callable[..., Any]) -> Callable[..
 
 
 class CallWatcher(Protocol):
-    """What is told about calls of modules."""
+    """Listens to calls of modules."""
 
     def module_begins(self) -> bool: ...
 

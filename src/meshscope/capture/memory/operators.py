@@ -76,7 +76,7 @@ class Operators:
         self.is_on = False
         """Whether operators are looked at now."""
         self.last_name = ""
-        """Of the operator that ran last."""
+        """Name of the operator that ran last."""
 
     # --- when ---------------------------------------------------------------------------------
 
@@ -95,7 +95,6 @@ class Operators:
         self._is_entered = True
 
     def end_forward(self) -> None:
-        """The model's forward is over."""
         if self._is_for_forward_only:
             self.end()
 
@@ -198,7 +197,7 @@ class Operators:
                 if is_sent:
                     self._sent.add_plain(str(function), plain)
         self.last_name = str(function)
-        if before is not None and before >= 0 and not is_sent and _is_plain(function):
+        if before is not None and before >= 0 and not is_sent and _allocates_results_only(function):
             self._note_library(self._allocator.requested_bytes() - before - num_new)
         self._sample()
 
@@ -214,7 +213,7 @@ def _is_communication(function: Any) -> bool:
     return getattr(function, "namespace", "") in _COMMUNICATION
 
 
-def _is_plain(function: Any) -> bool:
+def _allocates_results_only(function: Any) -> bool:
     """Whether what is in use changes by its results only."""
     return str(getattr(function, "_opname", "")) not in _RESIZING
 

@@ -59,7 +59,7 @@ class SavedTensors:
         on_unpack: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """`is_delicate`: whether what is saved now is used by a delicate part of backward;
-        `on_unpack` is told so before it is used."""
+        `on_unpack` gets the answer before it is used."""
         self._torch = torch
         self._autograd = torch._C._autograd
         self._pack: Callable[[Any], SavedTensor] = self._wrap
@@ -105,7 +105,6 @@ class SavedTensors:
 
     @property
     def is_out(self) -> bool:
-        """Whether no hook is left."""
         return not self._is_pushed
 
     def suspend(self) -> bool:
@@ -187,7 +186,7 @@ class SavedTensors:
         return self._autograd._top_saved_tensors_default_hooks(True)
 
     def _wrap(self, tensor: Any) -> SavedTensor:
-        # What the graph must have, it gets, whatever went wrong here.
+        # The graph gets its value even if something went wrong here.
         return self._keep(tensor) or SavedTensor(tensor, tensor._version, "", is_delicate=False)
 
     def _make_saved(self, tensor: Any) -> SavedTensor:

@@ -5,7 +5,7 @@
     recorder.analysis().bottlenecks
 
 Looks at the newest records of this rank when asked, and holds nothing but the moment since when:
-no cost while nobody asks, bounded memory, any thread may ask. It knows this rank only; which rank
+no cost between queries, bounded memory, any thread may ask. It knows this rank only; which rank
 makes the others wait is for `meshscope report`, which sees them all.
 """
 

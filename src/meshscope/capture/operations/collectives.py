@@ -1,9 +1,9 @@
-"""Sees every communication operation of torch, whoever calls it.
+"""Sees every communication operation of torch, from Python or C++.
 
-As long as only Python communicates, by the methods of `ProcessGroup` (`group_methods`). Before
-something in C++ can (DistributedDataParallel's reducer, functional collectives, compiled graphs),
-`kernels` in the dispatcher take their place. Both tell `following` of every call; the taps of
-`waits` tell it of ends. Here is what puts all of them in place, tests them and takes them out.
+As long as only Python communicates, the methods of `ProcessGroup` are patched (`group_methods`).
+Before C++ code can communicate (DistributedDataParallel's reducer, functional collectives, compiled
+graphs), `kernels` in the dispatcher replace them. Both tell `following` of every call; the taps of
+`waits` tell it of ends. This module installs all of them, tests them and takes them out.
 """
 
 import functools
@@ -69,7 +69,7 @@ class CollectiveTap:
         self._num_functional = 0
 
     def install(self) -> None:
-        """Puts everything in place and tests it. CaptureError when this torch does not allow it."""
+        """Installs everything and tests it. CaptureError when this torch does not allow it."""
         global _installed
         if _installed is not None:
             raise CaptureError("another recorder of this process watches communication already")
@@ -240,7 +240,7 @@ class CollectiveTap:
         self._originals.append((owner, name, stored, tapped))
 
     def _restore(self, is_wanted: Callable[[Any, str], bool]) -> None:
-        """Puts originals back, where nobody has wrapped ours since."""
+        """Puts originals back, unless the program has wrapped ours since."""
         kept = []
         for entry in reversed(self._originals):
             owner, name, stored, tapped = entry
@@ -277,7 +277,6 @@ class CollectiveTap:
             raise CaptureError("a test operation went by unseen: communication is not recorded")
 
     def remove(self) -> None:
-        """Takes everything out again."""
         global _installed
         if _installed is self:
             _installed = None

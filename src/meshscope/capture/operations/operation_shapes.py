@@ -99,16 +99,16 @@ class OperationShape:
     kind_code: int
     group_index: int
     async_index: int
-    """Of the flag `async_op`; beyond the arguments when there is none."""
+    """Index of the flag `async_op`; beyond the arguments when there is none."""
     is_async_by_default: bool
     """What it means when the flag is left out; an operation without one is always a handle."""
     peer_index: int
-    """Of root, source or destination (a rank within the group); -1 when there is none."""
+    """Index of root, source or destination (a rank within the group); -1 when there is none."""
     tag_index: int
     output_index: int
-    """Of the tensors that hold the result; -1 when there are none."""
+    """Index of the tensors that hold the result; -1 when there are none."""
     size_index: int
-    """Of the tensors whose bytes are the operation's size; -1 when there are none."""
+    """Index of the tensors whose bytes are the operation's size; -1 when there are none."""
     is_size_per_rank: bool
     """Whether that is one rank's share of it."""
     measure: Measure
@@ -213,11 +213,11 @@ class Method:
 
     kind: Kind
     names: tuple[str, ...]
-    """Of its arguments, as far as they matter."""
+    """Names of its arguments, as far as they matter."""
     size_index: int
     is_size_per_rank: bool
     peer_index: int
-    """Of the other side of a message."""
+    """Index of the other rank of a message."""
     tag_index: int
 
 

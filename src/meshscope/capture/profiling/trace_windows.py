@@ -41,12 +41,10 @@ _SCHEDULED = "the schedule"
 
 @dataclass(slots=True, kw_only=True)
 class OpenWindow:
-    """A window under way."""
-
     number: int
     reason: str
     profiler: TorchWindow
-    begin_ns: int
+    start_ns: int
     disturbed_from_step: int
     """The first step that is profiled, warm-up or not."""
     num_warmup_left: int
@@ -58,14 +56,14 @@ class OpenWindow:
     """Where its trace goes."""
 
     def to_fields(self) -> dict[str, object]:
-        """For the journal."""
+        """Fields of the window's journal line."""
         return {
             "number": self.number,
             "reason": self.reason,
             "disturbed_from_step": self.disturbed_from_step,
             "first_step": self.first_step,
             "last_step": self.last_step,
-            "begin_host_mono_ns": self.begin_ns,
+            "begin_host_mono_ns": self.start_ns,
         }
 
 
@@ -105,7 +103,6 @@ class TraceWindows:
 
     @property
     def is_profiling(self) -> bool:
-        """Whether the profiler runs now."""
         return self._window is not None
 
     def ask(self, request: WindowRequest) -> None:
@@ -124,7 +121,7 @@ class TraceWindows:
     # --- where a step ends ----------------------------------------------------------------
 
     def visit(self, step: int, start_ns: int, end_ns: int) -> None:
-        """A step has ended."""
+        """Called after each step."""
         if self._is_over or step == self._last_step:  # a further optimizer extends a step
             return
         if not self._has_begun and not self._begin_watching():
@@ -218,7 +215,7 @@ class TraceWindows:
             number=self._num_windows,
             reason=request.reason,
             profiler=TorchWindow(torch, self.settings),
-            begin_ns=self._session.clock(),
+            start_ns=self._session.clock(),
             disturbed_from_step=step + 1,
             num_warmup_left=self._cycle.warmup,
             num_active_left=request.num_steps or self._cycle.active,
@@ -322,7 +319,7 @@ class TraceWindows:
         return self._session.guard.run(SITE, function)
 
     def _say(self, text: str) -> None:
-        """Once for every text."""
+        """Notes each text once."""
         if text not in self._said and len(self._said) < 100:
             self._said.add(text)
             self._session.note_gap(SITE, text)

@@ -1,7 +1,7 @@
 """Finds step boundaries in a loop that does not announce them.
 
 A step begins when its first batch is fetched, or with its first forward (or backward) when no
-loader was seen, and ends when its last optimizer has stepped. Whatever lies between one step's end
+loader was seen, and ends when its last optimizer has stepped. The time between one step's end
 and the next one's begin is a gap: checkpointing, logging and evaluation happen there and are never
 called data loading. A batch that is followed by an evaluation pass begins nothing.
 
@@ -40,14 +40,13 @@ class StepInference:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything seen so far."""
         self._batch_start_ns = 0
         self.has_fetched = False
         """A batch was fetched since the last step: the next one begins with that."""
         self._stepped: tuple[int, ...] = ()
         """Optimizers (by id) that have stepped in the open step."""
         self._ended_optimizers: tuple[int, ...] = ()
-        """Those of the last step that was written down, while it may still be extended."""
+        """Optimizers of the last step that was written, while it may still be extended."""
         self._ended_step = 0
         self._ended_start_ns = 0
         self._ended_microbatches = 0
