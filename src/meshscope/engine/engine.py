@@ -71,13 +71,13 @@ class EngineStatistics:
     num_steps: int
     """In all, those before a resume included."""
     num_skipped_steps: int
-    """Since the engine was made; gradients were not finite."""
+    """Steps since the engine was made whose gradients were not finite."""
     num_tokens: int
-    """Of all dp ranks, those before a resume included."""
+    """Tokens of all dp ranks, those before a resume included."""
     peak_activations: int
     """Stage activations held at once in the latest step, stages × microbatches."""
     gradients: Any
-    """Of gradient synchronisation; what it is depends on `parallel.data_parallel`."""
+    """Costs of gradient synchronisation; the type depends on `parallel.data_parallel`."""
     memory: MemoryStatistics
 
 
@@ -140,7 +140,6 @@ class Engine:
 
     @property
     def layout(self) -> Layout:
-        """Of the mesh."""
         return self.mesh.layout
 
     @property
@@ -279,7 +278,7 @@ class Engine:
         self._by_hand = None
         self.executor.peak_activations = by_hand.step.peak_activations
         with ExitStack() as stack, self._guarded():
-            stack.push(by_hand.recording)  # told of an exception: the step is then aborted
+            stack.push(by_hand.recording)  # an exception aborts the step
             return self._complete(
                 by_hand.step.take_results(), by_hand.weights, wants_stop=wants_stop
             )
@@ -312,7 +311,7 @@ class Engine:
             )
 
     def load(self, path: Path) -> None:
-        """Goes on from a checkpoint of the same model, saved on whatever layout. Collective."""
+        """Goes on from a checkpoint of the same model, saved on any layout. Collective."""
         with self._phase("checkpoint"):
             loaded = load_checkpoint(path, stages=self.stages, optimizer=self.optimizer)
         self.step = loaded.step

@@ -5,9 +5,9 @@
     optimizer/exp_avg/layers.7.mlp.down.weight     optimizer state of a parameter's shape
     optimizer/step/layers.7.mlp.down.weight        a scalar of the optimizer
 
-A copy of a tied table has the name of the table, whatever stage it is on, so that it is stored
+A copy of a tied table has the name of the table on every stage, so that it is stored
 once. Optimizers whose state has another shape than the parameter (Adafactor, LBFGS) are refused:
-nobody could cut it anew.
+it could not be cut anew.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -48,8 +48,6 @@ class CheckpointError(MeshscopeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """A complete checkpoint."""
-
     path: Path
     step: int
     """Steps taken when it was saved."""
@@ -57,7 +55,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """What a file must be."""
+    """Name, size and checksum a file must have."""
 
     size_bytes: int
     crc32: int

@@ -97,7 +97,7 @@ class LoadedCheckpoint:
     state: dict[str, Json]
     """What was given to `save_checkpoint`."""
     num_ranks: int
-    """That saved it."""
+    """Ranks that saved it."""
     has_random_state: bool
     """Whether generators were set; False on another number of ranks, where theirs mean nothing."""
 

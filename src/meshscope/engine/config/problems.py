@@ -369,7 +369,7 @@ def _find_strategy_problems(
     """Why the memory strategy cannot work here."""
     memory = config.memory
     if memory.strategy == "cpu_offload" and device_type is None:
-        return []  # right on an accelerator only, and nobody said whether there is one
+        return []  # right on an accelerator only, and the device is not known
     folder = memory.offload_dir or Path(tempfile.gettempdir())
     needed_bytes = max(rank.offloaded_bytes for rank in estimate.ranks)
     found = find_memory_problems(

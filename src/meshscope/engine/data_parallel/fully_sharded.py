@@ -101,11 +101,11 @@ class FullyShardedStatistics:
     """What this rank holds and has done."""
 
     num_groups: int
-    """Of parameters that are gathered and reduced together, over all stages."""
+    """Groups of parameters that are gathered and reduced together, over all stages."""
     whole_bytes: int
-    """Of all parameters of this rank's stages (of this tp rank), uncut."""
+    """Unsharded parameters of this rank's stages (of this tp rank)."""
     shard_bytes: int
-    """Of this rank's part of them, padding left out."""
+    """This rank's part of them, without padding."""
     num_steps: int = 0
     finish_ns: int = 0
     """In `finish`: what was not hidden behind backward, as seen by the host."""
@@ -212,8 +212,7 @@ class FullyShardedDataParallel:
         for stage in self.modules.values():
             _reshard(stage)
 
-    def rescale(self, ratio: float) -> None:
-        """Nothing is kept."""
+    def rescale(self, ratio: float) -> None: ...
 
     def close(self) -> None:
         """Takes our hooks off; what FSDP2 did to the stages stays."""

@@ -5,10 +5,10 @@ gradients, and one buffer holds one dtype on one device. The cut depends on the 
 it is the same on every rank.
 
 From the moment it is sent a parameter's gradient is its part of the buffer, as under DDP's
-`gradient_as_bucket_view`: nothing is copied back. Whoever wants to keep one over the next step
-copies it. Until then backward adds up a tensor of its own, so at the last of several microbatches
+`gradient_as_bucket_view`: nothing is copied back. A caller that keeps one over the next step
+copies it. Until then backward adds up in a separate tensor, so at the last of several microbatches
 gradients take their memory twice. Where buffers have another dtype than parameters, gradients stay
-tensors of their own.
+separate tensors.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,6 @@ class SentGradient:
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> "SentGradient":
-        """As it is now."""
         grad = parameter.grad
         return cls(grad, -1 if grad is None else grad._version)
 
@@ -54,8 +53,6 @@ class SentGradient:
 
 @dataclass(eq=False, slots=True, weakref_slot=True, kw_only=True)
 class Bucket:
-    """Gradients that are sent together."""
-
     index: int
     """Its place in the order of sending."""
     parameters: tuple[nn.Parameter, ...]
@@ -79,7 +76,7 @@ class Bucket:
                 targets.append(view)
                 sources.append(grad)
                 if grad.dtype == view.dtype:
-                    parameter.grad = view.data  # with a version counter of its own
+                    parameter.grad = view.data  # with a separate version counter
         self.sent = [SentGradient.of(parameter) for parameter in self.parameters]
         _copy_all(targets, sources, scale)
         for source in sources:

@@ -18,21 +18,21 @@ COLLECTIVE_METHODS = (
     "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced",
     "alltoall", "alltoall_base", "all_to_all_single", "barrier", "monitored_barrier",
 )  # fmt: skip
-"""Those that a torch does not have are left out."""
+"""Methods that this torch does not have are left out."""
 
 
 class OperationListener(Protocol):
-    """Asked before an operation is handed to torch; ranks are global ones."""
+    """Called before an operation is handed to torch; ranks are global ones."""
 
     @property
     def is_waiting(self) -> bool:
         """Whether it wants to be asked at all, now."""
 
-    def before_send(self, peer: int, size_bytes: int, axis: str | None) -> None:
-        """Before a message."""
+    def before_send(self, peer: int, size_bytes: int, axis: str | None) -> None: ...
 
-    def before_collective(self, ranks: Sequence[int], size_bytes: int, axis: str | None) -> None:
-        """Before a collective."""
+    def before_collective(
+        self, ranks: Sequence[int], size_bytes: int, axis: str | None
+    ) -> None: ...
 
 
 def watch_groups(
@@ -67,7 +67,7 @@ def _wrap_method(
 
     def undo() -> None:
         nonlocal is_ended
-        # Whoever has wrapped it since keeps ours, which then asks nobody.
+        # A later wrapper keeps ours, which then does nothing.
         is_ended = True
         if vars(dist.ProcessGroup).get(name) is wrapped:
             setattr(dist.ProcessGroup, name, stored)

@@ -6,7 +6,7 @@ somebody else is gone. The cause is the earliest failure that is none. If all ar
 a rank that has not failed at all is then the suspect.
 
 Each rank writes `rank_<r>.txt` into the attempt's folder: a line of JSON for the launcher, then the
-traceback. Wrong where a program raises a RuntimeError of its own with such words in it.
+traceback. Wrong where a program itself raises a RuntimeError with such words in it.
 """
 
 import json
@@ -30,7 +30,7 @@ _CONSEQUENCES = re.compile(
     r"|watchdog|communicator was aborted|store .*(?:closed|timed? ?out)|pair is not connected"
 )
 _SOURCE_PLACE = re.compile(r"\[?[^\s\[\]]+\.(?:cc|cpp|h|hpp|cu):\d+\]?:?\s*")
-"""Where in torch's sources: of no use to whoever reads one line."""
+"""Where in torch's sources: of no use in one line."""
 _TIMEOUTS = re.compile(r"timed? ?out|timeout")
 
 
@@ -63,15 +63,12 @@ def share_steps(share: Callable[[int], None] | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """How one rank ended."""
-
     rank: int
     summary: str
-    """One line."""
     time_unix_ns: int
     """When it was noticed: by the rank itself, or by the launcher where it could not."""
     step: int | None = None
-    """The step it was in; None before the first, or when nobody said."""
+    """The step it was in; None before the first, or when not known."""
     is_consequence: bool = False
     """Whether it only tells that another rank is gone or late."""
     is_timeout: bool = False
@@ -81,11 +78,11 @@ class RankFailure:
     is_permanent: bool = False
     """Whether starting again would end the same way."""
     path: str | None = None
-    """Where the traceback is."""
+    """Path of the traceback."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Causes first, then by time."""
+        """Sort key: causes first, then by time."""
         return (2 if self.is_consequence else int(self.is_abort)), self.time_unix_ns
 
 
@@ -123,7 +120,7 @@ def find_failure(error: BaseException, rank: int) -> RankFailure:
 
 
 def find_exit_failure(rank: int, exit_code: int, step: int | None) -> RankFailure:
-    """For a rank that could not say anything: killed, aborted, or gone by `os._exit`."""
+    """The failure of a rank that left no traceback: killed, aborted, or gone by `os._exit`."""
     is_abort = exit_code == -signal.SIGABRT
     return RankFailure(
         rank=rank,

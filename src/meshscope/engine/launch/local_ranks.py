@@ -69,11 +69,9 @@ _FOR_RANKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLaunch:
-    """What to start."""
-
     world_size: int
     run_dir: Path
-    """Where tracebacks go."""
+    """Folder for tracebacks."""
     run_id: str
     """Names the launch to the recorder."""
     label: Callable[[int], str]
@@ -83,13 +81,11 @@ class LocalLaunch:
     max_restarts: int = 0
     grace_s: float = 5.0
     kill_after_s: float = 5.0
-    """From SIGTERM to SIGKILL."""
+    """Seconds between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOutcome:
-    """How it ended."""
-
     exit_code: int
     """0, `EXIT_RANK_FAILED`, or 128 + the signal that asked for the end."""
     message: str | None = None
@@ -103,7 +99,7 @@ class DeviceProbe:
 
     num_gpus: int
     memory_bytes: int | None
-    """Of the smallest one; None without."""
+    """Memory of the smallest GPU; None without one."""
 
 
 def run_local_ranks(function: RankFunction, launch: LocalLaunch) -> LocalOutcome:
@@ -171,10 +167,10 @@ def find_host_memory_bytes() -> int:
 
 
 def count_threads(num_ranks: int, env: Mapping[str, str]) -> int:
-    """For each rank: what OMP_NUM_THREADS says, else its share of the cores."""
-    told = env.get("OMP_NUM_THREADS", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
+    """Threads of each rank: what OMP_NUM_THREADS says, else its share of the cores."""
+    declared = env.get("OMP_NUM_THREADS", "")
+    if declared.isdecimal() and int(declared) > 0:
+        return int(declared)
     return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
@@ -189,7 +185,7 @@ class _Stopping:
 
 @dataclass(slots=True)
 class _Attempt:
-    """All ranks, once."""
+    """One launch of all ranks."""
 
     function: RankFunction
     launch: LocalLaunch
@@ -199,7 +195,7 @@ class _Attempt:
     """Rank by process id."""
     failures: dict[int, RankFailure] = field(default_factory=dict)
     killed: set[int] = field(default_factory=set)
-    """Ranks that we ended."""
+    """Ranks that the launcher killed."""
     stopping: _Stopping | None = None
     _failed_at_s: float | None = None
     _was_terminated: bool = False
@@ -340,14 +336,14 @@ class _Attempt:
             self.function(stop)
         except SystemExit as error:
             return error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, it is told and ends here
+        except BaseException as error:  # noqa: BLE001 - every error is reported and ends here
             write_failure(self.folder, find_failure(error, rank), error)
             sys.last_value = error  # the recorder looks for it there
             return EXIT_RANK_FAILED
         return 0
 
     def _environment(self, rank: int, store_file: str) -> dict[str, str]:
-        """As torchrun sets it, so that everything that asks finds its answer."""
+        """The environment that torchrun would set."""
         size = str(self.launch.world_size)
         values = {
             "RANK": str(rank),

@@ -43,7 +43,7 @@ class Recompute(StrEnum):
 
 
 class RecomputeObserver(Protocol):
-    """Told of what is checkpointed and made again."""
+    """Listens to what is checkpointed and made again."""
 
     def before_checkpoint(self) -> None:
         """The next tensors to be saved are the inputs of a part."""
@@ -131,7 +131,7 @@ class StageRunner:
         return self.recompute is recompute and torch.is_grad_enabled()
 
     def _call_layer(self, layer: Layer, arguments: Sequence[object], x: Tensor) -> Tensor:
-        # A layer with a runner of its own recomputes its parts itself.
+        # A layer with its own runner recomputes its parts itself.
         has_parts = getattr(layer, "runner", None) is self
         if self._is_in(Recompute.LAYERS) or (self._is_in(Recompute.SEGMENTS) and not has_parts):
             return self._checkpoint(layer, x, *arguments)

@@ -9,7 +9,7 @@
 
 The file is opened with O_TMPFILE: the kernel frees it when the process ends, however it ends, so a
 crash leaves nothing to clean up. What it takes shows in `df`, not in `ls`. Where a file system has
-no O_TMPFILE the file gets a name for the moment between making and unlinking it.
+no O_TMPFILE the file has a name between its creation and its unlinking.
 
 Its length is that of the most that was taken at once, until everything has been given back. Wrong
 for sizes that are never the same twice: a place is only used again for the same number of bytes.
@@ -72,13 +72,12 @@ class SpoolFile:
                     os.ftruncate(self._descriptor, 0)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """All of `data`."""
         while data:
             num_written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[num_written:], offset + num_written
 
     def read(self, offset: int, into: memoryview) -> None:
-        """As much as there is room for."""
+        """Fills `into`."""
         while into:
             num_read = os.preadv(self._descriptor, [into], offset)
             if num_read == 0:
@@ -87,11 +86,10 @@ class SpoolFile:
 
     @property
     def size_bytes(self) -> int:
-        """What the places taken and those between them need on disk."""
+        """Bytes of the file, free gaps included."""
         return self._end
 
     def close(self) -> None:
-        """Frees everything."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)

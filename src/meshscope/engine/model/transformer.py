@@ -1,6 +1,6 @@
 """The transformer, in stages: contiguous ranges of layers that a pipeline runs one after the other.
 
-Parameters have the names of the whole model (`layers.7.mlp.down.weight`) on whatever stage and
+Parameters have the names of the whole model (`layers.7.mlp.down.weight`) on any stage and
 tp rank they are, so initial weights and checkpoints do not depend on the layout.
 
 Shape suffixes: B batch, S sequence, s this rank's part of it under sequence parallel (S without),

@@ -35,8 +35,6 @@ _RECORDED_METHODS = ("forward_one_chunk", "backward_one_chunk", "backward_weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSchedule:
-    """One of torch's schedules."""
-
     class_name: str
     num_chunks: int = 1
     """Stages on each rank; looped schedules take any number, here 2."""
@@ -46,7 +44,7 @@ class TorchSchedule:
     """Whether it runs I and W."""
 
     def num_stages(self, num_ranks: int) -> int:
-        """Of the whole pipeline."""
+        """Stages of the whole pipeline."""
         return num_ranks * self.num_chunks
 
     def stages_of(self, rank: int, num_ranks: int) -> tuple[int, ...]:
@@ -71,7 +69,7 @@ TORCH_SCHEDULES: dict[str, TorchSchedule] = {
         class_name="ScheduleDualPipeV", num_chunks=2, is_v_shaped=True, is_split=True
     ),
 }
-"""By the names of `core.schedule_builders` where there is the same schedule."""
+"""torch's schedules, by the names of `core.schedule_builders` where both have one."""
 
 
 class TorchScheduleExecutor:
@@ -131,7 +129,7 @@ class TorchScheduleExecutor:
         return [loss.detach() * self.num_microbatches for loss in losses]
 
     def _build(self, microbatches: Sequence[Microbatch]) -> Any:
-        """torch's schedule; sizes are told to it, since finding them out would run the model."""
+        """torch's schedule; it gets the sizes, because finding them out would run the model."""
         built = [self._build_stage(index, microbatches[0][0]) for index in sorted(self.stages)]
         schedule_class = getattr(torch_pipelining, self.schedule.class_name)
         return schedule_class(
