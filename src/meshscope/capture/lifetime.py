@@ -9,7 +9,7 @@ import weakref
 from typing import Protocol
 
 
-class Living(Protocol):
+class _Living(Protocol):
     """Something to close at exit and to disarm after a fork."""
 
     def close(self) -> None:
@@ -19,11 +19,11 @@ class Living(Protocol):
         """Called in a forked child."""
 
 
-_live: "weakref.WeakSet[Living]" = weakref.WeakSet()
+_live: "weakref.WeakSet[_Living]" = weakref.WeakSet()
 _is_watching = False
 
 
-def remember(living: Living) -> None:
+def remember(living: _Living) -> None:
     """Closes `living` at exit and disarms it after a fork, from now on."""
     global _is_watching
     _live.add(living)
@@ -33,7 +33,7 @@ def remember(living: Living) -> None:
         os.register_at_fork(after_in_child=_disarm_all)
 
 
-def forget(living: Living) -> None:
+def forget(living: _Living) -> None:
     """Drops `living`, which has closed itself."""
     _live.discard(living)
 

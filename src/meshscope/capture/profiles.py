@@ -36,7 +36,7 @@ class Profiles:
         self._out_of_memory: OutOfMemoryWatch | None = None
 
     def visit(self, step: int, end_ns: int) -> bool:
-        """At the end of a step, while there are windows. Whether to come at every step."""
+        """Called at the end of a step while there are windows; whether to call at every step."""
         windows = self.windows
         if windows is None or (self._session.is_paused and not windows.is_profiling):
             return False
@@ -65,7 +65,7 @@ class Profiles:
             self._out_of_memory.remove()
 
     def disarm_after_fork(self) -> None:
-        """In a forked child: what is under way is the parent's."""
+        """Drops, in a forked child, what belongs to the parent."""
         self.windows = None
         for profile in self._memory:
             self._guard.run("memory profile", profile.abandon)

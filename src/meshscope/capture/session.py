@@ -224,7 +224,7 @@ class Session:
     # --- tables ---------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """What is recorded reaches the tables from now on."""
+        """Connects the timeline to the tables."""
         writer = self.writer
         if writer is None or self.is_paused:
             return
@@ -247,7 +247,7 @@ class Session:
         log.notes = writer.table("operation_notes")
 
     def go_silent(self) -> None:
-        """What is recorded reaches nothing from now on."""
+        """Disconnects the timeline from the tables."""
         log = self.operations
         log.collectives = log.waits = log.notes = NullSink()
         self.scalars.forget_table()
@@ -333,7 +333,7 @@ class Session:
             self.writer.journal.write(kind, **fields)
 
     def note_gap(self, where: str, text: str) -> None:
-        """Says what is not recorded, in the log and in the journal."""
+        """Notes what is not recorded, in the log and in the journal."""
         logger.warning("meshscope: %s", text)
         self.guard.first_messages.setdefault(where, text)
         self.guard.run("note", lambda: self.journal("health", cause="gap", where=where, text=text))
@@ -366,7 +366,7 @@ class Session:
         )
 
     def add_stage_layers(self, layers: Mapping[str, dict[str, int]]) -> None:
-        """What pipeline stages of this rank hold has become known."""
+        """Adds what this rank's pipeline stages hold."""
         self.stage_layers |= layers
         self.journal("update", stage_layers=self.stage_layers)
 
@@ -426,7 +426,7 @@ class Session:
             self._stack_dumps = None
 
     def stop_flusher(self) -> None:
-        """No more flushes in the background."""
+        """Stops background flushes."""
         self._stop.set()
 
     def begin_attempt(self) -> None:

@@ -17,7 +17,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.errors import LayoutError
 
 
-class RankTensor(Protocol):
+class _RankTensor(Protocol):
     """The part of a tensor of ranks that is read here."""
 
     @property
@@ -34,7 +34,7 @@ class NamedMesh(Protocol):
         """One name per dim, slowest first."""
 
     @property
-    def mesh(self) -> RankTensor:
+    def mesh(self) -> _RankTensor:
         """The global rank at each position."""
 
 

@@ -229,7 +229,7 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
+class _Walk:
     """A schedule carried out as far as it goes, without a clock."""
 
     order: tuple[tuple[int, Action], ...]
@@ -243,7 +243,7 @@ def output_of(action: Action) -> Output:
     return _PRODUCTS[action.kind], action.stage, action.microbatch
 
 
-def walk_schedule(schedule: Schedule) -> Walk:
+def walk_schedule(schedule: Schedule) -> _Walk:
     """Run every row as far as the others let it; time grows with the number of actions only.
 
     A rank that stops is looked at again when the output it waits for appears, not before.
@@ -272,7 +272,7 @@ def walk_schedule(schedule: Schedule) -> Walk:
         for missing, ranks in waiting.items()
         for rank in ranks
     ]
-    return Walk(order=tuple(order), blocked=tuple(sorted(blocked, key=lambda one: one.rank)))
+    return _Walk(order=tuple(order), blocked=tuple(sorted(blocked, key=lambda one: one.rank)))
 
 
 def count_peak_activations(schedule: Schedule) -> tuple[int, ...]:
@@ -303,7 +303,7 @@ def require_valid(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def find_deadlock(schedule: Schedule, walk: Walk) -> list[str]:
+def find_deadlock(schedule: Schedule, walk: _Walk) -> list[str]:
     """One problem that shows where each blocked rank stops and why; empty when none is blocked."""
     if not walk.blocked:
         return []

@@ -143,7 +143,7 @@ def zero_bubble_v(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleBuilder:
+class _ScheduleBuilder:
     """How to build one schedule by name."""
 
     build: Callable[[int, int, int], Schedule]
@@ -153,23 +153,25 @@ class ScheduleBuilder:
     """Whether any number of chunks will do; else only the default."""
 
 
-BUILDERS: dict[str, ScheduleBuilder] = {
-    "gpipe": ScheduleBuilder(build=lambda p, m, _: gpipe(p, m), default_chunks=1, is_chunked=False),
-    "1f1b": ScheduleBuilder(
+BUILDERS: dict[str, _ScheduleBuilder] = {
+    "gpipe": _ScheduleBuilder(
+        build=lambda p, m, _: gpipe(p, m), default_chunks=1, is_chunked=False
+    ),
+    "1f1b": _ScheduleBuilder(
         build=lambda p, m, _: one_f_one_b(p, m), default_chunks=1, is_chunked=False
     ),
-    "interleaved_1f1b": ScheduleBuilder(
+    "interleaved_1f1b": _ScheduleBuilder(
         build=interleaved_one_f_one_b, default_chunks=2, is_chunked=True
     ),
-    "round_robin": ScheduleBuilder(build=round_robin, default_chunks=2, is_chunked=True),
-    "looped_bfs": ScheduleBuilder(build=looped_breadth_first, default_chunks=2, is_chunked=True),
-    "zb_h1": ScheduleBuilder(
+    "round_robin": _ScheduleBuilder(build=round_robin, default_chunks=2, is_chunked=True),
+    "looped_bfs": _ScheduleBuilder(build=looped_breadth_first, default_chunks=2, is_chunked=True),
+    "zb_h1": _ScheduleBuilder(
         build=lambda p, m, _: zero_bubble_h1(p, m), default_chunks=1, is_chunked=False
     ),
-    "zb_h2": ScheduleBuilder(
+    "zb_h2": _ScheduleBuilder(
         build=lambda p, m, _: zero_bubble_h2(p, m), default_chunks=1, is_chunked=False
     ),
-    "zb_v": ScheduleBuilder(
+    "zb_v": _ScheduleBuilder(
         build=lambda p, m, _: zero_bubble_v(p, m), default_chunks=2, is_chunked=False
     ),
 }

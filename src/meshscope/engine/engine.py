@@ -66,10 +66,10 @@ _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
-    """What this rank has done so far."""
+    """Counts of this rank so far."""
 
     num_steps: int
-    """In all, those before a resume included."""
+    """All steps, those before a resume included."""
     num_skipped_steps: int
     """Steps since the engine was made whose gradients were not finite."""
     num_tokens: int
@@ -169,7 +169,7 @@ class Engine:
 
     @property
     def loss_scale(self) -> LossScale:
-        """What keeps fp16 gradients from vanishing."""
+        """The loss scale that keeps fp16 gradients from vanishing."""
         return self._update.loss_scale
 
     @property
@@ -178,7 +178,7 @@ class Engine:
         return self.schedule.num_stages - 1 in self.stages
 
     def close(self) -> None:
-        """Takes hooks off and removes offloaded activations; process groups stay."""
+        """Removes hooks and offloaded activations; process groups stay."""
         self._failure = self._failure or "the engine was closed"
         self.faults.close()
         self.data_parallel.close()
@@ -492,7 +492,7 @@ class _StepByHand:
 
 
 def _make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> Any:
-    """What writes pipeline actions into the recording; None where nothing is recorded."""
+    """Writes pipeline actions into the recording; None where nothing is recorded."""
     if recorder is None:
         return None
     from meshscope.engine.pipeline.action_recording import RecordedActions

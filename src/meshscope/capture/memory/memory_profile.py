@@ -170,7 +170,7 @@ class MemoryProfile:
         self._search_ns = time.monotonic_ns() - start_ns
 
     def close(self) -> None:
-        """Takes everything out and writes what is left. May be called at any time."""
+        """Removes all hooks and writes what is left. May be called at any time."""
         if not self._is_open:
             return
         if self._is_in_step:
@@ -183,13 +183,13 @@ class MemoryProfile:
         self.flush()
 
     def tidy(self) -> bool:
-        """After the end: takes out what could not be taken out then; whether nothing is left."""
+        """Removes, after the end, what could not be removed then; whether nothing is left."""
         if not self._is_open:
             self._remove_hooks()
         return not (self._is_open or self._handles or self._optimizer_handles)
 
     def abandon(self) -> None:
-        """In a forked child: the profile is the parent's. Nothing is written."""
+        """Drops, in a forked child, the parent's profile. Nothing is written."""
         self._files = None
         self._is_open = self._is_in_step = False
         self._note_step = None
@@ -454,14 +454,14 @@ class MemoryProfile:
     # --- what modules and backward tell -------------------------------------------------------
 
     def module_begins(self) -> bool:
-        """A module's forward begins; whether others' hooks are now watched."""
+        """Called when a module's forward starts; whether others' hooks are now watched."""
         if not self._is_in_step:
             return False
         self._sample()
         return self._saved.enter_module()
 
     def module_ends(self, path: str, outputs: list[Any], *, has_begun: bool) -> None:
-        """A module's forward ends, or was left by an exception."""
+        """Called when a module's forward ends or raises."""
         if has_begun:
             self._saved.leave_module()
         if not self._is_in_step:

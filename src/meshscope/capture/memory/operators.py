@@ -81,7 +81,7 @@ class Operators:
     # --- when ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Sees operators of this thread from now on."""
+        """Starts to watch operators of this thread."""
         if self._is_entered:
             self.is_on = True
         if self._is_entered or in_backward(self._torch):
@@ -144,7 +144,7 @@ class Operators:
                 core._push_on_torch_dispatch_stack(self._mode)
 
     def forget(self) -> None:
-        """Forgets storages; what libraries keep, they keep."""
+        """Forgets storages, but not what libraries keep."""
         for storages in (self._made, self._used, self._sent):
             storages.clear()
 

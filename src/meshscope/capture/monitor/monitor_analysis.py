@@ -36,7 +36,7 @@ _NO_STEPS = Unavailable("no step has finished since the monitor was reset")
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class _Period:
     """A step with the gap before it."""
 
     step: Step
@@ -47,11 +47,11 @@ class Period:
         return self.step.end_ns - self.start_ns
 
 
-def _find_periods(steps: Sequence[Step]) -> list[Period]:
+def _find_periods(steps: Sequence[Step]) -> list[_Period]:
     """Periods of all steps; the first one has no gap."""
     begins = [steps[0].start_ns, *(one.end_ns for one in steps)] if steps else []
     return [
-        Period(one, min(begin, one.start_ns)) for one, begin in zip(steps, begins, strict=False)
+        _Period(one, min(begin, one.start_ns)) for one, begin in zip(steps, begins, strict=False)
     ]
 
 
@@ -113,7 +113,7 @@ def _sum_hold_ups(snapshot: Snapshot) -> int | Unavailable:
 
 
 def _measure_rate(
-    snapshot: Snapshot, periods: Sequence[Period], num_steps: int
+    snapshot: Snapshot, periods: Sequence[_Period], num_steps: int
 ) -> WindowRate | None:
     """Rates over the newest steps; None without any."""
     chosen = periods[-num_steps:]
@@ -131,7 +131,7 @@ def _measure_rate(
 
 
 @or_unavailable
-def _measure_token_rate(snapshot: Snapshot, periods: Sequence[Period], wall_ns: int) -> float:
+def _measure_token_rate(snapshot: Snapshot, periods: Sequence[_Period], wall_ns: int) -> float:
     """Rate of all ranks, assuming that every data-parallel rank has as many tokens as this one."""
     if any(period.step.num_tokens < 0 for period in periods):
         raise Missing("no tokens were counted or logged on this rank")
@@ -180,14 +180,14 @@ def make_analysis(snapshot: Snapshot, thresholds: MonitorThresholds) -> MonitorA
     return replace(analysis, bottlenecks=find_bottlenecks(analysis, step_ns, thresholds))
 
 
-def _choose(snapshot: Snapshot) -> list[Period]:
+def _choose(snapshot: Snapshot) -> list[_Period]:
     """The newest steps, as far as everything about them was read."""
     periods = _find_periods(snapshot.steps)[-max(WINDOWS) :]
     return [period for period in periods if period.start_ns >= snapshot.complete_since_ns]
 
 
 @or_unavailable
-def _measure_communication(snapshot: Snapshot, periods: Sequence[Period]) -> float:
+def _measure_communication(snapshot: Snapshot, periods: Sequence[_Period]) -> float:
     if not snapshot.around.has_communication:
         raise Missing(_UNWATCHED)
     if not periods:
@@ -195,7 +195,7 @@ def _measure_communication(snapshot: Snapshot, periods: Sequence[Period]) -> flo
     return _measure_share(periods, [one[:2] for one in snapshot.hold_ups])
 
 
-def _measure_axes(snapshot: Snapshot, periods: Sequence[Period]) -> dict[str, float]:
+def _measure_axes(snapshot: Snapshot, periods: Sequence[_Period]) -> dict[str, float]:
     """The same, by the axis of the group."""
     held: dict[str, list[tuple[int, int]]] = {}
     for one in snapshot.hold_ups if periods and snapshot.around.has_communication else ():
@@ -223,7 +223,7 @@ def merge(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _assign(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> list[int]:
+def _assign(periods: Sequence[_Period], intervals: Iterable[tuple[int, int]]) -> list[int]:
     """How much of the intervals lies in each period."""
     ends = [period.step.end_ns for period in periods]
     total = [0] * len(periods)
@@ -236,7 +236,7 @@ def _assign(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> 
     return total
 
 
-def _measure_share(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> float:
+def _measure_share(periods: Sequence[_Period], intervals: Iterable[tuple[int, int]]) -> float:
     """Share of the median step."""
     inside = _assign(periods, intervals)
     return median(
@@ -246,7 +246,7 @@ def _measure_share(periods: Sequence[Period], intervals: Iterable[tuple[int, int
 
 
 @or_unavailable
-def _mean_phase(snapshot: Snapshot, periods: Sequence[Period], name_id: int) -> float:
+def _mean_phase(snapshot: Snapshot, periods: Sequence[_Period], name_id: int) -> float:
     """Mean per step that has the phase: only some steps are marked on a device."""
     on_device = _has_device_times(snapshot.phases)
     ends = [period.step.end_ns for period in periods]
@@ -263,7 +263,7 @@ def _mean_phase(snapshot: Snapshot, periods: Sequence[Period], name_id: int) -> 
 
 @or_unavailable
 def _measure_efficiency(
-    snapshot: Snapshot, periods: Sequence[Period], by_axis: Mapping[str, float], axis: str
+    snapshot: Snapshot, periods: Sequence[_Period], by_axis: Mapping[str, float], axis: str
 ) -> float:
     """1 − what communication over the axis exposed, of the step."""
     layout = snapshot.around.layout
@@ -277,14 +277,14 @@ def _measure_efficiency(
 
 
 @or_unavailable
-def _measure_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
+def _measure_pipeline(snapshot: Snapshot, periods: Sequence[_Period]) -> float:
     """Time inside actions, of the step without its update."""
     layout = snapshot.around.layout
     if layout is None or layout.pp <= 1:
         raise Missing("pp is 1: there is no pipeline")
     if not snapshot.actions or not periods:
         raise Missing("no pipeline action was recorded (see Recorder.action)")
-    steps = [Period(period.step, period.step.start_ns) for period in periods]
+    steps = [_Period(period.step, period.step.start_ns) for period in periods]
     busy = _assign(steps, merge(one[:2] for one in snapshot.actions))
     updates = [one for one in snapshot.phases if _is(one, OPTIMIZER) or _is(one, CLIP)]
     update = _assign(steps, map(_interval, updates))
@@ -299,7 +299,7 @@ def _measure_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
 
 
 @or_unavailable
-def _measure_plain_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
+def _measure_plain_pipeline(snapshot: Snapshot, periods: Sequence[_Period]) -> float:
     """What GPipe and 1F1B reach with as many stages, chunks and microbatches."""
     layout = snapshot.around.layout
     if layout is None or layout.pp <= 1 or not periods or not snapshot.actions:

@@ -34,7 +34,7 @@ MAX_RECORDS = 20_000
 """Records read of one table; about 60 ms."""
 
 Record = tuple[int, ...]
-ReadTable = Callable[[str, int], Sequence[Record]]
+_ReadTable = Callable[[str, int], Sequence[Record]]
 """Gives the newest records of a table, oldest first; none when there is no such table."""
 _STAMPS = [
     f"{name}_{which}_host_mono_ns"
@@ -95,7 +95,7 @@ class Memory(NamedTuple):
 class Surroundings:
     """What the recorder knows besides its tables, and how to read those."""
 
-    read: ReadTable = lambda name, count: ()
+    read: _ReadTable = lambda name, count: ()
     layout: Layout | None = None
     rank: int = 0
     world_size: int = 1
@@ -113,7 +113,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything one look needs, taken at once and never changed."""
+    """Everything one query needs, read at once and never changed."""
 
     around: Surroundings
     steps: Sequence[Step]
@@ -148,7 +148,7 @@ def _get(record: Record, column: Column) -> int:
     return word - 1 if column.is_stored_plus_one else word
 
 
-def _read_rows(read: ReadTable, table: Table, *names: str) -> list[tuple[int, ...]]:
+def _read_rows(read: _ReadTable, table: Table, *names: str) -> list[tuple[int, ...]]:
     """The newest records of a table: these columns of each, oldest first."""
     columns = [table.column(name) for name in names]
     return [
@@ -157,7 +157,7 @@ def _read_rows(read: ReadTable, table: Table, *names: str) -> list[tuple[int, ..
     ]
 
 
-def read_steps(read: ReadTable, since_ns: int, logged_tokens: Mapping[int, int]) -> list[Step]:
+def read_steps(read: _ReadTable, since_ns: int, logged_tokens: Mapping[int, int]) -> list[Step]:
     """Finished steps in order; those that an exception ended are left out. `logged_tokens` of a
     step come before what the recorder counted."""
     found: dict[int, Step] = {}
@@ -170,7 +170,7 @@ def read_steps(read: ReadTable, since_ns: int, logged_tokens: Mapping[int, int])
     return sorted(found.values(), key=lambda one: one.end_ns)
 
 
-def _read_logged_tokens(read: ReadTable, name_id: int) -> dict[int, int]:
+def _read_logged_tokens(read: _ReadTable, name_id: int) -> dict[int, int]:
     """Values of the scalar `tokens` by step, as far as they are counts."""
     found: dict[int, int] = {}
     rows = _read_rows(read, SCALARS, "name_id", "step", "value") if name_id else ()
@@ -181,7 +181,7 @@ def _read_logged_tokens(read: ReadTable, name_id: int) -> dict[int, int]:
     return found
 
 
-def read_phases(read: ReadTable, since_ns: int) -> tuple[list[PhaseTime], int]:
+def read_phases(read: _ReadTable, since_ns: int) -> tuple[list[PhaseTime], int]:
     """Phases of the training thread, and the moment before which some were not read."""
     packed = _read_rows(read, PHASES, *_STAMPS, "optimizer_gap_ns", "optimizer_ns")
     spans = _read_rows(read, SPANS, "start_host_mono_ns", "self_ns", "name_id", "flags", "thread")
@@ -211,7 +211,7 @@ def _unpack_phases(*words: int) -> Iterable[PhaseTime]:
         yield PhaseTime(PHASE_IDS[3], words[5] + gap_ns, duration_ns, on_device=False)
 
 
-def read_actions(read: ReadTable, since_ns: int) -> list[ActionTime]:
+def read_actions(read: _ReadTable, since_ns: int) -> list[ActionTime]:
     rows = _read_rows(read, ACTIONS, "begin_host_mono_ns", "duration_ns", "microbatch", "chunk")
     return [
         ActionTime(start_ns, start_ns + duration_ns, *which)
@@ -220,7 +220,7 @@ def read_actions(read: ReadTable, since_ns: int) -> list[ActionTime]:
     ]
 
 
-def read_memory(read: ReadTable, since_ns: int) -> list[Memory]:
+def read_memory(read: _ReadTable, since_ns: int) -> list[Memory]:
     """Readings of memory, with what the allocator said at the same time."""
     names, time_name = Memory._fields, "time_host_mono_ns"
     allocator = {
@@ -233,7 +233,7 @@ def read_memory(read: ReadTable, since_ns: int) -> list[Memory]:
     ]
 
 
-def _read_hold_ups(read: ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
+def _read_hold_ups(read: _ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
     """Intervals in which communication held this rank up, as `analyze.exposed` defines them, each
     moment once; and the moment before which not all was read."""
     times = ("enqueue_host_mono_ns", "start_host_mono_ns", "end_host_mono_ns")
@@ -255,7 +255,7 @@ def _read_hold_ups(read: ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
     return count_once(one for one in found if one.start_ns >= since_ns), since
 
 
-def _find_waits(read: ReadTable, by_key: Mapping[int, tuple[int, ...]]) -> list[HoldUp]:
+def _find_waits(read: _ReadTable, by_key: Mapping[int, tuple[int, ...]]) -> list[HoldUp]:
     found = []
     names = ("operation_enqueue_host_mono_ns", "start_host_mono_ns", "duration_ns", "device_ns")
     for key, start_ns, duration_ns, device_ns in _read_rows(read, WAITS, *names):

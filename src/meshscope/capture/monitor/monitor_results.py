@@ -16,7 +16,7 @@ WINDOWS = (1, 10, 50)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorThresholds:
-    """From when on a bottleneck is one; where a rule knows the same cause, its limit."""
+    """Limits of bottlenecks; those of the rules where a rule has the same cause."""
 
     min_steps: int = 5
     """Fewer steps give no verdict."""

@@ -91,7 +91,7 @@ class CollectiveTap:
             raise
 
     def _install_short_way(self) -> None:
-        """Methods of groups for Python callers, and what tells us when they no longer suffice."""
+        """Patches group methods for Python callers, and detects when they no longer suffice."""
         self._shapes = find_shapes(self._torch)
         if not covers(self._shapes) or self._has_reducer():
             self._install_kernels()
@@ -144,7 +144,7 @@ class CollectiveTap:
             library.impl(overload, kernel, "BackendSelect", with_keyset=True)
 
     def see_all(self) -> None:
-        """From now on by the dispatcher's kernels: something in C++ is about to communicate."""
+        """Switches to the dispatcher's kernels: C++ code is about to communicate."""
         with self._lock:
             if self._sentinels is None or self._follower.sees_all:
                 return
@@ -288,7 +288,7 @@ class CollectiveTap:
         self._log.is_on = False  # a tap that someone else has wrapped passes everything on
 
     def drain(self, deadline_ns: int) -> None:
-        """At the end of a recording: gives callbacks and the device a moment."""
+        """Waits a moment for callbacks and the device at the end of a recording."""
         self._follower.drain(deadline_ns)
 
     @property
@@ -301,7 +301,7 @@ class CollectiveTap:
         )
 
     def visit(self) -> None:
-        """Now and then, from the recorder: reads what the device has finished."""
+        """Reads what the device has finished; the recorder calls it now and then."""
         if self._follower.device is not None:
             self._follower.device.queue_waits()
             self._follower.device.read()

@@ -46,7 +46,7 @@ _NUM_OFFSETS = 64
 """Readings the placement on the host clock is taken from."""
 
 
-class StreamEvents:
+class _StreamEvents:
     """A pool of timing events, recorded on the current stream with as little Python as possible."""
 
     def __init__(self, backend: Any) -> None:
@@ -135,7 +135,7 @@ class DeviceOperations:
         """`backend` is `torch.cuda` or a module of the same shape."""
         self._backend = backend
         self._log = log
-        self._events = StreamEvents(backend)
+        self._events = _StreamEvents(backend)
         self._clock = clock
         self._num_recent = 0
         self._stride = 1
@@ -328,7 +328,7 @@ class DeviceOperations:
         self._events.free += used.values()
 
     def drain(self, deadline_ns: int) -> None:
-        """At the end of a run: polls, without synchronising, until all is read or time is up."""
+        """Polls at the end of a run, without synchronising, until all is read or time is up."""
         self.queue_waits()
         while self._pending and self._clock() < deadline_ns:
             self.read()

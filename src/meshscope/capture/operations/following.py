@@ -243,7 +243,7 @@ class Follower:
             self.watch_handle(work, operations)  # its caller may still wait for it
 
     def watch_handle(self, work: Any, operations: list[Operation]) -> None:
-        """The program has a handle, and may wait for it or drop it."""
+        """Called when the program gets a handle, which it may wait for or drop."""
         ref = _HandleRef(work, self._handle_dropped)
         ref.key = id(work)
         ref.operations = operations
@@ -273,7 +273,7 @@ class Follower:
         self.by_pointer[pointer] = operation
 
     def _call_back(self, operation: Operation, work: Any) -> None:
-        """Has torch tell us when the operation is over, where it can."""
+        """Registers torch's callback for the operation's end, where there is one."""
         kind = operation.a & 0xFF
         if (operation.group_id, kind) in self._no_future:
             return
@@ -283,7 +283,7 @@ class Follower:
             self._no_future.add((operation.group_id, kind))
 
     def add_callback(self, operations: list[Operation], future: Any) -> None:
-        """Has a future tell us when operations are over."""
+        """Registers a future's callback for the end of operations."""
         log, clock, caught = self._log, self._clock, self._guard.caught
 
         def over(future: Any) -> None:
@@ -331,7 +331,7 @@ class Follower:
         return ref.operations if ref is not None and ref() is work else None
 
     def drain(self, deadline_ns: int) -> None:
-        """At the end of a recording: gives callbacks and the device a moment."""
+        """Waits a moment for callbacks and the device at the end of a recording."""
         self._held.clear()
         for thread in list(self.blocked):  # a thread that is held up right now
             entry = self.blocked.pop(thread, None)

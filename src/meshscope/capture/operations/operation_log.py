@@ -28,7 +28,7 @@ _MAX_MESSAGES = 200
 _OK = int(Outcome.OK)
 _MAX_PHASE_ID = 0x7FFF
 
-Observe = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
+_Observe = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
 
 
 Blocking = tuple[int, int, int, int, int, GroupEntry]
@@ -83,7 +83,7 @@ class OperationLog:
         self.waits: Sink = NullSink()
         self.notes: Sink = NullSink()
         self.in_flight: InFlightWriter | None = None
-        self.observe: Observe | None = None
+        self.observe: _Observe | None = None
         """Called with every operation that ended: the in-process statistics."""
         self.groups: GroupBook | None = None
         self._by_slot: list[Operation | None] = [None] * NUM_SLOTS
@@ -239,7 +239,7 @@ class OperationLog:
             )
 
     def fail(self, operation: Operation, error: BaseException, source: int) -> None:
-        """It ended with an exception, which goes on to the program."""
+        """Ends an operation with an exception, which goes on to the program."""
         now_ns = self._clock()
         text = safe_text(error)
         is_timeout = "timed out" in text.lower() or "timeout" in text.lower()
@@ -265,7 +265,7 @@ class OperationLog:
         end_ns: int,
         device_ns: int = MISSING,
     ) -> None:
-        """The program waited for an operation that it had started earlier."""
+        """Writes a wait for an operation that was started earlier."""
         timeline = self.timeline
         phase = timeline.open_phase
         phase_id = PHASE_IDS[phase] if phase >= 0 else timeline.stack.name_id
@@ -318,12 +318,12 @@ class OperationLog:
         return self._open_run()
 
     def finish(self) -> None:
-        """At the end of a recording: what is still under way is written as unfinished."""
+        """Writes what is still under way as unfinished, at the end of a recording."""
         for operation in self.under_way():
             self.end(operation, MISSING, EndSource.NONE, Outcome.UNFINISHED)
 
     def forget(self) -> None:
-        """A new attempt begins: groups and sequence numbers start again."""
+        """Resets groups and sequence numbers for a new attempt."""
         self._by_slot = [None] * NUM_SLOTS
         self._without_slot.clear()
         self.observed.clear()

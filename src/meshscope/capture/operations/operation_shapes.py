@@ -72,7 +72,7 @@ _METHOD_ARGUMENTS: dict[str, tuple[str, ...]] = {
 _MIXED = DTYPES.index("(mixed)")
 _OTHER = DTYPES.index("(other)")
 
-Measure = Callable[[tuple[Any, ...], int], tuple[int, int, Any]]
+_Measure = Callable[[tuple[Any, ...], int], tuple[int, int, Any]]
 """Arguments and number of ranks → size in bytes, dtype code, one of the tensors or None."""
 
 
@@ -111,7 +111,7 @@ class OperationShape:
     """Index of the tensors whose bytes are the operation's size; -1 when there are none."""
     is_size_per_rank: bool
     """Whether that is one rank's share of it."""
-    measure: Measure
+    measure: _Measure
     dtype_codes: dict[Any, int]
 
 
@@ -197,7 +197,7 @@ def _find_size(kind: Kind, names: Sequence[str], tensors: list[int]) -> tuple[in
     return (whole or tensors)[0], False
 
 
-def _make_measure(size_index: int, is_size_per_rank: bool, codes: dict[Any, int]) -> Measure:  # noqa: FBT001
+def _make_measure(size_index: int, is_size_per_rank: bool, codes: dict[Any, int]) -> _Measure:  # noqa: FBT001
     def measure(args: tuple[Any, ...], num_ranks: int) -> tuple[int, int, Any]:
         if size_index < 0:
             return 0, 0, None

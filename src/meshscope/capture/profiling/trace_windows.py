@@ -40,7 +40,7 @@ _SCHEDULED = "the schedule"
 
 
 @dataclass(slots=True, kw_only=True)
-class OpenWindow:
+class _OpenWindow:
     number: int
     reason: str
     profiler: TorchWindow
@@ -75,7 +75,7 @@ class TraceWindows:
         self._session = session
         self._schedule = settings.schedule
         self._cycle = settings.schedule or WindowSchedule()
-        self._window: OpenWindow | None = None
+        self._window: _OpenWindow | None = None
         self._pending: WindowRequest | None = None
         self._file: FileTrigger | None = None
         self._signal: SignalTrigger | None = None
@@ -211,7 +211,7 @@ class TraceWindows:
         if other:
             self._say(f"no trace after step {step}, asked for by {request.reason}: {other}")
             return
-        window = OpenWindow(
+        window = _OpenWindow(
             number=self._num_windows,
             reason=request.reason,
             profiler=TorchWindow(torch, self.settings),
@@ -226,21 +226,21 @@ class TraceWindows:
         if self._run(lambda: self._start(window, step)) is None:
             self._drop(window)
 
-    def _start(self, window: OpenWindow, step: int) -> bool:
+    def _start(self, window: _OpenWindow, step: int) -> bool:
         window.first_step = step + 1 + window.num_warmup_left
         window.profiler.start(
             step + 1, num_warmup=window.num_warmup_left, num_active=window.num_active_left
         )
         return True
 
-    def _advance(self, window: OpenWindow, step: int) -> None:
+    def _advance(self, window: _OpenWindow, step: int) -> None:
         """One step of an open window has ended."""
         if self._run(lambda: self._move_on(window, step)) is None:
             self._drop(window)
         elif not window.num_active_left:
             self._finish(window)
 
-    def _move_on(self, window: OpenWindow, step: int) -> bool:
+    def _move_on(self, window: _OpenWindow, step: int) -> bool:
         if self._marks is not None:
             self._marks.move()
         if window.num_warmup_left:
@@ -267,7 +267,7 @@ class TraceWindows:
             is_compressed=self.settings.compresses,
         )
 
-    def _finish(self, window: OpenWindow) -> None:
+    def _finish(self, window: _OpenWindow) -> None:
         """Stops the profiler and writes what it saw."""
         fields = self._run(lambda: self._stop_and_write(window))
         if fields is None:
@@ -285,7 +285,7 @@ class TraceWindows:
                 f"{self.settings.max_bytes}"
             )
 
-    def _stop_and_write(self, window: OpenWindow) -> dict[str, object]:
+    def _stop_and_write(self, window: _OpenWindow) -> dict[str, object]:
         run_dir = self._session.open_run_dir()
         if run_dir is None:
             raise UsageError("the recording has ended")
@@ -324,7 +324,7 @@ class TraceWindows:
             self._said.add(text)
             self._session.note_gap(SITE, text)
 
-    def _drop(self, window: OpenWindow) -> None:
+    def _drop(self, window: _OpenWindow) -> None:
         """Torch's profiler failed: nothing of this window is kept, and no further one is taken."""
         self._window = None
         first = self._session.guard.first_messages.get(SITE, "unknown")

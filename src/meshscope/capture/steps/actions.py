@@ -32,7 +32,7 @@ _MAX_CHUNK = 0xFFFF
 _MAX_STAGE = 0x7FFFFFFF
 _NO_WAIT = ("", MISSING, MISSING, MISSING)
 
-WaitKey = tuple[str, int, int, int]
+_WaitKey = tuple[str, int, int, int]
 """Kind, stage, microbatch, and when the step began: the same action comes again in the next."""
 
 
@@ -63,7 +63,7 @@ class Actions:
         """The recorder's hooks, once a model or optimizer is attached."""
         self.free_actions: list[ActionBlock] = []
         self.free_waits: list[WaitBlock] = []
-        self.wait_key: WaitKey = _NO_WAIT
+        self.wait_key: _WaitKey = _NO_WAIT
         self.wait_start_ns = self.wait_ns = MISSING
 
     def action(self, kind: str, stage: int, microbatch: int, chunk: int) -> "ActionBlock":
@@ -89,7 +89,7 @@ class Actions:
         block.microbatch = microbatch
         return block
 
-    def note_wait(self, key: WaitKey, start_ns: int, duration_ns: int) -> None:
+    def note_wait(self, key: _WaitKey, start_ns: int, duration_ns: int) -> None:
         """Keeps a wait for the action it belongs to; a second one adds to the first."""
         if key == self.wait_key:
             self.wait_ns += duration_ns

@@ -117,14 +117,14 @@ class Hooks:
     # --- pipeline actions -----------------------------------------------------------------
 
     def action_begins(self, phase_id: int) -> None:
-        """The program says itself what its time is: forwards or backwards inside are part of it."""
+        """Called when the program marks an action: forwards and backwards inside are part of it."""
         if phase_id == BACKWARD:
             self._backward_depth += 1
         else:
             self._forward_depth += 1
 
     def action_ends(self, phase_id: int) -> None:
-        """What the hooks see is theirs to time again."""
+        """Called when a marked action ends: the hooks time again."""
         if phase_id == BACKWARD:
             self._backward_depth = max(self._backward_depth - 1, 0)
         else:

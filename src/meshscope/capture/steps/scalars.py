@@ -46,7 +46,7 @@ class ScalarLog:
         """Called with the name's id and every number that is not finite."""
 
     def forget_table(self) -> None:
-        """The table belongs to an attempt that is over."""
+        """Drops the table of an attempt that is over."""
         self._table = None
 
     def log(self, name: str, value: Any) -> None:

@@ -190,7 +190,7 @@ class Timeline:
         self._own_thread = get_ident()
 
     def enter(self, stack: PhaseStack, name_id: int, start_ns: int) -> None:
-        """A phase begins."""
+        """Opens a phase."""
         if not stack.name_id and stack is self.stack:
             if self.open_phase < 0:
                 phase = _PHASE_INDICES.get(name_id, -1)
@@ -219,7 +219,7 @@ class Timeline:
         stack.mark = None if device is None else device.mark(name_id, start_ns)
 
     def leave(self, stack: PhaseStack, name_id: int, end_ns: int, flags: int = 0) -> None:
-        """The phase entered last under this name ends; phases left open inside it are closed."""
+        """Closes the last phase of this name, and phases left open inside it."""
         phase = self.open_phase
         if phase >= 0 and stack is self.stack:
             if PHASE_IDS[phase] == name_id and not flags:

@@ -199,7 +199,7 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageActivations:
+class _StageActivations:
     """What one stage holds of a microbatch from its forward to its backward."""
 
     kept_bytes: int
@@ -219,13 +219,13 @@ def estimate_stage(
     is_first: bool,
     is_last: bool,
     num_in_flight: int = 1,
-) -> StageActivations:
+) -> _StageActivations:
     """Activations of a stage. `num_in_flight` decides how `aggressive` cuts its segments."""
     head = shape.head_bytes if is_last else 0
     logits = shape.logits_bytes if is_last else 0
     gradient = _FULL_BYTES * logits // shape.compute_bytes if shape.tp > 1 else logits
     if strategy in ("basic", "cpu_offload"):
-        whole = StageActivations(
+        whole = _StageActivations(
             kept_bytes=num_layers * shape.layer_bytes + head,
             temporary_bytes=0,
             logits_bytes=logits,
@@ -233,7 +233,7 @@ def estimate_stage(
         )
         return whole if strategy == "basic" else _offload(whole, 2 * HOST_WINDOW_BYTES)
     if strategy == "standard":
-        return StageActivations(
+        return _StageActivations(
             kept_bytes=num_layers * shape.stream_bytes + head,
             temporary_bytes=shape.layer_bytes,
             logits_bytes=logits,
@@ -245,7 +245,7 @@ def estimate_stage(
     # The inputs of both halves of a segment's layers, and the insides of one half.
     window = 2 * ceil(num_layers / num_segments) * shape.stream_bytes
     half = max(shape.attention_bytes, shape.mlp_bytes) + shape.cast_bytes
-    cut = StageActivations(
+    cut = _StageActivations(
         # The first segment of the first stage begins with tokens; the loss keeps its own input.
         kept_bytes=(num_segments - is_first + is_last) * shape.stream_bytes,
         temporary_bytes=window + max(half, head),
@@ -263,7 +263,7 @@ def choose_num_segments(num_layers: int, num_in_flight: float) -> int:
     return max(1, min(num_layers, round(sqrt(2 * num_layers / num_in_flight))))
 
 
-def _offload(stage: StageActivations, window_bytes: int) -> StageActivations:
+def _offload(stage: _StageActivations, window_bytes: int) -> _StageActivations:
     """The same with what is kept elsewhere, but for what is on its way there or back."""
     kept = stage.kept_bytes + stage.logits_bytes
     return replace(

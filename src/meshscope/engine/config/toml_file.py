@@ -92,14 +92,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _explain_syntax(text: str) -> str:
-    """tomllib puts the place at the end, in brackets; the line belongs in front."""
+    """Moves the line number, which tomllib puts at the end, to the front."""
     match = re.fullmatch(r"(?P<what>.*) \(at (?P<where>.*)\)", text, flags=re.DOTALL)
     where, what = (match["where"], match["what"]) if match else ("some line", text)
     return f"is not TOML, {where}: {what[:1].lower()}{what[1:]}; correct it there"
 
 
 def _apply_override(document: dict[str, Any], override: str) -> list[str]:
-    """Puts `a.b=value` into the document; why not, where it cannot be done."""
+    """Puts `a.b=value` into the document; returns the reason where it cannot."""
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):

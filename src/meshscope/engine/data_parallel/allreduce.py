@@ -58,7 +58,7 @@ class FlatAllReduce:
 
 
 @dataclass(frozen=True, slots=True)
-class RingAllReduce:
+class _RingAllReduce:
     """Chunks go once around to be summed, and once more to be copied."""
 
     name: str = "ring"
@@ -85,7 +85,7 @@ class RingAllReduce:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeAllReduce:
+class _TreeAllReduce:
     """Recursive doubling: after round i every rank has the sum over 2^(i+1) of them."""
 
     name: str = "tree"
@@ -379,7 +379,7 @@ def _time_once(x: Tensor, strategy: Strategy, group: dist.ProcessGroup) -> int:
 
 def make_candidates(nodes: NodeGroups | None = None) -> dict[str, Strategy]:
     """The strategies an adaptive one can choose from; hierarchical where nodes are known."""
-    plain: list[Strategy] = [FlatAllReduce(), RingAllReduce(), TreeAllReduce()]
+    plain: list[Strategy] = [FlatAllReduce(), _RingAllReduce(), _TreeAllReduce()]
     if nodes is not None:
         plain.append(HierarchicalAllReduce(nodes=nodes))
     return {strategy.name: strategy for strategy in plain}

@@ -44,7 +44,7 @@ _INT8_LEVELS = 127
 
 
 @dataclass(slots=True)
-class CompressionError:
+class _CompressionError:
     """How far what a rank sent is from what it had, by L2 norms. Tensors: nothing waits for it."""
 
     left_out: Tensor
@@ -95,7 +95,7 @@ class _ErrorFeedback:
 
     def __init__(self) -> None:
         self._left_out: WeakKeyDictionary[Bucket, Tensor] = WeakKeyDictionary()
-        self._errors: WeakKeyDictionary[Bucket, CompressionError] = WeakKeyDictionary()
+        self._errors: WeakKeyDictionary[Bucket, _CompressionError] = WeakKeyDictionary()
 
     def read_error(self, bucket: Bucket) -> float | Unavailable:
         error = self._errors.get(bucket)
@@ -133,7 +133,7 @@ class CastCompressor(_ErrorFeedback):
     def _steps(self, bucket: Bucket, channel: GradientChannel, strategy: Strategy) -> Steps:
         short = bucket.buffer.to(self.dtype)
         lost = (bucket.buffer - short).norm()
-        self._errors[bucket] = CompressionError(lost, bucket.buffer.norm())
+        self._errors[bucket] = _CompressionError(lost, bucket.buffer.norm())
         yield from strategy.steps(short, channel)
         bucket.buffer.copy_(short)
 
@@ -173,7 +173,7 @@ class TopKCompressor(_ErrorFeedback):
         works = channel.all_gather(gathered, payload)
         left_out[indices] -= values.float()
         _forget_not_finite(left_out)
-        self._errors[bucket] = CompressionError(left_out.norm(), had)
+        self._errors[bucket] = _CompressionError(left_out.norm(), had)
         yield LastWorks(works)
         by_rank = gathered.view(channel.size, -1)
         index_bytes = 4 * num_sent
@@ -226,7 +226,7 @@ class Int8Compressor(_ErrorFeedback):
         received = torch.empty_like(payload)
         works = channel.all_to_all(received.flatten(), payload.flatten())
         blocks -= _dequantize(payload, shape)
-        self._errors[bucket] = CompressionError(padded.norm(), had)
+        self._errors[bucket] = _CompressionError(padded.norm(), had)
         yield works
         # One after the other: one order of additions.
         total = torch.zeros_like(blocks[0])
@@ -333,7 +333,7 @@ class PowerSgdCompressor(_ErrorFeedback):
         for part in plain:
             part.zero_()
         _forget_not_finite(x)
-        self._errors[bucket] = CompressionError(x.norm(), had)
+        self._errors[bucket] = _CompressionError(x.norm(), had)
         if matrices:
             yield from strategy.steps(sent_q, channel)
         factors = torch.split(sent_q, [q.numel() for q in own])

@@ -54,7 +54,7 @@ _add_hook: Any = Tensor.register_post_accumulate_grad_hook
 
 @dataclass(slots=True, kw_only=True)
 class BucketStatistics:
-    """What one bucket has cost so far on this rank."""
+    """Costs of one bucket so far on this rank."""
 
     num_parameters: int
     num_elements: int
@@ -65,14 +65,14 @@ class BucketStatistics:
     launch_ns: int = 0
     """Copying gradients in, compressing and starting: this time is taken from backward."""
     wait_ns: int = 0
-    """In `finish`, decompressing included: what was not hidden behind backward."""
+    """Time in `finish`, decompression included: what backward did not hide."""
     compression_error: float | Unavailable = _NOT_COMPRESSED
     """Relative L2 error of what this rank sent last."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReducerStatistics:
-    """What gradient synchronisation has cost so far on this rank."""
+    """Costs of gradient synchronisation so far on this rank."""
 
     buckets: list[BucketStatistics]
     num_steps: int = 0
@@ -171,7 +171,7 @@ class GradientReducer:
             self.start_last_backward()
 
     def mark_ready(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Says of gradients that no hook sees that they are complete."""
+        """Marks gradients that no hook sees as complete."""
         for parameter in parameters:
             self._on_gradient(parameter)
 
@@ -313,7 +313,7 @@ class GradientReducer:
         self._handles = [_add_hook(p, self._on_gradient) for p in reduced]
 
     def close(self) -> None:
-        """Takes the hooks off; `rebuild` puts them on again."""
+        """Removes the hooks; `rebuild` installs them again."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

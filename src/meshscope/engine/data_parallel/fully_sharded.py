@@ -98,7 +98,7 @@ def find_fsdp_problems(
 
 @dataclass(slots=True, kw_only=True)
 class FullyShardedStatistics:
-    """What this rank holds and has done."""
+    """Sizes and costs on this rank."""
 
     num_groups: int
     """Groups of parameters that are gathered and reduced together, over all stages."""
@@ -108,7 +108,7 @@ class FullyShardedStatistics:
     """This rank's part of them, without padding."""
     num_steps: int = 0
     finish_ns: int = 0
-    """In `finish`: what was not hidden behind backward, as seen by the host."""
+    """Time in `finish`: what backward did not hide, as the host sees it."""
 
 
 class FullyShardedDataParallel:
@@ -215,7 +215,7 @@ class FullyShardedDataParallel:
     def rescale(self, ratio: float) -> None: ...
 
     def close(self) -> None:
-        """Takes our hooks off; what FSDP2 did to the stages stays."""
+        """Removes our hooks; the stages stay sharded."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

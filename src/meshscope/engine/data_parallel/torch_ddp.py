@@ -57,7 +57,7 @@ _add_hook: Any = Tensor.register_post_accumulate_grad_hook
 
 
 class DataParallel(Protocol):
-    """What the engine asks of data parallel, whichever it is. One for all stages of a rank."""
+    """The engine's interface to any data parallelism. One for all stages of a rank."""
 
     @property
     def modules(self) -> Mapping[int, nn.Module]:
@@ -69,7 +69,7 @@ class DataParallel(Protocol):
 
     @property
     def statistics(self) -> object:
-        """What it has cost so far on this rank."""
+        """Costs so far on this rank."""
 
     def module(self, stage: int) -> nn.Module: ...
 
@@ -86,7 +86,7 @@ class DataParallel(Protocol):
         """Between steps: gradients to come are larger by that much (the loss scale changed)."""
 
     def close(self) -> None:
-        """Takes its hooks off the parameters."""
+        """Removes its hooks."""
 
 
 def find_last_backwards(schedule: Schedule, rank: int) -> dict[Action, int]:
@@ -197,7 +197,7 @@ def _has_weight_grads(schedule: Schedule) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class DdpStatistics:
-    """What DDP has cost so far on this rank."""
+    """Costs of DDP so far on this rank."""
 
     gradient_bytes: int
     """Bytes reduced in each step."""
@@ -293,7 +293,7 @@ class TorchDdp:
     def rescale(self, ratio: float) -> None: ...
 
     def close(self) -> None:
-        """Takes our hooks off; DDP's go with the wrappers."""
+        """Removes our hooks; DDP's go with the wrappers."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

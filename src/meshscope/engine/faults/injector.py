@@ -141,16 +141,16 @@ class FaultInjector:
 
     @property
     def is_active(self) -> bool:
-        """Whether anything can happen here."""
+        """Whether this rank has faults."""
         return bool(self.faults)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything can happen in this step."""
+        """Whether this rank has faults in this step."""
         return bool(self._due)
 
     def close(self) -> None:
-        """Takes hooks and wrappers away, and lets go of what leaks have kept."""
+        """Removes hooks and wrappers, and frees what leaks have kept."""
         while self._undo:
             self._undo.pop()()
         self.kept.clear()
@@ -210,16 +210,16 @@ class FaultInjector:
         self._before(Phase.COLLECTIVE, ranks, size_bytes, axis)
 
     def on_loss(self, loss: Tensor) -> Tensor:
-        """NaN in place of the loss, in the graph: gradients become NaN too."""
+        """Replaces the loss by NaN, in the graph: gradients become NaN too."""
         return self._spoil(loss, "loss")
 
     def on_activation(self, activation: Tensor) -> Tensor:
-        """NaN in one element of a stage's output."""
+        """Puts NaN into one element of a stage's output."""
         return self._spoil(activation, "activation")
 
     @torch.no_grad()
     def on_gradients(self, modules: Iterable[nn.Module]) -> None:
-        """NaN in one element of one gradient; between their synchronisation and the optimizer."""
+        """Puts NaN into one gradient, between synchronisation and optimizer."""
         due = [fault for fault in self._due if _makes_nan(fault, "gradient")]
         if not due:
             return
@@ -232,7 +232,7 @@ class FaultInjector:
                     break
 
     def attach(self, stages: Mapping[int, nn.Module]) -> None:
-        """Has `on_loss` and `on_activation` called with what the stages' forwards make."""
+        """Calls `on_loss` and `on_activation` with the results of the stages' forwards."""
         if not any(fault.kind is FaultKind.NAN for fault in self.faults):
             return
         for module in stages.values():
@@ -271,7 +271,7 @@ class FaultInjector:
                 self._delay(fault, fault.delay_ns or longer_ns)
 
     def _happen(self, fault: Fault) -> None:
-        """What comes at the begin of a phase, once in a step."""
+        """Runs the faults at the start of a phase, once in a step."""
         if fault in self._happened or fault.kind is FaultKind.SLOW:
             return
         self._happened.add(fault)
@@ -393,7 +393,7 @@ def _hang() -> NoReturn:
 
 
 def _make_garbage(num_objects: int) -> None:
-    """Lists that hold themselves, which only the collector frees."""
+    """Lists that hold themselves; only the collector frees them."""
     for _ in range(num_objects):
         cycle: list[object] = []
         cycle.append(cycle)

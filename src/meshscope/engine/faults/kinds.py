@@ -93,7 +93,7 @@ class Fault:
     microbatch: int | None = None
     delay_ns: int | None = None
     factor: float | None = None
-    """How many times as long a phase takes; more than 1."""
+    """Factor on a phase's time; more than 1."""
     burns_cpu: bool = False
     """Keeps a core busy instead of sleeping."""
     bytes_per_s: float | None = None
@@ -110,7 +110,7 @@ class Fault:
     target: str = "loss"
     """What becomes NaN."""
     parameter: str = ""
-    """A part of its name; the first that has a gradient."""
+    """Part of a parameter's name; the first match with a gradient is used."""
     num_objects: int = 200_000
     """Objects in garbage cycles."""
     how: str = "SIGKILL"

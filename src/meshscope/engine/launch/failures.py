@@ -40,7 +40,7 @@ def note_step(step: int) -> None:
 
 
 class _StepKeeper:
-    """Where the current step is kept: with a launcher of ours, in memory that it shares."""
+    """Holds the current step, in memory shared with our launcher if there is one."""
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -56,7 +56,7 @@ _step_keeper = _StepKeeper()
 
 
 def share_steps(share: Callable[[int], None] | None) -> None:
-    """Sets what `note_step` tells of every step, and forgets the last one."""
+    """Sets where `note_step` writes, and forgets the last step."""
     _step_keeper.step = None
     _step_keeper.share = share
 
@@ -70,7 +70,7 @@ class RankFailure:
     step: int | None = None
     """The step it was in; None before the first, or when not known."""
     is_consequence: bool = False
-    """Whether it only tells that another rank is gone or late."""
+    """Whether it only reports that another rank is gone or late."""
     is_timeout: bool = False
     """Whether it waited in vain, for a rank that may still be there."""
     is_abort: bool = False
@@ -106,7 +106,7 @@ def is_consequence(error: BaseException) -> bool:
 
 
 def find_failure(error: BaseException, rank: int) -> RankFailure:
-    """What this error in this rank amounts to."""
+    """Describes an error of this rank."""
     follows = is_consequence(error)
     return RankFailure(
         rank=rank,
@@ -157,12 +157,12 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def attempt_folder(run_dir: Path, attempt: int) -> Path:
-    """Where the ranks of one attempt leave their tracebacks."""
+    """Folder for the tracebacks of one attempt."""
     return run_dir / "failures" / f"attempt_{attempt}"
 
 
 def write_failure(folder: Path, failure: RankFailure, error: BaseException) -> RankFailure:
-    """Leaves the failure and its traceback in the folder; the failure with its path."""
+    """Writes the failure and its traceback to the folder; returns the failure with its path."""
     path = folder / f"rank_{failure.rank}.txt"
     text = "".join(traceback.format_exception(error))
     try:
@@ -174,7 +174,7 @@ def write_failure(folder: Path, failure: RankFailure, error: BaseException) -> R
 
 
 def read_failure(folder: Path, rank: int) -> RankFailure | None:
-    """What a rank left in the folder; None when it left nothing that can be read."""
+    """Reads a rank's failure; None when there is none that can be read."""
     path = folder / f"rank_{rank}.txt"
     try:
         head = path.read_text(encoding="utf-8").partition("\n")[0]
@@ -187,7 +187,7 @@ def read_failure(folder: Path, rank: int) -> RankFailure | None:
 
 
 def find_first(failures: Iterable[RankFailure]) -> RankFailure:
-    """The failure that the others follow from: the earliest that is no consequence."""
+    """The failure that caused the others: the earliest that is no consequence."""
     return min(failures, key=lambda failure: failure.order)
 
 

@@ -48,12 +48,12 @@ from meshscope.engine.launch.stop_request import STOP_SIGNALS, StopRequest
 EXIT_RANK_FAILED = 6
 SIGNAL_EXIT_BASE = 128
 
-RankFunction = Callable[[StopRequest], None]
-"""What each rank runs, with its place in the environment as torchrun would put it there."""
+_RankFunction = Callable[[StopRequest], None]
+"""What each rank runs, with the environment that torchrun would set."""
 
 _WATCHED = frozenset({*STOP_SIGNALS, signal.SIGCHLD})
 _LOOK_S = 0.2
-"""How often the launcher looks around when no signal wakes it."""
+"""How often the launcher polls its ranks."""
 _SAME_SIGNAL_S = 0.2
 """`timeout` and others signal a process and then its group: within this time it is one signal."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -77,7 +77,7 @@ class LocalLaunch:
     label: Callable[[int], str]
     """A rank's coordinates, for messages."""
     say: Callable[[str], None]
-    """Takes a line about a restart."""
+    """Called with a line about a restart."""
     max_restarts: int = 0
     grace_s: float = 5.0
     kill_after_s: float = 5.0
@@ -102,7 +102,7 @@ class DeviceProbe:
     """Memory of the smallest GPU; None without one."""
 
 
-def run_local_ranks(function: RankFunction, launch: LocalLaunch) -> LocalOutcome:
+def run_local_ranks(function: _RankFunction, launch: LocalLaunch) -> LocalOutcome:
     """Runs `function` in `world_size` processes, again after a failure if so set."""
     _prepare_parent()
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -157,7 +157,7 @@ def probe_devices() -> DeviceProbe:
 
 
 def find_host_memory_bytes() -> int:
-    """What this machine has, or what a control group allows, if that is less."""
+    """Memory of this machine, or the control group's limit if that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
@@ -187,7 +187,7 @@ class _Stopping:
 class _Attempt:
     """One launch of all ranks."""
 
-    function: RankFunction
+    function: _RankFunction
     launch: LocalLaunch
     attempt: int
     old_mask: set[int | signal.Signals]

@@ -53,7 +53,7 @@ class RankSetup:
 
 
 def find_placement(env: Mapping[str, str]) -> Placement | None:
-    """What the launcher says; None when there is none. LayoutError where it contradicts itself."""
+    """The launcher's placement; None without a launcher. LayoutError where it is contradictory."""
     placement = placement_from_environment(env)
     return None if isinstance(placement, NoPlacement) else placement
 
@@ -111,14 +111,14 @@ def join(setup: RankSetup, *, timeout_s: float, env: Mapping[str, str]) -> None:
 
 
 def leave() -> None:
-    """Waits for the others and takes the process group down."""
+    """Waits for the others and destroys the process group."""
     dist.barrier()
     time.sleep(_LEAVE_PAUSE_S)
     dist.destroy_process_group()
 
 
 def share_from_first(text: str) -> str:
-    """Rank 0's text on every rank, for what each would otherwise make up. Collective."""
+    """Rank 0's text on every rank, so that all agree. Collective."""
     if not dist.is_initialized():
         return text
     box = [text]

@@ -49,7 +49,7 @@ class OffloadError(MeshscopeError):
 
 
 class _Record:
-    """The elements of one tensor, wherever they are."""
+    """The elements of one tensor, on the device, on the host or on disk."""
 
     def __init__(self, flat: Tensor, spool: SpoolFile | None) -> None:
         self.source: Tensor | None = flat
@@ -144,7 +144,7 @@ class Offloader:
 
     @contextmanager
     def around_forward(self) -> Iterator[None]:
-        """What is saved inside is offloaded."""
+        """Offloads what is saved inside."""
         self._raise_failure()
         if not torch.is_grad_enabled():
             yield
@@ -166,7 +166,7 @@ class Offloader:
         self._forwards.clear()
 
     def finish_writes(self) -> None:
-        """Waits until nothing is on its way to the disk any more."""
+        """Waits until all pending writes are done."""
         self._wait_for_writes(0)
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class Offloader:
     # --- out -------------------------------------------------------------------------------------
 
     def pack(self, x: Tensor) -> object:
-        """What autograd keeps in place of `x`."""
+        """What autograd keeps instead of `x`."""
         if not self._is_worth_it(x):
             # Detached: autograd's own output, kept by a hook, would keep itself alive.
             return x.detach()
@@ -227,7 +227,7 @@ class Offloader:
         return record
 
     def _copy_to_host(self, record: _Record) -> None:
-        """Begins it on the side stream; the source lives until it is done (`_release_copied`)."""
+        """Starts the copy on the side stream; `_release_copied` frees the source after it."""
         assert record.source is not None, "nothing has been copied yet"
         stream = self._side_stream()
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -240,7 +240,7 @@ class Offloader:
         self._copying.append(weakref.ref(record))
 
     def _release_copied(self) -> None:
-        """Lets go of device memory that has been copied; waits while too much has not been."""
+        """Frees device memory that has been copied; waits while too much has not been."""
         alive = [record for ref in self._copying if (record := ref()) is not None]
         left_bytes = sum(record.num_bytes for record in alive)
         start_ns = time.monotonic_ns()

@@ -42,7 +42,7 @@ class Recompute(StrEnum):
     """Segments of layers, in them the parts of each layer, and the head in chunks of tokens."""
 
 
-class RecomputeObserver(Protocol):
+class _RecomputeObserver(Protocol):
     """Listens to what is checkpointed and made again."""
 
     def before_checkpoint(self) -> None:
@@ -64,7 +64,7 @@ class StageRunner:
         *,
         num_segments: int = 1,
         keeps_random_state: bool = True,
-        observer: RecomputeObserver | None = None,
+        observer: _RecomputeObserver | None = None,
     ) -> None:
         self.recompute = recompute
         self.num_segments = num_segments
@@ -154,7 +154,7 @@ class StageRunner:
 
 
 def cut_evenly(calls: Sequence[Layer], num_segments: int) -> list[list[Layer]]:
-    """At most that many runs of calls; their lengths differ by one at most."""
+    """Cuts calls into at most that many runs; lengths differ by one at most."""
     num_segments = max(1, min(num_segments, len(calls)))
     bounds = [len(calls) * i // num_segments for i in range(num_segments + 1)]
     return [list(calls[start:stop]) for start, stop in pairwise(bounds)]

@@ -38,7 +38,7 @@ def _open_nameless(folder: Path) -> int:
 
 
 class SpoolFile:
-    """Places in one nameless file. Reads and writes may go on in several threads."""
+    """Ranges of one nameless file. Several threads may read and write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class SpoolFile:
         self._lock = threading.RLock()
 
     def take(self, num_bytes: int) -> int:
-        """The offset of a free place of exactly that size."""
+        """The offset of a free range of exactly that size."""
         with self._lock:
             if self._descriptor < 0:
                 self._descriptor = _open_nameless(self.folder)
@@ -61,7 +61,7 @@ class SpoolFile:
             return self._end - num_bytes
 
     def give_back(self, offset: int, num_bytes: int) -> None:
-        """Lets others have the place; the last one gives the disk's space back too."""
+        """Frees a range; the last one frees the disk space too."""
         with self._lock:
             self._free.setdefault(num_bytes, []).append(offset)
             self._num_taken -= 1
@@ -97,7 +97,7 @@ class SpoolFile:
 
 
 def find_folder_problems(folder: Path, needed_bytes: int | None = None) -> list[str]:
-    """What keeps a spool file (of that many bytes) from living there, one sentence each."""
+    """Reasons why a spool file (of that size) cannot be there, one sentence each."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         return [f"offload_dir {folder} is not a folder; choose another"]

@@ -224,7 +224,7 @@ class MemoryStrategy:
         return nullcontext() if self._offloader is None else self._offloader.around_forward()
 
     def follow(self, schedule: Schedule, rank: int) -> None:
-        """Optional: tells in which order backwards come, for what is read ahead."""
+        """Optional: sets the order of backwards, for reading ahead."""
         if self._offloader is None:
             return
         row = schedule.actions[rank]
@@ -253,7 +253,7 @@ class MemoryStrategy:
         )
 
     def close(self) -> None:
-        """Ends threads and frees files. Graphs that wait for their backward cannot be used."""
+        """Ends threads and frees files. Graphs that still need a backward cannot be used."""
         if self._offloader is not None:
             self._offloader.close()
 

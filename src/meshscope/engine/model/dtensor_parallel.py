@@ -54,7 +54,7 @@ from meshscope.engine.model.tensor_parallel import (
 from meshscope.engine.model.transformer import Attention, Block, Mlp, PositionEmbedding, Stage
 from meshscope.errors import UsageError
 
-ReadTensor = Callable[[nn.Parameter], Tensor | None]
+_ReadTensor = Callable[[nn.Parameter], Tensor | None]
 
 
 def find_dtensor_problems(
@@ -141,7 +141,7 @@ def _sum_whole(parameters: list[nn.Parameter]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRows:
+class _ModelRows:
     """Which rows of the model's parameter a parameter is."""
 
     name: str
@@ -151,7 +151,7 @@ class ModelRows:
     """Shape in the full model."""
 
 
-def find_model_rows(stage: nn.Module) -> dict[str, ModelRows]:
+def find_model_rows(stage: nn.Module) -> dict[str, _ModelRows]:
     """Where in the model each parameter belongs, by the names of `named_parameters`."""
     named = list(stage.named_parameters())
     num_rows: dict[str, int] = {}
@@ -161,7 +161,7 @@ def find_model_rows(stage: nn.Module) -> dict[str, ModelRows]:
         first_rows.append(num_rows.get(model_name, 0))
         num_rows[model_name] = first_rows[-1] + (parameter.shape[0] if parameter.ndim else 0)
     return {
-        name: ModelRows(
+        name: _ModelRows(
             name=_model_name(name),
             first_row=first_row,
             full_shape=(num_rows[_model_name(name)], *parameter.shape[1:])[: parameter.ndim],
@@ -172,7 +172,7 @@ def find_model_rows(stage: nn.Module) -> dict[str, ModelRows]:
 
 @torch.no_grad()
 def gather_full_tensors(
-    stage: nn.Module, read: ReadTensor = lambda parameter: parameter
+    stage: nn.Module, read: _ReadTensor = lambda parameter: parameter
 ) -> dict[str, Tensor]:
     """Every parameter by its name in the model and in full; collective over tp (and FSDP2's dp).
 

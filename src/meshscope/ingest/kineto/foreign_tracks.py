@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from meshscope.ingest.kineto.trace_columns import Category, TraceEvents, Track
 
-ASCEND_DEVICE = "Ascend Hardware"
-ASCEND_COLLECTIVES = ("Communication", "HCCL")
+_ASCEND_DEVICE = "Ascend Hardware"
+_ASCEND_COLLECTIVES = ("Communication", "HCCL")
 _ASCEND_STREAM = re.compile(r"Stream (\d{1,9})$")
 _ASCEND_GROUP = re.compile(r"Group \d+ Communication$")
 _XLA_DEVICE = re.compile(r"/device:[A-Za-z_]+:(\d{1,4})\b")
@@ -29,7 +29,7 @@ _COLLECTIVE_STREAM = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted:
+class _Adopted:
     """A line that is device work."""
 
     track: int
@@ -55,12 +55,12 @@ def adopt_tracks(events: TraceEvents, tracks: Sequence[Track]) -> TraceEvents:
     return replace(events, category=category, stream=stream, device=device)
 
 
-def _find_ascend(tracks: Sequence[Track]) -> list[Adopted]:
+def _find_ascend(tracks: Sequence[Track]) -> list[_Adopted]:
     """The devices are numbered in the order of their processes."""
     found = []
     for names, pattern in (
-        ((ASCEND_DEVICE,), _ASCEND_STREAM),
-        (ASCEND_COLLECTIVES, _ASCEND_GROUP),
+        ((_ASCEND_DEVICE,), _ASCEND_STREAM),
+        (_ASCEND_COLLECTIVES, _ASCEND_GROUP),
     ):
         own = [number for number, track in enumerate(tracks) if track.process_name in names]
         processes = sorted({str(tracks[number].process) for number in own})
@@ -70,7 +70,7 @@ def _find_ascend(tracks: Sequence[Track]) -> list[Adopted]:
                 continue
             is_stream = pattern is _ASCEND_STREAM
             found.append(
-                Adopted(
+                _Adopted(
                     track=number,
                     device=processes.index(str(tracks[number].process)),
                     stream=int(matched[1]) if is_stream else _COLLECTIVE_STREAM + number,
@@ -80,7 +80,7 @@ def _find_ascend(tracks: Sequence[Track]) -> list[Adopted]:
     return found if has_device else []
 
 
-def _find_xla(tracks: Sequence[Track]) -> list[Adopted]:
+def _find_xla(tracks: Sequence[Track]) -> list[_Adopted]:
     of_device: dict[int, list[int]] = defaultdict(list)
     for index, track in enumerate(tracks):
         matched = _XLA_DEVICE.match(track.process_name)
@@ -89,12 +89,12 @@ def _find_xla(tracks: Sequence[Track]) -> list[Adopted]:
     found = []
     for device, indices in of_device.items():
         streams = [
-            Adopted(track=index, device=device, stream=int(matched[1]))
+            _Adopted(track=index, device=device, stream=int(matched[1]))
             for index in indices
             if (matched := _XLA_STREAM.match(tracks[index].thread_name))
         ]
         found += streams or [
-            Adopted(track=index, device=device, stream=0, is_nested=True)
+            _Adopted(track=index, device=device, stream=0, is_nested=True)
             for index in indices
             if tracks[index].thread_name == _XLA_OPERATORS
         ]

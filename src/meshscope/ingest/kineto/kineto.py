@@ -23,7 +23,7 @@ from meshscope.ingest.kineto.trace_batches import TraceBatches
 from meshscope.ingest.kineto.trace_columns import Trace, TraceCounts, TraceGroup, Track
 from meshscope.ingest.native import load_library
 
-MAX_VALUE_BYTES = 1 << 26
+_MAX_VALUE_BYTES = 1 << 26
 """One event or one entry of the header may be this long; a longer one ends the reading."""
 MAX_WORLD_SIZE = 1 << 24
 _MAX_BASE_NS = 1 << 62
@@ -80,9 +80,9 @@ def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator
             )
         if scanner.state in (ScanState.END, ScanState.BROKEN):
             return
-        if len(rest) > MAX_VALUE_BYTES:
+        if len(rest) > _MAX_VALUE_BYTES:
             warnings.append(
-                f"an event or entry of more than {MAX_VALUE_BYTES >> 20} MiB ends the reading "
+                f"an event or entry of more than {_MAX_VALUE_BYTES >> 20} MiB ends the reading "
                 f"at byte {stream.num_given - len(rest):,}"
             )
             return

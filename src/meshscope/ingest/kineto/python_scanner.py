@@ -40,8 +40,8 @@ _MAX_WHOLE_FLOAT = 1 << 53
 _MAX_FLOAT_US = 9e15
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-Raw = msgspec.Raw | bytes
-Members = Mapping[str, Raw]
+_Raw = msgspec.Raw | bytes
+Members = Mapping[str, _Raw]
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_all = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
@@ -252,7 +252,7 @@ class PythonScanner:
             )
         )
 
-    def _take_arguments(self, raw: Raw | None, event: int) -> None:
+    def _take_arguments(self, raw: _Raw | None, event: int) -> None:
         text = b"" if raw is None else bytes(raw)
         if not text.startswith(b"{"):
             return
@@ -276,7 +276,7 @@ class PythonScanner:
             return ValueType.FLOAT, int.from_bytes(struct.pack("<d", number), "little", signed=True)
         return ValueType.WORD, self._intern(text)
 
-    def _identity(self, raw: Raw | None) -> int:
+    def _identity(self, raw: _Raw | None) -> int:
         if raw is None:
             return MISSING
         kind, value = self._read_value(bytes(raw))
@@ -288,7 +288,7 @@ class PythonScanner:
             return int(number) if is_whole else MISSING
         return value if kind == ValueType.INT else MISSING
 
-    def _time(self, raw: Raw | None) -> int:
+    def _time(self, raw: _Raw | None) -> int:
         return MISSING if raw is None else read_time_ns(bytes(raw))
 
     def _intern(self, text: bytes) -> int:
@@ -337,7 +337,7 @@ def _split_slowly(text: bytes) -> dict[str, bytes]:
         offset = end
 
 
-def _string(raw: Raw | None) -> bytes | None:
+def _string(raw: _Raw | None) -> bytes | None:
     text = b"" if raw is None else bytes(raw)
     return text[1:-1] if text.startswith(b'"') else None
 

@@ -44,7 +44,7 @@ CATEGORIES: dict[bytes, Category] = {
     b"python_function": Category.PYTHON,
     b"overhead": Category.OVERHEAD,
 }
-MODULE_PREFIX = b"nn.Module: "
+_MODULE_PREFIX = b"nn.Module: "
 _DENSE = ("External id", "correlation", "stream", "device")
 _DENSE_KEYS = np.array([KEYS.index(name) for name in _DENSE])
 _DROPPED_KEYS = frozenset((*_DENSE, "name", "labels"))
@@ -123,7 +123,7 @@ class TraceBatches:
     def _learn(self, symbols: list[bytes]) -> None:
         for text in symbols[len(self._category_of) :]:
             self._category_of.append(CATEGORIES.get(text, Category.OTHER))
-            self._is_module.append(text.startswith(MODULE_PREFIX))
+            self._is_module.append(text.startswith(_MODULE_PREFIX))
 
     def _take_complete(self, batch: ScanBatch) -> None:
         is_complete = batch.phase == _PHASE_X

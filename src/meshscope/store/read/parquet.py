@@ -35,7 +35,7 @@ COMPACT_MANIFEST = "manifest.json"
 COMPACT_FORMAT = "meshscope-compact"
 _BLOCK_RANKS = 64
 
-RecordingKey = tuple[int, int]
+_RecordingKey = tuple[int, int]
 """Rank and ordinal of the attempt's folder."""
 
 
@@ -134,13 +134,13 @@ def _problem_from_json(fields: dict[str, Any], run_dir: Path) -> Problem:
 class _CompactedTable:
     path: Path
     crc32: str
-    num_rows: dict[RecordingKey, int]
-    problems: dict[RecordingKey, tuple[Problem, ...]]
+    num_rows: dict[_RecordingKey, int]
+    problems: dict[_RecordingKey, tuple[Problem, ...]]
     verdict: Problem | None = None
     """Why the file cannot be used; found when it is first read."""
     is_checked: bool = False
-    block: dict[RecordingKey, Columns] = field(default_factory=dict)
-    window_block: dict[RecordingKey, Columns] = field(default_factory=dict)
+    block: dict[_RecordingKey, Columns] = field(default_factory=dict)
+    window_block: dict[_RecordingKey, Columns] = field(default_factory=dict)
 
 
 class CompactedRun:
@@ -149,7 +149,7 @@ class CompactedRun:
     def __init__(self, tables: dict[str, _CompactedTable]) -> None:
         self._tables = tables
         self._connection: Any = None
-        self._windows: dict[RecordingKey, TimeWindows] = {}
+        self._windows: dict[_RecordingKey, TimeWindows] = {}
 
     def covers(self, table: str, rank: int, attempt: int) -> bool:
         """Whether the rows of this recording are here."""
@@ -181,7 +181,7 @@ class CompactedRun:
 
     def _read_window_block(
         self, name: str, found: _CompactedTable, rank: int, attempt: int
-    ) -> dict[RecordingKey, Columns]:
+    ) -> dict[_RecordingKey, Columns]:
         """The recordings from this one on whose windows are known, as many as a block takes."""
         order = sorted(r for r in found.num_rows if r[1] == attempt and r[0] >= rank)
         wanted = [r for r in order[:_BLOCK_RANKS] if r in self._windows]
@@ -207,8 +207,8 @@ class CompactedRun:
 
     @staticmethod
     def _split_by_rank(
-        table: Table, rows: Columns, wanted: list[RecordingKey]
-    ) -> dict[RecordingKey, Columns]:
+        table: Table, rows: Columns, wanted: list[_RecordingKey]
+    ) -> dict[_RecordingKey, Columns]:
         """Rows in the file's order, which is by attempt and rank, as those of each recording."""
         ranks = np.asarray(rows.pop("_rank"))
         starts = np.searchsorted(ranks, [r[0] for r in wanted], side="left")
@@ -241,7 +241,7 @@ class CompactedRun:
 
     def _read_block(
         self, name: str, found: _CompactedTable, rank: int, attempt: int
-    ) -> dict[RecordingKey, Columns]:
+    ) -> dict[_RecordingKey, Columns]:
         """The recordings from this one on, as many as a block takes."""
         order = sorted(found.num_rows, key=lambda recording: (recording[1], recording[0]))
         first = order.index((rank, attempt))

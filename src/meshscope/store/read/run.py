@@ -99,6 +99,7 @@ class Run:
 
     @property
     def last_attempt(self) -> Attempt:
+        """The most recent launch."""
         return self.attempts[-1]
 
 

@@ -89,7 +89,7 @@ TIME_SQL = {
 """The same in a compacted run."""
 
 
-class RecordFile(ByteFile):
+class _RecordFile(ByteFile):
     """The records of one table file, read in parts."""
 
     __slots__ = ("num_records",)
@@ -138,13 +138,13 @@ def read_step_windows(path: Path, table: Table, windows: Sequence[tuple[int, int
 
 def find_step_extent(path: Path) -> tuple[int, int] | None:
     """The first and the last step number of a file of `steps`; None without a good record."""
-    with RecordFile(path) as file:
+    with _RecordFile(path) as file:
         first = _first_good(file, 0, 1)
         last = _first_good(file, file.num_records - 1, -1)
     return None if first is None or last is None else (min(first, last), max(first, last))
 
 
-def _first_good(file: RecordFile, start: int, direction: int) -> int | None:
+def _first_good(file: _RecordFile, start: int, direction: int) -> int | None:
     """The step number of the first good record from `start` on."""
     at = start
     while 0 <= at < file.num_records:
@@ -166,7 +166,7 @@ def _read(
     key_of: Callable[[Int64s], Int64s],
     bounds: Sequence[tuple[int, int]],
 ) -> Columns:
-    with RecordFile(path) as file:
+    with _RecordFile(path) as file:
         if file.num_records * RECORD_BYTES <= WHOLE_BYTES:
             parts = [_select_good(file.read_records(0, file.num_records), 0, key_of, bounds)]
         else:
@@ -176,7 +176,7 @@ def _read(
 
 
 def _search(
-    file: RecordFile, key_of: Callable[[Int64s], Int64s], bounds: Sequence[tuple[int, int]]
+    file: _RecordFile, key_of: Callable[[Int64s], Int64s], bounds: Sequence[tuple[int, int]]
 ) -> list[Int64s]:
     parts, done = [], 0
     for begin, end in bounds:
@@ -188,7 +188,7 @@ def _search(
     return parts
 
 
-def _bisect(file: RecordFile, key_of: Callable[[Int64s], Int64s], wanted: int) -> int:
+def _bisect(file: _RecordFile, key_of: Callable[[Int64s], Int64s], wanted: int) -> int:
     """About the first record whose key is not below `wanted`."""
     low, high = 0, file.num_records
     while high - low > _PROBE_RECORDS:
@@ -200,14 +200,14 @@ def _bisect(file: RecordFile, key_of: Callable[[Int64s], Int64s], wanted: int) -
     return low
 
 
-def _key_at(file: RecordFile, key_of: Callable[[Int64s], Int64s], at: int) -> int:
+def _key_at(file: _RecordFile, key_of: Callable[[Int64s], Int64s], at: int) -> int:
     words = file.read_records(at, at + _PROBE_RECORDS)
     good = np.flatnonzero(_is_good(words, at))
     return int(key_of(words[good[:1]])[0]) if len(good) else _NEVER
 
 
 def _widen(
-    file: RecordFile,
+    file: _RecordFile,
     key_of: Callable[[Int64s], Int64s],
     found: tuple[int, int],
     bounds: tuple[int, int],
@@ -223,7 +223,7 @@ def _widen(
 
 
 def _any_inside(
-    file: RecordFile, key_of: Callable[[Int64s], Int64s], first: int, bounds: tuple[int, int]
+    file: _RecordFile, key_of: Callable[[Int64s], Int64s], first: int, bounds: tuple[int, int]
 ) -> bool:
     first = max(first, 0)
     return bool(
