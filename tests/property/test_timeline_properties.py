@@ -141,7 +141,7 @@ def drive(timeline: Timeline, ids: list[int], place: OpenStepWriter | None, now:
         timeline.leave(stack, ids[name], now)
     elif what == "begin" and not timeline.step_start_ns:
         timeline.begin_step(now)
-    elif what == "microbatch" and not (stack.name_id or timeline.place_open >= 0):
+    elif what == "microbatch" and not (stack.name_id or timeline.open_phase >= 0):
         timeline.microbatch = name
     elif what == "end":
         timeline.end_step(now)

@@ -18,7 +18,7 @@ LAYOUT_VARIABLE = "MESHSCOPE_LAYOUT"
 
 
 def begin_recording() -> None:
-    """Starts the process's recorder and has it watch whatever trains."""
+    """Starts the process's recorder and attaches it to the training."""
     recorder = start(layout=_read_layout(os.environ.get(LAYOUT_VARIABLE, "")))
     recorder.watch_everything()
     profiling = os.environ.get(PROFILING_VARIABLE, "")

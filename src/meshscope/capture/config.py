@@ -26,7 +26,7 @@ class RecorderConfig:
     communication: bool = True
     """Record every operation of torch.distributed."""
     stack_dumps: bool = True
-    """Let `meshscope hang` ask for the Python stacks, by a real-time signal nobody else uses."""
+    """Let `meshscope hang` ask for the Python stacks, by an unused real-time signal."""
     provenance: bool = True
     """Write git revision, packages, devices and settings into the run."""
     max_detail_bytes: int = MAX_DETAIL_BYTES

@@ -30,7 +30,7 @@ def start(
 
     `settings` are those of `RecorderConfig`. Nothing is written until the first step or phase.
     `attempt` numbers this launch of the job on all ranks alike, where the launcher does not.
-    Below `meshscope run` its directory wins over `run_dir`: whoever typed the command looks there.
+    Below `meshscope run` its directory is used instead of `run_dir`: the user looks there.
     """
     global _default
     RecorderConfig.check_names(settings)

@@ -1,4 +1,4 @@
-"""The one place where errors of the recorder end: counted, written down, never raised.
+"""Ends all errors of the recorder: counts them, writes them down, never raises them.
 
 Training must survive us, so what is called from a training program is caught whole, here or, where
 a further call would cost too much, in `hooks`, which hands it to `Guard.caught`. What was caught is
@@ -16,7 +16,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class Guard:
-    """Counts what went wrong per call site and tells whoever listens."""
+    """Counts errors per call site and calls the listeners."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -73,7 +73,7 @@ class Guard:
 
 
 def safe_text(error: BaseException) -> str:
-    """The message of an error, whatever its `__str__` does."""
+    """The message of an error, even if its `__str__` raises."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - even an error's text may raise

@@ -1,4 +1,4 @@
-"""Recorders that are open in this process: closed at its end, told about forks.
+"""Recorders that are open in this process: closed at exit, disarmed after a fork.
 
 Nothing is registered with the interpreter until the first recorder is made.
 """
@@ -9,22 +9,22 @@ import weakref
 from typing import Protocol
 
 
-class Living(Protocol):
-    """What has to be told about the end of the process and about forks."""
+class _Living(Protocol):
+    """Something to close at exit and to disarm after a fork."""
 
     def close(self) -> None:
-        """The process ends."""
+        """Called when the process ends."""
 
     def disarm_after_fork(self) -> None:
-        """This is a forked child."""
+        """Called in a forked child."""
 
 
-_live: "weakref.WeakSet[Living]" = weakref.WeakSet()
+_live: "weakref.WeakSet[_Living]" = weakref.WeakSet()
 _is_watching = False
 
 
-def remember(living: Living) -> None:
-    """From now on `living` is closed at exit and told about forks."""
+def remember(living: _Living) -> None:
+    """Closes `living` at exit and disarms it after a fork, from now on."""
     global _is_watching
     _live.add(living)
     if not _is_watching:
@@ -33,8 +33,8 @@ def remember(living: Living) -> None:
         os.register_at_fork(after_in_child=_disarm_all)
 
 
-def forget(living: Living) -> None:
-    """`living` has ended by itself."""
+def forget(living: _Living) -> None:
+    """Drops `living`, which has closed itself."""
     _live.discard(living)
 
 

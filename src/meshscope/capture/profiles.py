@@ -36,7 +36,7 @@ class Profiles:
         self._out_of_memory: OutOfMemoryWatch | None = None
 
     def visit(self, step: int, end_ns: int) -> bool:
-        """At the end of a step, while there are windows. Whether to come at every step."""
+        """Called at the end of a step while there are windows; whether to call at every step."""
         windows = self.windows
         if windows is None or (self._session.is_paused and not windows.is_profiling):
             return False
@@ -65,7 +65,7 @@ class Profiles:
             self._out_of_memory.remove()
 
     def disarm_after_fork(self) -> None:
-        """In a forked child: what is under way is the parent's."""
+        """Drops, in a forked child, what belongs to the parent."""
         self.windows = None
         for profile in self._memory:
             self._guard.run("memory profile", profile.abandon)
@@ -149,7 +149,7 @@ class Profiles:
         return profile.open()
 
     def profile_memory_soon(self) -> None:
-        """Profiles one warm step in which nothing is traced, of whatever models there are by
+        """Profiles one warm step in which nothing is traced, of all models there are by
         then."""
         windows = self.windows
         if windows is not None and windows.settings.profiles_memory:
@@ -214,7 +214,7 @@ class Profiles:
         return bool(self._guard.run("out of memory", watch))
 
     def note_full_device(self, text: str, path: Path | None) -> None:
-        """What rule ME006 reads."""
+        """Writes the line that rule ME006 reads."""
         session = self._session
         run_dir, step = session.run_dir, session.timeline.current_step
         shown = path.relative_to(run_dir).as_posix() if path is not None and run_dir else None

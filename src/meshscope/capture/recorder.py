@@ -4,7 +4,7 @@
     rec = meshscope.start("runs/my-run")
     rec.attach(model, optimizer)          # automatic: steps, phases, loss, lr, tokens
     for batch in rec.data(loader):        # optional: loaders of torch are seen anyway
-        with rec.phase("augment"): …      # optional: anything else worth a line of its own
+        with rec.phase("augment"): …      # optional: anything else worth a separate line
         rec.log(loss=loss)                # optional: a tensor on a device is not waited for
 
 Nothing is opened until the first record; nothing here raises into the program, but for a UsageError
@@ -208,7 +208,6 @@ class Recorder:
         self.session.pause()
 
     def resume(self) -> None:
-        """Goes on after `pause`."""
         self.session.resume()
 
     def reset(self) -> None:
@@ -228,8 +227,8 @@ class Recorder:
         self.session.set_layout(layout, source)
 
     def set_stage_layers(self, stages: Mapping[int, int | Mapping[str, int]]) -> None:
-        """Tells what each pipeline stage of this rank holds, so that uneven stages are told from
-        slow ones: `{2: 4}` is four layers, `{0: {"Block": 4, "embedding": 1}}` names them."""
+        """Declares what each pipeline stage of this rank holds, to tell uneven stages from slow
+        ones: `{2: 4}` is four layers, `{0: {"Block": 4, "embedding": 1}}` names them."""
         self.guard.run(
             "stage layers", lambda: self.session.add_stage_layers(check_stage_layers(stages))
         )
@@ -307,7 +306,7 @@ class Recorder:
         return self.guard.run("memory profile", self.profiles.profile_memory, *given)
 
     def profile_memory_soon(self) -> None:
-        """Profiles the memory of one warm step in which nothing is traced, of whatever models this
+        """Profiles the memory of one warm step in which nothing is traced, of all models that this
         process has by then. With trace windows off, only triggered, or `traces_only`, does
         nothing."""
         self.profiles.profile_memory_soon()
@@ -347,7 +346,7 @@ class Recorder:
         self.watching.call_unseen(count)
 
     def watch_everything(self) -> None:
-        """Attaches to whatever trains in this process (what `meshscope run` does)."""
+        """Attaches to all training in this process (what `meshscope run` does)."""
         self.session.waits_for_training = True
         self.guard.run("attach", self.watching.attach_everything)
 
@@ -370,7 +369,7 @@ class Recorder:
         return self.session.name_id(name)
 
     def phase(self, name: str) -> Phase:
-        """A part of a step with a line of its own: a context manager and a decorator."""
+        """A part of a step with a separate line: a context manager and a decorator."""
         found = self._phases.get(name)
         return found or self._phases.setdefault(name, self._make_block(Phase, name))
 
@@ -432,8 +431,8 @@ class Recorder:
         process may not survive, write it first without an end; the same kind and begin with an end
         replaces that.
         """
-        begin_ns = self.clock() if begin_host_mono_ns is None else begin_host_mono_ns
-        given = (kind, step, begin_ns, end_host_mono_ns, detail)
+        start_ns = self.clock() if begin_host_mono_ns is None else begin_host_mono_ns
+        given = (kind, step, start_ns, end_host_mono_ns, detail)
         self.guard.run("fault", self.session.put_fault, *given)
 
     def data(self, loader: Iterable[T]) -> Iterator[T]:

@@ -42,7 +42,6 @@ class Sampling:
         session.timeline.on_visit = self.visit
 
     def begin_attempt(self) -> None:
-        """Steps are counted again."""
         self._first_sampled_step = None
         self._has_counted_layers = False
 
@@ -55,12 +54,11 @@ class Sampling:
             self.gc_pauses.install()
 
     def close(self) -> None:
-        """Writes the last pauses."""
         self.gc_pauses.remove()
         self._guard.run("gc pauses", self.put_pauses)
 
     def visit(self, step: int, end_ns: int) -> None:
-        """At the end of a step. Takes what is due, and says when to call again."""
+        """Called at the end of a step. Takes what is due, and sets when to call again."""
         marking, run = self._marking, self._guard.run
         if marking.device is not None:
             try:
@@ -83,7 +81,7 @@ class Sampling:
         self._timeline.next_visit_ns = next_ns if marking.device is None else 0
 
     def _wake(self) -> None:
-        """There is something to write: look at the end of this step. Takes no lock."""
+        """Asks for a visit at the end of this step. Takes no lock."""
         self._next_memory_ns = self._timeline.next_visit_ns = 0
 
     def _sample_memory(self, step: int, end_ns: int) -> None:
@@ -133,7 +131,7 @@ class Sampling:
             writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
 
     def _check_communication(self, num_steps: int) -> None:
-        """Many ranks, many steps and not one operation: something goes by unseen. Said once."""
+        """Notes once that many ranks and steps had no operation: some are not seen."""
         dist, operations = initialized_distributed(), self._session.operations
         is_silent = not operations.num_entered and operations.is_on
         if dist is not None and is_silent and not self._has_said_silent:

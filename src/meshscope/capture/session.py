@@ -143,7 +143,7 @@ class Session:
         writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
         self.next_clocks_ns = mono_ns + CLOCKS_EVERY_NS
         if writer.is_mapped:
-            # Without a place for stamps (a disk that is full already) there is no short cut.
+            # Without a file for stamps (the disk is full) there is no short cut.
             path = writer.directory / OPEN_STEP_NAME
             self._open_step = self.guard.run("open step", OpenStepWriter, path, mono_ns)
         else:
@@ -224,7 +224,7 @@ class Session:
     # --- tables ---------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """What is recorded reaches the tables from now on."""
+        """Connects the timeline to the tables."""
         writer = self.writer
         if writer is None or self.is_paused:
             return
@@ -247,7 +247,7 @@ class Session:
         log.notes = writer.table("operation_notes")
 
     def go_silent(self) -> None:
-        """What is recorded reaches nothing from now on."""
+        """Disconnects the timeline from the tables."""
         log = self.operations
         log.collectives = log.waits = log.notes = NullSink()
         self.scalars.forget_table()
@@ -316,7 +316,7 @@ class Session:
         return found
 
     def put_fault(
-        self, kind: str, step: int | None, begin_ns: int, end_ns: int | None, detail: str
+        self, kind: str, step: int | None, start_ns: int, end_ns: int | None, detail: str
     ) -> None:
         """Writes a fault down; opens the run when it is the first thing recorded."""
         if self.is_paused or not self.open():
@@ -325,7 +325,7 @@ class Session:
         detail_id = self.name_id(str(detail)[:_MAX_FAULT_CHARACTERS]) if detail else 0
         step = self.timeline.current_step if step is None else int(step)
         end_ns = MISSING if end_ns is None else int(end_ns)
-        self.put("faults", kind_id | detail_id << 16, step, int(begin_ns), end_ns, 0, 0, 0)
+        self.put("faults", kind_id | detail_id << 16, step, int(start_ns), end_ns, 0, 0, 0)
 
     def journal(self, kind: str, **fields: object) -> None:
         """Writes a line into the journal, once there is one."""
@@ -333,7 +333,7 @@ class Session:
             self.writer.journal.write(kind, **fields)
 
     def note_gap(self, where: str, text: str) -> None:
-        """Says what is not recorded, in the log and in the journal."""
+        """Notes what is not recorded, in the log and in the journal."""
         logger.warning("meshscope: %s", text)
         self.guard.first_messages.setdefault(where, text)
         self.guard.run("note", lambda: self.journal("health", cause="gap", where=where, text=text))
@@ -355,7 +355,6 @@ class Session:
     # --- what is known of the job -----------------------------------------------------------
 
     def set_layout(self, layout: Layout, source: str) -> None:
-        """The mesh has become known."""
         self.layout = layout
         self._layout_source = source
         if self.operations.groups is not None:
@@ -367,7 +366,7 @@ class Session:
         )
 
     def add_stage_layers(self, layers: Mapping[str, dict[str, int]]) -> None:
-        """What pipeline stages of this rank hold has become known."""
+        """Adds what this rank's pipeline stages hold."""
         self.stage_layers |= layers
         self.journal("update", stage_layers=self.stage_layers)
 
@@ -380,7 +379,6 @@ class Session:
         self.guard.run("pause", lambda: self.journal("update", paused_host_mono_ns=self.clock()))
 
     def resume(self) -> None:
-        """Goes on after `pause`."""
         self.is_paused = False
         if self.writer is None:
             self.arm()
@@ -428,7 +426,7 @@ class Session:
             self._stack_dumps = None
 
     def stop_flusher(self) -> None:
-        """No more flushes in the background."""
+        """Stops background flushes."""
         self._stop.set()
 
     def begin_attempt(self) -> None:
@@ -492,7 +490,7 @@ class _FirstUseSink:
         self._table = table
 
     def put(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
-        """Makes the table, takes its own place away, and writes."""
+        """Makes the table, replaces itself by its `put`, and writes."""
         writer = self._session.writer
         if writer is not None:
             table = writer.table(self._table)
@@ -508,5 +506,4 @@ def read_clocks(clock: Callable[[], int]) -> tuple[int, int, int]:
     return unix_ns, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2
 
 
-def _do_nothing() -> None:
-    """Until somebody wants to know."""
+def _do_nothing() -> None: ...

@@ -2,7 +2,7 @@
 
 `faulthandler` writes the Python stacks of all threads to a file when a real-time signal arrives;
 its handler is plain C and needs neither the interpreter lock nor a responsive program. Only a
-signal nobody has claimed is taken. Whoever sends it first checks in the journal that it was
+unclaimed signal is taken. The sender first checks in the journal that it was
 registered, and that the process is still the one that did.
 """
 
@@ -17,8 +17,6 @@ _SIGNAL_OFFSET = 6
 
 
 class StackDumps:
-    """The registration of one process."""
-
     def __init__(self, path: Path) -> None:
         """OSError or ValueError when the file or the signal cannot be had."""
         if not hasattr(signal, "SIGRTMAX"):
@@ -31,6 +29,5 @@ class StackDumps:
         faulthandler.register(self.signal_number, file=self._fd, all_threads=True, chain=False)
 
     def remove(self) -> None:
-        """Gives the signal back."""
         faulthandler.unregister(self.signal_number)
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""What sees training without being told: torch's hooks for steps, a tap for communication."""
+"""Attaches to a training that knows nothing of us: hooks for steps, taps for communication."""
 
 import sys
 from collections.abc import Callable
@@ -35,7 +35,6 @@ class Watching:
 
     @property
     def models(self) -> list[Any]:
-        """Models that are watched."""
         return list(self.automatic.models) if self.automatic is not None else []
 
     def attach(
@@ -55,7 +54,7 @@ class Watching:
             automatic.attach_optimizer(one)
 
     def attach_everything(self) -> None:
-        """Watches whatever trains in this process."""
+        """Watches all training in this process."""
         self._make_automatic().watch_everything()
 
     def _make_automatic(self) -> Automatic:
@@ -180,7 +179,7 @@ def torch_version(torch: Any) -> tuple[int, int]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """None, one thing or several."""
+    """Accepts None, one thing or several."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]

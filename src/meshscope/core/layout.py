@@ -49,7 +49,6 @@ class Coordinates:
     ep: int = 0
 
     def along(self, axis: str) -> int:
-        """The index along one axis."""
         index: int = getattr(self, _known_axis(axis))
         return index
 
@@ -71,7 +70,7 @@ class Layout:
     cp: int = 1
     """Context-parallel degree, at least 1."""
     ep: int = 1
-    """Expert-parallel degree where experts have a mesh axis of their own, at least 1."""
+    """Expert-parallel degree where experts have a separate mesh axis, at least 1."""
     order: tuple[str, ...] = DEFAULT_ORDER
     """Axis names from slowest to fastest varying; axes of degree 1 may be left out."""
 
@@ -95,7 +94,6 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """The product of all degrees."""
         return math.prod(self.degree(axis) for axis in Axis)
 
     @property
@@ -104,7 +102,6 @@ class Layout:
         return tuple(axis for axis in Axis if axis in _ALWAYS_NAMED or self.degree(axis) > 1)
 
     def degree(self, axis: str) -> int:
-        """The size of one axis."""
         degree: int = getattr(self, _known_axis(axis))
         return degree
 

@@ -26,16 +26,14 @@ NOT_KNOWN = Unavailable("not known on this device")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """One moment of one rank."""
-
     name: str
     step: int
     """-1 outside of a profiled step."""
     microbatch: int
     seconds: float
-    """Since construction, monotonic."""
+    """Monotonic seconds since construction."""
     during: str = ""
-    """Of a peak: what ran then; else empty."""
+    """What ran at a peak; else empty."""
     modules_bytes: Mapping[str, Mapping[str, int]]
     """Category to path to bytes, on the model's device."""
     elsewhere_bytes: Mapping[str, int]
@@ -52,12 +50,10 @@ class MemoryPoint:
 
     @property
     def categories_bytes(self) -> dict[str, int]:
-        """Category to bytes."""
         return {name: sum(paths.values()) for name, paths in self.modules_bytes.items()}
 
     @property
     def attributed_bytes(self) -> int:
-        """The sum over all categories."""
         return sum(self.categories_bytes.values())
 
     @property
@@ -67,7 +63,6 @@ class MemoryPoint:
         return need(self.allocated_bytes) - self.attributed_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """A line of the file."""
         counters = {
             name: -1 if (value := known(getattr(self, name))) is None else value
             for name in COUNTERS

@@ -11,7 +11,7 @@ The size of an operation is that of nccl-tests: the whole array, counted once.
 | barrier | 0 |
 
 Algorithm bandwidth is size over transfer time; bus bandwidth is that times `bus_factor`, so that
-it can be compared with the speed of a link whatever the kind and the number of ranks.
+it can be compared with the speed of a link for any kind and number of ranks.
 """
 
 from enum import IntEnum
@@ -68,7 +68,7 @@ class Outcome(IntEnum):
     ERROR = 2
     TIMEOUT = 3
     UNSEEN = 4
-    """Nobody looked: the program dropped its handle without waiting."""
+    """Not seen: the program dropped its handle without waiting."""
 
     @property
     def label(self) -> str:

@@ -164,17 +164,17 @@ class QuantileSketch:
         return sketch
 
     def _fill(self, fields: Mapping[str, Any]) -> None:
-        self.count, self.sum = _number(fields["count"]), _number(fields["sum"])
+        self.count, self.sum = _read_number(fields["count"]), _read_number(fields["sum"])
         if self.count:
-            self._widen(_number(fields["min"]), _number(fields["max"]))
+            self._widen(_read_number(fields["min"]), _read_number(fields["max"]))
         if "values" in fields:
-            values, weights = list(map(_number, fields["values"])), fields["weights"]
+            values, weights = list(map(_read_number, fields["values"])), fields["weights"]
             if len(values) != len(weights):
                 raise ValueError(f"{len(values)} values have {len(weights)} weights")
-            self._take(values, list(map(_number, weights)))
+            self._take(values, list(map(_read_number, weights)))
             return
         self._is_exact = False
-        self._zero = _number(fields["zero"])
+        self._zero = _read_number(fields["zero"])
         self._positive.fill(fields["positive"])
         self._negative.fill(fields["negative"])
 
@@ -219,7 +219,7 @@ class _Buckets:
     """Weights of magnitudes of one sign: bucket k holds growth^(k-1) < magnitude ≤ growth^k.
 
     When there are too many, the lowest joins the next. What is left are the highest keys that were
-    ever added, whatever the order.
+    ever added, in any order.
     """
 
     __slots__ = ("_floor", "_max_buckets", "_weights")
@@ -278,14 +278,14 @@ class _Buckets:
     def fill(self, fields: Mapping[str, Any]) -> None:
         self._floor = None if fields["floor"] is None else int(fields["floor"])
         for key, weight in fields["weights"].items():
-            self.add(int(key), _number(weight))
+            self.add(int(key), _read_number(weight))
 
 
 def _middle(key: int) -> float:
     return math.exp(min(key * _LOG_GROWTH + _LOG_MIDDLE, _LARGEST_LOG))
 
 
-def _number(value: object) -> float:
+def _read_number(value: object) -> float:
     """A number from a file; bool and text are none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"{value!r} is not a finite number")

@@ -29,7 +29,7 @@ class ActionKind(StrEnum):
     INPUT_GRAD = "I"
     """The gradient of the input only, which the previous stage waits for."""
     WEIGHT_GRAD = "W"
-    """The gradient of the weights only, which nobody waits for."""
+    """The gradient of the weights only, which no other rank waits for."""
 
     # Enum's own is written in Python, and schedules are looked up by kind a million times.
     __hash__ = str.__hash__
@@ -223,13 +223,13 @@ class Blocked:
 
     rank: int
     action: Action
-    """Where it stops."""
+    """The action that cannot run."""
     missing: Output
-    """What it waits for there."""
+    """The actions it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
+class _Walk:
     """A schedule carried out as far as it goes, without a clock."""
 
     order: tuple[tuple[int, Action], ...]
@@ -243,7 +243,7 @@ def output_of(action: Action) -> Output:
     return _PRODUCTS[action.kind], action.stage, action.microbatch
 
 
-def walk_schedule(schedule: Schedule) -> Walk:
+def walk_schedule(schedule: Schedule) -> _Walk:
     """Run every row as far as the others let it; time grows with the number of actions only.
 
     A rank that stops is looked at again when the output it waits for appears, not before.
@@ -272,7 +272,7 @@ def walk_schedule(schedule: Schedule) -> Walk:
         for missing, ranks in waiting.items()
         for rank in ranks
     ]
-    return Walk(order=tuple(order), blocked=tuple(sorted(blocked, key=lambda one: one.rank)))
+    return _Walk(order=tuple(order), blocked=tuple(sorted(blocked, key=lambda one: one.rank)))
 
 
 def count_peak_activations(schedule: Schedule) -> tuple[int, ...]:
@@ -303,7 +303,7 @@ def require_valid(schedule: Schedule) -> Schedule:
     return schedule
 
 
-def find_deadlock(schedule: Schedule, walk: Walk) -> list[str]:
+def find_deadlock(schedule: Schedule, walk: _Walk) -> list[str]:
     """One problem that shows where each blocked rank stops and why; empty when none is blocked."""
     if not walk.blocked:
         return []
@@ -390,11 +390,11 @@ def _find_count_problems(schedule: Schedule) -> list[str]:
             forward, whole, inputs, weights = (
                 counts[Action(kind, stage, microbatch)] for kind in ActionKind
             )
-            place = f"stage {stage} microbatch {microbatch}"
+            pair = f"stage {stage} microbatch {microbatch}"
             if not forward:
                 missing.append(str(Action(ActionKind.FORWARD, stage, microbatch)))
             if whole and (inputs or weights):
-                mixed.append(place)
+                mixed.append(pair)
             elif not whole and not (inputs and weights):
                 missing += _name_missing_backward(stage, microbatch, inputs, weights)
     repeated = [f"{action} {count} times" for action, count in counts.items() if count > 1]

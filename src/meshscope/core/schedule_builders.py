@@ -46,7 +46,7 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
         [Action(kind, rank, i) for kind in (_F, _B) for i in range(num_microbatches)]
         for rank in range(num_ranks)
     ]
-    return _make("gpipe", num_microbatches, _place_in_loops(num_ranks, 1), rows)
+    return _make_schedule("gpipe", num_microbatches, _place_in_loops(num_ranks, 1), rows)
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -60,7 +60,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
         )
         for rank in range(num_ranks)
     ]
-    return _make("1f1b", num_microbatches, _place_in_loops(num_ranks, 1), rows)
+    return _make_schedule("1f1b", num_microbatches, _place_in_loops(num_ranks, 1), rows)
 
 
 def interleaved_one_f_one_b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
@@ -89,7 +89,7 @@ def interleaved_one_f_one_b(num_ranks: int, num_microbatches: int, num_chunks: i
         for rank in range(num_ranks)
     ]
     placement = _place_in_loops(num_ranks, num_chunks)
-    return _make("interleaved_1f1b", num_microbatches, placement, rows)
+    return _make_schedule("interleaved_1f1b", num_microbatches, placement, rows)
 
 
 def round_robin(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
@@ -143,7 +143,7 @@ def zero_bubble_v(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleBuilder:
+class _ScheduleBuilder:
     """How to build one schedule by name."""
 
     build: Callable[[int, int, int], Schedule]
@@ -153,23 +153,25 @@ class ScheduleBuilder:
     """Whether any number of chunks will do; else only the default."""
 
 
-BUILDERS: dict[str, ScheduleBuilder] = {
-    "gpipe": ScheduleBuilder(build=lambda p, m, _: gpipe(p, m), default_chunks=1, is_chunked=False),
-    "1f1b": ScheduleBuilder(
+BUILDERS: dict[str, _ScheduleBuilder] = {
+    "gpipe": _ScheduleBuilder(
+        build=lambda p, m, _: gpipe(p, m), default_chunks=1, is_chunked=False
+    ),
+    "1f1b": _ScheduleBuilder(
         build=lambda p, m, _: one_f_one_b(p, m), default_chunks=1, is_chunked=False
     ),
-    "interleaved_1f1b": ScheduleBuilder(
+    "interleaved_1f1b": _ScheduleBuilder(
         build=interleaved_one_f_one_b, default_chunks=2, is_chunked=True
     ),
-    "round_robin": ScheduleBuilder(build=round_robin, default_chunks=2, is_chunked=True),
-    "looped_bfs": ScheduleBuilder(build=looped_breadth_first, default_chunks=2, is_chunked=True),
-    "zb_h1": ScheduleBuilder(
+    "round_robin": _ScheduleBuilder(build=round_robin, default_chunks=2, is_chunked=True),
+    "looped_bfs": _ScheduleBuilder(build=looped_breadth_first, default_chunks=2, is_chunked=True),
+    "zb_h1": _ScheduleBuilder(
         build=lambda p, m, _: zero_bubble_h1(p, m), default_chunks=1, is_chunked=False
     ),
-    "zb_h2": ScheduleBuilder(
+    "zb_h2": _ScheduleBuilder(
         build=lambda p, m, _: zero_bubble_h2(p, m), default_chunks=1, is_chunked=False
     ),
-    "zb_v": ScheduleBuilder(
+    "zb_v": _ScheduleBuilder(
         build=lambda p, m, _: zero_bubble_v(p, m), default_chunks=2, is_chunked=False
     ),
 }
@@ -213,7 +215,7 @@ def _check_counts(num_ranks: int, num_microbatches: int, num_chunks: int = 1) ->
         raise UsageError("\n".join(problems))
 
 
-def _make(
+def _make_schedule(
     name: str, num_microbatches: int, stage_ranks: tuple[int, ...], rows: list[list[Action]]
 ) -> Schedule:
     return Schedule(
@@ -267,7 +269,7 @@ def _loop(
         stages = range(rank, num_ranks * num_chunks, num_ranks)
         forwards = _run_rounds(_F, groups, stages)
         rows.append([*forwards, *_run_rounds(_B, backward_groups, stages[::-1])])
-    return _make(name, num_microbatches, _place_in_loops(num_ranks, num_chunks), rows)
+    return _make_schedule(name, num_microbatches, _place_in_loops(num_ranks, num_chunks), rows)
 
 
 def _build_handcrafted(
@@ -284,7 +286,7 @@ def _build_handcrafted(
         weights = [Action(_W, rank, i) for i in range(num_microbatches)]
         row = _alternate(ahead, inputs, num_ahead_per_rank * (num_ranks - 1 - rank))
         rows.append(_delay(row, weights, num_ahead_per_rank * rank))
-    return _make(name, num_microbatches, _place_in_loops(num_ranks, 1), rows)
+    return _make_schedule(name, num_microbatches, _place_in_loops(num_ranks, 1), rows)
 
 
 def _delay(row: list[Action], weights: list[Action], num_late: int) -> list[Action]:
@@ -301,7 +303,7 @@ def _delay(row: list[Action], weights: list[Action], num_late: int) -> list[Acti
 
 def _make_v(num_ranks: int, num_microbatches: int, rows: list[list[Action]]) -> Schedule:
     there = tuple(range(num_ranks))
-    return _make("zb_v", num_microbatches, there + there[::-1], rows)
+    return _make_schedule("zb_v", num_microbatches, there + there[::-1], rows)
 
 
 def _follow_v_pattern(num_ranks: int, num_microbatches: int) -> list[list[Action]]:

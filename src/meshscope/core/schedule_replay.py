@@ -91,8 +91,6 @@ class ActionCosts:
 
 @dataclass(frozen=True, slots=True)
 class ActionTime:
-    """When one action ran."""
-
     action: Action
     start_ns: float
     end_ns: float
@@ -100,12 +98,9 @@ class ActionTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReplay:
-    """What one pipeline rank did."""
-
     times: tuple[ActionTime, ...]
-    """Its actions in order."""
     busy_ns: float
-    """The sum of their durations."""
+    """Sum of the durations of its actions."""
     peak_activations: int
     """See `core.schedule.count_peak_activations`: in stages, alive from F to the end of B or W."""
 

@@ -1,7 +1,7 @@
 """The value returned where a number or fact could not be had.
 
 Missing is not zero and not a guess: a function that may have nothing to say returns
-`T | Unavailable`, and whoever prints the result prints the reason in its place.
+`T | Unavailable`, and the report prints the reason where the number would be.
 
 Inside such a function, `need(value)` goes on with a value or leaves with its reason, and
 `@or_unavailable` on the function turns that into the returned `Unavailable`:

@@ -49,7 +49,7 @@ def make_data_parallel(
 
 
 def _find_ranks_per_node(strategy: str) -> int | None:
-    """As the launcher says; None where it does not, or where nobody asks."""
+    """What the launcher says; None where it does not, or where it is not needed."""
     if strategy not in ("hierarchical", "adaptive"):
         return None
     placement = placement_from_environment(os.environ)

@@ -66,18 +66,18 @@ _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
-    """What this rank has done so far."""
+    """Counts of this rank so far."""
 
     num_steps: int
-    """In all, those before a resume included."""
+    """All steps, those before a resume included."""
     num_skipped_steps: int
-    """Since the engine was made; gradients were not finite."""
+    """Steps since the engine was made whose gradients were not finite."""
     num_tokens: int
-    """Of all dp ranks, those before a resume included."""
+    """Tokens of all dp ranks, those before a resume included."""
     peak_activations: int
     """Stage activations held at once in the latest step, stages × microbatches."""
     gradients: Any
-    """Of gradient synchronisation; what it is depends on `parallel.data_parallel`."""
+    """Costs of gradient synchronisation; the type depends on `parallel.data_parallel`."""
     memory: MemoryStatistics
 
 
@@ -140,7 +140,6 @@ class Engine:
 
     @property
     def layout(self) -> Layout:
-        """Of the mesh."""
         return self.mesh.layout
 
     @property
@@ -170,7 +169,7 @@ class Engine:
 
     @property
     def loss_scale(self) -> LossScale:
-        """What keeps fp16 gradients from vanishing."""
+        """The loss scale that keeps fp16 gradients from vanishing."""
         return self._update.loss_scale
 
     @property
@@ -179,7 +178,7 @@ class Engine:
         return self.schedule.num_stages - 1 in self.stages
 
     def close(self) -> None:
-        """Takes hooks off and removes offloaded activations; process groups stay."""
+        """Removes hooks and offloaded activations; process groups stay."""
         self._failure = self._failure or "the engine was closed"
         self.faults.close()
         self.data_parallel.close()
@@ -279,7 +278,7 @@ class Engine:
         self._by_hand = None
         self.executor.peak_activations = by_hand.step.peak_activations
         with ExitStack() as stack, self._guarded():
-            stack.push(by_hand.recording)  # told of an exception: the step is then aborted
+            stack.push(by_hand.recording)  # an exception aborts the step
             return self._complete(
                 by_hand.step.take_results(), by_hand.weights, wants_stop=wants_stop
             )
@@ -312,7 +311,7 @@ class Engine:
             )
 
     def load(self, path: Path) -> None:
-        """Goes on from a checkpoint of the same model, saved on whatever layout. Collective."""
+        """Goes on from a checkpoint of the same model, saved on any layout. Collective."""
         with self._phase("checkpoint"):
             loaded = load_checkpoint(path, stages=self.stages, optimizer=self.optimizer)
         self.step = loaded.step
@@ -493,7 +492,7 @@ class _StepByHand:
 
 
 def _make_action_recorder(recorder: "Recorder | None", stages: Sequence[int]) -> Any:
-    """What writes pipeline actions into the recording; None where nothing is recorded."""
+    """Writes pipeline actions into the recording; None where nothing is recorded."""
     if recorder is None:
         return None
     from meshscope.engine.pipeline.action_recording import RecordedActions

@@ -124,7 +124,7 @@ class Mesh:
         shape = tuple(self.layout.degree(axis) for axis in axes)
         names_of = [str(axis) for axis in axes]
         # torch gives a new group its own timeout, 10 or 30 minutes, not that of the world. To gloo
-        # it must be told in the making: point-to-point operations keep what they began with.
+        # set when it is made: point-to-point operations keep their first timeout.
         options = self._find_world_options()
         is_gloo = dist.get_backend() == "gloo"
         override: Any = dict.fromkeys(names_of, ("gloo", options))

@@ -12,7 +12,7 @@ from meshscope.engine.memory.recompute import Recompute
 from meshscope.engine.memory.strategy import MemoryStrategy, make_memory_strategy
 from meshscope.engine.mesh import Mesh, Role
 from meshscope.engine.model.dtensor_parallel import parallelize_stage
-from meshscope.engine.model.model_source import ModelSource, StagePlace
+from meshscope.engine.model.model_source import ModelSource, StageSetup
 from meshscope.engine.model.transformer import Stage
 
 
@@ -36,13 +36,12 @@ def build_stages(
     memory: MemoryStrategy,
     device: torch.device,
 ) -> dict[int, nn.Module]:
-    """This rank's stages by index."""
     parallel, schedule = config.parallel, config.schedule
     tp_group = mesh.group_of(Role.MATRICES)
     stages: dict[int, nn.Module] = {}
     for index in schedule.stages_of(mesh.here.pp):
         stage = source.build(
-            StagePlace(
+            StageSetup(
                 index=index,
                 num_stages=schedule.num_stages,
                 stage_sizes=parallel.stage_sizes,

@@ -21,7 +21,7 @@ _RECOMPUTE = {
     "cpu_offload": Recompute.NONE,
     "standard": Recompute.FULL,
 }
-"""By memory strategy; the others run parts of a stage twice more."""
+"""Recomputation by memory strategy; the others run parts of a stage twice more."""
 
 
 def _shape_of(model: ModelConfig) -> TransformerShape:
@@ -38,7 +38,7 @@ def _shape_of(model: ModelConfig) -> TransformerShape:
 
 
 def count_rank_flops(config: TrainConfig, model: ModelConfig, pp_rank: int) -> Flops:
-    """Of a step of one rank of pipeline position `pp_rank`."""
+    """FLOPs of a step on one rank at pipeline position `pp_rank`."""
     schedule, parallel = config.schedule, config.parallel
     ranges = split_layers(model.num_layers, schedule.num_stages, parallel.stage_sizes)
     recompute = _RECOMPUTE.get(config.memory.strategy, Recompute.NONE)

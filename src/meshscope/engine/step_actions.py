@@ -1,6 +1,6 @@
 """What happens around every pipeline action of a training step.
 
-Before it, data parallelism is told whether this backward is the last of its stage: gradients are
+Before it, data parallelism learns whether this backward is the last of its stage: gradients are
 sent while the others still run. Around it, the action is recorded and faults are injected.
 """
 
@@ -32,14 +32,13 @@ class StepActions:
         self._num_done: dict[int, int] = {}
 
     def begin_step(self) -> None:
-        """Nothing is complete yet."""
         self._num_done = dict.fromkeys(self._stages, 0)
         self._data_parallel.start_accumulating()
 
     @contextmanager
     def run(self, action: Action) -> Iterator[None]:
         """Around the computation of an action."""
-        # Weight gradients of their own action are seen by no hook: `finish` sends those.
+        # No hook sees the weight gradients of a W action: `finish` sends those.
         if action.kind is ActionKind.BACKWARD and self._is_last(action):
             self._data_parallel.start_last_backward(action.stage)
         with self._record.run(action):

@@ -1,7 +1,7 @@
 """What a training step did, read when somebody asks.
 
 On an accelerator the host runs ahead of the device. A result holds numbers that are on their way to
-the host; whoever reads one waits for the step to have run, and for nothing after it. A loop that
+the host; reading one waits for the step to have run, and for nothing after it. A loop that
 reads the result of the step before keeps the device busy.
 """
 
@@ -46,7 +46,7 @@ class StepResult:
         self.step = step
         """Counted from 0."""
         self.num_tokens = num_tokens
-        """Of all dp ranks."""
+        """Tokens of all dp ranks."""
         self.learning_rate = learning_rate
         self.loss_scale = loss_scale
         """What the loss was multiplied by; 1 without fp16."""

@@ -2,7 +2,7 @@
 
 One all-reduce over all ranks carries the loss, the squared norm and wishes to stop, so that all
 ranks know the same and take the step, or skip it, together. On an accelerator that decision is made
-there: the fused optimizers skip by themselves when told that something was not finite (as torch's
+there: the fused optimizers skip by themselves when something was not finite (as torch's
 GradScaler tells them), and the host waits for nothing.
 """
 
@@ -90,7 +90,7 @@ class StepUpdate:
         return self.sum_over_mesh([own_loss, self._gradients.square(), stop])
 
     def sum_over_mesh(self, values: Sequence[Tensor]) -> Tensor:
-        """Of scalars, in one all-reduce."""
+        """Sums scalars over all ranks in one all-reduce."""
         total = torch.stack([value.to(torch.float64) for value in values])
         world = self._mesh.group_of(Role.WHOLE_MESH)
         if world is not None:

@@ -36,8 +36,6 @@ _RATE_WINDOW_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSummary:
-    """How a rank's training ended."""
-
     first_step: int
     """Where it began: after a resume, not 0."""
     num_steps: int
@@ -160,7 +158,7 @@ def _evaluate_if_due(engine: Engine, data: TokenData, progress: "Progress") -> N
 
 def _save_if_due(engine: Engine) -> None:
     checkpoint = engine.config.checkpoint
-    # The last step is saved when training ends, whatever `every` says.
+    # The last step is saved when training ends, whether or not `every` asks for it.
     is_due = checkpoint.every is not None and engine.step % checkpoint.every == 0
     if checkpoint.folder is not None and is_due and engine.step < engine.config.num_steps:
         engine.save(checkpoint.folder, keep=checkpoint.keep)

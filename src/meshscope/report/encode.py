@@ -76,7 +76,7 @@ def as_plain(value: object, shapes: Shapes | None = None) -> Any:
     if isinstance(value, Unavailable):
         return _missing(value.reason)
     if isinstance(value, RankRanges):
-        return [{"first": part[0], "last": part[-1]} for part in value.stretches]
+        return [{"first": part[0], "last": part[-1]} for part in value.ranges]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _encode_fields(value, shapes)
     if isinstance(value, Mapping):

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from meshscope.engine import ModelConfig, build_stage, find_parameter_shards  # noqa: E402
 from meshscope.engine.model.dtensor_parallel import (  # noqa: E402
     find_dtensor_problems,
-    find_model_places,
+    find_model_rows,
     gather_full_tensors,
     load_full_tensors,
     parallelize_stage,
@@ -83,10 +83,10 @@ def test_places_are_the_rows_of_the_models_parameters(mesh: DeviceMesh) -> None:
     values = {name: parameter.detach().clone() for name, parameter in whole.named_parameters()}
     stage = parallelize_stage(whole, mesh)
     shards = find_parameter_shards(stage)
-    places = find_model_places(stage)
-    assert {place.name for place in places.values()} == values.keys()
+    model_rows = find_model_rows(stage)
+    assert {place.name for place in model_rows.values()} == values.keys()
     for name, parameter in stage.named_parameters():
-        place = places[name]
+        place = model_rows[name]
         assert place.full_shape == tuple(values[place.name].shape), name
         rows = values[place.name].narrow(0, place.first_row, parameter.shape[0])
         assert torch.equal(shards[name].take(rows), parameter.to_local()), name

@@ -164,7 +164,7 @@ def test_what_begins_after_a_wait_owes_nothing() -> None:
     sleeper.sleep_until(fake.now_ns + 10 * MS)
     fake.now_ns += MAX_GAP_NS + 10
     now_ns = fake.now_ns
-    assert sleeper.find_begin_ns() == now_ns + 1
+    assert sleeper.find_start_ns() == now_ns + 1
 
 
 def test_real_sleeps_are_no_shorter_and_need_no_processor() -> None:

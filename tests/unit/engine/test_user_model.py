@@ -11,7 +11,6 @@ from meshscope.engine.model.tensor_parallel import ColumnParallelLinear
 from meshscope.engine.model.user_model import (
     LayerPlan,
     build_user_stage,
-    count_user_parameters,
     find_plan_problems,
 )
 from meshscope.errors import UsageError
@@ -86,13 +85,6 @@ def test_modules_keep_their_weights() -> None:
     weight = layer.weight.detach().clone()
     stage = build_user_stage([layer], {"layers.0": LayerPlan("row")})
     assert torch.equal(stage.layers["0"].weight, weight)
-
-
-def test_counts_need_no_memory() -> None:
-    huge = [lambda: nn.Linear(10**7, 10**7, bias=False), *make_layers()]
-    block = 16 + 108 + 104
-    assert count_user_parameters(huge, 2, [1, 4]) == (10**14, 80 + 2 * block + 90)
-    assert count_user_parameters(make_layers()) == (80 + 2 * block + 90,)
 
 
 def test_all_problems_of_a_plan_come_at_once() -> None:

@@ -19,7 +19,9 @@ def test_arguments_of_some_events_are_those_of_the_columns(tmp_path) -> None:
     for name, values in found.text.items():
         assert values.tolist() == trace.text_argument(name)[rows].tolist()
     for name, values in found.number.items():
-        assert values.tolist() == trace.int_argument(name)[rows].tolist()
+        own = trace.argument_rows(name)
+        by_event = dict(zip(trace.arguments.event[own], trace.arguments.value[own], strict=True))
+        assert values.tolist() == [by_event.get(row, -1) for row in rows.tolist()]
     absent = read_arguments(trace, np.array([-1], dtype=np.int64), ("dtype",), ("Seq",))
     assert (absent.text["dtype"].tolist(), absent.number["Seq"].tolist()) == ([-1], [-1])
 

@@ -15,7 +15,7 @@ from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import Attempt, open_run
-from meshscope.store.read.trace_windows import mark_profiled, traces_by_step, windows_of
+from meshscope.store.read.trace_windows import mark_profiled, windows_of
 
 PATH = "traces/rank0/host_1.2.pt.trace.json.gz"
 
@@ -76,13 +76,6 @@ def test_numbers_begin_again_with_other_settings(attempt):
     assert [(w.number, w.first_step) for w in found] == [(0, 4), (0, 12)]
 
 
-def test_steps_lead_to_their_traces(attempt):
-    found = with_lines(attempt, {0: [window(), window(1, first=9, last=9)], 1: [window()]})
-    by_step = traces_by_step(found)
-    ranks = {step: [entry.rank for entry in entries] for step, entries in by_step.items()}
-    assert ranks == {4: [0, 1], 5: [0, 1], 9: [0]}
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -105,7 +98,6 @@ def test_a_line_that_makes_no_sense_is_no_window(attempt, line):
 def test_a_path_out_of_the_run_is_no_path(attempt, path):
     (found,) = windows_of(with_lines(attempt, {0: [window(path=path)]}))
     assert (found.path, found.num_bytes) == (None, None)
-    assert traces_by_step(with_lines(attempt, {0: [window(path=path)]})) == {}
 
 
 def test_a_window_disturbs_its_warmup_its_steps_and_the_next(attempt):

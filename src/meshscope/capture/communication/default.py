@@ -36,7 +36,7 @@ def _keep(made: CommunicationProfiler) -> CommunicationProfiler:
 
 
 def listen(listener: Listener | None) -> None:
-    """Has every operation that the program times told to `listener`, from now on."""
+    """Calls `listener` with every operation that the program times, from now on."""
     if listener is None:
         _listeners.pop(_OURS, None)
     else:

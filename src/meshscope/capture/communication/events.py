@@ -52,8 +52,6 @@ class Details:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationEvent:
-    """One operation on this rank."""
-
     event_id: int
     """From 1, in the order in which operations ended."""
     kind: Kind
@@ -64,9 +62,9 @@ class CommunicationEvent:
     axis: str
     group_size: int | None
     sequence: int | None
-    """Place among the operations of its group, the same on every rank that takes part."""
+    """Index among the operations of its group, the same on every rank that takes part."""
     size_bytes: int
-    """As `meshscope.core.operations` counts it; 0 where nothing moves or nothing was said."""
+    """Size as `meshscope.core.operations` counts it; 0 where nothing moves or it is not known."""
     dtype: str
     is_async: bool
     peer: int | None
@@ -78,7 +76,7 @@ class CommunicationEvent:
     """None when no end was seen."""
     outcome: Outcome
     message: str
-    """Of the exception, when it failed."""
+    """Message of the exception, when it failed."""
     metadata: dict[str, Any]
 
     @property
@@ -93,7 +91,6 @@ class CommunicationEvent:
 
     @property
     def latency_ms(self) -> float | None:
-        """Duration in milliseconds."""
         return None if self.duration_ns is None else self.duration_ns / 1e6
 
     @property

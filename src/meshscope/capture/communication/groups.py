@@ -2,7 +2,7 @@
 
 A sample is worth something only if all ranks keep the same operations. So it is drawn from what
 they have in common: the group's global ranks (or its name, where no ranks are known) and the
-operation's place in the group. No clock, no random state and no hash of this process is in it.
+operation's index in the group. No clock, no random state and no hash of this process is in it.
 """
 
 import hashlib
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from meshscope.core.operations import POINT_TO_POINT, Kind
 
 MAX_GROUPS = 1_024
-"""Groups only named by the program that are told apart; later ones are counted together."""
+"""Groups known by name only that are counted separately; later ones are counted together."""
 OTHER = "(other)"
 _FIRST_OWN_ID = -(1 << 62)
-"""Groups that nobody registered get ids that automatic capture does not hand out."""
+"""Unregistered groups get ids that automatic capture does not hand out."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -122,11 +122,11 @@ def _is_described_by(group: GroupInfo, wanted: GroupInfo) -> bool:
 def _sampling_seed(group: GroupInfo, *, is_p2p: bool) -> int:
     """64 bits that are the same in every process.
 
-    torch numbers sends and receives apart from collectives, so they have a stream of their own.
+    torch numbers sends and receives apart from collectives, so they have a separate stream.
     """
     who = f"ranks {','.join(map(str, group.ranks))}" if group.ranks else f"name {group.name}"
     text = f"{'p2p' if is_p2p else 'collective'} {who}"
-    encoded = text.encode("utf-8", "surrogatepass")  # a name may hold whatever a program put there
+    encoded = text.encode("utf-8", "surrogatepass")  # a program's name may hold surrogates
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
 
 

@@ -2,7 +2,7 @@
 
 Records come in batches, as tuples of the `NUM_FIELDS` numbers of `CommunicationProfiler.observe`,
 with `Details` as one more item where a program timed them itself. Nothing is made of a record that
-nobody asks for: an event is built when it is read. Not locked: the profiler's lock is held.
+is never read: an event is built when it is read. Not locked: the profiler's lock is held.
 """
 
 from collections import deque
@@ -28,13 +28,13 @@ from meshscope.core.operations import Kind, size_bucket
 MAX_FAILED_EVENTS = 1_000
 """Failures kept beside the ring: it may forget them, and they are what one looks for."""
 MAX_NAMES = 1_024
-"""Names of custom operations that are told apart; later ones are counted together."""
+"""Names of custom operations counted separately; later ones are counted together."""
 
 K = TypeVar("K", bound=Hashable)
 Entry = tuple[int, tuple[Any, ...]]
 """Event id and record."""
 DURATION, OUTCOME, PEER = 5, 6, 10
-"""Places in a record."""
+"""Indices into a record."""
 _NUMBERS_ALIKE = itemgetter(0, 1, 3, OUTCOME)
 """Kind, group, size and outcome."""
 
@@ -71,10 +71,10 @@ class Ledger:
             num_seen = len(batch)
             batch = [record for record in batch if self._is_kept(record)]
             self.num_sampled_out += num_seen - len(batch)
-        self._count(batch)
+        self._add_to_cells(batch)
         self._keep_events(batch)
 
-    def _count(self, batch: list[tuple[Any, ...]]) -> None:
+    def _add_to_cells(self, batch: list[tuple[Any, ...]]) -> None:
         """Durations of operations that are alike go into their cell together: that is cheaper."""
         alike: dict[tuple[Any, ...], list[int]] = {}
         for record in batch:
@@ -107,8 +107,8 @@ class Ledger:
             group_id=group_id,
             size_bucket=size_bucket(size_bytes) if config.per_size else None,
         )
-        # At a rate of 1 the weight is an int, and sums stay exact. Failures are kept whatever the
-        # rate, so each stands for itself.
+        # At a rate of 1 the weight is an int, and sums stay exact. Failures are kept at any
+        # rate, so each has weight 1.
         is_one_of_many = config.sampling_rate < 1 and outcome not in FAILED
         weight = 1 / config.sampling_rate if is_one_of_many else 1
         self._cell(key).add(durations_ns, max(size_bytes, 0), outcome, weight)
@@ -139,7 +139,7 @@ class Ledger:
         return cell
 
     def _adopt(self, record: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A record of the program's, with its group and its place in it."""
+        """A record of the program's, with its group and its index in it."""
         kind, _, sequence, *rest = record
         details: Details = record[NUM_FIELDS]
         group_id = self.groups.find(details.group, details.axis, details.group_size)
@@ -205,7 +205,6 @@ class Ledger:
         ]
 
     def total(self) -> OperationStats:
-        """All operations together."""
         return combine((cell, self._factor(key)) for key, cell in self._cells.items())
 
     def by_operation(self) -> dict[str, OperationStats]:
@@ -259,7 +258,7 @@ class Ledger:
         for key, cell in self._cells.items():
             group = self.groups.get(key.group_id)
             kind, name = resolve_kind(key.kind, key.name)
-            place = {
+            labels = {
                 "kind": kind.label,
                 "name": name,
                 "rank": own_rank if key.rank is None else key.rank,
@@ -268,7 +267,7 @@ class Ledger:
                 "group_size": group.size,
                 "size_bucket": key.size_bucket,
             }
-            found.append(place | cell.to_dict())
+            found.append(labels | cell.to_dict())
         return found
 
     def merge(

@@ -64,11 +64,11 @@ class CommunicationProfiler:
     ) -> None:
         self.guard = Guard()
         self.find_step: Callable[[], int] | None = None
-        """Asked for the step of operations that the program times; -1 when there is none."""
+        """Gives the step of operations that the program times; -1 when there is none."""
         self.before_asking: Callable[[], None] | None = None
         """Called before every query: automatic capture hands over what it holds back."""
         self.on_event: Listener | None = None
-        """Told of every operation the program times: a recorder writes it into its run."""
+        """Called with every operation the program times: a recorder writes it into its run."""
         self._config = config or CommunicationConfig()
         self._is_enabled = self._config.enabled
         self._clock = clock
@@ -229,7 +229,7 @@ class CommunicationProfiler:
         """An operation seen by automatic capture. Integers only; -1 is what is not known.
 
         `group_id` is that of `set_group`, `start_ns` is of the profiler's clock (monotonic),
-        `dtype_code` a place in `core.operations.DTYPES`. Flat: this runs for every operation.
+        `dtype_code` an index into `core.operations.DTYPES`. Flat: this runs for every operation.
         """
         if self._is_enabled:
             pending = self._pending
@@ -324,7 +324,6 @@ class CommunicationProfiler:
         return self._ask(lambda ledger: ledger.by_size().get(label, {}))
 
     def total_stats(self) -> OperationStats:
-        """All operations together."""
         return self._ask(lambda ledger: ledger.total())
 
     @property
@@ -367,14 +366,13 @@ class CommunicationProfiler:
         return self._ask(lambda ledger: ledger.failed_events(self.rank, self._unix_offset_ns()))
 
     def _unix_offset_ns(self) -> int:
-        """From this clock to the wall clock as it is set now: steps of it mend earlier times."""
+        """From this clock to the wall clock as it is set now."""
         return self._wall_clock() - self._clock()
 
     # --- control --------------------------------------------------------------------------
 
     @property
     def config(self) -> CommunicationConfig:
-        """The settings in force."""
         return self._config
 
     def configure(self, **changes: Any) -> None:

@@ -1,7 +1,7 @@
 """Statistics of communication operations: gathered in cells, asked for along any axis.
 
 A `Cell` holds everything about the operations of one kind, name, rank, group and bucket of sizes.
-Whoever asks for fewer of these gets cells combined, so an operation is counted in one place only,
+A query for fewer of these combines cells, so an operation is counted in one place only,
 and a group whose axis becomes known later brings its past along.
 
 Sums are exact over the whole history. With sampling each operation stands for 1/rate of them:
@@ -23,12 +23,12 @@ class CellKey(NamedTuple):
 
     kind: int
     name: str
-    """Of a custom operation; empty for a known kind."""
+    """Name of a custom operation; empty for a known kind."""
     rank: int | None
     """None: this process, whose rank may not be known yet."""
     group_id: int
     size_bucket: int | None
-    """Lower end in bytes; None where sizes are not told apart."""
+    """Lower end in bytes; None where sizes are counted together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

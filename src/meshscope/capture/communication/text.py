@@ -53,10 +53,10 @@ def _render_table(title: str, rows: Mapping[str, OperationStats]) -> list[str]:
     cells: list[tuple[str, ...]] = [(title, *_COLUMNS)]
     cells += [(_printable(name), *_row(stats)) for name, stats in rows.items()]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return [_line(row, widths) for row in cells]
+    return [_format_line(row, widths) for row in cells]
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+def _format_line(row: Sequence[str], widths: Sequence[int]) -> str:
     first, *numbers = row
     right = [text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True)]
     return "  ".join([first.ljust(widths[0]), *right])

@@ -33,7 +33,6 @@ _LAUNCH_ID_VARIABLE = "MESHSCOPE_LAUNCH_ID"
 _SOURCE_VARIABLE = "MESHSCOPE_SOURCE"
 BOOT_DIR = Path(__file__).parents[1] / "boot"
 SOURCE_DIR = Path(__file__).parents[3]
-_DEFAULT_NAME = "run"
 
 _COMMAND_NOT_FOUND = 127
 _COMMAND_NOT_EXECUTABLE = 126
@@ -196,7 +195,7 @@ def run_command(
 
     Signals that reach us are passed on exactly once. At a terminal the command shares our process
     group: it can read the keyboard, Ctrl-C and Ctrl-Z reach it from the kernel and are not passed
-    on a second time. Elsewhere it leads a group of its own, so that a signal to our group reaches
+    on a second time. Elsewhere it leads its own group, so that a signal to our group reaches
     it only through us. If we are killed, the kernel sends it SIGTERM (Linux).
 
     `on_tick` is called about every `tick_s` seconds; its OSError or ValueError ends the calls.
@@ -302,7 +301,7 @@ def _is_in_foreground() -> bool:
 
 
 def _child_setup(mask: set[int | signal.Signals]) -> Callable[[], None]:
-    """What the child does between fork and exec; whatever needs loading is loaded here."""
+    """What the child does between fork and exec; everything it needs is loaded here."""
     launcher = os.getpid()
     prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
     death_signal = int(signal.SIGTERM)
@@ -310,7 +309,7 @@ def _child_setup(mask: set[int | signal.Signals]) -> Callable[[], None]:
     def set_up() -> None:
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
-            if os.getppid() != launcher:  # it died before we could ask to be told
+            if os.getppid() != launcher:  # it died before we asked for its death signal
                 os._exit(SIGNAL_EXIT_BASE + death_signal)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

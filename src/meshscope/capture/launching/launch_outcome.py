@@ -22,7 +22,7 @@ _MAX_RANKS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnd:
+class _RankEnd:
     """How one rank's last attempt in a launch ended."""
 
     rank: int
@@ -58,7 +58,7 @@ def find_recording_ranks(launch: Launch) -> list[int]:
     ]
 
 
-def _find_rank_ends(launch: Launch, ranks: Sequence[int]) -> list[RankEnd]:
+def _find_rank_ends(launch: Launch, ranks: Sequence[int]) -> list[_RankEnd]:
     """How each of these ranks ended in the launch's last attempt."""
     ends = []
     for rank in ranks:
@@ -67,14 +67,14 @@ def _find_rank_ends(launch: Launch, ranks: Sequence[int]) -> list[RankEnd]:
     return ends
 
 
-def _read_end(rank: int, attempt_dir: Path) -> RankEnd:
+def _read_end(rank: int, attempt_dir: Path) -> _RankEnd:
     try:
         lines, _ = read_journal((attempt_dir / JOURNAL_NAME).read_bytes())
     except OSError:
         lines = []
     tail = read_step_tail(attempt_dir)
     exceptions = [line.get("exception") for line in lines if line["kind"] == EXIT_LINE]
-    return RankEnd(
+    return _RankEnd(
         rank=rank,
         last_step=tail.last_step if tail else None,
         exception=str(exceptions[-1]) if exceptions else None,
@@ -90,7 +90,7 @@ def describe_outcome(launch: Launch, exit_code: int) -> list[str]:
         return [*lines, _explain_nothing_recorded(launch)]
     if exit_code != 0:
         abnormal = [end for end in _find_rank_ends(launch, ranks) if end.is_abnormal]
-        # Whoever raised first; those whom the launcher then killed say nothing about the cause.
+        # The rank that raised first; ranks that the launcher then killed do not show the cause.
         abnormal.sort(key=lambda end: (end.exception is None, end.rank))
         lines += [end.describe() for end in abnormal[:_MAX_RANKS_SHOWN]]
         if len(abnormal) > _MAX_RANKS_SHOWN:

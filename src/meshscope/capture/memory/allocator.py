@@ -30,11 +30,10 @@ class CudaAllocator:
         self._index = torch.cuda.current_device() if device.index is None else device.index
 
     def settle(self, attributed_bytes: int) -> None:
-        """What is in use now and belongs to no tensor of Python's is said to be so from now on."""
+        """Marks what is in use now, and belongs to no Python tensor, as not the program's."""
         self.held_bytes = max(self.held_bytes + self.allocated_bytes() - attributed_bytes, 0)
 
     def allocated_bytes(self) -> int:
-        """Now."""
         return int(self._read_stats(self._index)["allocated_bytes"]["all"]["current"])
 
     def requested_bytes(self) -> int:
@@ -52,7 +51,6 @@ class CudaAllocator:
         return max(int(current[0]) - int(current[1]), 0)
 
     def read(self) -> Counters:
-        """All of it."""
         stats = self._read_stats(self._index)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         split = stats.get("inactive_split_bytes", {}).get("all", {})
@@ -130,11 +128,9 @@ class HostAllocator:
         return self.allocated_bytes()
 
     def rounding_bytes(self) -> int:
-        """Not counted."""
         return 0
 
     def read(self) -> Counters:
-        """All of it."""
         return _drop_missing(allocated_bytes=self.allocated_bytes())
 
     def _in_use(self) -> int:

@@ -25,7 +25,6 @@ class MemorySample(NamedTuple):
 
 
 def sample_memory(torch: Any | None) -> MemorySample:
-    """One reading."""
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():
         missing = (MISSING, MISSING, MISSING, MISSING)

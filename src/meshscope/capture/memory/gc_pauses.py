@@ -12,7 +12,7 @@ from collections.abc import Callable
 from threading import get_ident
 
 LEAST_PAUSE_NS = 200_000
-"""Shorter collections go by unrecorded."""
+"""Shorter collections are not recorded."""
 MAX_WAITING = 4096
 """Pauses kept until the next step's end; older ones are forgotten and counted."""
 NAMES = ("gc gen0", "gc gen1", "gc gen2")
@@ -28,7 +28,7 @@ class GcPauses:
         """`wake` is called when there is something to write; it must not take locks."""
         self._clock = clock
         self._wake = wake
-        self._begin_ns = 0
+        self._start_ns = 0
         self._waiting: deque[Pause] = deque(maxlen=MAX_WAITING)
         self._is_installed = False
         self.num_forgotten = 0
@@ -42,7 +42,6 @@ class GcPauses:
             gc.callbacks.append(self._callback)
 
     def remove(self) -> None:
-        """Stops listening."""
         if self._is_installed:
             self._is_installed = False
             if self._callback in gc.callbacks:  # somebody may have emptied the list
@@ -52,13 +51,13 @@ class GcPauses:
         # An exception here would be printed by the interpreter, not raised: it ends nothing.
         now_ns = self._clock()
         if phase == "start":
-            self._begin_ns = now_ns
+            self._start_ns = now_ns
             return
-        begin_ns, self._begin_ns = self._begin_ns, 0
-        if begin_ns and now_ns - begin_ns >= LEAST_PAUSE_NS:
+        start_ns, self._start_ns = self._start_ns, 0
+        if start_ns and now_ns - start_ns >= LEAST_PAUSE_NS:
             if len(self._waiting) == MAX_WAITING:
                 self.num_forgotten += 1
-            self._waiting.append((info["generation"], begin_ns, now_ns, get_ident()))
+            self._waiting.append((info["generation"], start_ns, now_ns, get_ident()))
             self._wake()
 
     def take(self) -> list[Pause]:
@@ -70,5 +69,4 @@ class GcPauses:
 
 
 def pause_name(generation: int) -> str:
-    """The span's name."""
     return NAMES[generation] if 0 <= generation < len(NAMES) else f"gc gen{generation}"

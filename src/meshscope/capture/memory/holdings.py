@@ -94,7 +94,6 @@ class Holdings:
         ]
 
     def release(self) -> None:
-        """Holds nothing any more."""
         self._models, self._optimizers = WeakList(), WeakList()
         self._prefixes.clear()
         self._communication.clear()
@@ -147,8 +146,8 @@ class Holdings:
         """Its parameters where they are not the model's, their gradients, and its state."""
         groups = getattr(optimizer, "param_groups", ())
         listed = [(g, i, p) for g, group in enumerate(groups) for i, p in enumerate(_params(group))]
-        for group, place, parameter in listed:
-            path = _name_of(parameter, names) or f"group{group}.{place}"
+        for group, index, parameter in listed:
+            path = _name_of(parameter, names) or f"group{group}.{index}"
             for key in _keys_of(parameter):
                 names.setdefault(key, path)
             ledger.add_tensor(_MASTER_PARAMETERS, path, parameter)
@@ -208,7 +207,7 @@ def _name_of(parameter: Any, names: dict[StorageKey, str]) -> str:
 
 
 def _param_groups(model: Any) -> Iterator[Any]:
-    """FSDP2's groups of parameters; torch's own objects, so whatever is not there is left out."""
+    """FSDP2's groups of parameters; torch's own objects, so missing attributes are left out."""
     for module in model.modules():
         find_state = getattr(module, "_get_fsdp_state", None)
         state = find_state() if find_state is not None else None

@@ -29,7 +29,6 @@ class HookExemptions:
         self._own_apply: Any = None
 
     def install(self) -> None:
-        """For a step that begins."""
         if self._own_apply is not None:
             return
         core, protect = self._torch._C._autograd, self._guard.protect
@@ -81,4 +80,4 @@ class HookExemptions:
 
 
 def _do_nothing(*_: Any) -> None:
-    """A tap wants both."""
+    """A tap needs a function for both ends."""

@@ -56,10 +56,10 @@ def read_limit_bytes(cgroup: Path = _CGROUP, root: Path = _CGROUP_ROOT) -> int:
             folder, name = root / "memory" / path.strip("/"), "memory.limit_in_bytes"
         else:
             continue
-        # A container sees its own group at the root, whatever the path says.
-        for place in {folder, *folder.parents, root / "memory" if controllers else root}:
-            if place == root or root in place.parents:
-                limits += [int(text) for text in _read_lines(place / name) if text.isdecimal()]
+        # A container sees its own group at the root, not at the path.
+        for parent in {folder, *folder.parents, root / "memory" if controllers else root}:
+            if parent == root or root in parent.parents:
+                limits += [int(text) for text in _read_lines(parent / name) if text.isdecimal()]
     return min((limit for limit in limits if 0 < limit < _NO_LIMIT_BYTES), default=MISSING)
 
 

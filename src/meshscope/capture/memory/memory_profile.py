@@ -2,7 +2,7 @@
 
 Points: `construction`; of each profiled step `after_forward` of every microbatch, `at_peak` (the
 operator of forward, loss, backward or optimizer after which most was in use), `after_backward`,
-`after_step`; and whatever the program asks for with `point`. A step begins with the first forward
+`after_step`; and those the program asks for with `point`. A step begins with the first forward
 that autograd watches and ends when every optimizer has stepped, or when the next step begins.
 
 Between profiled steps one forward hook on each given model is left; after the last, nothing. In a
@@ -102,7 +102,7 @@ class MemoryProfile:
         self._num_seen = 0
         self._ask_step = find_step
         self._note_step = note_step
-        self._step_begin_ns = 0
+        self._step_start_ns = 0
         self._start_ns = time.monotonic_ns()
         self._handles: list[Any] = []
         self._optimizer_handles: list[Any] = []
@@ -149,9 +149,9 @@ class MemoryProfile:
                 model.register_forward_pre_hook(ModuleHook(begins), prepend=True, with_kwargs=True)
             )
             self._handles.append(model.register_forward_hook(ModuleHook(ends), always_call=True))
-        for place, optimizer in enumerate(self._optimizers):
+        for index, optimizer in enumerate(self._optimizers):
             begins = protect("memory profile", self._optimizer_begins)
-            ends = protect("memory profile", lambda *_, place=place: self._optimizer_ends(place))
+            ends = protect("memory profile", lambda *_, index=index: self._optimizer_ends(index))
             self._optimizer_handles += [
                 optimizer.register_step_pre_hook(ModuleHook(begins)),
                 optimizer.register_step_post_hook(ModuleHook(ends)),
@@ -160,17 +160,17 @@ class MemoryProfile:
         return self
 
     def _remember_tensors(self) -> None:
-        """What the program holds already, such as a batch or another model, and nobody claims."""
+        """What the program holds already and no category claims: a batch, another model."""
         if self._search_ns > _MAX_SEARCH_NS:
             return
-        begin_ns = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         remember = self._guard.protect("memory of others", self._before.add)
         for found in find_instances(self._torch.Tensor):
             remember("", found)
-        self._search_ns = time.monotonic_ns() - begin_ns
+        self._search_ns = time.monotonic_ns() - start_ns
 
     def close(self) -> None:
-        """Takes everything out and writes what is left. May be called at any time."""
+        """Removes all hooks and writes what is left. May be called at any time."""
         if not self._is_open:
             return
         if self._is_in_step:
@@ -183,13 +183,13 @@ class MemoryProfile:
         self.flush()
 
     def tidy(self) -> bool:
-        """After the end: takes out what could not be taken out then; whether nothing is left."""
+        """Removes, after the end, what could not be removed then; whether nothing is left."""
         if not self._is_open:
             self._remove_hooks()
         return not (self._is_open or self._handles or self._optimizer_handles)
 
     def abandon(self) -> None:
-        """In a forked child: the profile is the parent's. Nothing is written."""
+        """Drops, in a forked child, the parent's profile. Nothing is written."""
         self._files = None
         self._is_open = self._is_in_step = False
         self._note_step = None
@@ -362,7 +362,7 @@ class MemoryProfile:
     def _begin_step(self) -> None:
         self._is_in_step = True
         self._step = self._find_step()
-        self._step_begin_ns = time.monotonic_ns()
+        self._step_start_ns = time.monotonic_ns()
         self._holdings.refresh()
         self._tell_step(None)
         self._microbatch = -1
@@ -403,8 +403,8 @@ class MemoryProfile:
     def _optimizer_begins(self, *_: Any) -> None:
         self._is_in_optimizer = True
 
-    def _optimizer_ends(self, place: int) -> None:
-        self._stepped.add(place)
+    def _optimizer_ends(self, index: int) -> None:
+        self._stepped.add(index)
         if self._is_open and len(self._stepped) == len(self._optimizers):
             self._end_step()
         elif not self._is_open:
@@ -428,7 +428,7 @@ class MemoryProfile:
 
     def _tell_step(self, end_ns: int | None) -> None:
         if self._note_step is not None:
-            self._note_step(self._step, self._step_begin_ns, end_ns)
+            self._note_step(self._step, self._step_start_ns, end_ns)
 
     def _leave_step(self) -> None:
         self._tell_step(time.monotonic_ns())
@@ -454,14 +454,14 @@ class MemoryProfile:
     # --- what modules and backward tell -------------------------------------------------------
 
     def module_begins(self) -> bool:
-        """A module's forward begins; whether others' hooks are now watched."""
+        """Called when a module's forward starts; whether others' hooks are now watched."""
         if not self._is_in_step:
             return False
         self._sample()
         return self._saved.enter_module()
 
     def module_ends(self, path: str, outputs: list[Any], *, has_begun: bool) -> None:
-        """A module's forward ends, or was left by an exception."""
+        """Called when a module's forward ends or raises."""
         if has_begun:
             self._saved.leave_module()
         if not self._is_in_step:
@@ -483,7 +483,7 @@ class MemoryProfile:
 
     def _backward_begins(self, _gradient: Any) -> None:
         """Backward has come to the model's output. Before any of its nodes: reentrant checkpointing
-        has backwards of its own inside, whose end is not this one's."""
+        has nested backwards, whose end is not this one's."""
         if self._is_in_step and not self._is_in_backward:
             self._is_in_backward = True
             self._queue_callback(lambda: self._queue_callback(self._backward_ends))

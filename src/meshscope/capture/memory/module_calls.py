@@ -47,8 +47,8 @@ def keep_eager(torch: Any, module: Any, hook: Callable[..., Any]) -> Callable[..
     return untraced(torch, hook) if is_compiled(module) else hook
 
 
-class CallWatcher(Protocol):
-    """What is told about calls of modules."""
+class _CallWatcher(Protocol):
+    """Listens to calls of modules."""
 
     def module_begins(self) -> bool: ...
 
@@ -60,7 +60,7 @@ class CallWatcher(Protocol):
 class ModuleCalls:
     """The stack of modules, and the hooks that keep it."""
 
-    def __init__(self, torch: Any, watcher: CallWatcher, guard: Guard) -> None:
+    def __init__(self, torch: Any, watcher: _CallWatcher, guard: Guard) -> None:
         self._torch = torch
         self._watcher = watcher
         self._guard = guard
@@ -82,7 +82,7 @@ class ModuleCalls:
         return stack
 
     def install(self, modules: Sequence[tuple[str, Any]]) -> None:
-        """Hooks on each module; the path is the one it is known by."""
+        """Installs hooks on each module, under its path."""
         for path, module in modules:
             enter = self._guard.protect("memory attribution", partial(self._enter, path))
             leave = self._guard.protect("memory attribution", partial(self._leave, path))
@@ -90,7 +90,7 @@ class ModuleCalls:
             self._handles.append(module.register_forward_hook(ModuleHook(leave), always_call=True))
 
     def remove(self) -> None:
-        """Takes the hooks out. A call that is under way has no end any more."""
+        """Removes the hooks. A call that is under way gets no end."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -76,12 +76,12 @@ class Operators:
         self.is_on = False
         """Whether operators are looked at now."""
         self.last_name = ""
-        """Of the operator that ran last."""
+        """Name of the operator that ran last."""
 
     # --- when ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Sees operators of this thread from now on."""
+        """Starts to watch operators of this thread."""
         if self._is_entered:
             self.is_on = True
         if self._is_entered or in_backward(self._torch):
@@ -95,7 +95,6 @@ class Operators:
         self._is_entered = True
 
     def end_forward(self) -> None:
-        """The model's forward is over."""
         if self._is_for_forward_only:
             self.end()
 
@@ -145,7 +144,7 @@ class Operators:
                 core._push_on_torch_dispatch_stack(self._mode)
 
     def forget(self) -> None:
-        """Forgets storages; what libraries keep, they keep."""
+        """Forgets storages, but not what libraries keep."""
         for storages in (self._made, self._used, self._sent):
             storages.clear()
 
@@ -198,7 +197,7 @@ class Operators:
                 if is_sent:
                     self._sent.add_plain(str(function), plain)
         self.last_name = str(function)
-        if before is not None and before >= 0 and not is_sent and _is_plain(function):
+        if before is not None and before >= 0 and not is_sent and _allocates_results_only(function):
             self._note_library(self._allocator.requested_bytes() - before - num_new)
         self._sample()
 
@@ -214,7 +213,7 @@ def _is_communication(function: Any) -> bool:
     return getattr(function, "namespace", "") in _COMMUNICATION
 
 
-def _is_plain(function: Any) -> bool:
+def _allocates_results_only(function: Any) -> bool:
     """Whether what is in use changes by its results only."""
     return str(getattr(function, "_opname", "")) not in _RESIZING
 

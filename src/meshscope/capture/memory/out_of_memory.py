@@ -1,7 +1,7 @@
 """When the device is full: what filled it, in one sentence, with attribution and snapshot on disk.
 
 torch tells an observer before it raises, after it has given back what it could. An observer cannot
-be taken out, so one per process is put in and asks whoever watches now. The stacks of a snapshot
+be taken out, so one per process is installed and asks the current watcher. The stacks of a snapshot
 are there only if the program called `torch.cuda.memory._record_memory_history`; what is in use is
 there anyway. Nothing here changes what the program sees: the error comes as it would.
 """
@@ -69,7 +69,6 @@ class OutOfMemoryWatch:
         return True
 
     def remove(self) -> None:
-        """Is asked no more."""
         if self in _watchers:
             _watchers.remove(self)
 
@@ -91,7 +90,7 @@ class OutOfMemoryWatch:
         }
         sentence = describe_out_of_memory(facts)
         logger.error("meshscope: %s", sentence)
-        self._note(sentence, self._path(_REPORT_NAME))
+        self._note(sentence, self._choose_path(_REPORT_NAME))
         self._guard.run("out of memory", lambda: self._dump({**facts, "sentence": sentence}))
 
     def _attribute(self, device: int) -> dict[str, int]:
@@ -107,7 +106,10 @@ class OutOfMemoryWatch:
         return {name: sum(paths.values()) for name, paths in ledger.categories.items()}
 
     def _dump(self, report: Mapping[str, Any]) -> None:
-        report_path, snapshot_path = self._path(_REPORT_NAME), self._path(_SNAPSHOT_NAME)
+        report_path, snapshot_path = (
+            self._choose_path(_REPORT_NAME),
+            self._choose_path(_SNAPSHOT_NAME),
+        )
         if report_path is None or snapshot_path is None:
             return
         report_path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,8 +119,8 @@ class OutOfMemoryWatch:
         with open(snapshot_path, "wb") as file:
             pickle.dump(snapshot, file)
 
-    def _path(self, name: str) -> Path | None:
-        """Of this dump's file; later ones are numbered."""
+    def _choose_path(self, name: str) -> Path | None:
+        """Path of this dump's file; later ones are numbered."""
         folder = self._find_folder()
         suffix = f".{self._num_dumps}" if self._num_dumps > 1 else ""
         return None if folder is None else folder / f"{name}{suffix}"

@@ -70,7 +70,7 @@ class PointFiles:
 
 
 def _describe_point(point: MemoryPoint, estimate: Mapping[str, int]) -> Iterator[str]:
-    """The lines of `memory.log`."""
+    """Formats the lines of `memory.log`."""
     where = "" if point.step < 0 else f", step {point.step}, microbatch {point.microbatch}"
     yield f"--- {point.name}{where} ---"
     yield f"time since construction: {point.seconds:.3f} s"

@@ -20,11 +20,9 @@ class QuietGuard(Guard):
         self._no_overrides = torch._C.DisableTorchFunction
 
     def caught(self, site: str, error: BaseException) -> None:
-        """Told to the other guard."""
         self._guard.caught(site, error)
 
     def protect(self, site: str, function: Callable[..., R]) -> Callable[..., R | None]:
-        """As every guard's."""
         no_overrides = self._no_overrides
 
         def quiet(*args: Any) -> R:
@@ -36,5 +34,4 @@ class QuietGuard(Guard):
     def run(
         self, site: str, function: Callable[[Unpack[Arguments]], R], *args: *Arguments
     ) -> R | None:
-        """As every guard's."""
         return self.protect(site, function)(*args)

@@ -34,7 +34,7 @@ ACTIVATIONS = "activations"
 SITE = "memory of activations"
 
 
-class SavedTensor:
+class _SavedTensor:
     """What the graph holds instead of a tensor."""
 
     __slots__ = ("__weakref__", "is_delicate", "path", "tensor", "version")
@@ -59,11 +59,11 @@ class SavedTensors:
         on_unpack: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """`is_delicate`: whether what is saved now is used by a delicate part of backward;
-        `on_unpack` is told so before it is used."""
+        `on_unpack` gets the answer before it is used."""
         self._torch = torch
         self._autograd = torch._C._autograd
-        self._pack: Callable[[Any], SavedTensor] = self._wrap
-        self._unpack_hook: Callable[[SavedTensor], Any] = self._unwrap
+        self._pack: Callable[[Any], _SavedTensor] = self._wrap
+        self._unpack_hook: Callable[[_SavedTensor], Any] = self._unwrap
         self._find_path = find_path
         self._is_delicate = is_delicate
         self._tell_unpack = guard.protect(SITE, on_unpack)
@@ -71,7 +71,7 @@ class SavedTensors:
         self._watch_guarded = guard.protect(SITE, self._watch)
         self._thread_id = 0
         self._plain_types = (torch.Tensor, torch.nn.Parameter)
-        self._saved: dict[int, weakref.ref[SavedTensor]] = {}
+        self._saved: dict[int, weakref.ref[_SavedTensor]] = {}
         self._handed_on = WeakStorages(torch)
         self._is_watching = False
         self._is_pushed = False
@@ -105,7 +105,6 @@ class SavedTensors:
 
     @property
     def is_out(self) -> bool:
-        """Whether no hook is left."""
         return not self._is_pushed
 
     def suspend(self) -> bool:
@@ -147,7 +146,6 @@ class SavedTensors:
         return find_message() is not None
 
     def forget(self) -> None:
-        """Forgets what was saved so far."""
         self._saved.clear()
         self._handed_on.clear()
 
@@ -186,11 +184,11 @@ class SavedTensors:
     def _top(self) -> Any:
         return self._autograd._top_saved_tensors_default_hooks(True)
 
-    def _wrap(self, tensor: Any) -> SavedTensor:
-        # What the graph must have, it gets, whatever went wrong here.
-        return self._keep(tensor) or SavedTensor(tensor, tensor._version, "", is_delicate=False)
+    def _wrap(self, tensor: Any) -> _SavedTensor:
+        # The graph gets its value even if something went wrong here.
+        return self._keep(tensor) or _SavedTensor(tensor, tensor._version, "", is_delicate=False)
 
-    def _make_saved(self, tensor: Any) -> SavedTensor:
+    def _make_saved(self, tensor: Any) -> _SavedTensor:
         # A saved output that refers to its own node would never be freed. Modes of others must not
         # see a call that is not the program's.
         if type(tensor) in self._plain_types:
@@ -199,13 +197,13 @@ class SavedTensors:
         else:
             detached = tensor.detach()
         is_delicate = self._is_watching and self._is_delicate()
-        saved = SavedTensor(detached, tensor._version, self._find_path(), is_delicate=is_delicate)
+        saved = _SavedTensor(detached, tensor._version, self._find_path(), is_delicate=is_delicate)
         if self._is_watching:
             key, table = id(saved), self._saved
             table[key] = weakref.ref(saved, lambda _: table.pop(key, None))
         return saved
 
-    def _unwrap(self, saved: SavedTensor) -> Any:
+    def _unwrap(self, saved: _SavedTensor) -> Any:
         if saved.tensor._version != saved.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "

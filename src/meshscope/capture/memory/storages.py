@@ -43,7 +43,7 @@ StorageKey = tuple[str, int]
 
 
 def plain_tensors(tensor: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors with a storage of their own that make up `tensor`."""
+    """The tensors with their own storage that make up `tensor`."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None and depth < MAX_DEPTH:
         for name in flatten()[0]:
@@ -160,7 +160,6 @@ class WeakStorages:
                 yield path, (device, address), num_bytes
 
     def clear(self) -> None:
-        """Forgets all."""
         self._seen.clear()
 
 
@@ -192,7 +191,7 @@ class Ledger:
     def add(
         self, category: str, path: str, key: StorageKey, num_bytes: int, covered: int | None = None
     ) -> None:
-        """Claims a storage, or the part of it that nobody of this category has claimed yet."""
+        """Claims a storage, or the part of it that is unclaimed in this category."""
         owner = self._owners.get(key)
         if owner is None:
             self._owners[key] = owner = (category, path)
@@ -224,7 +223,6 @@ class Ledger:
                 self._left[key] = 0
 
     def claims(self, key: StorageKey) -> bool:
-        """Whether somebody has this storage."""
         return key in self._owners
 
     @property

@@ -5,7 +5,7 @@ device work, no random numbers drawn, no gradient or buffer touched) under a dis
 sees every operation, and adds up torch's own formulas for matrix products, convolutions and
 attention. Frozen parameters and checkpointing are therefore counted as they are: what autograd
 does not need is not there, and what runs again in backward is seen there with gradients enabled,
-which is how it is told from backward itself: HFU counts it, MFU does not.
+which distinguishes it from backward itself: HFU counts it, MFU does not.
 
 Wrong where operations have no formula: custom ones are named in `uncounted`. Elementwise work is
 not counted, as in every published MFU. A model whose course depends on values cannot run on fake
@@ -38,7 +38,7 @@ class CountedFlops:
 
     forward_flops: int
     backward_flops: int
-    """Without what was computed again."""
+    """Without recomputed forwards."""
     recomputed_flops: int
     flops_by_dtype: Mapping[str, int]
     uncounted: tuple[str, ...]
@@ -51,12 +51,12 @@ class CountedFlops:
 
     @property
     def hardware_flops(self) -> int:
-        """What is computed."""
+        """With recomputed forwards."""
         return self.model_flops + self.recomputed_flops
 
     @property
     def main_dtype(self) -> str | None:
-        """In which most of it is computed."""
+        """Dtype of most of the arithmetic."""
         return max(self.flops_by_dtype, key=self.flops_by_dtype.__getitem__, default=None)
 
 
@@ -192,8 +192,6 @@ def _tensors_in(torch: Any, value: Any) -> Iterator[Any]:
 
 
 class _Tally:
-    """Sums so far."""
-
     def __init__(self) -> None:
         self.is_backward = False
         self.forward = 0
@@ -222,7 +220,7 @@ class _Tally:
         self.by_dtype[dtype] = self.by_dtype.get(dtype, 0) + flops
 
     def miss(self, packet: Any) -> None:
-        """An operation without a formula."""
+        """Counts an operation without a formula."""
         if len(self.uncounted) < _MAX_UNCOUNTED:
             self.uncounted.add(str(packet))
 

@@ -43,21 +43,21 @@ def measure_gemm_peak(
     seconds: float = _PEAK_SECONDS,
 ) -> MeasuredPeak:  # fmt: skip
     """Multiplies two square matrices again and again; waits for the device, so not in training."""
-    place = torch.device(device if device is not None else _usual_device(torch))
-    kind = torch.float32 if dtype is None and place.type == "cpu" else dtype or torch.bfloat16
+    on_device = torch.device(device if device is not None else _usual_device(torch))
+    kind = torch.float32 if dtype is None and on_device.type == "cpu" else dtype or torch.bfloat16
     kind = getattr(torch, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise CaptureError(f"a peak is measured with a floating-point dtype, not {dtype}")
-    size = size or (_CPU_GEMM_SIZE if place.type == "cpu" else _DEVICE_GEMM_SIZE)
+    size = size or (_CPU_GEMM_SIZE if on_device.type == "cpu" else _DEVICE_GEMM_SIZE)
     with torch.no_grad():
-        left = torch.ones(size, size, dtype=kind, device=place)
+        left = torch.ones(size, size, dtype=kind, device=on_device)
         result = torch.empty_like(left)
-        best_ns, number = _time_products(torch, left, result, place, int(seconds * 1e9))
-    name = effective_dtype(torch, str(kind).removeprefix("torch."), place.type)
+        best_ns, number = _time_products(torch, left, result, on_device, int(seconds * 1e9))
+    name = effective_dtype(torch, str(kind).removeprefix("torch."), on_device.type)
     return MeasuredPeak(
         flops_per_s=2.0 * size**3 / (best_ns / 1e9),
         dtype=name,
-        device=str(place),
+        device=str(on_device),
         size=size,
         num_products=number,
     )
@@ -68,12 +68,12 @@ def _usual_device(torch: Any) -> str:
 
 
 def _time_products(
-    torch: Any, left: Any, result: Any, place: Any, budget_ns: int
+    torch: Any, left: Any, result: Any, on_device: Any, budget_ns: int
 ) -> tuple[int, int]:
     """Time of the fastest product, after two that warm up, and how many there were."""
-    wait = (lambda: None) if place.type == "cpu" else getattr(torch, place.type).synchronize
-    best_ns, number, begin_ns = 0, 0, time.monotonic_ns()
-    while number < 5 or time.monotonic_ns() - begin_ns < budget_ns:
+    wait = (lambda: None) if on_device.type == "cpu" else getattr(torch, on_device.type).synchronize
+    best_ns, number, start_ns = 0, 0, time.monotonic_ns()
+    while number < 5 or time.monotonic_ns() - start_ns < budget_ns:
         wait()
         before_ns = time.monotonic_ns()
         torch.matmul(left, left, out=result)

@@ -12,7 +12,7 @@ from operator import index
 from typing import Any
 
 _CONTAINERS = frozenset(("ModuleList", "Sequential", "ModuleDict"))
-"""Of torch; by name, so that torch is not needed."""
+"""Classes of torch, by name, so that torch is not needed."""
 _PLAIN_LAYER = "layer"
 """The name of parts that were only counted."""
 _MAX_SEARCHED = 256
@@ -24,20 +24,22 @@ _MAX_NAME_CHARACTERS = 80
 def check_stage_layers(
     stages: Mapping[int, int | Mapping[str, int]],
 ) -> dict[str, dict[str, int]]:
-    """As the journal holds it, by the stage's number in text; raises on what is not counts."""
-    return {str(_count("stage", stage)): _check_parts(parts) for stage, parts in stages.items()}
+    """The counts for the journal, by the stage's number as text; raises if they are no counts."""
+    return {
+        str(_check_count("stage", stage)): _check_parts(parts) for stage, parts in stages.items()
+    }
 
 
 def _check_parts(parts: int | Mapping[str, int]) -> dict[str, int]:
     if not isinstance(parts, Mapping):
-        return {_PLAIN_LAYER: _count("layers", parts)}
+        return {_PLAIN_LAYER: _check_count("layers", parts)}
     return {
-        str(name)[:_MAX_NAME_CHARACTERS]: _count("parts", number)
+        str(name)[:_MAX_NAME_CHARACTERS]: _check_count("parts", number)
         for name, number in list(parts.items())[:_MAX_KINDS]
     }
 
 
-def _count(what: str, value: Any) -> int:
+def _check_count(what: str, value: Any) -> int:
     number = index(value)
     if number < 0:
         raise ValueError(f"{what}: {number} is negative")

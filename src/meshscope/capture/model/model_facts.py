@@ -28,10 +28,10 @@ class ModelFacts:
         """`write` adds a line to the journal, or does nothing while there is none."""
         self._write = write
         self.lines: dict[str, dict[str, object]] = {}
-        """By kind of fact, for the journal of a run that opens later."""
+        """Facts by kind, for the journal of a run that opens later."""
 
     def write_all(self) -> None:
-        """Into a journal that was just opened."""
+        """Writes the facts into a journal that was just opened."""
         for name, fields in self.lines.items():
             self._write("update", **{name: fields})
 

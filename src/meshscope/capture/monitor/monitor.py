@@ -5,7 +5,7 @@
     recorder.analysis().bottlenecks
 
 Looks at the newest records of this rank when asked, and holds nothing but the moment since when:
-no cost while nobody asks, bounded memory, any thread may ask. It knows this rank only; which rank
+no cost between queries, bounded memory, any thread may ask. It knows this rank only; which rank
 makes the others wait is for `meshscope report`, which sees them all.
 """
 
@@ -37,16 +37,16 @@ class Monitor:
         self.thresholds = MonitorThresholds()
 
     def reset(self) -> None:
-        """Forgets what was: only steps that begin from now on count."""
+        """Counts only steps that start from now on."""
         self._since_ns = self._clock()
 
     def stats(self) -> MonitorStats:
-        """Counts, sums and rates; of no step at all when looking failed."""
+        """Counts, sums and rates; over no step when reading failed."""
         found = self._guard.run("monitor", lambda: make_stats(self.snapshot()))
         return make_stats(_EMPTY) if found is None else found
 
     def analysis(self) -> MonitorAnalysis:
-        """Ratios and bottlenecks; of no step at all when looking failed."""
+        """Ratios and bottlenecks; over no step when reading failed."""
         found = self._guard.run("monitor", lambda: make_analysis(self.snapshot(), self.thresholds))
         return make_analysis(_EMPTY, self.thresholds) if found is None else found
 

@@ -36,23 +36,22 @@ _NO_STEPS = Unavailable("no step has finished since the monitor was reset")
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class _Period:
     """A step with the gap before it."""
 
     step: Step
-    begin_ns: int
+    start_ns: int
 
     @property
     def wall_ns(self) -> int:
-        """How long it took."""
-        return self.step.end_ns - self.begin_ns
+        return self.step.end_ns - self.start_ns
 
 
-def _find_periods(steps: Sequence[Step]) -> list[Period]:
-    """Of all steps; the first one has no gap."""
-    begins = [steps[0].begin_ns, *(one.end_ns for one in steps)] if steps else []
+def _find_periods(steps: Sequence[Step]) -> list[_Period]:
+    """Periods of all steps; the first one has no gap."""
+    begins = [steps[0].start_ns, *(one.end_ns for one in steps)] if steps else []
     return [
-        Period(one, min(begin, one.begin_ns)) for one, begin in zip(steps, begins, strict=False)
+        _Period(one, min(begin, one.start_ns)) for one, begin in zip(steps, begins, strict=False)
     ]
 
 
@@ -76,7 +75,7 @@ def make_stats(snapshot: Snapshot) -> MonitorStats:
         data_ns=_sum_phase(snapshot.phases, DATA, on_device=False),
         clock="device" if on_device else "host",
         exposed_communication_ns=_sum_hold_ups(snapshot),
-        wall_ns=snapshot.steps[-1].end_ns - snapshot.steps[0].begin_ns if periods else 0,
+        wall_ns=snapshot.steps[-1].end_ns - snapshot.steps[0].start_ns if periods else 0,
         num_tokens=sum(known) if known else Unavailable("no tokens were counted or logged"),
         windows={
             size: rate for size in WINDOWS if (rate := _measure_rate(snapshot, periods, size))
@@ -110,17 +109,17 @@ def _sum_phase(phases: Iterable[PhaseTime], name_id: int, on_device: bool) -> in
 def _sum_hold_ups(snapshot: Snapshot) -> int | Unavailable:
     if not snapshot.around.has_communication:
         return _UNWATCHED
-    return sum(one.end_ns - one.begin_ns for one in snapshot.hold_ups)
+    return sum(one.end_ns - one.start_ns for one in snapshot.hold_ups)
 
 
 def _measure_rate(
-    snapshot: Snapshot, periods: Sequence[Period], num_steps: int
+    snapshot: Snapshot, periods: Sequence[_Period], num_steps: int
 ) -> WindowRate | None:
-    """Over the newest steps; None without any."""
+    """Rates over the newest steps; None without any."""
     chosen = periods[-num_steps:]
     if not chosen:
         return None
-    wall_ns = chosen[-1].step.end_ns - chosen[0].begin_ns
+    wall_ns = chosen[-1].step.end_ns - chosen[0].start_ns
     per_s = _measure_token_rate(snapshot, chosen, wall_ns)
     devices = max(snapshot.around.world_size, 1)
     return WindowRate(
@@ -132,8 +131,8 @@ def _measure_rate(
 
 
 @or_unavailable
-def _measure_token_rate(snapshot: Snapshot, periods: Sequence[Period], wall_ns: int) -> float:
-    """Of all ranks, taking it that every data-parallel rank has as many tokens as this one."""
+def _measure_token_rate(snapshot: Snapshot, periods: Sequence[_Period], wall_ns: int) -> float:
+    """Rate of all ranks, assuming that every data-parallel rank has as many tokens as this one."""
     if any(period.step.num_tokens < 0 for period in periods):
         raise Missing("no tokens were counted or logged on this rank")
     num_tokens: float = sum(period.step.num_tokens for period in periods)
@@ -181,14 +180,14 @@ def make_analysis(snapshot: Snapshot, thresholds: MonitorThresholds) -> MonitorA
     return replace(analysis, bottlenecks=find_bottlenecks(analysis, step_ns, thresholds))
 
 
-def _choose(snapshot: Snapshot) -> list[Period]:
+def _choose(snapshot: Snapshot) -> list[_Period]:
     """The newest steps, as far as everything about them was read."""
     periods = _find_periods(snapshot.steps)[-max(WINDOWS) :]
-    return [period for period in periods if period.begin_ns >= snapshot.complete_since_ns]
+    return [period for period in periods if period.start_ns >= snapshot.complete_since_ns]
 
 
 @or_unavailable
-def _measure_communication(snapshot: Snapshot, periods: Sequence[Period]) -> float:
+def _measure_communication(snapshot: Snapshot, periods: Sequence[_Period]) -> float:
     if not snapshot.around.has_communication:
         raise Missing(_UNWATCHED)
     if not periods:
@@ -196,7 +195,7 @@ def _measure_communication(snapshot: Snapshot, periods: Sequence[Period]) -> flo
     return _measure_share(periods, [one[:2] for one in snapshot.hold_ups])
 
 
-def _measure_axes(snapshot: Snapshot, periods: Sequence[Period]) -> dict[str, float]:
+def _measure_axes(snapshot: Snapshot, periods: Sequence[_Period]) -> dict[str, float]:
     """The same, by the axis of the group."""
     held: dict[str, list[tuple[int, int]]] = {}
     for one in snapshot.hold_ups if periods and snapshot.around.has_communication else ():
@@ -206,7 +205,7 @@ def _measure_axes(snapshot: Snapshot, periods: Sequence[Period]) -> dict[str, fl
 
 
 def _interval(phase: PhaseTime) -> tuple[int, int]:
-    return phase.begin_ns, phase.begin_ns + phase.self_ns
+    return phase.start_ns, phase.start_ns + phase.self_ns
 
 
 def _is(phase: PhaseTime, name_id: int) -> bool:
@@ -216,29 +215,29 @@ def _is(phase: PhaseTime, name_id: int) -> bool:
 def merge(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The same moments in intervals that do not overlap."""
     merged: list[tuple[int, int]] = []
-    for begin_ns, end_ns in sorted(intervals):
-        if merged and begin_ns <= merged[-1][1]:
+    for start_ns, end_ns in sorted(intervals):
+        if merged and start_ns <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end_ns, merged[-1][1]))
         else:
-            merged.append((begin_ns, end_ns))
+            merged.append((start_ns, end_ns))
     return merged
 
 
-def _assign(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> list[int]:
+def _assign(periods: Sequence[_Period], intervals: Iterable[tuple[int, int]]) -> list[int]:
     """How much of the intervals lies in each period."""
     ends = [period.step.end_ns for period in periods]
     total = [0] * len(periods)
-    for begin_ns, end_ns in intervals:
-        index = bisect_right(ends, begin_ns)
-        while index < len(periods) and periods[index].begin_ns < end_ns:
-            inside = min(end_ns, ends[index]) - max(begin_ns, periods[index].begin_ns)
+    for start_ns, end_ns in intervals:
+        index = bisect_right(ends, start_ns)
+        while index < len(periods) and periods[index].start_ns < end_ns:
+            inside = min(end_ns, ends[index]) - max(start_ns, periods[index].start_ns)
             total[index] += max(inside, 0)
             index += 1
     return total
 
 
-def _measure_share(periods: Sequence[Period], intervals: Iterable[tuple[int, int]]) -> float:
-    """Of the median step."""
+def _measure_share(periods: Sequence[_Period], intervals: Iterable[tuple[int, int]]) -> float:
+    """Share of the median step."""
     inside = _assign(periods, intervals)
     return median(
         part / period.wall_ns if period.wall_ns else 0.0
@@ -247,15 +246,15 @@ def _measure_share(periods: Sequence[Period], intervals: Iterable[tuple[int, int
 
 
 @or_unavailable
-def _mean_phase(snapshot: Snapshot, periods: Sequence[Period], name_id: int) -> float:
+def _mean_phase(snapshot: Snapshot, periods: Sequence[_Period], name_id: int) -> float:
     """Mean per step that has the phase: only some steps are marked on a device."""
     on_device = _has_device_times(snapshot.phases)
     ends = [period.step.end_ns for period in periods]
     sums: dict[int, int] = {}
     for phase in snapshot.phases:
         if phase.name_id == name_id and phase.on_device == on_device:
-            index = bisect_right(ends, phase.begin_ns)
-            if index < len(periods) and phase.begin_ns >= periods[index].begin_ns:
+            index = bisect_right(ends, phase.start_ns)
+            if index < len(periods) and phase.start_ns >= periods[index].start_ns:
                 sums[index] = sums.get(index, 0) + phase.self_ns
     if not sums:
         raise Missing("no such phase was seen")
@@ -264,7 +263,7 @@ def _mean_phase(snapshot: Snapshot, periods: Sequence[Period], name_id: int) -> 
 
 @or_unavailable
 def _measure_efficiency(
-    snapshot: Snapshot, periods: Sequence[Period], by_axis: Mapping[str, float], axis: str
+    snapshot: Snapshot, periods: Sequence[_Period], by_axis: Mapping[str, float], axis: str
 ) -> float:
     """1 − what communication over the axis exposed, of the step."""
     layout = snapshot.around.layout
@@ -278,14 +277,14 @@ def _measure_efficiency(
 
 
 @or_unavailable
-def _measure_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
+def _measure_pipeline(snapshot: Snapshot, periods: Sequence[_Period]) -> float:
     """Time inside actions, of the step without its update."""
     layout = snapshot.around.layout
     if layout is None or layout.pp <= 1:
         raise Missing("pp is 1: there is no pipeline")
     if not snapshot.actions or not periods:
         raise Missing("no pipeline action was recorded (see Recorder.action)")
-    steps = [Period(period.step, period.step.begin_ns) for period in periods]
+    steps = [_Period(period.step, period.step.start_ns) for period in periods]
     busy = _assign(steps, merge(one[:2] for one in snapshot.actions))
     updates = [one for one in snapshot.phases if _is(one, OPTIMIZER) or _is(one, CLIP)]
     update = _assign(steps, map(_interval, updates))
@@ -300,13 +299,13 @@ def _measure_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
 
 
 @or_unavailable
-def _measure_plain_pipeline(snapshot: Snapshot, periods: Sequence[Period]) -> float:
+def _measure_plain_pipeline(snapshot: Snapshot, periods: Sequence[_Period]) -> float:
     """What GPipe and 1F1B reach with as many stages, chunks and microbatches."""
     layout = snapshot.around.layout
     if layout is None or layout.pp <= 1 or not periods or not snapshot.actions:
         raise Missing("there is no pipeline to compare with")
     last = periods[-1].step
-    inside = [one for one in snapshot.actions if last.begin_ns <= one.begin_ns <= last.end_ns]
+    inside = [one for one in snapshot.actions if last.start_ns <= one.start_ns <= last.end_ns]
     if not inside:
         raise Missing("no pipeline action in the newest step")
     work = len({one.microbatch for one in inside}) * len({one.chunk for one in inside})
@@ -323,7 +322,7 @@ def _measure_memory_efficiency(snapshot: Snapshot) -> float:
 
 @or_unavailable
 def _measure_memory_used(snapshot: Snapshot) -> float:
-    """Tensors at their peak and whatever else is on the device; without one, the process."""
+    """Tensors at their peak and everything else on the device; without a device, the process."""
     on_device = [one for one in snapshot.memory if one.device_total_bytes > 0]
     if on_device:
         last = on_device[-1]
@@ -348,7 +347,7 @@ def _measure_mfu(snapshot: Snapshot, rate: WindowRate | None) -> float:
 
 
 def _find_peak(flops: Mapping[str, object], peak: Mapping[str, object]) -> float:
-    """As measured or declared for this dtype, else the device's in the table."""
+    """The measured or declared peak for this dtype, else the device's in the table."""
     dtype, device, rate = flops.get("dtype"), flops.get("device"), peak.get("flops_per_s")
     if isinstance(rate, float) and peak.get("dtype") == dtype:
         return rate

@@ -31,10 +31,10 @@ from meshscope.store.schema import (
 from meshscope.store.write.open_step import PHASE_IDS
 
 MAX_RECORDS = 20_000
-"""Of one table; some 60 ms."""
+"""Records read of one table; about 60 ms."""
 
 Record = tuple[int, ...]
-ReadTable = Callable[[str, int], Sequence[Record]]
+_ReadTable = Callable[[str, int], Sequence[Record]]
 """Gives the newest records of a table, oldest first; none when there is no such table."""
 _STAMPS = [
     f"{name}_{which}_host_mono_ns"
@@ -44,10 +44,8 @@ _STAMPS = [
 
 
 class Step(NamedTuple):
-    """One finished step."""
-
     step: int
-    begin_ns: int
+    start_ns: int
     end_ns: int
     num_microbatches: int
     num_tokens: int
@@ -58,15 +56,15 @@ class PhaseTime(NamedTuple):
     """A phase of the training thread, with its self time."""
 
     name_id: int
-    begin_ns: int
+    start_ns: int
     self_ns: int
     on_device: bool
 
 
 class HoldUp(NamedTuple):
-    """A stretch in which communication held this rank up."""
+    """An interval in which communication held this rank up."""
 
-    begin_ns: int
+    start_ns: int
     end_ns: int
     group_id: int
 
@@ -74,7 +72,7 @@ class HoldUp(NamedTuple):
 class ActionTime(NamedTuple):
     """One microbatch through one stage."""
 
-    begin_ns: int
+    start_ns: int
     end_ns: int
     microbatch: int
     chunk: int
@@ -97,7 +95,7 @@ class Memory(NamedTuple):
 class Surroundings:
     """What the recorder knows besides its tables, and how to read those."""
 
-    read: ReadTable = lambda name, count: ()
+    read: _ReadTable = lambda name, count: ()
     layout: Layout | None = None
     rank: int = 0
     world_size: int = 1
@@ -108,14 +106,14 @@ class Surroundings:
     host_limit_bytes: int = -1
     """Memory this process may use on its host; -1 when not known."""
     tokens_name_id: int = 0
-    """Of the scalar `tokens`; 0 when it was never logged."""
+    """Name id of the scalar `tokens`; 0 when it was never logged."""
     facts: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Lines `flops` and `peak`, as `model_facts` has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything one look needs, taken at once and never changed."""
+    """Everything one query needs, read at once and never changed."""
 
     around: Surroundings
     steps: Sequence[Step]
@@ -150,7 +148,7 @@ def _get(record: Record, column: Column) -> int:
     return word - 1 if column.is_stored_plus_one else word
 
 
-def _read_rows(read: ReadTable, table: Table, *names: str) -> list[tuple[int, ...]]:
+def _read_rows(read: _ReadTable, table: Table, *names: str) -> list[tuple[int, ...]]:
     """The newest records of a table: these columns of each, oldest first."""
     columns = [table.column(name) for name in names]
     return [
@@ -159,20 +157,20 @@ def _read_rows(read: ReadTable, table: Table, *names: str) -> list[tuple[int, ..
     ]
 
 
-def read_steps(read: ReadTable, since_ns: int, logged_tokens: Mapping[int, int]) -> list[Step]:
+def read_steps(read: _ReadTable, since_ns: int, logged_tokens: Mapping[int, int]) -> list[Step]:
     """Finished steps in order; those that an exception ended are left out. `logged_tokens` of a
     step come before what the recorder counted."""
     found: dict[int, Step] = {}
     times = ("start_host_mono_ns", "end_host_mono_ns")
     rows = _read_rows(read, STEPS, "flags", "step", *times, "num_microbatches", "input_tokens")
-    for flags, step, begin_ns, end_ns, num_microbatches, tokens in rows:
-        if begin_ns >= since_ns and not flags & StepFlag.ABORTED:
+    for flags, step, start_ns, end_ns, num_microbatches, tokens in rows:
+        if start_ns >= since_ns and not flags & StepFlag.ABORTED:
             num_tokens = logged_tokens.get(step, tokens)
-            found[step] = Step(step, begin_ns, end_ns, num_microbatches, num_tokens)
+            found[step] = Step(step, start_ns, end_ns, num_microbatches, num_tokens)
     return sorted(found.values(), key=lambda one: one.end_ns)
 
 
-def _read_logged_tokens(read: ReadTable, name_id: int) -> dict[int, int]:
+def _read_logged_tokens(read: _ReadTable, name_id: int) -> dict[int, int]:
     """Values of the scalar `tokens` by step, as far as they are counts."""
     found: dict[int, int] = {}
     rows = _read_rows(read, SCALARS, "name_id", "step", "value") if name_id else ()
@@ -183,47 +181,46 @@ def _read_logged_tokens(read: ReadTable, name_id: int) -> dict[int, int]:
     return found
 
 
-def read_phases(read: ReadTable, since_ns: int) -> tuple[list[PhaseTime], int]:
+def read_phases(read: _ReadTable, since_ns: int) -> tuple[list[PhaseTime], int]:
     """Phases of the training thread, and the moment before which some were not read."""
     packed = _read_rows(read, PHASES, *_STAMPS, "optimizer_gap_ns", "optimizer_ns")
     spans = _read_rows(read, SPANS, "start_host_mono_ns", "self_ns", "name_id", "flags", "thread")
     device = _read_rows(read, DEVICE_SPANS, "host_start_host_mono_ns", "duration_ns", "name_id")
     found = [one for row in packed for one in _unpack_phases(*row)]
     found += [
-        PhaseTime(name_id, begin_ns, self_ns, on_device=False)
-        for begin_ns, self_ns, name_id, flags, thread in spans
+        PhaseTime(name_id, start_ns, self_ns, on_device=False)
+        for start_ns, self_ns, name_id, flags, thread in spans
         if not thread and not flags & SpanFlag.DETAIL
     ]
-    found += [PhaseTime(name_id, begin_ns, ns, on_device=True) for begin_ns, ns, name_id in device]
+    found += [PhaseTime(name_id, start_ns, ns, on_device=True) for start_ns, ns, name_id in device]
     starts = [
         rows[0][column]
         for rows, column in ((packed, 2), (spans, 0), (device, 0))
         if len(rows) >= MAX_RECORDS
     ]
-    return [one for one in found if one.begin_ns >= since_ns], max(starts, default=0)
+    return [one for one in found if one.start_ns >= since_ns], max(starts, default=0)
 
 
 def _unpack_phases(*words: int) -> Iterable[PhaseTime]:
     """`words`: begin and end of data, forward and backward, then gap and duration of the update."""
-    for name_id, begin_ns, end_ns in zip(PHASE_IDS[:3], words[0:6:2], words[1:6:2], strict=True):
-        if begin_ns:
-            yield PhaseTime(name_id, begin_ns, end_ns - begin_ns, on_device=False)
+    for name_id, start_ns, end_ns in zip(PHASE_IDS[:3], words[0:6:2], words[1:6:2], strict=True):
+        if start_ns:
+            yield PhaseTime(name_id, start_ns, end_ns - start_ns, on_device=False)
     gap_ns, duration_ns = words[6:]
     if gap_ns or duration_ns:
         yield PhaseTime(PHASE_IDS[3], words[5] + gap_ns, duration_ns, on_device=False)
 
 
-def read_actions(read: ReadTable, since_ns: int) -> list[ActionTime]:
-    """Pipeline actions."""
+def read_actions(read: _ReadTable, since_ns: int) -> list[ActionTime]:
     rows = _read_rows(read, ACTIONS, "begin_host_mono_ns", "duration_ns", "microbatch", "chunk")
     return [
-        ActionTime(begin_ns, begin_ns + duration_ns, *which)
-        for begin_ns, duration_ns, *which in rows
-        if begin_ns >= since_ns
+        ActionTime(start_ns, start_ns + duration_ns, *which)
+        for start_ns, duration_ns, *which in rows
+        if start_ns >= since_ns
     ]
 
 
-def read_memory(read: ReadTable, since_ns: int) -> list[Memory]:
+def read_memory(read: _ReadTable, since_ns: int) -> list[Memory]:
     """Readings of memory, with what the allocator said at the same time."""
     names, time_name = Memory._fields, "time_host_mono_ns"
     allocator = {
@@ -236,7 +233,7 @@ def read_memory(read: ReadTable, since_ns: int) -> list[Memory]:
     ]
 
 
-def _read_hold_ups(read: ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
+def _read_hold_ups(read: _ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
     """Intervals in which communication held this rank up, as `analyze.exposed` defines them, each
     moment once; and the moment before which not all was read."""
     times = ("enqueue_host_mono_ns", "start_host_mono_ns", "end_host_mono_ns")
@@ -250,25 +247,25 @@ def _read_hold_ups(read: ReadTable, since_ns: int) -> tuple[list[HoldUp], int]:
         if flags & OperationFlag.ENGINE:
             engine.setdefault((step, microbatch), []).append(row)
         elif not flags & OperationFlag.ASYNC:
-            begin_ns = start_ns if flags & OperationFlag.DEVICE else enqueue_ns
-            found.append(HoldUp(begin_ns, end_ns, group_id))
+            start_ns = start_ns if flags & OperationFlag.DEVICE else enqueue_ns
+            found.append(HoldUp(start_ns, end_ns, group_id))
     found += _find_waits(read, {row[2]: row for row in rows})
     found += [_find_engine_interval(one) for (step, _), one in engine.items() if step >= 0]
     since = rows[0][2] if len(rows) >= MAX_RECORDS else 0
-    return count_once(one for one in found if one.begin_ns >= since_ns), since
+    return count_once(one for one in found if one.start_ns >= since_ns), since
 
 
-def _find_waits(read: ReadTable, by_key: Mapping[int, tuple[int, ...]]) -> list[HoldUp]:
+def _find_waits(read: _ReadTable, by_key: Mapping[int, tuple[int, ...]]) -> list[HoldUp]:
     found = []
     names = ("operation_enqueue_host_mono_ns", "start_host_mono_ns", "duration_ns", "device_ns")
-    for key, begin_ns, duration_ns, device_ns in _read_rows(read, WAITS, *names):
+    for key, start_ns, duration_ns, device_ns in _read_rows(read, WAITS, *names):
         row = by_key.get(key)
         if row is None:
             continue
         if device_ns >= 0 and row[4] >= 0:
             found.append(HoldUp(row[4] - device_ns, row[4], row[1]))
         else:
-            found.append(HoldUp(begin_ns, begin_ns + duration_ns, row[1]))
+            found.append(HoldUp(start_ns, start_ns + duration_ns, row[1]))
     return found
 
 
@@ -284,8 +281,8 @@ def count_once(found: Iterable[HoldUp]) -> list[HoldUp]:
     covered = 0
     kept = []
     for one in sorted(found):
-        begin_ns = max(one.begin_ns, covered)
-        if one.end_ns > begin_ns:
-            kept.append(HoldUp(begin_ns, one.end_ns, one.group_id))
+        start_ns = max(one.start_ns, covered)
+        if one.end_ns > start_ns:
+            kept.append(HoldUp(start_ns, one.end_ns, one.group_id))
             covered = one.end_ns
     return kept

@@ -16,7 +16,7 @@ WINDOWS = (1, 10, 50)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorThresholds:
-    """From when on a bottleneck is one; where a rule knows the same cause, its limit."""
+    """Limits of bottlenecks; those of the rules where a rule has the same cause."""
 
     min_steps: int = 5
     """Fewer steps give no verdict."""
@@ -27,7 +27,7 @@ class MonitorThresholds:
     bubble_excess_ratio: float = 0.05
     """Pipeline utilisation below what the plain schedule reaches."""
     memory_used_ratio: float = NEAR_RATIO.default
-    """Of the device's memory, or of what the host allows."""
+    """Share of the device's memory, or of the host's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class WindowRate:
 
     num_steps: int
     step_ns: float
-    """Wall clock per step."""
+    """Wall-clock time per step."""
     tokens_per_s: float | Unavailable
-    """Of the whole job."""
+    """Tokens of the whole job."""
     device_tokens_per_s: float | Unavailable
     """The job's divided by its devices."""
 
@@ -63,9 +63,9 @@ class MonitorStats:
     wall_ns: int
     """From the first step's begin to the last one's end."""
     num_tokens: int | Unavailable
-    """Of this rank."""
+    """Tokens of this rank."""
     windows: dict[int, WindowRate]
-    """By how many steps were asked for; a window that is not full says so in `num_steps`."""
+    """By window size in steps; a window that is not full has a smaller `num_steps`."""
     rss_bytes: int | Unavailable
     allocated_bytes: int | Unavailable
     peak_allocated_bytes: int | Unavailable
@@ -103,7 +103,7 @@ class MonitorAnalysis:
     memory_efficiency_ratio: float | Unavailable
     """At the peak: tensors, of what the allocator has taken from the device."""
     memory_used_ratio: float | Unavailable
-    """Of the device's memory at the peak, or of the host's limit now."""
+    """Share of the device's memory at the peak, or of the host's limit now."""
     pipeline_utilization_ratio: float | Unavailable
     """Time inside pipeline actions, of the step without its update."""
     pipeline_plain_ratio: float | Unavailable
@@ -112,7 +112,7 @@ class MonitorAnalysis:
     """1 − exposed communication over tp, of the step."""
     dp_efficiency_ratio: float | Unavailable
     mfu_ratio: float | Unavailable
-    """Of this rank, by its own step; above 1 something is wrong."""
+    """MFU of this rank, by its own step; above 1 something is wrong."""
     bottlenecks: tuple[Bottleneck, ...]
     """The one that costs most first; empty with too few steps."""
     has_verdict: bool

@@ -10,7 +10,7 @@ from meshscope.store.write.writer import TABLE_SUFFIX, RankWriter
 
 
 def look_around(session: Session, watching: Watching, facts: ModelFacts) -> Surroundings:
-    """One look at a session, which may be over: what was recorded can be looked at then, too."""
+    """Reads a session, which may be over."""
     writer, groups = session.writer or session.last_writer, session.operations.groups
     if writer is session.writer and writer is not None:
         writer.flush()

@@ -1,9 +1,9 @@
-"""Sees every communication operation of torch, whoever calls it.
+"""Sees every communication operation of torch, from Python or C++.
 
-As long as only Python communicates, by the methods of `ProcessGroup` (`group_methods`). Before
-something in C++ can (DistributedDataParallel's reducer, functional collectives, compiled graphs),
-`kernels` in the dispatcher take their place. Both tell `following` of every call; the taps of
-`waits` tell it of ends. Here is what puts all of them in place, tests them and takes them out.
+As long as only Python communicates, the methods of `ProcessGroup` are patched (`group_methods`).
+Before C++ code can communicate (DistributedDataParallel's reducer, functional collectives, compiled
+graphs), `kernels` in the dispatcher replace them. Both tell `following` of every call; the taps of
+`waits` tell it of ends. This module installs all of them, tests them and takes them out.
 """
 
 import functools
@@ -69,7 +69,7 @@ class CollectiveTap:
         self._num_functional = 0
 
     def install(self) -> None:
-        """Puts everything in place and tests it. CaptureError when this torch does not allow it."""
+        """Installs everything and tests it. CaptureError when this torch does not allow it."""
         global _installed
         if _installed is not None:
             raise CaptureError("another recorder of this process watches communication already")
@@ -91,7 +91,7 @@ class CollectiveTap:
             raise
 
     def _install_short_way(self) -> None:
-        """Methods of groups for Python callers, and what tells us when they no longer suffice."""
+        """Patches group methods for Python callers, and detects when they no longer suffice."""
         self._shapes = find_shapes(self._torch)
         if not covers(self._shapes) or self._has_reducer():
             self._install_kernels()
@@ -144,7 +144,7 @@ class CollectiveTap:
             library.impl(overload, kernel, "BackendSelect", with_keyset=True)
 
     def see_all(self) -> None:
-        """From now on by the dispatcher's kernels: something in C++ is about to communicate."""
+        """Switches to the dispatcher's kernels: C++ code is about to communicate."""
         with self._lock:
             if self._sentinels is None or self._follower.sees_all:
                 return
@@ -240,7 +240,7 @@ class CollectiveTap:
         self._originals.append((owner, name, stored, tapped))
 
     def _restore(self, is_wanted: Callable[[Any, str], bool]) -> None:
-        """Puts originals back, where nobody has wrapped ours since."""
+        """Puts originals back, unless the program has wrapped ours since."""
         kept = []
         for entry in reversed(self._originals):
             owner, name, stored, tapped = entry
@@ -277,7 +277,6 @@ class CollectiveTap:
             raise CaptureError("a test operation went by unseen: communication is not recorded")
 
     def remove(self) -> None:
-        """Takes everything out again."""
         global _installed
         if _installed is self:
             _installed = None
@@ -289,7 +288,7 @@ class CollectiveTap:
         self._log.is_on = False  # a tap that someone else has wrapped passes everything on
 
     def drain(self, deadline_ns: int) -> None:
-        """At the end of a recording: gives callbacks and the device a moment."""
+        """Waits a moment for callbacks and the device at the end of a recording."""
         self._follower.drain(deadline_ns)
 
     @property
@@ -302,7 +301,7 @@ class CollectiveTap:
         )
 
     def visit(self) -> None:
-        """Now and then, from the recorder: reads what the device has finished."""
+        """Reads what the device has finished; the recorder calls it now and then."""
         if self._follower.device is not None:
             self._follower.device.queue_waits()
             self._follower.device.read()

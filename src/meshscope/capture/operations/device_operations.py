@@ -8,12 +8,12 @@ An operation begins when the current stream reaches it (an event before the call
   operation still uses. Where the program waits on another stream than the device's main one, so
   that its kernels may run meanwhile, ours does not wait, and the end is a bound;
 - issued by DistributedDataParallel, likewise through its future: its buckets live as long as it.
-  Where the operation is over before our stream is told to wait, the end is a bound;
+  Where the operation is over before our stream is made to wait, the end is a bound;
 - functional (`wait_tensor`), when the program's stream is past the wait: a bound, unless the wait
   held the stream up.
 
-Our stream is told to wait for buckets only at the end of a backward pass, when the program's stream
-has been told to wait for them, too (`queue_waits`). A stream that waits holds its hardware queue,
+Our stream waits for buckets only at the end of a backward pass, when the program's stream
+waits for them, too (`queue_waits`). A stream that waits holds its hardware queue,
 and there may be few of these (MPS, CUDA_DEVICE_MAX_CONNECTIONS=1): while ours waited for a bucket
 from the moment it was issued, the kernels of backward stood still behind it, which took 29 % of a
 step on four ranks (`benchmarks/nccl_overhead.py`).
@@ -46,7 +46,7 @@ _NUM_OFFSETS = 64
 """Readings the placement on the host clock is taken from."""
 
 
-class StreamEvents:
+class _StreamEvents:
     """A pool of timing events, recorded on the current stream with as little Python as possible."""
 
     def __init__(self, backend: Any) -> None:
@@ -115,7 +115,7 @@ class StreamEvents:
 class _Pending:
     """An operation whose events the device has not reached yet."""
 
-    __slots__ = ("begin_ns", "end", "end_ns", "operations", "source", "wait_begin", "wait_end",
+    __slots__ = ("end", "end_ns", "operations", "source", "start_ns", "wait_begin", "wait_end",
                  "wait_source")  # fmt: skip
 
     def __init__(self, operations: list[Operation], end: Any, source: int) -> None:
@@ -125,7 +125,7 @@ class _Pending:
         self.wait_begin: Any = None
         self.wait_end: Any = None
         self.wait_source = 0
-        self.begin_ns = self.end_ns = 0
+        self.start_ns = self.end_ns = 0
 
 
 class DeviceOperations:
@@ -135,7 +135,7 @@ class DeviceOperations:
         """`backend` is `torch.cuda` or a module of the same shape."""
         self._backend = backend
         self._log = log
-        self._events = StreamEvents(backend)
+        self._events = _StreamEvents(backend)
         self._clock = clock
         self._num_recent = 0
         self._stride = 1
@@ -210,7 +210,7 @@ class DeviceOperations:
         self,
         operations: list[Operation],
         begin: Any,
-        begin_ns: int,
+        start_ns: int,
         wait_again: Callable[[], Any] | None,
         wait_source: int,
     ) -> None:
@@ -230,7 +230,7 @@ class DeviceOperations:
             source = EndSource.DEVICE
         pending = _Pending(operations, end, source)
         pending.wait_begin, pending.wait_end = begin, past
-        pending.begin_ns, pending.end_ns = begin_ns, end_ns
+        pending.start_ns, pending.end_ns = start_ns, end_ns
         pending.wait_source = wait_source
         self._push(pending)
 
@@ -301,7 +301,7 @@ class DeviceOperations:
         self._log.wait(
             pending.operations[0],
             pending.wait_source,
-            pending.begin_ns,
+            pending.start_ns,
             pending.end_ns,
             self._held_up_ns(pending),
         )
@@ -328,7 +328,7 @@ class DeviceOperations:
         self._events.free += used.values()
 
     def drain(self, deadline_ns: int) -> None:
-        """At the end of a run: polls, without synchronising, until all is read or time is up."""
+        """Polls at the end of a run, without synchronising, until all is read or time is up."""
         self.queue_waits()
         while self._pending and self._clock() < deadline_ns:
             self.read()

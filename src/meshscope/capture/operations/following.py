@@ -21,7 +21,7 @@ from meshscope.store.schema import MISSING, NoteCode, OperationFlag, WaitSource
 
 _FUTURE_STRIDE = 8
 """Of operations whose handle the program holds, every this many-th (by its sequence number, so the
-same ones on every rank) also gets a callback: its exact end is known even if nobody waits."""
+same ones on every rank) also gets a callback: its exact end is known without a wait."""
 SLOW_CALL_NS = 100_000
 """A call that gives a handle and takes longer than this held the program up."""
 DRAIN_SECONDS = 0.2
@@ -79,9 +79,9 @@ class Follower:
         self.sees_all = False
         """The dispatcher's kernels are in place; `ProcessGroup` methods are no longer patched."""
         self.trigger_code: Any = None
-        """Stands between a helper in C++ and torch's Python function that calls it."""
+        """Lies between a helper in C++ and torch's Python function that calls it."""
         self.on_functional: Callable[[Any], None] | None = None
-        """Told the frame of the first functional collectives."""
+        """Called with the frame of the first functional collectives."""
         self.is_testing = False
         """An operation is counted in `num_seen`, and not recorded."""
         self.num_seen = 0
@@ -131,7 +131,7 @@ class Follower:
     def follow(
         self, operation: Operation, get_work: Callable[[], Any] | None, output: Any, frame: Any
     ) -> None:
-        """What will tell us about the end of an operation? `frame` is that of whoever called it."""
+        """Chooses the source of an operation's end. `frame` is the caller's."""
         flags = operation.a >> 24
         if flags & _ASYNC:
             self._note_slow_call(operation, frame)
@@ -237,20 +237,20 @@ class Follower:
         # Ours are: the argument, the caller's tuple, `getrefcount`'s own and the frame's.
         is_ours_alone = sys.getrefcount(work) <= _OWN_REFERENCES
         if is_ours_alone and not operations[0].has_future and self.is_completed(work):
-            for operation in operations:  # whoever waited did so below Python
+            for operation in operations:  # the wait was below Python
                 self._log.end(operation, self._clock(), EndSource.WAIT_LATE)
         elif id(work) not in self.refs:
             self.watch_handle(work, operations)  # its caller may still wait for it
 
     def watch_handle(self, work: Any, operations: list[Operation]) -> None:
-        """The program has a handle, and may wait for it or drop it."""
+        """Called when the program gets a handle, which it may wait for or drop."""
         ref = _HandleRef(work, self._handle_dropped)
         ref.key = id(work)
         ref.operations = operations
         self.refs[ref.key] = ref
 
     def _handle_dropped(self, ref: _HandleRef) -> None:
-        """The program let go of a handle: if it never waited, nobody will know the end."""
+        """The program dropped a handle: if it never waited, the end stays unknown."""
         if self.refs.get(ref.key) is ref:
             del self.refs[ref.key]
         try:
@@ -268,12 +268,12 @@ class Follower:
         pointer = result.data_ptr() or result.untyped_storage()._cdata  # empty ones have no data
         earlier = self.by_pointer.get(pointer)
         if earlier is not None and not (earlier.is_over or earlier.has_future):
-            # Its memory is used again: whoever wanted the result has seen it.
+            # Its memory is used again, so the result has been read.
             self._log.end(earlier, MISSING, EndSource.NONE, Outcome.UNSEEN)
         self.by_pointer[pointer] = operation
 
     def _call_back(self, operation: Operation, work: Any) -> None:
-        """Has torch tell us when the operation is over, where it can."""
+        """Registers torch's callback for the operation's end, where there is one."""
         kind = operation.a & 0xFF
         if (operation.group_id, kind) in self._no_future:
             return
@@ -283,7 +283,7 @@ class Follower:
             self._no_future.add((operation.group_id, kind))
 
     def add_callback(self, operations: list[Operation], future: Any) -> None:
-        """Has a future tell us when operations are over."""
+        """Registers a future's callback for the end of operations."""
         log, clock, caught = self._log, self._clock, self._guard.caught
 
         def over(future: Any) -> None:
@@ -297,7 +297,7 @@ class Follower:
                     return
                 for operation in operations:
                     log.end(operation, now_ns, EndSource.FUTURE)
-            except Exception as error:  # noqa: BLE001 - in a thread of torch's: nobody above us
+            except Exception as error:  # noqa: BLE001 - in a thread of torch's: no caller of ours
                 caught("operation end", error)
 
         for operation in operations:
@@ -305,7 +305,7 @@ class Follower:
         future.add_done_callback(over)
 
     def fail_operation(self, operation: Operation | None, error: BaseException) -> None:
-        """The call itself raised."""
+        """Ends an operation whose call raised."""
         if operation is None:
             return
         try:
@@ -317,7 +317,7 @@ class Follower:
             self._guard.caught("operation failed", own_error)
 
     def find(self, work: Any) -> list[Operation] | None:
-        """The operations that a handle stands for; None for a handle nobody knows."""
+        """The operations of a handle; None for an unknown handle."""
         thread = get_ident()
         blocked = self.blocked.get(thread)
         if blocked is not None and blocked[0] is work:
@@ -331,7 +331,7 @@ class Follower:
         return ref.operations if ref is not None and ref() is work else None
 
     def drain(self, deadline_ns: int) -> None:
-        """At the end of a recording: gives callbacks and the device a moment."""
+        """Waits a moment for callbacks and the device at the end of a recording."""
         self._held.clear()
         for thread in list(self.blocked):  # a thread that is held up right now
             entry = self.blocked.pop(thread, None)
@@ -346,5 +346,5 @@ class Follower:
             time.sleep(0.001)
         for operation in list(self.by_pointer.values()):
             if not (operation.has_future or operation.a >> 24 & OperationFlag.ENGINE):
-                # Functional, and nobody wanted the result.
+                # Functional, and the result was never used.
                 self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)

@@ -157,6 +157,6 @@ class GroupMethods:
             return MISSING
         root = getattr(options, "rootRank", None)
         if root is None:  # the forms that name it as an argument, after the tensors
-            place = len(method.names)
-            root = kwargs.get("root", args[place] if len(args) > place else MISSING)
+            index = len(method.names)
+            root = kwargs.get("root", args[index] if len(args) > index else MISSING)
         return int(root)

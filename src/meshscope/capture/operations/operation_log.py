@@ -1,7 +1,7 @@
 """Writes communication operations down: entered, ended, failed, waited for.
 
-Whatever finds operations in torch (`collectives`) or is told about them by the program
-(`communication`) ends here. An operation stands in a slot of `in_flight.bin` from the moment it is
+Operations found in torch (`collectives`) and operations timed by the program
+(`communication`) end here. An operation stands in a slot of `in_flight.bin` from the moment it is
 called and gets its row in `collectives` when its end is known, so a run of any length can say what
 a rank was doing when it stopped. Flat for the same reason as `hooks`: it runs inside every
 operation.
@@ -28,7 +28,7 @@ _MAX_MESSAGES = 200
 _OK = int(Outcome.OK)
 _MAX_PHASE_ID = 0x7FFF
 
-Observe = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
+_Observe = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
 
 
 Blocking = tuple[int, int, int, int, int, GroupEntry]
@@ -50,20 +50,18 @@ class Operation:
     slot: int
     is_over = False
     has_future = False
-    """Its end will be told: by torch's callback, or by a device's event."""
+    """Its end will be reported by torch's callback or by a device's event."""
     start_event: Any = None
     open_word = 0
     """In its channel's row, for a blocking one that stands there."""
 
     @property
     def group_id(self) -> int:
-        """Of its process group, as the rank numbers them."""
+        """Id of its process group, as the rank numbers them."""
         return self.a >> 32 & 0xFFFF
 
 
 class OperationLog:
-    """The operations of one recorder."""
-
     def __init__(
         self,
         timeline: Timeline,
@@ -80,13 +78,13 @@ class OperationLog:
         self._name_id = name_id
         self._open_run = open_run
         self.is_on = True
-        """False: operations pass by unseen."""
+        """False: operations are not recorded."""
         self.collectives: Sink = NullSink()
         self.waits: Sink = NullSink()
         self.notes: Sink = NullSink()
         self.in_flight: InFlightWriter | None = None
-        self.observe: Observe | None = None
-        """Told of every operation that ended: the in-process statistics."""
+        self.observe: _Observe | None = None
+        """Called with every operation that ended: the in-process statistics."""
         self.groups: GroupBook | None = None
         self._by_slot: list[Operation | None] = [None] * NUM_SLOTS
         self._without_slot: dict[int, Operation] = {}
@@ -109,8 +107,8 @@ class OperationLog:
             now_ns = self.last_enqueue_ns + 1
         self.last_enqueue_ns = now_ns
         timeline = self.timeline
-        place = timeline.place_open
-        phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
+        phase = timeline.open_phase
+        phase_id = PHASE_IDS[phase] if phase >= 0 else timeline.stack.name_id
         if phase_id > _MAX_PHASE_ID:
             phase_id = 0
         step = timeline.step if timeline.step_start_ns else timeline.last_step
@@ -142,8 +140,8 @@ class OperationLog:
             now_ns = self.last_enqueue_ns + 1
         self.last_enqueue_ns = now_ns
         timeline = self.timeline
-        place = timeline.place_open
-        phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
+        phase = timeline.open_phase
+        phase_id = PHASE_IDS[phase] if phase >= 0 else timeline.stack.name_id
         step = timeline.step if timeline.step_start_ns else timeline.last_step
         a = code | group.code | (phase_id if phase_id <= _MAX_PHASE_ID else 0) << 48
         b = next(group.numbers) & 0xFFFFFFFF
@@ -173,13 +171,12 @@ class OperationLog:
         return operation
 
     def under_way(self) -> list[Operation]:
-        """Operations that are not over."""
+        """Lists operations that have not ended."""
         found = [operation for operation in self._by_slot if operation is not None]
         return [*found, *self._without_slot.values()]
 
     @property
     def num_entered(self) -> int:
-        """Operations seen so far."""
         return self._num_handed_over + len(self.observed) + len(self.under_way())
 
     def end(
@@ -242,7 +239,7 @@ class OperationLog:
             )
 
     def fail(self, operation: Operation, error: BaseException, source: int) -> None:
-        """It ended with an exception, which goes on to the program."""
+        """Ends an operation with an exception, which goes on to the program."""
         now_ns = self._clock()
         text = safe_text(error)
         is_timeout = "timed out" in text.lower() or "timeout" in text.lower()
@@ -264,20 +261,20 @@ class OperationLog:
         self,
         operation: Operation | None,
         source: int,
-        begin_ns: int,
+        start_ns: int,
         end_ns: int,
         device_ns: int = MISSING,
     ) -> None:
-        """The program waited for an operation that it had started earlier."""
+        """Writes a wait for an operation that was started earlier."""
         timeline = self.timeline
-        place = timeline.place_open
-        phase_id = PHASE_IDS[place] if place >= 0 else timeline.stack.name_id
+        phase = timeline.open_phase
+        phase_id = PHASE_IDS[phase] if phase >= 0 else timeline.stack.name_id
         step = timeline.step if timeline.step_start_ns else timeline.last_step
         self.waits.put(
             source | (phase_id if phase_id <= _MAX_PHASE_ID else 0) << 48,
             MISSING if operation is None else operation.c,
-            begin_ns,
-            end_ns - begin_ns,
+            start_ns,
+            end_ns - start_ns,
             device_ns,
             0,
             (step + 1) & 0xFFFFFFFF | (timeline.microbatch + 1 & 0xFFFF) << 32,
@@ -321,12 +318,12 @@ class OperationLog:
         return self._open_run()
 
     def finish(self) -> None:
-        """At the end of a recording: what is still under way is written as unfinished."""
+        """Writes what is still under way as unfinished, at the end of a recording."""
         for operation in self.under_way():
             self.end(operation, MISSING, EndSource.NONE, Outcome.UNFINISHED)
 
     def forget(self) -> None:
-        """A new attempt begins: groups and sequence numbers start again."""
+        """Resets groups and sequence numbers for a new attempt."""
         self._by_slot = [None] * NUM_SLOTS
         self._without_slot.clear()
         self.observed.clear()

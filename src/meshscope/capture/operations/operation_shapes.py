@@ -72,7 +72,7 @@ _METHOD_ARGUMENTS: dict[str, tuple[str, ...]] = {
 _MIXED = DTYPES.index("(mixed)")
 _OTHER = DTYPES.index("(other)")
 
-Measure = Callable[[tuple[Any, ...], int], tuple[int, int, Any]]
+_Measure = Callable[[tuple[Any, ...], int], tuple[int, int, Any]]
 """Arguments and number of ranks → size in bytes, dtype code, one of the tensors or None."""
 
 
@@ -99,19 +99,19 @@ class OperationShape:
     kind_code: int
     group_index: int
     async_index: int
-    """Of the flag `async_op`; beyond the arguments when there is none."""
+    """Index of the flag `async_op`; beyond the arguments when there is none."""
     is_async_by_default: bool
     """What it means when the flag is left out; an operation without one is always a handle."""
     peer_index: int
-    """Of root, source or destination (a rank within the group); -1 when there is none."""
+    """Index of root, source or destination (a rank within the group); -1 when there is none."""
     tag_index: int
     output_index: int
-    """Of the tensors that hold the result; -1 when there are none."""
+    """Index of the tensors that hold the result; -1 when there are none."""
     size_index: int
-    """Of the tensors whose bytes are the operation's size; -1 when there are none."""
+    """Index of the tensors whose bytes are the operation's size; -1 when there are none."""
     is_size_per_rank: bool
     """Whether that is one rank's share of it."""
-    measure: Measure
+    measure: _Measure
     dtype_codes: dict[Any, int]
 
 
@@ -197,7 +197,7 @@ def _find_size(kind: Kind, names: Sequence[str], tensors: list[int]) -> tuple[in
     return (whole or tensors)[0], False
 
 
-def _make_measure(size_index: int, is_size_per_rank: bool, codes: dict[Any, int]) -> Measure:  # noqa: FBT001
+def _make_measure(size_index: int, is_size_per_rank: bool, codes: dict[Any, int]) -> _Measure:  # noqa: FBT001
     def measure(args: tuple[Any, ...], num_ranks: int) -> tuple[int, int, Any]:
         if size_index < 0:
             return 0, 0, None
@@ -213,11 +213,11 @@ class Method:
 
     kind: Kind
     names: tuple[str, ...]
-    """Of its arguments, as far as they matter."""
+    """Names of its arguments, as far as they matter."""
     size_index: int
     is_size_per_rank: bool
     peer_index: int
-    """Of the other side of a message."""
+    """Index of the other rank of a message."""
     tag_index: int
 
 

@@ -24,7 +24,7 @@ class Channel:
         self.numbers = itertools.count()
         """Drawing from it is atomic: several threads may communicate."""
         self.row = row
-        """Of the channel in `in_flight.bin`; 0 when that is full."""
+        """Number of the channel in `in_flight.bin`; 0 when that is full."""
 
 
 class GroupEntry(Channel):
@@ -39,7 +39,7 @@ class GroupEntry(Channel):
         super().__init__(row)
         self.group_id = group_id
         self.code = group_id << 32
-        """As it stands in a record's first word."""
+        """The form in a record's first word."""
         self.name = name
         self.description = ""
         """What its maker calls it."""
@@ -50,7 +50,7 @@ class GroupEntry(Channel):
         self.is_plain = True
         """It has a row, and no batch is being put together: the short way through the kernel."""
         self.row_offset = 8 * (row + 1)
-        """Of word 1 of its row, in bytes."""
+        """Offset of word 1 of its row, in bytes."""
         self.row_salt = row_salt(row)
         self.open_word = row + 7
         """Says whether a blocking operation is under way."""
@@ -76,7 +76,7 @@ class GroupBook:
         self.in_flight: InFlightWriter | None = None
         self.entries: dict[str, GroupEntry] = {}
         self.on_group: Callable[[GroupEntry], None] | None = None
-        """Told of every new group of torch's."""
+        """Called with every new group of torch."""
         self._is_batching = False
         self._lock = threading.Lock()
         self._ids = itertools.count()

@@ -28,7 +28,7 @@ _OK_BY_WAIT = int(Outcome.OK) << 8 | int(EndSource.WAIT) << 16
 
 
 class WaitTaps:
-    """Makes the replacements; `collectives` puts them in place."""
+    """Makes the replacements; `collectives` installs them."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class WaitTaps:
                 if entry[0] is work:  # a blocking call: torch waits for its own handle
                     return end_blocking(entry[1], work, args, kwargs)
                 blocked[get_ident()] = entry
-            begin_ns = clock()
+            start_ns = clock()
             operations, was_over, mark = None, False, None
             try:
                 operations = find(work)
@@ -101,7 +101,7 @@ class WaitTaps:
                 self._wait_failed(operations, error)
                 raise
             try:
-                self._waited(work, operations, begin_ns, was_over, mark, original)
+                self._waited(work, operations, start_ns, was_over, mark, original)
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                 caught("wait end", error)
             return result
@@ -117,7 +117,7 @@ class WaitTaps:
         self,
         work: Any,
         operations: list[Operation] | None,
-        begin_ns: int,
+        start_ns: int,
         was_over: bool,  # noqa: FBT001 - positional for speed
         mark: Any,
         original: Any,
@@ -125,19 +125,19 @@ class WaitTaps:
         log = self._log
         end_ns = self._clock()
         if operations is None:
-            if end_ns - begin_ns > _NOTED_WAIT_NS:
-                log.wait(None, WaitSource.WORK, begin_ns, end_ns)
+            if end_ns - start_ns > _NOTED_WAIT_NS:
+                log.wait(None, WaitSource.WORK, start_ns, end_ns)
             return
         first = operations[0]
         flags = first.a >> 24
         if flags & OperationFlag.DEVICE and self._follower.device is not None:
             if not first.is_over and not first.has_future:
                 self._follower.device.end_wait(
-                    operations, mark, begin_ns, lambda: original(work), WaitSource.WORK
+                    operations, mark, start_ns, lambda: original(work), WaitSource.WORK
                 )
             return
         if flags & _ASYNC:
-            log.wait(first, WaitSource.WORK, begin_ns, end_ns)
+            log.wait(first, WaitSource.WORK, start_ns, end_ns)
         source = EndSource.WAIT_LATE if was_over else EndSource.WAIT
         for operation in operations:
             if not operation.has_future:
@@ -255,7 +255,7 @@ class WaitTaps:
                 self.before_wait()
             if not log.is_on or not by_pointer or type(tensor) is not plain:
                 return original(keyset, tensor)
-            begin_ns = clock()
+            start_ns = clock()
             operation, mark = None, None
             try:
                 try:
@@ -274,21 +274,21 @@ class WaitTaps:
                 raise
             if operation is not None:
                 try:
-                    self._tensor_waited(operation, begin_ns, mark)
+                    self._tensor_waited(operation, start_ns, mark)
                 except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                     caught("wait end", error)
             return result
 
         return waited
 
-    def _tensor_waited(self, operation: Operation, begin_ns: int, mark: Any) -> None:
+    def _tensor_waited(self, operation: Operation, start_ns: int, mark: Any) -> None:
         log = self._log
         if operation.a >> 24 & OperationFlag.DEVICE and self._follower.device is not None:
             if not operation.is_over and not operation.has_future:
-                self._follower.device.end_wait([operation], mark, begin_ns, None, WaitSource.TENSOR)
+                self._follower.device.end_wait([operation], mark, start_ns, None, WaitSource.TENSOR)
             return
         end_ns = self._clock()
-        log.wait(operation, WaitSource.TENSOR, begin_ns, end_ns)
+        log.wait(operation, WaitSource.TENSOR, start_ns, end_ns)
         if not operation.has_future:
-            is_late = end_ns - begin_ns < _NOTED_WAIT_NS
+            is_late = end_ns - start_ns < _NOTED_WAIT_NS
             log.end(operation, end_ns, EndSource.WAIT_LATE if is_late else EndSource.WAIT)

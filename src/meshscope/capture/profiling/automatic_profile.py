@@ -16,7 +16,7 @@ from meshscope.capture.steps.automatic import find_root_modules
 from meshscope.capture.steps.heap import find_instances
 
 _MAX_STEPS_TO_BEGIN = 3
-"""Steps after which a profile of models that nobody calls is given up."""
+"""Steps after which the profile of an uncalled model is given up."""
 _MANY_STEPS = 1 << 30
 """How many there will be is not known."""
 
@@ -30,7 +30,7 @@ class AutomaticProfile:
         profile: Callable[[list[Any], list[Any]], MemoryProfile | None],
         note: Callable[[str, str], None],
     ) -> None:
-        """`profile` takes models and optimizers; `note` is told why there is no profile."""
+        """`profile` takes models and optimizers; `note` takes the reason for no profile."""
         self._num_left = choose_step(schedule, _MANY_STEPS)
         self._profile = profile
         self._note = note
@@ -40,7 +40,7 @@ class AutomaticProfile:
         """Whether `visit` is to be called at the end of every step."""
 
     def visit(self, torch: Any, *, is_tracing: bool) -> None:
-        """A step has ended."""
+        """Called after each step."""
         if self._found is not None:
             self._follow(self._found)
             return
@@ -54,7 +54,7 @@ class AutomaticProfile:
             self._note("memory profile", "memory is not profiled: no model was found")
 
     def _follow(self, profile: MemoryProfile) -> None:
-        """Until it is over and nothing of it is left."""
+        """Watches the profile until it is over and removed."""
         self._num_steps_open += 1
         if profile.is_open and profile.has_begun:
             profile.end_step()  # an optimizer that was found and does not step would not end it

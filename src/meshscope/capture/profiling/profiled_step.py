@@ -1,4 +1,4 @@
-"""Which step's memory is profiled where nobody said: a warm one that no trace window disturbs."""
+"""Chooses the step whose memory is profiled by default: warm, and in no trace window."""
 
 from meshscope.capture.profiling.window_schedule import WindowSchedule
 

@@ -1,7 +1,7 @@
 """Which ranks are traced: all, one per pipeline stage, a list, or all at some coordinates.
 
 `stages` is the ranks whose every coordinate but pp is 0. Coordinates need the mesh: where it is not
-known, `stages` is rank 0 and coordinates choose nobody, and both are said.
+known, `stages` is rank 0 and coordinates choose no rank, and both are noted.
 """
 
 import re
@@ -47,7 +47,6 @@ class RankChoice:
         return any(part == STAGES or _PLACE.fullmatch(part) for part in self.parts)
 
     def has(self, rank: int, layout: Layout | None) -> bool:
-        """Whether a rank is chosen."""
         return any(_has(part, rank, layout) for part in self.parts)
 
 

@@ -3,7 +3,7 @@
     skip=5,wait=1,warmup=1,active=1,repeat=1,ranks=stages,shapes,stack
 
 Every part may be left out; what stands above is the default, without shapes and stack. All that is
-wrong in a text is said at once, before anything starts.
+wrong in a text is reported at once, before anything starts.
 """
 
 import re
@@ -43,7 +43,7 @@ class ProfilingSettings:
     modules: bool = False
     memory: bool = False
     max_bytes: int = 1 << 30
-    """Of trace files of one rank together; once they are larger, no further window is taken."""
+    """Total size of one rank's trace files; beyond it no further window is taken."""
     compresses: bool = True
     signal: bool = False
     """SIGUSR2 asks for a window, where the program leaves that signal alone."""

@@ -28,13 +28,13 @@ from meshscope.errors import CaptureError
 
 _STEP_MARK = "ProfilerStep#"
 COMPRESSION = 3
-"""Of gzip: a third of the time of the default, a tenth larger."""
+"""gzip level: a third of the default's time, a tenth larger."""
 _CHUNK_BYTES = 1 << 20
 _EMPTY_MARK = "_is_meshscopes_and_empty"
 
 
 class TorchWindow:
-    """One window. Whatever torch raises goes to the caller, who is under the guard."""
+    """One window. Errors of torch go to the caller, which the guard protects."""
 
     def __init__(self, torch: Any, settings: ProfilingSettings) -> None:
         self._torch = torch
@@ -118,12 +118,12 @@ def _make_schedule(
     last = num_warmup + num_active - 1
 
     def choose(step: int) -> Any:
-        place = max(0, step - first_step)  # torch asks for step 0 first of all
-        if place < num_warmup:
+        index = max(0, step - first_step)  # torch asks for step 0 first of all
+        if index < num_warmup:
             return action.WARMUP
-        if place < last:
+        if index < last:
             return action.RECORD
-        return action.RECORD_AND_SAVE if place == last else action.NONE
+        return action.RECORD_AND_SAVE if index == last else action.NONE
 
     return choose
 
@@ -156,7 +156,7 @@ def find_other_profiler(torch: Any) -> str:
     """Whose profiler is in the way; empty when there is none.
 
     Two profilers in one process spoil each other's traces; one that waits in its warm-up crashes,
-    and so may one that has ended and is freed later. So objects are looked for, whatever they do.
+    and so may one that has ended and is freed later. So all objects are searched.
     """
     if torch.autograd._profiler_enabled():
         return "a profiler is running in this process"

@@ -40,13 +40,11 @@ _SCHEDULED = "the schedule"
 
 
 @dataclass(slots=True, kw_only=True)
-class OpenWindow:
-    """A window under way."""
-
+class _OpenWindow:
     number: int
     reason: str
     profiler: TorchWindow
-    begin_ns: int
+    start_ns: int
     disturbed_from_step: int
     """The first step that is profiled, warm-up or not."""
     num_warmup_left: int
@@ -58,14 +56,14 @@ class OpenWindow:
     """Where its trace goes."""
 
     def to_fields(self) -> dict[str, object]:
-        """For the journal."""
+        """Fields of the window's journal line."""
         return {
             "number": self.number,
             "reason": self.reason,
             "disturbed_from_step": self.disturbed_from_step,
             "first_step": self.first_step,
             "last_step": self.last_step,
-            "begin_host_mono_ns": self.begin_ns,
+            "begin_host_mono_ns": self.start_ns,
         }
 
 
@@ -77,7 +75,7 @@ class TraceWindows:
         self._session = session
         self._schedule = settings.schedule
         self._cycle = settings.schedule or WindowSchedule()
-        self._window: OpenWindow | None = None
+        self._window: _OpenWindow | None = None
         self._pending: WindowRequest | None = None
         self._file: FileTrigger | None = None
         self._signal: SignalTrigger | None = None
@@ -105,7 +103,6 @@ class TraceWindows:
 
     @property
     def is_profiling(self) -> bool:
-        """Whether the profiler runs now."""
         return self._window is not None
 
     def ask(self, request: WindowRequest) -> None:
@@ -124,7 +121,7 @@ class TraceWindows:
     # --- where a step ends ----------------------------------------------------------------
 
     def visit(self, step: int, start_ns: int, end_ns: int) -> None:
-        """A step has ended."""
+        """Called after each step."""
         if self._is_over or step == self._last_step:  # a further optimizer extends a step
             return
         if not self._has_begun and not self._begin_watching():
@@ -214,11 +211,11 @@ class TraceWindows:
         if other:
             self._say(f"no trace after step {step}, asked for by {request.reason}: {other}")
             return
-        window = OpenWindow(
+        window = _OpenWindow(
             number=self._num_windows,
             reason=request.reason,
             profiler=TorchWindow(torch, self.settings),
-            begin_ns=self._session.clock(),
+            start_ns=self._session.clock(),
             disturbed_from_step=step + 1,
             num_warmup_left=self._cycle.warmup,
             num_active_left=request.num_steps or self._cycle.active,
@@ -229,21 +226,21 @@ class TraceWindows:
         if self._run(lambda: self._start(window, step)) is None:
             self._drop(window)
 
-    def _start(self, window: OpenWindow, step: int) -> bool:
+    def _start(self, window: _OpenWindow, step: int) -> bool:
         window.first_step = step + 1 + window.num_warmup_left
         window.profiler.start(
             step + 1, num_warmup=window.num_warmup_left, num_active=window.num_active_left
         )
         return True
 
-    def _advance(self, window: OpenWindow, step: int) -> None:
+    def _advance(self, window: _OpenWindow, step: int) -> None:
         """One step of an open window has ended."""
         if self._run(lambda: self._move_on(window, step)) is None:
             self._drop(window)
         elif not window.num_active_left:
             self._finish(window)
 
-    def _move_on(self, window: OpenWindow, step: int) -> bool:
+    def _move_on(self, window: _OpenWindow, step: int) -> bool:
         if self._marks is not None:
             self._marks.move()
         if window.num_warmup_left:
@@ -270,7 +267,7 @@ class TraceWindows:
             is_compressed=self.settings.compresses,
         )
 
-    def _finish(self, window: OpenWindow) -> None:
+    def _finish(self, window: _OpenWindow) -> None:
         """Stops the profiler and writes what it saw."""
         fields = self._run(lambda: self._stop_and_write(window))
         if fields is None:
@@ -288,7 +285,7 @@ class TraceWindows:
                 f"{self.settings.max_bytes}"
             )
 
-    def _stop_and_write(self, window: OpenWindow) -> dict[str, object]:
+    def _stop_and_write(self, window: _OpenWindow) -> dict[str, object]:
         run_dir = self._session.open_run_dir()
         if run_dir is None:
             raise UsageError("the recording has ended")
@@ -322,12 +319,12 @@ class TraceWindows:
         return self._session.guard.run(SITE, function)
 
     def _say(self, text: str) -> None:
-        """Once for every text."""
+        """Notes each text once."""
         if text not in self._said and len(self._said) < 100:
             self._said.add(text)
             self._session.note_gap(SITE, text)
 
-    def _drop(self, window: OpenWindow) -> None:
+    def _drop(self, window: _OpenWindow) -> None:
         """Torch's profiler failed: nothing of this window is kept, and no further one is taken."""
         self._window = None
         first = self._session.guard.first_messages.get(SITE, "unknown")

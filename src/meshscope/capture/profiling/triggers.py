@@ -28,7 +28,7 @@ _SLOW_FACTOR = 3.0
 _SLOW_MIN_NS = 50_000_000
 _NUM_COMPARED_STEPS = 64
 MIN_COMPARED_STEPS = 10
-"""With fewer there is no saying what is usual."""
+"""Steps needed to know the usual step time."""
 
 
 class FileTrigger:
@@ -59,7 +59,7 @@ class FileTrigger:
 
 
 class SignalTrigger:
-    """SIGUSR2, where nobody else wants it."""
+    """SIGUSR2, unless the program handles it."""
 
     def __init__(self) -> None:
         self._has_come = False
@@ -111,7 +111,7 @@ class AnomalyTrigger:
         return self._num_left <= 0
 
     def note_loss(self, name: str, value: float) -> None:
-        """A loss was logged."""
+        """Called when a loss is logged."""
         if not math.isfinite(value):
             self._loss = f"{name[:80]} is {value}"
 
@@ -138,6 +138,6 @@ class AnomalyTrigger:
         return WindowRequest(reason=reason)
 
     def keep_quiet_after(self, step: int, now_ns: int) -> None:
-        """A window has ended, whoever asked for it."""
+        """Called when any window has ended."""
         self._quiet_until_step = step + 1 + self._cooldown_steps
         self._quiet_until_ns = now_ns + self._cooldown_ns

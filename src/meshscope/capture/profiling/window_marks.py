@@ -18,16 +18,16 @@ MARKS_NAME = ".trace_windows"
 
 
 class WindowMarks:
-    """Those of a run, as one rank sets and reads them."""
+    """The marks of a run, as one rank sets and reads them."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._folder = run_dir / MARKS_NAME
         self._own = self._folder / f"rank{rank:05d}"
-        self._begin_ns = 0
+        self._start_ns = 0
 
     def begin(self) -> None:
         """A window of this rank is about to begin."""
-        self._begin_ns = time.time_ns()
+        self._start_ns = time.time_ns()
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
             self._own.touch()
@@ -36,7 +36,7 @@ class WindowMarks:
     def move(self) -> None:
         """It is still open, and about to hold this rank up."""
         with contextlib.suppress(OSError):
-            os.utime(self._own, ns=(self._begin_ns, time.time_ns()))
+            os.utime(self._own, ns=(self._start_ns, time.time_ns()))
 
     def is_any_near(self, age_ns: int, duration_ns: int) -> bool:
         """Whether any rank had a window open near the begin of a step.
@@ -44,8 +44,8 @@ class WindowMarks:
         The step began so long ago and took so long. Near is up to half its duration away: whoever
         had the same slow step begins a window at its end.
         """
-        begin_ns = time.time_ns() - age_ns
-        low_ns, high_ns = begin_ns - duration_ns // 2, begin_ns + duration_ns // 2
+        start_ns = time.time_ns() - age_ns
+        low_ns, high_ns = start_ns - duration_ns // 2, start_ns + duration_ns // 2
         try:
             with os.scandir(self._folder) as entries:
                 times = [entry.stat() for entry in entries]

@@ -14,7 +14,7 @@ from meshscope.errors import UsageError
 TRIGGER_NAME = "trigger"
 MAX_TRIGGER_BYTES = 4096
 MAX_WINDOW_STEPS = 1000
-"""Asked for at once; a longer trace could not be opened anywhere."""
+"""Most steps in one request; no viewer opens a longer trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class WindowRequest:
     first_step: int | None = None
     """The first step to be in the trace; None: as soon as possible."""
     ranks: RankChoice | None = None
-    """None: those of the settings."""
+    """None means the ranks of the settings."""
 
 
 def parse_request(data: bytes) -> WindowRequest:
@@ -41,8 +41,8 @@ def parse_request(data: bytes) -> WindowRequest:
         raise UsageError('ranks must be text, such as "all" or "0,3"')
     return WindowRequest(
         reason="a trigger file",
-        num_steps=_count(fields.get("steps"), "steps", 1, MAX_WINDOW_STEPS),
-        first_step=_count(fields.get("first_step"), "first_step", 0, 1 << 62),
+        num_steps=_read_count(fields.get("steps"), "steps", 1, MAX_WINDOW_STEPS),
+        first_step=_read_count(fields.get("first_step"), "first_step", 0, 1 << 62),
         ranks=None if ranks is None else RankChoice.parse(ranks),
     )
 
@@ -64,7 +64,7 @@ def _parse_object(data: bytes) -> dict[str, object]:
     return fields
 
 
-def _count(value: object, name: str, lowest: int, highest: int) -> int | None:
+def _read_count(value: object, name: str, lowest: int, highest: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:

@@ -18,7 +18,7 @@ class WindowSchedule:
     """The cycle of windows, as torch.profiler.schedule has it."""
 
     skip: int = 5
-    """First steps passed over, once."""
+    """Steps skipped at the start, once."""
     wait: int = 1
     """Steps passed over in every cycle."""
     warmup: int = 1
@@ -46,8 +46,8 @@ class WindowSchedule:
 
     def is_begin(self, num_finished: int) -> bool:
         """Whether a window (its warm-up, if it has one) begins after so many finished steps."""
-        cycle, place = divmod(num_finished - self.skip, self.cycle_steps)
-        return cycle >= 0 and place == self.wait and (not self.repeat or cycle < self.repeat)
+        cycle, index = divmod(num_finished - self.skip, self.cycle_steps)
+        return cycle >= 0 and index == self.wait and (not self.repeat or cycle < self.repeat)
 
     def is_over(self, num_finished: int) -> bool:
         """Whether no window begins any more."""

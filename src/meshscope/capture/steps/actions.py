@@ -32,7 +32,7 @@ _MAX_CHUNK = 0xFFFF
 _MAX_STAGE = 0x7FFFFFFF
 _NO_WAIT = ("", MISSING, MISSING, MISSING)
 
-WaitKey = tuple[str, int, int, int]
+_WaitKey = tuple[str, int, int, int]
 """Kind, stage, microbatch, and when the step began: the same action comes again in the next."""
 
 
@@ -47,9 +47,9 @@ class Actions:
         "hooks",
         "steps",
         "timeline",
-        "wait_begin_ns",
         "wait_key",
         "wait_ns",
+        "wait_start_ns",
     )
 
     def __init__(
@@ -60,11 +60,11 @@ class Actions:
         self.caught = guard.caught
         self.clock = clock
         self.hooks: Hooks | None = None
-        """Of the recorder, once a model or optimizer is attached."""
+        """The recorder's hooks, once a model or optimizer is attached."""
         self.free_actions: list[ActionBlock] = []
         self.free_waits: list[WaitBlock] = []
-        self.wait_key: WaitKey = _NO_WAIT
-        self.wait_begin_ns = self.wait_ns = MISSING
+        self.wait_key: _WaitKey = _NO_WAIT
+        self.wait_start_ns = self.wait_ns = MISSING
 
     def action(self, kind: str, stage: int, microbatch: int, chunk: int) -> "ActionBlock":
         """A block for the computation of an action."""
@@ -89,13 +89,13 @@ class Actions:
         block.microbatch = microbatch
         return block
 
-    def note_wait(self, key: WaitKey, begin_ns: int, duration_ns: int) -> None:
+    def note_wait(self, key: _WaitKey, start_ns: int, duration_ns: int) -> None:
         """Keeps a wait for the action it belongs to; a second one adds to the first."""
         if key == self.wait_key:
             self.wait_ns += duration_ns
         else:
             self.wait_key = key
-            self.wait_begin_ns = begin_ns
+            self.wait_start_ns = start_ns
             self.wait_ns = duration_ns
 
 
@@ -105,14 +105,14 @@ class ActionBlock:
     __slots__ = (
         "_actions",
         "_before",
-        "_begin_ns",
         "_code",
         "_hooks",
         "_phase_id",
         "_stack",
+        "_start_ns",
         "_step",
-        "_wait_begin_ns",
         "_wait_ns",
+        "_wait_start_ns",
         "chunk",
         "kind",
         "microbatch",
@@ -126,8 +126,8 @@ class ActionBlock:
         self._stack: PhaseStack | None = None
         """Where the phase is open; None when the block was not entered properly."""
         self._hooks: Hooks | None = None
-        self._code = self._step = self._before = self._begin_ns = self._phase_id = 0
-        self._wait_begin_ns = self._wait_ns = MISSING
+        self._code = self._step = self._before = self._start_ns = self._phase_id = 0
+        self._wait_start_ns = self._wait_ns = MISSING
 
     def __enter__(self) -> None:
         actions = self._actions
@@ -135,7 +135,7 @@ class ActionBlock:
         try:
             timeline = actions.timeline
             code = _CODES[self.kind]
-            # Plain integers, whatever was given: from here on nothing may go wrong.
+            # Plain integers from any input: nothing after this line may raise.
             stage, chunk = index(self.stage), index(self.chunk)
             self.microbatch = microbatch = index(self.microbatch)
             if not (0 <= chunk <= _MAX_CHUNK and 0 <= stage <= _MAX_STAGE and microbatch >= 0):
@@ -150,16 +150,16 @@ class ActionBlock:
             self._phase_id = phase_id
             key = (self.kind, stage, microbatch, timeline.step_start_ns)
             if key == actions.wait_key:
-                self._wait_begin_ns = actions.wait_begin_ns
+                self._wait_start_ns = actions.wait_start_ns
                 self._wait_ns = actions.wait_ns
             else:
-                self._wait_begin_ns = self._wait_ns = MISSING
+                self._wait_start_ns = self._wait_ns = MISSING
             actions.wait_key = _NO_WAIT
             hooks = actions.hooks
             if hooks is not None and is_in_step:
                 hooks.action_begins(phase_id)
                 self._hooks = hooks
-            self._begin_ns = now_ns
+            self._start_ns = now_ns
             self._before = timeline.microbatch
             timeline.microbatch = microbatch
             self._stack = stack = timeline.stack_here()
@@ -182,7 +182,7 @@ class ActionBlock:
             if stack is None:
                 return
             timeline = actions.timeline
-            begin_ns = self._begin_ns
+            start_ns = self._start_ns
             timeline.leave(stack, self._phase_id, now_ns, 0 if kind is None else SpanFlag.ABORTED)
             # The step counts the microbatches that came as far as backward.
             is_counted = self._phase_id == _BACKWARD and timeline.step_start_ns
@@ -196,9 +196,9 @@ class ActionBlock:
                 self._code if kind is None else self._code | ActionFlag.ABORTED << 8,
                 self._step,
                 self.microbatch,
-                begin_ns,
-                now_ns - begin_ns,
-                self._wait_begin_ns,
+                start_ns,
+                now_ns - start_ns,
+                self._wait_start_ns,
                 self._wait_ns,
             )
             if timeline.is_sampled:
@@ -212,14 +212,14 @@ class ActionBlock:
 class WaitBlock:
     """Times the wait before an action. Made by `Recorder.action_wait`, entered once."""
 
-    __slots__ = ("_actions", "_before", "_begin_ns", "_stack", "kind", "microbatch", "stage")
+    __slots__ = ("_actions", "_before", "_stack", "_start_ns", "kind", "microbatch", "stage")
 
     def __init__(self, actions: Actions) -> None:
         self._actions = actions
         self.kind = ""
         self.stage = self.microbatch = 0
         self._stack: PhaseStack | None = None
-        self._begin_ns = self._before = 0
+        self._start_ns = self._before = 0
 
     def __enter__(self) -> None:
         actions = self._actions
@@ -227,7 +227,7 @@ class WaitBlock:
         try:
             timeline = actions.timeline
             self.microbatch = microbatch = max(index(self.microbatch), 0)
-            self._begin_ns = now_ns
+            self._start_ns = now_ns
             self._before = timeline.microbatch
             timeline.microbatch = microbatch
             self._stack = stack = timeline.stack_here()
@@ -250,11 +250,11 @@ class WaitBlock:
             if stack is None:
                 return
             timeline = actions.timeline
-            begin_ns = self._begin_ns
+            start_ns = self._start_ns
             timeline.leave(stack, _PIPELINE_WAIT, now_ns, 0 if kind is None else SpanFlag.ABORTED)
             timeline.microbatch = self._before
             key = (self.kind, self.stage, self.microbatch, timeline.step_start_ns)
-            actions.note_wait(key, begin_ns, now_ns - begin_ns)
+            actions.note_wait(key, start_ns, now_ns - start_ns)
             if timeline.is_sampled:
                 timeline.own_ns += actions.clock() - now_ns
         except Exception as own_error:  # noqa: BLE001 - the guard's, kept inside for speed

@@ -3,7 +3,7 @@
 Forward: hooks on the root modules. Backward: a tap on `torch.autograd.backward` and `grad`, which
 `Tensor.backward` and the pipeline schedules go through; nested calls (reentrant checkpointing)
 count once, and forward calls inside it are recomputation, not forward passes. Optimizer: torch's
-own step hooks. Loader: a tap on the loader iterator's next. What cannot be found is said once in
+own step hooks. Loader: a tap on the loader iterator's next. What cannot be found is noted once in
 the journal, never assumed.
 """
 
@@ -125,7 +125,7 @@ class Automatic:
         self._steps.has_several = self._num_optimizers > 1
 
     def watch_everything(self) -> None:
-        """For a program that knows nothing of us: every optimizer, and models as they are found."""
+        """Watches a program that knows nothing of us: all optimizers and the models found."""
         self.install_taps()
         if self._watches_all_optimizers:
             return
@@ -171,7 +171,7 @@ class Automatic:
 
 
 def _no_token(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """For taps that only care about the end."""
+    """The begin of taps that need only the end."""
 
 
 def find_root_modules(torch: Any, objects: Iterable[Any]) -> list[Any]:
@@ -189,5 +189,5 @@ def _children_of(module: Any) -> Iterable[Any]:
 
 
 def _is_callable_root(module: Any) -> bool:
-    """Compiled in place, a module traces its hooks into the graph: leave it alone."""
+    """Whether it was compiled in place: its hooks would be traced into the graph."""
     return module.__dict__.get("_compiled_call_impl") is None and "_modules" in module.__dict__

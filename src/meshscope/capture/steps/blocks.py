@@ -115,7 +115,7 @@ class StepBlock:
         self.number: int | None = None
 
     def begin(self, step: int | None = None) -> None:
-        """A step begins; an open one ends here."""
+        """Starts a step; an open one ends here."""
         now_ns = self._clock()
         try:
             self._steps.is_explicit = True
@@ -128,7 +128,7 @@ class StepBlock:
             self._caught("step begin", error)
 
     def end(self, *, is_aborted: bool) -> None:
-        """The step ends, by itself or by an exception."""
+        """Ends the step, also after an exception."""
         now_ns = self._clock()
         try:
             if is_aborted:

@@ -28,7 +28,7 @@ class Mark:
         self.event = event
 
 
-class DeviceSpan:
+class _DeviceSpan:
     """A phase between two marks, waiting to be read."""
 
     __slots__ = ("begin", "end_event", "microbatch")
@@ -52,13 +52,13 @@ class DeviceScalar:
         self.microbatch = microbatch
 
 
-class PendingStep:
+class _PendingStep:
     """What one step left on the device's stream."""
 
     __slots__ = ("last_event", "scalars", "spans")
 
     def __init__(self) -> None:
-        self.spans: list[DeviceSpan] = []
+        self.spans: list[_DeviceSpan] = []
         self.scalars: list[DeviceScalar] = []
         self.last_event: Any = None
 
@@ -73,8 +73,8 @@ class DeviceTimeline:
         self._clock = clock
         self._free_events: list[Any] = []
         self._free_cells: list[Any] = []
-        self._open = PendingStep()
-        self._pending: deque[PendingStep] = deque()
+        self._open = _PendingStep()
+        self._pending: deque[_PendingStep] = deque()
         self._anchor: Any = None
         self._anchor_device_ns = 0
         self._next_read_ns = 0
@@ -106,7 +106,7 @@ class DeviceTimeline:
             self._free_events.append(begin.event)
             return
         event = self._record()
-        self._open.spans.append(DeviceSpan(begin, event, microbatch))
+        self._open.spans.append(_DeviceSpan(begin, event, microbatch))
         self._open.last_event = event
 
     def take_scalar(
@@ -131,9 +131,9 @@ class DeviceTimeline:
         if step.spans or step.scalars:
             if step.last_event is None:
                 step.last_event = self._record()
-                step.spans.append(DeviceSpan(Mark(0, 0, None), step.last_event, 0))
+                step.spans.append(_DeviceSpan(Mark(0, 0, None), step.last_event, 0))
             self._pending.append(step)
-            self._open = PendingStep()
+            self._open = _PendingStep()
         if now_ns >= self._next_read_ns or len(self._pending) > _MAX_PENDING_STEPS:
             self._next_read_ns = now_ns + READ_EVERY_NS
             self.read_finished()
@@ -148,13 +148,13 @@ class DeviceTimeline:
             self._read(pending.popleft(), self._clock())
 
     def drain(self, deadline_ns: int) -> None:
-        """At the end of a run: polls, without synchronising, until all is read or time is up."""
+        """Polls at the end of a run, without synchronising, until all is read or time is up."""
         self.end_step(self._clock())
         while self._pending and self._clock() < deadline_ns:
             self.read_finished()
         self.num_given_up += len(self._pending)
 
-    def _read(self, step: PendingStep, seen_ns: int) -> None:
+    def _read(self, step: _PendingStep, seen_ns: int) -> None:
         spans = [span for span in step.spans if span.begin.event is not None]
         if spans:
             self._read_spans(spans, seen_ns)
@@ -166,7 +166,7 @@ class DeviceTimeline:
             if span.begin.event is None:
                 self._free_events.append(span.end_event)
 
-    def _read_spans(self, spans: list[DeviceSpan], seen_ns: int) -> None:
+    def _read_spans(self, spans: list[_DeviceSpan], seen_ns: int) -> None:
         anchor = spans[0].begin.event
         if self._anchor is not None:
             self._anchor_device_ns += _elapsed_ns(self._anchor, anchor)

@@ -3,10 +3,10 @@
 Written for a cold cache. After a step's matrix products nothing of Python is left in the caches,
 and every function called here costs microseconds, not nanoseconds. Hence few and flat functions,
 fields instead of dicts, and the guard's try/except inside the hot hooks instead of around them:
-`Guard.caught` is still the one place where errors end.
+all errors still end in `Guard.caught`.
 
 The begins and ends of the usual phases repeat what `Timeline.enter` and `leave` do, with numbers in
-place of names: place 1 is forward, 2 backward, 3 optimizer; `stamps[2p]` and `stamps[2p + 1]` are
+place of names: phase 1 is forward, 2 backward, 3 optimizer; `stamps[2p]` and `stamps[2p + 1]` are
 its begin and end, `stored[3 + 2p]` and `stored[4 + 2p]` the same on disk, times 257 (see
 `store.open_step`). `tests/property/test_timeline_properties.py` holds `Timeline` to a plain stack.
 """
@@ -117,14 +117,14 @@ class Hooks:
     # --- pipeline actions -----------------------------------------------------------------
 
     def action_begins(self, phase_id: int) -> None:
-        """The program says itself what its time is: forwards or backwards inside are part of it."""
+        """Called when the program marks an action: forwards and backwards inside are part of it."""
         if phase_id == BACKWARD:
             self._backward_depth += 1
         else:
             self._forward_depth += 1
 
     def action_ends(self, phase_id: int) -> None:
-        """What the hooks see is theirs to time again."""
+        """Called when a marked action ends: the hooks time again."""
         if phase_id == BACKWARD:
             self._backward_depth = max(self._backward_depth - 1, 0)
         else:
@@ -158,11 +158,11 @@ class Hooks:
                 else:
                     timeline.begin_step(now_ns)
             if (
-                timeline.place_open < 0
-                and timeline.place_done < 1
+                timeline.open_phase < 0
+                and timeline.done_phase < 1
                 and not (timeline.stack.name_id or timeline.microbatch)
             ):
-                timeline.place_open = 1  # as `Timeline.enter` does, without the call
+                timeline.open_phase = 1  # as `Timeline.enter` does, without the call
                 timeline.stamps[2] = now_ns
                 timeline.stored[5] = (now_ns - timeline.epoch_ns) * 257
             else:
@@ -196,13 +196,13 @@ class Hooks:
         now_ns = self._clock()
         try:
             timeline = self._timeline
-            if timeline.place_open != 1 or self._forward_module is not module:
+            if timeline.open_phase != 1 or self._forward_module is not module:
                 self._unusual_forward_ends(now_ns)
                 return
             self._forward_depth = 0
             self._forward_module = None
-            timeline.place_open = -1  # as `Timeline.leave` does, without the call
-            timeline.place_done = 1
+            timeline.open_phase = -1  # as `Timeline.leave` does, without the call
+            timeline.done_phase = 1
             timeline.stamps[3] = now_ns
             timeline.stored[6] = (now_ns - timeline.epoch_ns) * 257
             if timeline.is_sampled:
@@ -234,11 +234,11 @@ class Hooks:
             if not timeline.step_start_ns:
                 self._steps.training_begins(now_ns)
             if (
-                timeline.place_open < 0
-                and timeline.place_done < 2
+                timeline.open_phase < 0
+                and timeline.done_phase < 2
                 and not (timeline.stack.name_id or timeline.microbatch)
             ):
-                timeline.place_open = 2  # as `Timeline.enter` does, without the call
+                timeline.open_phase = 2  # as `Timeline.enter` does, without the call
                 timeline.stamps[4] = now_ns
                 timeline.stored[7] = (now_ns - timeline.epoch_ns) * 257
             else:
@@ -273,9 +273,9 @@ class Hooks:
             if self._backward_depth:
                 return
             timeline = self._timeline
-            if timeline.place_open == 2:
-                timeline.place_open = -1  # as `Timeline.leave` does, without the call
-                timeline.place_done = 2
+            if timeline.open_phase == 2:
+                timeline.open_phase = -1  # as `Timeline.leave` does, without the call
+                timeline.done_phase = 2
                 timeline.stamps[5] = now_ns
                 timeline.stored[8] = (now_ns - timeline.epoch_ns) * 257
             else:
@@ -294,7 +294,7 @@ class Hooks:
             self._caught("backward end", error)
 
     def grad_ends(self, token: None) -> None:
-        """After `torch.autograd.grad`: part of a backward pass, not a microbatch of its own."""
+        """After `torch.autograd.grad`: part of a backward pass, not a separate microbatch."""
         now_ns = self._clock()
         self._backward_depth -= 1
         if not self._backward_depth:
@@ -317,8 +317,8 @@ class Hooks:
             # Inside backward (parameter by parameter) there is nothing to decide before its end.
             if not self._backward_depth and (self._steps.has_several or not timeline.step_start_ns):
                 self._steps.optimizer_begins(self._open_optimizer, now_ns)
-            if timeline.place_open < 0 and timeline.place_done < 3 and not timeline.stack.name_id:
-                timeline.place_open = 3  # as `Timeline.enter` does, without the call
+            if timeline.open_phase < 0 and timeline.done_phase < 3 and not timeline.stack.name_id:
+                timeline.open_phase = 3  # as `Timeline.enter` does, without the call
                 timeline.stamps[6] = now_ns
                 timeline.stored[9] = (now_ns - timeline.epoch_ns) * 257
             else:
@@ -354,9 +354,9 @@ class Hooks:
                 return
             self._open_optimizer = 0
             timeline = self._timeline
-            if timeline.place_open == 3:
-                timeline.place_open = -1  # as `Timeline.leave` does; the step's record follows
-                timeline.place_done = 3
+            if timeline.open_phase == 3:
+                timeline.open_phase = -1  # as `Timeline.leave` does; the step's record follows
+                timeline.done_phase = 3
                 timeline.stamps[7] = now_ns
                 timeline.stored[10] = (now_ns - timeline.epoch_ns) * 257
             else:

@@ -75,7 +75,6 @@ class Marking:
             timeline.mark_device(device if is_marked else None)
 
     def drop(self) -> None:
-        """No more marks."""
         self.device = None
         self._timeline.mark_device(None)
 

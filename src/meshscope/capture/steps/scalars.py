@@ -43,10 +43,10 @@ class ScalarLog:
         self.marking: Marking | None = None
         """Where numbers on a device go; set once both exist."""
         self.watch: Callable[[int, float], None] | None = None
-        """Told the name's id and every number that is not finite."""
+        """Called with the name's id and every number that is not finite."""
 
     def forget_table(self) -> None:
-        """The table belongs to an attempt that is over."""
+        """Drops the table of an attempt that is over."""
         self._table = None
 
     def log(self, name: str, value: Any) -> None:

@@ -1,7 +1,7 @@
 """Finds step boundaries in a loop that does not announce them.
 
 A step begins when its first batch is fetched, or with its first forward (or backward) when no
-loader was seen, and ends when its last optimizer has stepped. Whatever lies between one step's end
+loader was seen, and ends when its last optimizer has stepped. The time between one step's end
 and the next one's begin is a gap: checkpointing, logging and evaluation happen there and are never
 called data loading. A batch that is followed by an evaluation pass begins nothing.
 
@@ -40,21 +40,20 @@ class StepInference:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything seen so far."""
         self._batch_start_ns = 0
         self.has_fetched = False
         """A batch was fetched since the last step: the next one begins with that."""
         self._stepped: tuple[int, ...] = ()
         """Optimizers (by id) that have stepped in the open step."""
         self._ended_optimizers: tuple[int, ...] = ()
-        """Those of the last step that was written down, while it may still be extended."""
+        """Optimizers of the last step that was written, while it may still be extended."""
         self._ended_step = 0
         self._ended_start_ns = 0
         self._ended_microbatches = 0
         self.num_updates = 0
 
     def batch_fetch_begins(self, now_ns: int) -> None:
-        """A loader was asked for a batch: the next step may begin here."""
+        """Called when a loader is asked for a batch: the next step may start here."""
         if self._timeline.step_start_ns:
             return
         if not self._batch_start_ns:
@@ -62,17 +61,17 @@ class StepInference:
         self.has_fetched = True
 
     def batch_fetch_was_empty(self) -> None:
-        """The loader had come to its end: nothing begins with that."""
+        """Called when the loader was at its end: no step starts."""
         if not self._timeline.step_start_ns:
             self._batch_start_ns = 0
 
     def evaluation_begins(self) -> None:
-        """A forward pass without training: the batch just fetched was not a step's."""
+        """Called for a forward without training: its batch was not a step's."""
         if not self._timeline.step_start_ns:
             self._batch_start_ns = 0
 
     def training_begins(self, now_ns: int) -> None:
-        """A training forward, or a backward whose forward went unseen."""
+        """Called for a training forward, or a backward whose forward was not seen."""
         if self._timeline.step_start_ns or self.is_explicit:
             return
         self._timeline.begin_step(self._batch_start_ns or now_ns)
@@ -84,7 +83,7 @@ class StepInference:
             self._batch_start_ns = 0
 
     def optimizer_begins(self, optimizer: int, now_ns: int) -> None:
-        """An optimizer (by id) is about to step."""
+        """Called before an optimizer (by id) steps."""
         if self.is_explicit:
             return
         extendable = () if self.has_fetched else self._ended_optimizers
@@ -95,7 +94,7 @@ class StepInference:
         self._ended_optimizers = ()
 
     def _go_on_with_ended_step(self) -> None:
-        """What looked like a new step was the second optimizer's part of the last one."""
+        """Joins an apparent new step to the last one: it was a second optimizer's part."""
         timeline = self._timeline
         microbatches = timeline.microbatch if timeline.step_start_ns else 0
         timeline.reopen_step(
@@ -104,7 +103,7 @@ class StepInference:
         self._stepped = self._ended_optimizers
 
     def optimizers_end(self, optimizers: tuple[int, ...], now_ns: int, flags: int = 0) -> None:
-        """Optimizers have stepped (or their step was skipped: see `flags`)."""
+        """Called when optimizers have stepped (or were skipped: see `flags`)."""
         self.num_updates += 1
         timeline = self._timeline
         if self.is_explicit or not timeline.step_start_ns:
@@ -116,5 +115,5 @@ class StepInference:
         timeline.end_step(now_ns, flags)
 
     def update_skipped(self, optimizer: int, now_ns: int) -> None:
-        """A gradient scaler found non-finite gradients and did not call the optimizer."""
+        """Called when a gradient scaler skipped the optimizer."""
         self.optimizers_end((optimizer,), now_ns, StepFlag.SKIPPED)

@@ -10,7 +10,7 @@ rewriting anything.
 
 The usual course of a step (data, forward, backward, optimizer: once, in this order, not nested)
 takes a short cut: each begin and end is one stored stamp, and one record at the step's end holds
-them all. Whatever does not fit goes through the stack and the span table.
+them all. Phases that do not fit go through the stack and the span table.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from meshscope.store.write.open_step import (
 
 SAMPLE_EVERY_STEPS = 16
 """The recorder's own cost is measured on one step in this many."""
-_PLACES = {name_id: place for place, name_id in enumerate(PHASE_IDS)}
+_PHASE_INDICES = {name_id: phase for phase, name_id in enumerate(PHASE_IDS)}
 _OPTIMIZER = len(PHASE_IDS) - 1
 _NO_SHORT_CUT = len(PHASE_IDS)
 _MAX_PACKED_NS = 0xFFFFFFFF
@@ -50,8 +50,7 @@ class Sink(Protocol):
 class NullSink:
     """Swallows records: before a run is open, while it is paused, after it is closed."""
 
-    def put(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
-        """Does nothing."""
+    def put(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None: ...
 
 
 class PhaseStack:
@@ -63,7 +62,7 @@ class PhaseStack:
     def __init__(self, thread_number: int) -> None:
         self.thread_bits = min(thread_number, _MAX_THREAD_NUMBER) << 32
         self.name_id = 0
-        """Of the innermost open phase; 0 when none is open."""
+        """Name id of the innermost open phase; 0 when none is open."""
         self.start_ns = 0
         self.children_ns = 0
         self.mark: Mark | None = None
@@ -79,11 +78,12 @@ class Timeline:
 
     __slots__ = (
         "_clock",
-        "_has_place",
+        "_has_stamp_file",
         "_other_stacks",
         "_own_thread",
         "actions",
         "device",
+        "done_phase",
         "epoch_ns",
         "input_tokens",
         "is_sampled",
@@ -92,10 +92,9 @@ class Timeline:
         "microbatch_stride",
         "next_visit_ns",
         "on_visit",
+        "open_phase",
         "own_ns",
         "phases",
-        "place_done",
-        "place_open",
         "spans",
         "stack",
         "stamps",
@@ -113,7 +112,7 @@ class Timeline:
         self.actions: Sink = NullSink()
         self.stored = memoryview(bytearray(8 * NUM_STAMP_WORDS)).cast("q")
         """Where stamps are stored; scratch memory while there is no file for them."""
-        self._has_place = False
+        self._has_stamp_file = False
         self.epoch_ns = 0
         self.device: DeviceTimeline | None = None
         self.on_visit: Callable[[int, int], None] = _ignore_visit
@@ -138,28 +137,28 @@ class Timeline:
         self.is_sampled = True
         self.stamps = list(_NO_STAMPS)
         """Begin and end of each usual phase of the open step; 0 when it did not occur."""
-        self.place_open = -1
-        """Which usual phase is going on, as its place in the order; -1 when none."""
-        self.place_done = -1 if self._has_place else _NO_SHORT_CUT
-        """The last one that is over; `_NO_SHORT_CUT` sends everything through the stack."""
+        self.open_phase = -1
+        """Index of the usual phase that is open; -1 when none."""
+        self.done_phase = -1 if self._has_stamp_file else _NO_SHORT_CUT
+        """Index of the last one that is over; `_NO_SHORT_CUT` sends all through the stack."""
 
     def store_stamps(self, writer: OpenStepWriter | None) -> None:
-        """Where stamps of the open step are kept safe; without such a place no short cut."""
+        """Keeps stamps of the open step in a file; without one there is no short cut."""
         self.flush_stamps()
-        self._has_place = writer is not None
+        self._has_stamp_file = writer is not None
         if writer is None:
             self.stored = memoryview(bytearray(8 * NUM_STAMP_WORDS)).cast("q")
             self.epoch_ns = 0
         else:
             self.stored = writer.words
             self.epoch_ns = writer.epoch_ns
-        self.place_done = _NO_SHORT_CUT if writer is None else -1
+        self.done_phase = _NO_SHORT_CUT if writer is None else -1
 
     def mark_device(self, device: DeviceTimeline | None) -> None:
         """Marks phases on `device` from now on; a marked phase cannot take the short cut."""
         self.flush_stamps()
         self.device = device
-        self.place_done = -1 if self._has_place and device is None else _NO_SHORT_CUT
+        self.done_phase = -1 if self._has_stamp_file and device is None else _NO_SHORT_CUT
 
     @property
     def current_step(self) -> int:
@@ -167,7 +166,7 @@ class Timeline:
         return self.step if self.step_start_ns else self.last_step
 
     def stack_here(self) -> PhaseStack:
-        """The calling thread's stack; whoever asks first is taken for the training thread."""
+        """The calling thread's stack; the first caller is taken for the training thread."""
         ident = get_ident()
         if ident == self._own_thread:
             return self.stack
@@ -180,7 +179,7 @@ class Timeline:
         return found
 
     def _become_training_thread(self) -> None:
-        """Steps are begun by the training thread, whoever recorded something before it."""
+        """Makes the calling thread the training thread: it starts steps."""
         if self._own_thread:
             self._leave_short_cut()
             own = self._other_stacks.pop(get_ident(), None)
@@ -191,24 +190,24 @@ class Timeline:
         self._own_thread = get_ident()
 
     def enter(self, stack: PhaseStack, name_id: int, start_ns: int) -> None:
-        """A phase begins."""
+        """Opens a phase."""
         if not stack.name_id and stack is self.stack:
-            if self.place_open < 0:
-                place = _PLACES.get(name_id, -1)
+            if self.open_phase < 0:
+                phase = _PHASE_INDICES.get(name_id, -1)
                 # A packed phase is one of microbatch 0.
-                if place > self.place_done and (not self.microbatch or place == _OPTIMIZER):
-                    self.place_open = place
-                    self.stamps[place + place] = start_ns
-                    self.stored[FIRST_STAMP_WORD + place + place] = (
+                if phase > self.done_phase and (not self.microbatch or phase == _OPTIMIZER):
+                    self.open_phase = phase
+                    self.stamps[phase + phase] = start_ns
+                    self.stored[FIRST_STAMP_WORD + phase + phase] = (
                         start_ns - self.epoch_ns
                     ) * STAMP_FACTOR
                     return
-                if place >= 0:
-                    if self.stamps[place + place]:  # it came before, and stands nowhere but here
-                        place_done = self.place_done
+                if phase >= 0:
+                    if self.stamps[phase + phase]:  # it came before, and stands nowhere but here
+                        done_phase = self.done_phase
                         self._put_usual_phases()
-                        self.place_done = place_done
-                    self._store(place + place, start_ns)
+                        self.done_phase = done_phase
+                    self._store(phase + phase, start_ns)
             else:
                 self._leave_short_cut()
         if stack.name_id:
@@ -220,14 +219,14 @@ class Timeline:
         stack.mark = None if device is None else device.mark(name_id, start_ns)
 
     def leave(self, stack: PhaseStack, name_id: int, end_ns: int, flags: int = 0) -> None:
-        """The phase entered last under this name ends; phases left open inside it are closed."""
-        place = self.place_open
-        if place >= 0 and stack is self.stack:
-            if PHASE_IDS[place] == name_id and not flags:
-                self.place_open = -1
-                self.place_done = place
-                self.stamps[place + place + 1] = end_ns
-                self.stored[FIRST_STAMP_WORD + 1 + place + place] = (
+        """Closes the last phase of this name, and phases left open inside it."""
+        phase = self.open_phase
+        if phase >= 0 and stack is self.stack:
+            if PHASE_IDS[phase] == name_id and not flags:
+                self.open_phase = -1
+                self.done_phase = phase
+                self.stamps[phase + phase + 1] = end_ns
+                self.stored[FIRST_STAMP_WORD + 1 + phase + phase] = (
                     end_ns - self.epoch_ns
                 ) * STAMP_FACTOR
                 return
@@ -248,45 +247,45 @@ class Timeline:
             stack.name_id, stack.start_ns, children_ns, stack.mark = stack.outer.pop()
             stack.children_ns = children_ns + duration_ns
         self.spans.put(code, start_ns, duration_ns, self_ns, self.microbatch, 0, 0)
-        if not stack.name_id and name_id in _PLACES and stack is self.stack:
-            self._store(2 * _PLACES[name_id] + 1, end_ns)
+        if not stack.name_id and name_id in _PHASE_INDICES and stack is self.stack:
+            self._store(2 * _PHASE_INDICES[name_id] + 1, end_ns)
         if mark is not None:
             self._close_mark(mark)
 
     def _store(self, stamp: int, time_ns: int) -> None:
-        """Keeps a stamp where a killed process leaves it behind, if there is such a place."""
-        if self._has_place:
+        """Keeps a stamp in the file that a killed process leaves behind, if there is one."""
+        if self._has_stamp_file:
             self.stored[FIRST_STAMP_WORD + stamp] = (time_ns - self.epoch_ns) * STAMP_FACTOR
 
     def _leave_short_cut(self) -> None:
         """Something nests in the phase that is going on: put it on the stack, where it can."""
-        place = self.place_open
-        if place >= 0:
-            self.place_open = -1
+        phase = self.open_phase
+        if phase >= 0:
+            self.open_phase = -1
             stack = self.stack
-            stack.name_id = PHASE_IDS[place]
-            stack.start_ns = self.stamps[place + place]
+            stack.name_id = PHASE_IDS[phase]
+            stack.start_ns = self.stamps[phase + phase]
             stack.children_ns = 0
             stack.mark = None
-            self.stamps[place + place] = 0
+            self.stamps[phase + phase] = 0
 
     def flush_stamps(self) -> None:
         """Writes finished phases that belong to no finished step (the end of a run, a pause)."""
         self._leave_short_cut()
-        if -1 < self.place_done < _NO_SHORT_CUT:
+        if -1 < self.done_phase < _NO_SHORT_CUT:
             self._put_usual_phases()
 
     def disarm(self) -> None:
         """In a forked child: nothing of this process may reach the parent's files."""
         self.spans = self.steps = self.phases = self.actions = NullSink()
         self.device = None
-        self.place_open = -1
+        self.open_phase = -1
         self.store_stamps(None)
 
     def is_inside(self, name_id: int) -> bool:
         """Whether the training thread has a phase of that name open."""
-        place = self.place_open
-        return PHASE_IDS[place] == name_id if place >= 0 else self.stack.has(name_id)
+        phase = self.open_phase
+        return PHASE_IDS[phase] == name_id if phase >= 0 else self.stack.has(name_id)
 
     def _put_usual_phases(self) -> None:
         """Writes the stamps taken on the short cut as one record."""
@@ -303,7 +302,7 @@ class Timeline:
             a, b, c, d, e, f, _, _ = stamps
             self.phases.put(a, b, c, d, e, f, optimizer)
         stamps[:] = _NO_STAMPS
-        self.place_done = -1
+        self.done_phase = -1
 
     def _close_mark(self, mark: Mark) -> None:
         if self.device is not None:
@@ -317,7 +316,7 @@ class Timeline:
     def put_detail(self, name_id: int, start_ns: int, end_ns: int, flags: int) -> None:
         """A named span that is not a phase: it takes nothing from the phases around it."""
         stack = self.stack_here()
-        is_inside = stack.name_id or (self.place_open >= 0 and stack is self.stack)
+        is_inside = stack.name_id or (self.open_phase >= 0 and stack is self.stack)
         depth = min(len(stack.outer) + bool(is_inside), _MAX_DEPTH)
         duration_ns = end_ns - start_ns
         self.spans.put(
@@ -352,9 +351,9 @@ class Timeline:
         step = self.step
         if end_ns >= self.next_visit_ns:
             self.on_visit(step, end_ns)
-        if self.place_open >= 0:
+        if self.open_phase >= 0:
             self._leave_short_cut()
-        if -1 < self.place_done < _NO_SHORT_CUT:
+        if -1 < self.done_phase < _NO_SHORT_CUT:
             self._put_usual_phases()
         self.steps.put(
             step,
@@ -390,5 +389,4 @@ class Timeline:
         self.end_step(end_ns, flags | StepFlag.ABORTED)
 
 
-def _ignore_visit(step: int, end_ns: int) -> None:
-    """Until a recorder listens."""
+def _ignore_visit(step: int, end_ns: int) -> None: ...

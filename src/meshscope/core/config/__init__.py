@@ -1,1 +1,1 @@
-"""What a training run is told, as values, and the memory it needs: no torch, no numpy."""
+"""Configuration of a training run, and the memory it needs: no torch, no numpy."""

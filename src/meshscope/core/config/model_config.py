@@ -48,11 +48,10 @@ class ModelConfig:
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
     init_std: float = 0.02
-    """Of all matrices; those that write to the residual stream get init_std / √(2·num_layers)."""
+    """For all matrices; those that write to the residual stream get init_std / √(2·num_layers)."""
 
     @property
     def head_size(self) -> int:
-        """Width of one attention head."""
         return self.hidden_size // self.num_heads
 
     @property
@@ -160,35 +159,33 @@ class ModelConfig:
 
     @property
     def num_norm_parameters(self) -> int:
-        """Of one norm."""
         return self.hidden_size * (2 if self.norm == "layernorm" else 1)
 
     @property
     def num_layer_matrix_weights(self) -> int:
-        """Of one block, biases and norms left out: what multiplies each token."""
+        """Weights of one block without biases and norms: what multiplies each token."""
         attention = self.hidden_size * (2 * self.hidden_size + 2 * self.kv_size)
         return attention + self.hidden_size * self.ffn_hidden_size * (self.num_ffn_inputs + 1)
 
     @property
     def num_layer_parameters(self) -> int:
-        """Of one block."""
         return self._count_layer(tp=1)
 
     @property
     def num_embedding_parameters(self) -> int:
-        """Of the tables that tokens and positions are looked up in."""
+        """Parameters of the tables that tokens and positions are looked up in."""
         positions = self.sequence_length if self.position == "learned" else 0
         return (self.vocab_size + positions) * self.hidden_size
 
     @property
     def num_non_embedding_parameters(self) -> int:
-        """All but the tables; the head counts when it has a matrix of its own."""
+        """All but the tables; the head counts when it has its own matrix."""
         head = 0 if self.tie_embeddings else self.vocab_size * self.hidden_size
         return self.num_layers * self.num_layer_parameters + self.num_norm_parameters + head
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model, a tied table counted once."""
+        """Parameters of the whole model, a tied table counted once."""
         return self.num_embedding_parameters + self.num_non_embedding_parameters
 
     def count_stage_parameters(

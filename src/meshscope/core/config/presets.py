@@ -83,7 +83,7 @@ def fill_model_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     filled = dict(fields)
     num_heads, hidden_size = filled.get("num_heads"), filled.get("hidden_size")
-    # What these follow from may be missing or of a wrong type, which is told of once, not twice.
+    # A missing or wrong input of these is reported once, not twice.
     filled.setdefault("num_kv_heads", num_heads if isinstance(num_heads, int) else 1)
     if "ffn_hidden_size" not in filled:
         size = hidden_size if isinstance(hidden_size, int) else 1

@@ -13,7 +13,7 @@ from meshscope.core.schedule import ActionKind, Schedule
 from meshscope.core.schedule_replay import ActionCosts
 
 Milliseconds = float | tuple[float, ...]
-"""Of every layer, or one number for each."""
+"""One number for all layers, or one for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class TimedModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model: a weight for each channel and layer, embedding and head."""
+        """Parameters of the model: a weight for each channel and layer, embedding and head."""
         return sum(self.count_stage_parameters())
 
     def count_stage_parameters(

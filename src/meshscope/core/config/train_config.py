@@ -1,4 +1,4 @@
-"""Everything a training run is told, typed: the tables of its TOML file are the classes here.
+"""The whole configuration of a training run: the tables of its TOML file are the classes here.
 
     [parallel]
     dp = 2
@@ -42,7 +42,7 @@ class ParallelConfig:
     order: tuple[str, ...] = DEFAULT_ORDER
     """Axis names from slowest to fastest varying rank."""
     schedule: str = "1f1b"
-    """Of the pipeline; a name of `core.schedule_builders.BUILDERS`."""
+    """Pipeline schedule; a name of `core.schedule_builders.BUILDERS`."""
     chunks_per_rank: int | None = None
     """Stages on each pipeline rank, for the schedules that loop; None is the schedule's default."""
     stage_sizes: tuple[int, ...] | None = None
@@ -112,7 +112,7 @@ class CommunicationConfig:
     ranks_per_node: int | None = None
     """For `hierarchical`; None is what the launcher says."""
     timeout_s: float = 600.0
-    """Of every collective: how long a rank waits for a peer that is late or dead."""
+    """How long a rank waits in a collective for a peer that is late or dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,28 +122,26 @@ class OptimizerConfig:
     kind: OptimizerKind = "adamw"
     learning_rate: float = 3e-4
     momentum: float = 0.0
-    """With sgd."""
+    """For sgd only."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    """Of matrices only; decoupled with adamw, added to gradients with sgd."""
+    """For matrices only; decoupled with adamw, added to gradients with sgd."""
     max_gradient_norm: float | None = 1.0
-    """Over the whole mesh; None does not clip."""
+    """Largest norm over the whole mesh; None does not clip."""
     rate_schedule: RateSchedule = "constant"
     num_warmup_steps: int = 0
     num_decay_steps: int | None = None
-    """Of `wsd`; None is a fifth of all steps."""
+    """For `wsd`; None is a fifth of all steps."""
     final_rate_ratio: float = 0.1
-    """Of the learning rate, at the last step."""
+    """Share of the peak learning rate at the last step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Where tokens come from."""
-
     kind: DataKind = "synthetic"
     path: Path | None = None
-    """Of a file of tokens."""
+    """Path of a token file."""
     token_dtype: Literal["uint16", "uint32"] = "uint16"
     shuffle: bool = True
     evaluate_every: int | None = None
@@ -157,7 +155,7 @@ class CheckpointConfig:
     """When the run is saved, and what it begins from."""
 
     folder: Path | None = None
-    """None saves nothing."""
+    """None saves no checkpoint."""
     every: int | None = None
     """Steps between checkpoints; None only at the end."""
     keep: int | None = 3
@@ -181,8 +179,6 @@ class RecordingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """One training run."""
-
     model: ModelConfig | TimedModelConfig
     num_steps: int = 100
     name: str = "train"
@@ -208,7 +204,6 @@ class TrainConfig:
 
     @property
     def layout(self) -> Layout:
-        """Of the mesh."""
         return self.parallel.layout
 
     @property
@@ -218,7 +213,7 @@ class TrainConfig:
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences of one step."""
+        """Sequences per step."""
         return self.batch.microbatch_size * self.num_microbatches * self.parallel.dp
 
     @property

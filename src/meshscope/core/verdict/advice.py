@@ -43,5 +43,5 @@ NEED_LESS_MEMORY = (
 
 
 def grade_memory(used_ratio: float, thresholds: Thresholds) -> Severity:
-    """Of memory that is nearly full."""
+    """Advice for memory that is nearly full."""
     return Severity.HIGH if used_ratio >= thresholds[CRITICAL_RATIO] else Severity.MEDIUM

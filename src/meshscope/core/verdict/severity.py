@@ -27,7 +27,7 @@ class Severity(IntEnum):
 
     @property
     def word(self) -> str:
-        """As the command line and the documents write it."""
+        """The name on the command line and in documents."""
         return self.name.lower()
 
 

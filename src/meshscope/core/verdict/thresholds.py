@@ -43,7 +43,6 @@ class Thresholds:
     """Name to value, of those that were changed."""
 
     def __getitem__(self, threshold: Threshold) -> float:
-        """The value in force."""
         return self.changed.get(threshold.name, threshold.default)
 
 

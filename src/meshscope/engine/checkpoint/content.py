@@ -5,9 +5,9 @@
     optimizer/exp_avg/layers.7.mlp.down.weight     optimizer state of a parameter's shape
     optimizer/step/layers.7.mlp.down.weight        a scalar of the optimizer
 
-A copy of a tied table has the name of the table, whatever stage it is on, so that it is stored
+A copy of a tied table has the name of the table on every stage, so that it is stored
 once. Optimizers whose state has another shape than the parameter (Adafactor, LBFGS) are refused:
-nobody could cut it anew.
+it could not be cut anew.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class Content:
     sources: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, key: str, tensor: Tensor, shard: ParameterShard | None = None) -> None:
-        """Takes a tensor in; without a shard it is whole on every rank."""
+        """Adds a tensor; without a shard it is whole on every rank."""
         if key in self.sources:
             self.copies.append((local_values(self.sources[key]), local_values(tensor)))
             return
@@ -68,7 +68,7 @@ class Content:
         )
 
     def copy_tied(self) -> None:
-        """Brings what was read to the copies of it."""
+        """Copies what was read to the tied tensors."""
         for source, target in self.copies:
             target.copy_(source)
 

@@ -30,7 +30,6 @@ class DescribedReader(FileSystemReader):
         self._metadata = metadata
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What it was made with."""
         return self._metadata
 
 

@@ -48,8 +48,6 @@ class CheckpointError(MeshscopeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """A complete checkpoint."""
-
     path: Path
     step: int
     """Steps taken when it was saved."""
@@ -57,7 +55,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """What a file must be."""
+    """Name, size and checksum a file must have."""
 
     size_bytes: int
     crc32: int
@@ -111,12 +109,12 @@ def remove_old(folder: Path | str, *, keep: int) -> list[Path]:
 
 
 def final_path(folder: Path | str, step: int) -> Path:
-    """Where the checkpoint of a step is when complete."""
+    """Path of the complete checkpoint of a step."""
     return Path(folder) / f"step-{step:08d}"
 
 
 def incomplete_path(final: Path) -> Path:
-    """Where it is while being written."""
+    """Path of the checkpoint while it is written."""
     return final.with_name(_INCOMPLETE + final.name)
 
 
@@ -173,7 +171,7 @@ def describe_file(path: Path) -> StoredFile:
 
 
 def _require_files(folder: Path, manifest: Manifest) -> None:
-    """Sees files of all ranks from this one: they may lie on disks of other machines."""
+    """Checks that this rank sees the files of all ranks: disks may be local."""
     missing = [
         name
         for name, file in manifest.files.items()
@@ -213,7 +211,7 @@ def _checksum_json(content: Json) -> int:
 
 
 def read_manifest(path: Path | str) -> Manifest:
-    """What a checkpoint says of itself. Raises CheckpointError when it is none."""
+    """Reads a checkpoint's description. Raises CheckpointError when there is none."""
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"there is no checkpoint at {path}; {_describe_found(path.parent)}")

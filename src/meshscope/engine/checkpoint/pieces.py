@@ -57,7 +57,6 @@ class Piece:
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """As DCP describes it."""
         return ChunkStorageMetadata(
             offsets=torch.Size(self.offsets), sizes=torch.Size(self.values.shape)
         )
@@ -169,7 +168,6 @@ class PieceSavePlanner(DefaultSavePlanner):
         return super().create_global_plan(choose_writers(all_plans))
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        """The values to write."""
         return _find_values(self._tensors, index)
 
 
@@ -211,7 +209,6 @@ class PieceLoadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,  # noqa: FBT001 - torch's signature
     ) -> None:
-        """Keeps what is stored where."""
         self.metadata = metadata
         self.is_coordinator = is_coordinator
 
@@ -229,7 +226,6 @@ class PieceLoadPlanner(DefaultLoadPlanner):
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        """The memory to read into."""
         return _find_values(self._tensors, index)
 
 

@@ -17,7 +17,7 @@ _is_cuda_used: Any = torch.cuda.is_initialized
 
 
 def capture_random_state() -> Tensor:
-    """Of this process, as a uint8 tensor."""
+    """The state of this process, as a uint8 tensor."""
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     state = {
         "python": random.getstate(),

@@ -97,7 +97,7 @@ class LoadedCheckpoint:
     state: dict[str, Json]
     """What was given to `save_checkpoint`."""
     num_ranks: int
-    """That saved it."""
+    """Ranks that saved it."""
     has_random_state: bool
     """Whether generators were set; False on another number of ranks, where theirs mean nothing."""
 
@@ -318,7 +318,7 @@ class _Ranks:
         self.size = dist.get_world_size(group) if self.is_distributed else 1
 
     def gather(self, value: T, failed: str) -> list[T]:
-        """Everyone's value, in the order of ranks."""
+        """The values of all ranks, in order."""
         if not self.is_distributed:
             return [value]
         gathered: list[Any] = [None] * self.size
@@ -327,7 +327,7 @@ class _Ranks:
         return gathered
 
     def run(self, failed: str, action: Callable[[], T]) -> T:
-        """What `action` gives here; raises on all ranks when it raised on any."""
+        """Runs `action`; raises on all ranks when it raised on any."""
         result: Any = None
         error: MeshscopeError | None = None
         try:

@@ -1,1 +1,1 @@
-"""What a training run is told: values, their file, what is wrong with them, what they need."""
+"""Configuration of a training run: values, their file, their problems, their memory."""

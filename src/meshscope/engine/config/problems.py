@@ -135,7 +135,7 @@ def require_valid_config(config: TrainConfig, **given: Any) -> None:
 
 
 def find_notes(config: TrainConfig, *, local_world_size: int | None = None) -> list[str]:
-    """What runs, but has no effect or an unexpected one. For a configuration without problems."""
+    """Settings with no effect or an unexpected one. For a configuration without problems."""
     parallel, num_microbatches = config.parallel, config.num_microbatches
     notes = []
     if parallel.sequence_parallel and parallel.tp == 1:
@@ -369,7 +369,7 @@ def _find_strategy_problems(
     """Why the memory strategy cannot work here."""
     memory = config.memory
     if memory.strategy == "cpu_offload" and device_type is None:
-        return []  # right on an accelerator only, and nobody said whether there is one
+        return []  # right on an accelerator only, and the device is not known
     folder = memory.offload_dir or Path(tempfile.gettempdir())
     needed_bytes = max(rank.offloaded_bytes for rank in estimate.ranks)
     found = find_memory_problems(
@@ -379,7 +379,7 @@ def _find_strategy_problems(
 
 
 def _describe_parts(rank: RankEstimate) -> str:
-    """What a rank's memory is for, largest first."""
+    """The parts of a rank's memory, largest first."""
     parts = {
         "parameters": rank.parameters_bytes,
         "gradients": rank.gradients_bytes,
@@ -438,7 +438,7 @@ def _find_profiling_problems(recording: RecordingConfig) -> list[str]:
 
 
 def _find_folder_problems(key: str, folder: Path) -> list[str]:
-    """Why nothing could be written there; one that is missing is tried where it would be made."""
+    """Why a folder is not writable; a missing one is tested in its nearest parent."""
     if folder.exists() and not folder.is_dir():
         return [f"{key} is {folder}, which is a file; give a folder"]
     nearest = next(each for each in _and_parents(folder) if each.exists())

@@ -92,14 +92,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _explain_syntax(text: str) -> str:
-    """tomllib puts the place at the end, in brackets; the line belongs in front."""
+    """Moves the line number, which tomllib puts at the end, to the front."""
     match = re.fullmatch(r"(?P<what>.*) \(at (?P<where>.*)\)", text, flags=re.DOTALL)
     where, what = (match["where"], match["what"]) if match else ("some line", text)
     return f"is not TOML, {where}: {what[:1].lower()}{what[1:]}; correct it there"
 
 
 def _apply_override(document: dict[str, Any], override: str) -> list[str]:
-    """Puts `a.b=value` into the document; why not, where it cannot be done."""
+    """Puts `a.b=value` into the document; returns the reason where it cannot."""
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
@@ -147,7 +147,7 @@ class _Reader:
             return self._read_table(kind, value, path)
         converted = self._convert(kind, value)
         if converted is _BAD:
-            self._note(path, f"got {_show(value)}, expected {_describe(kind)}")
+            self._note(path, f"got {_format_value(value)}, expected {_describe(kind)}")
         return converted
 
     def _note(self, path: str, text: str) -> None:
@@ -155,7 +155,7 @@ class _Reader:
 
     def _read_table(self, kind: Any, value: Any, path: str, extra_names: Sequence[str] = ()) -> Any:
         if not isinstance(value, Mapping):
-            self._note(path, f"got {_show(value)}, expected a table")
+            self._note(path, f"got {_format_value(value)}, expected a table")
             return _BAD
         hints = get_type_hints(kind)
         names = [field.name for field in fields(kind)]
@@ -176,16 +176,20 @@ class _Reader:
 
     def _read_model(self, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            self._note("model", f"got {_show(value)}, expected a table")
+            self._note("model", f"got {_format_value(value)}, expected a table")
             return _BAD
         kind, preset = value.get("kind", "transformer"), value.get("preset")
         if kind not in _MODEL_KINDS:
-            self._note("model.kind", f"got {_show(kind)}, expected {_choices(_MODEL_KINDS)}")
+            self._note(
+                "model.kind", f"got {_format_value(kind)}, expected {_choices(_MODEL_KINDS)}"
+            )
             return _BAD
         own = {key: entry for key, entry in value.items() if key not in ("kind", "preset")}
         if kind == "transformer":
             if preset is not None and preset not in PRESETS:
-                self._note("model.preset", f"got {_show(preset)}, expected {_choices(PRESETS)}")
+                self._note(
+                    "model.preset", f"got {_format_value(preset)}, expected {_choices(PRESETS)}"
+                )
                 return _BAD
             own = fill_model_defaults({**PRESETS.get(preset or "", {}), **own})
         elif preset is not None:
@@ -194,7 +198,7 @@ class _Reader:
 
     def _read_faults(self, value: Any) -> Any:
         if not isinstance(value, list | tuple):
-            self._note("faults", f"got {_show(value)}, expected tables, as in [[faults]]")
+            self._note("faults", f"got {_format_value(value)}, expected tables, as in [[faults]]")
             return _BAD
         found = []
         for index, entry in enumerate(value):
@@ -265,7 +269,9 @@ def _read_fault(entry: Any) -> Fault:
     if isinstance(entry, str):
         return parse_fault(entry)
     if not isinstance(entry, Mapping):
-        raise UsageError(f"got {_show(entry)}, expected a table or a line such as 'leak mb=1'")
+        raise UsageError(
+            f"got {_format_value(entry)}, expected a table or a line such as 'leak mb=1'"
+        )
     return fault_from_mapping(entry)
 
 
@@ -339,8 +345,8 @@ def _choices(names: Iterable[str]) -> str:
     return " or ".join(f'"{name}"' for name in names)
 
 
-def _show(value: Any) -> str:
-    """As TOML would write it."""
+def _format_value(value: Any) -> str:
+    """Formats a value as TOML does."""
     if isinstance(value, str | bool):
         return json.dumps(value, ensure_ascii=False)
     return "a table" if isinstance(value, Mapping) else str(value)

@@ -1,8 +1,8 @@
-"""A random order of n things of which any place can be asked, without keeping the order.
+"""A random order of n things that gives the thing at any index, without keeping the order.
 
 A Feistel network over the smallest 4**k >= n, keyed by blake2b, is a bijection of its 4**k numbers;
 one that is not below n is put through again until it is (cycle walking: fewer than four times on
-average), which leaves a bijection of 0..n-1. Memory is that of the places asked for.
+average), which leaves a bijection of 0..n-1. Memory is that of the indices asked for.
 
 Good enough to shuffle with; no cipher.
 """
@@ -18,7 +18,7 @@ from meshscope.errors import UsageError
 _NUM_ROUNDS = 6
 _MAX_SIZE = 1 << 60
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-"""Of the finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+"""Factors of the finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
 
 
 class Permutation:
@@ -33,9 +33,9 @@ class Permutation:
         digest = blake2b(repr(key).encode(), digest_size=8 * _NUM_ROUNDS).digest()
         self._round_keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
-    def apply(self, places: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """What stands at the given places, each in 0..size-1."""
-        x = np.asarray(places, dtype=np.uint64)
+    def apply(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """The things at the given indices, each in 0..size-1."""
+        x = np.asarray(indices, dtype=np.uint64)
         if x.size and int(x.max()) >= self.size:
             raise UsageError(f"place {int(x.max())} of a permutation of {self.size} was asked for")
         x = self._encrypt(x)

@@ -6,8 +6,8 @@
     for microbatch in batch:
         inputs, targets = split_tokens(microbatch)
 
-Step k has the places k * global_batch_size … of an endless row of epochs; each epoch has every
-sample once, in an order of its own. Data-parallel rank d takes the d-th block of the batch, so that
+Step k has the positions k * global_batch_size … of an endless row of epochs; each epoch has every
+sample once, in a new order. Data-parallel rank d takes the d-th block of the batch, so that
 all ranks together have the same samples in the same order for any dp. A run that is resumed starts
 at its step; there is no other state.
 """
@@ -43,7 +43,7 @@ class TokenData:
     microbatch_size: int
     seed: int = 0
     shuffles: bool = True
-    """Whether an epoch has an order of its own; otherwise that of the source."""
+    """Whether each epoch has a new order; otherwise that of the source."""
     num_held_out: int = 0
     """Samples at the end of the source that training never sees."""
 
@@ -54,12 +54,12 @@ class TokenData:
 
     @property
     def num_samples(self) -> int:
-        """Of an epoch."""
+        """Samples in an epoch."""
         return self.source.num_samples - self.num_held_out
 
     @property
     def num_evaluation_batches(self) -> int:
-        """Full ones."""
+        """Full batches only."""
         return self.num_held_out // self.global_batch_size
 
     def batch(self, step: int, dp_rank: int = 0, dp: int = 1) -> Tensor:
@@ -73,12 +73,12 @@ class TokenData:
                 f"evaluation batch {index} was asked for, but {self.num_held_out} held-out samples "
                 f"make {self.num_evaluation_batches} batches of {self.global_batch_size}"
             )
-        return self._read(self.num_samples + self._find_places(index, dp_rank, dp))
+        return self._read(self.num_samples + self._find_positions(index, dp_rank, dp))
 
     def find_indices(self, step: int, dp_rank: int = 0, dp: int = 1) -> NDArray[np.int64]:
         """Which samples of the source a rank has in a step, in order."""
-        places = self._find_places(step, dp_rank, dp)
-        epochs, within = places // self.num_samples, places % self.num_samples
+        positions = self._find_positions(step, dp_rank, dp)
+        epochs, within = positions // self.num_samples, positions % self.num_samples
         if not self.shuffles:
             return within
         indices = np.empty_like(within)
@@ -106,7 +106,7 @@ class TokenData:
             )
         return problems
 
-    def _find_places(self, step: int, dp_rank: int, dp: int) -> NDArray[np.int64]:
+    def _find_positions(self, step: int, dp_rank: int, dp: int) -> NDArray[np.int64]:
         problems = self.find_problems(dp) if dp >= 1 else [f"dp is {dp}, expected at least 1"]
         if not 0 <= dp_rank < dp:
             problems.append(f"dp_rank is {dp_rank}, expected 0..{dp - 1}")
@@ -196,7 +196,7 @@ class Prefetch:
             raise UsageError("a batch was asked for after the prefetch was closed")
         found = self._batches.get()
         if isinstance(found, BaseException):
-            self._batches.put(found)  # for whoever asks again: the thread has ended
+            self._batches.put(found)  # for the next call: the thread has ended
             raise found
         self._free_slots.release()
         return found

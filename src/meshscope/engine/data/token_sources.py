@@ -60,8 +60,8 @@ class SyntheticTokens:
         self.num_samples = num_samples
         self.noise_ratio = noise_ratio
         self._seed = seed
-        places = np.arange(vocab_size)
-        self._following = Permutation(vocab_size, "following", seed).apply(places)
+        tokens = np.arange(vocab_size)
+        self._following = Permutation(vocab_size, "following", seed).apply(tokens)
 
     @property
     def best_loss(self) -> float:
@@ -73,7 +73,7 @@ class SyntheticTokens:
         )
 
     def read(self, indices: NDArray[np.int64]) -> Tokens:
-        """Each sample has a generator of its own, keyed by seed and index."""
+        """Each sample has a separate generator, keyed by seed and index."""
         length = self.sequence_length + 1
         drawn = np.empty((len(indices), length), dtype=np.int64)
         is_drawn = np.empty((len(indices), length), dtype=bool)
@@ -83,9 +83,9 @@ class SyntheticTokens:
             drawn[row] = generator.integers(0, self.vocab_size, length)
             is_drawn[row] = generator.random(length) < self.noise_ratio
         samples = drawn.copy()
-        for place in range(1, length):
-            follows = self._following[samples[:, place - 1]]
-            samples[:, place] = np.where(is_drawn[:, place], drawn[:, place], follows)
+        for at in range(1, length):
+            follows = self._following[samples[:, at - 1]]
+            samples[:, at] = np.where(is_drawn[:, at], drawn[:, at], follows)
         return samples
 
 
@@ -139,9 +139,9 @@ class TokenFile:
     def _require_known(self, tokens: NDArray[Any], begin: int) -> None:
         if not len(tokens) or (tokens.min() >= 0 and tokens.max() < self.vocab_size):
             return
-        place = int(np.argmax((tokens < 0) | (tokens >= self.vocab_size)))
+        index = int(np.argmax((tokens < 0) | (tokens >= self.vocab_size)))
         raise UsageError(
-            f"token {begin + place} of {self.path} is {int(tokens[place])}, but vocab_size is "
+            f"token {begin + index} of {self.path} is {int(tokens[index])}, but vocab_size is "
             f"{self.vocab_size}; raise vocab_size, or see whether the file has another dtype"
         )
 

@@ -33,7 +33,7 @@ from meshscope.errors import UsageError
 STRATEGIES = ("flat", "ring", "tree", "hierarchical", "adaptive")
 
 _DEFAULT_SIZES = tuple(1 << exponent for exponent in (10, 14, 17, 20, 23))
-"""Bytes, 1 KiB to 8 MiB: what is measured when nobody says what."""
+"""Bytes, 1 KiB to 8 MiB: the sizes that are measured by default."""
 
 
 class Strategy(Protocol):
@@ -41,7 +41,7 @@ class Strategy(Protocol):
 
     @property
     def name(self) -> str:
-        """As in STRATEGIES."""
+        """Key in STRATEGIES."""
 
     def steps(self, x: Tensor, channel: GradientChannel) -> Steps:
         """Sums contiguous `x` in place; see `channel` for what a step is."""
@@ -54,12 +54,11 @@ class FlatAllReduce:
     name: str = "flat"
 
     def steps(self, x: Tensor, channel: GradientChannel) -> Steps:
-        """One collective."""
         yield LastWorks(channel.all_reduce(x))
 
 
 @dataclass(frozen=True, slots=True)
-class RingAllReduce:
+class _RingAllReduce:
     """Chunks go once around to be summed, and once more to be copied."""
 
     name: str = "ring"
@@ -86,7 +85,7 @@ class RingAllReduce:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeAllReduce:
+class _TreeAllReduce:
     """Recursive doubling: after round i every rank has the sum over 2^(i+1) of them."""
 
     name: str = "tree"
@@ -172,7 +171,7 @@ def make_node_groups(group: dist.ProcessGroup, local_world_size: int) -> NodeGro
 
 
 def _make_group(ranks: list[int]) -> dist.ProcessGroup:
-    # Local: other ranks of the world, in groups of their own, do not take part.
+    # Local: ranks in other groups do not take part.
     made: dist.ProcessGroup = dist.new_group(ranks, use_local_synchronization=True)
     return made
 
@@ -252,7 +251,7 @@ def _reduce_by_parts(x: Tensor, inside: GradientChannel, across: GradientChannel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyTimes:
-    """What one size took."""
+    """Times of all strategies at one size."""
 
     size_bytes: int
     duration_ns: Mapping[str, int]
@@ -265,7 +264,7 @@ class StrategyTable:
 
     num_ranks: int
     rows: tuple[StrategyTimes, ...]
-    """In the order of sizes."""
+    """By ascending size."""
 
     def __post_init__(self) -> None:
         """Raises UsageError for a table that says nothing."""
@@ -290,7 +289,6 @@ class StrategyTable:
         return min(known, key=lambda name: (known[name], name))
 
     def to_document(self) -> dict[str, Any]:
-        """What `json.dumps` takes."""
         return {
             "num_ranks": self.num_ranks,
             "rows": [
@@ -301,7 +299,6 @@ class StrategyTable:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "StrategyTable":
-        """The table of `to_document`."""
         rows = [StrategyTimes(**row) for row in document["rows"]]
         return cls(
             num_ranks=document["num_ranks"],
@@ -322,7 +319,6 @@ class AdaptiveAllReduce:
         return self.candidates[self.table.choose(size_bytes, tuple(self.candidates))]
 
     def steps(self, x: Tensor, channel: GradientChannel) -> Steps:
-        """Those of the chosen strategy."""
         return self.choose(x.nbytes).steps(x, channel)
 
 
@@ -383,7 +379,7 @@ def _time_once(x: Tensor, strategy: Strategy, group: dist.ProcessGroup) -> int:
 
 def make_candidates(nodes: NodeGroups | None = None) -> dict[str, Strategy]:
     """The strategies an adaptive one can choose from; hierarchical where nodes are known."""
-    plain: list[Strategy] = [FlatAllReduce(), RingAllReduce(), TreeAllReduce()]
+    plain: list[Strategy] = [FlatAllReduce(), _RingAllReduce(), _TreeAllReduce()]
     if nodes is not None:
         plain.append(HierarchicalAllReduce(nodes=nodes))
     return {strategy.name: strategy for strategy in plain}

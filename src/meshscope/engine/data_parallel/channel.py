@@ -27,7 +27,7 @@ Steps = Iterator[Works]
 
 
 class LastWorks(list[Any]):
-    """Handles after which an algorithm starts no more: only whoever needs the result waits."""
+    """Handles after which an algorithm starts no more: only the user of the result waits."""
 
 
 # torch 2.13 renamed both and warns about the old names.
@@ -39,7 +39,7 @@ _reduce_scatter_single: Any = (
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """What one rank has sent."""
+    """Bytes and messages that one rank sent."""
 
     num_operations: int = 0
     """Collectives, and pairs of send and receive."""
@@ -55,7 +55,7 @@ class Traffic:
         self.wire_bytes += bus_factor(kind, num_ranks) * size_bytes
 
     def merge(self, other: "Traffic") -> None:
-        """Adds what was counted elsewhere."""
+        """Adds the other's counts."""
         self.num_operations += other.num_operations
         self.handed_bytes += other.handed_bytes
         self.wire_bytes += other.wire_bytes

@@ -21,7 +21,6 @@ a reducer is rebuilt; it is in no checkpoint. What was left out has the loss sca
 `rescale` it when that changes.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Protocol
@@ -43,12 +42,9 @@ _FLAT = FlatAllReduce()
 _INT8_LEVELS = 127
 """Symmetric: -127 … 127."""
 
-_SCALE_BYTES = 4
-"""A float32 for each block of int8."""
-
 
 @dataclass(slots=True)
-class CompressionError:
+class _CompressionError:
     """How far what a rank sent is from what it had, by L2 norms. Tensors: nothing waits for it."""
 
     left_out: Tensor
@@ -56,7 +52,7 @@ class CompressionError:
 
     @property
     def ratio(self) -> float:
-        """0 for exact."""
+        """0 for an exact compressor."""
         left_out, had = self.left_out.item(), self.had.item()
         return left_out / had if had else 0.0
 
@@ -66,7 +62,7 @@ class Compressor(Protocol):
 
     @property
     def name(self) -> str:
-        """As in COMPRESSORS."""
+        """Key in COMPRESSORS."""
 
     def reduce(
         self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = _FLAT
@@ -77,7 +73,7 @@ class Compressor(Protocol):
         """The relative L2 error of what this rank sent last for the bucket."""
 
     def rescale(self, ratio: float) -> None:
-        """Gradients to come are larger by that much: what was left out is made so too."""
+        """Multiplies what was left out, because gradients to come are larger by that much."""
 
 
 def make_compressor(name: str) -> Compressor:
@@ -94,51 +90,55 @@ def make_compressor(name: str) -> Compressor:
     return makers[name]()
 
 
-class _Errors:
-    """The last error of each bucket."""
+class _ErrorFeedback:
+    """What a compressor remembers of each bucket: what it left out, and its last error."""
 
     def __init__(self) -> None:
-        self._last: WeakKeyDictionary[Bucket, CompressionError] = WeakKeyDictionary()
+        self._left_out: WeakKeyDictionary[Bucket, Tensor] = WeakKeyDictionary()
+        self._errors: WeakKeyDictionary[Bucket, _CompressionError] = WeakKeyDictionary()
 
-    def note(self, bucket: Bucket, left_out: Tensor, had: Tensor) -> None:
-        self._last[bucket] = CompressionError(left_out, had)
+    def read_error(self, bucket: Bucket) -> float | Unavailable:
+        error = self._errors.get(bucket)
+        return Unavailable("nothing was compressed yet") if error is None else error.ratio
 
-    def read(self, bucket: Bucket) -> float | Unavailable:
-        found = self._last.get(bucket)
-        return Unavailable("nothing was compressed yet") if found is None else found.ratio
+    @torch.no_grad()
+    def rescale(self, ratio: float) -> None:
+        for left_out in self._left_out.values():
+            left_out.mul_(ratio)
+
+    def _take_left_out(self, bucket: Bucket) -> Tensor:
+        """What was left out so far, with the bucket's gradients added."""
+        left_out = self._left_out.get(bucket)
+        if left_out is None:
+            left_out = torch.zeros_like(bucket.buffer, dtype=torch.float32)
+            self._left_out[bucket] = left_out
+        return left_out.add_(bucket.buffer)
 
 
-class CastCompressor:
+class CastCompressor(_ErrorFeedback):
     """Sent and summed in 16 bits. fp16 overflows above 65,504, which makes the step not finite."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         if dtype not in (torch.float16, torch.bfloat16):
             raise UsageError(f"got {dtype}; expected torch.float16 or torch.bfloat16")
+        super().__init__()
         self.name = "fp16" if dtype is torch.float16 else "bf16"
         self.dtype = dtype
-        self._errors = _Errors()
 
     def reduce(
         self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = _FLAT
     ) -> Transfer:
-        """One all-reduce."""
         return Transfer(self._steps(bucket, channel, strategy))
-
-    def read_error(self, bucket: Bucket) -> float | Unavailable:
-        """Of the cast."""
-        return self._errors.read(bucket)
-
-    def rescale(self, ratio: float) -> None:
-        """Nothing is left out."""
 
     def _steps(self, bucket: Bucket, channel: GradientChannel, strategy: Strategy) -> Steps:
         short = bucket.buffer.to(self.dtype)
-        self._errors.note(bucket, (bucket.buffer - short).norm(), bucket.buffer.norm())
+        lost = (bucket.buffer - short).norm()
+        self._errors[bucket] = _CompressionError(lost, bucket.buffer.norm())
         yield from strategy.steps(short, channel)
         bucket.buffer.copy_(short)
 
 
-class TopKCompressor:
+class TopKCompressor(_ErrorFeedback):
     """The elements of largest magnitude: an int32 index and an fp16 value each, in one all-gather.
 
     Pays while n k 6 < 8 N: every rank receives everybody's elements.
@@ -149,9 +149,8 @@ class TopKCompressor:
     def __init__(self, ratio: float = 0.01) -> None:
         if not 0 < ratio <= 1:
             raise UsageError(f"the ratio of elements to send is {ratio}; expected 0 < ratio <= 1")
+        super().__init__()
         self.ratio = ratio
-        self._left_out: WeakKeyDictionary[Bucket, Tensor] = WeakKeyDictionary()
-        self._errors = _Errors()
 
     def count_sent(self, num_elements: int) -> int:
         """How many elements of a bucket are sent."""
@@ -160,19 +159,11 @@ class TopKCompressor:
     def reduce(
         self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = _FLAT
     ) -> Transfer:
-        """One all-gather of bytes, whatever the strategy."""
+        """One all-gather of bytes; the strategy is not used."""
         return Transfer(self._steps(bucket, channel))
 
-    def read_error(self, bucket: Bucket) -> float | Unavailable:
-        """What was left out, with what earlier steps had left out."""
-        return self._errors.read(bucket)
-
-    def rescale(self, ratio: float) -> None:
-        """What was left out."""
-        _scale_all(self._left_out.values(), ratio)
-
     def _steps(self, bucket: Bucket, channel: GradientChannel) -> Steps:
-        left_out = _take_left_out(self._left_out, bucket)
+        left_out = self._take_left_out(bucket)
         had = left_out.norm()
         num_sent = self.count_sent(left_out.numel())
         indices = left_out.abs().topk(num_sent, sorted=False).indices
@@ -182,7 +173,7 @@ class TopKCompressor:
         works = channel.all_gather(gathered, payload)
         left_out[indices] -= values.float()
         _forget_not_finite(left_out)
-        self._errors.note(bucket, left_out.norm(), had)
+        self._errors[bucket] = _CompressionError(left_out.norm(), had)
         yield LastWorks(works)
         by_rank = gathered.view(channel.size, -1)
         index_bytes = 4 * num_sent
@@ -194,11 +185,12 @@ class TopKCompressor:
             bucket.buffer.index_add_(0, rank_indices, rank_values.to(bucket.buffer.dtype))
 
 
-class Int8Compressor:
+class Int8Compressor(_ErrorFeedback):
     """Every rank sums one chunk of everybody's int8, in float32, and sends the sum as int8.
 
     int8 is never summed as such: it would overflow. A block of elements shares a scale, its largest
-    magnitude over 127.
+    magnitude over 127. `read_error` is that of this rank's gradients; the rounding of the sum is
+    kept for the next step, but is not in it.
     """
 
     name = "int8"
@@ -206,9 +198,8 @@ class Int8Compressor:
     def __init__(self, block_size: int = 1024) -> None:
         if block_size < 1:
             raise UsageError(f"block_size is {block_size}; expected at least 1")
+        super().__init__()
         self.block_size = block_size
-        self._left_out: WeakKeyDictionary[Bucket, Tensor] = WeakKeyDictionary()
-        self._errors = _Errors()
 
     def chunk_shape(self, num_elements: int, num_ranks: int) -> tuple[int, int]:
         """Blocks in a rank's chunk, elements in a block."""
@@ -219,22 +210,14 @@ class Int8Compressor:
     def reduce(
         self, bucket: Bucket, channel: GradientChannel, strategy: Strategy = _FLAT
     ) -> Transfer:
-        """All-to-all and all-gather, whatever the strategy."""
+        """All-to-all and all-gather; the strategy is not used."""
         return Transfer(self._steps(bucket, channel))
-
-    def read_error(self, bucket: Bucket) -> float | Unavailable:
-        """Of this rank's gradients; what the rounding of the sum loses is kept, but not in it."""
-        return self._errors.read(bucket)
-
-    def rescale(self, ratio: float) -> None:
-        """What was left out."""
-        _scale_all(self._left_out.values(), ratio)
 
     def _steps(self, bucket: Bucket, channel: GradientChannel) -> Steps:
         num_elements = bucket.buffer.numel()
         shape = self.chunk_shape(num_elements, channel.size)
         chunk_size = shape[0] * shape[1]
-        left_out = _take_left_out(self._left_out, bucket)
+        left_out = self._take_left_out(bucket)
         had = left_out.norm()
         padded = left_out.new_zeros(channel.size * chunk_size)
         padded[:num_elements] = left_out
@@ -243,7 +226,7 @@ class Int8Compressor:
         received = torch.empty_like(payload)
         works = channel.all_to_all(received.flatten(), payload.flatten())
         blocks -= _dequantize(payload, shape)
-        self._errors.note(bucket, padded.norm(), had)
+        self._errors[bucket] = _CompressionError(padded.norm(), had)
         yield works
         # One after the other: one order of additions.
         total = torch.zeros_like(blocks[0])
@@ -264,7 +247,7 @@ class Int8Compressor:
 def _quantize(blocks: Tensor) -> Tensor:
     """[chunks, blocks, elements] → int8 [chunks, elements and then scales of all blocks]."""
     scales = blocks.abs().amax(-1, keepdim=True) / _INT8_LEVELS
-    # Where the scale is nan or inf, so is what is decoded, whatever the integers are.
+    # Where the scale is nan or inf, so is the decoded value.
     levels = (blocks / torch.where(scales > 0, scales, 1.0)).nan_to_num_(0.0, 0.0, 0.0)
     integers = levels.round_().clamp_(-_INT8_LEVELS, _INT8_LEVELS).to(torch.int8)
     return torch.cat([integers.flatten(1), scales.flatten(1).view(torch.int8)], 1)
@@ -280,15 +263,12 @@ def _dequantize(payload: Tensor, shape: tuple[int, int]) -> Tensor:
 
 @dataclass(slots=True)
 class _LowRankState:
-    """PowerSGD's memory of one bucket."""
-
-    left_out: Tensor
     factors: dict[int, Tensor] = field(default_factory=dict)
-    """The last step's Q by parameter index: where the next one starts."""
+    """The last step's Q by parameter index. The next step starts from their directions."""
     num_steps: int = 0
 
 
-class PowerSgdCompressor:
+class PowerSgdCompressor(_ErrorFeedback):
     """Matrices as products of rank r (arXiv 1905.13727): P = M Q and Q = Mᵀ P are sent.
 
     A parameter with more than two dimensions is a matrix of its first by all others. Parameters
@@ -301,11 +281,11 @@ class PowerSgdCompressor:
     def __init__(self, rank: int = 4, *, num_exact_steps: int = 0, seed: int = 0) -> None:
         if rank < 1:
             raise UsageError(f"the rank of PowerSGD is {rank}; expected at least 1")
+        super().__init__()
         self.rank = rank
         self.num_exact_steps = num_exact_steps
         self.seed = seed
         self._states: WeakKeyDictionary[Bucket, _LowRankState] = WeakKeyDictionary()
-        self._errors = _Errors()
 
     def is_compressed(self, shape: torch.Size) -> bool:
         """Whether a parameter of that shape is sent as factors."""
@@ -320,24 +300,13 @@ class PowerSgdCompressor:
         """Two all-reduces; one in exact steps."""
         return Transfer(self._steps(bucket, channel, strategy))
 
-    def read_error(self, bucket: Bucket) -> float | Unavailable:
-        """What the low rank left out, with what earlier steps had left out."""
-        return self._errors.read(bucket)
-
-    def rescale(self, ratio: float) -> None:
-        """What was left out; of the factors only the directions count."""
-        _scale_all((state.left_out for state in self._states.values()), ratio)
-
     def _steps(self, bucket: Bucket, channel: GradientChannel, strategy: Strategy) -> Steps:
-        state = self._states.get(bucket)
-        if state is None:
-            left_out = torch.zeros_like(bucket.buffer, dtype=torch.float32)
-            state = self._states[bucket] = _LowRankState(left_out)
+        state = self._states.setdefault(bucket, _LowRankState())
         state.num_steps += 1
         if state.num_steps <= self.num_exact_steps:
             yield from strategy.steps(bucket.buffer, channel)
             return
-        x = state.left_out.add_(bucket.buffer)
+        x = self._take_left_out(bucket)
         had = x.norm()
         parts = torch.split(x, [view.numel() for view in bucket.views])
         matrices, plain = {}, []
@@ -346,7 +315,7 @@ class PowerSgdCompressor:
                 matrices[index] = part.view(view.shape[0], -1)
             else:
                 plain.append(part)
-        starts = [self._start(state, index, matrix) for index, matrix in matrices.items()]
+        starts = [self._choose_start(state, index, matrix) for index, matrix in matrices.items()]
         products = [matrix @ q for matrix, q in zip(matrices.values(), starts, strict=True)]
         sent = torch.cat([piece.flatten() for piece in (*products, *plain)])
         for works in strategy.steps(sent, channel):
@@ -364,7 +333,7 @@ class PowerSgdCompressor:
         for part in plain:
             part.zero_()
         _forget_not_finite(x)
-        self._errors.note(bucket, x.norm(), had)
+        self._errors[bucket] = _CompressionError(x.norm(), had)
         if matrices:
             yield from strategy.steps(sent_q, channel)
         factors = torch.split(sent_q, [q.numel() for q in own])
@@ -378,7 +347,7 @@ class PowerSgdCompressor:
             state.factors[index] = summed.view_as(q)
             view.copy_((p @ state.factors[index].T).view_as(view))
 
-    def _start(self, state: _LowRankState, index: int, matrix: Tensor) -> Tensor:
+    def _choose_start(self, state: _LowRankState, index: int, matrix: Tensor) -> Tensor:
         """Orthogonal columns of the last Q; of a random one, the same on all ranks, to begin with
         and wherever the last one was zero or not finite.
         """
@@ -396,20 +365,6 @@ class PowerSgdCompressor:
 def _view_as(columns: Tensor, dtype: torch.dtype) -> Tensor:
     """Bytes in the middle of others as numbers; copied, since they lie at any address."""
     return columns.clone(memory_format=torch.contiguous_format).view(dtype)
-
-
-def _take_left_out(known: "WeakKeyDictionary[Bucket, Tensor]", bucket: Bucket) -> Tensor:
-    """What was left out so far, with the bucket's gradients added."""
-    left_out = known.get(bucket)
-    if left_out is None:
-        left_out = known[bucket] = torch.zeros_like(bucket.buffer, dtype=torch.float32)
-    return left_out.add_(bucket.buffer)
-
-
-@torch.no_grad()
-def _scale_all(tensors: Iterable[Tensor], ratio: float) -> None:
-    for tensor in tensors:
-        tensor.mul_(ratio)
 
 
 def _forget_not_finite(left_out: Tensor) -> None:

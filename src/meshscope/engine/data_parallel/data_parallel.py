@@ -14,10 +14,10 @@ tensor parallel, tied tables, unscaling, clipping) comes after it, and `finish` 
 not. Weight gradients that a zero-bubble schedule computes apart from backward are seen by no hook:
 such a step stays in `start_accumulating` until they are there, and `finish` sends everything.
 
-Buckets are sent in one order on every rank, whatever the order of hooks: a full bucket waits for
+Buckets are sent in one order on every rank, in any order of hooks: a full bucket waits for
 those before it. Each launch also takes earlier transfers of several steps (ring, int8, …) one step
 further, so that those too run beside backward. Buckets not full by then (a parameter has no
-gradient in this step) are sent by `finish`, zero in place of what is missing. Nobody else may use
+gradient in this step) are sent by `finish`, with zeros for what is missing. No other code may use
 the group for other collectives between the last backward's begin and `finish`.
 """
 
@@ -54,25 +54,25 @@ _add_hook: Any = Tensor.register_post_accumulate_grad_hook
 
 @dataclass(slots=True, kw_only=True)
 class BucketStatistics:
-    """What one bucket has cost so far on this rank."""
+    """Costs of one bucket so far on this rank."""
 
     num_parameters: int
     num_elements: int
     size_bytes: int
-    """Of its buffer."""
+    """Size of the bucket's buffer."""
     traffic: Traffic = field(default_factory=Traffic)
     num_reductions: int = 0
     launch_ns: int = 0
     """Copying gradients in, compressing and starting: this time is taken from backward."""
     wait_ns: int = 0
-    """In `finish`, decompressing included: what was not hidden behind backward."""
+    """Time in `finish`, decompression included: what backward did not hide."""
     compression_error: float | Unavailable = _NOT_COMPRESSED
     """Relative L2 error of what this rank sent last."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReducerStatistics:
-    """What gradient synchronisation has cost so far on this rank."""
+    """Costs of gradient synchronisation so far on this rank."""
 
     buckets: list[BucketStatistics]
     num_steps: int = 0
@@ -81,11 +81,10 @@ class ReducerStatistics:
     write_back_ns: int = 0
     """Copying averages to the gradients."""
     bookkeeping: Traffic = field(default_factory=Traffic)
-    """Of finding out which parameters nobody used."""
+    """Time to find out which parameters were not used."""
 
     @property
     def traffic(self) -> Traffic:
-        """Over all buckets."""
         total = Traffic()
         total.merge(self.bookkeeping)
         for bucket in self.buckets:
@@ -94,12 +93,10 @@ class ReducerStatistics:
 
     @property
     def launch_ns(self) -> int:
-        """Over all buckets."""
         return sum(bucket.launch_ns for bucket in self.buckets)
 
     @property
     def wait_ns(self) -> int:
-        """Over all buckets."""
         return sum(bucket.wait_ns for bucket in self.buckets)
 
 
@@ -174,7 +171,7 @@ class GradientReducer:
             self.start_last_backward()
 
     def mark_ready(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Says of gradients that no hook sees that they are complete."""
+        """Marks gradients that no hook sees as complete."""
         for parameter in parameters:
             self._on_gradient(parameter)
 
@@ -275,7 +272,7 @@ class GradientReducer:
 
     @property
     def statistics(self) -> ReducerStatistics:
-        """Since buckets were made. Reading it waits for an accelerator where it compresses."""
+        """Costs since buckets were made. With compression, reading waits for the accelerator."""
         if self.compressor is not None:
             for bucket in self.buckets:
                 error = self.compressor.read_error(bucket)
@@ -316,7 +313,7 @@ class GradientReducer:
         self._handles = [_add_hook(p, self._on_gradient) for p in reduced]
 
     def close(self) -> None:
-        """Takes the hooks off; `rebuild` puts them on again."""
+        """Removes the hooks; `rebuild` installs them again."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -338,8 +335,8 @@ class GradientReducer:
     def _raise_if_stale(self) -> None:
         stale = [p for bucket in self.buckets for p in bucket.find_stale()]
         if stale:
-            place = {parameter: index for index, parameter in enumerate(self._parameters)}
-            named = ", ".join(f"{place[p]} of shape {tuple(p.shape)}" for p in stale[:3])
+            numbers = {parameter: index for index, parameter in enumerate(self._parameters)}
+            named = ", ".join(f"{numbers[p]} of shape {tuple(p.shape)}" for p in stale[:3])
             raise UsageError(
                 f"{len(stale)} gradients changed after they had been sent (parameter {named}); "
                 "have all backwards but the step's last inside accumulating(), and change "

@@ -98,17 +98,17 @@ def find_fsdp_problems(
 
 @dataclass(slots=True, kw_only=True)
 class FullyShardedStatistics:
-    """What this rank holds and has done."""
+    """Sizes and costs on this rank."""
 
     num_groups: int
-    """Of parameters that are gathered and reduced together, over all stages."""
+    """Groups of parameters that are gathered and reduced together, over all stages."""
     whole_bytes: int
-    """Of all parameters of this rank's stages (of this tp rank), uncut."""
+    """Unsharded parameters of this rank's stages (of this tp rank)."""
     shard_bytes: int
-    """Of this rank's part of them, padding left out."""
+    """This rank's part of them, without padding."""
     num_steps: int = 0
     finish_ns: int = 0
-    """In `finish`: what was not hidden behind backward, as seen by the host."""
+    """Time in `finish`: what backward did not hide, as the host sees it."""
 
 
 class FullyShardedDataParallel:
@@ -212,11 +212,10 @@ class FullyShardedDataParallel:
         for stage in self.modules.values():
             _reshard(stage)
 
-    def rescale(self, ratio: float) -> None:
-        """Nothing is kept."""
+    def rescale(self, ratio: float) -> None: ...
 
     def close(self) -> None:
-        """Takes our hooks off; what FSDP2 did to the stages stays."""
+        """Removes our hooks; the stages stay sharded."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -5,10 +5,10 @@ gradients, and one buffer holds one dtype on one device. The cut depends on the 
 it is the same on every rank.
 
 From the moment it is sent a parameter's gradient is its part of the buffer, as under DDP's
-`gradient_as_bucket_view`: nothing is copied back. Whoever wants to keep one over the next step
-copies it. Until then backward adds up a tensor of its own, so at the last of several microbatches
+`gradient_as_bucket_view`: nothing is copied back. A caller that keeps one over the next step
+copies it. Until then backward adds up in a separate tensor, so at the last of several microbatches
 gradients take their memory twice. Where buffers have another dtype than parameters, gradients stay
-tensors of their own.
+separate tensors.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ _REDUCED_ELSEWHERE = "_meshscope_reduced_elsewhere"
 
 
 def mark_reduced_elsewhere(parameter: nn.Parameter) -> None:
-    """Data parallel leaves this parameter alone: its gradient is not to be averaged over dp."""
+    """Excludes a parameter from data parallel: its gradient is not averaged over dp."""
     setattr(parameter, _REDUCED_ELSEWHERE, True)
 
 
@@ -34,36 +34,33 @@ def is_reduced_elsewhere(parameter: nn.Parameter) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class SentGradient:
+class _SentGradient:
     """A gradient as it was when it was copied into the buffer."""
 
     tensor: Tensor | None
     version: int
 
     @classmethod
-    def of(cls, parameter: nn.Parameter) -> "SentGradient":
-        """As it is now."""
+    def of(cls, parameter: nn.Parameter) -> "_SentGradient":
         grad = parameter.grad
         return cls(grad, -1 if grad is None else grad._version)
 
     def is_current(self, parameter: nn.Parameter) -> bool:
-        """Whether nothing was added to it or put in its place since."""
-        now = SentGradient.of(parameter)
+        """Whether it was neither changed nor replaced since."""
+        now = _SentGradient.of(parameter)
         return self.tensor is now.tensor and self.version == now.version
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True, kw_only=True)
 class Bucket:
-    """Gradients that are sent together."""
-
     index: int
-    """Its place in the order of sending."""
+    """Index in the order of sending."""
     parameters: tuple[nn.Parameter, ...]
     buffer: Tensor
     """Flat; stays allocated between steps."""
     views: tuple[Tensor, ...]
     """The parts of the buffer, in the shapes of the parameters."""
-    sent: list[SentGradient] = field(default_factory=list)
+    sent: list[_SentGradient] = field(default_factory=list)
 
     @torch.no_grad()
     def fill(self, scale: float) -> None:
@@ -79,8 +76,8 @@ class Bucket:
                 targets.append(view)
                 sources.append(grad)
                 if grad.dtype == view.dtype:
-                    parameter.grad = view.data  # with a version counter of its own
-        self.sent = [SentGradient.of(parameter) for parameter in self.parameters]
+                    parameter.grad = view.data  # with a separate version counter
+        self.sent = [_SentGradient.of(parameter) for parameter in self.parameters]
         _copy_all(targets, sources, scale)
         for source in sources:
             if source.is_cuda:
@@ -90,7 +87,7 @@ class Bucket:
 
     @torch.no_grad()
     def write_back(self, is_used: Sequence[bool] | None = None) -> None:
-        """Makes the buffer the gradients; None where `is_used` says that no rank has one."""
+        """Makes views of the buffer the gradients; None where no rank has one (`is_used`)."""
         targets, sources = [], []
         for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if is_used is not None and not is_used[index]:

@@ -10,7 +10,7 @@
 
 DDP as it comes reduces in the backward that follows a forward, and so is wrong as soon as a second
 microbatch is forwarded before the first one's backward: the first one's gradients alone are sent.
-Here every forward runs as inside `no_sync`, and DDP is told of the last backward when it comes, as
+Here every forward runs as inside `no_sync`, and DDP learns of the last backward when it comes, as
 torch's own pipelining does. It must therefore be announced for each stage, just before it: `finish`
 raises if a stage had none, or more than one, after its announcement. Right for any schedule without
 W (zero-bubble): weight gradients computed there are seen by no hook.
@@ -57,7 +57,7 @@ _add_hook: Any = Tensor.register_post_accumulate_grad_hook
 
 
 class DataParallel(Protocol):
-    """What the engine asks of data parallel, whichever it is. One for all stages of a rank."""
+    """The engine's interface to any data parallelism. One for all stages of a rank."""
 
     @property
     def modules(self) -> Mapping[int, nn.Module]:
@@ -65,17 +65,16 @@ class DataParallel(Protocol):
 
     @property
     def shard_group(self) -> Group:
-        """Over which gradients are cut after `finish`; None when each rank has them whole."""
+        """The group that shards gradients after `finish`; None when each rank has them whole."""
 
     @property
     def statistics(self) -> object:
-        """What it has cost so far on this rank."""
+        """Costs so far on this rank."""
 
-    def module(self, stage: int) -> nn.Module:
-        """One of `modules`."""
+    def module(self, stage: int) -> nn.Module: ...
 
     def start_accumulating(self) -> None:
-        """Before a step's first forward."""
+        """Called before a step's first forward."""
 
     def start_last_backward(self, stage: int | None = None) -> None:
         """Just before the last backward of a stage; None when that is the last of all stages."""
@@ -87,7 +86,7 @@ class DataParallel(Protocol):
         """Between steps: gradients to come are larger by that much (the loss scale changed)."""
 
     def close(self) -> None:
-        """Takes its hooks off the parameters."""
+        """Removes its hooks."""
 
 
 def find_last_backwards(schedule: Schedule, rank: int) -> dict[Action, int]:
@@ -112,7 +111,7 @@ class ReducedDataParallel:
         """`reducer_options` are `GradientReducer`'s."""
         self.modules: dict[int, nn.Module] = dict(stages)
         parameters = [p for stage in stages.values() for p in stage.parameters()]
-        # It would leave them alone, and every dp rank train a model of its own.
+        # It would skip them, and every dp rank would train a separate model.
         if drop_single(dp_group) is not None and any(hasattr(p, "to_local") for p in parameters):
             raise UsageError(
                 "the reducer does not average DTensors over dp; use FSDP2, tensor parallel on "
@@ -123,11 +122,9 @@ class ReducedDataParallel:
 
     @property
     def statistics(self) -> ReducerStatistics:
-        """The reducer's."""
         return self.reducer.statistics
 
     def module(self, stage: int) -> nn.Module:
-        """The stage itself."""
         return self.modules[stage]
 
     def start_accumulating(self) -> None:
@@ -151,11 +148,9 @@ class ReducedDataParallel:
         self.reducer.finish()
 
     def rescale(self, ratio: float) -> None:
-        """What compression has kept."""
         self.reducer.rescale(ratio)
 
     def close(self) -> None:
-        """Takes the hooks off."""
         self.reducer.close()
 
 
@@ -202,10 +197,10 @@ def _has_weight_grads(schedule: Schedule) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class DdpStatistics:
-    """What DDP has cost so far on this rank."""
+    """Costs of DDP so far on this rank."""
 
     gradient_bytes: int
-    """Reduced in each step."""
+    """Bytes reduced in each step."""
     num_steps: int = 0
     finish_ns: int = 0
     """In `finish`; DDP itself waits at the end of each stage's last backward."""
@@ -253,7 +248,6 @@ class TorchDdp:
             self._handles.append(_add_hook(watched, self._make_counter(index)))
 
     def module(self, stage: int) -> nn.Module:
-        """The stage in its wrapper."""
         return self.modules[stage]
 
     def start_accumulating(self) -> None:
@@ -296,11 +290,10 @@ class TorchDdp:
                 "for which DDP waits; use the reducer, freeze them, or leave them out of the model"
             )
 
-    def rescale(self, ratio: float) -> None:
-        """Nothing is kept."""
+    def rescale(self, ratio: float) -> None: ...
 
     def close(self) -> None:
-        """Takes our hooks off; DDP's go with the wrappers."""
+        """Removes our hooks; DDP's go with the wrappers."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

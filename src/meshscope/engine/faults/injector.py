@@ -12,11 +12,11 @@
         with injector.phase("optimizer"): …
     injector.close()
 
-Everything that happens is told to `record` with its true extent, a crash or hang before it comes.
+`record` gets everything that happens with its true extent, a crash or hang before it comes.
 Without faults for this rank each call returns at once, and nothing of torch is touched.
 
 What it is not: delays are on the host. A phase that only queues kernels ends early, and a factor of
-it is a factor of the queueing; a slow link holds up whoever sends, where a real one lets it go on.
+it is a factor of the queueing; a slow link holds up the sender, where a real one lets it go on.
 """
 
 import gc
@@ -57,7 +57,7 @@ class InjectedFault(MeshscopeError):
 
 
 class FaultRecorder(Protocol):
-    """Told of what was made to happen; `capture.recorder.Recorder` is one."""
+    """Records the faults that happened; `capture.recorder.Recorder` is one."""
 
     def fault(
         self,
@@ -68,16 +68,14 @@ class FaultRecorder(Protocol):
         end_host_mono_ns: int | None,
         detail: str,
     ) -> None:
-        """`end_host_mono_ns` is None for a crash or a hang, which is told before it comes.
+        """`end_host_mono_ns` is None for a crash or a hang, which is recorded before it comes.
 
-        There are few different details in a run, whatever its length.
+        A run of any length has few different details.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpan:
-    """When one fault happened."""
-
     kind: str
     step: int
     begin_host_mono_ns: int
@@ -101,7 +99,6 @@ class FaultLog:
         end_host_mono_ns: int | None,
         detail: str,
     ) -> None:
-        """Into `spans`."""
         self.spans.append(
             FaultSpan(
                 kind=kind,
@@ -129,7 +126,7 @@ class FaultInjector:
         """`device` is where a leak with `device=true` keeps its bytes."""
         here = coordinates or Coordinates()
         self.faults = tuple(fault for fault in faults if fault.concerns(rank, here, attempt))
-        """Those that can happen on this rank in this attempt."""
+        """Faults that can happen on this rank in this attempt."""
         self.rank = rank
         self.record: FaultRecorder = record or FaultLog()
         self.device = torch.device(device)
@@ -138,22 +135,22 @@ class FaultInjector:
         self._step = -1
         self._due: tuple[Fault, ...] = ()
         self._happened: set[Fault] = set()
-        """Those of this step that happen once in a step, and have."""
+        """Faults that happen once in a step and have happened in this one."""
         self._action: Action | None = None
         self._undo: list[Callable[[], object]] = []
 
     @property
     def is_active(self) -> bool:
-        """Whether anything can happen here."""
+        """Whether this rank has faults."""
         return bool(self.faults)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anything can happen in this step."""
+        """Whether this rank has faults in this step."""
         return bool(self._due)
 
     def close(self) -> None:
-        """Takes hooks and wrappers away, and lets go of what leaks have kept."""
+        """Removes hooks and wrappers, and frees what leaks have kept."""
         while self._undo:
             self._undo.pop()()
         self.kept.clear()
@@ -162,7 +159,7 @@ class FaultInjector:
     # --- where the engine calls ------------------------------------------------------------------
 
     def begin_step(self, step: int) -> None:
-        """First thing in a step."""
+        """Called first in each step."""
         if not self.faults:
             return
         self._step = step
@@ -178,7 +175,7 @@ class FaultInjector:
                 self._delay(fault, fault.delay_ns or 0)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Around data, optimizer, and where no `action` is told, forward and backward.
+        """Around data, optimizer, and without an `action`, forward and backward.
 
         Nothing happens in phases of other names.
         """
@@ -213,29 +210,29 @@ class FaultInjector:
         self._before(Phase.COLLECTIVE, ranks, size_bytes, axis)
 
     def on_loss(self, loss: Tensor) -> Tensor:
-        """NaN in place of the loss, in the graph: gradients become NaN too."""
+        """Replaces the loss by NaN, in the graph: gradients become NaN too."""
         return self._spoil(loss, "loss")
 
     def on_activation(self, activation: Tensor) -> Tensor:
-        """NaN in one element of a stage's output."""
+        """Puts NaN into one element of a stage's output."""
         return self._spoil(activation, "activation")
 
     @torch.no_grad()
     def on_gradients(self, modules: Iterable[nn.Module]) -> None:
-        """NaN in one element of one gradient; between their synchronisation and the optimizer."""
+        """Puts NaN into one gradient, between synchronisation and optimizer."""
         due = [fault for fault in self._due if _makes_nan(fault, "gradient")]
         if not due:
             return
         named = [pair for module in modules for pair in module.named_parameters()]
         for fault in due:
-            begin_ns = time.monotonic_ns()
+            start_ns = time.monotonic_ns()
             for name, parameter in named:
                 if fault.parameter in name and _put_nan_into(parameter.grad):
-                    self._tell(fault, begin_ns, f"gradient of {name}")
+                    self._record_span(fault, start_ns, f"gradient of {name}")
                     break
 
     def attach(self, stages: Mapping[int, nn.Module]) -> None:
-        """Has `on_loss` and `on_activation` called with what the stages' forwards make."""
+        """Calls `on_loss` and `on_activation` with the results of the stages' forwards."""
         if not any(fault.kind is FaultKind.NAN for fault in self.faults):
             return
         for module in stages.values():
@@ -265,16 +262,16 @@ class FaultInjector:
     def _around(self, faults: Sequence[Fault]) -> Iterator[None]:
         for fault in faults:
             self._happen(fault)
-        begin_ns = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         yield
-        elapsed_ns = time.monotonic_ns() - begin_ns
+        elapsed_ns = time.monotonic_ns() - start_ns
         for fault in faults:
             if fault.kind is FaultKind.SLOW:
                 longer_ns = round(((fault.factor or 1) - 1) * elapsed_ns)
                 self._delay(fault, fault.delay_ns or longer_ns)
 
     def _happen(self, fault: Fault) -> None:
-        """What comes at the begin of a phase, once in a step."""
+        """Runs the faults at the start of a phase, once in a step."""
         if fault in self._happened or fault.kind is FaultKind.SLOW:
             return
         self._happened.add(fault)
@@ -285,7 +282,7 @@ class FaultInjector:
         elif fault.kind is FaultKind.CRASH:
             self._crash(fault)
         elif fault.kind is FaultKind.HANG:
-            self._tell(fault, time.monotonic_ns(), is_over=False)
+            self._record_span(fault, time.monotonic_ns(), is_over=False)
             _hang()
 
     def _before(
@@ -303,39 +300,39 @@ class FaultInjector:
                 self._happen(fault)
 
     def _delay(self, fault: Fault, delay_ns: int, what: str = "") -> None:
-        begin_ns = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         if fault.burns_cpu:
-            while time.monotonic_ns() - begin_ns < delay_ns:
+            while time.monotonic_ns() - start_ns < delay_ns:
                 pass
         elif delay_ns > 0:
             time.sleep(delay_ns / 1e9)
-        self._tell(fault, begin_ns, what)
+        self._record_span(fault, start_ns, what)
 
     def _leak(self, fault: Fault) -> None:
-        begin_ns = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         size_bytes = fault.size_bytes or 0
         # Written to, or the system would not give the pages.
         if fault.on_device:
             self.kept.append(torch.ones(size_bytes, dtype=torch.uint8, device=self.device))
         else:
             self.kept.append(b"\x01" * size_bytes)
-        self._tell(fault, begin_ns, f"{size_bytes} bytes kept")
+        self._record_span(fault, start_ns, f"{size_bytes} bytes kept")
 
     def _collect_garbage(self, fault: Fault) -> None:
         if fault.delay_ns is not None:
             self._delay(fault, fault.delay_ns)
             return
-        begin_ns = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         was_enabled = gc.isenabled()
         gc.disable()  # or it would be collected bit by bit
         _make_garbage(fault.num_objects)
         gc.collect()
         if was_enabled:
             gc.enable()
-        self._tell(fault, begin_ns)
+        self._record_span(fault, start_ns)
 
     def _crash(self, fault: Fault) -> None:
-        self._tell(fault, time.monotonic_ns(), is_over=False)
+        self._record_span(fault, time.monotonic_ns(), is_over=False)
         if fault.how == "exception":
             raise InjectedFault(f"injected at step {self._step}: {write_fault(fault)}")
         if fault.how == "exit":
@@ -354,18 +351,20 @@ class FaultInjector:
             if not _is_of(fault, self._action):
                 continue
             self._happened.add(fault)
-            begin_ns = time.monotonic_ns()
+            start_ns = time.monotonic_ns()
             factors = torch.ones_like(made)
             _put_nan_into(factors)
             made = made * factors
-            self._tell(fault, begin_ns, str(self._action or ""))
+            self._record_span(fault, start_ns, str(self._action or ""))
         return made
 
-    def _tell(self, fault: Fault, begin_ns: int, what: str = "", *, is_over: bool = True) -> None:
+    def _record_span(
+        self, fault: Fault, start_ns: int, what: str = "", *, is_over: bool = True
+    ) -> None:
         self.record.fault(
             str(fault.kind),
             step=self._step,
-            begin_host_mono_ns=begin_ns,
+            begin_host_mono_ns=start_ns,
             end_host_mono_ns=time.monotonic_ns() if is_over else None,
             detail=write_fault(fault) + (f": {what}" if what else ""),
         )
@@ -394,7 +393,7 @@ def _hang() -> NoReturn:
 
 
 def _make_garbage(num_objects: int) -> None:
-    """Lists that hold themselves, which only the collector frees."""
+    """Lists that hold themselves; only the collector frees them."""
     for _ in range(num_objects):
         cycle: list[object] = []
         cycle.append(cycle)
@@ -411,7 +410,7 @@ def _makes_nan(fault: Fault, target: str) -> bool:
 
 
 def _put_nan_into(x: Any) -> bool:
-    """Into its first element; False where there is none on this rank."""
+    """Puts NaN into the first element; False where this rank has none."""
     local = x.to_local() if hasattr(x, "to_local") else x  # of a DTensor
     if local is None or not local.numel():
         return False

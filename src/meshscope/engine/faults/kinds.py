@@ -11,8 +11,6 @@ from meshscope.core.layout import Coordinates
 
 
 class FaultKind(StrEnum):
-    """What goes wrong."""
-
     SLOW = "slow"
     SLOW_LINK = "slow_link"
     STALLED_LOADER = "stalled_loader"
@@ -24,10 +22,8 @@ class FaultKind(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where in a step."""
-
     STEP = "step"
-    """Its begin."""
+    """The start of the step."""
     DATA = "data"
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -42,7 +38,7 @@ class Phase(StrEnum):
 
 
 PIPELINE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD)
-"""Those of a stage and a microbatch."""
+"""Phases of a stage and a microbatch."""
 
 _DEFAULT_PHASE = {
     FaultKind.SLOW: Phase.FORWARD,
@@ -87,36 +83,36 @@ class Fault:
     coordinates: tuple[tuple[str, int], ...] = ()
     """Axis and index: (("dp", 1), ("tp", 0)); (("pp", 2),) is a whole stage."""
     steps: tuple[StepRange, ...] = ()
-    """Empty is every step."""
+    """Empty means every step."""
     attempts: tuple[int, ...] | None = None
-    """Of a restarted run; () is all. None is the kind's: the first for crash and hang, else all."""
+    """Attempts of a restarted run; () is all. None: the first for crash and hang, else all."""
     phase: Phase | None = None
-    """None is the kind's own."""
+    """None means the kind's usual phase."""
     stage: int | None = None
-    """Of the pipeline, counted over all ranks; None is every stage the rank has."""
+    """Pipeline stage, counted over all ranks; None is every stage the rank has."""
     microbatch: int | None = None
     delay_ns: int | None = None
     factor: float | None = None
-    """How many times as long a phase takes; more than 1."""
+    """Factor on a phase's time; more than 1."""
     burns_cpu: bool = False
     """Keeps a core busy instead of sleeping."""
     bytes_per_s: float | None = None
-    """Of a slow link: a delay of its own for each byte."""
+    """Delay of a slow link for each byte."""
     link: tuple[int, int] | None = None
     """The two ranks at its ends."""
     axis: str | None = None
     """Only operations of groups along it."""
     operation: str = "all"
-    """Of a slow link: send, collective or all."""
+    """What a slow link slows: send, collective or all."""
     size_bytes: int | None = None
-    """Kept in each step."""
+    """Bytes leaked per step."""
     on_device: bool = False
     target: str = "loss"
     """What becomes NaN."""
     parameter: str = ""
-    """A part of its name; the first that has a gradient."""
+    """Part of a parameter's name; the first match with a gradient is used."""
     num_objects: int = 200_000
-    """Garbage in cycles."""
+    """Objects in garbage cycles."""
     how: str = "SIGKILL"
     exit_code: int = 1
 
@@ -126,7 +122,7 @@ class Fault:
         return self.phase or _DEFAULT_PHASE.get(self.kind, Phase.STEP)
 
     def concerns(self, rank: int, coordinates: Coordinates, attempt: int) -> bool:
-        """Whether it happens on this rank in this attempt, at whatever step."""
+        """Whether it happens on this rank in this attempt, at any step."""
         attempts = self.attempts
         if attempts is None:
             attempts = (0,) if self.kind in _ENDS_RUNS else EVERY_ATTEMPT

@@ -18,27 +18,27 @@ COLLECTIVE_METHODS = (
     "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced",
     "alltoall", "alltoall_base", "all_to_all_single", "barrier", "monitored_barrier",
 )  # fmt: skip
-"""Those that a torch does not have are left out."""
+"""Methods that this torch does not have are left out."""
 
 
-class OperationListener(Protocol):
-    """Asked before an operation is handed to torch; ranks are global ones."""
+class _OperationListener(Protocol):
+    """Called before an operation is handed to torch; ranks are global ones."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it wants to be asked at all, now."""
+        """Whether operations are delayed now."""
 
-    def before_send(self, peer: int, size_bytes: int, axis: str | None) -> None:
-        """Before a message."""
+    def before_send(self, peer: int, size_bytes: int, axis: str | None) -> None: ...
 
-    def before_collective(self, ranks: Sequence[int], size_bytes: int, axis: str | None) -> None:
-        """Before a collective."""
+    def before_collective(
+        self, ranks: Sequence[int], size_bytes: int, axis: str | None
+    ) -> None: ...
 
 
 def watch_groups(
-    listener: OperationListener, groups: Mapping[str, dist.ProcessGroup | None]
+    listener: _OperationListener, groups: Mapping[str, dist.ProcessGroup | None]
 ) -> Callable[[], None]:
-    """Begins to ask; hands back what ends it. `groups`: this rank's, by axis."""
+    """Starts to call the listener; returns a function that stops it. `groups`: by axis."""
     axes = {id(group): axis for axis, group in groups.items() if group is not None}
     undo = [
         _wrap_method(listener, name, axes)
@@ -54,7 +54,7 @@ def watch_groups(
 
 
 def _wrap_method(
-    listener: OperationListener, name: str, axes: Mapping[int, str]
+    listener: _OperationListener, name: str, axes: Mapping[int, str]
 ) -> Callable[[], None]:
     stored = vars(dist.ProcessGroup)[name]
     original = getattr(dist.ProcessGroup, name)
@@ -67,7 +67,7 @@ def _wrap_method(
 
     def undo() -> None:
         nonlocal is_ended
-        # Whoever has wrapped it since keeps ours, which then asks nobody.
+        # A later wrapper keeps ours, which then does nothing.
         is_ended = True
         if vars(dist.ProcessGroup).get(name) is wrapped:
             setattr(dist.ProcessGroup, name, stored)
@@ -78,7 +78,7 @@ def _wrap_method(
 
 
 def _ask(
-    listener: OperationListener,
+    listener: _OperationListener,
     name: str,
     group: dist.ProcessGroup,
     values: Sequence[Any],

@@ -189,7 +189,6 @@ _BLANK = Fault(kind=FaultKind.SLOW)
 
 
 def write_fault(fault: Fault) -> str:
-    """As `parse_fault` reads it."""
     words = [str(fault.kind)]
     for key in KEYS_OF[fault.kind]:
         entry = _KEYS[key]
@@ -292,7 +291,7 @@ def find_fault_problems(
         except UsageError as error:
             problems.append(f"fault {index}: {str(error).removeprefix('fault ')}")
             continue
-        found = _find_own_problems(fault) + _find_place_problems(fault, layout)
+        found = _find_own_problems(fault) + _find_layout_problems(fault, layout)
         problems += [f"fault {index} ({write_fault(fault)}): {problem}" for problem in found]
     return problems
 
@@ -333,7 +332,7 @@ def _find_own_problems(fault: Fault) -> list[str]:
     return problems
 
 
-def _find_place_problems(fault: Fault, layout: Layout | int | None) -> list[str]:
+def _find_layout_problems(fault: Fault, layout: Layout | int | None) -> list[str]:
     if layout is None:
         return []
     world_size = layout if isinstance(layout, int) else layout.world_size

@@ -6,7 +6,7 @@ somebody else is gone. The cause is the earliest failure that is none. If all ar
 a rank that has not failed at all is then the suspect.
 
 Each rank writes `rank_<r>.txt` into the attempt's folder: a line of JSON for the launcher, then the
-traceback. Wrong where a program raises a RuntimeError of its own with such words in it.
+traceback. Wrong where a program itself raises a RuntimeError with such words in it.
 """
 
 import json
@@ -30,7 +30,7 @@ _CONSEQUENCES = re.compile(
     r"|watchdog|communicator was aborted|store .*(?:closed|timed? ?out)|pair is not connected"
 )
 _SOURCE_PLACE = re.compile(r"\[?[^\s\[\]]+\.(?:cc|cpp|h|hpp|cu):\d+\]?:?\s*")
-"""Where in torch's sources: of no use to whoever reads one line."""
+"""Where in torch's sources: of no use in one line."""
 _TIMEOUTS = re.compile(r"timed? ?out|timeout")
 
 
@@ -40,7 +40,7 @@ def note_step(step: int) -> None:
 
 
 class _StepKeeper:
-    """Where the current step is kept: with a launcher of ours, in memory that it shares."""
+    """Holds the current step, in memory shared with our launcher if there is one."""
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -56,24 +56,21 @@ _step_keeper = _StepKeeper()
 
 
 def share_steps(share: Callable[[int], None] | None) -> None:
-    """Sets what `note_step` tells of every step, and forgets the last one."""
+    """Sets where `note_step` writes, and forgets the last step."""
     _step_keeper.step = None
     _step_keeper.share = share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """How one rank ended."""
-
     rank: int
     summary: str
-    """One line."""
     time_unix_ns: int
     """When it was noticed: by the rank itself, or by the launcher where it could not."""
     step: int | None = None
-    """The step it was in; None before the first, or when nobody said."""
+    """The step it was in; None before the first, or when not known."""
     is_consequence: bool = False
-    """Whether it only tells that another rank is gone or late."""
+    """Whether it only reports that another rank is gone or late."""
     is_timeout: bool = False
     """Whether it waited in vain, for a rank that may still be there."""
     is_abort: bool = False
@@ -81,11 +78,11 @@ class RankFailure:
     is_permanent: bool = False
     """Whether starting again would end the same way."""
     path: str | None = None
-    """Where the traceback is."""
+    """Path of the traceback."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Causes first, then by time."""
+        """Sort key: causes first, then by time."""
         return (2 if self.is_consequence else int(self.is_abort)), self.time_unix_ns
 
 
@@ -109,7 +106,7 @@ def is_consequence(error: BaseException) -> bool:
 
 
 def find_failure(error: BaseException, rank: int) -> RankFailure:
-    """What this error in this rank amounts to."""
+    """Describes an error of this rank."""
     follows = is_consequence(error)
     return RankFailure(
         rank=rank,
@@ -123,7 +120,7 @@ def find_failure(error: BaseException, rank: int) -> RankFailure:
 
 
 def find_exit_failure(rank: int, exit_code: int, step: int | None) -> RankFailure:
-    """For a rank that could not say anything: killed, aborted, or gone by `os._exit`."""
+    """The failure of a rank that left no traceback: killed, aborted, or gone by `os._exit`."""
     is_abort = exit_code == -signal.SIGABRT
     return RankFailure(
         rank=rank,
@@ -160,12 +157,12 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def attempt_folder(run_dir: Path, attempt: int) -> Path:
-    """Where the ranks of one attempt leave their tracebacks."""
+    """Folder for the tracebacks of one attempt."""
     return run_dir / "failures" / f"attempt_{attempt}"
 
 
 def write_failure(folder: Path, failure: RankFailure, error: BaseException) -> RankFailure:
-    """Leaves the failure and its traceback in the folder; the failure with its path."""
+    """Writes the failure and its traceback to the folder; returns the failure with its path."""
     path = folder / f"rank_{failure.rank}.txt"
     text = "".join(traceback.format_exception(error))
     try:
@@ -177,7 +174,7 @@ def write_failure(folder: Path, failure: RankFailure, error: BaseException) -> R
 
 
 def read_failure(folder: Path, rank: int) -> RankFailure | None:
-    """What a rank left in the folder; None when it left nothing that can be read."""
+    """Reads a rank's failure; None when there is none that can be read."""
     path = folder / f"rank_{rank}.txt"
     try:
         head = path.read_text(encoding="utf-8").partition("\n")[0]
@@ -190,7 +187,7 @@ def read_failure(folder: Path, rank: int) -> RankFailure | None:
 
 
 def find_first(failures: Iterable[RankFailure]) -> RankFailure:
-    """The failure that the others follow from: the earliest that is no consequence."""
+    """The failure that caused the others: the earliest that is no consequence."""
     return min(failures, key=lambda failure: failure.order)
 
 

@@ -48,12 +48,12 @@ from meshscope.engine.launch.stop_request import STOP_SIGNALS, StopRequest
 EXIT_RANK_FAILED = 6
 SIGNAL_EXIT_BASE = 128
 
-RankFunction = Callable[[StopRequest], None]
-"""What each rank runs, with its place in the environment as torchrun would put it there."""
+_RankFunction = Callable[[StopRequest], None]
+"""What each rank runs, with the environment that torchrun would set."""
 
 _WATCHED = frozenset({*STOP_SIGNALS, signal.SIGCHLD})
 _LOOK_S = 0.2
-"""How often the launcher looks around when no signal wakes it."""
+"""How often the launcher polls its ranks."""
 _SAME_SIGNAL_S = 0.2
 """`timeout` and others signal a process and then its group: within this time it is one signal."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -69,27 +69,23 @@ _FOR_RANKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLaunch:
-    """What to start."""
-
     world_size: int
     run_dir: Path
-    """Where tracebacks go."""
+    """Folder for tracebacks."""
     run_id: str
     """Names the launch to the recorder."""
     label: Callable[[int], str]
     """A rank's coordinates, for messages."""
     say: Callable[[str], None]
-    """Takes a line about a restart."""
+    """Called with a line about a restart."""
     max_restarts: int = 0
     grace_s: float = 5.0
     kill_after_s: float = 5.0
-    """From SIGTERM to SIGKILL."""
+    """Seconds between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOutcome:
-    """How it ended."""
-
     exit_code: int
     """0, `EXIT_RANK_FAILED`, or 128 + the signal that asked for the end."""
     message: str | None = None
@@ -103,10 +99,10 @@ class DeviceProbe:
 
     num_gpus: int
     memory_bytes: int | None
-    """Of the smallest one; None without."""
+    """Memory of the smallest GPU; None without one."""
 
 
-def run_local_ranks(function: RankFunction, launch: LocalLaunch) -> LocalOutcome:
+def run_local_ranks(function: _RankFunction, launch: LocalLaunch) -> LocalOutcome:
     """Runs `function` in `world_size` processes, again after a failure if so set."""
     _prepare_parent()
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -161,7 +157,7 @@ def probe_devices() -> DeviceProbe:
 
 
 def find_host_memory_bytes() -> int:
-    """What this machine has, or what a control group allows, if that is less."""
+    """Memory of this machine, or the control group's limit if that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
@@ -171,10 +167,10 @@ def find_host_memory_bytes() -> int:
 
 
 def count_threads(num_ranks: int, env: Mapping[str, str]) -> int:
-    """For each rank: what OMP_NUM_THREADS says, else its share of the cores."""
-    told = env.get("OMP_NUM_THREADS", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
+    """Threads of each rank: what OMP_NUM_THREADS says, else its share of the cores."""
+    declared = env.get("OMP_NUM_THREADS", "")
+    if declared.isdecimal() and int(declared) > 0:
+        return int(declared)
     return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
@@ -189,9 +185,9 @@ class _Stopping:
 
 @dataclass(slots=True)
 class _Attempt:
-    """All ranks, once."""
+    """One launch of all ranks."""
 
-    function: RankFunction
+    function: _RankFunction
     launch: LocalLaunch
     attempt: int
     old_mask: set[int | signal.Signals]
@@ -199,7 +195,7 @@ class _Attempt:
     """Rank by process id."""
     failures: dict[int, RankFailure] = field(default_factory=dict)
     killed: set[int] = field(default_factory=set)
-    """Ranks that we ended."""
+    """Ranks that the launcher killed."""
     stopping: _Stopping | None = None
     _failed_at_s: float | None = None
     _was_terminated: bool = False
@@ -340,14 +336,14 @@ class _Attempt:
             self.function(stop)
         except SystemExit as error:
             return error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException as error:  # noqa: BLE001 - whatever it was, it is told and ends here
+        except BaseException as error:  # noqa: BLE001 - every error is reported and ends here
             write_failure(self.folder, find_failure(error, rank), error)
             sys.last_value = error  # the recorder looks for it there
             return EXIT_RANK_FAILED
         return 0
 
     def _environment(self, rank: int, store_file: str) -> dict[str, str]:
-        """As torchrun sets it, so that everything that asks finds its answer."""
+        """The environment that torchrun would set."""
         size = str(self.launch.world_size)
         values = {
             "RANK": str(rank),

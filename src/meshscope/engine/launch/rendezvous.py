@@ -1,11 +1,11 @@
 """How ranks find each other: torch.distributed for one rank alone, for local ranks, and launchers.
 
-    with joined(config.device, timeout_s=config.communication.timeout_s) as place:
-        run_worker(…)                      # place.rank, place.world_size, place.device
+    with joined(config.device, timeout_s=config.communication.timeout_s) as setup:
+        run_worker(…)                      # setup.rank, setup.world_size, setup.device
 
 | started by | ranks meet at |
 |---|---|
-| nobody (one rank) | nowhere: there is no process group, and none is needed |
+| none (one rank) | nowhere: there is no process group, and none is needed |
 | `local_ranks` | a file of the attempt, named by MESHSCOPE_STORE_FILE |
 | torchrun | its store, with a prefix for each restart |
 | srun, mpirun | MASTER_ADDR and MASTER_PORT; on one node they are made up if not set |
@@ -49,11 +49,11 @@ class RankSetup:
     local_world_size: int
     device: torch.device
     backend: str | None
-    """None for a rank alone."""
+    """None for a single rank."""
 
 
 def find_placement(env: Mapping[str, str]) -> Placement | None:
-    """What the launcher says; None when there is none. LayoutError where it contradicts itself."""
+    """The launcher's placement; None without a launcher. LayoutError where it is contradictory."""
     placement = placement_from_environment(env)
     return None if isinstance(placement, NoPlacement) else placement
 
@@ -71,7 +71,7 @@ def choose_device(kind: str, local_rank: int, num_gpus: int) -> torch.device:
 
 
 def choose_backend(device: torch.device, local_world_size: int, num_gpus: int) -> str:
-    """NCCL where every rank has a GPU of its own, else gloo."""
+    """NCCL where every rank has its own GPU, else gloo."""
     return "nccl" if device.type == "cuda" and local_world_size <= num_gpus else "gloo"
 
 
@@ -85,40 +85,40 @@ def joined(
     """
     env = os.environ if env is None else env
     placement = find_placement(env)
-    place = _find_place(device, placement, env)
-    if place.device.type == "cuda":
-        torch.cuda.set_device(place.device)
-    if place.backend is not None:
-        join(place, timeout_s=timeout_s, env=env)
-    yield place
-    if place.backend is not None:
+    setup = _find_place(device, placement, env)
+    if setup.device.type == "cuda":
+        torch.cuda.set_device(setup.device)
+    if setup.backend is not None:
+        join(setup, timeout_s=timeout_s, env=env)
+    yield setup
+    if setup.backend is not None:
         leave()
 
 
-def join(place: RankSetup, *, timeout_s: float, env: Mapping[str, str]) -> None:
+def join(setup: RankSetup, *, timeout_s: float, env: Mapping[str, str]) -> None:
     """Makes the default process group; every rank calls it."""
     timeout = timedelta(seconds=timeout_s)
-    is_nccl = place.backend == "nccl"
+    is_nccl = setup.backend == "nccl"
     dist.init_process_group(
-        place.backend,
-        store=_make_store(place, timeout, env),
-        rank=place.rank,
-        world_size=place.world_size,
+        setup.backend,
+        store=_make_store(setup, timeout, env),
+        rank=setup.rank,
+        world_size=setup.world_size,
         timeout=timeout,
         # Tells NCCL the device: without it the first barrier guesses, and warns.
-        device_id=place.device if is_nccl else None,
+        device_id=setup.device if is_nccl else None,
     )
 
 
 def leave() -> None:
-    """Waits for the others and takes the process group down."""
+    """Waits for the others and destroys the process group."""
     dist.barrier()
     time.sleep(_LEAVE_PAUSE_S)
     dist.destroy_process_group()
 
 
 def share_from_first(text: str) -> str:
-    """Rank 0's text on every rank, for what each would otherwise make up. Collective."""
+    """Rank 0's text on every rank, so that all agree. Collective."""
     if not dist.is_initialized():
         return text
     box = [text]
@@ -165,18 +165,18 @@ def _is_one_node(env: Mapping[str, str]) -> bool:
     return env.get("SLURM_NNODES", env.get("SLURM_JOB_NUM_NODES", "1")) == "1"
 
 
-def _make_store(place: RankSetup, timeout: timedelta, env: Mapping[str, str]) -> Any:
+def _make_store(setup: RankSetup, timeout: timedelta, env: Mapping[str, str]) -> Any:
     file = env.get(STORE_FILE_VARIABLE)
     if file:
-        return _stores.FileStore(file, place.world_size)
+        return _stores.FileStore(file, setup.world_size)
     address, port = _find_master(env)
     # torchrun's agent is the server then; without it, rank 0 is.
     is_agents = env.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
     store = _stores.TCPStore(
         address,
         port,
-        None if is_agents else place.world_size,
-        is_master=not is_agents and place.rank == 0,
+        None if is_agents else setup.world_size,
+        is_master=not is_agents and setup.rank == 0,
         timeout=timeout,
         multi_tenant=True,
     )

@@ -7,7 +7,7 @@
                 break
 
 A handler that raised in the middle of a collective would leave the other ranks waiting, so it only
-notes the signal. Any number of signals is one wish: whoever wants more kills. A rank that hangs in
+notes the signal. Any number of signals is one request; to stop at once, kill. A rank that hangs in
 a collective never looks, and only a kill ends it.
 """
 
@@ -28,7 +28,7 @@ class StopRequest:
         """The first signal that asked; None when it was code."""
 
     def set(self, signal_number: int | None = None) -> None:
-        """Asks. The first one counts."""
+        """Requests the stop; only the first request counts."""
         if not self.is_set:
             self.signal_number = signal_number
         self.is_set = True

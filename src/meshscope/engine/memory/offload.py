@@ -6,9 +6,9 @@
     loss.backward()                     # and are read before they are needed, last ones first
     offloader.close()
 
-Tensors come back with the same bits, shape and strides. A tensor's place is given back when the
+Tensors come back with the same bits, shape and strides. A tensor's space is freed when the
 graph lets go of it: in backward, or when the graph is thrown away. Copies between device and host
-go through pinned memory on a stream of their own. How much may wait to be written is bounded: a
+go through pinned memory on a separate stream. How much may wait to be written is bounded: a
 forward that is faster than the disk waits for it, instead of filling memory.
 
 The file on disk has no name: it ends with the process, and a crash leaves nothing (`spool_file`).
@@ -41,7 +41,7 @@ _MIN_OFFLOAD_BYTES = 4096
 
 
 _MAX_STAGED_BYTES = 1 << 30
-"""Of pinned host memory between device and disk."""
+"""Bytes of pinned host memory between device and disk."""
 
 
 class OffloadError(MeshscopeError):
@@ -49,7 +49,7 @@ class OffloadError(MeshscopeError):
 
 
 class _Record:
-    """The elements of one tensor, wherever they are."""
+    """The elements of one tensor, on the device, on the host or on disk."""
 
     def __init__(self, flat: Tensor, spool: SpoolFile | None) -> None:
         self.source: Tensor | None = flat
@@ -144,7 +144,7 @@ class Offloader:
 
     @contextmanager
     def around_forward(self) -> Iterator[None]:
-        """What is saved inside is offloaded."""
+        """Offloads what is saved inside."""
         self._raise_failure()
         if not torch.is_grad_enabled():
             yield
@@ -166,7 +166,7 @@ class Offloader:
         self._forwards.clear()
 
     def finish_writes(self) -> None:
-        """Waits until nothing is on its way to the disk any more."""
+        """Waits until all pending writes are done."""
         self._wait_for_writes(0)
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class Offloader:
     # --- out -------------------------------------------------------------------------------------
 
     def pack(self, x: Tensor) -> object:
-        """What autograd keeps in place of `x`."""
+        """What autograd keeps instead of `x`."""
         if not self._is_worth_it(x):
             # Detached: autograd's own output, kept by a hook, would keep itself alive.
             return x.detach()
@@ -207,7 +207,7 @@ class Offloader:
             and x.is_floating_point()
             and x.nbytes >= self._min_bytes
             and not is_of_parameter(x)
-            # A leaf that takes a gradient is held by the graph itself, and by whoever reads it.
+            # A leaf that takes a gradient is held by the graph itself, and by its readers.
             and not (x.is_leaf and x.requires_grad)
         )
 
@@ -227,7 +227,7 @@ class Offloader:
         return record
 
     def _copy_to_host(self, record: _Record) -> None:
-        """Begins it on the side stream; the source lives until it is done (`_release_copied`)."""
+        """Starts the copy on the side stream; `_release_copied` frees the source after it."""
         assert record.source is not None, "nothing has been copied yet"
         stream = self._side_stream()
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -240,10 +240,10 @@ class Offloader:
         self._copying.append(weakref.ref(record))
 
     def _release_copied(self) -> None:
-        """Lets go of device memory that has been copied; waits while too much has not been."""
+        """Frees device memory that has been copied; waits while too much has not been."""
         alive = [record for ref in self._copying if (record := ref()) is not None]
         left_bytes = sum(record.num_bytes for record in alive)
-        begin_ns = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         for record in alive:
             if left_bytes > self._max_waiting_bytes:
                 record.copied.synchronize()
@@ -252,7 +252,7 @@ class Offloader:
             self._release_source(record)
             left_bytes -= record.num_bytes
         if alive:
-            self.wait_ns += time.monotonic_ns() - begin_ns
+            self.wait_ns += time.monotonic_ns() - start_ns
         self._copying = deque(ref for ref in self._copying if (r := ref()) and r.source is not None)
 
     def _finish_write(self, reference: "weakref.ref[_Record]") -> None:
@@ -280,7 +280,7 @@ class Offloader:
                 spool.give_back(offset, record.num_bytes)
             self._failure = self._describe("write", record, error)
             return
-        # In this order: whoever finds neither source nor host in memory finds the offset.
+        # In this order: a reader that finds neither source nor host finds the offset.
         record.offset = offset
         self.written_bytes += record.num_bytes
         if record.host is None:
@@ -306,7 +306,6 @@ class Offloader:
     # --- back ------------------------------------------------------------------------------------
 
     def unpack(self, packed: object) -> Tensor:
-        """The tensor again."""
         if not isinstance(packed, Packed):
             assert isinstance(packed, Tensor), "pack keeps nothing else"
             return packed
@@ -410,8 +409,8 @@ class Offloader:
         order = self._backward_order
         if order:
             step, index = divmod(forward.number, len(order))
-            place = order.index(index) + 1
-            number = step * len(order) + order[place] if place < len(order) else -1
+            following = order.index(index) + 1
+            number = step * len(order) + order[following] if following < len(order) else -1
             return self._forwards.get(number)
         return next((f for f in self._forwards.values() if f.is_waiting()), None)
 
@@ -429,9 +428,9 @@ class Offloader:
         return self._stream
 
     def _wait(self, job: "Future[None]") -> None:
-        begin_ns = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         job.result()
-        self.wait_ns += time.monotonic_ns() - begin_ns
+        self.wait_ns += time.monotonic_ns() - start_ns
 
     def _describe(self, verb: str, record: _Record, error: OSError) -> OffloadError:
         folder = self._spool.folder if self._spool is not None else ""
@@ -458,7 +457,7 @@ def is_of_parameter(x: Tensor) -> bool:
 def flatten_dense(x: Tensor) -> tuple[Tensor, Sequence[int]]:
     """One dimension with all elements, and the strides that make `x` of it.
 
-    No copy if the elements lie together, in whatever order of dimensions.
+    No copy if the elements lie together, in any order of dimensions.
     """
     expected = 1
     for stride, size in sorted(zip(x.stride(), x.size(), strict=True)):

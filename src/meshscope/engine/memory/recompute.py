@@ -42,8 +42,8 @@ class Recompute(StrEnum):
     """Segments of layers, in them the parts of each layer, and the head in chunks of tokens."""
 
 
-class RecomputeObserver(Protocol):
-    """Told of what is checkpointed and made again."""
+class _RecomputeObserver(Protocol):
+    """Listens to what is checkpointed and made again."""
 
     def before_checkpoint(self) -> None:
         """The next tensors to be saved are the inputs of a part."""
@@ -64,7 +64,7 @@ class StageRunner:
         *,
         num_segments: int = 1,
         keeps_random_state: bool = True,
-        observer: RecomputeObserver | None = None,
+        observer: _RecomputeObserver | None = None,
     ) -> None:
         self.recompute = recompute
         self.num_segments = num_segments
@@ -131,7 +131,7 @@ class StageRunner:
         return self.recompute is recompute and torch.is_grad_enabled()
 
     def _call_layer(self, layer: Layer, arguments: Sequence[object], x: Tensor) -> Tensor:
-        # A layer with a runner of its own recomputes its parts itself.
+        # A layer with its own runner recomputes its parts itself.
         has_parts = getattr(layer, "runner", None) is self
         if self._is_in(Recompute.LAYERS) or (self._is_in(Recompute.SEGMENTS) and not has_parts):
             return self._checkpoint(layer, x, *arguments)
@@ -154,7 +154,7 @@ class StageRunner:
 
 
 def cut_evenly(calls: Sequence[Layer], num_segments: int) -> list[list[Layer]]:
-    """At most that many runs of calls; their lengths differ by one at most."""
+    """Cuts calls into at most that many runs; lengths differ by one at most."""
     num_segments = max(1, min(num_segments, len(calls)))
     bounds = [len(calls) * i // num_segments for i in range(num_segments + 1)]
     return [list(calls[start:stop]) for start, stop in pairwise(bounds)]

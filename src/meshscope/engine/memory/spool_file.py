@@ -9,7 +9,7 @@
 
 The file is opened with O_TMPFILE: the kernel frees it when the process ends, however it ends, so a
 crash leaves nothing to clean up. What it takes shows in `df`, not in `ls`. Where a file system has
-no O_TMPFILE the file gets a name for the moment between making and unlinking it.
+no O_TMPFILE the file has a name between its creation and its unlinking.
 
 Its length is that of the most that was taken at once, until everything has been given back. Wrong
 for sizes that are never the same twice: a place is only used again for the same number of bytes.
@@ -38,7 +38,7 @@ def _open_nameless(folder: Path) -> int:
 
 
 class SpoolFile:
-    """Places in one nameless file. Reads and writes may go on in several threads."""
+    """Ranges of one nameless file. Several threads may read and write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ class SpoolFile:
         self._lock = threading.RLock()
 
     def take(self, num_bytes: int) -> int:
-        """The offset of a free place of exactly that size."""
+        """The offset of a free range of exactly that size."""
         with self._lock:
             if self._descriptor < 0:
                 self._descriptor = _open_nameless(self.folder)
@@ -61,7 +61,7 @@ class SpoolFile:
             return self._end - num_bytes
 
     def give_back(self, offset: int, num_bytes: int) -> None:
-        """Lets others have the place; the last one gives the disk's space back too."""
+        """Frees a range; the last one frees the disk space too."""
         with self._lock:
             self._free.setdefault(num_bytes, []).append(offset)
             self._num_taken -= 1
@@ -72,13 +72,12 @@ class SpoolFile:
                     os.ftruncate(self._descriptor, 0)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """All of `data`."""
         while data:
             num_written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[num_written:], offset + num_written
 
     def read(self, offset: int, into: memoryview) -> None:
-        """As much as there is room for."""
+        """Fills `into`."""
         while into:
             num_read = os.preadv(self._descriptor, [into], offset)
             if num_read == 0:
@@ -87,11 +86,10 @@ class SpoolFile:
 
     @property
     def size_bytes(self) -> int:
-        """What the places taken and those between them need on disk."""
+        """Bytes of the file, free gaps included."""
         return self._end
 
     def close(self) -> None:
-        """Frees everything."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -99,7 +97,7 @@ class SpoolFile:
 
 
 def find_folder_problems(folder: Path, needed_bytes: int | None = None) -> list[str]:
-    """What keeps a spool file (of that many bytes) from living there, one sentence each."""
+    """Reasons why a spool file (of that size) cannot be there, one sentence each."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         return [f"offload_dir {folder} is not a folder; choose another"]

@@ -68,10 +68,10 @@ class MemoryStrategyName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryStatistics:
-    """Of all forwards with gradients so far."""
+    """Totals of all forwards with gradients so far."""
 
     num_forwards: int
-    """Of stages; one for each microbatch and stage."""
+    """Stage forwards; one for each microbatch and stage."""
     basic_bytes: int | Unavailable
     """What basic would have kept until backward, added up over the forwards."""
     kept_bytes: int | Unavailable
@@ -82,7 +82,7 @@ class MemoryStatistics:
     recompute_ns: int
     """In backward; on CUDA of the device, of what it has finished."""
     wait_ns: int
-    """In which forward or backward waited for what is written or read."""
+    """Time in which forward or backward waited for writes or reads."""
 
     @property
     @or_unavailable
@@ -220,11 +220,11 @@ class MemoryStrategy:
             layer.forward = partial(_run_one, runner, layer.forward)
 
     def forward_context(self) -> AbstractContextManager[None]:
-        """To be entered around every forward of a stage; inside or outside of autocast."""
+        """Enter it around every forward of a stage, inside or outside of autocast."""
         return nullcontext() if self._offloader is None else self._offloader.around_forward()
 
     def follow(self, schedule: Schedule, rank: int) -> None:
-        """Optional: tells in which order backwards come, for what is read ahead."""
+        """Optional: sets the order of backwards, for reading ahead."""
         if self._offloader is None:
             return
         row = schedule.actions[rank]
@@ -253,7 +253,7 @@ class MemoryStrategy:
         )
 
     def close(self) -> None:
-        """Ends threads and frees files. Graphs that wait for their backward cannot be used."""
+        """Ends threads and frees files. Graphs that still need a backward cannot be used."""
         if self._offloader is not None:
             self._offloader.close()
 
@@ -293,7 +293,7 @@ class _UniqueBytes:
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Of one forward."""
+    """Counts of one forward."""
 
     basic: _UniqueBytes
     kept: _UniqueBytes

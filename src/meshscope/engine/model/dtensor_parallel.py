@@ -19,7 +19,7 @@ All parameters become DTensors on the tp mesh. Those that are whole on every ran
 the sequence only get gradients that are sums yet to be made (`Partial`): `reduce_partial_gradients`
 makes them in one all-reduce, else the optimizer would, one by one. DTensor's gradient of a
 vocabulary-parallel table covers the whole table on every rank until then. Names are those of the
-rebuilt modules; `find_model_places` and `gather_full_tensors` give the model's back.
+rebuilt modules; `find_model_rows` and `gather_full_tensors` give the model's back.
 
 Data parallel over these: FSDP2 (it makes the sums itself), or dp 1. The reducer leaves DTensors
 alone and DDP loses them, so both refuse. Zero-bubble schedules are right but gain nothing: all
@@ -54,7 +54,7 @@ from meshscope.engine.model.tensor_parallel import (
 from meshscope.engine.model.transformer import Attention, Block, Mlp, PositionEmbedding, Stage
 from meshscope.errors import UsageError
 
-ReadTensor = Callable[[nn.Parameter], Tensor | None]
+_ReadTensor = Callable[[nn.Parameter], Tensor | None]
 
 
 def find_dtensor_problems(
@@ -130,7 +130,6 @@ def reduce_partial_gradients(module: nn.Module) -> None:
 
 
 def _sum_whole(parameters: list[nn.Parameter]) -> None:
-    """All in one all-reduce."""
     mesh = _as_dtensor(parameters[0]).device_mesh
     flat = torch.cat([_as_dtensor(p.grad).to_local().flatten() for p in parameters])
     dist.all_reduce(flat, group=mesh.get_group())
@@ -142,17 +141,17 @@ def _sum_whole(parameters: list[nn.Parameter]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPlace:
+class _ModelRows:
     """Which rows of the model's parameter a parameter is."""
 
     name: str
-    """The model's."""
+    """Name in the full model."""
     first_row: int
     full_shape: tuple[int, ...]
-    """Of the model's."""
+    """Shape in the full model."""
 
 
-def find_model_places(stage: nn.Module) -> dict[str, ModelPlace]:
+def find_model_rows(stage: nn.Module) -> dict[str, _ModelRows]:
     """Where in the model each parameter belongs, by the names of `named_parameters`."""
     named = list(stage.named_parameters())
     num_rows: dict[str, int] = {}
@@ -162,7 +161,7 @@ def find_model_places(stage: nn.Module) -> dict[str, ModelPlace]:
         first_rows.append(num_rows.get(model_name, 0))
         num_rows[model_name] = first_rows[-1] + (parameter.shape[0] if parameter.ndim else 0)
     return {
-        name: ModelPlace(
+        name: _ModelRows(
             name=_model_name(name),
             first_row=first_row,
             full_shape=(num_rows[_model_name(name)], *parameter.shape[1:])[: parameter.ndim],
@@ -173,7 +172,7 @@ def find_model_places(stage: nn.Module) -> dict[str, ModelPlace]:
 
 @torch.no_grad()
 def gather_full_tensors(
-    stage: nn.Module, read: ReadTensor = lambda parameter: parameter
+    stage: nn.Module, read: _ReadTensor = lambda parameter: parameter
 ) -> dict[str, Tensor]:
     """Every parameter by its name in the model and in full; collective over tp (and FSDP2's dp).
 
@@ -192,12 +191,12 @@ def gather_full_tensors(
 @torch.no_grad()
 def load_full_tensors(stage: nn.Module, full: dict[str, Tensor]) -> None:
     """Puts full parameters, by their names in the model, into this rank's parts."""
-    places = find_model_places(stage)
+    model_rows = find_model_rows(stage)
     for name, parameter in stage.named_parameters():
-        place = places[name]
-        source = full[place.name]
+        rows = model_rows[name]
+        source = full[rows.name]
         if source.ndim:
-            source = source.narrow(0, place.first_row, parameter.shape[0])
+            source = source.narrow(0, rows.first_row, parameter.shape[0])
         _assign(parameter, source)
 
 

@@ -93,7 +93,7 @@ class _Block:
 def _list_blocks(
     parameter: Tensor, shard: ParameterShard, name: str, seed: int
 ) -> Iterator[_Block]:
-    """Those that this rank holds a part of."""
+    """Parameters that this rank holds a part of."""
     num_rows, num_columns = (*shard.full_shape, 1)[:2]
     rows = shard.ranges() if shard.dim == 0 else [range(num_rows)]
     columns = shard.ranges() if shard.dim == 1 else [range(num_columns)]

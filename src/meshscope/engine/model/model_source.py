@@ -20,7 +20,7 @@ from meshscope.engine.model.user_model import LayerPlan, Loss, UserLayer, build_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlace:
+class StageSetup:
     """Which stage, of how many, and what it is spread over."""
 
     index: int
@@ -35,7 +35,7 @@ class StagePlace:
 class ModelSource(Protocol):
     """Makes the stages that a rank holds."""
 
-    def build(self, place: StagePlace) -> nn.Module:
+    def build(self, setup: StageSetup) -> nn.Module:
         """One stage on its device, with the initial weights of the seed."""
 
     def hidden_shape(self, stage: nn.Module, microbatch_size: int) -> tuple[int, ...]:
@@ -48,21 +48,20 @@ class ConfiguredModel:
 
     config: ModelConfig | TimedModelConfig
 
-    def build(self, place: StagePlace) -> nn.Module:
+    def build(self, setup: StageSetup) -> nn.Module:
         """Spread over tp; of a timed model every tp rank has the whole stage."""
         options: dict[str, Any] = {
-            "stage_sizes": place.stage_sizes,
-            "tp_group": place.tp_group,
-            "sequence_parallel": place.sequence_parallel,
-            "seed": place.seed,
-            "device": place.device,
+            "stage_sizes": setup.stage_sizes,
+            "tp_group": setup.tp_group,
+            "sequence_parallel": setup.sequence_parallel,
+            "seed": setup.seed,
+            "device": setup.device,
         }
         if isinstance(self.config, TimedModelConfig):
-            return build_timed_stage(self.config, place.index, place.num_stages, **options)
-        return build_stage(self.config, place.index, place.num_stages, **options)
+            return build_timed_stage(self.config, setup.index, setup.num_stages, **options)
+        return build_stage(self.config, setup.index, setup.num_stages, **options)
 
     def hidden_shape(self, stage: nn.Module, microbatch_size: int) -> tuple[int, ...]:
-        """As the stage says."""
         shape: tuple[int, ...] = stage.hidden_shape(microbatch_size)  # type: ignore[operator]
         return shape
 
@@ -77,20 +76,19 @@ class UserModel:
     shape: Callable[[int], Sequence[int]]
     """From the microbatch size to the shape that one stage hands to the next."""
 
-    def build(self, place: StagePlace) -> nn.Module:
+    def build(self, setup: StageSetup) -> nn.Module:
         """Layers of this stage only; sequence parallel is what the plan says of each layer."""
         stage = build_user_stage(
             self.layers,
             self.plan,
-            place.index,
-            place.num_stages,
-            stage_sizes=place.stage_sizes,
-            tp_group=place.tp_group,
+            setup.index,
+            setup.num_stages,
+            stage_sizes=setup.stage_sizes,
+            tp_group=setup.tp_group,
             loss=self.loss,
-            seed=place.seed,
+            seed=setup.seed,
         )
-        return stage.to(place.device)
+        return stage.to(setup.device)
 
     def hidden_shape(self, stage: nn.Module, microbatch_size: int) -> tuple[int, ...]:
-        """As the user says."""
         return tuple(self.shape(microbatch_size))

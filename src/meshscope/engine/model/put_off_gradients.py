@@ -22,7 +22,7 @@ Gradients = Sequence[Tensor | None]
 
 
 class LaterGradients:
-    """What backward put off."""
+    """Weight gradients that backward postponed."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[Sequence[nn.Parameter | None], Callable[[], Gradients]]] = []

@@ -1,9 +1,9 @@
 """Which part of each full parameter a tensor-parallel rank holds.
 
 A module says so for its own parameters in its attribute `parameter_shards`, by parameter name.
-It stands on the module because wrappers (FSDP2 among them) put other parameter objects in place.
+It stands on the module because wrappers (FSDP2 among them) replace parameter objects.
 Initialisation, gathering, checkpoints and norms over the whole mesh read it from there; a
-parameter that nothing is said about is whole on every rank.
+parameter without an entry is whole on every rank.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,12 +46,11 @@ class ParameterShard:
 
     @property
     def num_full(self) -> int:
-        """Elements of the full parameter."""
         return torch.Size(self.full_shape).numel()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of this rank's part."""
+        """Shape of this rank's shard."""
         if self.dim is None:
             return self.full_shape
         size = sum(map(len, self.ranges()))
@@ -95,7 +94,7 @@ class ParameterCount:
     full: int
     """In the whole model, over all tp ranks."""
     local: int
-    """Held by this rank."""
+    """Elements on this rank."""
 
 
 def find_parameter_shards(module: nn.Module) -> dict[str, ParameterShard]:

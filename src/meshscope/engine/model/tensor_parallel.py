@@ -309,9 +309,9 @@ class _CrossEntropy(torch.autograd.Function):
         rows = grad.masked_fill(is_ignored, 0.0).unsqueeze(-1)
         grad_logits = torch.exp(logs, out=torch.empty_like(logs, dtype=ctx.dtype))
         # softmax less 1 at the target; the 1 is taken off in float32, as it may be all there is.
-        places = targets.masked_fill(is_ignored, 0).unsqueeze(-1)
-        at_target = logs.gather(-1, places).expm1_()
-        grad_logits.scatter_(-1, places, at_target.to(ctx.dtype)).mul_(rows.to(ctx.dtype))
+        indices = targets.masked_fill(is_ignored, 0).unsqueeze(-1)
+        at_target = logs.gather(-1, indices).expm1_()
+        grad_logits.scatter_(-1, indices, at_target.to(ctx.dtype)).mul_(rows.to(ctx.dtype))
         return grad_logits, None, None
 
 
@@ -358,7 +358,7 @@ def reduce_sequence_parallel_gradients(module: nn.Module, group: Group) -> None:
 
 
 def find_sequence_parallel_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Those whose gradients each rank has from its part of the sequence only."""
+    """Parameters whose gradients each rank has from its part of the sequence only."""
     shards = find_parameter_shards(module)
     return [p for name, p in module.named_parameters() if shards[name].is_sequence_parallel]
 

@@ -45,12 +45,10 @@ def drop_single(group: Group) -> Group:
 
 
 def group_size(group: Group) -> int:
-    """How many ranks."""
     return 1 if group is None else group.size()
 
 
 def group_rank(group: Group) -> int:
-    """This process's index among them."""
     return 0 if group is None else group.rank()
 
 
@@ -147,7 +145,7 @@ class _CopyToRegion(torch.autograd.Function):
 class _ReduceFromRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        # In place, and said so: autograd reports it if whoever made x still needs it.
+        # In place, and marked dirty: autograd raises if the op that made x still needs it.
         ctx.mark_dirty(x)
         dist.all_reduce(x, group=group)
         return x

@@ -61,7 +61,7 @@ class DeadlineSleeper:
         self._late_ns = 0
         self._woke_ns = 0
 
-    def find_begin_ns(self) -> int:
+    def find_start_ns(self) -> int:
         """When what starts now counts as begun: earlier, where the sleep before it ran late."""
         now_ns = self._clock()
         follows = now_ns - self._woke_ns <= MAX_GAP_NS
@@ -81,20 +81,20 @@ class _Timed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: "TimedLayer") -> Tensor:
-        begin_ns = layer.sleeper.find_begin_ns()
+        start_ns = layer.sleeper.find_start_ns()
         ctx.save_for_backward(x, weight)
         ctx.layer = layer
         y = x * weight.to(x.dtype)
-        layer.sleeper.sleep_until(begin_ns + layer.forward_ns)
+        layer.sleeper.sleep_until(start_ns + layer.forward_ns)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         layer: TimedLayer = ctx.layer
-        begin_ns = layer.sleeper.find_begin_ns()
+        start_ns = layer.sleeper.find_start_ns()
         x, weight = ctx.saved_tensors
         input_grad = grad * weight.to(grad.dtype)
-        layer.sleeper.sleep_until(begin_ns + layer.input_grad_ns)
+        layer.sleeper.sleep_until(start_ns + layer.input_grad_ns)
         compute = partial(layer.compute_weight_grad, x, grad)
         if layer.put_off is not None and layer.put_off.later is not None:
             layer.put_off.later.add((layer.weight,), compute)
@@ -131,9 +131,9 @@ class TimedLayer(nn.Module):
 
     def compute_weight_grad(self, x: Tensor, grad: Tensor) -> tuple[Tensor]:
         """In its own time: with backward, or later."""
-        begin_ns = self.sleeper.find_begin_ns()
+        start_ns = self.sleeper.find_start_ns()
         weight_grad = (grad * x).flatten(0, -2).sum(0).to(self.weight.dtype)
-        self.sleeper.sleep_until(begin_ns + self.weight_grad_ns)
+        self.sleeper.sleep_until(start_ns + self.weight_grad_ns)
         return (weight_grad,)
 
 
@@ -168,7 +168,6 @@ class TimedStage(nn.Module):
 
     @property
     def tied_weight(self) -> nn.Parameter | None:
-        """None: nothing is tied."""
         return None
 
     def hidden_shape(

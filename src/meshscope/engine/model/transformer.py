@@ -1,6 +1,6 @@
 """The transformer, in stages: contiguous ranges of layers that a pipeline runs one after the other.
 
-Parameters have the names of the whole model (`layers.7.mlp.down.weight`) on whatever stage and
+Parameters have the names of the whole model (`layers.7.mlp.down.weight`) on any stage and
 tp rank they are, so initial weights and checkpoints do not depend on the layout.
 
 Shape suffixes: B batch, S sequence, s this rank's part of it under sequence parallel (S without),
@@ -43,7 +43,7 @@ IGNORED_TARGET = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageOptions:
+class _StageOptions:
     """What the modules of a stage have in common beside the model's configuration."""
 
     tp_group: Group = None
@@ -79,7 +79,7 @@ def build_stage(
         problems.append(f"stage {stage_index} is outside 0..{num_stages - 1}")
     if problems:
         raise UsageError("; ".join(problems))
-    options = StageOptions(
+    options = _StageOptions(
         tp_group=tp_group,
         sequence_parallel=sequence_parallel and tp_group is not None,
         device=device,
@@ -98,7 +98,7 @@ class Stage(nn.Module):
     A whole model is the stage of all layers.
     """
 
-    def __init__(self, config: ModelConfig, layers: range, options: StageOptions) -> None:
+    def __init__(self, config: ModelConfig, layers: range, options: _StageOptions) -> None:
         super().__init__()
         self.config = config
         self.layer_range = layers
@@ -224,7 +224,7 @@ class Stage(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, options: StageOptions) -> None:
+    def __init__(self, config: ModelConfig, options: _StageOptions) -> None:
         super().__init__()
         self.attention_norm = _make_norm(config, options)
         self.attention = Attention(config, options)
@@ -249,7 +249,7 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal attention; a tp rank has its share of the heads and of the kv heads they use."""
 
-    def __init__(self, config: ModelConfig, options: StageOptions) -> None:
+    def __init__(self, config: ModelConfig, options: _StageOptions) -> None:
         super().__init__()
         self.head_size = config.head_size
         tp = group_size(options.tp_group)
@@ -282,7 +282,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """silu(gate)·value or gelu, then down; gate and value are one matrix."""
 
-    def __init__(self, config: ModelConfig, options: StageOptions) -> None:
+    def __init__(self, config: ModelConfig, options: _StageOptions) -> None:
         super().__init__()
         self.is_gated = config.activation == "swiglu"
         self.up = _make_column_linear(
@@ -305,7 +305,7 @@ class Mlp(nn.Module):
 class Rotation(nn.Module):
     """Rotary position embedding (arXiv 2104.09864), pairs half a head apart as in Llama."""
 
-    def __init__(self, config: ModelConfig, options: StageOptions) -> None:
+    def __init__(self, config: ModelConfig, options: _StageOptions) -> None:
         super().__init__()
         device = options.device
         exponents = torch.arange(0, config.head_size, 2, device=device).float() / config.head_size
@@ -329,7 +329,7 @@ class Rotation(nn.Module):
 class PositionEmbedding(nn.Module):
     """A learned vector for each position, whole on every tp rank."""
 
-    def __init__(self, config: ModelConfig, options: StageOptions) -> None:
+    def __init__(self, config: ModelConfig, options: _StageOptions) -> None:
         super().__init__()
         shape = (config.sequence_length, config.hidden_size)
         self.weight = nn.Parameter(torch.empty(shape, device=options.device, dtype=options.dtype))
@@ -348,7 +348,7 @@ class PositionEmbedding(nn.Module):
         return x_BsD + self.weight.narrow(0, self.part_index * length, length)
 
 
-def _make_norm(config: ModelConfig, options: StageOptions) -> nn.Module:
+def _make_norm(config: ModelConfig, options: _StageOptions) -> nn.Module:
     """The configured norm over the hidden size, whole on every tp rank."""
     size = config.hidden_size
     kind = nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm
@@ -365,7 +365,7 @@ def _make_norm(config: ModelConfig, options: StageOptions) -> nn.Module:
 
 
 def _make_column_linear(
-    config: ModelConfig, options: StageOptions, out_features: Sequence[int]
+    config: ModelConfig, options: _StageOptions, out_features: Sequence[int]
 ) -> ColumnParallelLinear:
     """From the residual stream into the tp region."""
     return ColumnParallelLinear(
@@ -381,7 +381,7 @@ def _make_column_linear(
 
 
 def _make_residual_linear(
-    config: ModelConfig, options: StageOptions, in_features: int
+    config: ModelConfig, options: _StageOptions, in_features: int
 ) -> RowParallelLinear:
     """From the tp region back to the residual stream."""
     return RowParallelLinear(

@@ -47,11 +47,11 @@ class ShardStrategy(StrEnum):
     """How a layer's parameters lie on the ranks of a tp group."""
 
     COLUMN = "column"
-    """Of a linear layer, each rank has other outputs."""
+    """Each rank has other outputs of a linear layer."""
     ROW = "row"
-    """Of a linear layer, each rank has other inputs."""
+    """Each rank has other inputs of a linear layer."""
     VOCAB = "vocab"
-    """Of an embedding, each rank has other rows."""
+    """Each rank has other rows of an embedding."""
     REPLICATED = "replicated"
     """Each rank has everything."""
 
@@ -91,7 +91,7 @@ class LayerPlan:
 
     @property
     def communication(self) -> Communication:
-        """Of one forward and backward."""
+        """Collectives of one forward and backward."""
         into_region = "reduce_scatter" if self.sequence_parallel else "all_reduce"
         out_of_part = "all_gather" if self.sequence_parallel else "none"
         if self.strategy == ShardStrategy.COLUMN:
@@ -197,18 +197,6 @@ def find_plan_problems(
         if found is not None:
             problems += _find_row_problems(name, module, found, tp)
     return problems
-
-
-def count_user_parameters(
-    layers: Sequence[UserLayer], num_stages: int = 1, stage_sizes: Sequence[int] | None = None
-) -> tuple[int, ...]:
-    """Parameters of each stage over all tp ranks; their sum is the model's. Needs no memory."""
-    counts = [
-        sum(parameter.numel() for parameter in _make_on_meta(layer).parameters())
-        for layer in layers
-    ]
-    stages = split_layers(len(layers), num_stages, stage_sizes)
-    return tuple(sum(counts[index] for index in stage) for stage in stages)
 
 
 def _parallelize(

@@ -5,7 +5,7 @@
     with recorder.step(number): executor.run_step(…)
 
 Each action becomes a row of the table `actions` and a phase of the step (`forward`, `backward`,
-`pipeline wait`). Whatever goes wrong in recording stays in the recorder. One recorded action with
+`pipeline wait`). Errors of recording stay in the recorder. One recorded action with
 its wait costs some microseconds (see `docs/recorder.md`).
 
 Steps are the caller's: actions outside of one are recorded without a step, forwards as evaluation.

@@ -58,7 +58,7 @@ class PipelineError(MeshscopeError):
 
 
 class ActionRecorder(Protocol):
-    """Told of what a rank does; both are entered and left once for each call."""
+    """Records what a rank does; both are entered and left once for each call."""
 
     def run(self, action: Action) -> AbstractContextManager[object]:
         """Around the computation of an action."""
@@ -85,18 +85,16 @@ class ActionLog:
         self.waits: list[ActionSpan] = []
 
     def run(self, action: Action) -> AbstractContextManager[None]:
-        """Into `runs`."""
         return self._span(action, self.runs)
 
     def wait(self, action: Action) -> AbstractContextManager[None]:
-        """Into `waits`."""
         return self._span(action, self.waits)
 
     @contextmanager
     def _span(self, action: Action, spans: list[ActionSpan]) -> Iterator[None]:
-        begin_ns = self._clock()
+        start_ns = self._clock()
         yield
-        spans.append(ActionSpan(action, begin_ns, self._clock()))
+        spans.append(ActionSpan(action, start_ns, self._clock()))
 
 
 class Transfers(Protocol):
@@ -116,14 +114,10 @@ class Transfers(Protocol):
 
 
 class NoRecorder:
-    """Records nothing."""
-
     def run(self, action: Action) -> AbstractContextManager[None]:
-        """Nothing."""
         return nullcontext()
 
     def wait(self, action: Action) -> AbstractContextManager[None]:
-        """Nothing."""
         return nullcontext()
 
 
@@ -312,7 +306,6 @@ class PipelineStep:
         }
 
     def run_all(self) -> None:
-        """This rank's row."""
         for action in self._schedule.actions[self._executor.rank]:
             self.run(action)
         self.finish()

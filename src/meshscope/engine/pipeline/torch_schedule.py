@@ -34,9 +34,7 @@ _RECORDED_METHODS = ("forward_one_chunk", "backward_one_chunk", "backward_weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchSchedule:
-    """One of torch's schedules."""
-
+class _TorchSchedule:
     class_name: str
     num_chunks: int = 1
     """Stages on each rank; looped schedules take any number, here 2."""
@@ -46,7 +44,7 @@ class TorchSchedule:
     """Whether it runs I and W."""
 
     def num_stages(self, num_ranks: int) -> int:
-        """Of the whole pipeline."""
+        """Stages of the whole pipeline."""
         return num_ranks * self.num_chunks
 
     def stages_of(self, rank: int, num_ranks: int) -> tuple[int, ...]:
@@ -56,22 +54,22 @@ class TorchSchedule:
         return tuple(range(rank, self.num_stages(num_ranks), num_ranks))
 
 
-TORCH_SCHEDULES: dict[str, TorchSchedule] = {
-    "gpipe": TorchSchedule(class_name="ScheduleGPipe"),
-    "1f1b": TorchSchedule(class_name="Schedule1F1B"),
-    "interleaved_1f1b": TorchSchedule(class_name="ScheduleInterleaved1F1B", num_chunks=2),
-    "looped_bfs": TorchSchedule(class_name="ScheduleLoopedBFS", num_chunks=2),
-    "interleaved_zb": TorchSchedule(
+TORCH_SCHEDULES: dict[str, _TorchSchedule] = {
+    "gpipe": _TorchSchedule(class_name="ScheduleGPipe"),
+    "1f1b": _TorchSchedule(class_name="Schedule1F1B"),
+    "interleaved_1f1b": _TorchSchedule(class_name="ScheduleInterleaved1F1B", num_chunks=2),
+    "looped_bfs": _TorchSchedule(class_name="ScheduleLoopedBFS", num_chunks=2),
+    "interleaved_zb": _TorchSchedule(
         class_name="ScheduleInterleavedZeroBubble", num_chunks=2, is_split=True
     ),
-    "zb_v": TorchSchedule(
+    "zb_v": _TorchSchedule(
         class_name="ScheduleZBVZeroBubble", num_chunks=2, is_v_shaped=True, is_split=True
     ),
-    "dualpipe_v": TorchSchedule(
+    "dualpipe_v": _TorchSchedule(
         class_name="ScheduleDualPipeV", num_chunks=2, is_v_shaped=True, is_split=True
     ),
 }
-"""By the names of `core.schedule_builders` where there is the same schedule."""
+"""torch's schedules, by the names of `core.schedule_builders` where both have one."""
 
 
 class TorchScheduleExecutor:
@@ -131,7 +129,7 @@ class TorchScheduleExecutor:
         return [loss.detach() * self.num_microbatches for loss in losses]
 
     def _build(self, microbatches: Sequence[Microbatch]) -> Any:
-        """torch's schedule; sizes are told to it, since finding them out would run the model."""
+        """torch's schedule; it gets the sizes, because finding them out would run the model."""
         built = [self._build_stage(index, microbatches[0][0]) for index in sorted(self.stages)]
         schedule_class = getattr(torch_pipelining, self.schedule.class_name)
         return schedule_class(
@@ -223,7 +221,7 @@ class _RecordedStage(torch_pipelining.PipelineStage):
 
 
 def _find_problems(
-    schedule: TorchSchedule, stages: Mapping[int, nn.Module], group: dist.ProcessGroup
+    schedule: _TorchSchedule, stages: Mapping[int, nn.Module], group: dist.ProcessGroup
 ) -> list[str]:
     problems = []
     if not hasattr(torch_pipelining, schedule.class_name):

@@ -2,7 +2,7 @@
 
 All transfers of a step stand in one order, which every rank keeps: it issues its sends and
 receives as they come there. The order is that of a replay in which every action takes its time
-(F = I = W), by when the thing sent is made. So whatever a rank needs for an action stands behind
+(F = I = W), by when the thing sent is made. So everything a rank needs for an action stands behind
 nothing but sends it has made and receives it can issue at once, and, going along the order, every
 transfer completes. That holds where operations of a pair, or of a whole group, run one after the
 other (NCCL's streams), and where they run side by side (gloo).
@@ -29,7 +29,7 @@ class Transfer:
     """One tensor on its way from a pipeline rank to another."""
 
     order: int
-    """Its place among all transfers of the step."""
+    """Its index among all transfers of the step."""
     output: Output
     """What is sent: product, the stage that made it, microbatch."""
     source: int
@@ -108,7 +108,7 @@ class StepTransfers:
         assert work is not None, "this rank is in its own group"
         sent = self._sent.setdefault(transfer.target, deque())
         sent.append((transfer, work, tensor))
-        # gloo tells only whoever waits; NCCL tells at once.
+        # gloo reports to a waiter only; NCCL reports at once.
         while sent and sent[0][1].is_completed():
             sent.popleft()
 
@@ -181,5 +181,5 @@ class DirectTransfers:
 
     def _tag(self, output: Output) -> int:
         product, stage, microbatch = output
-        place = int(product) * self._schedule.num_stages + stage
-        return place * self._schedule.num_microbatches + microbatch
+        row = int(product) * self._schedule.num_stages + stage
+        return row * self._schedule.num_microbatches + microbatch

@@ -157,7 +157,7 @@ def sync_tied_gradients(weight: nn.Parameter | None, group: Group) -> None:
 
 
 def _sum_squares(grads: list[Tensor]) -> Tensor:
-    # Each norm in float32 whatever the gradient's dtype; their squares are added up in float64.
+    # Each norm in float32 for any dtype of gradient; their squares are added up in float64.
     norms = torch._foreach_norm(grads, 2, torch.float32)
     return torch.stack(norms).double().square().sum()
 

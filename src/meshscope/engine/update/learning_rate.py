@@ -40,14 +40,14 @@ class LearningRate:
 
     kind: ScheduleKind | str = ScheduleKind.CONSTANT
     peak: float
-    """The highest, above 0."""
+    """Highest rate; above 0."""
     num_steps: int
-    """Of the whole training."""
+    """Steps of the whole training."""
     num_warmup_steps: int = 0
     num_decay_steps: int | None = None
-    """Of wsd; None is a fifth of all steps, as far as the warm-up leaves them."""
+    """Decay steps of wsd; None is a fifth of all steps, as far as the warm-up leaves them."""
     final_ratio: float = 0.0
-    """Of the last step's learning rate to the peak, in 0..1; constant has none."""
+    """Ratio of the last step's learning rate to the peak, in 0..1; constant has none."""
 
     def __post_init__(self) -> None:
         problems = self._find_problems()

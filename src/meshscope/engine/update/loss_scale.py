@@ -37,7 +37,6 @@ class LossScale:
             self.num_finite_steps = 0
 
     def to_document(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
         return {"value": self.value, "num_finite_steps": self.num_finite_steps}
 
     def restore(self, document: Mapping[str, float]) -> None:

@@ -9,13 +9,13 @@ from meshscope.core.config.train_config import OptimizerConfig
 from meshscope.engine.update.learning_rate import LearningRate
 
 _WSD_DECAY_FRACTION = 0.2
-"""Of all steps, where the configuration leaves it open."""
+"""Share of all steps, where the configuration leaves it open."""
 
 
 def make_optimizer(
     config: OptimizerConfig, modules: Iterable[nn.Module], device: torch.device
 ) -> torch.optim.Optimizer:
-    """Over all parameters of `modules`; weight decay is for matrices, not for norms and biases."""
+    """An optimizer of all parameters of `modules`; weight decay is for matrices only."""
     parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
     matrices = [p for p in parameters if p.ndim >= 2]
     vectors = [p for p in parameters if p.ndim < 2]
@@ -47,7 +47,6 @@ def make_optimizer(
 
 
 def make_learning_rate(config: OptimizerConfig, num_steps: int) -> LearningRate:
-    """Of every step."""
     num_decay_steps = config.num_decay_steps
     if config.rate_schedule == "wsd" and num_decay_steps is None:
         num_decay_steps = max(1, round(_WSD_DECAY_FRACTION * num_steps))

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from meshscope.ingest.kineto.trace_columns import Category, TraceEvents, Track
 
-ASCEND_DEVICE = "Ascend Hardware"
-ASCEND_COLLECTIVES = ("Communication", "HCCL")
+_ASCEND_DEVICE = "Ascend Hardware"
+_ASCEND_COLLECTIVES = ("Communication", "HCCL")
 _ASCEND_STREAM = re.compile(r"Stream (\d{1,9})$")
 _ASCEND_GROUP = re.compile(r"Group \d+ Communication$")
 _XLA_DEVICE = re.compile(r"/device:[A-Za-z_]+:(\d{1,4})\b")
@@ -29,7 +29,7 @@ _COLLECTIVE_STREAM = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted:
+class _Adopted:
     """A line that is device work."""
 
     track: int
@@ -55,48 +55,48 @@ def adopt_tracks(events: TraceEvents, tracks: Sequence[Track]) -> TraceEvents:
     return replace(events, category=category, stream=stream, device=device)
 
 
-def _find_ascend(tracks: Sequence[Track]) -> list[Adopted]:
+def _find_ascend(tracks: Sequence[Track]) -> list[_Adopted]:
     """The devices are numbered in the order of their processes."""
     found = []
     for names, pattern in (
-        ((ASCEND_DEVICE,), _ASCEND_STREAM),
-        (ASCEND_COLLECTIVES, _ASCEND_GROUP),
+        ((_ASCEND_DEVICE,), _ASCEND_STREAM),
+        (_ASCEND_COLLECTIVES, _ASCEND_GROUP),
     ):
-        own = [place for place, track in enumerate(tracks) if track.process_name in names]
-        processes = sorted({str(tracks[place].process) for place in own})
-        for place in own:
-            matched = pattern.match(tracks[place].thread_name)
+        own = [number for number, track in enumerate(tracks) if track.process_name in names]
+        processes = sorted({str(tracks[number].process) for number in own})
+        for number in own:
+            matched = pattern.match(tracks[number].thread_name)
             if matched is None:
                 continue
             is_stream = pattern is _ASCEND_STREAM
             found.append(
-                Adopted(
-                    track=place,
-                    device=processes.index(str(tracks[place].process)),
-                    stream=int(matched[1]) if is_stream else _COLLECTIVE_STREAM + place,
+                _Adopted(
+                    track=number,
+                    device=processes.index(str(tracks[number].process)),
+                    stream=int(matched[1]) if is_stream else _COLLECTIVE_STREAM + number,
                 )
             )
     has_device = any(line.stream < _COLLECTIVE_STREAM for line in found)
     return found if has_device else []
 
 
-def _find_xla(tracks: Sequence[Track]) -> list[Adopted]:
+def _find_xla(tracks: Sequence[Track]) -> list[_Adopted]:
     of_device: dict[int, list[int]] = defaultdict(list)
-    for place, track in enumerate(tracks):
+    for index, track in enumerate(tracks):
         matched = _XLA_DEVICE.match(track.process_name)
         if matched is not None:
-            of_device[int(matched[1])].append(place)
+            of_device[int(matched[1])].append(index)
     found = []
-    for device, places in of_device.items():
+    for device, indices in of_device.items():
         streams = [
-            Adopted(track=place, device=device, stream=int(matched[1]))
-            for place in places
-            if (matched := _XLA_STREAM.match(tracks[place].thread_name))
+            _Adopted(track=index, device=device, stream=int(matched[1]))
+            for index in indices
+            if (matched := _XLA_STREAM.match(tracks[index].thread_name))
         ]
         found += streams or [
-            Adopted(track=place, device=device, stream=0, is_nested=True)
-            for place in places
-            if tracks[place].thread_name == _XLA_OPERATORS
+            _Adopted(track=index, device=device, stream=0, is_nested=True)
+            for index in indices
+            if tracks[index].thread_name == _XLA_OPERATORS
         ]
     return found
 
@@ -111,13 +111,13 @@ def _is_innermost(events: TraceEvents, rows: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def split_devices(events: TraceEvents, tracks: Sequence[Track]) -> tuple[TraceEvents, list[str]]:
-    """Device numbers of their own for processes that use the same, and a warning where there are.
+    """Gives processes that use the same device number separate ones, with a warning.
 
     A profiler gives each device a process. Two with one number are traces of two ranks, put
     together into a file."""
     is_work = (events.category >= Category.KERNEL) & (events.category <= Category.MEMSET)
     rows = np.flatnonzero(is_work & (events.device >= 0))
-    number_of = {track.process: place for place, track in enumerate(tracks)}
+    number_of = {track.process: index for index, track in enumerate(tracks)}
     process_of = np.array([number_of[track.process] for track in tracks], dtype=np.int64)
     # Few lines have device work: pairs of line and device come before those of process and device.
     keys = np.unique(events.track[rows].astype(np.int64) << 16 | events.device[rows])
@@ -126,8 +126,8 @@ def split_devices(events: TraceEvents, tracks: Sequence[Track]) -> tuple[TraceEv
     if len(set(numbers)) == len(numbers):
         return events, []
     device, unused = events.device.copy(), max(numbers) + 1
-    for place, (number, process) in enumerate(pairs):
-        if number not in numbers[:place]:
+    for index, (number, process) in enumerate(pairs):
+        if number not in numbers[:index]:
             continue
         own = rows[(events.device[rows] == number) & (process_of[events.track[rows]] == process)]
         device[own] = min(unused, np.iinfo(np.int16).max)

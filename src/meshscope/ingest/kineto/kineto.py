@@ -23,7 +23,7 @@ from meshscope.ingest.kineto.trace_batches import TraceBatches
 from meshscope.ingest.kineto.trace_columns import Trace, TraceCounts, TraceGroup, Track
 from meshscope.ingest.native import load_library
 
-MAX_VALUE_BYTES = 1 << 26
+_MAX_VALUE_BYTES = 1 << 26
 """One event or one entry of the header may be this long; a longer one ends the reading."""
 MAX_WORLD_SIZE = 1 << 24
 _MAX_BASE_NS = 1 << 62
@@ -80,9 +80,9 @@ def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator
             )
         if scanner.state in (ScanState.END, ScanState.BROKEN):
             return
-        if len(rest) > MAX_VALUE_BYTES:
+        if len(rest) > _MAX_VALUE_BYTES:
             warnings.append(
-                f"an event or entry of more than {MAX_VALUE_BYTES >> 20} MiB ends the reading "
+                f"an event or entry of more than {_MAX_VALUE_BYTES >> 20} MiB ends the reading "
                 f"at byte {stream.num_given - len(rest):,}"
             )
             return
@@ -148,8 +148,10 @@ def _make_trace(
     distributed = _object(fields.get("distributedInfo"))
     return Trace(
         source=str(path),
-        rank=_count(distributed.get("rank"), "the trace does not say its rank"),
-        world_size=_count(distributed.get("world_size"), "the trace does not say its world size"),
+        rank=_read_count(distributed.get("rank"), "the trace does not say its rank"),
+        world_size=_read_count(
+            distributed.get("world_size"), "the trace does not say its world size"
+        ),
         backend=_text_of(distributed.get("backend"), "the trace does not say its backend"),
         groups=_read_groups(distributed.get("pg_config")),
         device_names=_read_devices(fields.get("deviceProperties")),
@@ -191,8 +193,8 @@ def _decode_text(raw: bytes) -> str:
 
 
 def _name_tracks(batches: TraceBatches, strings: tuple[str, ...]) -> tuple[Track, ...]:
-    def text(place: int | None) -> str:
-        return "" if place is None else strings[place]
+    def text(index: int | None) -> str:
+        return "" if index is None else strings[index]
 
     def identity(value: int) -> int | str:
         if TEXT_IDENTITY <= value < TEXT_IDENTITY + len(strings):
@@ -216,7 +218,7 @@ def _object(value: object) -> JsonFields:
     return value if isinstance(value, dict) else {}
 
 
-def _count(value: object, reason: str) -> int | Unavailable:
+def _read_count(value: object, reason: str) -> int | Unavailable:
     if isinstance(value, str) and value.isdecimal():
         value = int(value[:20])
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_WORLD_SIZE:
@@ -235,9 +237,9 @@ def _read_base(value: object) -> int:
 
 def _read_devices(value: object) -> dict[int, str]:
     found = {}
-    for place, entry in enumerate(value if isinstance(value, list) else []):
+    for index, entry in enumerate(value if isinstance(value, list) else []):
         fields = _object(entry)
-        name, number = fields.get("name"), fields.get("id", place)
+        name, number = fields.get("name"), fields.get("id", index)
         if isinstance(name, str) and isinstance(number, int):
             found[number] = name
     return found

@@ -44,8 +44,6 @@ from meshscope.ingest.native import NUM_LOOKED
 
 
 class NativeScanner:
-    """See `scan.Scanner`."""
-
     def __init__(self, library: ctypes.CDLL, skipped_categories: Sequence[str] = ()) -> None:
         self._library = library
         keys = _texts(KEYS)
@@ -58,25 +56,22 @@ class NativeScanner:
         self.close()
 
     def close(self) -> None:
-        """Gives memory back."""
         handle, self._handle = getattr(self, "_handle", None), None
         if handle:
             self._library.scanner_free(handle)
 
     @property
     def state(self) -> ScanState:
-        """How far it is."""
-        return ScanState(int(self._look()[_STATE]))
+        return ScanState(int(self._read_state()[_STATE]))
 
     @property
     def error(self) -> ScanError:
-        """Why it is broken."""
-        return ScanError(int(self._look()[_ERROR]))
+        return ScanError(int(self._read_state()[_ERROR]))
 
     @property
     def counts(self) -> ScanCounts:
         """What was left out so far."""
-        found = self._look()
+        found = self._read_state()
         return ScanCounts(
             num_skipped=int(found[_SKIPPED]),
             num_event_lists=int(found[_EVENT_LISTS]),
@@ -84,12 +79,12 @@ class NativeScanner:
 
     def feed(self, data: bytes) -> int:
         """Takes in what is whole; how many bytes that was."""
-        place = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p)
-        return int(self._library.scanner_feed(self._handle, place, len(data)))
+        address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p)
+        return int(self._library.scanner_feed(self._handle, address, len(data)))
 
     def take(self) -> ScanBatch:
         """The events since the last call."""
-        found = self._look()
+        found = self._read_state()
         num, num_arguments = int(found[_NUM_EVENTS]), int(found[_NUM_ARGUMENTS])
         batch = ScanBatch(
             phase=_copy(found[_PHASE], num, np.uint8),
@@ -108,8 +103,7 @@ class NativeScanner:
         return batch
 
     def symbols(self) -> list[bytes]:
-        """All texts so far."""
-        found = self._look()
+        found = self._read_state()
         first, num = len(self._symbols), int(found[_NUM_SYMBOLS])
         if num > first:
             offset = np.empty(num - first, dtype=np.int64)
@@ -127,8 +121,7 @@ class NativeScanner:
         return self._symbols
 
     def fields(self) -> list[tuple[bytes, bytes]]:
-        """The file's other entries."""
-        found = self._look()
+        found = self._read_state()
         pairs = _copy(found[_FIELDS], 2 * int(found[_NUM_FIELDS]), np.int64).tolist()
         symbols = self.symbols()
         return [
@@ -136,7 +129,7 @@ class NativeScanner:
             for key, value in zip(pairs[::2], pairs[1::2], strict=True)
         ]
 
-    def _look(self) -> npt.NDArray[np.int64]:
+    def _read_state(self) -> npt.NDArray[np.int64]:
         found = np.zeros(NUM_LOOKED, dtype=np.int64)
         self._library.scanner_look(self._handle, found.ctypes.data)
         return found

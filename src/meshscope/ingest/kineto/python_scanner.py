@@ -29,7 +29,7 @@ from meshscope.ingest.kineto.scan import (
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
 """A whole string, a bracket, or the quote of a string that is cut off."""
 _BARE_END = re.compile(rb'[\s,:"\[\]{}]')
-_KEY_PLACES = {key: place for place, key in enumerate(KEYS)}
+_KEY_IDS = {key: offset for offset, key in enumerate(KEYS)}
 _DECIMAL = re.compile(rb"([+-]?)(\d*)(?:\.(\d*))?")
 _FLOAT = re.compile(rb"[0-9+\-.eE]+|NaN|-?Infinity")
 _MAX_INT64 = (1 << 63) - 1
@@ -40,8 +40,8 @@ _MAX_WHOLE_FLOAT = 1 << 53
 _MAX_FLOAT_US = 9e15
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-Raw = msgspec.Raw | bytes
-Members = Mapping[str, Raw]
+_Raw = msgspec.Raw | bytes
+Members = Mapping[str, _Raw]
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_all = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
@@ -101,22 +101,18 @@ def _to_float(text: bytes) -> float | None:
 
 @dataclass(slots=True)
 class _Rows:
-    """Columns that grow."""
-
     events: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
     arguments: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
 class PythonScanner:
-    """See `scan.Scanner`."""
-
     def __init__(self, skipped_categories: Sequence[str] = ()) -> None:
         self.state = ScanState.START
         self.error = ScanError.NONE
         self._skipped = frozenset(name.encode() for name in skipped_categories)
         self._is_list = False
         self._rows = _Rows()
-        self._places: dict[bytes, int] = {}
+        self._symbol_ids: dict[bytes, int] = {}
         self._fields: list[tuple[bytes, bytes]] = []
         self._num_skipped = self._num_event_lists = 0
 
@@ -128,32 +124,29 @@ class PythonScanner:
             num_event_lists=self._num_event_lists,
         )
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def close(self) -> None: ...
 
     def symbols(self) -> list[bytes]:
-        """All texts so far."""
-        return list(self._places)
+        return list(self._symbol_ids)
 
     def fields(self) -> list[tuple[bytes, bytes]]:
-        """The file's other entries."""
         return self._fields
 
     def feed(self, data: bytes) -> int:
         """Takes in what is whole; how many bytes that was."""
-        place, last = 0, _find_last_event(data)
+        offset, last = 0, _find_last_event(data)
         try:
             while self.state not in (ScanState.END, ScanState.BROKEN):
-                if self.state == ScanState.IN_EVENTS and place < last:
-                    place = self._take_many(data, place, last)
-                    last = place
-                place = self._advance(data, place)
+                if self.state == ScanState.IN_EVENTS and offset < last:
+                    offset = self._take_many(data, offset, last)
+                    last = offset
+                offset = self._advance(data, offset)
         except _MoreError:
             pass
         except _SyntaxError:
             self.state = ScanState.BROKEN
             self.error = self.error or ScanError.SYNTAX
-        return place
+        return offset
 
     def take(self) -> ScanBatch:
         """The events since the last call."""
@@ -174,26 +167,26 @@ class PythonScanner:
             argument_value=arguments[:, 3],
         )
 
-    def _advance(self, data: bytes, place: int) -> int:
-        if self.state == ScanState.START and data.startswith(_BYTE_ORDER_MARK, place):
-            place += len(_BYTE_ORDER_MARK)
-        place = _skip_space(data, place)
-        letter = data[place : place + 1]
+    def _advance(self, data: bytes, offset: int) -> int:
+        if self.state == ScanState.START and data.startswith(_BYTE_ORDER_MARK, offset):
+            offset += len(_BYTE_ORDER_MARK)
+        offset = _skip_space(data, offset)
+        letter = data[offset : offset + 1]
         if self.state == ScanState.START:
-            return self._open(letter, place)
+            return self._open(letter, offset)
         if letter == b",":
-            return place + 1
+            return offset + 1
         if self.state == ScanState.IN_OBJECT:
-            return self._take_field(data, place, letter)
+            return self._take_field(data, offset, letter)
         if letter == b"]":
             self.state = ScanState.END if self._is_list else ScanState.IN_OBJECT
-            return place + 1
-        end = _find_end(data, place)
+            return offset + 1
+        end = _find_end(data, offset)
         if letter == b"{":
-            self._take_event(data[place:end])
+            self._take_event(data[offset:end])
         return end
 
-    def _open(self, letter: bytes, place: int) -> int:
+    def _open(self, letter: bytes, offset: int) -> int:
         if letter == b"{":
             self.state = ScanState.IN_OBJECT
         elif letter == b"[":
@@ -202,20 +195,20 @@ class PythonScanner:
         else:
             self.error = ScanError.NOT_A_TRACE
             raise _SyntaxError
-        return place + 1
+        return offset + 1
 
-    def _take_field(self, data: bytes, place: int, letter: bytes) -> int:
+    def _take_field(self, data: bytes, offset: int, letter: bytes) -> int:
         if letter == b"}":
             self.state = ScanState.END
-            return place + 1
+            return offset + 1
         if letter != b'"':
             raise _SyntaxError
-        key_end = _find_end(data, place)
+        key_end = _find_end(data, offset)
         colon = _skip_space(data, key_end)
         if data[colon : colon + 1] != b":":
             raise _SyntaxError
         begin = _skip_space(data, colon + 1)
-        key = data[place + 1 : key_end - 1]
+        key = data[offset + 1 : key_end - 1]
         if key == b"traceEvents" and data[begin : begin + 1] == b"[":
             self.state = ScanState.IN_EVENTS
             self._num_event_lists += 1
@@ -224,12 +217,12 @@ class PythonScanner:
         self._fields.append((key, data[begin:end]))
         return end
 
-    def _take_many(self, data: bytes, place: int, end: int) -> int:
+    def _take_many(self, data: bytes, offset: int, end: int) -> int:
         """Takes the events before `end` at once, if that is where one begins; how far it came."""
         try:
-            events = _decode_all(b"[" + data[place:end].strip(b" \n\r\t,") + b"]")
+            events = _decode_all(b"[" + data[offset:end].strip(b" \n\r\t,") + b"]")
         except _DECODE_ERRORS:
-            return place
+            return offset
         for event in events:
             self._put_event(event)
         return end
@@ -244,8 +237,8 @@ class PythonScanner:
         if (phase is not None and chr(letter) not in KEPT_PHASES) or category in self._skipped:
             self._num_skipped += 1
             return
-        place = len(self._rows.events)
-        self._take_arguments(found.get("args"), place)
+        offset = len(self._rows.events)
+        self._take_arguments(found.get("args"), offset)
         name = _string(found.get("name"))
         self._rows.events.append(
             (
@@ -259,15 +252,15 @@ class PythonScanner:
             )
         )
 
-    def _take_arguments(self, raw: Raw | None, event: int) -> None:
+    def _take_arguments(self, raw: _Raw | None, event: int) -> None:
         text = b"" if raw is None else bytes(raw)
         if not text.startswith(b"{"):
             return
         for key, value in _split_object(text).items():
-            place = _KEY_PLACES.get(key)
-            if place is not None:
+            offset = _KEY_IDS.get(key)
+            if offset is not None:
                 kind, number = self._read_value(bytes(value))
-                self._rows.arguments.append((event, place, kind, number))
+                self._rows.arguments.append((event, offset, kind, number))
 
     def _read_value(self, text: bytes) -> tuple[ValueType, int]:
         if text.startswith(b'"'):
@@ -283,7 +276,7 @@ class PythonScanner:
             return ValueType.FLOAT, int.from_bytes(struct.pack("<d", number), "little", signed=True)
         return ValueType.WORD, self._intern(text)
 
-    def _identity(self, raw: Raw | None) -> int:
+    def _identity(self, raw: _Raw | None) -> int:
         if raw is None:
             return MISSING
         kind, value = self._read_value(bytes(raw))
@@ -295,11 +288,11 @@ class PythonScanner:
             return int(number) if is_whole else MISSING
         return value if kind == ValueType.INT else MISSING
 
-    def _time(self, raw: Raw | None) -> int:
+    def _time(self, raw: _Raw | None) -> int:
         return MISSING if raw is None else read_time_ns(bytes(raw))
 
     def _intern(self, text: bytes) -> int:
-        return self._places.setdefault(text, len(self._places))
+        return self._symbol_ids.setdefault(text, len(self._symbol_ids))
 
 
 def _find_last_event(data: bytes) -> int:
@@ -323,46 +316,46 @@ def _split_object(text: bytes) -> Members:
 
 def _split_slowly(text: bytes) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    place = 1
+    offset = 1
     while True:
-        place = _skip_space(text, place)
-        letter = text[place : place + 1]
+        offset = _skip_space(text, offset)
+        letter = text[offset : offset + 1]
         if letter == b"}":
             return found
         if letter == b",":
-            place += 1
+            offset += 1
             continue
         if letter != b'"':
             raise _SyntaxError
-        key_end = _find_end(text, place)
+        key_end = _find_end(text, offset)
         colon = _skip_space(text, key_end)
         if text[colon : colon + 1] != b":":
             raise _SyntaxError
         begin = _skip_space(text, colon + 1)
         end = _find_end(text, begin)
-        found[text[place + 1 : key_end - 1].decode(errors="replace")] = text[begin:end]
-        place = end
+        found[text[offset + 1 : key_end - 1].decode(errors="replace")] = text[begin:end]
+        offset = end
 
 
-def _string(raw: Raw | None) -> bytes | None:
+def _string(raw: _Raw | None) -> bytes | None:
     text = b"" if raw is None else bytes(raw)
     return text[1:-1] if text.startswith(b'"') else None
 
 
-def _skip_space(data: bytes, place: int) -> int:
-    while data[place : place + 1] in (b" ", b"\n", b"\r", b"\t"):
-        place += 1
-    if place >= len(data):
+def _skip_space(data: bytes, offset: int) -> int:
+    while data[offset : offset + 1] in (b" ", b"\n", b"\r", b"\t"):
+        offset += 1
+    if offset >= len(data):
         raise _MoreError
-    return place
+    return offset
 
 
-def _find_end(data: bytes, place: int) -> int:
-    """Behind the value that begins at `place`."""
-    letter = data[place : place + 1]
+def _find_end(data: bytes, offset: int) -> int:
+    """The offset after the value that starts at `offset`."""
+    letter = data[offset : offset + 1]
     if letter in b'"{[':
         depth = 0
-        for token in _TOKEN.finditer(data, place):
+        for token in _TOKEN.finditer(data, offset):
             mark = token[0]
             if mark == b'"':
                 raise _MoreError
@@ -370,9 +363,9 @@ def _find_end(data: bytes, place: int) -> int:
             if depth == 0:
                 return token.end()
         raise _MoreError
-    found = _BARE_END.search(data, place)
+    found = _BARE_END.search(data, offset)
     if found is None:
         raise _MoreError
-    if found.start() == place:
+    if found.start() == offset:
         raise _SyntaxError
     return found.start()

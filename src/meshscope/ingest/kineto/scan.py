@@ -15,7 +15,7 @@ from meshscope.store.read.arrays import Int32s, Int64s, Uint8s
 MISSING = -(1 << 63)
 """A time, process or thread that was not there, or no number."""
 TEXT_IDENTITY = MISSING + 2
-"""A process or thread that is named by text: this plus the place of the text in the symbols."""
+"""A process or thread that is named by text: this plus the index of the text in the symbols."""
 
 KEPT_PHASES = "XMBE"
 """Complete events, metadata, begins and ends. Flows and counters are counted and left out."""
@@ -61,22 +61,18 @@ KEYS = (
 
 
 class ValueType(IntEnum):
-    """What an argument's value is."""
-
     INT = 0
     FLOAT = 1
     """The bits of a float64."""
     STRING = 2
-    """A place in the symbols."""
+    """Index into the symbols."""
     WORD = 3
-    """true, false, null or what is none of these: a place in the symbols."""
+    """true, false, null or what is none of these: an index into the symbols."""
     RAW = 4
-    """The text of a list or an object: a place in the symbols."""
+    """The text of a list or an object: an index into the symbols."""
 
 
 class ScanState(IntEnum):
-    """How far a scanner is."""
-
     START = 0
     IN_OBJECT = 1
     IN_EVENTS = 2
@@ -85,8 +81,6 @@ class ScanState(IntEnum):
 
 
 class ScanError(IntEnum):
-    """Why a scanner is broken."""
-
     NONE = 0
     SYNTAX = 1
     NOT_A_TRACE = 2
@@ -98,7 +92,7 @@ class ScanBatch:
     """Events in the order of the file, and their arguments."""
 
     phase: Uint8s
-    """The letter."""
+    """Chrome's phase letter."""
     category: Int32s
     """Place in the symbols; -1 without one. Names likewise."""
     name: Int32s
@@ -107,9 +101,9 @@ class ScanBatch:
     ts_ns: Int64s
     dur_ns: Int64s
     argument_event: Int32s
-    """Place in this batch."""
+    """Index into this batch."""
     argument_key: Uint8s
-    """Place in KEYS."""
+    """Index into KEYS."""
     argument_type: Uint8s
     argument_value: Int64s
 
@@ -150,4 +144,4 @@ class Scanner(Protocol):
         """The file's other entries: name and text of the value."""
 
     def close(self) -> None:
-        """Gives memory back."""
+        """Frees the scanner's memory."""

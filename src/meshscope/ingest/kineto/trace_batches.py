@@ -44,7 +44,7 @@ CATEGORIES: dict[bytes, Category] = {
     b"python_function": Category.PYTHON,
     b"overhead": Category.OVERHEAD,
 }
-MODULE_PREFIX = b"nn.Module: "
+_MODULE_PREFIX = b"nn.Module: "
 _DENSE = ("External id", "correlation", "stream", "device")
 _DENSE_KEYS = np.array([KEYS.index(name) for name in _DENSE])
 _DROPPED_KEYS = frozenset((*_DENSE, "name", "labels"))
@@ -93,7 +93,7 @@ class TraceBatches:
         self._open: dict[tuple[int, int], list[_Begin]] = {}
         self.metadata = Metadata()
         self.num_events = 0
-        """Of any phase that is kept, complete or not."""
+        """Events of any phase that is kept, complete or not."""
         self.num_other = 0
         """Objects in the list of events that have no phase."""
         self.num_skipped = 0
@@ -123,7 +123,7 @@ class TraceBatches:
     def _learn(self, symbols: list[bytes]) -> None:
         for text in symbols[len(self._category_of) :]:
             self._category_of.append(CATEGORIES.get(text, Category.OTHER))
-            self._is_module.append(text.startswith(MODULE_PREFIX))
+            self._is_module.append(text.startswith(_MODULE_PREFIX))
 
     def _take_complete(self, batch: ScanBatch) -> None:
         is_complete = batch.phase == _PHASE_X
@@ -167,23 +167,23 @@ class TraceBatches:
         is_new = np.ones(len(pid), dtype=np.bool_)
         is_new[1:] = (np.diff(pid[order]) != 0) | (np.diff(tid[order]) != 0)
         firsts = order[is_new]
-        places = [
+        indices = [
             self._tracks.setdefault((process, thread), len(self._tracks))
             for process, thread in zip(pid[firsts].tolist(), tid[firsts].tolist(), strict=True)
         ]
         numbered = np.empty(len(pid), dtype=np.int32)
-        numbered[order] = np.array(places, dtype=np.int32)[np.cumsum(is_new) - 1]
+        numbered[order] = np.array(indices, dtype=np.int32)[np.cumsum(is_new) - 1]
         return numbered
 
     def _take_arguments(self, batch: ScanBatch, is_kept: npt.NDArray[np.bool_]) -> None:
-        place_of = np.cumsum(is_kept) - 1 + self._num_events
+        new_index = np.cumsum(is_kept) - 1 + self._num_events
         is_wanted = np.array([key not in _DROPPED_KEYS for key in KEYS])[batch.argument_key]
         rows = np.flatnonzero(is_wanted & is_kept[batch.argument_event])
         if not len(rows):
             return
         self._argument_parts.append(
             {
-                "event": place_of[batch.argument_event[rows]].astype(np.int32),
+                "event": new_index[batch.argument_event[rows]].astype(np.int32),
                 "key": batch.argument_key[rows],
                 "kind": batch.argument_type[rows],
                 "value": _narrow(batch.argument_value[rows]),
@@ -195,13 +195,13 @@ class TraceBatches:
     ) -> None:
         """The last name given stands. Some traces name their processes 100,000 times."""
         is_text = batch.argument_type == ValueType.STRING
-        for place in np.unique(batch.name[is_metadata]).tolist():
-            kind = symbols[place] if place >= 0 else b""
+        for index in np.unique(batch.name[is_metadata]).tolist():
+            kind = symbols[index] if index >= 0 else b""
             if kind not in _METADATA_KEYS:
                 continue
             rows = np.flatnonzero(is_text & (batch.argument_key == _METADATA_KEYS[kind]))
             events = batch.argument_event[rows]
-            is_own = is_metadata[events] & (batch.name[events] == place)
+            is_own = is_metadata[events] & (batch.name[events] == index)
             texts = batch.argument_value[rows[is_own]].tolist()
             events = events[is_own]
             processes = batch.pid[events].tolist()
@@ -249,8 +249,8 @@ class TraceBatches:
         """All columns in order of begin."""
         self.num_incomplete += sum(len(stack) for stack in self._open.values())
         order = np.argsort(_peek(self._parts, "begin_ns", np.int64), kind="stable")
-        place_of = np.empty(len(order), dtype=np.int32)
-        place_of[order] = np.arange(len(order), dtype=np.int32)
+        new_index = np.empty(len(order), dtype=np.int32)
+        new_index[order] = np.arange(len(order), dtype=np.int32)
         pop = _popper(self._parts)
         events = TraceEvents(
             category=pop("category", np.uint8)[order],
@@ -263,11 +263,11 @@ class TraceBatches:
             stream=pop("stream", np.int32)[order],
             device=pop("device", np.int16)[order],
         )
-        return events, self._join_arguments(place_of)
+        return events, self._join_arguments(new_index)
 
-    def _join_arguments(self, place_of: npt.NDArray[np.int32]) -> TraceArguments:
+    def _join_arguments(self, new_index: npt.NDArray[np.int32]) -> TraceArguments:
         pop = _popper(self._argument_parts)
-        event = place_of[pop("event", np.int32)]
+        event = new_index[pop("event", np.int32)]
         order = np.argsort(event, kind="stable")
         return TraceArguments(
             event=event[order],
@@ -286,16 +286,16 @@ def _list_pairs(batch: ScanBatch, rows: Int64s) -> Iterator[tuple[bool, _Begin]]
     values = (batch.pid, batch.tid, batch.ts_ns, batch.name, batch.category)
     fields = zip(*(column[rows].tolist() for column in values), strict=True)
     is_begin = (batch.phase[rows] == _PHASE_B).tolist()
-    for place, (pid, tid, ts_ns, name, category) in enumerate(fields):
+    for index, (pid, tid, ts_ns, name, category) in enumerate(fields):
         yield (
-            is_begin[place],
+            is_begin[index],
             _Begin(
                 pid=pid,
                 tid=tid,
                 ts_ns=ts_ns,
                 name=name,
                 category=category,
-                arguments=entries[firsts[place] : lasts[place]],
+                arguments=entries[firsts[index] : lasts[index]],
             ),
         )
 

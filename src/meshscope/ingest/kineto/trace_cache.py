@@ -25,7 +25,7 @@ from meshscope.ingest.kineto.trace_columns import (
 )
 from meshscope.store.read.files import change_time_ns, file_size, open_bytes
 
-CACHE_VERSION = 2
+_CACHE_VERSION = 2
 SUFFIX = ".meshscope"
 _ENCODING = "utf-8"
 
@@ -72,7 +72,7 @@ def load_trace(path: Path) -> Trace | None:
 
 
 def _stamp(path: Path) -> list[int]:
-    return [CACHE_VERSION, file_size(path), change_time_ns(path)]
+    return [_CACHE_VERSION, file_size(path), change_time_ns(path)]
 
 
 def _columns(prefix: str, table: TraceEvents | TraceArguments) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Times are integer nanoseconds of the trace's own clock; with `base_ns` added Kineto's are of the
 wall clock.
-Text is kept once; columns hold places in `strings`.
+Text is kept once; columns hold indices into `strings`.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,6 @@ NO_VALUE = -1
 
 
 class Category(IntEnum):
-    """What an event is."""
-
     OTHER = 0
     KERNEL = 1
     MEMCPY = 2
@@ -36,18 +34,15 @@ class Category(IntEnum):
     OVERHEAD = 10
 
 
-DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceEvents:
     """Events with a begin and a length, in order of begin."""
 
     category: Uint8s
     name: Int32s
-    """Place in `Trace.strings`."""
+    """Index into `Trace.strings`."""
     track: Int32s
-    """Place in `Trace.tracks`."""
+    """Index into `Trace.tracks`."""
     begin_ns: Int64s
     duration_ns: Int64s
     external_id: Int64s | Int32s
@@ -62,7 +57,6 @@ class TraceEvents:
 
     @property
     def end_ns(self) -> Int64s:
-        """Begin and length."""
         return self.begin_ns + self.duration_ns
 
 
@@ -71,21 +65,19 @@ class TraceArguments:
     """What else events say, a row for each value, in order of event."""
 
     event: Int32s
-    """Place in `TraceEvents`."""
+    """Index into `TraceEvents`."""
     key: Uint8s
-    """Place in `Trace.keys`."""
+    """Index into `Trace.keys`."""
     kind: Uint8s
-    """`ValueKind`."""
+    """A `ValueKind`."""
     value: Int64s | Int32s
-    """The number, the bits of a float, or a place in `Trace.strings`."""
+    """The number, the bits of a float, or an index into `Trace.strings`."""
 
     def __len__(self) -> int:
         return len(self.event)
 
 
 class ValueKind(IntEnum):
-    """What an argument's value is."""
-
     INT = 0
     FLOAT = 1
     STRING = 2
@@ -120,9 +112,9 @@ class TraceCounts:
     """What was read, and what was not."""
 
     num_bytes: int
-    """Of JSON."""
+    """Bytes of JSON."""
     num_events: int
-    """Kept."""
+    """Events kept."""
     num_skipped: int
     """Flows, counters and categories that were not asked for."""
     num_incomplete: int
@@ -131,8 +123,6 @@ class TraceCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """One file."""
-
     source: str
     rank: int | Unavailable
     world_size: int | Unavailable
@@ -150,23 +140,15 @@ class Trace:
     """What is wrong with the file; what came before it is here."""
 
     def key(self, name: str) -> int:
-        """The place of an argument's name."""
+        """The index of an argument's name."""
         return self.keys.index(name)
 
     def argument_rows(self, name: str) -> Int64s:
         """Rows of `arguments` with that name."""
         return np.flatnonzero(self.arguments.key == self.key(name))
 
-    def int_argument(self, name: str, missing: int = NO_VALUE) -> Int64s:
-        """One value per event, where it is a whole number."""
-        values = np.full(len(self.events), missing, dtype=np.int64)
-        rows = self.argument_rows(name)
-        rows = rows[self.arguments.kind[rows] == ValueKind.INT]
-        values[self.arguments.event[rows]] = self.arguments.value[rows]
-        return values
-
     def text_argument(self, name: str) -> Int32s:
-        """Per event the place of its text in `strings`; -1 without one."""
+        """Per event the index of its text in `strings`; -1 without one."""
         values = np.full(len(self.events), -1, dtype=np.int32)
         rows = self.argument_rows(name)
         rows = rows[self.arguments.kind[rows] >= ValueKind.STRING]

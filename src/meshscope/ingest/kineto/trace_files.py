@@ -8,9 +8,9 @@ from meshscope.errors import TraceError
 from meshscope.ingest.kineto.trace_cache import SUFFIX
 from meshscope.store.read.files import exists, find_files, is_folder
 
-TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst|\.bz2|\.xz)?$")
+_TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst|\.bz2|\.xz)?$")
 _NOT_TRACES = frozenset(("run.json", "manifest.json", "package.json"))
-MAX_FILES = 4096
+_MAX_FILES = 4096
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
@@ -32,11 +32,11 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
             raise TraceError(f"{path}: there is no such file or folder")
     if not found:
         raise TraceError("none of these is a trace: *.meshscope files are kept for speed only")
-    if len(found) > MAX_FILES:
-        raise TraceError(f"{len(found):,} traces are more than {MAX_FILES:,}: name fewer")
+    if len(found) > _MAX_FILES:
+        raise TraceError(f"{len(found):,} traces are more than {_MAX_FILES:,}: name fewer")
     return list(dict.fromkeys(found))
 
 
 def is_trace_name(path: Path) -> bool:
     """Whether a file in a folder is taken for a trace."""
-    return bool(TRACE_NAME.search(path.name)) and path.name not in _NOT_TRACES
+    return bool(_TRACE_NAME.search(path.name)) and path.name not in _NOT_TRACES

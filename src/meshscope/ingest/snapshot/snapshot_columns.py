@@ -23,8 +23,6 @@ NO_STACK = 0
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a stack."""
-
     name: str
     filename: str
     line: int
@@ -57,7 +55,7 @@ class Snapshot:
     stack_begin: Int64s
     """Where each stack begins in `stack_frames`, and the end of the last; the first is empty."""
     stack_frames: Int32s
-    """Places in `frames`, innermost first."""
+    """Indices into `frames`, innermost first."""
     frames: list[Frame]
     num_odd: int
     """Entries left out."""
@@ -71,4 +69,4 @@ class Snapshot:
     def stack(self, number: int) -> list[Frame]:
         """The frames of one stack, innermost first."""
         begin, end = int(self.stack_begin[number]), int(self.stack_begin[number + 1])
-        return [self.frames[place] for place in self.stack_frames[begin:end].tolist()]
+        return [self.frames[index] for index in self.stack_frames[begin:end].tolist()]

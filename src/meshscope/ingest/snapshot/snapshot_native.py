@@ -82,8 +82,6 @@ class _Machine:
 
 
 class NativePickle:
-    """See `snapshot_words.SnapshotReader`."""
-
     def __init__(self, library: ctypes.CDLL, size_bytes: int) -> None:
         self._library = library
         self._machine = _Machine(library, size_bytes)
@@ -103,9 +101,9 @@ class NativePickle:
         """Takes whole instructions of the first `size` bytes."""
         if not 0 <= size <= len(data):
             raise ValueError(f"{size} of {len(data)} bytes")
-        place = (ctypes.c_char * len(data)).from_buffer(data)
-        taken = int(self._library.snapshot_feed(self._machine.handle, place, size))
-        self._look()
+        address = (ctypes.c_char * len(data)).from_buffer(data)
+        taken = int(self._library.snapshot_feed(self._machine.handle, address, size))
+        self._read_state()
         if int(self._looked[_STATE]) == _BROKEN:
             raise explain(int(self._looked[_ERROR]), int(self._looked[_ERROR_VALUE]))
         return taken
@@ -115,8 +113,8 @@ class NativePickle:
         if is_cut:
             self._library.snapshot_cut(self._machine.handle)
         self._library.snapshot_finish(self._machine.handle)
-        self._look()
-        columns = [self._column(number) for number in range(len(_DTYPES))]
+        self._read_state()
+        columns = [self._view_column(number) for number in range(len(_DTYPES))]
         return RawColumns(
             segments=tuple(columns[:4]),
             blocks=tuple(columns[4:10]),
@@ -133,12 +131,12 @@ class NativePickle:
             has_root=bool(self._looked[_HAS_ROOT]),
         )
 
-    def _look(self) -> None:
+    def _read_state(self) -> None:
         self._library.snapshot_look(self._machine.handle, self._looked.ctypes.data)
 
-    def _column(self, number: int) -> npt.NDArray[Any]:
-        place = _FIRST_COLUMN + 2 * number
-        num, address = self._looked[place : place + 2].tolist()
+    def _view_column(self, number: int) -> npt.NDArray[Any]:
+        index = _FIRST_COLUMN + 2 * number
+        num, address = self._looked[index : index + 2].tolist()
         dtype = np.dtype(_DTYPES[number])
         if not num:
             return np.empty(0, dtype=dtype)

@@ -40,10 +40,10 @@ from meshscope.ingest.snapshot.snapshot_words import (
 )
 
 (
-    OPAQUE,  # a value nobody asks for: None, float, tuple, a number that does not fit
+    OPAQUE,  # a value that is not read: None, float, tuple, a number that does not fit
     INT,
     TEXT,
-    DICT,  # empty, or of no known kind; its place in the memo + 1, or 0; so for LIST
+    DICT,  # empty, or of no known kind; its index in the memo + 1, or 0; so for LIST
     LIST,
     FRAME,
     EVENT,
@@ -71,8 +71,6 @@ _Fields = dict[str, int]
 
 
 class PlainPickle:
-    """See `snapshot_words.SnapshotReader`."""
-
     def __init__(self, size_bytes: int) -> None:
         self.is_done = False
         self.needed = 1
@@ -89,7 +87,7 @@ class PlainPickle:
         self._texts = {text.encode(): number for number, text in enumerate(KNOWN_TEXTS)}
         self._frames: dict[tuple[int, int, int], int] = {}
         self._stacks: dict[bytes, int] = {b"": NO_STACK}
-        """By the numbers of their frames."""
+        """Stacks by the numbers of their frames."""
         self._known_lists: dict[bytes, int] = {}
         """Stacks by the instructions that make them."""
         self._trace_device = array("q")
@@ -100,95 +98,95 @@ class PlainPickle:
     def feed(self, data: bytearray, size: int) -> int:
         """Takes whole instructions of the first `size` bytes."""
         view = bytes(memoryview(data)[:size])
-        place = 0
+        offset = 0
         while not self.is_done:
             try:
-                place = self._run_usual(view, place)
-                code_size = self._measure(view, place)
+                offset = self._run_common_codes(view, offset)
+                code_size = self._measure(view, offset)
                 if not code_size:
                     break
-                self._run(view[place], view[place + 1 : place + code_size])
-                place += code_size
+                self._run(view[offset], view[offset + 1 : offset + code_size])
+                offset += code_size
             except (IndexError, OverflowError):
                 raise explain(INVALID, 0) from None
             if len(self._stack) > self._max_stack or len(self._marks) > MAX_MARKS:
                 raise explain(TOO_MANY, 0)
-        return place
+        return offset
 
-    def _run_usual(self, data: bytes, place: int) -> int:
+    def _run_common_codes(self, data: bytes, offset: int) -> int:
         """The instructions snapshots are made of, as long as they lie in the data; everything else
         is left to `_run`. Millions of them: no calls in between."""
         stack, memo, texts = self._stack, self._memo, self._texts
         end = len(data) - 300  # the longest of these: a text of 255 bytes
         max_stack = self._max_stack
-        while place < end:
-            code = data[place]
+        while offset < end:
+            code = data[offset]
             if code == 104:  # BINGET
-                stack.append(memo[data[place + 1]])
-                place += 2
+                stack.append(memo[data[offset + 1]])
+                offset += 2
             elif code == 106:  # LONG_BINGET
-                stack.append(memo[int.from_bytes(data[place + 1 : place + 5], "little")])
-                place += 5
+                stack.append(memo[int.from_bytes(data[offset + 1 : offset + 5], "little")])
+                offset += 5
             elif code == 148:  # MEMOIZE
                 self._put(len(memo))
-                place += 1
+                offset += 1
             elif code == 75:  # BININT1
-                stack.append(data[place + 1] << 4 | INT)
-                place += 2
+                stack.append(data[offset + 1] << 4 | INT)
+                offset += 2
             elif code == 77:  # BININT2
-                stack.append((data[place + 1] | data[place + 2] << 8) << 4 | INT)
-                place += 3
+                stack.append((data[offset + 1] | data[offset + 2] << 8) << 4 | INT)
+                offset += 3
             elif code == 74:  # BININT
-                value = int.from_bytes(data[place + 1 : place + 5], "little", signed=True)
+                value = int.from_bytes(data[offset + 1 : offset + 5], "little", signed=True)
                 stack.append(value << 4 | INT)
-                place += 5
-            elif code == 138 and data[place + 1] <= 8:  # LONG1
-                last = place + 2 + data[place + 1]
-                stack.append(_word_of(data[place + 2 : last]))
-                place = last
+                offset += 5
+            elif code == 138 and data[offset + 1] <= 8:  # LONG1
+                last = offset + 2 + data[offset + 1]
+                stack.append(_word_of(data[offset + 2 : last]))
+                offset = last
             elif code == 140:  # SHORT_BINUNICODE
-                last = place + 2 + data[place + 1]
-                text = data[place + 2 : last]
+                last = offset + 2 + data[offset + 1]
+                text = data[offset + 2 : last]
                 stack.append(texts.setdefault(text, len(texts)) << 4 | TEXT)
-                place = last
+                offset = last
             elif code == 40:  # MARK
                 self._marks.append(len(stack))
-                place += 1
+                offset += 1
                 if len(stack) > max_stack or len(self._marks) > MAX_MARKS:
                     break
             elif code == 125:  # EMPTY_DICT
                 stack.append(DICT)
-                place += 1
+                offset += 1
             elif code == 93:  # EMPTY_LIST
-                last = self._take_references(data, place)
-                if last == place:
+                last = self._take_references(data, offset)
+                if last == offset:
                     stack.append(LIST)
                     last += 1
-                place = last
+                offset = last
             elif code == 117:  # SETITEMS
                 self._fill_from_mark(self._fill_dict)
-                place += 1
+                offset += 1
             elif code == 101:  # APPENDS
                 self._fill_from_mark(self._fill_list)
-                place += 1
+                offset += 1
             else:
                 break
-        return place
+        return offset
 
-    def _take_references(self, data: bytes, place: int) -> int:
+    def _take_references(self, data: bytes, offset: int) -> int:
         """A whole list of frames that were there before, in one go: most of a file is such lists.
 
-        Where it ends; `place` when there is none.
+        Where it ends; `offset` when there is none.
         """
-        match = _REFERENCES.match(data, place)
+        match = _REFERENCES.match(data, offset)
         if match is None or len(self._memo) >= self._max_memo:
-            return place
+            return offset
         word = self._known_lists.get(match[0])
         if word is None:
             numbers = [_unsigned(one[1:]) for one in _REFERENCE.findall(match[0], 3)]
             items = [self._memo[number] for number in numbers]
             if any(item & 15 != FRAME for item in items):
-                return place
+                return offset
             word = self._make_stack(items)
             if len(self._known_lists) < _MAX_KNOWN_LISTS:
                 self._known_lists[match[0]] = word
@@ -198,19 +196,19 @@ class PlainPickle:
 
     # --- instructions -------------------------------------------------------------------------
 
-    def _measure(self, data: bytes, place: int) -> int:
-        """Bytes of the instruction at `place`; 0: not all there."""
-        left = len(data) - place
+    def _measure(self, data: bytes, offset: int) -> int:
+        """Bytes of the instruction at `offset`; 0: not all there."""
+        left = len(data) - offset
         if left < 1:
             self.needed = 1
             return 0
-        code = data[place]
+        code = data[offset]
         size = _SIZES.get(code, 1)
         width = _WIDTHS.get(code)
         if width is not None:
             size = 1 + width
             if left >= size:
-                length = int.from_bytes(data[place + 1 : place + size], "little")
+                length = int.from_bytes(data[offset + 1 : offset + size], "little")
                 is_number = code in (0x8A, 0x8B)
                 if length > (MAX_NUMBER_BYTES if is_number else MAX_TEXT_BYTES):
                     raise explain(LONG_NUMBER if is_number else LONG_TEXT, min(length, 2**63 - 1))
@@ -253,7 +251,7 @@ class PlainPickle:
 
     def _make_container_actions(self) -> dict[int, Callable[[bytes], None]]:
         return {
-            ord("t"): lambda _: self._make_from_mark(OPAQUE, lambda place, items: None),
+            ord("t"): lambda _: self._make_from_mark(OPAQUE, lambda index, items: None),
             ord("l"): lambda _: self._make_from_mark(LIST, self._fill_list),
             ord("d"): lambda _: self._make_from_mark(DICT, self._fill_dict),
             **{code: self._make_tuple_action(code - 0x84) for code in (0x85, 0x86, 0x87)},
@@ -284,18 +282,18 @@ class PlainPickle:
         else:
             self._stack.append(self._texts.setdefault(text, len(self._texts)) << 4 | TEXT)
 
-    def _put(self, place: int) -> None:
+    def _put(self, index: int) -> None:
         word, memo = self._stack[-1], self._memo
-        if place > len(memo):
+        if index > len(memo):
             raise explain(ORDER, 0)
-        if place >= self._max_memo:
+        if index >= self._max_memo:
             raise explain(TOO_MANY, 0)
         if word & 15 in (DICT, LIST):
-            word = self._stack[-1] = place + 1 << 4 | word & 15
-        if place == len(memo):
+            word = self._stack[-1] = index + 1 << 4 | word & 15
+        if index == len(memo):
             memo.append(word)
         else:
-            memo[place] = word
+            memo[index] = word
             self._known_lists.clear()  # what they refer to may be another now
 
     def _get(self, argument: bytes) -> None:
@@ -336,8 +334,8 @@ class PlainPickle:
 
     # --- entries ------------------------------------------------------------------------------
 
-    def _fill_dict(self, place: int, items: list[int]) -> None:
-        target = self._stack[place]
+    def _fill_dict(self, index: int, items: list[int]) -> None:
+        target = self._stack[index]
         if len(items) % 2:
             raise IndexError
         if target & 15 != DICT:
@@ -353,15 +351,15 @@ class PlainPickle:
         }
         now = self._take_dict(fields, target)
         if now != target:
-            self._become(place, now)
+            self._replace_container(index, now)
 
-    def _become(self, place: int, now: int) -> None:
+    def _replace_container(self, index: int, now: int) -> None:
         """The container there became something; a reference to it gives that too."""
-        before = self._stack[place]
-        memo_place = (before >> 4) - 1
-        self._stack[place] = now
-        if 0 <= memo_place < len(self._memo) and self._memo[memo_place] == before:
-            self._memo[memo_place] = OPAQUE if now & 15 in (EVENT, BLOCK, SEGMENT) else now
+        before = self._stack[index]
+        memo_index = (before >> 4) - 1
+        self._stack[index] = now
+        if 0 <= memo_index < len(self._memo) and self._memo[memo_index] == before:
+            self._memo[memo_index] = OPAQUE if now & 15 in (EVENT, BLOCK, SEGMENT) else now
 
     def _take_dict(self, fields: _Fields, target: int) -> int:
         """What a dict is by its keys."""
@@ -380,7 +378,7 @@ class PlainPickle:
         return target
 
     def _add_event(self, fields: _Fields) -> int:
-        action = _place_among(fields["action"], _FIRST_ACTION, len(ACTIONS))
+        action = _index_among(fields["action"], _FIRST_ACTION, len(ACTIONS))
         address = fields.get("addr", fields.get("device_free", OPAQUE))
         self._num_odd += action < 0
         device, actions, addresses, sizes, times, stacks = self._events
@@ -398,7 +396,7 @@ class PlainPickle:
             _positive(fields.get("address", OPAQUE)),
             _positive(fields["size"]),
             _positive(fields.get("requested_size", OPAQUE)),
-            _place_among(fields["state"], _FIRST_STATE, len(STATES)),
+            _index_among(fields["state"], _FIRST_STATE, len(STATES)),
             _stack_of(fields),
         )
         self._num_odd += values[2] < 0
@@ -426,15 +424,15 @@ class PlainPickle:
         number = self._frames.setdefault((name, file, line), len(self._frames))
         return number << 4 | FRAME
 
-    def _fill_list(self, place: int, items: list[int]) -> None:
-        target = self._stack[place]
+    def _fill_list(self, index: int, items: list[int]) -> None:
+        target = self._stack[index]
         kind = target & 15
         if kind == LIST:
             target = self._take_list(items, target)
             kind = target & 15
             if kind == LIST:
                 return
-            self._become(place, target)
+            self._replace_container(index, target)
         elif kind < STACK:
             raise IndexError
         # Pickle fills by the thousand: of a stack more than MAX_FRAMES are there.
@@ -545,9 +543,9 @@ def _text_or_empty(word: int) -> int:
     return word >> 4 if word & 15 == TEXT else _EMPTY_TEXT
 
 
-def _place_among(word: int, first: int, num: int) -> int:
-    place = (word >> 4) - first
-    return place if word & 15 == TEXT and 0 <= place < num else -1
+def _index_among(word: int, first: int, num: int) -> int:
+    index = (word >> 4) - first
+    return index if word & 15 == TEXT and 0 <= index < num else -1
 
 
 def _stack_of(fields: _Fields) -> int:

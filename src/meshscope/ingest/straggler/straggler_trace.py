@@ -1,7 +1,7 @@
 """Reads the open straggler-trace form: one row per operation, in a Parquet file.
 
 Columns: `dp_rank`, `stage`, `rank`, `step`, `optype`, `start_ts` and `duration` in seconds,
-`seq_id` (place among the operations of its type in the step on that rank), `mc` and `gmc` (model
+`seq_id` (index among the operations of its type in the step on that rank), `mc` and `gmc` (model
 chunk on the rank and in the model). The form comes with the OSDI'25 study of stragglers.
 
 A step is kept when every operation that most steps have is there once on every dp rank, with times
@@ -69,7 +69,6 @@ class StragglerTrace:
 
     @property
     def num_workers(self) -> int:
-        """Ranks in the trace."""
         return self.ranks.size
 
 
@@ -124,7 +123,7 @@ def make_straggler_trace(columns: Columns, *, name: str) -> StragglerTrace:
         dp_ranks=tuple(dp_ranks.tolist()),
         ranks=_find_ranks(table, dp, num_stages, len(dp_ranks), name),
         steps=steps[kept],
-        operations=tuple(operations[place] for place in used.tolist()),
+        operations=tuple(operations[index] for index in used.tolist()),
         begin_s=begins - begins.min(axis=(0, 2), keepdims=True),
         duration_s=durations,
         num_left_out=len(steps) - len(kept),
@@ -214,9 +213,9 @@ def _find_ranks(
     ranks = np.full((num_stages, num_dp), -1, dtype=np.int64)
     ranks[table["stage"], dp] = table["rank"]
     if (ranks < 0).any():
-        stage, place = np.argwhere(ranks < 0)[0].tolist()
+        stage, index = np.argwhere(ranks < 0)[0].tolist()
         raise RunError(
-            f"{name}: stage {stage} has no rank at the {place}th dp rank; every stage must have "
+            f"{name}: stage {stage} has no rank at the {index}th dp rank; every stage must have "
             f"all {num_dp}"
         )
     return ranks

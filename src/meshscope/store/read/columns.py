@@ -1,7 +1,7 @@
 """Decodes table files into numpy columns, checking every record.
 
 What does not match its checksum is left out and named with file and offset; the rest is read. A
-stretch of bad records after the last good one is a torn tail (a killed writer); before it, damage,
+range of bad records after the last good one is a torn tail (a killed writer); before it, damage,
 except for a few empty slots: those were drawn by threads that were killed before they wrote.
 """
 
@@ -34,7 +34,7 @@ Columns = dict[str, npt.NDArray[np.generic]]
 _MAX_UNFINISHED = 64
 """Empty slots in a row before written ones that threads of a killed process may have left."""
 MAX_DAMAGE_LISTED = 64
-"""Damaged stretches of one file that are listed one by one."""
+"""Damaged ranges of one file that are listed one by one."""
 _NUM_LOOKS = 3
 """How often a file that is being written is looked at before what it shows counts as damage."""
 _CHUNK_RECORDS = 4096
@@ -57,7 +57,7 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something the reader left out or could not find, with the place."""
+    """Something the reader left out or could not find, and where."""
 
     kind: ProblemKind
     text: str
@@ -145,7 +145,7 @@ def encode_words(table: Table, columns: Columns) -> Int64s:
 def check_records(words: Int64s, *, first: int = 0) -> npt.NDArray[np.bool_]:
     """Which records match their checksum. The salt makes an unwritten (zero) record fail.
 
-    `first`: the place in the file of the first of them.
+    `first`: the index in the file of the first of them.
     """
     unsigned = words.view(np.uint64)
     good = np.empty(len(words), dtype=np.bool_)
@@ -318,12 +318,12 @@ def _find_cut(
 def _damage_problems(
     file: _File, words: Int64s, good: npt.NDArray[np.bool_], *, is_closed: bool
 ) -> list[Problem]:
-    """One problem per stretch of bad records, the first ones one by one."""
+    """One problem per range of bad records, the first ones one by one."""
     bad = np.flatnonzero(~good)
-    stretches = np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1)
+    ranges = np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1)
     problems = []
-    for stretch in stretches[:MAX_DAMAGE_LISTED]:
-        first, count = int(stretch[0]), len(stretch)
+    for bad_range in ranges[:MAX_DAMAGE_LISTED]:
+        first, count = int(bad_range[0]), len(bad_range)
         offset = HEADER_BYTES + first * RECORD_BYTES
         is_empty = not words[first : first + count].any()
         if is_empty and not is_closed and count <= _MAX_UNFINISHED:
@@ -335,9 +335,9 @@ def _damage_problems(
                 f"{count} record(s) from byte {offset} do not match their checksum and are left out"
             )
         problems.append(file.problem(kind, text, offset, count))
-    rest = stretches[MAX_DAMAGE_LISTED:]
+    rest = ranges[MAX_DAMAGE_LISTED:]
     if rest:
-        count = sum(len(stretch) for stretch in rest)
+        count = sum(len(bad_range) for bad_range in rest)
         text = f"{count} more record(s) in {len(rest)} places do not match their checksum"
         offset = HEADER_BYTES + int(rest[0][0]) * RECORD_BYTES
         problems.append(file.problem(ProblemKind.DAMAGED, text, offset, count))

@@ -46,12 +46,8 @@ _KEEPS_RAW = {ProblemKind.DAMAGED, ProblemKind.CUT, ProblemKind.UNREADABLE, Prob
 
 @dataclass(slots=True, kw_only=True)
 class Compaction:
-    """What a compaction did."""
-
     num_recordings: int = 0
     num_rows: dict[str, int] = field(default_factory=dict)
-    raw_bytes: int = 0
-    """Of the files that were compacted."""
     compact_bytes: int = 0
     removed_bytes: int = 0
     skipped: list[tuple[int, int]] = field(default_factory=list)
@@ -201,7 +197,7 @@ def _insert(con: Any, table: Table, parts: list[dict[str, Any]]) -> None:
 
 
 def _metadata(table: Table) -> str:
-    """Schema version, units and meanings, for whoever opens the file without this package."""
+    """Schema version, units and meanings, for readers without this package."""
     entries = {"meshscope_schema_version": str(SCHEMA_VERSION), "meshscope_table": table.name}
     for column in table.columns:
         unit = f" [{column.unit}]" if column.unit else ""

@@ -97,7 +97,6 @@ def list_names(folder: Path) -> list[str]:
 
 
 def exists(path: Path) -> bool:
-    """Whether anything has this name."""
     return path.exists()
 
 
@@ -107,7 +106,6 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether it is a folder."""
     return path.is_dir()
 
 

@@ -45,7 +45,7 @@ def read_memory(run_dir: Path) -> list[MemoryRecording]:
     newest: dict[int, Path] = {}
     for path in _find_files(run_dir):
         rank = next((r for r in map(parse_rank_folder, reversed(path.parts)) if r is not None), -1)
-        if rank not in newest or _number(path) >= _number(newest[rank]):
+        if rank not in newest or _order_profile(path) >= _order_profile(newest[rank]):
             newest[rank] = path
     if not newest:
         raise RunNotFound(
@@ -62,8 +62,8 @@ def _find_files(run_dir: Path) -> Iterable[Path]:
     return find_files(folder if is_folder(folder) else run_dir, f"**/{POINTS_NAME}")
 
 
-def _number(path: Path) -> tuple[int, str]:
-    """Later profiles of a rank are in folders of their own."""
+def _order_profile(path: Path) -> tuple[int, str]:
+    """Later profiles of a rank are in separate folders."""
     return len(path.parts), path.parent.name
 
 
@@ -80,7 +80,7 @@ def _read_file(path: Path, rank: int) -> MemoryRecording:
         elif found.get("kind") == "point":
             points.append(_make_point(found))
     return MemoryRecording(
-        rank=max(_count(header.get("rank")), rank) if rank < 0 else rank,
+        rank=max(_read_count(header.get("rank")), rank) if rank < 0 else rank,
         path=path,
         device=str(header.get("device", "")),
         allocator=str(header.get("allocator", "")),
@@ -121,8 +121,8 @@ def _make_point(found: Mapping[str, Any]) -> MemoryPoint:
     is_time = isinstance(seconds, (int, float)) and 0 <= seconds < 1e12
     return MemoryPoint(
         name=str(found.get("point", "")),
-        step=_count(found.get("step")),
-        microbatch=_count(found.get("microbatch")),
+        step=_read_count(found.get("step")),
+        microbatch=_read_count(found.get("microbatch")),
         seconds=float(seconds) if is_time and seconds is not None else 0.0,
         during=during[:MAX_TEXT] if isinstance(during, str) else "",
         modules_bytes={str(name): _sizes(paths) for name, paths in categories.items()},
@@ -132,11 +132,11 @@ def _make_point(found: Mapping[str, Any]) -> MemoryPoint:
 
 
 def _value(found: Mapping[str, Any], name: str) -> int | Unavailable:
-    value = _count(found.get(name))
+    value = _read_count(found.get(name))
     return value if value >= 0 else NOT_KNOWN
 
 
-def _count(value: object) -> int:
+def _read_count(value: object) -> int:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and isinstance(value, int) and 0 <= value < _MAX_BYTES else -1
 
@@ -144,7 +144,7 @@ def _count(value: object) -> int:
 def _sizes(value: object) -> dict[str, int]:
     if not isinstance(value, dict):
         return {}
-    return {str(name): size for name, size in value.items() if _count(size) >= 0}
+    return {str(name): size for name, size in value.items() if _read_count(size) >= 0}
 
 
 def _make_layout(value: object) -> Layout | Unavailable:

@@ -35,7 +35,7 @@ COMPACT_MANIFEST = "manifest.json"
 COMPACT_FORMAT = "meshscope-compact"
 _BLOCK_RANKS = 64
 
-RecordingKey = tuple[int, int]
+_RecordingKey = tuple[int, int]
 """Rank and ordinal of the attempt's folder."""
 
 
@@ -53,7 +53,7 @@ def _stored_width(column: Column) -> int:
 
 
 def to_duckdb(table: Table, columns: Columns) -> dict[str, npt.NDArray[np.generic]]:
-    """Columns as DuckDB may scan them: it takes NaN for NULL, so NaN is told by a second column."""
+    """Columns as DuckDB may scan them: it takes NaN for NULL, so a second column marks NaN."""
     scanned = dict(columns)
     for column in table.columns:
         if column.is_float:
@@ -134,13 +134,13 @@ def _problem_from_json(fields: dict[str, Any], run_dir: Path) -> Problem:
 class _CompactedTable:
     path: Path
     crc32: str
-    num_rows: dict[RecordingKey, int]
-    problems: dict[RecordingKey, tuple[Problem, ...]]
+    num_rows: dict[_RecordingKey, int]
+    problems: dict[_RecordingKey, tuple[Problem, ...]]
     verdict: Problem | None = None
     """Why the file cannot be used; found when it is first read."""
     is_checked: bool = False
-    block: dict[RecordingKey, Columns] = field(default_factory=dict)
-    window_block: dict[RecordingKey, Columns] = field(default_factory=dict)
+    block: dict[_RecordingKey, Columns] = field(default_factory=dict)
+    window_block: dict[_RecordingKey, Columns] = field(default_factory=dict)
 
 
 class CompactedRun:
@@ -149,7 +149,7 @@ class CompactedRun:
     def __init__(self, tables: dict[str, _CompactedTable]) -> None:
         self._tables = tables
         self._connection: Any = None
-        self._windows: dict[RecordingKey, TimeWindows] = {}
+        self._windows: dict[_RecordingKey, TimeWindows] = {}
 
     def covers(self, table: str, rank: int, attempt: int) -> bool:
         """Whether the rows of this recording are here."""
@@ -160,7 +160,7 @@ class CompactedRun:
         return self._tables[table].num_rows[rank, attempt]
 
     def note_windows(self, rank: int, attempt: int, windows: TimeWindows) -> None:
-        """Says which stretches of a recording will be asked for: those known are read together."""
+        """Announces the windows that will be asked for: those known are read together."""
         self._windows[rank, attempt] = windows
         for table in self._tables.values():
             table.window_block.pop((rank, attempt), None)
@@ -181,7 +181,7 @@ class CompactedRun:
 
     def _read_window_block(
         self, name: str, found: _CompactedTable, rank: int, attempt: int
-    ) -> dict[RecordingKey, Columns]:
+    ) -> dict[_RecordingKey, Columns]:
         """The recordings from this one on whose windows are known, as many as a block takes."""
         order = sorted(r for r in found.num_rows if r[1] == attempt and r[0] >= rank)
         wanted = [r for r in order[:_BLOCK_RANKS] if r in self._windows]
@@ -207,8 +207,8 @@ class CompactedRun:
 
     @staticmethod
     def _split_by_rank(
-        table: Table, rows: Columns, wanted: list[RecordingKey]
-    ) -> dict[RecordingKey, Columns]:
+        table: Table, rows: Columns, wanted: list[_RecordingKey]
+    ) -> dict[_RecordingKey, Columns]:
         """Rows in the file's order, which is by attempt and rank, as those of each recording."""
         ranks = np.asarray(rows.pop("_rank"))
         starts = np.searchsorted(ranks, [r[0] for r in wanted], side="left")
@@ -241,7 +241,7 @@ class CompactedRun:
 
     def _read_block(
         self, name: str, found: _CompactedTable, rank: int, attempt: int
-    ) -> dict[RecordingKey, Columns]:
+    ) -> dict[_RecordingKey, Columns]:
         """The recordings from this one on, as many as a block takes."""
         order = sorted(found.num_rows, key=lambda recording: (recording[1], recording[0]))
         first = order.index((rank, attempt))
@@ -272,7 +272,6 @@ def _find_fault(table: _CompactedTable) -> Problem | None:
 
 
 def crc32_of_file(path: Path) -> int:
-    """CRC-32 of a whole file."""
     checksum = 0
     with ByteFile(path) as file:
         for offset in range(0, file.size_bytes, 1 << 20):

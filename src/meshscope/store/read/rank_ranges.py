@@ -1,4 +1,4 @@
-"""Sets of ranks as stretches of consecutive numbers: what is missing may be a million of them.
+"""Sets of ranks as ranges of consecutive numbers: a million ranks may be missing.
 
 A header says how many ranks there are, and may be wrong: what is kept about missing ranks must
 depend on how many recorded something, not on how many are said to exist.
@@ -8,29 +8,29 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 
-_MAX_STRETCHES_SHOWN = 8
+_MAX_RANGES_SHOWN = 8
 
 
 class RankRanges(Collection[int]):
-    """Ranks in ascending order, kept as stretches. Iterating gives them one by one."""
+    """Ranks in ascending order, kept as ranges. Iterating gives them one by one."""
 
-    __slots__ = ("_starts", "stretches")
+    __slots__ = ("_starts", "ranges")
 
-    def __init__(self, stretches: Iterable[range]) -> None:
-        self.stretches = tuple(stretches)
+    def __init__(self, ranges: Iterable[range]) -> None:
+        self.ranges = tuple(ranges)
         """Ascending, not empty, not touching each other."""
-        self._starts = [stretch.start for stretch in self.stretches]
+        self._starts = [part.start for part in self.ranges]
 
     @classmethod
     def of(cls, ranks: Iterable[int]) -> "RankRanges":
-        """The stretches in some ranks; ascending is quickest."""
-        stretches: list[range] = []
+        """From some ranks; ascending is quickest."""
+        ranges: list[range] = []
         for rank in sorted(ranks):
-            if stretches and rank <= stretches[-1].stop:
-                stretches[-1] = range(stretches[-1].start, rank + 1)
+            if ranges and rank <= ranges[-1].stop:
+                ranges[-1] = range(ranges[-1].start, rank + 1)
             else:
-                stretches.append(range(rank, rank + 1))
-        return cls(stretches)
+                ranges.append(range(rank, rank + 1))
+        return cls(ranges)
 
     @classmethod
     def absent_from(cls, ranks: Iterable[int], world_size: int) -> "RankRanges":
@@ -39,34 +39,34 @@ class RankRanges(Collection[int]):
         return cls(range(a + 1, b) for a, b in pairwise(edges) if b > a + 1)
 
     def __len__(self) -> int:
-        return sum(len(stretch) for stretch in self.stretches)
+        return sum(len(part) for part in self.ranges)
 
     def __iter__(self) -> Iterator[int]:
-        for stretch in self.stretches:
-            yield from stretch
+        for part in self.ranges:
+            yield from part
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, int):
             return False
         at = bisect_right(self._starts, rank) - 1
-        return at >= 0 and rank in self.stretches[at]
+        return at >= 0 and rank in self.ranges[at]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RankRanges) and self.stretches == other.stretches
+        return isinstance(other, RankRanges) and self.ranges == other.ranges
 
     def __hash__(self) -> int:
-        return hash(self.stretches)
+        return hash(self.ranges)
 
     def __repr__(self) -> str:
         return f"RankRanges({self})"
 
     def __str__(self) -> str:
-        """`0-3, 7, 9-11`, cut after a few stretches."""
-        shown = self.stretches[:_MAX_STRETCHES_SHOWN]
+        """`0-3, 7, 9-11`, cut after a few ranges."""
+        shown = self.ranges[:_MAX_RANGES_SHOWN]
         texts = [f"{s.start}" if len(s) == 1 else f"{s.start}-{s[-1]}" for s in shown]
-        return ", ".join(texts) + (" …" if len(self.stretches) > len(shown) else "")
+        return ", ".join(texts) + (" …" if len(self.ranges) > len(shown) else "")
 
 
 def abbreviate_ranks(ranks: Iterable[int]) -> str:
-    """`0-3, 7, 9-11`, cut after a few stretches."""
+    """`0-3, 7, 9-11`, cut after a few ranges."""
     return str(RankRanges.of(ranks))

@@ -44,7 +44,7 @@ from meshscope.store.write.table_file import HEADER_BYTES
 from meshscope.store.write.writer import TABLE_SUFFIX
 
 MAX_JOURNAL_BYTES = 64 << 20
-"""Of a journal that is longer, this much is read."""
+"""Bytes that are read of a longer journal."""
 
 JsonFields = Mapping[str, object]
 
@@ -110,7 +110,7 @@ class Recording(ABC):
     def read(self, name: str) -> Columns:
         """A table's columns; no rows when the rank wrote none. Adds to `problems`.
 
-        `spans` holds all phases: those with a record of their own, those packed into the step's
+        `spans` holds all phases: those with their own record, those packed into the step's
         record, and those of the step that was open when the process died. `collectives` holds
         those that were under way, too. Of `faults` the last row of each fault is given.
         """

@@ -1,7 +1,7 @@
-"""Reads the rows of some stretches of time, or of some steps, out of a table file.
+"""Reads the rows of some time windows, or of some steps, out of a table file.
 
 Records stand in the order in which they were written, which is nearly that of their times: what
-ends later, or is read back from a device, comes some records late. So a stretch is found by binary
+ends later, or is read back from a device, comes some records late. So a window is found by binary
 search and then widened until no record near its borders belongs to it. Only records inside are
 checked against their checksums and decoded; damaged ones are left out, and reading the whole
 table is what names them.
@@ -24,7 +24,7 @@ from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, Table
 from meshscope.store.write.table_file import CLOSE_OFFSET, HEADER_BYTES, VOID_WORD, unpack_slot
 
 MARGIN_RECORDS = 512
-"""By which a stretch is widened at a time; more than operations that are under way at once."""
+"""Records by which a window is widened at a time; more than operations in flight at once."""
 WHOLE_BYTES = 4 << 20
 """Files up to this size are read whole: that is faster than searching."""
 _PROBE_RECORDS = 16
@@ -33,7 +33,7 @@ _NEVER = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimeWindows:
-    """Stretches of a rank's clock, in order, none overlapping another."""
+    """Intervals of a rank's clock, in order, none overlapping another."""
 
     start_ns: Int64s
     end_ns: Int64s
@@ -45,12 +45,12 @@ class TimeWindows:
         """Which moments lie in one of them, ends included."""
         if not len(self):
             return np.zeros(len(times), dtype=np.bool_)
-        place = np.searchsorted(self.start_ns, times, side="right") - 1
-        found: npt.NDArray[np.bool_] = (place >= 0) & (times <= self.end_ns[place])
+        index = np.searchsorted(self.start_ns, times, side="right") - 1
+        found: npt.NDArray[np.bool_] = (index >= 0) & (times <= self.end_ns[index])
         return found
 
 
-def _word(index: int) -> Callable[[Int64s], Int64s]:
+def _make_word_reader(index: int) -> Callable[[Int64s], Int64s]:
     def read(words: Int64s) -> Int64s:
         return words[:, index]
 
@@ -69,12 +69,12 @@ def _last_stamp(words: Int64s) -> Int64s:
 TIME_OF: dict[str, Callable[[Int64s], Int64s]] = {
     "phases": _last_stamp,
     "spans": _span_end,
-    "device_spans": _word(2),
-    "collectives": _word(3),
-    "waits": _word(3),
-    "actions": _word(4),
+    "device_spans": _make_word_reader(2),
+    "collectives": _make_word_reader(3),
+    "waits": _make_word_reader(3),
+    "actions": _make_word_reader(4),
 }
-"""By which moment a row is placed, for the tables that can be read in part."""
+"""The moment by which a row is selected, for the tables that can be read in part."""
 TIME_SQL = {
     "phases": "greatest(data_start_host_mono_ns, data_end_host_mono_ns, "
     "forward_start_host_mono_ns, forward_end_host_mono_ns, backward_start_host_mono_ns, "
@@ -89,7 +89,7 @@ TIME_SQL = {
 """The same in a compacted run."""
 
 
-class RecordFile(ByteFile):
+class _RecordFile(ByteFile):
     """The records of one table file, read in parts."""
 
     __slots__ = ("num_records",)
@@ -97,9 +97,9 @@ class RecordFile(ByteFile):
     def __init__(self, path: Path) -> None:
         """Raises OSError when it cannot be opened or is no regular file."""
         super().__init__(path)
-        self.num_records = self._count()
+        self.num_records = self._count_records()
 
-    def _count(self) -> int:
+    def _count_records(self) -> int:
         num_whole = max(self.size_bytes - HEADER_BYTES, 0) // RECORD_BYTES
         page = self.read(0, HEADER_BYTES)
         if len(page) < HEADER_BYTES:
@@ -133,18 +133,18 @@ def read_time_windows(path: Path, table: Table, windows: TimeWindows) -> Columns
 
 def read_step_windows(path: Path, table: Table, windows: Sequence[tuple[int, int]]) -> Columns:
     """The rows of `steps` with numbers in one of the windows, both ends included."""
-    return _read(path, table, _word(1), windows)
+    return _read(path, table, _make_word_reader(1), windows)
 
 
 def find_step_extent(path: Path) -> tuple[int, int] | None:
     """The first and the last step number of a file of `steps`; None without a good record."""
-    with RecordFile(path) as file:
+    with _RecordFile(path) as file:
         first = _first_good(file, 0, 1)
         last = _first_good(file, file.num_records - 1, -1)
     return None if first is None or last is None else (min(first, last), max(first, last))
 
 
-def _first_good(file: RecordFile, start: int, direction: int) -> int | None:
+def _first_good(file: _RecordFile, start: int, direction: int) -> int | None:
     """The step number of the first good record from `start` on."""
     at = start
     while 0 <= at < file.num_records:
@@ -166,9 +166,9 @@ def _read(
     key_of: Callable[[Int64s], Int64s],
     bounds: Sequence[tuple[int, int]],
 ) -> Columns:
-    with RecordFile(path) as file:
+    with _RecordFile(path) as file:
         if file.num_records * RECORD_BYTES <= WHOLE_BYTES:
-            parts = [_pick(file.read_records(0, file.num_records), 0, key_of, bounds)]
+            parts = [_select_good(file.read_records(0, file.num_records), 0, key_of, bounds)]
         else:
             parts = _search(file, key_of, bounds)
     words = np.concatenate(parts) if parts else np.empty((0, NUM_WORDS), dtype=np.int64)
@@ -176,19 +176,19 @@ def _read(
 
 
 def _search(
-    file: RecordFile, key_of: Callable[[Int64s], Int64s], bounds: Sequence[tuple[int, int]]
+    file: _RecordFile, key_of: Callable[[Int64s], Int64s], bounds: Sequence[tuple[int, int]]
 ) -> list[Int64s]:
     parts, done = [], 0
     for begin, end in bounds:
         low = max(_bisect(file, key_of, begin) - MARGIN_RECORDS, done)
         high = _bisect(file, key_of, end + 1) + MARGIN_RECORDS
         low, high = _widen(file, key_of, (low, high), (begin, end), done)
-        parts.append(_pick(file.read_records(low, high), low, key_of, bounds))
+        parts.append(_select_good(file.read_records(low, high), low, key_of, bounds))
         done = max(high, done)
     return parts
 
 
-def _bisect(file: RecordFile, key_of: Callable[[Int64s], Int64s], wanted: int) -> int:
+def _bisect(file: _RecordFile, key_of: Callable[[Int64s], Int64s], wanted: int) -> int:
     """About the first record whose key is not below `wanted`."""
     low, high = 0, file.num_records
     while high - low > _PROBE_RECORDS:
@@ -200,14 +200,14 @@ def _bisect(file: RecordFile, key_of: Callable[[Int64s], Int64s], wanted: int) -
     return low
 
 
-def _key_at(file: RecordFile, key_of: Callable[[Int64s], Int64s], at: int) -> int:
+def _key_at(file: _RecordFile, key_of: Callable[[Int64s], Int64s], at: int) -> int:
     words = file.read_records(at, at + _PROBE_RECORDS)
     good = np.flatnonzero(_is_good(words, at))
     return int(key_of(words[good[:1]])[0]) if len(good) else _NEVER
 
 
 def _widen(
-    file: RecordFile,
+    file: _RecordFile,
     key_of: Callable[[Int64s], Int64s],
     found: tuple[int, int],
     bounds: tuple[int, int],
@@ -223,15 +223,19 @@ def _widen(
 
 
 def _any_inside(
-    file: RecordFile, key_of: Callable[[Int64s], Int64s], first: int, bounds: tuple[int, int]
+    file: _RecordFile, key_of: Callable[[Int64s], Int64s], first: int, bounds: tuple[int, int]
 ) -> bool:
     first = max(first, 0)
     return bool(
-        len(_pick(file.read_records(first, first + MARGIN_RECORDS // 2), first, key_of, [bounds]))
+        len(
+            _select_good(
+                file.read_records(first, first + MARGIN_RECORDS // 2), first, key_of, [bounds]
+            )
+        )
     )
 
 
-def _pick(
+def _select_good(
     words: Int64s, first: int, key_of: Callable[[Int64s], Int64s], bounds: Sequence[tuple[int, int]]
 ) -> Int64s:
     """Good records inside the bounds."""
@@ -240,7 +244,7 @@ def _pick(
     for begin, end in bounds:
         inside |= (key >= begin) & (key <= end)
     row = np.flatnonzero(inside)
-    # One piece of the file: a checksum rests on the record's place.
+    # One piece of the file: a checksum depends on the record's index.
     good = _is_good(words, first)[row] if 4 * len(row) > len(words) else _check(words, row, first)
     picked = words[row[good]]
     is_void = (picked[:, 1:] == VOID_WORD).all(axis=1)
@@ -252,7 +256,7 @@ def _is_good(words: Int64s, first: int) -> npt.NDArray[np.bool_]:
 
 
 def _check(words: Int64s, row: Int64s, first: int) -> npt.NDArray[np.bool_]:
-    """The same of scattered records, stretch by stretch."""
+    """The same of scattered records, range by range."""
     good = np.zeros(len(row), dtype=np.bool_)
     if not len(row):
         return good

@@ -5,7 +5,7 @@ is checked: a path that leads out of the run, or numbers that make no sense, mak
 
 Profiled steps are slower, and a trace is written before the step that follows it, so that a window
 disturbs its warm-up, its own steps and the one after. Ranks wait for each other: a step that is
-disturbed on one rank is on all. A window without an end disturbs whatever came after its begin.
+disturbed on one rank is on all. A window without an end disturbs everything after its start.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _MEMORY_LINE = "memory_window"
 NO_TRACE = "the window never ended"
 """Why a window without a trace and without a problem has none."""
 MAX_WINDOWS = 100_000
-"""Of one rank; more are not believed."""
+"""Most windows of one rank; more are ignored."""
 _MAX_NUMBER = 1 << 62
 _MAX_TEXT = 1000
 
@@ -36,7 +36,7 @@ class TraceWindow:
     number: int
     """Counted from 0 on its rank, and again from 0 when the program gives other settings."""
     reason: str
-    """Who asked for it."""
+    """Who asked for the window."""
     first_step: int | None
     """The first step in the trace; None while it warms up."""
     last_step: int | None
@@ -45,12 +45,11 @@ class TraceWindow:
     disturbed_to_step: int | None
     """The last step that is not to be compared with others; None of a window without an end."""
     path: str | None
-    """Of the trace, relative to the run's folder; None when there is none."""
+    """Path of the trace, relative to the run's folder; None when there is none."""
     num_bytes: int | None
     begin_host_mono_ns: int
     """Just before the profiler was started."""
     end_host_mono_ns: int | None
-    """When it had stopped."""
     write_ns: int | None
     """How long writing the trace held this rank up."""
     problem: str | None
@@ -61,32 +60,21 @@ def windows_of(attempt: Attempt, line: str = _LINE) -> tuple[TraceWindow, ...]:
     """All windows, by rank and in their order."""
     found: list[TraceWindow] = []
     for recording in attempt:
-        by_begin: dict[tuple[int, int], TraceWindow] = {}
+        by_start: dict[tuple[int, int], TraceWindow] = {}
         for update in recording.updates:
             window = _read_window(recording.rank, update.get(line))
-            if window is not None and len(by_begin) < MAX_WINDOWS:
-                by_begin[window.number, window.begin_host_mono_ns] = window
-        found += by_begin.values()
+            if window is not None and len(by_start) < MAX_WINDOWS:
+                by_start[window.number, window.begin_host_mono_ns] = window
+        found += by_start.values()
     return tuple(found)
 
 
-def traces_by_step(attempt: Attempt) -> dict[int, tuple[TraceWindow, ...]]:
-    """For every traced step the windows that have it, of all ranks."""
-    found: dict[int, list[TraceWindow]] = {}
-    for window in windows_of(attempt):
-        if window.path is not None and window.first_step is not None:
-            last_step = window.first_step if window.last_step is None else window.last_step
-            for step in range(window.first_step, min(last_step, window.first_step + 9999) + 1):
-                found.setdefault(step, []).append(window)
-    return {step: tuple(windows) for step, windows in sorted(found.items())}
-
-
 def disturbing_windows(attempt: Attempt) -> tuple[TraceWindow, ...]:
-    """One window for each stretch of disturbed steps, by traces or by a memory profile: most ranks
+    """One window for each range of disturbed steps, by traces or by a memory profile: most ranks
     are profiled in the same ones."""
     windows = (*windows_of(attempt), *windows_of(attempt, _MEMORY_LINE))
-    by_stretch = {(w.disturbed_from_step, w.disturbed_to_step): w for w in windows}
-    return tuple(by_stretch.values())
+    by_steps = {(w.disturbed_from_step, w.disturbed_to_step): w for w in windows}
+    return tuple(by_steps.values())
 
 
 def mark_profiled(
@@ -102,41 +90,41 @@ def mark_profiled(
 def _read_window(rank: int, fields: object) -> TraceWindow | None:
     if not isinstance(fields, dict):
         return None
-    number, begin_ns = _number(fields, "number"), _number(fields, "begin_host_mono_ns")
-    disturbed_from = _number(fields, "disturbed_from_step")
-    if number is None or begin_ns is None or disturbed_from is None:
+    number, start_ns = _read_number(fields, "number"), _read_number(fields, "begin_host_mono_ns")
+    disturbed_from = _read_number(fields, "disturbed_from_step")
+    if number is None or start_ns is None or disturbed_from is None:
         return None
-    path = _path(fields.get("path"))
+    path = _read_path(fields.get("path"))
     return TraceWindow(
         rank=rank,
         number=number,
-        reason=_text(fields, "reason") or "not recorded",
-        first_step=_number(fields, "first_step"),
-        last_step=_number(fields, "last_step"),
+        reason=_read_text(fields, "reason") or "not recorded",
+        first_step=_read_number(fields, "first_step"),
+        last_step=_read_number(fields, "last_step"),
         disturbed_from_step=disturbed_from,
-        disturbed_to_step=_number(fields, "disturbed_to_step"),
+        disturbed_to_step=_read_number(fields, "disturbed_to_step"),
         path=path,
-        num_bytes=None if path is None else _number(fields, "bytes"),
-        begin_host_mono_ns=begin_ns,
-        end_host_mono_ns=_number(fields, "end_host_mono_ns"),
-        write_ns=_number(fields, "write_ns"),
-        problem=_text(fields, "problem"),
+        num_bytes=None if path is None else _read_number(fields, "bytes"),
+        begin_host_mono_ns=start_ns,
+        end_host_mono_ns=_read_number(fields, "end_host_mono_ns"),
+        write_ns=_read_number(fields, "write_ns"),
+        problem=_read_text(fields, "problem"),
     )
 
 
-def _number(fields: JsonFields, name: str) -> int | None:
-    """A count or a moment; -1 and whatever is none is None."""
+def _read_number(fields: JsonFields, name: str) -> int | None:
+    """A count or a moment; None for -1 and for anything else."""
     value = fields.get(name)
     is_good = isinstance(value, int) and not isinstance(value, bool)
     return value if is_good and isinstance(value, int) and 0 <= value < _MAX_NUMBER else None
 
 
-def _text(fields: JsonFields, name: str) -> str | None:
+def _read_text(fields: JsonFields, name: str) -> str | None:
     value = fields.get(name)
     return value[:_MAX_TEXT] if isinstance(value, str) and value else None
 
 
-def _path(value: object) -> str | None:
+def _read_path(value: object) -> str | None:
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_TEXT or "\0" in value:
         return None
     path = PurePosixPath(value)

@@ -42,7 +42,7 @@ def open_phase_rows(phases: list[OpenPhase]) -> Columns:
 
 
 def is_recorded(phase: OpenPhase, spans: Columns) -> bool:
-    """Whether a stamped phase has a row of its own: the same name, begun at the same moment."""
+    """Whether a stamped phase has its own row: the same name and start."""
     is_same = spans["start_host_mono_ns"] == phase.start_host_mono_ns
     return bool((is_same & (spans["name_id"] == phase.name_id)).any())
 

@@ -25,7 +25,7 @@ CLOCK_SKEW_NS = 1_000_000_000
 """How far wall clocks of two hosts may differ before recordings count as simultaneous."""
 _MAX_ATTEMPT = (1 << 31) - 1
 _HEADER_READ_BYTES = 1 << 20
-"""Of a journal, this much is read in search of its header, which comes first."""
+"""Bytes of a journal that are searched for its header, which comes first."""
 
 _RANK_DIR = re.compile(r"rank[0-9]{5,12}")
 _ATTEMPT_DIR = re.compile(r"attempt([0-9]{3,9})")
@@ -33,7 +33,6 @@ _ATTEMPT_DIR = re.compile(r"attempt([0-9]{3,9})")
 K = TypeVar("K")
 R = TypeVar("R")
 Groups = dict[K, dict[int, R]]
-"""Recordings by attempt and rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

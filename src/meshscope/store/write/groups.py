@@ -9,8 +9,6 @@ _MAX_GROUP_RANKS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A process group."""
-
     group_id: int
     """The rank's own number for it; other ranks number the same group differently."""
     name: str

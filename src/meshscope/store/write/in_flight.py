@@ -130,7 +130,7 @@ class InFlightWriter:
         return slot
 
     def release(self, slot: int) -> None:
-        """The operation is over."""
+        """Frees the slot of an operation that ended."""
         if slot >= 0:
             self.words[_FIRST_SLOT_WORD + (slot << 3)] = 0
             self._free.append(slot)
@@ -172,8 +172,6 @@ class Channel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """The file as read."""
-
     channels: tuple[Channel, ...]
     records: tuple[bytes, ...]
     """64-byte records of table `collectives` without an end, in no order; word 0 means nothing."""

@@ -99,7 +99,7 @@ def _short_repr(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JournalDamage:
-    """A stretch of a journal that does not read."""
+    """A damaged range of a journal."""
 
     offset: int
     is_tail: bool

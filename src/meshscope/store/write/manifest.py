@@ -32,7 +32,7 @@ def unseal(data: bytes) -> tuple[dict[str, object], bool]:
 
 
 def place_new(path: Path, data: bytes) -> bool:
-    """Puts a file there unless one is; whoever of several processes comes first wins."""
+    """Creates a file unless there is one; of several processes, only the first does."""
     draft = _write_draft(path, data)
     try:
         link_into_place(draft, path)
@@ -56,7 +56,7 @@ def link_into_place(draft: Path, path: Path) -> None:
 
 
 def replace_whole(path: Path, data: bytes) -> None:
-    """Puts a file there in place of what was."""
+    """Replaces a file, or creates it."""
     os.replace(_write_draft(path, data), path)
 
 

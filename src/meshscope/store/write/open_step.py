@@ -1,4 +1,4 @@
-"""The step that is not finished yet: stamps of its phases, in a small mapped file of their own.
+"""The step that is not finished yet: stamps of its phases, in a small mapped file.
 
 A step's usual phases are written as one record when it ends (table `phases`). Until then their
 begin and end stamps stand here, each as a single 8-byte store, so that a killed or hanging process
@@ -65,8 +65,8 @@ class OpenPhase:
 def read_open_step(data: bytes, last_end_ns: int) -> tuple[list[OpenPhase], int]:
     """Phases that began after `last_end_ns`, and how many stamps were damaged.
 
-    Stamps of earlier steps are still there and are told apart by their time. A phase of which one
-    stamp is damaged is left out. ValueError when the file as a whole cannot be trusted.
+    Stamps of earlier steps are still there; their time tells them apart. A phase with a damaged
+    stamp is left out. ValueError when the file as a whole cannot be trusted.
     """
     if len(data) != _WORDS.size:
         raise ValueError(f"{len(data)} bytes, expected {_WORDS.size}")
@@ -79,8 +79,8 @@ def read_open_step(data: bytes, last_end_ns: int) -> tuple[list[OpenPhase], int]
     num_damaged = sum(1 for stamp in stamps if stamp % STAMP_FACTOR)
     num_damaged += sum(1 for word in words[FIRST_STAMP_WORD + num_stamps :] if word)
     phases = []
-    for place, name_id in enumerate(PHASE_IDS):
-        pair = stamps[2 * place : 2 * place + 2]
+    for index, name_id in enumerate(PHASE_IDS):
+        pair = stamps[2 * index : 2 * index + 2]
         begin, end = (epoch_ns + stamp // STAMP_FACTOR for stamp in pair)
         is_damaged = any(stamp % STAMP_FACTOR for stamp in pair)
         if not pair[0] or is_damaged or begin < last_end_ns:

@@ -1,7 +1,7 @@
 """One table of one rank as a file: a 4 KiB header page, then 64-byte records, append-only.
 
-A record is written by one `pack_into` straight into a mapped window of the file, so whatever has
-been recorded is in the page cache at once and outlives the process: SIGKILL loses nothing. Space
+A record is written by one `pack_into` straight into a mapped window of the file. It is in the page
+cache at once and outlives the process: SIGKILL loses nothing. Space
 for a window is written with zeros before it is mapped; a full disk therefore shows as an OSError
 here and never as SIGBUS in the training process. Where mapping is unsafe (network, FUSE and
 copy-on-write file systems) the same bytes are collected and written with `pwrite` at least every
@@ -11,7 +11,7 @@ Checksum of a record: the sum of its seven payload words and of (slot + 1) times
 constant, modulo 2**64. Any change confined to one word, hence any flipped byte, changes it; the
 slot term makes zeroed, moved or repeated records fail; and a reader can check millions at once.
 
-Needs CPython with its global lock: without it `put` would have to take one of its own.
+Needs CPython with its global lock: without it `put` would have to take a lock.
 """
 
 import errno
@@ -240,7 +240,7 @@ class TableWriter:
     # --- mapped ---------------------------------------------------------------------------
 
     def _put_mapped(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
-        # A `for` and not `next()`: a call is a place where CPython may switch threads or run a
+        # A `for` and not `next()`: at a call CPython may switch threads or run a
         # signal handler, and from here to the end of pack_into there is none. So a thread rarely
         # leaves a slot empty while others fill later ones.
         for slot in self._slots:  # noqa: B007  # used below
@@ -282,40 +282,44 @@ class TableWriter:
         with self._lock:
             if self._fd < 0:
                 return
-            place = slot % EPOCH
-            found = os.pread(self._fd, RECORD_BYTES, HEADER_BYTES + place * RECORD_BYTES)
-            if unless_written and len(found) == RECORD_BYTES and is_good_record(place, found):
+            record_index = slot % EPOCH
+            found = os.pread(self._fd, RECORD_BYTES, HEADER_BYTES + record_index * RECORD_BYTES)
+            if (
+                unless_written
+                and len(found) == RECORD_BYTES
+                and is_good_record(record_index, found)
+            ):
                 return
-            self._put_outside(slot, pack_record(place, _VOID_WORDS))
+            self._put_outside(slot, pack_record(record_index, _VOID_WORDS))
             self._drop()
 
     def _put_outside(self, slot: int, record: bytes) -> None:
         """Writes a record whose slot is not in the mapped window, mapping the next if need be."""
-        epoch, place = divmod(slot, EPOCH)
+        epoch, record_index = divmod(slot, EPOCH)
         with self._lock:
             mapping = None
-            if not self._is_granted(epoch, place):
+            if not self._is_granted(epoch, record_index):
                 is_current = epoch == len(self._ends) and not (self._is_lost or self._is_closed)
-                mapping = self._grow(epoch, place) if is_current else None
+                mapping = self._grow(epoch, record_index) if is_current else None
                 if mapping is None:
                     if not self._is_closed:  # what comes after the end is not a loss
                         self._drop()
                     return
             try:
-                _write_all(self._fd, record, HEADER_BYTES + place * RECORD_BYTES)
+                _write_all(self._fd, record, HEADER_BYTES + record_index * RECORD_BYTES)
             except OSError as error:
                 self._note(error)
                 self._drop()
             # Only now may other threads write behind this record.
             self._mapping = mapping or self._mapping
 
-    def _is_granted(self, epoch: int, place: int) -> bool:
+    def _is_granted(self, epoch: int, record_index: int) -> bool:
         end = self._ends[epoch] if epoch < len(self._ends) else self._num_granted
-        return place < end and self._fd >= 0
+        return record_index < end and self._fd >= 0
 
-    def _grow(self, epoch: int, place: int) -> Mapping | None:
-        """Makes room for the window that holds `place` and maps it; None when there is none."""
-        start = (HEADER_BYTES + place * RECORD_BYTES) // WINDOW_BYTES * WINDOW_BYTES
+    def _grow(self, epoch: int, record_index: int) -> Mapping | None:
+        """Grows the file and maps the window with that record; None when there is no room."""
+        start = (HEADER_BYTES + record_index * RECORD_BYTES) // WINDOW_BYTES * WINDOW_BYTES
         end = start + WINDOW_BYTES
         if end > self._max_bytes:
             self._lose(f"the table reached its limit of {self._max_bytes} bytes")

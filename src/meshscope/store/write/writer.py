@@ -1,6 +1,6 @@
 """Writes one rank's part of a run directory, without talking to any other rank.
 
-    RUN/run.json                             what this directory is (whoever comes first writes it)
+    RUN/run.json                             what this directory is (the first process writes it)
     RUN/rank00003/attempt000/journal.jsonl   header, names, health, closing line
     RUN/rank00003/attempt000/steps.tbl …     one file per table, made when first needed
 
@@ -71,7 +71,7 @@ def file_system_type(path: Path, mount_table: Path = _MOUNT_TABLE) -> str | None
             continue
         point = fields[4].replace("\\040", " ")
         is_above = target == point or target.startswith(point.rstrip("/") + "/")
-        # The longest mount point wins; of two mounts on one point, the later.
+        # The longest mount point counts; of two mounts on one point, the later.
         if is_above and (best is None or len(point) >= best[0]):
             best = (len(point), after.split(" ")[0])
     return best[1] if best else None
@@ -84,7 +84,7 @@ def is_mappable(path: Path, mount_table: Path = _MOUNT_TABLE) -> bool:
 
 
 def ensure_manifest(run_dir: Path, fields: dict[str, object]) -> None:
-    """Writes `run.json` unless it is there: complete or absent, never half, whoever is first."""
+    """Writes `run.json` unless it is there: complete or absent, never half."""
     manifest = run_dir / MANIFEST_NAME
     if manifest.exists():
         return
