@@ -202,8 +202,8 @@ def _find_notes(
         notes.append("a trace without ProfilerStep#n counts as one step")
     if len(by_rank) < world_size:
         notes.append(
-            f"traces of {len(by_rank)} of {world_size} ranks: whoever has none may have been the "
-            "one others waited for"
+            f"traces of {len(by_rank)} of {world_size} ranks: others may have waited for a rank "
+            "that has none"
         )
     merged_ns = max((one.work.merged_gap_ns for one in recordings if one.work), default=0)
     if merged_ns:
