@@ -138,7 +138,7 @@ GLOSSARY: Mapping[str, tuple[Entry, ...]] = {
         Entry(
             "exposed",
             "Communication that held the rank up. Each moment counts once. In traces: the time in "
-            "which a communication kernel runs and no other work of the rank does.",
+            "which a communication kernel runs and no other kernel or fill of the rank does.",
             "time, aligned clock or device stream",
         ),
         Entry(
