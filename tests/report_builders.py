@@ -6,7 +6,7 @@ from typing import Any
 
 from meshscope.analyze.study import Study
 from meshscope.diagnose.runner import Diagnosis
-from meshscope.report.contents import SECTIONS, list_sections
+from meshscope.report.contents import ALL, list_sections
 from meshscope.report.render.terminal import render_terminal
 from meshscope.report.run.document import encode_report
 from meshscope.report.run.report import Detail, Report
@@ -25,7 +25,7 @@ def report_of(
 
 def render_report(report: Report, screen: Screen | None = None, **detail: Any) -> str:
     """All sections as text."""
-    return render_terminal(list_sections(report, Detail(**detail), SECTIONS), screen or Screen())
+    return render_terminal(list_sections(report, Detail(**detail), (ALL,)), screen or Screen())
 
 
 def document_of(report: Report) -> dict[str, Any]:

@@ -6,9 +6,10 @@ A section is added by writing its function in `sections/` and naming it here.
 from collections.abc import Callable, Collection
 
 from meshscope.core.unavailable import Unavailable
+from meshscope.errors import UsageError
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report
-from meshscope.report.section import Section, missing_section
+from meshscope.report.section import Line, Section, Tone, missing_section
 from meshscope.report.sections.run.budget import show_budget
 from meshscope.report.sections.run.findings import show_findings
 from meshscope.report.sections.run.first_screen import list_first_screen
@@ -39,6 +40,7 @@ def _show_communication(report: Report, detail: Detail) -> Section | None:
     )
 
 
+ALL = "all"
 SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
     "verdict": show_verdict,
     "findings": show_findings,
@@ -60,8 +62,29 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
 
 
 def list_sections(report: Report, detail: Detail, names: Collection[str] = ()) -> list[Section]:
-    """The named sections that have something to say, in their order here; else the first screen."""
+    """The named sections in their order here, or `all` that have something to say; else the first
+    screen."""
     if not names:
         return list_first_screen(report, detail, [name for name in SECTIONS if name != "verdict"])
-    found = (show(report, detail) for name, show in SECTIONS.items() if name in names)
-    return [section for section in found if section is not None]
+    if unknown := set(names) - set(SECTIONS) - {ALL}:
+        raise UsageError(f"there is no section {min(unknown)}; there are {', '.join(SECTIONS)}")
+    if ALL in names:
+        found = (show(report, detail) for show in SECTIONS.values())
+        return [section for section in found if section is not None]
+    return [
+        show(report, detail) or _show_nothing(report, name)
+        for name, show in SECTIONS.items()
+        if name in names
+    ]
+
+
+def _show_nothing(report: Report, name: str) -> Section:
+    """A section that was asked for and has nothing to say, with the reason."""
+    pipeline = report.study.pipeline
+    if report.diagnosis is None and name in ("findings", "budget", "pipeline"):
+        text = "left out by --no-diagnosis"
+    elif name == "pipeline" and isinstance(pipeline, Unavailable):
+        text = form.clean_text(pipeline.reason)
+    else:
+        text = "none"
+    return Section(key=name, title=name.capitalize(), parts=(Line(text, Tone.QUIET),))

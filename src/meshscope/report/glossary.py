@@ -137,9 +137,15 @@ GLOSSARY: Mapping[str, tuple[Entry, ...]] = {
         ),
         Entry(
             "exposed",
-            "Communication that held the rank up. Each moment counts once. In `meshscope "
-            "trace`: communication kernels outside of compute kernels.",
+            "Communication that held the rank up. Each moment counts once. In traces: the time in "
+            "which a communication kernel runs and no other kernel or fill of the rank does.",
             "time, aligned clock or device stream",
+        ),
+        Entry(
+            "exposed, nothing queued",
+            "Exposed communication that nothing waited for: the host had queued no work behind "
+            "it. Only traces tell it apart.",
+            "time, device stream",
         ),
         Entry(
             "overlapped",

@@ -19,9 +19,10 @@ from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.errors import UsageError
 from meshscope.ingest.kineto.trace_files import find_traces, is_trace_name
-from meshscope.report.contents import SECTIONS, list_sections
+from meshscope.report.contents import list_sections
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Section
+from meshscope.report.sections.run.first_screen import MORE
 from meshscope.store.read.columns import Columns
 from meshscope.store.read.run import Attempt, Run, is_run_directory, open_run
 from meshscope.store.schema import TABLES
@@ -114,7 +115,11 @@ class RunReport:
 
     def sections(self, *names: str) -> list[Section]:
         """What a reader sees, without a medium."""
-        return list_sections(self._report, self._detail, SECTIONS if "all" in names else names)
+        return list_sections(self._report, self._detail, names)
+
+    def _without_hints(self, *names: str) -> list[Section]:
+        """What other options show is of no use to the reader of a file."""
+        return [section for section in self.sections(*names) if section.key != MORE]
 
     def to_text(self, *names: str, screen: "Screen | None" = None) -> str:
         """As a terminal shows it, 100 columns wide and without colours unless `screen` says so."""
@@ -128,13 +133,13 @@ class RunReport:
         from meshscope.report.render.page import render_page
 
         title = f"Report of {self._report.facts.path}"
-        return render_page(self.sections(*names), title=title)
+        return render_page(self._without_hints(*names), title=title)
 
     def to_markdown(self, *names: str) -> str:
         """For a comment or a job's summary."""
         from meshscope.report.render.markdown import render_markdown
 
-        return render_markdown(self.sections(*names))
+        return render_markdown(self._without_hints(*names))
 
     def to_json(self) -> str:
         """The document that docs/schemas/meshscope-report.schema.json describes."""

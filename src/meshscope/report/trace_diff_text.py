@@ -70,8 +70,8 @@ def _write_axes(out: ScreenWriter, found: Sequence[AxisDifference], num_rows: in
             *_time_columns(rows),
             make_column("exposed", rows, lambda row: form.duration(row.first_exposed_ns), 5),
             make_column("exposed now", rows, lambda row: form.duration(row.second_exposed_ns), 5),
-            make_column("count", rows, lambda row: f"{row.first_count:g}", 3),
-            make_column("count now", rows, lambda row: f"{row.second_count:g}", 3),
+            make_column("count", rows, lambda row: f"{row.first_count:.4g}", 3),
+            make_column("count now", rows, lambda row: f"{row.second_count:.4g}", 3),
         ]
     )
 
@@ -87,8 +87,8 @@ def _write_counted(
             [
                 make_column(what, rows, lambda row: short_name(row.name), 10, is_right=False),
                 *_time_columns(rows),
-                make_column("count", rows, lambda row: f"{row.first_count:g}", 4),
-                make_column("count now", rows, lambda row: f"{row.second_count:g}", 4),
+                make_column("count", rows, lambda row: f"{row.first_count:.4g}", 4),
+                make_column("count now", rows, lambda row: f"{row.second_count:.4g}", 4),
             ]
         )
     gone = [row for row in named if not row.second_count]

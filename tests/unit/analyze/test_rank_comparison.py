@@ -9,6 +9,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.kineto import read_trace
 from meshscope.ingest.traces.trace_recording import record_trace
 from meshscope.ingest.traces.trace_run import make_run
+from trace_builders import MS, RankTrace, write_traces
 
 SHIFT = 5_000.0
 """Rank 1's clock is so far ahead, in µs."""
@@ -175,6 +176,27 @@ def test_a_rank_that_shares_nothing_is_left_out_and_said(tmp_path) -> None:
     assert found.unaligned == (2,)
     alone = found.exposed[2].split
     assert (alone.exposed_ns, alone.unmatched_ns) == (1_000, 1_000)
+
+
+def test_wall_clocks_align_nobody(tmp_path) -> None:
+    paths = write_traces(tmp_path, num_ranks=3, num_steps=4)
+    alone = RankTrace(1, 3)
+    alone.add("user_annotation", "ProfilerStep#5", 100 * MS, 200 * MS)
+    alone.launch("gemm", 101 * MS, 110 * MS, 120 * MS)
+    alone.write(paths[1])
+    recordings = [record_trace(read_trace(path), max_spans=10_000) for path in paths]
+    study = Study(make_run(recordings, tmp_path).run.last_attempt)
+    found = compare_ranks(study.communication)
+    assert isinstance(found, RankComparison)
+    assert found.unaligned == (1,)
+    assert [clock.rank for clock in found.clocks] == [0, 2]
+
+
+def test_a_trace_says_no_host(tmp_path) -> None:
+    paths = write_traces(tmp_path, num_ranks=2, num_steps=4)
+    recordings = [record_trace(read_trace(path), max_spans=10_000) for path in paths]
+    study = Study(make_run(recordings, tmp_path).run.last_attempt)
+    assert all(isinstance(clock.host, Unavailable) for clock in study.communication.clocks.clocks)
 
 
 def test_uneven_exchanges_are_matched_whatever_their_sizes(tmp_path) -> None:

@@ -23,7 +23,7 @@ def test_a_word_may_be_asked_for():
 
 
 def test_a_word_that_is_not_there_is_a_usage_error():
-    result = invoke("nothing")
+    result = invoke("sheep")
     assert result.exit_code == 2
     assert "not in the glossary" in result.stderr
 

@@ -41,6 +41,19 @@ def test_a_run_is_explained(run_dir):
     assert everything.startswith("6 steps on 2 ranks (dp2), median step 100 ms;")
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--section", "problems"], "Problems\n  none\n"),
+        (["--section", "traces"], "Traces\n  none\n"),
+        (["--section", "pipeline"], "Pipeline\n  the layout has one pipeline stage\n"),
+        (["--section", "budget", "--no-diagnosis"], "Budget\n  left out by --no-diagnosis\n"),
+    ],
+)
+def test_a_section_without_content_says_so(run_dir, options, text):
+    assert invoke("report", run_dir, *options).stdout == text
+
+
 def test_json_holds_the_numbers_of_the_terminal(run_dir):
     document = json.loads(invoke("report", run_dir, "--json").stdout)
     assert document["document"] == "meshscope-report"

@@ -285,7 +285,7 @@ def test_both_sides_of_a_disagreement_are_in_the_document_and_said_first(tmp_pat
     lines = render_report(report, Screen(width=200)).splitlines()
     assert lines[1] == (
         "! Ranks disagree on what they communicate, first in operation #3 of the dp group of "
-        "ranks 0-3: see Communication."
+        "ranks 0-3 (--section communication)."
     )
 
 

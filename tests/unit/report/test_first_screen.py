@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from builders import Faults, make_run
+from builders import MS, Faults, make_run
 from meshscope.core.layout import Layout
 from meshscope.report.run_study import study
 from meshscope.report.screen import Screen
@@ -38,6 +38,20 @@ def test_a_healthy_run_says_what_was_looked_for(tmp_path):
     assert re.match(r"\d+ rules ran; no finding above low severity", text)
     assert "no rank stands out among its peers" in text
     assert "Findings" not in text
+
+
+def test_one_step_has_a_length_and_no_pace(tmp_path):
+    text = show(make_run(tmp_path, layout=Layout(dp=2), num_steps=1))
+    assert "1 step of 100 ms on 2 ranks (dp2)." in text
+
+
+def test_the_rest_is_not_shown_where_it_is_nothing(tmp_path):
+    phases = (("forward", 100 * MS), ("clip", 10_000))
+    text = show(make_run(tmp_path, num_steps=20, phases=phases), with_diagnosis=False)
+    assert "the rest" not in text
+    phases = (("forward", 100 * MS), ("clip", 100_000))
+    text = show(make_run(tmp_path / "more", num_steps=20, phases=phases), with_diagnosis=False)
+    assert "the rest" in text
 
 
 def test_one_rank_has_nobody_to_be_compared_with(tmp_path):

@@ -7,7 +7,7 @@ import meshscope
 from builders import Faults, make_run
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
-from meshscope.errors import UsageError
+from meshscope.errors import RunNotFound, UsageError
 from meshscope.report.run_study import RunStudy
 
 
@@ -66,6 +66,29 @@ def test_sections_are_written_in_every_medium(study):
     assert "<h2>Ranks" in page
     assert "### Ranks" in text
     assert len(report.to_text("all")) > len(report.to_text())
+
+
+def test_files_do_not_name_options(study):
+    report = study.report()
+    hint = "--section NAME shows one part"
+    assert hint in report.to_text()
+    assert hint not in report.to_html() + report.to_markdown()
+
+
+def test_a_page_says_of_which_run_it_is(study):
+    assert f"<h1>Report of {study.run.path}</h1>" in study.report().to_html()
+
+
+def test_a_section_that_does_not_exist_is_said(study):
+    with pytest.raises(UsageError, match="there is no section sheep; there are verdict"):
+        study.report().to_text("budget", "sheep")
+
+
+def test_a_path_that_is_no_run_is_said(tmp_path):
+    with pytest.raises(RunNotFound, match="is not a run"):
+        meshscope.study(tmp_path)
+    with pytest.raises(RunNotFound, match="does not exist"):
+        meshscope.study(tmp_path / "sheep")
 
 
 def test_hostile_names_act_in_no_medium(tmp_path):

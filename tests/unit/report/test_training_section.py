@@ -9,7 +9,7 @@ from meshscope.report.contents import list_sections
 from meshscope.report.render.terminal import render_terminal
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.screen import Screen
-from report_builders import document_of, report_of
+from report_builders import document_of, render_report, report_of
 
 
 def make_report(path: Path, *, num_steps: int = 60) -> Report:
@@ -57,4 +57,5 @@ def test_the_document_holds_the_same_numbers(tmp_path):
 
 def test_a_run_that_logs_nothing_has_no_section(tmp_path):
     report = report_of(make_run(tmp_path, num_steps=5))
-    assert list_sections(report, Detail(), ("training",)) == []
+    assert "\nTraining\n" not in render_report(report)
+    assert show(report) == "\nTraining\n  none\n"

@@ -70,7 +70,7 @@ def _read_rank_flops(recording: RankRecording) -> RankFlops:
     """What one rank's journal says."""
     said = _last(recording.updates, "flops")
     if said is None and recording.header.get("source") == TRACE_SOURCE:
-        raise Missing("FLOPs are not known: traces do not say a model's")
+        raise Missing("traces do not contain a model's FLOPs")
     if said is None:
         raise Missing("FLOPs are not known: call Recorder.count_flops(model, batch) or set_flops")
     model = _positive(said.get("model_flops"))

@@ -20,7 +20,7 @@ from meshscope.analyze.job.clocks import ClockAlignment
 from meshscope.analyze.job.matching import Matches
 from meshscope.analyze.job.operations import OperationRows, Operations, number_values
 from meshscope.core.operations import Kind, bus_factor
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.numerics.theil_sen import pair_slopes
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 from meshscope.store.schema import OperationFlag
@@ -171,7 +171,7 @@ def _find_hosts(alignment: ClockAlignment) -> Int64s:
     """A number for the host of each rank; ranks that recorded nothing have one of their own."""
     names: dict[str, int] = {}
     places = [
-        names.setdefault(clock.host or f"(clock {place})", len(names))
+        names.setdefault(known(clock.host) or f"(clock {place})", len(names))
         for place, clock in enumerate(alignment.clocks)
     ]
     return np.array([*places, -1], dtype=np.int64)[alignment.of_rank]
@@ -364,7 +364,7 @@ def _known(uncertainty_ns: float) -> float | Unavailable:
 
 
 def _is_across(alignment: ClockAlignment, one: int, two: int) -> bool | Unavailable:
-    hosts = alignment.clocks[one].host, alignment.clocks[two].host
+    hosts = known(alignment.clocks[one].host), known(alignment.clocks[two].host)
     return hosts[0] != hosts[1] if all(hosts) else Unavailable("a host is not known")
 
 

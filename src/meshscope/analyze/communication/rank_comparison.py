@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from meshscope.analyze.communication.communication import Communication
 from meshscope.analyze.communication.communication_sums import StepSums
 from meshscope.analyze.communication.last_arrivers import ALL_AXES
+from meshscope.analyze.job.clock_pairs import ClockMethod
 from meshscope.core.unavailable import Unavailable
 
 
@@ -118,7 +119,9 @@ def _list_clocks(found: Communication) -> tuple[RankClock, ...]:
         )
         for clock in found.clocks.clocks
         for rank in clock.ranks
-        if isinstance(clock.offset_ns, int) and isinstance(clock.uncertainty_ns, int)
+        if clock.method is not ClockMethod.WALL_CLOCK  # says nothing that the traces do not
+        and isinstance(clock.offset_ns, int)
+        and isinstance(clock.uncertainty_ns, int)
     )
 
 

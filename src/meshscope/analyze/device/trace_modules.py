@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
-from meshscope.ingest.traces.trace_nesting import find_innermost, find_parents
+from meshscope.ingest.traces.trace_spans import find_innermost, find_parents
 from meshscope.store.read.arrays import Int64s
 
 PREFIX = "nn.Module: "

@@ -48,8 +48,7 @@ from meshscope.store.read.run import Attempt
 class Clock:
     """One clock against the reference clock."""
 
-    host: str
-    """Empty when it is not known."""
+    host: str | Unavailable
     ranks: tuple[int, ...]
     """Ranks whose times it gives."""
     method: ClockMethod
@@ -258,7 +257,7 @@ def _describe(
     is_timed = is_known and method is not ClockMethod.WALL_CLOCK
     model = fit.model
     return Clock(
-        host=own.host,
+        host=own.host or Unavailable("the rank's journal does not say"),
         ranks=own.ranks,
         method=method,
         offset_ns=model.base_ns[place] + round(float(model.offset[place])) if is_known else none,

@@ -119,7 +119,8 @@ def sum_tokens(
     if sum(1 for rank in counted if per_rank[rank]) == num_counted:
         return Unavailable("some ranks log tokens and others have only input_tokens")
     lacking = _list_lacking(per_rank, layout)
-    return Unavailable(f"no tokens were logged or counted on rank {lacking}")
+    ranks = f"rank {lacking}" if lacking.isdigit() else f"ranks {lacking}"
+    return Unavailable(f"no tokens were logged or counted on {ranks}")
 
 
 def _is_counted(layout: Layout, rank: int) -> bool:

@@ -31,8 +31,13 @@ from meshscope.ingest.traces.trace_communication import (
     tabulate_axes,
 )
 from meshscope.ingest.traces.trace_kernels import name_has
-from meshscope.ingest.traces.trace_nesting import find_parents
-from meshscope.ingest.traces.trace_spans import find_ends, number_rows, read_arguments, unite_events
+from meshscope.ingest.traces.trace_spans import (
+    find_ends,
+    find_parents,
+    number_rows,
+    read_arguments,
+    unite_events,
+)
 from meshscope.ingest.traces.trace_steps import TraceSteps
 from meshscope.numerics.intervals import Stretches, join, subtract
 from meshscope.store.read.arrays import Int64s

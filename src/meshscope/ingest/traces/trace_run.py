@@ -1,28 +1,26 @@
 """Traces of a job's ranks as a run in memory, so that everything that reads runs reads them.
 
-Collectives are numbered as their group counts them (`Seq`), where all traces say so; else by step,
-group and the order in which each rank launched them; without steps, from the end. Every
-rank has a clock of its own, which `analyze.clocks` aligns by what ranks did together. A rank may
-have several traces, of different steps.
+Every rank has a clock of its own, which `analyze.clocks` aligns by what ranks did together. A rank
+may have several traces, of different steps.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from meshscope.core.layout import Layout
-from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
+from meshscope.core.operations import DTYPES, EndSource, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import TraceError
 from meshscope.ingest.traces.trace_axes import coordinates_of, infer_layout
 from meshscope.ingest.traces.trace_collectives import SYMMETRIC, TraceCollective
+from meshscope.ingest.traces.trace_numbers import Numbered, group_key, number_operations
 from meshscope.ingest.traces.trace_phases import BACKWARD, NAMES
 from meshscope.ingest.traces.trace_recording import (
     COPY,
     DeviceWork,
-    RecordedCollective,
     TraceRecording,
 )
 from meshscope.store.read.arrays import Int64s
@@ -93,7 +91,7 @@ def make_run(
             f"the traces tell no group of {num_assumed} collectives of a rank: taken for those of "
             "all ranks"
         )
-    numbered = _number_operations(by_rank)
+    numbered = number_operations(by_rank)
     made = [
         _RankTables(rank, world_size, found, source, origin_ns, own).fill(numbered[rank])
         for rank, own in by_rank.items()
@@ -204,8 +202,8 @@ def _find_notes(
         notes.append("a trace without ProfilerStep#n counts as one step")
     if len(by_rank) < world_size:
         notes.append(
-            f"traces of {len(by_rank)} of {world_size} ranks: whoever has none may have been the "
-            "one others waited for"
+            f"traces of {len(by_rank)} of {world_size} ranks: others may have waited for a rank "
+            "that has none"
         )
     merged_ns = max((one.work.merged_gap_ns for one in recordings if one.work), default=0)
     if merged_ns:
@@ -217,139 +215,6 @@ def _find_notes(
         notes.append("of a trace with several devices the one with the most events is looked at")
     notes += [f"{one.source}: {text}" for one in recordings for text in one.warnings]
     return notes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Operation:
-    """One row of `collectives`: a kernel, or one of the messages that a kernel sends at once."""
-
-    recorded: RecordedCollective
-    kind: Kind
-    peer: int
-    """The other side of a message; -1."""
-    is_one_of_many: bool
-    channel: tuple[str, int, int]
-    """Operations of one are matched by their order: a group, and of a message who to whom."""
-
-    @property
-    def size_bytes(self) -> int:
-        """-1 where it is not known, as of one message of several."""
-        size = self.recorded.found.size_bytes
-        return MISSING if isinstance(size, Unavailable) or self.is_one_of_many else size
-
-
-def _expand(recorded: RecordedCollective, rank: int) -> Iterator[_Operation]:
-    """What a recorder would have seen of a kernel.
-
-    Messages whose sides are not known are CUSTOM: whom they wait for is not known either.
-    """
-    found = recorded.found
-    group = _group_key(found)
-    for sender, receiver in found.messages:
-        if rank in (sender, receiver) and sender != receiver:
-            is_send = rank == sender
-            yield _Operation(
-                recorded=recorded,
-                kind=Kind.SEND if is_send else Kind.RECV,
-                peer=receiver if is_send else sender,
-                is_one_of_many=len(found.messages) > 1,
-                channel=(group, sender, receiver),
-            )
-    if not found.messages:
-        yield _Operation(
-            recorded=recorded,
-            kind=next((kind for kind in Kind if kind.label == found.kind), Kind.CUSTOM),
-            peer=MISSING,
-            is_one_of_many=False,
-            channel=(group, MISSING, MISSING),
-        )
-
-
-_Numbered = list[tuple[_Operation, int]]
-
-
-def _number_operations(by_rank: _ByRank) -> dict[int, list[_Numbered]]:
-    """Per rank and trace its operations with their sequence numbers, alike on all ranks."""
-    operations = {
-        rank: [
-            [one for found in _sort_by_launch(trace) for one in _expand(found, rank)]
-            for trace in own
-        ]
-        for rank, own in by_rank.items()
-    }
-    stated = _number_as_stated(operations)
-    counts = _count_operations(operations)
-    has_steps = all(one.has_steps for own in by_rank.values() for one in own)
-    first: dict[_Cell, int] = {}
-    total: dict[tuple[str, int, int], int] = {}
-    for step, channel in sorted(counts, key=lambda cell: cell[0]):
-        first[step, channel] = total.get(channel, 0)
-        total[channel] = first[step, channel] + max(counts[step, channel].values())
-    numbered: dict[int, list[_Numbered]] = {}
-    for rank, traces in operations.items():
-        seen: dict[_Cell, int] = {}
-        numbered[rank] = []
-        for own in traces:
-            rows: _Numbered = []
-            for one in own:
-                cell = (one.recorded.step, one.channel)
-                place = seen.get(cell, 0)
-                seen[cell] = place + 1
-                count = counts[cell]
-                # Windows without steps began at different moments and ended together.
-                absent = 0 if has_steps else max(count.values()) - count[rank]
-                number = stated.get(id(one))
-                rows.append((one, first[cell] + absent + place if number is None else number))
-            numbered[rank].append(rows)
-    return numbered
-
-
-def _sort_by_launch(trace: TraceRecording) -> list[RecordedCollective]:
-    """Kernels on several streams may begin in another order on every rank. Where the trace lacks
-    some of the launching calls, the order in which kernels began is kept: mixed, it is neither."""
-    found = list(trace.collectives)
-    if all(one.enqueue_ns < one.found.begin_ns for one in found):
-        found.sort(key=lambda one: (one.enqueue_ns, one.found.begin_ns))
-    return found
-
-
-def _number_as_stated(operations: Mapping[int, list[list[_Operation]]]) -> dict[int, int]:
-    """Numbers of the operations, by identity, of channels whose operations all have a `Seq`."""
-    channels: dict[tuple[str, int, int], dict[tuple[int | None, int], list[_Operation]]] = {}
-    for traces in operations.values():
-        seen: dict[tuple[tuple[str, int, int], int | None], int] = {}
-        for one in (one for own in traces for one in own):
-            sequence = one.recorded.found.sequence if one.peer == MISSING else None
-            # A group that coalesces gives several the same number.
-            place = seen[one.channel, sequence] = seen.get((one.channel, sequence), -1) + 1
-            channels.setdefault(one.channel, {}).setdefault((sequence, place), []).append(one)
-    numbers: dict[int, int] = {}
-    for keyed in channels.values():
-        if all(sequence is not None for sequence, _ in keyed):
-            ordered = sorted(keyed, key=lambda key: (key[0] or 0, key[1]))
-            numbers.update((id(one), at) for at, key in enumerate(ordered) for one in keyed[key])
-    return numbers
-
-
-_Cell = tuple[int, tuple[str, int, int]]
-"""A step and a channel."""
-
-
-def _count_operations(
-    operations: Mapping[int, list[list[_Operation]]],
-) -> dict[_Cell, dict[int, int]]:
-    """By step and channel how many each side of it has: of messages, sender and receiver."""
-    counts: dict[_Cell, dict[int, int]] = {}
-    for rank, traces in operations.items():
-        for own in traces:
-            for one in own:
-                count = counts.setdefault((one.recorded.step, one.channel), {})
-                count[rank] = count.get(rank, 0) + 1
-    return counts
-
-
-def _group_key(found: TraceCollective) -> str:
-    return f"{found.group}\0{','.join(map(str, found.ranks))}"
 
 
 _NAME_IDS = {**BUILTIN_NAMES}
@@ -401,7 +266,7 @@ class _RankTables:
         self._groups: dict[str, Group] = {}
         self._used_keys: set[int] = set()
 
-    def fill(self, operations: Sequence[_Numbered]) -> MemoryRecording:
+    def fill(self, operations: Sequence[Numbered]) -> MemoryRecording:
         """All tables; `operations` are those of each trace."""
         for recording, own in zip(self._recordings, operations, strict=True):
             # Times of a trace count from its own base.
@@ -496,7 +361,7 @@ class _RankTables:
             dependency_ns=gaps.dependency_ns,
         )
 
-    def _add_operations(self, recording: TraceRecording, numbered: _Numbered) -> None:
+    def _add_operations(self, recording: TraceRecording, numbered: Numbered) -> None:
         on_device = recording.work is not None
         flags = OperationFlag.ASYNC | (OperationFlag.DEVICE if on_device else 0)
         found = [one.recorded.found for one, _ in numbered]
@@ -540,7 +405,7 @@ class _RankTables:
         self._add_unqueued(numbered, key, phase_id, step)
 
     def _add_unqueued(
-        self, numbered: _Numbered, key: Int64s, phase_id: Int64s, step: Int64s
+        self, numbered: Numbered, key: Int64s, phase_id: Int64s, step: Int64s
     ) -> None:
         """A row for each interval in which an operation ran alone and nothing was queued."""
         pieces = [one.recorded.unqueued for one, _ in numbered]
@@ -566,7 +431,7 @@ class _RankTables:
         return enqueue_ns
 
     def _group_id(self, recording: TraceRecording, found: TraceCollective) -> int:
-        key = _group_key(found)
+        key = group_key(found)
         if key not in self._groups:
             listed = next((one for one in recording.groups if one.name == found.group), None)
             self._groups[key] = Group(

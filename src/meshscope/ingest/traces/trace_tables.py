@@ -12,8 +12,7 @@ import numpy as np
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_kernels import KernelClasses, Work
-from meshscope.ingest.traces.trace_nesting import find_innermost
-from meshscope.ingest.traces.trace_spans import number_rows, read_arguments
+from meshscope.ingest.traces.trace_spans import find_innermost, number_rows, read_arguments
 from meshscope.store.read.arrays import Int64s
 
 

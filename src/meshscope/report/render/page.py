@@ -45,17 +45,24 @@ _STYLE = """
  .meshscope .note,.meshscope .quiet,.meshscope th{color:#9198a1}
  .meshscope .notice{color:#d8b84a}.meshscope .alarm,.meshscope .critical{color:#ff7b72}}
 """
+_PAGE_STYLE = """
+body{margin:0;background:#fff;color:#1b1f24}
+h1{font:600 1.2rem/1.5 system-ui,sans-serif;max-width:72rem;margin:1rem auto 0;padding:0 1rem;
+ overflow-wrap:anywhere}
+@media (prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}}
+"""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render_page(sections: Iterable[Section], *, title: str) -> str:
     """A whole document; ends with a newline."""
+    name = escape(form.clean_path(title))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(form.clean_text(title))}</title></head><body>\n"
-        f"{_render_html(sections)}</body></html>\n"
+        f"<title>{name}</title><style>{_PAGE_STYLE}</style></head><body>\n"
+        f"<h1>{name}</h1>\n{_render_html(sections)}</body></html>\n"
     )
 
 

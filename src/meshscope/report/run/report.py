@@ -183,9 +183,10 @@ def _describe_run(report: Report) -> RunFacts:
             hosts[rank.host] = hosts.get(rank.host, 0) + 1
     argv = provenance.get("argv")
     is_dirty = git.get("is_dirty")
+    no_id = "traces have none" if attempt.is_from_traces else "run.json is missing or has none"
     return RunFacts(
         path=str(run.path),
-        run_id=_text_field(run.manifest, "run_id", "run.json is missing or has none"),
+        run_id=_text_field(run.manifest, "run_id", no_id),
         attempt=attempt.index,
         num_attempts=len(run.attempts),
         started_unix_ns=min(starts) if starts else Unavailable("no rank's journal has a start"),

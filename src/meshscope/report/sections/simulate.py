@@ -60,7 +60,7 @@ def _show_head(simulation: Simulation) -> Part:
     left_out = f", {simulation.num_left_out:,} left out" if simulation.num_left_out else ""
     steps = form.plural(simulation.num_steps, "step")
     name = form.clean_text(simulation.name)
-    return _say(f"{name}: {simulation.num_ranks} ranks, {steps} replayed{left_out}")
+    return _say(f"{name}: {form.plural(simulation.num_ranks, 'rank')}, {steps} replayed{left_out}")
 
 
 def _show_fidelity(fidelity: Fidelity | Unavailable) -> Part:

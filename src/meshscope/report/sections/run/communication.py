@@ -68,14 +68,14 @@ def describe_alarms(facts: CommunicationFacts) -> list[str]:
     if not health.num_recognised and health.num_rank_operations:
         alarms.append(
             f"None of the {form.plural(health.num_rank_operations, 'communication operation')} "
-            "that were recorded is of a kind this version knows: what is said about communication "
-            "is next to nothing."
+            "that were recorded is of a kind this version knows: little can be said about "
+            "communication."
         )
     if facts.found.desynchronisations:
         first = facts.found.desynchronisations[0]
         alarms.append(
             f"Ranks disagree on what they communicate, first in operation #{first.sequence} of "
-            f"{_name_group(first.group)}: see Communication."
+            f"{_name_group(first.group)} (--section communication)."
         )
     return alarms
 

@@ -225,7 +225,7 @@ def _yes(claim: bool) -> str:  # noqa: FBT001
 def clock_columns(rows: Sequence[Clock]) -> list[Column]:
     """One row per clock."""
     return [
-        make_column("clock of", rows, lambda r: _short(r.host) or "n/a", 99, is_right=False),
+        make_column("clock of", rows, lambda r: form.or_dash(r.host, _short), 99, is_right=False),
         make_column("ranks", rows, lambda r: abbreviate_ranks(r.ranks), 70, is_right=False),
         make_column("offset", rows, lambda r: form.or_dash(r.offset_ns, form.duration), 90),
         make_column("drift", rows, lambda r: form.or_dash(r.drift_ppm, form.drift), 80),

@@ -19,6 +19,8 @@ _MAX_SHOWN = 6
 """Findings shown in full."""
 _MAX_LOW_SHOWN = 4
 _MAX_EVIDENCE = 6
+_EXACT_RATIO = 0.0005
+"""A replay this close is shown as 0 %."""
 _MIN_HOURS = 0.1
 """Fewer hours of all ranks together are not named."""
 TONES = {
@@ -83,6 +85,8 @@ def _describe_basis(diagnosis: Diagnosis) -> str:
     error = known(diagnosis.replay_error_ratio)
     if error is None:
         return "savings are estimates: the run cannot be replayed"
+    if error < _EXACT_RATIO:
+        return "savings are from a replay that takes the measured time"
     return f"savings are from a replay within {form.ratio(error)} of the measured time"
 
 

@@ -30,12 +30,16 @@ from meshscope.report.sections.run.findings import (
 from meshscope.report.sections.run.head import list_alarms
 from meshscope.report.sections.run.recording import describe_problem
 
+MORE = "more"
+"""Key of the section that names other options."""
 MAX_FINDINGS = 3
 _MAX_CHANGE = 150
 """Characters of what to change; `--explain` has all of it."""
 _MAX_TIME_ROWS = 6
 MIN_RATIO = 0.01
 """Lines of the budget below this share are put together."""
+_MIN_REST_RATIO = 0.0005
+"""Together they are then left out."""
 MAX_SLOW_ROWS = 3
 _MAX_MISSING = 4
 _MAX_REASON = 160
@@ -78,8 +82,10 @@ def _describe_pace(report: Report) -> str:
     if isinstance(step_ns, Unavailable):
         recorded = form.duration(facts.longest_wall_ns)
         return f"{where}, {recorded} recorded; no step to measure: {step_ns.reason}."
+    if steps.num_steps == 1:
+        return f"1 step of {form.duration(step_ns)} on {where}."
     pace = f"one every {form.duration(step_ns)} (median)"
-    return f"{form.plural(steps.num_steps, 'step')} on {where}, {pace}."
+    return f"{form.count(steps.num_steps)} steps on {where}, {pace}."
 
 
 def _show_findings(report: Report) -> Section | None:
@@ -119,7 +125,7 @@ def _show_time(report: Report) -> Section | None:
     if not rows:
         return None
     rest = [row for row in shares if row not in rows]
-    if any(row[1] for row in rest):
+    if sum(row[2] for row in rest) >= _MIN_REST_RATIO:
         rows.append(("the rest", sum(row[1] for row in rest), sum(row[2] for row in rest)))
     table = Table(
         (
@@ -208,4 +214,4 @@ def _show_more(names: Sequence[str]) -> Section:
         ),
         ("", f"--section NAME shows one part: {', '.join(names)}"),
     ]
-    return Section(key="more", title="", parts=(Blank(), make_facts(rows)))
+    return Section(key=MORE, title="", parts=(Blank(), make_facts(rows)))
