@@ -1,7 +1,7 @@
 """The media in which sections are written to a file, by the suffix of its name.
 
-A medium is added by writing its function in `render/` and naming it here: `-o`, its help and the
-tests of hostile text take it from this list. Terminals have `render.terminal`, which needs a width
+A medium is added by writing its function in `render/` and naming it here: `-o`, its help and a test
+of control characters take it from this list. Terminals have `render.terminal`, which needs a width
 and colours; JSON is no medium of sections (`encode`).
 """
 

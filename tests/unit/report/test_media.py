@@ -94,10 +94,14 @@ def test_on_a_narrow_screen_without_unicode(screens, name, wraps):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("medium", MEDIA, ids=lambda medium: medium.suffixes[0])
-def test_hostile_text_acts_in_no_medium(screens, name, medium):
-    text = medium.render(screens[name], HOSTILE)
-    assert not set(text) & set("\x1b\u202e")
-    assert "<script" not in text
+def test_no_control_character_gets_into_a_medium(screens, name, medium):
+    assert not set(medium.render(screens[name], HOSTILE)) & set("\x1b\u202e")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("medium", [PAGE, MARKDOWN], ids=lambda medium: medium.suffixes[0])
+def test_no_tag_gets_into_what_a_browser_shows(screens, name, medium):
+    assert "<script" not in medium.render(screens[name], HOSTILE)
 
 
 def test_a_suffix_names_one_medium():
