@@ -31,7 +31,7 @@ test: $(VENV)/.installed
 check: $(VENV)/.installed
 	@failed=; \
 	$(BIN)/ruff format --check . || failed="$$failed format"; \
-	$(BIN)/ruff check . || failed="$$failed lint"; \
+	$(BIN)/ruff check --no-cache . || failed="$$failed lint"; \
 	$(BIN)/mypy || failed="$$failed types"; \
 	$(BIN)/lint-imports || failed="$$failed imports"; \
 	test -z "$$failed" || { echo "make check: failed:$$failed" >&2; exit 1; }

@@ -43,6 +43,9 @@ def golden(request: pytest.FixtureRequest):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         assert path.exists(), f"{path} is missing; run pytest --update-golden and read it"
-        assert text == path.read_text(encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), (
+            f"tests/golden/{name} looks different; if it should, run pytest with --update-golden, "
+            "and read the diff"
+        )
 
     return compare

@@ -20,6 +20,7 @@ from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.errors import UsageError
 from meshscope.ingest.kineto.trace_files import find_traces, is_trace_name
 from meshscope.report.contents import list_sections
+from meshscope.report.media import MARKDOWN, PAGE, Medium
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Section
 from meshscope.report.sections.run.first_screen import MORE
@@ -130,16 +131,15 @@ class RunReport:
 
     def to_html(self, *names: str) -> str:
         """A page that needs nothing else and runs no script."""
-        from meshscope.report.render.page import render_page
-
-        title = f"Report of {self._report.facts.path}"
-        return render_page(self._without_hints(*names), title=title)
+        return self.write(PAGE, *names)
 
     def to_markdown(self, *names: str) -> str:
         """For a comment or a job's summary."""
-        from meshscope.report.render.markdown import render_markdown
+        return self.write(MARKDOWN, *names)
 
-        return render_markdown(self._without_hints(*names))
+    def write(self, medium: Medium, *names: str) -> str:
+        """In any medium of `report.media`."""
+        return medium.render(self._without_hints(*names), f"Report of {self._report.facts.path}")
 
     def to_json(self) -> str:
         """The document that docs/schemas/meshscope-report.schema.json describes."""

@@ -7,6 +7,7 @@ from builders import MS
 from meshscope.analyze.study import Study
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
+from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rules.convergence import (
     GradientNorm,
     JointDisturbances,
@@ -19,15 +20,7 @@ from meshscope.diagnose.rules.convergence import (
 from meshscope.store.read.run import open_run
 from signal_builders import make_signal_run
 
-ALL = [
-    LossNotFinite,
-    LossDiverged,
-    LossPlateau,
-    LossSpikes,
-    GradientNorm,
-    JointDisturbances,
-    SkippedSteps,
-]
+ALL = [rule for code, rule in RULES.items() if code.startswith("CV")]
 NOISE = np.random.default_rng(2).normal(size=(2, 1000))
 SPIKES = (30, 70, 110, 150)
 

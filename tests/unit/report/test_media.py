@@ -13,8 +13,8 @@ from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.hang.hang import diagnose_hang
 from meshscope.hang.processes import this_machine
+from meshscope.report.media import MARKDOWN, MEDIA, PAGE, find_medium
 from meshscope.report.render.markdown import render_markdown
-from meshscope.report.render.page import render_page
 from meshscope.report.render.terminal import render_terminal
 from meshscope.report.screen import Screen
 from meshscope.report.sections.compare import Compared, make_compare_page, make_compare_sections
@@ -93,16 +93,25 @@ def test_on_a_narrow_screen_without_unicode(screens, name, wraps):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_as_markdown(screens, name):
-    text = render_markdown(screens[name])
-    assert not set(text) & set("\x1b\u202e")
-    assert "<script>" not in text
-    tables = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(line.endswith("|") for line in tables)
+@pytest.mark.parametrize("medium", MEDIA, ids=lambda medium: medium.suffixes[0])
+def test_no_control_character_gets_into_a_medium(screens, name, medium):
+    assert not set(medium.render(screens[name], HOSTILE)) & set("\x1b\u202e")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_as_a_page(screens, name):
-    text = render_page(screens[name], title=HOSTILE)
-    assert not set(text) & set("\x1b\u202e")
-    assert "<script" not in text
+@pytest.mark.parametrize("medium", [PAGE, MARKDOWN], ids=lambda medium: medium.suffixes[0])
+def test_no_tag_gets_into_what_a_browser_shows(screens, name, medium):
+    assert "<script" not in medium.render(screens[name], HOSTILE)
+
+
+def test_a_suffix_names_one_medium():
+    suffixes = [suffix for medium in MEDIA for suffix in medium.suffixes]
+    assert len(set(suffixes)) == len(suffixes)
+    assert [find_medium(suffix) for suffix in ("htm", "md", "txt")] == [PAGE, MARKDOWN, None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_of_markdown_are_whole(screens, name):
+    text = render_markdown(screens[name])
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in tables)

@@ -14,6 +14,7 @@ from meshscope.diagnose.registry import list_thresholds
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.errors import UsageError
 from meshscope.report.contents import SECTIONS
+from meshscope.report.media import MEDIA, find_medium
 from meshscope.report.run.report import Detail
 from meshscope.report.run_study import RunReport, RunStudy
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _EXIT_FINDING = 7
 _FILE_WIDTH = 100
 """Columns of a report written to a file."""
+_JSON = "json"
+_FORMS = ", ".join(f"{medium.words} (.{medium.suffixes[0]})" for medium in MEDIA)
 
 
 @click.command("report", short_help="Explain a recorded run.")
@@ -32,7 +35,7 @@ _FILE_WIDTH = 100
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write to this file: a page (.html), Markdown (.md), JSON (.json), otherwise text.",
+    help=f"Write to this file: {_FORMS}, JSON (.{_JSON}), otherwise text.",
 )
 @click.option(
     "--section",
@@ -129,8 +132,8 @@ def command(
     report = study.report(with_diagnosis=not no_diagnosis, detail=detail)
     names = section_names or ("communication",) * communication or ("ranks",) * all_ranks
     names = ("all",) if shows_all else names
-    form = "json" if as_json else "" if output is None else output.suffix.lower().lstrip(".")
-    _write(_render(report, names, form, _choose_screen(context, output)), output)
+    suffix = _JSON if as_json else "" if output is None else output.suffix.lower().lstrip(".")
+    _write(_render(report, names, suffix, _choose_screen(context, output)), output)
     if strict and not report.is_complete:
         context.exit(1)
     if fail_on is not None and _is_as_bad_as(study.diagnosis, fail_on):
@@ -142,17 +145,14 @@ def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
     return worst is not None and worst >= parse_severity(word)
 
 
-def _render(report: RunReport, names: tuple[str, ...], form: str, screen: "Screen") -> str:
+def _render(report: RunReport, names: tuple[str, ...], suffix: str, screen: "Screen") -> str:
     """In the form that a file's suffix names, else as text."""
-    match form:
-        case "json":
-            return report.to_json()
-        case "html" | "htm":
-            return report.to_html(*names)
-        case "md":
-            return report.to_markdown(*names)
-        case _:
-            return report.to_text(*names, screen=screen)
+    if suffix == _JSON:
+        return report.to_json()
+    medium = find_medium(suffix)
+    if medium is None:
+        return report.to_text(*names, screen=screen)
+    return report.write(medium, *names)
 
 
 def _choose_screen(context: click.Context, output: Path | None) -> "Screen":
