@@ -46,7 +46,7 @@ from meshscope.ingest.traces.trace_time import (
     unite_work,
 )
 from meshscope.ingest.traces.trace_view import TraceView
-from meshscope.numerics.intervals import Stretches, join, subtract
+from meshscope.numerics.intervals import Intervals, join, subtract
 from meshscope.store.read.arrays import Int64s
 
 
@@ -153,12 +153,12 @@ def _summarize_device(view: TraceView, breakdown: DeviceBreakdown, rows: Int64s)
         rates=measure_rates(operators, breakdown.name),
         modules=tabulate_modules(trace, rows, launch),
         collectives=collectives,
-        exposed_spans=tuple(zip(exposed.begin_ns.tolist(), exposed.end_ns.tolist(), strict=True)),
+        exposed_spans=tuple(zip(exposed.start_ns.tolist(), exposed.end_ns.tolist(), strict=True)),
         symmetric_ns=unite_events(trace, symmetric).total_ns,
     )
 
 
-def _unite_beside(trace: Trace, classes: KernelClasses, rows: Int64s) -> Stretches:
+def _unite_beside(trace: Trace, classes: KernelClasses, rows: Int64s) -> Intervals:
     """When anything ran beside which communication is not exposed."""
     return join(
         unite_work(trace, classes, rows, Work.COMPUTE), unite_work(trace, classes, rows, Work.COPY)
