@@ -30,9 +30,9 @@ class Intervals:
         if not len(self):
             return np.zeros(len(moment_ns), dtype=np.int64)
         total = np.append(0, np.cumsum(self.end_ns - self.start_ns))
-        place = np.searchsorted(self.start_ns, moment_ns, side="right")
-        beyond = np.clip(self.end_ns[place - 1] - moment_ns, 0, None)
-        return np.where(place > 0, total[place] - beyond, 0)
+        index = np.searchsorted(self.start_ns, moment_ns, side="right")
+        beyond = np.clip(self.end_ns[index - 1] - moment_ns, 0, None)
+        return np.where(index > 0, total[index] - beyond, 0)
 
     def within(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
         """How much of the set lies in each stretch."""
@@ -49,12 +49,12 @@ def unite(start_ns: Int64s, end_ns: Int64s) -> Intervals:
     if not len(start_ns):
         return _EMPTY
     order = np.argsort(start_ns, kind="stable")
-    begin, furthest = start_ns[order], np.maximum.accumulate(end_ns[order])
-    is_first = np.ones(len(begin), dtype=np.bool_)
-    is_first[1:] = begin[1:] > furthest[:-1]
+    start, furthest = start_ns[order], np.maximum.accumulate(end_ns[order])
+    is_first = np.ones(len(start), dtype=np.bool_)
+    is_first[1:] = start[1:] > furthest[:-1]
     first = np.flatnonzero(is_first)
-    last = np.append(first[1:] - 1, len(begin) - 1)
-    return Intervals(begin[first], furthest[last])
+    last = np.append(first[1:] - 1, len(start) - 1)
+    return Intervals(start[first], furthest[last])
 
 
 def join(*sets: Intervals) -> Intervals:
@@ -67,10 +67,10 @@ def join(*sets: Intervals) -> Intervals:
 
 def complement(one: Intervals, start_ns: int, end_ns: int) -> Intervals:
     """The moments from begin to end that are not in the set."""
-    begins = np.append(start_ns, one.end_ns)
+    starts = np.append(start_ns, one.end_ns)
     ends = np.append(one.start_ns, end_ns)
-    begins, ends = np.clip(begins, start_ns, end_ns), np.clip(ends, start_ns, end_ns)
-    return unite(begins, ends)
+    starts, ends = np.clip(starts, start_ns, end_ns), np.clip(ends, start_ns, end_ns)
+    return unite(starts, ends)
 
 
 def subtract(one: Intervals, other: Intervals) -> Intervals:
@@ -90,6 +90,6 @@ def intersect(one: Intervals, other: Intervals) -> Intervals:
     mine = np.repeat(np.arange(len(one)), count)
     offset = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count)
     theirs = first[mine] + offset
-    begin = np.maximum(one.start_ns[mine], other.start_ns[theirs])
+    start = np.maximum(one.start_ns[mine], other.start_ns[theirs])
     end = np.minimum(one.end_ns[mine], other.end_ns[theirs])
-    return unite(begin, end)
+    return unite(start, end)
