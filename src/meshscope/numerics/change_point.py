@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.numerics.chance import SIGNIFICANCE_RATIO
-from meshscope.numerics.paired_excess import Places, measure_correlation_time
+from meshscope.numerics.paired_excess import Indices, measure_correlation_time
 from meshscope.store.read.arrays import Floats
 
 MIN_STEPS = 20
@@ -120,20 +120,20 @@ def draw_in_spikes(values: Floats) -> Floats:
 
 
 def _find_stretch(
-    values: Floats, begins: Places, ends: Places, least_noise: float
+    values: Floats, starts: Indices, ends: Indices, least_noise: float
 ) -> tuple[int, int, float]:
     """The stretch that is highest above the rest, and its t."""
     now, before = values[1:], values[:-1]
     num = len(now)
-    begin, end = (grid.ravel() for grid in np.meshgrid(begins, ends, indexing="ij"))
+    start, end = (grid.ravel() for grid in np.meshgrid(starts, ends, indexing="ij"))
     # The first step has no previous value: a stretch from it has one step less inside.
-    length = end - np.maximum(begin, 1)
-    allowed = (end - begin >= _MIN_SEGMENT) & (len(values) - (end - begin) >= _MIN_SEGMENT)
-    begin, end, length = begin[allowed], end[allowed], length[allowed]
-    if not len(begin):
+    length = end - np.maximum(start, 1)
+    allowed = (end - start >= _MIN_SEGMENT) & (len(values) - (end - start) >= _MIN_SEGMENT)
+    start, end, length = start[allowed], end[allowed], length[allowed]
+    if not len(start):
         return 0, 0, 0.0
     now, before = now - now.mean(), before - before.mean()
-    sum_now, sum_before = (_sum_inside(series, begin, end) for series in (now, before))
+    sum_now, sum_before = (_sum_inside(series, start, end) for series in (now, before))
     power, cross, lag_power = float(now @ now), float(now @ before), float(before @ before)
     slope = cross / lag_power if lag_power > 0 else 0.0
     own = length * (num - length) / num
@@ -145,12 +145,12 @@ def _find_stretch(
     noise = np.maximum(np.sqrt(rest / max(num - 3, 1)), least_noise)
     t_values = height / (np.sqrt(free) * noise)
     best = int(t_values.argmax())
-    return int(begin[best]), int(end[best]), float(t_values[best])
+    return int(start[best]), int(end[best]), float(t_values[best])
 
 
-def _sum_inside(series: Floats, begin: Places, end: Places) -> Floats:
+def _sum_inside(series: Floats, start: Indices, end: Indices) -> Floats:
     sums = np.concatenate([[0.0], np.cumsum(series)])
-    return np.asarray(sums[end - 1] - sums[np.maximum(begin, 1) - 1])
+    return np.asarray(sums[end - 1] - sums[np.maximum(start, 1) - 1])
 
 
 def _place_exactly(
@@ -159,10 +159,10 @@ def _place_exactly(
     """The best stretch whose ends are within a grid step of these."""
     width = -(-len(values) // _GRID_POINTS)
     near = np.arange(-width, width + 1)
-    begins = np.unique(np.clip(onset + near, 0, len(values))) if onset else np.array([0])
+    starts = np.unique(np.clip(onset + near, 0, len(values))) if onset else np.array([0])
     is_open = recovery == len(values)
     ends = np.array([recovery]) if is_open else np.clip(recovery + near, 0, len(values))
-    return _find_stretch(values, begins, np.unique(ends), least_noise)
+    return _find_stretch(values, starts, np.unique(ends), least_noise)
 
 
 def _chance_of(t_value: float, num_steps: int) -> float:

@@ -191,7 +191,7 @@ def _cut_series(x: Floats, y: Floats) -> _Series | None:
 
 def _cut(count: int, num_parts: int) -> list[slice]:
     edges = np.linspace(0, count, num_parts + 1).astype(np.int64).tolist()
-    return [slice(begin, end) for begin, end in pairwise(edges)]
+    return [slice(start, end) for start, end in pairwise(edges)]
 
 
 def _slopes_within(x: Floats, y: Floats) -> Floats:
@@ -246,8 +246,8 @@ def _stretches_follow(series: _Series) -> bool:
     levels = [float(np.median(series.y[cut])) for cut in series.stretches]
     middles = [float(np.mean(series.x[cut])) for cut in series.stretches]
     return all(
-        later - earlier >= _MIN_EXPLAINED_RATIO * series.slope * (end - begin)
-        for earlier, later, begin, end in zip(
+        later - earlier >= _MIN_EXPLAINED_RATIO * series.slope * (end - start)
+        for earlier, later, start, end in zip(
             levels, levels[1:], middles, middles[1:], strict=False
         )
     )

@@ -22,13 +22,13 @@ class Layer:
         """The place of the stretch that holds each moment; -1: none does."""
         if not len(self):
             return np.full(len(moments), -1, dtype=np.int64)
-        place = np.searchsorted(self.start_ns, moments, side="right") - 1
-        return np.where((place >= 0) & (moments < self.end_ns[place]), place, -1)
+        index = np.searchsorted(self.start_ns, moments, side="right") - 1
+        return np.where((index >= 0) & (moments < self.end_ns[index]), index, -1)
 
     def look_up(self, moments: Int64s) -> Int64s:
         """The value of the stretch that holds each moment; -1: none does."""
-        place = self.find(moments)
-        return np.where(place >= 0, np.append(self.value, 0)[place], -1)
+        index = self.find(moments)
+        return np.where(index >= 0, np.append(self.value, 0)[index], -1)
 
 
 def make_layer(start_ns: Int64s, end_ns: Int64s, value: Int64s) -> Layer:

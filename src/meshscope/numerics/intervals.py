@@ -11,85 +11,85 @@ from meshscope.store.read.arrays import Int64s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
+class Intervals:
     """A set of moments."""
 
-    begin_ns: Int64s
+    start_ns: Int64s
     end_ns: Int64s
 
     def __len__(self) -> int:
-        return len(self.begin_ns)
+        return len(self.start_ns)
 
     @property
     def total_ns(self) -> int:
         """How long it is."""
-        return int((self.end_ns - self.begin_ns).sum())
+        return int((self.end_ns - self.start_ns).sum())
 
     def until(self, moment_ns: Int64s) -> Int64s:
         """How much of the set lies before each moment."""
         if not len(self):
             return np.zeros(len(moment_ns), dtype=np.int64)
-        total = np.append(0, np.cumsum(self.end_ns - self.begin_ns))
-        place = np.searchsorted(self.begin_ns, moment_ns, side="right")
-        beyond = np.clip(self.end_ns[place - 1] - moment_ns, 0, None)
-        return np.where(place > 0, total[place] - beyond, 0)
+        total = np.append(0, np.cumsum(self.end_ns - self.start_ns))
+        index = np.searchsorted(self.start_ns, moment_ns, side="right")
+        beyond = np.clip(self.end_ns[index - 1] - moment_ns, 0, None)
+        return np.where(index > 0, total[index] - beyond, 0)
 
-    def within(self, begin_ns: Int64s, end_ns: Int64s) -> Int64s:
+    def within(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
         """How much of the set lies in each stretch."""
-        return self.until(end_ns) - self.until(begin_ns)
+        return self.until(end_ns) - self.until(start_ns)
 
 
-_EMPTY = Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+_EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
-def unite(begin_ns: Int64s, end_ns: Int64s) -> Stretches:
+def unite(start_ns: Int64s, end_ns: Int64s) -> Intervals:
     """The moments in any of the stretches; those without length have none."""
-    is_any = end_ns > begin_ns
-    begin_ns, end_ns = begin_ns[is_any], end_ns[is_any]
-    if not len(begin_ns):
+    is_any = end_ns > start_ns
+    start_ns, end_ns = start_ns[is_any], end_ns[is_any]
+    if not len(start_ns):
         return _EMPTY
-    order = np.argsort(begin_ns, kind="stable")
-    begin, furthest = begin_ns[order], np.maximum.accumulate(end_ns[order])
-    is_first = np.ones(len(begin), dtype=np.bool_)
-    is_first[1:] = begin[1:] > furthest[:-1]
+    order = np.argsort(start_ns, kind="stable")
+    start, furthest = start_ns[order], np.maximum.accumulate(end_ns[order])
+    is_first = np.ones(len(start), dtype=np.bool_)
+    is_first[1:] = start[1:] > furthest[:-1]
     first = np.flatnonzero(is_first)
-    last = np.append(first[1:] - 1, len(begin) - 1)
-    return Stretches(begin[first], furthest[last])
+    last = np.append(first[1:] - 1, len(start) - 1)
+    return Intervals(start[first], furthest[last])
 
 
-def join(*sets: Stretches) -> Stretches:
+def join(*sets: Intervals) -> Intervals:
     """The moments in any of the sets."""
     return unite(
-        np.concatenate([one.begin_ns for one in sets]),
+        np.concatenate([one.start_ns for one in sets]),
         np.concatenate([one.end_ns for one in sets]),
     )
 
 
-def complement(one: Stretches, begin_ns: int, end_ns: int) -> Stretches:
+def complement(one: Intervals, start_ns: int, end_ns: int) -> Intervals:
     """The moments from begin to end that are not in the set."""
-    begins = np.append(begin_ns, one.end_ns)
-    ends = np.append(one.begin_ns, end_ns)
-    begins, ends = np.clip(begins, begin_ns, end_ns), np.clip(ends, begin_ns, end_ns)
-    return unite(begins, ends)
+    starts = np.append(start_ns, one.end_ns)
+    ends = np.append(one.start_ns, end_ns)
+    starts, ends = np.clip(starts, start_ns, end_ns), np.clip(ends, start_ns, end_ns)
+    return unite(starts, ends)
 
 
-def subtract(one: Stretches, other: Stretches) -> Stretches:
+def subtract(one: Intervals, other: Intervals) -> Intervals:
     """The moments of the first that are not in the second."""
     if not len(one) or not len(other):
         return one
-    return intersect(one, complement(other, int(one.begin_ns[0]), int(one.end_ns[-1])))
+    return intersect(one, complement(other, int(one.start_ns[0]), int(one.end_ns[-1])))
 
 
-def intersect(one: Stretches, other: Stretches) -> Stretches:
+def intersect(one: Intervals, other: Intervals) -> Intervals:
     """The moments in both."""
     if not len(one) or not len(other):
         return _EMPTY
-    first = np.searchsorted(other.end_ns, one.begin_ns, side="right")
-    after = np.searchsorted(other.begin_ns, one.end_ns, side="left")
+    first = np.searchsorted(other.end_ns, one.start_ns, side="right")
+    after = np.searchsorted(other.start_ns, one.end_ns, side="left")
     count = np.clip(after - first, 0, None)
     mine = np.repeat(np.arange(len(one)), count)
     offset = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count)
     theirs = first[mine] + offset
-    begin = np.maximum(one.begin_ns[mine], other.begin_ns[theirs])
+    start = np.maximum(one.start_ns[mine], other.start_ns[theirs])
     end = np.minimum(one.end_ns[mine], other.end_ns[theirs])
-    return unite(begin, end)
+    return unite(start, end)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from meshscope.store.read.arrays import Floats
 
-Places = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 
 _CONFIDENCE_RATIO = 0.95
 """Of the interval of an effect."""
@@ -47,7 +47,7 @@ class Effect:
     high_ratio: float
 
 
-def measure_excess(work_ns: Floats, reference: Places) -> Floats:
+def measure_excess(work_ns: Floats, reference: Indices) -> Floats:
     """Excess [step, rank] over the reference ranks' median of the step, as a ratio of it.
 
     Steps in which the reference did nothing have none: they are left out.
@@ -76,7 +76,7 @@ def measure_correlation_time(excess: Floats) -> tuple[float, float]:
 
     `excess` is [step, series]; all series are taken to have the same autocorrelation.
     """
-    centred = _centre(excess[:, _spread_places(excess.shape[1])])
+    centred = _centre(excess[:, _spread_indices(excess.shape[1])])
     num_steps, num_series = centred.shape
     correlation = _pool_autocorrelation(centred)
     if correlation is None or num_steps < 5:
@@ -89,7 +89,7 @@ def measure_correlation_time(excess: Floats) -> tuple[float, float]:
     return min(plain, num_steps), min(raised, num_steps)
 
 
-def _spread_places(num_series: int) -> Places:
+def _spread_indices(num_series: int) -> Indices:
     count = min(num_series, _MAX_POOLED)
     return np.unique(np.linspace(0, num_series - 1, count).astype(np.intp))
 
@@ -141,9 +141,9 @@ def measure_effect(excess: Floats, *, block_steps: int) -> Effect:
     block_steps = int(min(max(block_steps, round(num_steps ** (1 / 3)), 1), num_steps))
     random = np.random.default_rng(_SEED)
     num_blocks = -(-num_steps // block_steps)
-    begin = random.integers(0, num_steps, size=(NUM_RESAMPLES, num_blocks))
-    place = (begin[:, :, None] + np.arange(block_steps)) % num_steps
-    drawn = excess[place.reshape(NUM_RESAMPLES, -1)[:, :num_steps]]
+    start = random.integers(0, num_steps, size=(NUM_RESAMPLES, num_blocks))
+    index = (start[:, :, None] + np.arange(block_steps)) % num_steps
+    drawn = excess[index.reshape(NUM_RESAMPLES, -1)[:, :num_steps]]
     tail = (1 - _CONFIDENCE_RATIO) / 2
     low, high = np.quantile(np.median(drawn, axis=1), (tail, 1 - tail))
     middle = float(np.median(excess))

@@ -23,7 +23,7 @@ import numpy as np
 from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
 from meshscope.numerics.paired_excess import (
     Effect,
-    Places,
+    Indices,
     measure_correlation_time,
     measure_effect,
     measure_excess,
@@ -78,9 +78,9 @@ def correct_holm(p_values: Sequence[float], *, num_tests: int | None = None) -> 
     count = max(num_tests or 0, len(p_values))
     adjusted = [1.0] * len(p_values)
     highest = 0.0
-    for done, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, p_values[place] * (count - done)))
-        adjusted[place] = highest
+    for done, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, p_values[index] * (count - done)))
+        adjusted[index] = highest
     return adjusted
 
 
@@ -113,7 +113,7 @@ def find_persistent(work_ns: Floats) -> list[Candidate]:
     return [c for c, p in zip(candidates, adjusted, strict=True) if is_slow(c, p)]
 
 
-def _choose_outstanding(work_ns: Floats) -> tuple[Places, Floats]:
+def _choose_outstanding(work_ns: Floats) -> tuple[Indices, Floats]:
     """Columns whose effect over the others reaches MIN_EFFECT_RATIO, at most half of all.
 
     Also the excess over those others. The first reference is the faster half, so that several
@@ -124,7 +124,7 @@ def _choose_outstanding(work_ns: Floats) -> tuple[Places, Floats]:
     typical = take_median(work_ns, axis=0)
     order = np.argsort(typical, kind="stable")
     reference = np.sort(order[: num_peers - most])
-    previous: Places | None = None
+    previous: Indices | None = None
     for _ in range(_MAX_ROUNDS):
         excess = measure_excess(work_ns, reference)
         if not len(excess):
@@ -142,7 +142,7 @@ def _choose_outstanding(work_ns: Floats) -> tuple[Places, Floats]:
     return np.empty(0, dtype=np.intp), np.empty((0, num_peers))
 
 
-def _judge(work_ns: Floats, excess: Floats, chosen: Places) -> list[Candidate]:
+def _judge(work_ns: Floats, excess: Floats, chosen: Indices) -> list[Candidate]:
     num_steps, num_peers = excess.shape
     others = np.setdiff1d(np.arange(num_peers), chosen)
     # One of two peers is the other's reference: its own excess is zero, and says nothing.
@@ -151,8 +151,8 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Places) -> list[Candidate]:
     highest = excess[:, others].max(axis=1)
     base_ns = take_median(work_ns[:, others], axis=1)
     candidates = []
-    for place in chosen.tolist():
-        own = excess[:, place]
+    for index in chosen.tolist():
+        own = excess[:, index]
         if _is_clear(own, num_peers):
             correlation_time = plain if num_peers >= _MIN_POOLED_PEERS else 1.0
         else:
@@ -164,7 +164,7 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Places) -> list[Candidate]:
         )
         candidates.append(
             Candidate(
-                index=place,
+                index=index,
                 num_steps=num_steps,
                 num_effective_steps=num_effective,
                 num_steps_last=num_last,
@@ -172,7 +172,7 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Places) -> list[Candidate]:
                 num_candidates=len(chosen),
                 p_value=min(1.0, p_value * len(chosen) ** 2 / _SIZE_SHARE),
                 effect=measure_effect(own, block_steps=math.ceil(2 * correlation_time)),
-                excess_ns=float(np.median(work_ns[:, place] - base_ns)),
+                excess_ns=float(np.median(work_ns[:, index] - base_ns)),
             )
         )
     return candidates

@@ -142,8 +142,8 @@ def draw_blocks(
 ) -> npt.NDArray[np.int64]:
     """Rows of positions in 0..count: blocks of neighbours, each beginning anywhere."""
     num_blocks = -(-count // block)
-    begins = random.integers(0, count - block + 1, size=(num_draws, num_blocks))
-    positions = begins[:, :, None] + np.arange(block)
+    starts = random.integers(0, count - block + 1, size=(num_draws, num_blocks))
+    positions = starts[:, :, None] + np.arange(block)
     return np.asarray(positions.reshape(num_draws, -1)[:, :count], dtype=np.int64)
 
 

@@ -133,8 +133,8 @@ def _condense(x: Floats, y: Floats, *, most: int = MAX_POINTS) -> tuple[Floats, 
         return x, y
     edges = np.linspace(0, len(y), most + 1).astype(np.int64)
     parts = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
-    condensed_x = np.array([np.mean(x[begin:end]) for begin, end in parts])
-    return condensed_x, np.array([np.median(y[begin:end]) for begin, end in parts])
+    condensed_x = np.array([np.mean(x[start:end]) for start, end in parts])
+    return condensed_x, np.array([np.median(y[start:end]) for start, end in parts])
 
 
 def _sen_interval(slopes: Floats, variance: float, count: int) -> tuple[float, float]:

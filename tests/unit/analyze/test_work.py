@@ -8,7 +8,7 @@ import numpy as np
 from builders import MS
 from meshscope.analyze.timeline import work as module
 from meshscope.analyze.timeline.timeline import PieceKind
-from meshscope.analyze.timeline.work import OTHER_PHASES, group_places, measure_work
+from meshscope.analyze.timeline.work import OTHER_PHASES, group_indices, measure_work
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from timeline_builders import make_dp_run, timeline_of
@@ -45,10 +45,10 @@ def test_many_phases_share_a_column(tmp_path: Path) -> None:
 
 def test_peers_share_all_coordinates_but_dp() -> None:
     layout = Layout(dp=2, tp=2, pp=2)
-    groups = group_places(layout, tuple(range(8)))
+    groups = group_indices(layout, tuple(range(8)))
 
     assert sorted(len(group) for group in groups) == [2, 2, 2, 2]
     for first, second in groups:
         one, two = layout.coordinates(first), layout.coordinates(second)
         assert (one.tp, one.pp) == (two.tp, two.pp)
-    assert group_places(Unavailable("none"), (3, 5)) == ((0, 1),)
+    assert group_indices(Unavailable("none"), (3, 5)) == ((0, 1),)

@@ -178,7 +178,7 @@ def test_a_ring_buffer_that_begins_with_frees(tmp_path):
     del value["device_traces"][0][:3]
     replay = replay_device(read_snapshot(write(tmp_path / "s.pickle", value)), 0)
     assert replay.initial_bytes == 19 * MIB
-    assert (replay.peak_place, replay.peak_bytes) == (-1, 19 * MIB)
+    assert (replay.peak_index, replay.peak_bytes) == (-1, 19 * MIB)
     assert sum(compose_peak(replay).values()) == 19 * MIB
 
 

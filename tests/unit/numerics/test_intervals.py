@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshscope.numerics.intervals import (
-    Stretches,
+    Intervals,
     complement,
     intersect,
     join,
@@ -16,14 +16,14 @@ from meshscope.numerics.intervals import (
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(-2, 8)), max_size=8)
 
 
-def make(pairs: list[tuple[int, int]]) -> Stretches:
+def make(pairs: list[tuple[int, int]]) -> Intervals:
     begin = np.array([begin for begin, _ in pairs], dtype=np.int64)
     return unite(begin, begin + np.array([size for _, size in pairs], dtype=np.int64))
 
 
-def moments(one: Stretches) -> set[int]:
+def moments(one: Intervals) -> set[int]:
     found: set[int] = set()
-    for begin, end in zip(one.begin_ns.tolist(), one.end_ns.tolist(), strict=True):
+    for begin, end in zip(one.start_ns.tolist(), one.end_ns.tolist(), strict=True):
         assert begin < end
         assert not found & set(range(begin - 1, end))
         found |= set(range(begin, end))

@@ -115,8 +115,8 @@ def measure_budget(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavaila
     lines, line = sort_pieces(timeline)
     pieces = timeline.pieces
     shape = (len(timeline.ranks), len(timeline.steps), len(lines))
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank).astype(np.int64)
-    cell = (place * shape[1] + pieces.step) * shape[2] + line
+    index = np.searchsorted(np.array(timeline.ranks), pieces.rank).astype(np.int64)
+    cell = (index * shape[1] + pieces.step) * shape[2] + line
     # Exact: a sum of periods stays far below 2^53 ns.
     sums = np.bincount(cell, pieces.duration_ns, minlength=int(np.prod(shape)))
     time_ns = np.rint(sums).astype(np.int64).reshape(shape)
@@ -156,7 +156,7 @@ def _split_compute(
     lines: list[Line], time_ns: Int64s, useful_ns: Int64s | Unavailable
 ) -> tuple[list[Line], Int64s]:
     """Compute as useful and the rest, or as one line with the reason."""
-    at = next(place for place, line in enumerate(lines) if line.share is Share.COMPUTE)
+    at = next(index for index, line in enumerate(lines) if line.share is Share.COMPUTE)
     if isinstance(useful_ns, Unavailable):
         lines[at] = Line(share=Share.COMPUTE, reason=useful_ns.reason)
         return lines, time_ns

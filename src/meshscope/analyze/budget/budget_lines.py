@@ -100,7 +100,7 @@ def sort_pieces(timeline: Timeline) -> tuple[list[Line], Int64s]:
     lines = [
         Line(
             share=shares[one // (len(axes) + 1)],
-            axis=axes[place - 1] if (place := one % (len(axes) + 1)) else "",
+            axis=axes[index - 1] if (index := one % (len(axes) + 1)) else "",
         )
         for one in found.tolist()
     ]
@@ -123,7 +123,7 @@ def _find_axes(timeline: Timeline) -> tuple[tuple[str, ...], Int64s, Bools]:
     groups = communication.operations.groups if communication is not None else ()
     axes = tuple(dict.fromkeys([*(group.axis for group in groups), str(Axis.PP), OTHER]))
     # Waits of no operation are for the input of a pipeline's action.
-    place_of_group = np.array(
+    index_of_group = np.array(
         [axes.index(group.axis) for group in groups] + [axes.index(OTHER), axes.index(Axis.PP)]
     )
     has_stages = _has_stages(timeline)
@@ -138,7 +138,7 @@ def _find_axes(timeline: Timeline) -> tuple[tuple[str, ...], Int64s, Bools]:
         group[is_held] = np.where(own >= 0, own, len(groups))
     is_unsplit = (pieces.row < 0) & (pieces.kind == PieceKind.UNSPLIT)
     group[is_unsplit] = len(groups)
-    return axes, place_of_group[group], spans[group]
+    return axes, index_of_group[group], spans[group]
 
 
 def _has_stages(timeline: Timeline) -> bool:

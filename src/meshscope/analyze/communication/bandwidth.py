@@ -146,19 +146,19 @@ def collect_transfers(
         (rows.group[row].astype(np.int64) * 256 + rows.kind[row]) * 2 + is_far
     )
     families: dict[tuple[str, Kind, int, bool], int] = {}
-    place = np.zeros(len(used), dtype=np.int64)
+    family = np.zeros(len(used), dtype=np.int64)
     unsure = np.zeros(len(used))
     for index, value in enumerate(used.tolist()):
         group, kind = operations.groups[value // 512], Kind(value // 2 % 256)
         key = (group.axis, kind, len(group.ranks), group.is_across_hosts)
         if kind is Kind.RECV:
             key = (group.axis, kind, 2, bool(value % 2))
-        place[index] = families.setdefault(key, len(families))
+        family[index] = families.setdefault(key, len(families))
         members = np.array(group.recorded_ranks, dtype=np.int32)
         if key[3]:
             unsure[index] = alignment.uncertainty_between(members, members[:1]).max(initial=0.0)
     return TransferSamples(
-        family=place[where],
+        family=family[where],
         families=tuple(families),
         match=match,
         size_bytes=rows.size_bytes[row],
@@ -170,11 +170,11 @@ def collect_transfers(
 def _find_hosts(alignment: ClockAlignment) -> Int64s:
     """A number for the host of each rank; ranks that recorded nothing have one of their own."""
     names: dict[str, int] = {}
-    places = [
-        names.setdefault(known(clock.host) or f"(clock {place})", len(names))
-        for place, clock in enumerate(alignment.clocks)
+    indices = [
+        names.setdefault(known(clock.host) or f"(clock {index})", len(names))
+        for index, clock in enumerate(alignment.clocks)
     ]
-    return np.array([*places, -1], dtype=np.int64)[alignment.of_rank]
+    return np.array([*indices, -1], dtype=np.int64)[alignment.of_rank]
 
 
 def _receives(rows: OperationRows, row: Int64s) -> Bools:
@@ -197,9 +197,9 @@ def tabulate_bandwidth(samples: TransferSamples) -> tuple[BandwidthRow, ...]:
     bucket = size_buckets(samples.size_bytes)
     order = np.lexsort((samples.match, bucket, samples.family))
     family, bucket = samples.family[order], bucket[order]
-    begins = np.ones(len(order), dtype=np.bool_)
-    begins[1:] = (family[1:] != family[:-1]) | (bucket[1:] != bucket[:-1])
-    parts = np.split(order, np.flatnonzero(begins)[1:]) if len(order) else []
+    starts = np.ones(len(order), dtype=np.bool_)
+    starts[1:] = (family[1:] != family[:-1]) | (bucket[1:] != bucket[:-1])
+    parts = np.split(order, np.flatnonzero(starts)[1:]) if len(order) else []
     found = [_make_row(samples, part) for part in parts]
     return tuple(sorted(found, key=lambda row: (row.axis, row.kind, row.size_bucket_bytes)))
 
@@ -300,10 +300,10 @@ def _thin_out(size_bytes: Int64s, sizes: Int64s, counts: Int64s) -> Int64s:
     order = np.argsort(size_bytes, kind="stable")
     first = np.cumsum(counts) - counts
     picked = []
-    for place in chosen.tolist():
-        count = int(counts[place])
+    for index in chosen.tolist():
+        count = int(counts[index])
         within = np.unique(np.linspace(0, count - 1, _PER_SIZE).astype(np.int64))
-        picked.append(order[first[place] + within])
+        picked.append(order[first[index] + within])
     return np.concatenate(picked)
 
 
@@ -338,7 +338,7 @@ def tabulate_messages(
     count = np.bincount(where, minlength=len(code))
     none = Unavailable("no recv between them has an exact end")
     flows = []
-    for place, value in enumerate(code.tolist()):
+    for index, value in enumerate(code.tolist()):
         pair = value // operations.world_size, value % operations.world_size
         ends = np.array(pair, dtype=np.int32)
         clocks = alignment.of_rank[ends]
@@ -346,11 +346,11 @@ def tabulate_messages(
             MessageFlow(
                 source=pair[0],
                 target=pair[1],
-                num_messages=int(count[place]),
-                size_bytes=int(total[place]),
+                num_messages=int(count[index]),
+                size_bytes=int(total[index]),
                 is_across_hosts=_is_across(alignment, int(clocks[0]), int(clocks[1])),
-                mean_latency_ns=none if np.isnan(latency[place]) else float(latency[place]),
-                mean_wait_ns=none if np.isnan(wait[place]) else float(wait[place]),
+                mean_latency_ns=none if np.isnan(latency[index]) else float(latency[index]),
+                mean_wait_ns=none if np.isnan(wait[index]) else float(wait[index]),
                 uncertainty_ns=_known(alignment.uncertainty_between(ends[:1], ends[1:])[0]),
             )
         )

@@ -321,12 +321,12 @@ def _find_slowest(
     longest = np.maximum.reduceat(row_times.transfer_ns[member], first)
     candidates = np.flatnonzero(matches.is_usable & is_included & (total > 0))
     order = candidates[np.argsort(-total[candidates], kind="stable")][:limit]
-    place = np.full(len(matches), -1, dtype=np.int64)
-    place[arrivals.match] = np.arange(len(arrivals.match))
+    index = np.full(len(matches), -1, dtype=np.int64)
+    index[arrivals.match] = np.arange(len(arrivals.match))
     rows = operations.rows
     found = []
     for match in order.tolist():
-        row, at = int(member[first[match]]), int(place[match])
+        row, at = int(member[first[match]]), int(index[match])
         is_known = at >= 0 and bool(arrivals.is_decided[at])
         unknown = Unavailable(
             "arrivals are closer together than the clocks can tell"
@@ -394,11 +394,11 @@ def _find_partial_groups(operations: Operations, matches: Matches) -> tuple[Part
     rows = operations.rows
     partial = []
     used = np.bincount(matches.group, minlength=len(operations.groups)) > 0
-    for place in np.flatnonzero(used).tolist():
-        group = operations.groups[place]
-        if matches.num_present[place] == len(group.ranks):
+    for index in np.flatnonzero(used).tolist():
+        group = operations.groups[index]
+        if matches.num_present[index] == len(group.ranks):
             continue
-        present = set(np.unique(rows.rank[rows.group == place]).tolist())
+        present = set(np.unique(rows.rank[rows.group == index]).tolist())
         missing = tuple(rank for rank in group.ranks if rank not in present)
         if missing:
             partial.append(PartialGroup(group=group, missing_ranks=missing))

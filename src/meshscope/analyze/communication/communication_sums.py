@@ -180,10 +180,10 @@ class PartTable:
         """Sums over ranks, the longest exposed first."""
         sums = {name: column[:-1].sum(axis=0) for name, column in self.columns.items()}
         found = [
-            AxisKindSum(axis=axis, kind=Kind(kind), total=_pick(sums, (place, kind)))
-            for place, axis in enumerate(self.axes)
+            AxisKindSum(axis=axis, kind=Kind(kind), total=_pick(sums, (index, kind)))
+            for index, axis in enumerate(self.axes)
             for kind in Kind
-            if sums["num_rank_operations"][place, kind]
+            if sums["num_rank_operations"][index, kind]
         ]
         return tuple(sorted(found, key=lambda one: (-one.total.exposed_ns, one.axis, one.kind)))
 
@@ -193,13 +193,13 @@ class PartTable:
         sums["num_operations"] = sums["num_rank_operations"]
         sums["size_bytes"] = sums["rank_size_bytes"]
         return tuple(
-            RankSum(rank=rank, total=_pick(sums, (place,))) for place, rank in enumerate(self.ranks)
+            RankSum(rank=rank, total=_pick(sums, (index,))) for index, rank in enumerate(self.ranks)
         )
 
 
-def _pick(sums: Mapping[str, Int64s], place: tuple[int, ...]) -> CommunicationSum:
+def _pick(sums: Mapping[str, Int64s], index: tuple[int, ...]) -> CommunicationSum:
     return CommunicationSum(
-        **{field.name: int(sums[field.name][place]) for field in fields(CommunicationSum)}
+        **{field.name: int(sums[field.name][index]) for field in fields(CommunicationSum)}
     )
 
 
@@ -209,9 +209,9 @@ def tabulate_parts(
     """Sums everything once; `axis` gives each row's place in `axes`."""
     num_kinds = max(Kind) + 1
     shape = (len(ranks) + 1, len(axes), num_kinds)
-    place = np.zeros(max(ranks, default=0) + 1, dtype=np.int64)
-    place[list(ranks)] = np.arange(len(ranks))
-    line = np.where(parts.is_included, place[rows.rank], len(ranks))
+    index = np.zeros(max(ranks, default=0) + 1, dtype=np.int64)
+    index[list(ranks)] = np.arange(len(ranks))
+    line = np.where(parts.is_included, index[rows.rank], len(ranks))
     cell = (line * len(axes) + axis) * num_kinds + rows.kind
     size = shape[0] * shape[1] * shape[2]
     return PartTable(
@@ -242,9 +242,9 @@ def sum_by_step(
     called = rows.step.astype(np.int64)[parts.is_included]
     held_up = exposed.step[kept].astype(np.int64)
     steps, column = number_values(np.concatenate([called, held_up]))
-    place = np.zeros(max(ranks, default=0) + 1, dtype=np.int64)
-    place[list(ranks)] = np.arange(len(ranks))
-    cell = place[exposed.rank[kept]] * len(steps) + column[len(called) :]
+    index = np.zeros(max(ranks, default=0) + 1, dtype=np.int64)
+    index[list(ranks)] = np.arange(len(ranks))
+    cell = index[exposed.rank[kept]] * len(steps) + column[len(called) :]
     shape = (len(ranks), len(steps))
 
     def line(name: str) -> Int64s:

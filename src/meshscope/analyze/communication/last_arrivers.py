@@ -118,12 +118,12 @@ def rank_last_arrivers(
 def _cut_gaps(counts: _Counts) -> Int64s:
     """The gaps, without the part that an earlier gap of the same rank covers."""
     order = np.lexsort((counts.last_ns - counts.gap_ns, counts.rank))
-    begin, end = (counts.last_ns - counts.gap_ns)[order], counts.last_ns[order]
+    start, end = (counts.last_ns - counts.gap_ns)[order], counts.last_ns[order]
     for _, part in slice_runs(counts.rank[order]):
         covered = np.maximum.accumulate(end[part])
-        begin[part][1:] = np.maximum(begin[part][1:], covered[:-1])
+        start[part][1:] = np.maximum(start[part][1:], covered[:-1])
     gaps = np.empty_like(counts.gap_ns)
-    gaps[order] = np.maximum(end - begin, 0)
+    gaps[order] = np.maximum(end - start, 0)
     return gaps
 
 
@@ -254,6 +254,6 @@ def _find_phases(operations: Operations, counts: _Counts, gap_ns: Int64s) -> Int
     return np.asarray(total.reshape(-1, num_phases).argmax(axis=1), dtype=np.int64)
 
 
-def _name_phase(operations: Operations, place: int) -> str | Unavailable:
-    name = operations.phases[place]
+def _name_phase(operations: Operations, index: int) -> str | Unavailable:
+    name = operations.phases[index]
     return Unavailable("it was late outside of any phase") if name == NO_PHASE else name

@@ -90,8 +90,8 @@ def _locate_calls(timeline: Timeline, communication: Job) -> Int64s:
     called = communication.times.enqueue_ns
     found = np.full(len(rows), -1, dtype=np.int64)
     edges = np.searchsorted(pieces.rank, np.append(timeline.ranks, timeline.ranks[-1] + 1))
-    for place, rank in enumerate(timeline.ranks):
-        first, last = int(edges[place]), int(edges[place + 1])
+    for index, rank in enumerate(timeline.ranks):
+        first, last = int(edges[index]), int(edges[index + 1])
         own = np.arange(*np.searchsorted(rows.rank, (rank, rank + 1)))
         at = first + np.searchsorted(pieces.start_ns[first:last], called[own], side="left") - 1
         is_inside = (at >= first) & (called[own] <= pieces.end_ns[np.maximum(at, 0)])
@@ -224,11 +224,11 @@ def _measure_send_delays(
     is_between = (pieces.action[at] < 0) & (pieces.kind[at] == PieceKind.WORK)
     row, at = row[is_between], at[is_between]
     called = communication.times.enqueue_ns[row]
-    begin = pieces.start_ns[at].copy()
+    start = pieces.start_ns[at].copy()
     # Two sends of one gap: the second one counts from the first.
     second = np.flatnonzero(at[1:] == at[:-1]) + 1
-    begin[second] = called[second - 1]
-    return row, at, called - begin
+    start[second] = called[second - 1]
+    return row, at, called - start
 
 
 def _axis_of(communication: Job, row: Int64s) -> str:

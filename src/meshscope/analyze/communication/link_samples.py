@@ -84,12 +84,12 @@ def collect_link_times(timeline: Timeline) -> list[LinkTimes]:
     first_row = communication.matches.member[communication.matches.first[match]]
     links, link = _name_links(timeline, communication, match)
     size = np.maximum(rows.size_bytes[first_row], 0)
-    sizes, size_place = np.unique(size, return_inverse=True)
+    sizes, size_index = np.unique(size, return_inverse=True)
     of_size = np.array([size_bucket(one) for one in sizes.tolist()], dtype=np.int64)
-    buckets = of_size[size_place]
+    buckets = of_size[size_index]
     kind = np.where(rows.kind[first_row] == Kind.SEND, Kind.RECV, rows.kind[first_row])
-    _, bucket_place = number_values(buckets)
-    key = (link * 64 + kind) * (int(bucket_place.max(initial=0)) + 1) + bucket_place
+    _, bucket_index = number_values(buckets)
+    key = (link * 64 + kind) * (int(bucket_index.max(initial=0)) + 1) + bucket_index
     order = np.argsort(key, kind="stable")
     cuts = np.flatnonzero(np.diff(key[order])) + 1
     found = []
@@ -140,7 +140,7 @@ def _name_links(timeline: Timeline, communication: Job, match: Int64s) -> tuple[
     is_pair = np.isin(rows.kind[row], [int(kind) for kind in POINT_TO_POINT])
     group = matches.group[match].astype(np.int64)
     code = np.where(is_pair, (group + 1) * world * world + pair, -group - 1)
-    codes, place = np.unique(code, return_inverse=True)
+    codes, index = np.unique(code, return_inverse=True)
     clock = communication.alignment.of_rank
     links = []
     for one in codes.tolist():
@@ -151,7 +151,7 @@ def _name_links(timeline: Timeline, communication: Job, match: Int64s) -> tuple[
             axis = _pair_axis(ranks, timeline.layout, found.axis)
         clocks = set(clock[list(ranks)].tolist()) if max(ranks) < len(clock) else set()
         links.append(Link(axis=axis, ranks=ranks, is_across_hosts=len(clocks) > 1))
-    return links, place.astype(np.int64)
+    return links, index.astype(np.int64)
 
 
 def _pair_axis(ranks: tuple[int, ...], layout: Layout | Unavailable, group_axis: str) -> str:

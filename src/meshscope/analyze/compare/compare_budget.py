@@ -79,8 +79,8 @@ def _per_step(budget: Budget) -> dict[str, Floats]:
     """Line to its mean over ranks in every step."""
     means = budget.time_ns.mean(axis=0)
     found: dict[str, Floats] = {}
-    for place, line in enumerate(budget.lines):
-        found[line.name] = found.get(line.name, np.zeros(len(means))) + means[:, place]
+    for index, line in enumerate(budget.lines):
+        found[line.name] = found.get(line.name, np.zeros(len(means))) + means[:, index]
     found[_RESIDUAL] = budget.residual_ns.mean(axis=0)
     return found
 

@@ -109,10 +109,10 @@ def _number(step: Int64s) -> npt.NDArray[np.void]:
     order = np.argsort(step, kind="stable")
     ordered = step[order]
     _, first, counts = np.unique(ordered, return_index=True, return_counts=True)
-    place = np.empty(len(step), dtype=np.int64)
-    place[order] = np.arange(len(step)) - np.repeat(first, counts)
+    index = np.empty(len(step), dtype=np.int64)
+    index[order] = np.arange(len(step)) - np.repeat(first, counts)
     keys = np.empty(len(step), dtype=[("step", np.int64), ("place", np.int64)])
-    keys["step"], keys["place"] = step, place
+    keys["step"], keys["place"] = step, index
     return keys
 
 

@@ -152,7 +152,7 @@ def _summarize_device(view: TraceView, breakdown: DeviceBreakdown, rows: Int64s)
         rates=measure_rates(operators, breakdown.name),
         modules=tabulate_modules(trace, rows, launch),
         collectives=collectives,
-        exposed_spans=tuple(zip(exposed.begin_ns.tolist(), exposed.end_ns.tolist(), strict=True)),
+        exposed_spans=tuple(zip(exposed.start_ns.tolist(), exposed.end_ns.tolist(), strict=True)),
         symmetric_ns=unite_events(trace, symmetric).total_ns,
     )
 

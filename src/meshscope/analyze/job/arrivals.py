@@ -113,7 +113,7 @@ class _Members:
     """The operations: places in `Matches`."""
     first: Int64s
     """Where each one's members begin."""
-    place: Int64s
+    index: Int64s
     """Each member's operation, counted from 0."""
     row: Int64s
     rank: Int32s
@@ -131,7 +131,7 @@ def measure_arrivals(
     members = _collect_members(rows, matches, times)
     row, arrival = members.row, members.arrival
     has_end, end = rows.has_end[row], times.end_ns[row]
-    unsure = alignment.uncertainty_between(members.rank, members.rank[members.last][members.place])
+    unsure = alignment.uncertainty_between(members.rank, members.rank[members.last][members.index])
     holder = _find_holders(operations, members, end + unsure.astype(np.int64))
     ready, blocker = _find_ready(rows, members, holder)
     if operations.is_from_traces:
@@ -177,17 +177,17 @@ def _collect_members(rows: OperationRows, matches: Matches, times: AlignedTimes)
     row = matches.member[is_chosen[matches.of_member]]
     size = matches.size[is_chosen]
     first = np.cumsum(size) - size
-    place = np.repeat(np.arange(len(size)), size)
+    index = np.repeat(np.arange(len(size)), size)
     arrival = times.arrival_ns[row]
     return _Members(
         match=np.flatnonzero(is_chosen),
         first=first,
-        place=place,
+        index=index,
         row=row,
         rank=rows.rank[row],
         kind=rows.kind[row],
         arrival=arrival,
-        last=_find_last(arrival, first, place),
+        last=_find_last(arrival, first, index),
     )
 
 
@@ -196,7 +196,7 @@ def _find_ready(rows: OperationRows, members: _Members, holder: Int64s) -> tuple
     arrival, rank, kind = members.arrival, members.rank, members.kind
     is_root = rows.peer[members.row] == rank
     on_all = _is_kind(kind, EVERYONE | POINT_TO_POINT) | (_is_kind(kind, TO_ROOT) & is_root)
-    holder = np.where(on_all, members.last[members.place], holder)
+    holder = np.where(on_all, members.last[members.index], holder)
     ready = np.maximum(arrival[holder], arrival)
     return ready, rank[holder]
 
@@ -232,25 +232,25 @@ def find_holders(operations: Operations, matches: Matches, times: AlignedTimes) 
 
 def _find_holders(operations: Operations, members: _Members, until: Int64s) -> Int64s:
     """The same by places of members; nobody who came after `until` counts."""
-    rows, place = operations.rows, members.place
-    holder = np.arange(len(place))
+    rows, index = operations.rows, members.index
+    holder = np.arange(len(index))
     own = np.flatnonzero(_is_kind(members.kind, FROM_ROOT))
     if not len(own):
         return holder
-    root = _find_roots(rows.peer[members.row] == members.rank, members)[place[own]]
+    root = _find_roots(rows.peer[members.row] == members.rank, members)[index[own]]
     holder[own] = np.where(root >= 0, root, own)
-    latest = own[_find_latest(place[own], members.arrival[own], until[own])]
+    latest = own[_find_latest(index[own], members.arrival[own], until[own])]
     is_told = rows.has_exact_end[members.row[own]] | _is_gloo(operations, members.row[own])
     is_later = members.arrival[latest] > members.arrival[holder[own]]
     holder[own] = np.where(is_told & is_later, latest, holder[own])
     return holder
 
 
-def _find_latest(place: Int64s, arrival: Int64s, until: Int64s) -> Int64s:
+def _find_latest(index: Int64s, arrival: Int64s, until: Int64s) -> Int64s:
     """For each member the one of its operation that arrived last, but not after `until`."""
-    count = len(place)
+    count = len(index)
     is_until = np.repeat([False, True], count)
-    order = np.lexsort((is_until, np.append(arrival, until), np.tile(place, 2)))
+    order = np.lexsort((is_until, np.append(arrival, until), np.tile(index, 2)))
     turn = np.where(order < count, np.arange(2 * count), 0)
     before = order[np.maximum.accumulate(turn)]
     latest = np.empty(2 * count, dtype=np.int64)
@@ -262,13 +262,13 @@ def _is_kind(kind: np.ndarray, kinds: frozenset[Kind]) -> Bools:
     return np.isin(kind, [int(k) for k in kinds])
 
 
-def _find_last(arrival: Int64s, first: Int64s, place: Int64s) -> Int64s:
+def _find_last(arrival: Int64s, first: Int64s, index: Int64s) -> Int64s:
     """For each operation the member that arrived last; the lowest rank of several."""
     if not len(first):
         return np.empty(0, dtype=np.int64)
     latest = np.maximum.reduceat(arrival, first)
-    found = np.flatnonzero(arrival == latest[place])
-    owner = place[found]
+    found = np.flatnonzero(arrival == latest[index])
+    owner = index[found]
     return np.asarray(found[np.append(True, owner[1:] != owner[:-1])], dtype=np.int64)
 
 
@@ -276,7 +276,7 @@ def _find_roots(is_root: Bools, members: _Members) -> Int64s:
     """For each operation the member that is its root; -1 where none is recorded."""
     root = np.full(len(members.first), -1, dtype=np.int64)
     found = np.flatnonzero(is_root)
-    root[members.place[found]] = found
+    root[members.index[found]] = found
     return root
 
 
@@ -317,14 +317,14 @@ def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:
 
 
 def _rank_arrivals(members: _Members, alignment: ClockAlignment, is_whole: Bools) -> Arrivals:
-    first, last, place = members.first, members.last, members.place
+    first, last, index = members.first, members.last, members.index
     kept = np.flatnonzero(_is_kind(members.kind[first], EVERYONE) & is_whole)
     if not len(kept):
         return _no_arrivals()
     is_last = np.zeros(len(members.row), dtype=np.bool_)
     is_last[last] = True
-    behind = members.arrival[last][place] - members.arrival
-    unsure = alignment.uncertainty_between(members.rank, members.rank[last][place])
+    behind = members.arrival[last][index] - members.arrival
+    unsure = alignment.uncertainty_between(members.rank, members.rank[last][index])
     margin = np.where(is_last, np.inf, behind - unsure)
     gap = np.where(is_last, -_NEVER, behind)
     waited = np.where(behind > unsure, behind, 0)

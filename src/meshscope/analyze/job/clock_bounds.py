@@ -79,10 +79,10 @@ def find_lines(bounds: Bounds) -> PossibleLines | None:
 
 def _measure(bounds: Bounds, slopes: Floats) -> PossibleLines:
     lowest, highest = np.empty(len(slopes)), np.empty(len(slopes))
-    for place, slope in enumerate(slopes.tolist()):
+    for index, slope in enumerate(slopes.tolist()):
         shift = slope * bounds.time
-        lowest[place] = -_least(shift - bounds.lower, bounds.num_sure)
-        highest[place] = _least(bounds.upper - shift, bounds.num_sure)
+        lowest[index] = -_least(shift - bounds.lower, bounds.num_sure)
+        highest[index] = _least(bounds.upper - shift, bounds.num_sure)
     return PossibleLines(slope=slopes, lowest=lowest, highest=highest)
 
 

@@ -179,8 +179,8 @@ def _find_unevenness(fit: ClockFit, half_ns: float) -> tuple[Floats, Floats] | N
     return np.array([cuts[0], *knots, cuts[-1]]), uneven
 
 
-def _window_edge(rest: Evidence, begin: float, end: float) -> Edge | None:
-    inside = (rest.time >= begin) & (rest.time <= end) & np.isfinite(rest.difference)
+def _window_edge(rest: Evidence, start: float, end: float) -> Edge | None:
+    inside = (rest.time >= start) & (rest.time <= end) & np.isfinite(rest.difference)
     values = rest.difference[inside]
     if len(values) < _MIN_IN_WINDOW:
         return None

@@ -71,19 +71,19 @@ def solve(num_nodes: int, edges: Sequence[Edge], islands: Sequence[int]) -> Floa
     free = [node for node in range(num_nodes) if islands[node] != node]
     if not free:
         return values
-    place = {node: row for row, node in enumerate(free)}
+    index = {node: row for row, node in enumerate(free)}
     matrix = np.zeros((len(free), len(free)))
     target = np.zeros(len(free))
     scale = min(edge.error for edge in edges)
     for edge in edges:
         weight = (scale / edge.error) ** 2
         for node, sign in ((edge.low, -1), (edge.high, 1)):
-            row = place.get(node)
+            row = index.get(node)
             if row is None:
                 continue
             matrix[row, row] += weight
             target[row] += sign * weight * edge.value
-            other = place.get(edge.low if node == edge.high else edge.high)
+            other = index.get(edge.low if node == edge.high else edge.high)
             if other is not None:
                 matrix[row, other] -= weight
     values[free] = np.linalg.lstsq(matrix, target, rcond=None)[0]

@@ -96,9 +96,9 @@ def collect_segments(rows: OperationRows, matches: Matches, clock_of_rank: Int64
     clock = clock_of_rank[rows.rank[member]]
     order = np.lexsort((clock, match))
     member, match, clock = member[order], match[order], clock[order]
-    begins = np.ones(len(member), dtype=np.bool_)
-    begins[1:] = (match[1:] != match[:-1]) | (clock[1:] != clock[:-1])
-    first = np.flatnonzero(begins)
+    starts = np.ones(len(member), dtype=np.bool_)
+    starts[1:] = (match[1:] != match[:-1]) | (clock[1:] != clock[:-1])
+    first = np.flatnonzero(starts)
     start, end = rows.start_ns[member], rows.end_ns[member]
     has_end = end >= 0
     exact = np.where(rows.has_exact_end[member], end, NONE_NS)
@@ -147,10 +147,10 @@ def find_contradicted(segments: Segments, num_clocks: int) -> Int64s:
 
 def pair_segments(segments: Segments) -> list[PairSamples]:
     """Each clock of an operation against its lowest clock."""
-    begins = np.ones(len(segments.match), dtype=np.bool_)
-    begins[1:] = segments.match[1:] != segments.match[:-1]
-    pivot = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    high = np.flatnonzero(~begins)
+    starts = np.ones(len(segments.match), dtype=np.bool_)
+    starts[1:] = segments.match[1:] != segments.match[:-1]
+    pivot = np.flatnonzero(starts)[np.cumsum(starts) - 1]
+    high = np.flatnonzero(~starts)
     low = pivot[high]
     exact_low, exact_high = segments.first_exact_end_ns[low], segments.first_exact_end_ns[high]
     end_low, end_high = segments.first_end_ns[low], segments.first_end_ns[high]

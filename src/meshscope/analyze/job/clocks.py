@@ -133,25 +133,25 @@ def _split_contradicted(
     segments = collect_segments(rows, matches, found.of_rank)
     contradicted = set(find_contradicted(segments, len(found.clocks)).tolist())
     for item in calibrations:
-        place = int(found.of_rank[item.rank])
+        index = int(found.of_rank[item.rank])
         is_far = abs(item.offset_ns) > item.uncertainty_ns + HOST_TOLERANCE_NS
-        if place == found.of_rank[item.reference_rank] and is_far:
-            contradicted.add(place)
+        if index == found.of_rank[item.reference_rank] and is_far:
+            contradicted.add(index)
     if not contradicted:
         return found, []
     clocks: list[HostClock] = []
-    for place, clock in enumerate(found.clocks):
-        if place in contradicted:
+    for index, clock in enumerate(found.clocks):
+        if index in contradicted:
             clocks += [replace(clock, ranks=(rank,)) for rank in clock.ranks]
         else:
             clocks.append(clock)
     of_rank = np.full(len(found.of_rank), -1, dtype=np.int64)
-    for place, clock in enumerate(clocks):
-        of_rank[list(clock.ranks)] = place
+    for index, clock in enumerate(clocks):
+        of_rank[list(clock.ranks)] = index
     problems = [
-        f"ranks {', '.join(map(str, found.clocks[place].ranks[:8]))} name the same host "
-        f"({found.clocks[place].host}) but do not share a clock: each is aligned on its own"
-        for place in sorted(contradicted)
+        f"ranks {', '.join(map(str, found.clocks[index].ranks[:8]))} name the same host "
+        f"({found.clocks[index].host}) but do not share a clock: each is aligned on its own"
+        for index in sorted(contradicted)
     ]
     return HostClocks(clocks=tuple(clocks), of_rank=of_rank), problems
 
@@ -172,8 +172,8 @@ def _align(clocks: HostClocks, pairs: list[PairSamples], rows: OperationRows) ->
         reference_rank=clocks.clocks[0].ranks[0],
         reference_host_mono_ns=origin_ns,
         clocks=tuple(
-            _describe(clocks, place, islands, fit, within[place] + island_ns[place])
-            for place in range(count)
+            _describe(clocks, index, islands, fit, within[index] + island_ns[index])
+            for index in range(count)
         ),
         problems=tuple(_find_problems(clocks, islands, fit)),
         model=fit.model,
@@ -209,11 +209,11 @@ def _place_bases(clocks: HostClocks, rough: Sequence[Edge], islands: Sequence[in
     ]
 
 
-def _wall_offset(clocks: HostClocks, place: int) -> int | None:
+def _wall_offset(clocks: HostClocks, index: int) -> int | None:
     """A clock less the reference clock, as wall clocks have it."""
-    if place == 0:
+    if index == 0:
         return 0
-    own = clocks.clocks[place].mono_minus_unix_ns
+    own = clocks.clocks[index].mono_minus_unix_ns
     reference = clocks.clocks[0].mono_minus_unix_ns
     return None if own is None or reference is None else own - reference
 
@@ -238,19 +238,19 @@ def _recorded_range(
 
 
 def _describe(
-    clocks: HostClocks, place: int, islands: Sequence[int], fit: ClockFit, error_ns: float
+    clocks: HostClocks, index: int, islands: Sequence[int], fit: ClockFit, error_ns: float
 ) -> Clock:
-    own = clocks.clocks[place]
+    own = clocks.clocks[index]
     incident = [
         (item, line)
         for item, line in zip(fit.evidence, fit.lines, strict=True)
-        if place in (item.low, item.high)
+        if index in (item.low, item.high)
     ]
     method = ClockMethod.REFERENCE
-    if place and islands[place] == 0:
+    if index and islands[index] == 0:
         method = min((line for _, line in incident), key=lambda line: line.error).method
-    elif place:
-        is_placed = np.isfinite(_island_error(clocks, islands[place]))
+    elif index:
+        is_placed = np.isfinite(_island_error(clocks, islands[index]))
         method = ClockMethod.WALL_CLOCK if is_placed else ClockMethod.NONE
     none = Unavailable("no operation and no reading of the wall clock ties it to the other clocks")
     is_known = bool(np.isfinite(error_ns))
@@ -260,12 +260,12 @@ def _describe(
         host=own.host or Unavailable("the rank's journal does not say"),
         ranks=own.ranks,
         method=method,
-        offset_ns=model.base_ns[place] + round(float(model.offset[place])) if is_known else none,
-        drift_ppm=float(model.slope[place]) * 1e6
+        offset_ns=model.base_ns[index] + round(float(model.offset[index])) if is_known else none,
+        drift_ppm=float(model.slope[index]) * 1e6
         if is_timed
         else Unavailable("no operation ties it to the reference clock"),
         uncertainty_ns=int(np.ceil(error_ns)) if is_known else none,
-        unevenness_ns=round(float(np.abs(model.uneven[place]).max(initial=0.0))),
+        unevenness_ns=round(float(np.abs(model.uneven[index]).max(initial=0.0))),
         num_operations=sum(item.num_operations for item, _ in incident),
     )
 
@@ -279,15 +279,15 @@ def _find_problems(clocks: HostClocks, islands: Sequence[int], fit: ClockFit) ->
     ]
     if len(fit.edges) >= len(clocks.clocks):
         problems += _check_loops(clocks, fit)
-    for place, root in enumerate(islands):
-        if place != root:
-            problems += _check_against_wall(clocks, place, root, fit.model)
-    unplaced = [place for place, root in enumerate(islands) if root and root == place]
-    for place in unplaced:
-        is_placed = _wall_offset(clocks, place) is not None
+    for index, root in enumerate(islands):
+        if index != root:
+            problems += _check_against_wall(clocks, index, root, fit.model)
+    unplaced = [index for index, root in enumerate(islands) if root and root == index]
+    for index in unplaced:
+        is_placed = _wall_offset(clocks, index) is not None
         how = "placed by the wall clocks of the hosts" if is_placed else "not aligned"
         problems.append(
-            f"no operation ties the clock of {_name(clocks, place)} to that of "
+            f"no operation ties the clock of {_name(clocks, index)} to that of "
             f"{_name(clocks, 0)}: it is {how}"
         )
     return problems
@@ -307,22 +307,22 @@ def _check_loops(clocks: HostClocks, fit: ClockFit) -> list[str]:
     return problems
 
 
-def _check_against_wall(clocks: HostClocks, place: int, root: int, model: ClockModel) -> list[str]:
-    own, other = (clocks.clocks[c].mono_minus_unix_ns for c in (place, root))
+def _check_against_wall(clocks: HostClocks, index: int, root: int, model: ClockModel) -> list[str]:
+    own, other = (clocks.clocks[c].mono_minus_unix_ns for c in (index, root))
     if own is None or other is None:
         return []
-    between = [model.base_ns[c] + float(model.offset[c]) for c in (place, root)]
+    between = [model.base_ns[c] + float(model.offset[c]) for c in (index, root)]
     apart_ns = (between[0] - between[1]) - (own - other)
     if abs(apart_ns) <= WALL_CLOCK_UNCERTAINTY_NS:
         return []
     return [
-        f"the wall clocks of {_name(clocks, place)} and {_name(clocks, root)} are "
+        f"the wall clocks of {_name(clocks, index)} and {_name(clocks, root)} are "
         f"{abs(apart_ns) / 1e9:.3f} s apart by their operations: one is set wrongly, or operations "
         "are matched wrongly"
     ]
 
 
-def _name(clocks: HostClocks, place: int) -> str:
-    clock = clocks.clocks[place]
+def _name(clocks: HostClocks, index: int) -> str:
+    clock = clocks.clocks[index]
     where = clock.host or "an unknown host"
     return f"{where} (rank {clock.ranks[0]}{', …' if len(clock.ranks) > 1 else ''})"

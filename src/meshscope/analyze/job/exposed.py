@@ -107,8 +107,8 @@ def find_blocking(rows: OperationRows, times: AlignedTimes) -> HoldUps:
     is_free = rows.has_flag(OperationFlag.ASYNC | OperationFlag.ENGINE)
     row = np.flatnonzero(~is_free & rows.has_end)
     on_device = rows.has_flag(OperationFlag.DEVICE)[row]
-    begin = np.where(on_device, times.arrival_ns[row], times.enqueue_ns[row])
-    return _make(rows, row, begin, times.end_ns[row])
+    start = np.where(on_device, times.arrival_ns[row], times.enqueue_ns[row])
+    return _make(rows, row, start, times.end_ns[row])
 
 
 def find_waits(
@@ -121,8 +121,8 @@ def find_waits(
     device_ns = waits.device_ns[kept]
     on_device = (device_ns >= 0) & rows.has_end[found.row]
     end = np.where(on_device, times.end_ns[found.row], found.end_ns)
-    begin = np.where(on_device, end - device_ns, found.start_ns)
-    return replace(found, start_ns=begin, end_ns=end)
+    start = np.where(on_device, end - device_ns, found.start_ns)
+    return replace(found, start_ns=start, end_ns=end)
 
 
 def find_unqueued(waits: Waits, alignment: ClockAlignment) -> HoldUps:
@@ -131,12 +131,12 @@ def find_unqueued(waits: Waits, alignment: ClockAlignment) -> HoldUps:
 
 
 def _place_waits(waits: Waits, kept: Int64s, alignment: ClockAlignment) -> HoldUps:
-    rank, begin = waits.rank[kept], waits.start_ns[kept].copy()
+    rank, start = waits.rank[kept], waits.start_ns[kept].copy()
     for own, part in slice_runs(rank):
-        begin[part] = alignment.to_reference(own, begin[part])
-    end = begin + waits.duration_ns[kept]
+        start[part] = alignment.to_reference(own, start[part])
+    end = start + waits.duration_ns[kept]
     return HoldUps(
-        row=waits.row[kept], rank=rank, step=waits.step[kept], start_ns=begin, end_ns=end
+        row=waits.row[kept], rank=rank, step=waits.step[kept], start_ns=start, end_ns=end
     )
 
 
@@ -148,18 +148,18 @@ def find_engine_stretches(rows: OperationRows, times: AlignedTimes) -> HoldUps:
     end = times.end_ns[row]
     order = np.lexsort((end, rows.microbatch[row], rows.step[row], rows.rank[row]))
     row, issued, end = row[order], issued[order], end[order]
-    begins = np.ones(len(row), dtype=np.bool_)
+    starts = np.ones(len(row), dtype=np.bool_)
     for column in (rows.rank, rows.step, rows.microbatch):
         value = column[row]
-        begins[1:] &= value[1:] == value[:-1]
-    begins[1:] = ~begins[1:]
-    first = np.flatnonzero(begins)
+        starts[1:] &= value[1:] == value[:-1]
+    starts[1:] = ~starts[1:]
+    first = np.flatnonzero(starts)
     if not len(first):
         return _make(rows, row, issued, end)
-    last_issued = np.maximum.reduceat(issued, first)[np.cumsum(begins) - 1]
-    before = np.where(begins, last_issued, np.roll(end, 1))
-    begin = np.minimum(np.maximum(before, last_issued), end)
-    return _make(rows, row, begin, end)
+    last_issued = np.maximum.reduceat(issued, first)[np.cumsum(starts) - 1]
+    before = np.where(starts, last_issued, np.roll(end, 1))
+    start = np.minimum(np.maximum(before, last_issued), end)
+    return _make(rows, row, start, end)
 
 
 def _make(rows: OperationRows, row: Int64s, start_ns: Int64s, end_ns: Int64s) -> HoldUps:
@@ -185,13 +185,13 @@ def _join(parts: list[HoldUps]) -> HoldUps:
 def count_once(found: HoldUps) -> tuple[HoldUps, Int64s]:
     """Cuts every hold-up short by those of the rank that began earlier; and how long each is."""
     ordered = found.select(np.lexsort((found.start_ns, found.rank)))
-    begin, end = ordered.start_ns.copy(), ordered.end_ns.copy()
+    start, end = ordered.start_ns.copy(), ordered.end_ns.copy()
     for _, part in slice_runs(ordered.rank):
         covered = np.maximum.accumulate(end[part])
-        begin[part][1:] = np.maximum(begin[part][1:], covered[:-1])
-    end = np.maximum(begin, end)
-    cut = HoldUps(row=ordered.row, rank=ordered.rank, step=ordered.step, start_ns=begin, end_ns=end)
-    return cut, end - begin
+        start[part][1:] = np.maximum(start[part][1:], covered[:-1])
+    end = np.maximum(start, end)
+    cut = HoldUps(row=ordered.row, rank=ordered.rank, step=ordered.step, start_ns=start, end_ns=end)
+    return cut, end - start
 
 
 def _measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
@@ -200,18 +200,18 @@ def _measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
     theirs = dict(slice_runs(seen.rank))
     for rank, part in slice_runs(other.rank):
         own = theirs.get(rank, slice(0, 0))
-        begin, end = seen.start_ns[own], seen.end_ns[own]
-        total = np.append(0, np.cumsum(end - begin))
-        until_end = _covered_until(other.end_ns[part], begin, end, total)
-        covered[part] = until_end - _covered_until(other.start_ns[part], begin, end, total)
+        start, end = seen.start_ns[own], seen.end_ns[own]
+        total = np.append(0, np.cumsum(end - start))
+        until_end = _covered_until(other.end_ns[part], start, end, total)
+        covered[part] = until_end - _covered_until(other.start_ns[part], start, end, total)
     return covered
 
 
-def _covered_until(moment: Int64s, begin: Int64s, end: Int64s, total: Int64s) -> Int64s:
+def _covered_until(moment: Int64s, start: Int64s, end: Int64s, total: Int64s) -> Int64s:
     """How much of the stretches, which follow each other, lies before each moment."""
-    place = np.searchsorted(begin, moment, side="right")
-    beyond = np.clip(np.append(end, 0)[place - 1] - moment, 0, None)
-    return np.where(place > 0, total[place] - beyond, 0)
+    index = np.searchsorted(start, moment, side="right")
+    beyond = np.clip(np.append(end, 0)[index - 1] - moment, 0, None)
+    return np.where(index > 0, total[index] - beyond, 0)
 
 
 def _split_exposed(
@@ -230,6 +230,6 @@ def _split_exposed(
     )
 
 
-def _overlap(found: HoldUps, begin: Int64s, end: Int64s) -> Int64s:
-    inside = np.minimum(found.end_ns, end) - np.maximum(found.start_ns, begin)
+def _overlap(found: HoldUps, start: Int64s, end: Int64s) -> Int64s:
+    inside = np.minimum(found.end_ns, end) - np.maximum(found.start_ns, start)
     return np.asarray(np.maximum(inside, 0), dtype=np.int64)

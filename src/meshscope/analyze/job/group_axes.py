@@ -69,9 +69,10 @@ def merge_groups(
         _make_group(key[0], found, attempt, {hosts.get(rank) for rank in key[0]})
         for key, found in members.items()
     )
-    place = {key: index for index, key in enumerate(members)}
+    position = {key: index for index, key in enumerate(members)}
     return groups, {
-        rank: {group_id: place[key] for group_id, key in own.items()} for rank, own in keys.items()
+        rank: {group_id: position[key] for group_id, key in own.items()}
+        for rank, own in keys.items()
     }
 
 

@@ -50,9 +50,9 @@ class HostClocks:
         offset = np.zeros(len(self.clocks) + 1, dtype=np.int64)
         is_known = np.zeros(len(self.clocks) + 1, dtype=np.bool_)
         is_known[:1] = len(self.clocks) > 0
-        for place, reading in enumerate(readings):
+        for index, reading in enumerate(readings):
             if first is not None and reading is not None:
-                offset[place], is_known[place] = reading - first, True
+                offset[index], is_known[index] = reading - first, True
         return offset[self.of_rank], is_known[self.of_rank]
 
     def is_one_clock(self, ranks: Sequence[int]) -> bool:

@@ -142,17 +142,17 @@ def _match(operations: Operations, shifts: Shifts) -> Matches:
     key = channel * (1 << 34) + (sequence + (1 << 32))
     order = np.argsort(key, kind="stable")
     member, key = member[order], key[order]
-    begins = np.ones(len(key), dtype=np.bool_)
-    begins[1:] = key[1:] != key[:-1]
-    first = np.flatnonzero(begins)
-    of_member = np.cumsum(begins) - 1
+    starts = np.ones(len(key), dtype=np.bool_)
+    starts[1:] = key[1:] != key[:-1]
+    first = np.flatnonzero(starts)
+    of_member = np.cumsum(starts) - 1
     size = np.diff(np.append(first, len(key)))
     channel, sequence = channel[order][first], sequence[order][first]
     is_point_to_point = channel >= num_collective
     group = rows.group[member[first]]
     num_present = _count_present(operations)
     expected = np.where(is_point_to_point, 2, num_present[group])
-    is_ambiguous = _find_repeated(rows.rank[member], begins, of_member, len(first))
+    is_ambiguous = _find_repeated(rows.rank[member], starts, of_member, len(first))
     is_bad = _find_disagreements(rows, member, first, size, is_point_to_point) & ~is_ambiguous
     stop = _find_stops(channel, sequence, is_bad)
     matches = Matches(
@@ -169,8 +169,8 @@ def _match(operations: Operations, shifts: Shifts) -> Matches:
         desynchronisations=(),
         num_desynchronised=0,
         shifts=tuple(
-            SequenceShift(group=operations.groups[place], rank=rank, shift=shift)
-            for (place, rank), shift in shifts.items()
+            SequenceShift(group=operations.groups[index], rank=rank, shift=shift)
+            for (index, rank), shift in shifts.items()
         ),
         num_stopped=0,
         num_lost=0,
@@ -180,9 +180,9 @@ def _match(operations: Operations, shifts: Shifts) -> Matches:
     return _with_findings(operations, matches, np.flatnonzero(is_first_bad), channel)
 
 
-def _find_repeated(rank: Int32s, begins: Bools, of_member: Int64s, num_matches: int) -> Bools:
+def _find_repeated(rank: Int32s, starts: Bools, of_member: Int64s, num_matches: int) -> Bools:
     """Operations that a rank recorded twice under one number."""
-    is_repeated = ~begins
+    is_repeated = ~starts
     is_repeated[1:] &= rank[1:] == rank[:-1]
     found = np.zeros(num_matches, dtype=np.bool_)
     found[of_member[is_repeated]] = True
@@ -232,10 +232,10 @@ def _find_channels(operations: Operations) -> tuple[Int64s, Int64s, int]:
         rank = rows.rank[row].astype(np.int64)
         source = np.where(is_send, rank, rows.peer[row])
         target = np.where(is_send, rows.peer[row], rank)
-        _, begin = np.unique(channel[pair] * world_size + source, return_inverse=True)
-        code = (begin * world_size + target) * (_MAX_TAG + 1) + np.minimum(rows.tag[row], _MAX_TAG)
-        _, place = np.unique(code, return_inverse=True)
-        channel[pair] = num_groups + place
+        _, start = np.unique(channel[pair] * world_size + source, return_inverse=True)
+        code = (start * world_size + target) * (_MAX_TAG + 1) + np.minimum(rows.tag[row], _MAX_TAG)
+        _, index = np.unique(code, return_inverse=True)
+        channel[pair] = num_groups + index
     return member, channel, num_groups
 
 
@@ -293,8 +293,8 @@ def _describe(
     operations: Operations, matches: Matches, match: int, num_untrusted: int
 ) -> Desynchronisation:
     rows = operations.rows
-    begin = int(matches.first[match])
-    members = matches.member[begin : begin + int(matches.size[match])].tolist()
+    start = int(matches.first[match])
+    members = matches.member[start : start + int(matches.size[match])].tolist()
     sides: dict[tuple[int, int, int, int], list[int]] = {}
     for row in members:
         root = int(rows.peer[row]) if rows.kind[row] in ROOTED else -1
@@ -342,11 +342,11 @@ def _count_incomplete(operations: Operations, matches: Matches) -> tuple[int, in
 
 def _find_extents(operations: Operations, matches: Matches, part: slice) -> tuple[Int64s, Int64s]:
     """The first and the last sequence numbers of the ranks of a group, each in order."""
-    begin = int(matches.first[part.start])
+    start = int(matches.first[part.start])
     end = int(matches.first[part.stop - 1] + matches.size[part.stop - 1])
-    rank = operations.rows.rank[matches.member[begin:end]]
+    rank = operations.rows.rank[matches.member[start:end]]
     order = np.argsort(rank, kind="stable")
-    number = matches.sequence[matches.of_member[begin:end]][order]
+    number = matches.sequence[matches.of_member[start:end]][order]
     runs = [run for _, run in slice_runs(rank[order])]
     lowest = np.sort(number[[run.start for run in runs]])
     highest = np.sort(number[[run.stop - 1 for run in runs]])

@@ -157,9 +157,11 @@ def known_phase(phase: str) -> str | Unavailable:
 
 def load_operations(attempt: Attempt) -> Operations:
     """Reads table `collectives` of every rank."""
-    groups, places = merge_groups(attempt)
+    groups, indices = merge_groups(attempt)
     phases = _PhaseBook()
-    parts = [_read_rank(recording, places.get(recording.rank, {}), phases) for recording in attempt]
+    parts = [
+        _read_rank(recording, indices.get(recording.rank, {}), phases) for recording in attempt
+    ]
     return Operations(
         ranks=tuple(recording.rank for recording in attempt),
         world_size=attempt.world_size,
@@ -225,19 +227,19 @@ class _PhaseBook:
 
     def __init__(self) -> None:
         self.names: list[str] = [NO_PHASE]
-        self._place = {NO_PHASE: 0}
+        self._index = {NO_PHASE: 0}
 
     def translate(self, ids: Int64s, recording: RankRecording) -> Int32s:
         """Places in `names` for a rank's own ids."""
         used = np.flatnonzero(np.bincount(ids, minlength=1))
-        place_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
+        index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
         for phase_id in used.tolist():
             name = recording.name_of(phase_id) if phase_id else NO_PHASE
-            if name not in self._place:
-                self._place[name] = len(self.names)
+            if name not in self._index:
+                self._index[name] = len(self.names)
                 self.names.append(name)
-            place_of[phase_id] = self._place[name]
-        found: Int32s = place_of[ids]
+            index_of[phase_id] = self._index[name]
+        found: Int32s = index_of[ids]
         return found
 
 
@@ -251,7 +253,7 @@ def _is_time(times: Int64s) -> Bools:
 
 
 def _read_rank(
-    recording: RankRecording, places: dict[int, int], phases: _PhaseBook
+    recording: RankRecording, indices: dict[int, int], phases: _PhaseBook
 ) -> tuple[OperationRows, int, int]:
     columns = recording.read("collectives")
     enqueue = int64_column(columns, "enqueue_host_mono_ns")
@@ -276,7 +278,7 @@ def _read_rank(
         outcome=_small(columns, "outcome"),
         end_source=_small(columns, "end_source"),
         flags=_small(columns, "flags"),
-        group=_translate_groups(int64_column(columns, "group_id"), places),
+        group=_translate_groups(int64_column(columns, "group_id"), indices),
         phase=phases.translate(int64_column(columns, "phase_id"), recording),
         sequence=int64_column(columns, "sequence"),
         peer=int64_column(columns, "peer"),
@@ -301,12 +303,12 @@ def _step(columns: Columns, name: str) -> Int32s:
     return np.where(numbers < 1 << 31, numbers, MISSING).astype(np.int32)
 
 
-def _translate_groups(ids: Int64s, places: dict[int, int]) -> Int32s:
-    place_of = np.full(1 << 16, UNKNOWN_GROUP, dtype=np.int32)
-    for group_id, place in places.items():
-        if 0 <= group_id < len(place_of):
-            place_of[group_id] = place
-    found: Int32s = place_of[ids]
+def _translate_groups(ids: Int64s, indices: dict[int, int]) -> Int32s:
+    index_of = np.full(1 << 16, UNKNOWN_GROUP, dtype=np.int32)
+    for group_id, index in indices.items():
+        if 0 <= group_id < len(index_of):
+            index_of[group_id] = index
+    found: Int32s = index_of[ids]
     return found
 
 
@@ -346,8 +348,8 @@ def find_rows(keys: Int64s, wanted: Int64s) -> Int64s:
     """For each wanted value its place in the sorted `keys`; -1 where it is not there."""
     if not len(keys):
         return np.full(len(wanted), -1, dtype=np.int64)
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[place] == wanted, place, -1)
+    index = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[index] == wanted, index, -1)
 
 
 def _read_messages(recording: RankRecording) -> dict[int, str]:
@@ -364,7 +366,7 @@ def slice_runs(values: Int32s) -> list[tuple[int, slice]]:
         return []
     cuts = np.flatnonzero(values[1:] != values[:-1]) + 1
     first, last = [0, *cuts.tolist()], [*cuts.tolist(), len(values)]
-    return [(int(values[begin]), slice(begin, end)) for begin, end in zip(first, last, strict=True)]
+    return [(int(values[start]), slice(start, end)) for start, end in zip(first, last, strict=True)]
 
 
 def number_values(values: Int64s) -> tuple[Int64s, Int64s]:
@@ -375,12 +377,12 @@ def number_values(values: Int64s) -> tuple[Int64s, Int64s]:
     low = int(values.min(initial=0))
     width = int(values.max(initial=0)) - low + 1
     if width > 4 * len(values) + 1024:
-        found, place = np.unique(values, return_inverse=True)
-        return found.astype(np.int64), place.astype(np.int64)
+        found, index = np.unique(values, return_inverse=True)
+        return found.astype(np.int64), index.astype(np.int64)
     is_there = np.bincount(values - low, minlength=width) > 0
     found = np.flatnonzero(is_there)
-    place_of = np.cumsum(is_there) - 1
-    return found + low, place_of[values - low]
+    index_of = np.cumsum(is_there) - 1
+    return found + low, index_of[values - low]
 
 
 def count_unrecognised(rows: OperationRows) -> int:

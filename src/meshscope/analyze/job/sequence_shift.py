@@ -72,19 +72,19 @@ def find_shift(reference: ChannelRows, other: ChannelRows, *, tolerance_ns: int)
 def _guess_shift(reference: ChannelRows, other: ChannelRows) -> int:
     """The shift that makes starts come at about the same time."""
     starts = np.maximum.accumulate(reference.start_ns)
-    place = np.minimum(np.searchsorted(starts, other.start_ns), len(starts) - 1)
-    return int(np.median(reference.sequence[place] - other.sequence))
+    index = np.minimum(np.searchsorted(starts, other.start_ns), len(starts) - 1)
+    return int(np.median(reference.sequence[index] - other.sequence))
 
 
 def _measure_spread(
     reference: ChannelRows, other: ChannelRows, shift: int, tolerance_ns: int
 ) -> float | None:
     """How far apart ends lie, without offset and drift; None when the shift cannot be."""
-    place = find_rows(reference.sequence, other.sequence + shift)
-    found = np.flatnonzero(place >= 0)
+    index = find_rows(reference.sequence, other.sequence + shift)
+    found = np.flatnonzero(index >= 0)
     if len(found) < MIN_OVERLAP:
         return None
-    left, right = reference.select(place[found]), other.select(found)
+    left, right = reference.select(index[found]), other.select(found)
     if not np.array_equal(left.signature, right.signature):
         return None
     timed = np.flatnonzero((left.end_ns >= 0) & (right.end_ns >= 0) & left.is_symmetric)

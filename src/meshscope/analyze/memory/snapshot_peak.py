@@ -43,23 +43,23 @@ class SnapshotReplay:
     """Out-of-memory events."""
 
     @property
-    def peak_place(self) -> int:
+    def peak_index(self) -> int:
         """The event after which most was allocated; -1 if it was never more than at the start."""
         if not len(self.allocated_bytes):
             return -1
-        place = int(np.argmax(self.allocated_bytes))
-        return place if int(self.allocated_bytes[place]) > self.initial_bytes else -1
+        index = int(np.argmax(self.allocated_bytes))
+        return index if int(self.allocated_bytes[index]) > self.initial_bytes else -1
 
     @property
     def peak_bytes(self) -> int:
         """The most that was allocated."""
-        place = self.peak_place
-        return self.initial_bytes if place < 0 else int(self.allocated_bytes[place])
+        index = self.peak_index
+        return self.initial_bytes if index < 0 else int(self.allocated_bytes[index])
 
-    def delta_bytes(self, begin: int, end: int) -> Int64s:
+    def delta_bytes(self, start: int, end: int) -> Int64s:
         """What each of these events added."""
-        before = self.initial_bytes if begin == 0 else int(self.allocated_bytes[begin - 1])
-        return np.diff(self.allocated_bytes[begin:end], prepend=before)
+        before = self.initial_bytes if start == 0 else int(self.allocated_bytes[start - 1])
+        return np.diff(self.allocated_bytes[start:end], prepend=before)
 
 
 def replay_device(snapshot: Snapshot, device: int) -> SnapshotReplay | Unavailable:
@@ -101,9 +101,9 @@ def _find_rows(snapshot: Snapshot, device: int) -> Int64s | Int32s:
         np.empty(num_rows, dtype=np.int32) if is_small else np.empty(num_rows, dtype=np.int64)
     )
     num_found = 0
-    for begin in range(0, len(wanted), CHUNK_EVENTS):
-        found = np.flatnonzero(wanted[begin : begin + CHUNK_EVENTS])
-        rows[num_found : num_found + len(found)] = begin + found
+    for start in range(0, len(wanted), CHUNK_EVENTS):
+        found = np.flatnonzero(wanted[start : start + CHUNK_EVENTS])
+        rows[num_found : num_found + len(found)] = start + found
         num_found += len(found)
     return rows
 
@@ -136,20 +136,20 @@ def _match(
     is_known = np.zeros(len(live), dtype=np.bool_)
     unknown_bytes = 0
     for part in range(_NUM_PARTS):
-        places = np.flatnonzero(part_of == part)
-        if not len(places):
+        indices = np.flatnonzero(part_of == part)
+        if not len(indices):
             continue
-        found = snapshot.event_address[rows[places]]
+        found = snapshot.event_address[rows[indices]]
         order = np.argsort(found, kind="stable")
-        places, found = places[order], found[order]
-        allocates = is_alloc[places]
+        indices, found = indices[order], found[order]
+        allocates = is_alloc[indices]
         is_same = found[1:] == found[:-1]
-        is_owned = np.zeros(len(places), dtype=np.bool_)
+        is_owned = np.zeros(len(indices), dtype=np.bool_)
         is_owned[1:] = is_same & ~allocates[1:] & allocates[:-1]
         frees = np.flatnonzero(is_owned)
-        stacks[places[frees]] = stacks[places[frees - 1]]
+        stacks[indices[frees]] = stacks[indices[frees - 1]]
         # Where the others were made is not known: the event's own stack is that of the free.
-        orphans = places[~allocates & ~is_owned]
+        orphans = indices[~allocates & ~is_owned]
         stacks[orphans] = NO_STACK
         unknown_bytes += int(snapshot.event_bytes[rows[orphans]].sum())
         is_open = allocates.copy()
@@ -167,10 +167,10 @@ def _match(
 def _find_parts(snapshot: Snapshot, rows: Int64s | Int32s) -> Int8s:
     """Which part of the addresses each event is of."""
     part_of = np.empty(len(rows), dtype=np.int8)
-    for begin in range(0, len(rows), CHUNK_EVENTS):
-        addresses = snapshot.event_address[rows[begin : begin + CHUNK_EVENTS]]
+    for start in range(0, len(rows), CHUNK_EVENTS):
+        addresses = snapshot.event_address[rows[start : start + CHUNK_EVENTS]]
         # Blocks begin at multiples of 512, large ones at multiples of 2 MiB.
-        part_of[begin : begin + CHUNK_EVENTS] = ((addresses >> 9) ^ (addresses >> 21)) % _NUM_PARTS
+        part_of[start : start + CHUNK_EVENTS] = ((addresses >> 9) ^ (addresses >> 21)) % _NUM_PARTS
     return part_of
 
 
@@ -183,13 +183,13 @@ def _sum_by(stacks: Int64s, sizes: Int64s, num_stacks: int) -> dict[int, int]:
 
 def compose_peak(replay: SnapshotReplay) -> dict[int, int]:
     """Bytes by stack at the peak."""
-    end = replay.peak_place + 1
+    end = replay.peak_index + 1
     num_stacks = int(replay.stack.max(initial=0)) + 1
     sums = np.zeros(max(num_stacks, *(s + 1 for s in (0, *replay.initial_by_stack))), np.int64)
     for stack, num_bytes in replay.initial_by_stack.items():
         sums[stack] += num_bytes
-    for begin in range(0, end, CHUNK_EVENTS):
-        last = min(begin + CHUNK_EVENTS, end)
-        np.add.at(sums, replay.stack[begin:last], replay.delta_bytes(begin, last))
+    for start in range(0, end, CHUNK_EVENTS):
+        last = min(start + CHUNK_EVENTS, end)
+        np.add.at(sums, replay.stack[start:last], replay.delta_bytes(start, last))
     used = np.flatnonzero(sums)
     return dict(zip(used.tolist(), sums[used].tolist(), strict=True))

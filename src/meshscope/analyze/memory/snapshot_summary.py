@@ -155,7 +155,7 @@ def _summarize_device(
     return DeviceSnapshot(
         device=device,
         peak_bytes=replay.peak_bytes,
-        peak_event=replay.peak_place,
+        peak_event=replay.peak_index,
         num_events=len(replay.event_rows),
         actions=count_actions(snapshot, device),
         num_failures=replay.num_failures,
@@ -228,12 +228,12 @@ def _trace_course(
     """Up to _NUM_TIMES moments, evenly over the events, with the fullest of each stretch."""
     if not len(replay.event_rows):
         return ()
-    places = _fullest_places(replay)
-    sums = _sum_categories(replay, category_of, places)
+    indices = _find_fullest(replay)
+    sums = _sum_categories(replay, category_of, indices)
     for stack, num_bytes in replay.initial_by_stack.items():
         sums[0, category_of[stack]] += num_bytes
     columns = np.cumsum(sums, axis=0).T.tolist()
-    times = snapshot.event_time_us[replay.event_rows[places]].tolist()
+    times = snapshot.event_time_us[replay.event_rows[indices]].tolist()
     return tuple(
         CourseMoment(
             event=place,
@@ -245,30 +245,30 @@ def _trace_course(
                 if column[index]
             },
         )
-        for index, (place, time_us) in enumerate(zip(places.tolist(), times, strict=True))
+        for index, (place, time_us) in enumerate(zip(indices.tolist(), times, strict=True))
     )
 
 
-def _sum_categories(replay: SnapshotReplay, category_of: Int8s, places: Int64s) -> Int64s:
+def _sum_categories(replay: SnapshotReplay, category_of: Int8s, indices: Int64s) -> Int64s:
     """What each category gained up to the first place, and from each to the next."""
-    sums = np.zeros((len(places), len(CATEGORIES)), dtype=np.int64)
-    begin = 0
-    for number, place in enumerate(places.tolist()):
-        while begin <= place:
-            end = min(begin + CHUNK_EVENTS, place + 1)
-            categories = category_of[replay.stack[begin:end]]
-            np.add.at(sums[number], categories, replay.delta_bytes(begin, end))
-            begin = end
+    sums = np.zeros((len(indices), len(CATEGORIES)), dtype=np.int64)
+    start = 0
+    for number, event in enumerate(indices.tolist()):
+        while start <= event:
+            end = min(start + CHUNK_EVENTS, event + 1)
+            categories = category_of[replay.stack[start:end]]
+            np.add.at(sums[number], categories, replay.delta_bytes(start, end))
+            start = end
     return sums
 
 
-def _fullest_places(replay: SnapshotReplay) -> Int64s:
+def _find_fullest(replay: SnapshotReplay) -> Int64s:
     num_events = len(replay.event_rows)
     edges = np.linspace(0, num_events, min(_NUM_TIMES, num_events) + 1).astype(np.int64)
     return np.array(
         [
-            begin + int(np.argmax(replay.allocated_bytes[begin:end]))
-            for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+            start + int(np.argmax(replay.allocated_bytes[start:end]))
+            for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
         ],
         dtype=np.int64,
     )

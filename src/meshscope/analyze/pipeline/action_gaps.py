@@ -116,7 +116,7 @@ def _fit(times: PipelineTimes, mode: SendMode) -> ActionGaps | None:
     if plan is None:
         return None
     origin = _step_origin(times)
-    begin, end = times.start_ns - origin, times.end_ns - origin
+    start, end = times.start_ns - origin, times.end_ns - origin
     ready = (times.ready_ns - origin).astype(np.float64)
     has_before = plan.before >= 0
     waited = times.wait_start_ns >= 0
@@ -125,19 +125,19 @@ def _fit(times: PipelineTimes, mode: SendMode) -> ActionGaps | None:
     is_held: Bools = (plan.remote >= 0)[:, None] & (remote_end > came)
     receiver_came = came if mode is SendMode.BLOCKING else before_end
     is_blocked = (plan.receiver >= 0)[:, None] & (receiver_came[plan.receiver] > before_end)
-    lag = np.where(is_held, np.maximum(begin - remote_end, 0), np.nan)
-    until = np.where(is_held, came, begin)
+    lag = np.where(is_held, np.maximum(start - remote_end, 0), np.nan)
+    until = np.where(is_held, came, start)
     is_gap = has_before[:, None] & ~is_blocked & (~is_held | waited)
     gap = np.where(is_gap, np.maximum(until - before_end, 0), np.nan)
     typical_lag, is_lag_seen = _median_by(lag, _keys(plan, by_rank=False), plan.remote >= 0)
     typical_gap, _ = _median_by(gap, _keys(plan, by_rank=True), has_before)
     # An input that nobody waited for was there before it was used.
-    room = np.where((plan.remote >= 0)[:, None], np.maximum(begin - remote_end, 0), 0.0)
+    room = np.where((plan.remote >= 0)[:, None], np.maximum(start - remote_end, 0), 0.0)
     own_lag = np.where(np.isnan(lag), np.minimum(typical_lag, room), lag)
     own_gap = np.where(np.isnan(gap), typical_gap, gap)
     is_receiving = waited & ~is_held & ~np.isnan(gap)
-    receive = np.where(is_receiving, np.clip(begin - came, 0, own_gap), 0.0)
-    duration = (end - begin).astype(np.float64)
+    receive = np.where(is_receiving, np.clip(start - came, 0, own_gap), 0.0)
+    duration = (end - start).astype(np.float64)
     _, rough = plan.replay(duration, lag_ns=typical_lag, gap_ns=typical_gap, ready_ns=ready)
     _, replayed = plan.replay(duration, lag_ns=own_lag, gap_ns=own_gap, ready_ns=ready)
     measured_ns = end.max(axis=0).astype(np.float64)
@@ -160,17 +160,17 @@ def _fit(times: PipelineTimes, mode: SendMode) -> ActionGaps | None:
 def _step_origin(times: PipelineTimes) -> Floats:
     """Per run the first moment at which a head of its step's pipelines began."""
     first = times.start_ns.min(axis=0)
-    _, place = np.unique(times.step, return_inverse=True)
-    earliest = np.full(int(place.max(initial=-1)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(earliest, place, first)
-    origin: Floats = earliest[place]
+    _, index = np.unique(times.step, return_inverse=True)
+    earliest = np.full(int(index.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(earliest, index, first)
+    origin: Floats = earliest[index]
     return origin
 
 
 def _keys(plan: ReplayPlan, *, by_rank: bool) -> list[tuple[object, int]]:
     return [
-        (action.kind, int(plan.rank[place]) if by_rank else action.stage)
-        for place, action in enumerate(plan.actions)
+        (action.kind, int(plan.rank[index]) if by_rank else action.stage)
+        for index, action in enumerate(plan.actions)
     ]
 
 
@@ -183,7 +183,7 @@ def _median_by(
     overall = float(np.median(seen)) if len(seen) else 0.0
     by_key: dict[tuple[object, int], float] = {}
     for key in set(keys):
-        rows = [place for place, other in enumerate(keys) if other == key]
+        rows = [index for index, other in enumerate(keys) if other == key]
         mine = values[rows]
         mine = mine[~np.isnan(mine)]
         by_key[key] = float(np.median(mine)) if len(mine) else overall

@@ -78,28 +78,28 @@ class ReplayPlan:
         gap = np.broadcast_to(gap_ns, duration_ns.shape)
         ready = np.broadcast_to(ready_ns, (self.num_ranks, num_runs))
         free = np.empty_like(duration_ns)
-        begin, end = np.empty_like(duration_ns), np.empty_like(duration_ns)
-        for place, is_run in self.order:
+        start, end = np.empty_like(duration_ns), np.empty_like(duration_ns)
+        for index, is_run in self.order:
             if not is_run:
-                before, receiver = self.before[place], self.receiver[place]
-                at = ready[self.rank[place]] if before < 0 else end[before] + gap[place]
+                before, receiver = self.before[index], self.receiver[index]
+                at = ready[self.rank[index]] if before < 0 else end[before] + gap[index]
                 if receiver >= 0 and self.mode is SendMode.BLOCKING:
                     at = np.maximum(at, free[receiver])
                 elif receiver >= 0:
                     earlier = self.before[receiver]
                     came = ready[self.rank[receiver]] if earlier < 0 else end[earlier]
                     at = np.maximum(at, came)
-                free[place] = at
+                free[index] = at
                 continue
-            remote, at = self.remote[place], free[place]
-            begin[place] = at if remote < 0 else np.maximum(at, end[remote] + lag[place])
-            end[place] = begin[place] + duration_ns[place]
-        return begin, end
+            remote, at = self.remote[index], free[index]
+            start[index] = at if remote < 0 else np.maximum(at, end[remote] + lag[index])
+            end[index] = start[index] + duration_ns[index]
+        return start, end
 
-    def cost_ns(self, begin: Floats, end: Floats) -> Floats:
+    def cost_ns(self, start: Floats, end: Floats) -> Floats:
         """Per run: the longest time of any rank from its own first begin to its own last end."""
         spans = [
-            end[rows].max(axis=0) - begin[rows].min(axis=0) for rows in self._rows() if len(rows)
+            end[rows].max(axis=0) - start[rows].min(axis=0) for rows in self._rows() if len(rows)
         ]
         cost: Floats = np.max(spans, axis=0)
         return cost
@@ -129,12 +129,12 @@ def plan_replay(schedule: Schedule, mode: SendMode = SendMode.FREE) -> ReplayPla
     rank = np.repeat(np.arange(schedule.num_ranks), [len(row) for row in schedule.actions])
     is_first = np.diff(rank, prepend=-1) > 0
     before = np.where(is_first, _NO_ACTION, np.arange(len(actions)) - 1)
-    maker = {output_of(action): place for place, action in enumerate(actions)}
+    maker = {output_of(action): index for index, action in enumerate(actions)}
     remote = np.full(len(actions), _NO_ACTION, dtype=np.int64)
-    for place, action in enumerate(actions):
+    for index, action in enumerate(actions):
         for output in schedule.needs(action):
-            if rank[maker[output]] != rank[place]:
-                remote[place] = maker[output]
+            if rank[maker[output]] != rank[index]:
+                remote[index] = maker[output]
     receiver = np.full(len(actions), _NO_ACTION, dtype=np.int64)
     if mode is not SendMode.FREE:
         receiver = _find_receivers(rank, before, remote)
@@ -166,17 +166,17 @@ def _sort(
 ) -> tuple[tuple[int, bool], ...] | None:
     """Nodes are 2·place (the rank comes to it) and 2·place + 1 (it runs)."""
     needs: list[list[int]] = []
-    for place in range(len(before)):
-        come, run = [], [2 * place]
-        if before[place] >= 0:
-            come.append(2 * int(before[place]) + 1)
-        other = int(receiver[place])
+    for index in range(len(before)):
+        come, run = [], [2 * index]
+        if before[index] >= 0:
+            come.append(2 * int(before[index]) + 1)
+        other = int(receiver[index])
         if other >= 0 and mode is SendMode.BLOCKING:
             come.append(2 * other)
         elif other >= 0 and before[other] >= 0:
             come.append(2 * int(before[other]) + 1)
-        if remote[place] >= 0:
-            run.append(2 * int(remote[place]) + 1)
+        if remote[index] >= 0:
+            run.append(2 * int(remote[index]) + 1)
         needs += [come, run]
     order = sort_by_needs(needs)
     return None if order is None else tuple((node // 2, node % 2 == 1) for node in order)

@@ -167,13 +167,13 @@ def _stage_medians(times: PipelineTimes, plan: ReplayPlan) -> dict[tuple[ActionK
     Per pipeline first, then the lower median, so that a straggler is not the stage's time.
     """
     rows: dict[tuple[ActionKind, int], list[int]] = {}
-    for place, action in enumerate(plan.actions):
-        rows.setdefault((action.kind, action.stage), []).append(place)
+    for index, action in enumerate(plan.actions):
+        rows.setdefault((action.kind, action.stage), []).append(index)
     chains = np.unique(times.chain)
     duration = times.duration_ns
     medians = {}
-    for key, places in rows.items():
-        stage = duration[places]
+    for key, indices in rows.items():
+        stage = duration[indices]
         own = [np.median(stage[:, times.chain == chain]) for chain in chains]
         medians[key] = float(np.sort(own)[(len(own) - 1) // 2])
     return medians

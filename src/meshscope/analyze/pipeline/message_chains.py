@@ -34,8 +34,8 @@ def find_message_chains(timeline: Timeline) -> Chains | Unavailable:
     row = np.flatnonzero(np.isin(rows.kind, (Kind.SEND, Kind.RECV)) & (rows.peer >= 0))
     step = place_in_steps(timeline, row)
     found: Counter[Chains] = Counter()
-    for place in range(min(len(timeline.steps), MAX_STEPS)):
-        here = row[step == place]
+    for index in range(min(len(timeline.steps), MAX_STEPS)):
+        here = row[step == index]
         here = here[np.argsort(timeline.communication.times.enqueue_ns[here], kind="stable")]
         messages = zip(
             rows.rank[here].tolist(),
@@ -61,13 +61,13 @@ def place_in_steps(timeline: Timeline, row: Int64s) -> Int64s:
     rank = timeline.communication.operations.rows.rank[row]
     at_ns = timeline.communication.times.enqueue_ns[row]
     step = np.full(len(row), -1, dtype=np.int64)
-    for place, one in enumerate(timeline.ranks):
+    for index, one in enumerate(timeline.ranks):
         mine = np.flatnonzero(rank == one)
-        ends, begins = timeline.period_end_ns[place], timeline.period_start_ns[place]
+        ends, starts = timeline.period_end_ns[index], timeline.period_start_ns[index]
         found = np.searchsorted(ends, at_ns[mine], side="right")
         is_inside = found < len(ends)
         found = np.where(is_inside, found, 0)
-        is_inside &= at_ns[mine] >= begins[found]
+        is_inside &= at_ns[mine] >= starts[found]
         step[mine] = np.where(is_inside, found, -1)
     return step
 

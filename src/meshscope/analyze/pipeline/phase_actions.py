@@ -35,13 +35,13 @@ def actions_from_phases(
     """Actions of the kept steps of all ranks in a chain."""
     if attempt.is_from_traces:
         return Unavailable("traces tell no pipeline actions: their phases are not a microbatch's")
-    position_of = {rank: place for chain in chains for place, rank in enumerate(chain)}
+    position_of = {rank: index for chain in chains for index, rank in enumerate(chain)}
     parts = []
-    for place, rank in enumerate(timeline.ranks):
+    for index, rank in enumerate(timeline.ranks):
         recording = attempt.ranks.get(rank)
         if recording is not None and rank in position_of:
             spans = recording.read("spans")
-            parts.append(_read_rank(timeline, place, spans, position_of[rank]))
+            parts.append(_read_rank(timeline, index, spans, position_of[rank]))
     found = [part for part in parts if len(part)]
     if not found:
         return Unavailable("no pipeline actions were recorded, and no forward and backward phases")
@@ -53,13 +53,13 @@ def actions_from_phases(
     )
 
 
-def _read_rank(timeline: Timeline, place: int, spans: Columns, stage: int) -> Actions:
+def _read_rank(timeline: Timeline, index: int, spans: Columns, stage: int) -> Actions:
     name = spans["name_id"].astype(np.int64)
     is_wanted = np.isin(name, (_FORWARD, _BACKWARD)) & (spans["thread"] == 0)
     flags = spans["flags"].astype(np.int64)
     is_wanted &= (flags & (SpanFlag.DETAIL | SpanFlag.ABORTED)) == 0
-    rank = timeline.ranks[place]
-    begin = _to_reference(timeline, rank, int64_column(spans, "start_host_mono_ns"))
+    rank = timeline.ranks[index]
+    start = _to_reference(timeline, rank, int64_column(spans, "start_host_mono_ns"))
     end = _to_reference(
         timeline,
         rank,
@@ -68,15 +68,15 @@ def _read_rank(timeline: Timeline, place: int, spans: Columns, stage: int) -> Ac
     # Of phases nested in each other the outer one is the action.
     is_wanted &= spans["depth"] == 0
     rows = np.flatnonzero(is_wanted)
-    rows = rows[np.argsort(begin[rows], kind="stable")]
-    step = np.searchsorted(timeline.period_end_ns[place], begin[rows], side="right")
+    rows = rows[np.argsort(start[rows], kind="stable")]
+    step = np.searchsorted(timeline.period_end_ns[index], start[rows], side="right")
     is_kept = step < len(timeline.steps)
     rows, step = rows[is_kept], step[is_kept]
-    is_kept = begin[rows] >= timeline.period_start_ns[place][step]
+    is_kept = start[rows] >= timeline.period_start_ns[index][step]
     rows, step = rows[is_kept], step[is_kept]
     kind = np.where(name[rows] == _FORWARD, _F, _B)
     count = len(rows)
-    wait_begin = _find_waits(timeline, rank, begin[rows], end[rows])
+    wait_start = _find_waits(timeline, rank, start[rows], end[rows])
     return Actions(
         rank=np.full(count, rank, dtype=np.int32),
         step=step.astype(np.int32),
@@ -84,17 +84,17 @@ def _read_rank(timeline: Timeline, place: int, spans: Columns, stage: int) -> Ac
         stage=np.full(count, stage, dtype=np.int32),
         chunk=np.zeros(count, dtype=np.int32),
         microbatch=_count_within(step, kind),
-        start_ns=begin[rows],
+        start_ns=start[rows],
         end_ns=end[rows],
-        wait_start_ns=wait_begin,
-        wait_ns=np.where(wait_begin >= 0, begin[rows] - wait_begin, -1),
+        wait_start_ns=wait_start,
+        wait_ns=np.where(wait_start >= 0, start[rows] - wait_start, -1),
     )
 
 
-def _find_waits(timeline: Timeline, rank: int, begin: Int64s, end: Int64s) -> Int64s:
+def _find_waits(timeline: Timeline, rank: int, start: Int64s, end: Int64s) -> Int64s:
     """When the rank was first held up by a recv between two actions; -1 where it was not."""
-    none = np.full(len(begin), -1, dtype=np.int64)
-    if timeline.communication is None or not len(begin):
+    none = np.full(len(start), -1, dtype=np.int64)
+    if timeline.communication is None or not len(start):
         return none
     pieces, kinds = timeline.pieces, timeline.communication.operations.rows.kind
     low, high = np.searchsorted(pieces.rank, [rank, rank + 1])
@@ -104,9 +104,9 @@ def _find_waits(timeline: Timeline, rank: int, begin: Int64s, end: Int64s) -> In
     held_ns = pieces.start_ns[rows[kinds[pieces.row[rows]] == Kind.RECV]]
 
     before = np.concatenate([[np.iinfo(np.int64).min], end[:-1]])
-    place = np.searchsorted(held_ns, before, side="left")
-    found = np.append(held_ns, np.iinfo(np.int64).max)[place]
-    return np.where(found < begin, found, none)
+    index = np.searchsorted(held_ns, before, side="left")
+    found = np.append(held_ns, np.iinfo(np.int64).max)[index]
+    return np.where(found < start, found, none)
 
 
 def _to_reference(timeline: Timeline, rank: int, times: Int64s) -> Int64s:

@@ -171,9 +171,9 @@ def _pick_order(
     columns = (position, actions.kind[row], actions.stage[row], actions.microbatch[row])
     what = np.stack(columns, axis=1).astype(np.int32)
     by_order: dict[bytes, list[int]] = {}
-    for place in range(len(cuts) - 1):
-        key = what[cuts[place] : cuts[place + 1]].tobytes()
-        by_order.setdefault(key, []).append(place)
+    for index in range(len(cuts) - 1):
+        key = what[cuts[index] : cuts[index + 1]].tobytes()
+        by_order.setdefault(key, []).append(index)
     problem = Unavailable("no pipeline action was recorded in a step")
     for runs in sorted(by_order.values(), key=len, reverse=True):
         schedule = _order_of(what[cuts[runs[0]] : cuts[runs[0] + 1]], num_ranks)
@@ -187,8 +187,8 @@ def _place_ranks(timeline: Timeline, chains: Chains) -> tuple[Int32s, Int32s]:
     size = 1 + max([*timeline.ranks, *(rank for chain in chains for rank in chain)])
     chain_of = np.full(size, -1, dtype=np.int32)
     position_of = np.full(size, -1, dtype=np.int32)
-    for place, chain in enumerate(chains):
-        chain_of[list(chain)] = place
+    for index, chain in enumerate(chains):
+        chain_of[list(chain)] = index
         position_of[list(chain)] = np.arange(len(chain))
     return chain_of, position_of
 
@@ -200,20 +200,20 @@ def _order_of(what: Int32s, num_ranks: int) -> Schedule | Unavailable:
             return Unavailable("a recorded action has no kind or microbatch that can be")
         rows[position].append(Action(_KINDS[kind], stage, microbatch))
     if not all(rows):
-        silent = [place for place, row in enumerate(rows) if not row]
+        silent = [index for index, row in enumerate(rows) if not row]
         return Unavailable(f"no actions were recorded at places {silent} of the pipeline")
     return order_from_rows(rows)
 
 
 def _thin_out(kept: list[int], num_actions: int, step: Int32s) -> tuple[list[int], int]:
     """Whole steps are left out, evenly, when there is more than fits."""
-    places, index = np.unique(step, return_inverse=True)
-    per_step = num_actions * len(kept) / len(places)
-    every = int(np.ceil(len(places) * per_step / MAX_CELLS))
+    indices, index = np.unique(step, return_inverse=True)
+    per_step = num_actions * len(kept) / len(indices)
+    every = int(np.ceil(len(indices) * per_step / MAX_CELLS))
     if every <= 1:
         return kept, 0
     is_kept = index % every == 0
-    chosen = [place for place, keep in zip(kept, is_kept, strict=True) if keep]
+    chosen = [position for position, keep in zip(kept, is_kept, strict=True) if keep]
     return chosen, len(kept) - len(chosen)
 
 
@@ -221,10 +221,10 @@ def _take(
     timeline: Timeline, actions: Actions, chains: Chains, schedule: Schedule, rows: Int64s
 ) -> PipelineTimes:
     # Only what is kept is looked at more closely; the order stays that of the actions.
-    kept, place = np.unique(rows, return_inverse=True)
-    place = place.reshape(rows.shape)
-    begin, end = _device_extents(timeline, actions)
-    work = _measure_action_work(timeline, actions.rank[kept], begin[kept], end[kept])
+    kept, index = np.unique(rows, return_inverse=True)
+    index = index.reshape(rows.shape)
+    start, end = _device_extents(timeline, actions)
+    work = _measure_action_work(timeline, actions.rank[kept], start[kept], end[kept])
     no_runs = np.zeros(0, dtype=np.int32)
     return PipelineTimes(
         chains=chains,
@@ -232,10 +232,10 @@ def _take(
         source=ActionSource.RECORDED,
         chain=no_runs,
         step=actions.step[rows[0]],
-        start_ns=begin[rows],
+        start_ns=start[rows],
         end_ns=end[rows],
         wait_start_ns=actions.wait_start_ns[rows],
-        work_ns=work[place],
+        work_ns=work[index],
         ready_ns=np.zeros((0, 0), dtype=np.int64),
         num_other_runs=0,
         num_runs_skipped=0,
@@ -244,52 +244,52 @@ def _take(
 
 def _device_extents(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
     """Where pieces are of a device, an action lasts as long as its pieces that are not waits."""
-    begin, end = actions.start_ns, actions.end_ns
+    start, end = actions.start_ns, actions.end_ns
     if not timeline.on_device.any():
-        return begin, end
+        return start, end
     device_ranks = np.array(timeline.ranks)[timeline.on_device]
     pieces = timeline.pieces
     is_of_action = (pieces.action >= 0) & (pieces.kind != PieceKind.WAIT)
     is_of_action &= np.isin(pieces.rank, device_ranks)
     touched = pieces.action[is_of_action]
-    first = np.full(len(begin), np.iinfo(np.int64).max)
-    last = np.full(len(begin), np.iinfo(np.int64).min)
+    first = np.full(len(start), np.iinfo(np.int64).max)
+    last = np.full(len(start), np.iinfo(np.int64).min)
     np.minimum.at(first, touched, pieces.start_ns[is_of_action])
     np.maximum.at(last, touched, pieces.end_ns[is_of_action])
     has_any = last > first
-    return np.where(has_any, first, begin), np.where(has_any, last, end)
+    return np.where(has_any, first, start), np.where(has_any, last, end)
 
 
-def _measure_action_work(timeline: Timeline, rank: Int32s, begin: Int64s, end: Int64s) -> Int64s:
+def _measure_action_work(timeline: Timeline, rank: Int32s, start: Int64s, end: Int64s) -> Int64s:
     """Of every action the time that is WORK in the timeline; its duration where that is unknown.
 
     Actions are sorted by rank and begin, as pieces are.
     """
     pieces = timeline.pieces
-    work = end - begin
+    work = end - start
     ranks, first = np.unique(rank, return_index=True)
     for one, low, high in zip(ranks.tolist(), first, [*first[1:], len(rank)], strict=True):
         mine = slice(*np.searchsorted(pieces.rank, [one, one + 1]))
         is_work = np.flatnonzero(pieces.kind[mine] == PieceKind.WORK)
         if mine.stop > mine.start:
-            begins, ends = pieces.start_ns[mine][is_work], pieces.end_ns[mine][is_work]
-            work[low:high] = _sum_inside(begins, ends, begin[low:high], end[low:high])
+            starts, ends = pieces.start_ns[mine][is_work], pieces.end_ns[mine][is_work]
+            work[low:high] = _sum_inside(starts, ends, start[low:high], end[low:high])
     return work
 
 
-def _sum_inside(piece_begin: Int64s, piece_end: Int64s, begin: Int64s, end: Int64s) -> Int64s:
+def _sum_inside(piece_start: Int64s, piece_end: Int64s, start: Int64s, end: Int64s) -> Int64s:
     """How much of the stretches, which do not overlap each other, lies within each interval."""
-    total = np.concatenate([[0], np.cumsum(piece_end - piece_begin)])
+    total = np.concatenate([[0], np.cumsum(piece_end - piece_start)])
 
     def covered_before(moment: Int64s) -> Int64s:
-        place = np.searchsorted(piece_begin, moment, side="right") - 1
-        inside = np.clip(place, 0, None)
-        if not len(piece_begin):
+        index = np.searchsorted(piece_start, moment, side="right") - 1
+        inside = np.clip(index, 0, None)
+        if not len(piece_start):
             return np.zeros(len(moment), dtype=np.int64)
-        partial = np.clip(moment - piece_begin[inside], 0, piece_end[inside] - piece_begin[inside])
-        return np.where(place < 0, 0, total[inside] + partial)
+        partial = np.clip(moment - piece_start[inside], 0, piece_end[inside] - piece_start[inside])
+        return np.where(index < 0, 0, total[inside] + partial)
 
-    return covered_before(end) - covered_before(begin)
+    return covered_before(end) - covered_before(start)
 
 
 def _find_ready(timeline: Timeline, actions: Actions, times: PipelineTimes, rows: Int64s) -> Int64s:
@@ -297,19 +297,19 @@ def _find_ready(timeline: Timeline, actions: Actions, times: PipelineTimes, rows
 
     The head of the pipeline waits for nobody, and so was ready when it began.
     """
-    first = _first_places(times.schedule)
-    begin = times.start_ns[first]
+    first = _first_indices(times.schedule)
+    start = times.start_ns[first]
     waited = times.wait_start_ns[first]
-    place_of = {rank: place for place, rank in enumerate(timeline.ranks)}
+    index_of = {rank: index for index, rank in enumerate(timeline.ranks)}
     ranks = actions.rank[rows[first]]
-    places = np.vectorize(place_of.__getitem__, otypes=[np.int64])(ranks)
-    came = timeline.period_start_ns[places, times.step[None, :]]
+    indices = np.vectorize(index_of.__getitem__, otypes=[np.int64])(ranks)
+    came = timeline.period_start_ns[indices, times.step[None, :]]
     is_head = np.array([not times.schedule.needs(row[0]) for row in times.schedule.actions])
-    ready = np.where(waited >= 0, waited, np.where(is_head[:, None], begin, came))
-    return np.minimum(ready, begin)
+    ready = np.where(waited >= 0, waited, np.where(is_head[:, None], start, came))
+    return np.minimum(ready, start)
 
 
-def _first_places(schedule: Schedule) -> Int64s:
+def _first_indices(schedule: Schedule) -> Int64s:
     lengths: Sequence[int] = [len(row) for row in schedule.actions]
     return np.cumsum([0, *lengths[:-1]])
 

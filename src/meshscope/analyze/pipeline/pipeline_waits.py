@@ -105,8 +105,8 @@ def _find_pipeline_messages(timeline: Timeline, chains: Chains) -> Bools:
     rows = timeline.communication.operations.rows
     size = 1 + max([*timeline.ranks, *(rank for chain in chains for rank in chain)])
     chain_of = np.full(size, -1)
-    for place, chain in enumerate(chains):
-        chain_of[list(chain)] = place
+    for index, chain in enumerate(chains):
+        chain_of[list(chain)] = index
     peer = np.where((rows.peer >= 0) & (rows.peer < size), rows.peer, 0)
     is_pair = np.isin(rows.kind, (Kind.SEND, Kind.RECV)) & (rows.peer >= 0) & (rows.peer < size)
     found: Bools = is_pair & (chain_of[rows.rank] >= 0) & (chain_of[rows.rank] == chain_of[peer])

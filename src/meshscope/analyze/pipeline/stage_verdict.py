@@ -71,7 +71,7 @@ def judge_stages(work: StageWork) -> StageVerdict:
     """The verdict on the place with the most work, however little more that is."""
     load = work.position_work_ns
     position = int(np.argmax(load))
-    others = [place for place in range(work.num_positions) if place != position]
+    others = [index for index in range(work.num_positions) if index != position]
     here = [stage for stage in work.stages if stage.position == position]
     counts, layers = work.position_layers(), work.layers
     quiet = work.position_quiet_ns
@@ -91,7 +91,7 @@ def judge_stages(work: StageWork) -> StageVerdict:
         num_layers=counts if isinstance(counts, Unavailable) else counts[position],
         others_layers=counts
         if isinstance(counts, Unavailable)
-        else lower_median(counts[place] for place in others),
+        else lower_median(counts[index] for index in others),
         extras=tuple(sorted(extras)),
     )
 
@@ -104,8 +104,8 @@ def _find_cause(
         return StageCause.UNKNOWN
     load = work.position_work_ns
     usual_ns = lower_median(load[others].tolist())
-    layer_ns = lower_median(load[place] / counts[place] for place in others)
-    usual_layers = lower_median(counts[place] for place in others)
+    layer_ns = lower_median(load[index] / counts[index] for index in others)
+    usual_layers = lower_median(counts[index] for index in others)
     explained_ns = (counts[position] - usual_layers) * layer_ns
     excess_ns = float(load[position]) - usual_ns
     if counts[position] > usual_layers and explained_ns >= _EXPLAINED_RATIO * excess_ns:

@@ -209,9 +209,9 @@ def _rank_quantiles(
         if not rows:
             continue
         work = times.work_ns[rows]
-        for place in np.unique(times.chain).tolist():
-            rank = times.chains[place][position]
-            own = work[:, times.chain == place]
+        for index in np.unique(times.chain).tolist():
+            rank = times.chains[index][position]
+            own = work[:, times.chain == index]
             found.setdefault(rank, {})[kind] = float(np.quantile(own, quantile))
     return found
 

@@ -244,18 +244,18 @@ def _recorded_range(
     and the step it is in, may have begun before.
     """
     span_start = int64_column(spans, "start_host_mono_ns")
-    begins = [as_int(recording.header.get("start_host_mono_ns"))]
+    starts = [as_int(recording.header.get("start_host_mono_ns"))]
     ends = [as_int(recording.closing.get("end_host_mono_ns")) if recording.closing else None]
     if len(steps):
-        begins.append(int(steps.start_ns[0]))
+        starts.append(int(steps.start_ns[0]))
         ends.append(int(steps.end_ns[-1]))
     if len(span_start):
-        begins.append(int(span_start.min()))
+        starts.append(int(span_start.min()))
         ends.append(int((span_start + int64_column(spans, "duration_ns")).max()))
     sampled = int64_column(memory, "time_host_mono_ns")
     if len(sampled):
         ends.append(int(sampled.max()))
-    known = [moment for moment in begins if moment is not None]
+    known = [moment for moment in starts if moment is not None]
     start_ns = min(known, default=0)
     end_ns = max((moment for moment in (*known, *ends) if moment is not None), default=0)
     return start_ns, end_ns

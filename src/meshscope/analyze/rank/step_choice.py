@@ -38,17 +38,17 @@ def choose_windows(first: int, last: int, num_kept: int, num_windows: int) -> li
     last_length = max(int(num_kept * _LAST_SHARE), num_kept // count)
     length = max((num_kept - last_length) // (count - 1), 1)
     stride = (num_steps - last_length) / (count - 1)
-    begins = [first + int(place * stride) for place in range(count - 1)]
-    windows = [(begin, begin + length - 1) for begin in begins]
+    starts = [first + int(index * stride) for index in range(count - 1)]
+    windows = [(start, start + length - 1) for start in starts]
     windows.append((last - last_length + 1, last))
     return _join_touching(windows)
 
 
 def _join_touching(windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
     joined = windows[:1]
-    for begin, end in windows[1:]:
-        if begin <= joined[-1][1] + 1:
+    for start, end in windows[1:]:
+        if start <= joined[-1][1] + 1:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
-            joined.append((begin, end))
+            joined.append((start, end))
     return joined

@@ -83,9 +83,9 @@ def find_pauses(work: PeerWork, *, without: frozenset[int] = frozenset()) -> Pau
     kept = np.where(is_pause & is_sporadic, excess, 0.0)
     order = np.argsort(-kept.sum(axis=0), kind="stable")
     ranks = tuple(
-        _describe(work, place, kept[:, place] > 0, kept[:, place])
-        for place in order.tolist()
-        if is_sporadic[place]
+        _describe(work, index, kept[:, index] > 0, kept[:, index])
+        for index in order.tolist()
+        if is_sporadic[index]
     )
     return Pauses(
         ranks=ranks,
@@ -108,21 +108,21 @@ def _goes_around(is_pause: Bools) -> bool:
     return float(in_step.sum()) / num_hit < _AROUND_RANKS
 
 
-def _describe(work: PeerWork, place: int, paused: Bools, excess: Floats) -> PausedRank:
+def _describe(work: PeerWork, index: int, paused: Bools, excess: Floats) -> PausedRank:
     total = float(excess.sum())
     return PausedRank(
-        rank=work.ranks[place],
+        rank=work.ranks[index],
         step_indices=tuple(np.flatnonzero(paused).tolist()),
         typical_ns=float(np.median(excess[paused])),
         longest_ns=float(excess.max()),
-        forward_ratio=_share_in(work, "forward", place, paused) / total,
-        backward_ratio=_share_in(work, "backward", place, paused) / total,
+        forward_ratio=_share_in(work, "forward", index, paused) / total,
+        backward_ratio=_share_in(work, "backward", index, paused) / total,
     )
 
 
-def _share_in(work: PeerWork, phase: str, place: int, paused: Bools) -> float:
+def _share_in(work: PeerWork, phase: str, index: int, paused: Bools) -> float:
     """Time beyond the usual in one phase of the paused steps."""
     if phase not in work.phases:
         return 0.0
-    own = work.work_ns[work.phases.index(phase)][:, place]
+    own = work.work_ns[work.phases.index(phase)][:, index]
     return float((own[paused] - np.median(own)).sum())

@@ -60,12 +60,12 @@ class SequenceImbalance:
 def read_tokens(attempt: Attempt, work: PeerWork) -> Floats:
     """[step, rank]: tokens the recorder counted; not a number where it did not."""
     tokens = np.full(work.total_ns.shape, np.nan)
-    for place, rank in enumerate(work.ranks):
+    for index, rank in enumerate(work.ranks):
         columns = attempt.ranks[rank].read("steps")
         row = find_rows(work.steps, int64_column(columns, "step"))
         counted = int64_column(columns, "input_tokens")
         known = (row >= 0) & (counted >= 0)
-        tokens[row[known], place] = counted[known]
+        tokens[row[known], index] = counted[known]
     return tokens
 
 
@@ -132,7 +132,7 @@ def _pair_actions(timeline: Timeline) -> tuple[Floats, Floats] | None:
         return None
     duration = (actions.end_ns - actions.start_ns).astype(np.float64)
     key = _number(actions.rank, actions.step, actions.stage, actions.chunk, actions.microbatch)
-    place = _number(actions.rank, actions.stage, actions.chunk)
+    index = _number(actions.rank, actions.stage, actions.chunk)
     is_forward = actions.kind == ACTION_KINDS.index("F")
     size = int(key.max(initial=-1)) + 1
     forward, backward = (
@@ -140,7 +140,7 @@ def _pair_actions(timeline: Timeline) -> tuple[Floats, Floats] | None:
         for own in (is_forward, ~is_forward)
     )
     owner, step = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    owner[key], step[key] = place, actions.step
+    owner[key], step[key] = index, actions.step
     whole = (forward > 0) & (backward > 0)
     if not bool(whole.any()):
         return None
@@ -165,8 +165,8 @@ def _number(*columns: np.typing.NDArray[np.integer]) -> Int64s:
     """Equal rows get equal numbers, from 0."""
     number = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
-        _, place = np.unique(column, return_inverse=True)
-        number = number * (int(place.max(initial=0)) + 1) + place
+        _, index = np.unique(column, return_inverse=True)
+        number = number * (int(index.max(initial=0)) + 1) + index
         _, number = np.unique(number, return_inverse=True)
     return number.astype(np.int64)
 

@@ -178,9 +178,9 @@ def measure_drift(periods: StepPeriods) -> Drift:
     """Compares medians of blocks of steps from the first to the last."""
     blocks = np.array_split(periods.period_ns, _NUM_BLOCKS)
     level = np.array([np.median(block) for block in blocks])
-    place = np.arange(_NUM_BLOCKS)
+    index = np.arange(_NUM_BLOCKS)
     above, below = np.triu_indices(_NUM_BLOCKS, 1)
-    slopes = (level[below] - level[above]) / (place[below] - place[above])
+    slopes = (level[below] - level[above]) / (index[below] - index[above])
     slope = float(np.median(slopes))
     quarter = len(periods) // 4
     first_ns = float(np.median(periods.period_ns[:quarter]))
@@ -206,8 +206,8 @@ def _mann_kendall(values: Floats) -> float:
 
 def _find_onset(periods: StepPeriods, level: Floats, slope: float) -> int | Unavailable:
     """The first step of the second part, where two levels fit the blocks better than a line."""
-    place = np.arange(len(level))
-    line = level - slope * place
+    index = np.arange(len(level))
+    line = level - slope * index
     line_error = float(np.abs(line - np.median(line)).sum())
     errors = [
         float(np.abs(part - np.median(part)).sum() + np.abs(rest - np.median(rest)).sum())

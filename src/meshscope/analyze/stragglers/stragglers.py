@@ -175,16 +175,16 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
         for test, p in zip(tests, adjusted, strict=True)
         if is_slow(test[2], p) and test[2].excess_ns >= _MIN_EXCESS_SHARE * work.step_ns
     ]
-    slow_places = {group.indices[candidate.index] for group, _, candidate, _ in passed}
+    slow_indices = {group.indices[candidate.index] for group, _, candidate, _ in passed}
     best: dict[int, SlowRank] = {}
     # Of several tests that a rank failed, the one with most time in it speaks for it.
     for group, phase, candidate, p in sorted(passed, key=lambda test: -test[2].excess_ns):
-        place = group.indices[candidate.index]
-        rank = work.ranks[place]
+        index = group.indices[candidate.index]
+        rank = work.ranks[index]
         if rank in changed or rank in best:
             continue
-        reference = tuple(other for other in group.indices if other not in slow_places)
-        by_phase = _measure_phase_excess(work, place, reference)
+        reference = tuple(other for other in group.indices if other not in slow_indices)
+        by_phase = _measure_phase_excess(work, index, reference)
         best[rank] = SlowRank(
             rank=rank,
             axis=group.axis,
@@ -200,7 +200,7 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
 
 def _measure_phase_excess(
     work: PeerWork,
-    place: int,
+    rank_index: int,
     reference: tuple[int, ...],
     steps: slice | np.typing.NDArray[np.bool_] = np.s_[:],
 ) -> dict[str, float]:
@@ -211,7 +211,7 @@ def _measure_phase_excess(
     for index, name in enumerate(work.phases):
         matrix = work.work_ns[index][steps]
         base = np.median(matrix[:, list(reference)], axis=1)
-        excess[name] = float(np.median(matrix[:, place] - base))
+        excess[name] = float(np.median(matrix[:, rank_index] - base))
     least = _MIN_EXCESS_SHARE * work.step_ns
     kept = [(name, ns) for name, ns in excess.items() if ns >= least]
     return dict(sorted(kept, key=lambda item: -item[1]))
@@ -221,28 +221,28 @@ def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
     """Ranks whose work changed level against that of the others."""
     if len(work.steps) < MIN_STEPS:
         return []
-    grouped = {place for group in work.groups for place in group.indices}
-    alone = tuple(place for place in range(len(work.ranks)) if place not in grouped)
+    grouped = {index for group in work.groups for index in group.indices}
+    alone = tuple(index for index in range(len(work.ranks)) if index not in grouped)
     # Persistence and onset share the error of a run.
     num_series = 2 * len(work.ranks)
     found: list[FailSlowRank] = []
-    for places in [group.indices for group in work.groups] + ([alone] if alone else []):
-        series = _relate(work.total_ns[:, list(places)], are_peers=places is not alone)
+    for indices in [group.indices for group in work.groups] + ([alone] if alone else []):
+        series = _relate(work.total_ns[:, list(indices)], are_peers=indices is not alone)
         if series is None:
             continue
         # What most ranks move by; a rank that seems steadier than that is so by chance.
         noise = float(np.median(measure_step_noise(series)))
         changes = {}
-        for column, place in enumerate(places):
+        for column, index in enumerate(indices):
             change = find_change(series[:, column], num_series=num_series, least_noise=noise)
-            if change is not None and _has_risen(work, place, change):
-                changes[place] = change
-        if 2 * len(changes) > len(places) and len(places) > 2:
+            if change is not None and _has_risen(work, index, change):
+                changes[index] = change
+        if 2 * len(changes) > len(indices) and len(indices) > 2:
             continue  # Most of them changed: that is not one rank's doing.
-        others = tuple(place for place in places if place not in changes)
-        for place, change in changes.items():
-            reference = others if places is not alone else ()
-            found.append(_describe_fail_slow(work, place, change, reference, num_series))
+        others = tuple(index for index in indices if index not in changes)
+        for index, change in changes.items():
+            reference = others if indices is not alone else ()
+            found.append(_describe_fail_slow(work, index, change, reference, num_series))
     return found
 
 
@@ -261,15 +261,15 @@ def _relate(total_ns: Floats, *, are_peers: bool) -> Floats | None:
         return np.asarray(total_ns - 1)
     order = np.argsort(total_ns, axis=1, kind="stable")
     ordered = np.take_along_axis(total_ns, order, axis=1)
-    place = np.argsort(order, axis=1, kind="stable")
+    index = np.argsort(order, axis=1, kind="stable")
     middle = (num_ranks - 2) // 2
-    base = np.where(place > middle, ordered[:, [middle]], ordered[:, [middle + 1]])
+    base = np.where(index > middle, ordered[:, [middle]], ordered[:, [middle + 1]])
     return np.asarray(total_ns / base - 1)
 
 
-def _has_risen(work: PeerWork, place: int, change: LevelChange) -> bool:
+def _has_risen(work: PeerWork, index: int, change: LevelChange) -> bool:
     """Whether the rank's own work rose, and not that of the others fell."""
-    own = work.total_ns[:, place]
+    own = work.total_ns[:, index]
     inside = np.zeros(len(own), dtype=np.bool_)
     inside[change.onset : change.recovery] = True
     high_ns, low_ns = float(np.median(own[inside])), float(np.median(own[~inside]))
@@ -278,19 +278,23 @@ def _has_risen(work: PeerWork, place: int, change: LevelChange) -> bool:
 
 
 def _describe_fail_slow(
-    work: PeerWork, place: int, change: LevelChange, reference: tuple[int, ...], num_series: int
+    work: PeerWork,
+    rank_index: int,
+    change: LevelChange,
+    reference: tuple[int, ...],
+    num_series: int,
 ) -> FailSlowRank:
     inside = np.zeros(len(work.steps), dtype=np.bool_)
     inside[change.onset : change.recovery] = True
     by_phase = {}
     for index, name in enumerate(work.phases):
-        own = work.work_ns[index][:, place]
+        own = work.work_ns[index][:, rank_index]
         rise_ns = float(np.median(own[inside]) - np.median(own[~inside]))
         if rise_ns >= _MIN_EXCESS_SHARE * work.step_ns:
             by_phase[name] = rise_ns
-    own = work.total_ns[:, place]
+    own = work.total_ns[:, rank_index]
     return FailSlowRank(
-        rank=work.ranks[place],
+        rank=work.ranks[rank_index],
         change=change,
         adjusted_p=min(1.0, change.p_value * num_series),
         excess_ns=float(np.median(own[inside]) - np.median(own[~inside])),

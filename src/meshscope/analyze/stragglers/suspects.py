@@ -44,16 +44,16 @@ class Suspects:
 def list_suspects(work: PeerWork, stragglers: Stragglers, pauses: Pauses) -> Suspects:
     """From what was found about them."""
     excess = pauses.excess_ns.copy()
-    place_of = {rank: place for place, rank in enumerate(work.ranks)}
+    index_of = {rank: index for index, rank in enumerate(work.ranks)}
     for slow_set in stragglers.slow_sets:
         for slow in slow_set.slow:
-            peers = [place_of[rank] for rank in slow.reference]
-            own = place_of[slow.rank]
+            peers = [index_of[rank] for rank in slow.reference]
+            own = index_of[slow.rank]
             base = np.median(work.total_ns[:, peers], axis=1) if peers else work.total_ns[:, own]
             excess[:, own] = np.maximum(work.total_ns[:, own] - base, 0.0)
     for fail_set in stragglers.fail_slow_sets:
         for failed in fail_set.slow:
-            own = place_of[failed.rank]
+            own = index_of[failed.rank]
             inside = np.zeros(len(work.steps), dtype=np.bool_)
             inside[failed.change.onset : failed.change.recovery] = True
             usual = np.median(work.total_ns[~inside, own])

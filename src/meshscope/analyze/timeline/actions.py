@@ -61,40 +61,40 @@ def read_actions(
     With `marks` their times are those of the device's stream; actions without marks are left out.
     """
     columns = recording.read("actions")
-    begin = int64_column(columns, "begin_host_mono_ns")
+    start = int64_column(columns, "begin_host_mono_ns")
     duration = int64_column(columns, "duration_ns")
     kind = columns["kind"].astype(np.uint8)
-    place = find_rows(steps, int64_column(columns, "step"))
-    is_good = (begin >= 0) & (begin < MAX_TIME_NS) & (duration >= 0) & (duration < MAX_SPAN_NS)
-    is_good &= (place >= 0) & (kind < len(ACTION_KINDS))
+    index = find_rows(steps, int64_column(columns, "step"))
+    is_good = (start >= 0) & (start < MAX_TIME_NS) & (duration >= 0) & (duration < MAX_SPAN_NS)
+    is_good &= (index >= 0) & (kind < len(ACTION_KINDS))
     is_good &= (columns["flags"].astype(np.int64) & ActionFlag.ABORTED) == 0
     row = np.flatnonzero(is_good)
-    row = row[np.argsort(begin[row], kind="stable")]
-    wait_begin = int64_column(columns, "wait_begin_host_mono_ns")[row]
+    row = row[np.argsort(start[row], kind="stable")]
+    wait_start = int64_column(columns, "wait_begin_host_mono_ns")[row]
     wait = int64_column(columns, "wait_ns")[row]
-    begin, end = begin[row], (begin + duration)[row]
-    wait = np.where((wait >= 0) & (wait_begin >= 0) & (wait_begin <= begin), wait, MISSING)
-    wait = np.minimum(wait, begin - wait_begin)
+    start, end = start[row], (start + duration)[row]
+    wait = np.where((wait >= 0) & (wait_start >= 0) & (wait_start <= start), wait, MISSING)
+    wait = np.minimum(wait, start - wait_start)
     if marks is not None:
-        begin, end, is_marked = _on_device(begin, marks)
-        on_device, wait_end, has_wait = _on_device(wait_begin, marks)
-        wait_begin, wait = on_device, np.where(has_wait, wait_end - on_device, MISSING)
-        row, begin, end = row[is_marked], begin[is_marked], end[is_marked]
-        wait_begin, wait = wait_begin[is_marked], wait[is_marked]
+        start, end, is_marked = _on_device(start, marks)
+        on_device, wait_end, has_wait = _on_device(wait_start, marks)
+        wait_start, wait = on_device, np.where(has_wait, wait_end - on_device, MISSING)
+        row, start, end = row[is_marked], start[is_marked], end[is_marked]
+        wait_start, wait = wait_start[is_marked], wait[is_marked]
     is_waiting = wait >= 0
-    wait_end = to_reference(np.where(is_waiting, wait_begin + wait, begin))
-    wait_begin = to_reference(np.where(is_waiting, wait_begin, begin))
+    wait_end = to_reference(np.where(is_waiting, wait_start + wait, start))
+    wait_start = to_reference(np.where(is_waiting, wait_start, start))
     return Actions(
         rank=np.full(len(row), recording.rank, dtype=np.int32),
-        step=place[row].astype(np.int32),
+        step=index[row].astype(np.int32),
         kind=kind[row],
         stage=columns["stage"][row].astype(np.int32),
         chunk=columns["chunk"][row].astype(np.int32),
         microbatch=np.clip(int64_column(columns, "microbatch")[row], -1, 1 << 30).astype(np.int32),
-        start_ns=to_reference(begin),
+        start_ns=to_reference(start),
         end_ns=to_reference(end),
-        wait_start_ns=np.where(is_waiting, wait_begin, MISSING),
-        wait_ns=np.where(is_waiting, wait_end - wait_begin, MISSING),
+        wait_start_ns=np.where(is_waiting, wait_start, MISSING),
+        wait_ns=np.where(is_waiting, wait_end - wait_start, MISSING),
     )
 
 

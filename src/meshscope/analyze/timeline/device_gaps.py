@@ -44,7 +44,7 @@ def measure_gaps(attempt: Attempt, timeline: Timeline) -> DeviceGaps | Unavailab
     """What was recorded of gaps in the timeline's steps."""
     sums = np.zeros((len(timeline.ranks), len(CAUSES)), dtype=np.int64)
     is_any = False
-    for place, rank in enumerate(timeline.ranks):
+    for index, rank in enumerate(timeline.ranks):
         recording = attempt.ranks[rank]
         if not recording.has_table("device_gaps"):
             continue
@@ -54,7 +54,7 @@ def measure_gaps(attempt: Attempt, timeline: Timeline) -> DeviceGaps | Unavailab
         for column, cause in enumerate(CAUSES):
             values = int64_column(columns, f"{cause}_ns")
             is_good = inside & (values >= 0) & (values < MAX_SPAN_NS)
-            sums[place, column] = int(values[is_good].sum())
+            sums[index, column] = int(values[is_good].sum())
     if not is_any:
         return Unavailable("only traces of a profiler say why a device had nothing to do")
     return DeviceGaps(ranks=timeline.ranks, cause_ns=sums)

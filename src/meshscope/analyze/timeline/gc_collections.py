@@ -42,18 +42,18 @@ def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:
     """Lays recorded collections over the pieces of work."""
     lost = np.zeros(len(timeline.pieces), dtype=np.int64)
     counts: dict[int, int] = {}
-    for place, rank in enumerate(timeline.ranks):
+    for index, rank in enumerate(timeline.ranks):
         spans = _read_spans(attempt.ranks[rank])
         if not len(spans[0]):
             continue
-        begin, end = (timeline.alignment.to_reference(rank, times) for times in spans)
-        rows = _find_interruptible(timeline, place)
+        start, end = (timeline.alignment.to_reference(rank, times) for times in spans)
+        rows = _find_interruptible(timeline, index)
         overlap = _measure_overlap(
-            timeline.pieces.start_ns[rows], timeline.pieces.end_ns[rows], begin, end
+            timeline.pieces.start_ns[rows], timeline.pieces.end_ns[rows], start, end
         )
         lost[rows] = overlap
-        first, last = timeline.period_start_ns[place, 0], timeline.period_end_ns[place, -1]
-        counts[rank] = int(np.count_nonzero((end > first) & (begin < last)))
+        first, last = timeline.period_start_ns[index, 0], timeline.period_end_ns[index, -1]
+        counts[rank] = int(np.count_nonzero((end > first) & (start < last)))
     return Collections(lost_ns=lost, num_collections={r: n for r, n in counts.items() if n})
 
 
@@ -63,29 +63,29 @@ def _read_spans(recording: RankRecording) -> tuple[Int64s, Int64s]:
     if not names or not recording.has_table("spans"):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     columns = recording.read("spans")
-    begin = int64_column(columns, "start_host_mono_ns")
+    start = int64_column(columns, "start_host_mono_ns")
     duration = int64_column(columns, "duration_ns")
-    is_good = np.isin(columns["name_id"], names) & (begin >= 0) & (begin < MAX_TIME_NS)
+    is_good = np.isin(columns["name_id"], names) & (start >= 0) & (start < MAX_TIME_NS)
     is_good &= (duration >= 0) & (duration < MAX_SPAN_NS)
-    begin, end = begin[is_good], (begin + duration)[is_good]
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], end[order]
+    start, end = start[is_good], (start + duration)[is_good]
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
     # A collection cannot run inside another; where a record says so, time counts once.
-    begin[1:] = np.maximum(begin[1:], np.maximum.accumulate(end)[:-1])
-    return begin, np.maximum(end, begin)
+    start[1:] = np.maximum(start[1:], np.maximum.accumulate(end)[:-1])
+    return start, np.maximum(end, start)
 
 
-def _find_interruptible(timeline: Timeline, place: int) -> Int64s:
+def _find_interruptible(timeline: Timeline, index: int) -> Int64s:
     pieces = timeline.pieces
-    is_own = (pieces.rank == timeline.ranks[place]) & (pieces.kind == PieceKind.WORK)
-    if bool(timeline.on_device[place]):
+    is_own = (pieces.rank == timeline.ranks[index]) & (pieces.kind == PieceKind.WORK)
+    if bool(timeline.on_device[index]):
         is_own &= pieces.phase == 0
     return np.flatnonzero(is_own).astype(np.int64)
 
 
-def _measure_overlap(begin: Int64s, end: Int64s, from_ns: Int64s, to_ns: Int64s) -> Int64s:
+def _measure_overlap(start: Int64s, end: Int64s, from_ns: Int64s, to_ns: Int64s) -> Int64s:
     """For each stretch, how much of it lies in intervals that are sorted and disjoint."""
-    return _covered_before(end, from_ns, to_ns) - _covered_before(begin, from_ns, to_ns)
+    return _covered_before(end, from_ns, to_ns) - _covered_before(start, from_ns, to_ns)
 
 
 def _covered_before(time_ns: Int64s, from_ns: Int64s, to_ns: Int64s) -> Int64s:

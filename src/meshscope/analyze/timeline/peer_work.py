@@ -20,7 +20,7 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.operations import POINT_TO_POINT
 from meshscope.core.unavailable import Unavailable
-from meshscope.numerics.paired_excess import Places
+from meshscope.numerics.paired_excess import Indices
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 _OTHERS_PHASES = frozenset(("data", "checkpoint", "eval", "logging"))
@@ -86,7 +86,7 @@ def measure_peer_work(timeline: Timeline) -> PeerWork | Unavailable:
     )
 
 
-def find_compared(timeline: Timeline) -> Places:
+def find_compared(timeline: Timeline) -> Indices:
     """Rows of the pieces that count as a rank's own work."""
     pieces = timeline.pieces
     is_others = np.array([name in _OTHERS_PHASES for name in timeline.phases])
@@ -100,8 +100,8 @@ def sum_compared(timeline: Timeline, values: Int64s, *, phase: int | None = None
     if phase is not None:
         rows = rows[pieces.phase[rows] == phase]
     shape = (len(timeline.steps), len(timeline.ranks))
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
-    cell = pieces.step[rows].astype(np.int64) * shape[1] + place
+    index = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
+    cell = pieces.step[rows].astype(np.int64) * shape[1] + index
     sums = np.bincount(cell, values[rows], minlength=shape[0] * shape[1])
     return np.asarray(sums.reshape(shape), dtype=np.float64)
 
@@ -128,7 +128,7 @@ def _choose_phases(
 ) -> list[int]:
     by_phase = np.bincount(phase, duration, minlength=num_phases)
     order = np.argsort(-by_phase, kind="stable")[:MAX_PHASES]
-    return [int(place) for place in order if by_phase[place] > _MIN_PHASE_SHARE * period_ns]
+    return [int(index) for index in order if by_phase[index] > _MIN_PHASE_SHARE * period_ns]
 
 
 def _has_messages(timeline: Timeline) -> bool:
@@ -153,7 +153,7 @@ def group_true_peers(
     # By arithmetic over the ranks that are there: a header can claim a million.
     stride, degree = layout.stride(axis), layout.degree(axis)
     members: dict[int, list[int]] = {}
-    for place, rank in enumerate(ranks):
-        members.setdefault(rank - rank // stride % degree * stride, []).append(place)
-    found = [PeerGroup(indices=tuple(places), axis=axis) for _, places in sorted(members.items())]
+    for index, rank in enumerate(ranks):
+        members.setdefault(rank - rank // stride % degree * stride, []).append(index)
+    found = [PeerGroup(indices=tuple(indices), axis=axis) for _, indices in sorted(members.items())]
     return tuple(group for group in found if len(group.indices) > 1)

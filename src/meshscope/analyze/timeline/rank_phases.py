@@ -27,26 +27,26 @@ class PhaseBook:
 
     def __init__(self) -> None:
         self.names: list[str] = [""]
-        self._place = {"": 0}
+        self._index = {"": 0}
 
     def add(self, name: str) -> int:
         """The place of a name."""
-        if name not in self._place:
-            self._place[name] = len(self.names)
+        if name not in self._index:
+            self._index[name] = len(self.names)
             self.names.append(name)
-        return self._place[name]
+        return self._index[name]
 
     def find(self, name: str) -> int:
         """The place of a name; -1 when nobody used it."""
-        return self._place.get(name, -1)
+        return self._index.get(name, -1)
 
     def translate(self, ids: Int64s, recording: RankRecording) -> Int32s:
         """Places for a rank's own name ids."""
         used = np.flatnonzero(np.bincount(ids, minlength=1))
-        place_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
+        index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
         for name_id in used.tolist():
-            place_of[name_id] = self.add(recording.name_of(name_id))
-        found: Int32s = place_of[ids]
+            index_of[name_id] = self.add(recording.name_of(name_id))
+        found: Int32s = index_of[ids]
         return found
 
 
@@ -126,13 +126,13 @@ def place_device_spans(columns: Columns, phases: RankPhases) -> DeviceMarks:
         values[is_good] for values in (start, duration, low, host_row)
     )
     stretch = phases.spans.stretch[host_row]
-    begin = start + _tighten(low, stretch)
-    host_begin = phases.spans.start_ns[host_row]
-    kept = begin >= host_begin - _MAX_EARLY_NS
+    since = start + _tighten(low, stretch)
+    host_start = phases.spans.start_ns[host_row]
+    kept = since >= host_start - _MAX_EARLY_NS
     return DeviceMarks(
-        start_ns=begin[kept],
-        end_ns=(begin + duration)[kept],
-        host_start_ns=host_begin[kept],
+        start_ns=since[kept],
+        end_ns=(since + duration)[kept],
+        host_start_ns=host_start[kept],
         depth=phases.spans.depth[host_row][kept].astype(np.int64),
         stretch=stretch[kept],
         phase=phases.phase[host_row][kept],
@@ -143,9 +143,9 @@ def _tighten(low_ns: Int64s, stretch: Int64s) -> Int64s:
     """For each span the highest lower bound among the steps around it."""
     if not len(low_ns):
         return low_ns
-    step, place = np.unique(stretch // 2, return_inverse=True)
+    step, index = np.unique(stretch // 2, return_inverse=True)
     bound = np.full(len(step), -MAX_TIME_NS, dtype=np.int64)
-    np.maximum.at(bound, place, low_ns)
+    np.maximum.at(bound, index, low_ns)
     padded = np.pad(bound, _NUM_SIDE_STEPS, mode="edge")
     around = np.lib.stride_tricks.sliding_window_view(padded, 2 * _NUM_SIDE_STEPS + 1)
-    return np.asarray(around.max(axis=1)[place], dtype=np.int64)
+    return np.asarray(around.max(axis=1)[index], dtype=np.int64)

@@ -66,27 +66,27 @@ def cut_pieces(track: Track) -> Pieces:
         track.period_start_ns, track.period_end_ns, np.arange(len(track.period_start_ns))
     )
     cuts = _find_cuts(track, periods)
-    begin, end = cuts[:-1], cuts[1:]
-    step = periods.look_up(begin)
+    start, end = cuts[:-1], cuts[1:]
+    step = periods.look_up(start)
     inside = step >= 0
-    begin, end, step = begin[inside], end[inside], step[inside]
-    kind, row = _find_holds(track, begin)
-    phase = _find_phases(track, begin)
-    waiting = track.inputs.look_up(begin)
+    start, end, step = start[inside], end[inside], step[inside]
+    kind, row = _find_holds(track, start)
+    phase = _find_phases(track, start)
+    waiting = track.inputs.look_up(start)
     is_free = kind == PieceKind.WORK
     kind[is_free & ((waiting >= 0) | (phase == track.wait_phase))] = PieceKind.WAIT
     kind[is_free & (phase == track.comm_phase)] = PieceKind.UNSPLIT
-    action = np.where(waiting >= 0, waiting, track.actions.look_up(begin))
+    action = np.where(waiting >= 0, waiting, track.actions.look_up(start))
     pieces = Pieces(
-        rank=np.full(len(begin), track.rank, dtype=np.int32),
+        rank=np.full(len(start), track.rank, dtype=np.int32),
         step=step.astype(np.int32),
-        start_ns=begin,
+        start_ns=start,
         end_ns=end,
         kind=kind,
         phase=phase.astype(np.int32),
         row=row,
         action=action,
-        is_between=begin < track.step_start_ns[step],
+        is_between=start < track.step_start_ns[step],
     )
     return _merge(pieces)
 
@@ -103,29 +103,29 @@ def _find_cuts(track: Track, periods: Layer) -> Int64s:
     return inside
 
 
-def _find_holds(track: Track, begin: Int64s) -> tuple[np.ndarray, Int64s]:
-    kind = np.full(len(begin), PieceKind.WORK, dtype=np.uint8)
-    row = np.full(len(begin), -1, dtype=np.int64)
-    is_busy = track.busy.find(begin) >= 0
+def _find_holds(track: Track, start: Int64s) -> tuple[np.ndarray, Int64s]:
+    kind = np.full(len(start), PieceKind.WORK, dtype=np.uint8)
+    row = np.full(len(start), -1, dtype=np.int64)
+    is_busy = track.busy.find(start) >= 0
     for hold in track.holds:
-        place = hold.layer.find(begin)
-        is_taken = (place >= 0) & (row < 0)
+        index = hold.layer.find(start)
+        is_taken = (index >= 0) & (row < 0)
         if hold.only_idle:
             is_taken &= ~is_busy
-        place = place[is_taken]
-        row[is_taken] = hold.layer.value[place]
+        index = index[is_taken]
+        row[is_taken] = hold.layer.value[index]
         if not hold.is_queued:
             continue
-        is_before = begin[is_taken] < hold.ready_ns[place]
+        is_before = start[is_taken] < hold.ready_ns[index]
         split = np.where(is_before, PieceKind.WAIT, PieceKind.TRANSFER)
-        kind[is_taken] = np.where(hold.is_split[place], split, PieceKind.UNSPLIT)
+        kind[is_taken] = np.where(hold.is_split[index], split, PieceKind.UNSPLIT)
     return kind, row
 
 
-def _find_phases(track: Track, begin: Int64s) -> Int64s:
-    phase = np.zeros(len(begin), dtype=np.int64)
+def _find_phases(track: Track, start: Int64s) -> Int64s:
+    phase = np.zeros(len(start), dtype=np.int64)
     for layer in track.phases:
-        found = layer.look_up(begin)
+        found = layer.look_up(start)
         phase = np.where(found >= 0, found, phase)
     return phase
 
@@ -134,12 +134,12 @@ def _merge(pieces: Pieces) -> Pieces:
     """Joins neighbours that are alike in everything but their times."""
     if len(pieces) < 2:
         return pieces
-    begins = np.ones(len(pieces), dtype=np.bool_)
-    begins[1:] = pieces.start_ns[1:] != pieces.end_ns[:-1]
+    starts = np.ones(len(pieces), dtype=np.bool_)
+    starts[1:] = pieces.start_ns[1:] != pieces.end_ns[:-1]
     for name in ("step", "kind", "phase", "row", "action", "is_between"):
         values = getattr(pieces, name)
-        begins[1:] |= values[1:] != values[:-1]
-    first = np.flatnonzero(begins)
+        starts[1:] |= values[1:] != values[:-1]
+    first = np.flatnonzero(starts)
     merged = pieces.select(first)
     last = np.append(first[1:], len(pieces)) - 1
     merged.end_ns[:] = pieces.end_ns[last]

@@ -59,17 +59,17 @@ def place_on_devices(table: StepTable, readings: Sequence[RankReading]) -> tuple
     that of the step before ended. Where the step before has no marks, the period is taken to be as
     long as the host's: a device that keeps its distance to the host.
     """
-    before, begin, end = table.before_ns.copy(), table.start_ns.copy(), table.end_ns.copy()
+    before, start, end = table.before_ns.copy(), table.start_ns.copy(), table.end_ns.copy()
     is_marked = np.ones(len(table.steps), dtype=np.bool_)
-    for place, reading in enumerate(readings):
+    for index, reading in enumerate(readings):
         if reading.marks is None:
             continue
         found = _find_device_steps(reading.marks, reading.steps)
         order = np.argsort(reading.steps.step, kind="stable")
         row = order[np.searchsorted(reading.steps.step[order], table.steps)]
         is_marked &= found[3][row]
-        before[place], begin[place], end[place] = (moments[row] for moments in found[:3])
-    placed = StepTable(steps=table.steps, before_ns=before, start_ns=begin, end_ns=end)
+        before[index], start[index], end[index] = (moments[row] for moments in found[:3])
+    placed = StepTable(steps=table.steps, before_ns=before, start_ns=start, end_ns=end)
     if is_marked.all():
         return placed, 0
     return placed.select(is_marked), int(np.count_nonzero(~is_marked))
@@ -80,41 +80,41 @@ def _find_device_steps(
 ) -> tuple[Int64s, Int64s, Int64s, Bools]:
     """Per step of the rank: where its period begins, begin, end on the device; if it has marks."""
     inside = marks.stretch % 2 == 1
-    place = marks.stretch[inside] // 2
+    index = marks.stretch[inside] // 2
     end = np.full(len(steps), -1, dtype=np.int64)
-    np.maximum.at(end, place, marks.end_ns[inside])
-    begin = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(begin, place, marks.start_ns[inside])
+    np.maximum.at(end, index, marks.end_ns[inside])
+    start = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(start, index, marks.start_ns[inside])
     has_marks = end >= 0
     end = np.maximum.accumulate(end)
     # Of short steps only one in several is marked: where the one before is not, the device is
     # taken to keep the host's pace.
     host_period = steps.end_ns - np.append(steps.start_ns[:1], steps.end_ns[:-1])
-    before = np.minimum(end - host_period, begin)
-    before[:1] = begin[:1]
+    before = np.minimum(end - host_period, start)
+    before[:1] = start[:1]
     before[1:] = np.where(has_marks[:-1], end[:-1], np.maximum(before[1:], end[:-1]))
     is_next = np.append(True, steps.step[1:] == steps.step[:-1] + 1)
-    before = np.where(is_next, before, begin)
+    before = np.where(is_next, before, start)
     before = np.minimum(before, end)
-    return before, np.clip(begin, before, end), end, has_marks
+    return before, np.clip(start, before, end), end, has_marks
 
 
 def make_track(
     reading: RankReading,
     table: StepTable,
-    place: int,
+    index: int,
     book: PhaseBook,
     holds: tuple[Hold, ...],
     to_reference: ToReference,
 ) -> Track:
     """All that is known of a rank but its actions, on the reference clock."""
     phases, busy = _layer_phases(reading, book, to_reference)
-    period_begin = to_reference(table.before_ns[place])
-    period_end = np.maximum(to_reference(table.end_ns[place]), period_begin)
+    period_start = to_reference(table.before_ns[index])
+    period_end = np.maximum(to_reference(table.end_ns[index]), period_start)
     return Track(
         rank=reading.rank,
-        period_start_ns=period_begin,
-        step_start_ns=np.clip(to_reference(table.start_ns[place]), period_begin, period_end),
+        period_start_ns=period_start,
+        step_start_ns=np.clip(to_reference(table.start_ns[index]), period_start, period_end),
         period_end_ns=period_end,
         phases=phases,
         busy=busy,
@@ -140,8 +140,8 @@ def _layer_phases(
     )
     if marks is None:
         return host, EMPTY_LAYER
-    begin, end = to_reference(marks.start_ns), to_reference(marks.end_ns)
-    device = layer_by_depth(begin, end, marks.depth, marks.phase.astype(np.int64))
+    start, end = to_reference(marks.start_ns), to_reference(marks.end_ns)
+    device = layer_by_depth(start, end, marks.depth, marks.phase.astype(np.int64))
     return (*host, *device), device[0] if device else EMPTY_LAYER
 
 
@@ -149,8 +149,8 @@ def layer_actions(actions: Actions, first_row: int) -> tuple[Layer, Layer]:
     """A rank's actions, and the waits for their inputs; values are rows from `first_row` on."""
     row = np.arange(first_row, first_row + len(actions))
     has_wait = actions.wait_start_ns >= 0
-    wait_begin = actions.wait_start_ns[has_wait]
+    wait_start = actions.wait_start_ns[has_wait]
     return (
         make_layer(actions.start_ns, actions.end_ns, row),
-        make_layer(wait_begin, wait_begin + actions.wait_ns[has_wait], row[has_wait]),
+        make_layer(wait_start, wait_start + actions.wait_ns[has_wait], row[has_wait]),
     )

@@ -115,21 +115,21 @@ def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
     if not len(table.steps):
         raise Missing("no step has device marks on all ranks that were marked at all")
     tracks, actions = _make_tracks(kept.attempt, readings, table, book, job)
-    period_begin = np.array([track.period_start_ns for track in tracks])
+    period_start = np.array([track.period_start_ns for track in tracks])
     period_end = np.array([track.period_end_ns for track in tracks])
     return Timeline(
         ranks=kept.ranks,
         layout=kept.attempt.layout,
         steps=table.steps,
-        starts_window=_find_borders(period_begin, period_end),
+        starts_window=_find_borders(period_start, period_end),
         num_left_out=kept.num_left_out,
         num_profiled=kept.num_profiled,
         num_unmarked=num_unmarked,
-        period_start_ns=period_begin,
+        period_start_ns=period_start,
         period_end_ns=period_end,
         step_start_ns=np.array([track.step_start_ns for track in tracks]),
         host_period_ns=_measure_host_periods(
-            kept.table, table.steps, period_end - period_begin, readings
+            kept.table, table.steps, period_end - period_start, readings
         ),
         on_device=np.array([reading.marks is not None for reading in readings]),
         phases=tuple(book.names),
@@ -150,10 +150,10 @@ def _make_tracks(
     """What is known of every rank, on the reference clock."""
     holds = _find_holds(job, readings)
     tracks, actions, num_actions = [], [], 0
-    for place, reading in enumerate(readings):
+    for index, reading in enumerate(readings):
         to_reference = partial(job.alignment.to_reference, reading.rank)
         own_holds = holds.of(reading.rank)
-        track = make_track(reading, table, place, book, own_holds, to_reference)
+        track = make_track(reading, table, index, book, own_holds, to_reference)
         if not len(job.operations):
             track = replace(track, comm_phase=book.find(COMM_PHASE))
         recording = attempt.ranks[reading.rank]

@@ -52,10 +52,10 @@ class RankHolds:
 
     def _make(self, one: _Class, part: slice) -> Hold:
         found = one.found
-        begin, end, row = found.start_ns[part], found.end_ns[part], found.row[part]
+        start, end, row = found.start_ns[part], found.end_ns[part], found.row[part]
         return Hold(
-            layer=Layer(start_ns=begin, end_ns=end, value=row),
-            ready_ns=np.clip(self.row_times.ready_ns[row], begin, end),
+            layer=Layer(start_ns=start, end_ns=end, value=row),
+            ready_ns=np.clip(self.row_times.ready_ns[row], start, end),
             is_split=self.row_times.is_split[row],
             only_idle=one.only_idle,
             is_queued=one.is_queued,

@@ -123,9 +123,9 @@ def _keep_windows(
     if not windows:
         return Unavailable("no step was finished by every rank")
     # One more before each: where it ends, the first one's period begins.
-    wanted = [(begin - 1, end) for begin, end in windows]
+    wanted = [(start - 1, end) for start, end in windows]
     times = [_read_step_times(recording.read_steps(wanted)) for recording in recordings]
-    numbers = np.concatenate([np.arange(begin, end + 1) for begin, end in windows])
+    numbers = np.concatenate([np.arange(start, end + 1) for start, end in windows])
     narrowed = {
         recording.rank: recording.narrow(_time_windows(own, wanted))
         for recording, (own, _) in zip(recordings, times, strict=True)
@@ -138,18 +138,18 @@ def _keep_windows(
 
 def _time_windows(times: StepTimes, wanted: list[tuple[int, int]]) -> TimeWindows:
     """When a rank was in the wanted steps, and a while after the last."""
-    begin, end = [], []
+    start, end = [], []
     for low, high in wanted:
         inside = (times.step >= low) & (times.step <= high)
         if inside.any():
-            begin.append(int(times.start_ns[inside].min()))
+            start.append(int(times.start_ns[inside].min()))
             end.append(int(times.end_ns[inside].max()))
     if end:
         # What came after the last common step is how a job that died shows: ranks that disagree,
         # operations that were not left. As long as the last window, so that it stays small.
-        end[-1] += end[-1] - begin[-1]
+        end[-1] += end[-1] - start[-1]
     return TimeWindows(
-        start_ns=np.array(begin, dtype=np.int64), end_ns=np.array(end, dtype=np.int64)
+        start_ns=np.array(start, dtype=np.int64), end_ns=np.array(end, dtype=np.int64)
     )
 
 

@@ -42,12 +42,12 @@ class WorkTable:
         if names is None:
             return self.held_ns[:, :, PieceKind.WORK]
         wanted = set(names)
-        columns = [place for place, name in enumerate(self.phases) if name in wanted]
+        columns = [index for index, name in enumerate(self.phases) if name in wanted]
         return np.asarray(self.work_ns[:, :, columns].sum(axis=2), dtype=np.float64)
 
     def peer_groups(self) -> tuple[tuple[int, ...], ...]:
         """Places in `ranks` of those that do the same work, in groups of one or more."""
-        return group_places(self.layout, self.ranks)
+        return group_indices(self.layout, self.ranks)
 
     @property
     def step_ns(self) -> Floats:
@@ -55,22 +55,22 @@ class WorkTable:
         return np.asarray(np.median(self.period_ns, axis=0), dtype=np.float64)
 
 
-def group_places(
+def group_indices(
     layout: Layout | Unavailable, ranks: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
     """Places of ranks by true peers: those that share all coordinates but dp."""
     groups: dict[int, list[int]] = {}
     of_rank = group_peers(layout, ranks)
-    for place, rank in enumerate(ranks):
-        groups.setdefault(of_rank[rank], []).append(place)
-    return tuple(tuple(places) for places in groups.values())
+    for index, rank in enumerate(ranks):
+        groups.setdefault(of_rank[rank], []).append(index)
+    return tuple(tuple(indices) for indices in groups.values())
 
 
 def measure_work(timeline: Timeline) -> WorkTable:
     """Sums a timeline's pieces."""
     pieces = timeline.pieces
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank)
-    cell = place.astype(np.int64) * len(timeline.steps) + pieces.step
+    index = np.searchsorted(np.array(timeline.ranks), pieces.rank)
+    cell = index.astype(np.int64) * len(timeline.steps) + pieces.step
     shape = (len(timeline.ranks), len(timeline.steps))
     duration = pieces.duration_ns
     is_work = pieces.kind == PieceKind.WORK
@@ -102,7 +102,7 @@ def _choose_phases(timeline: Timeline, is_work: Bools) -> tuple[tuple[str, ...],
     kept = np.sort(np.argsort(-total, kind="stable")[: MAX_PHASES - 1])
     column = np.full(len(names), len(kept), dtype=np.int64)
     column[kept] = np.arange(len(kept))
-    return (*(names[place] for place in kept.tolist()), OTHER_PHASES), column
+    return (*(names[index] for index in kept.tolist()), OTHER_PHASES), column
 
 
 def _sum(cell: Int64s, values: Int64s, shape: tuple[int, ...]) -> Floats:

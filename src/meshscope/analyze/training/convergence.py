@@ -278,10 +278,10 @@ class _RankSignals:
 
 def _mean_per_step(series: ScalarSeries) -> tuple[Int64s, Floats]:
     """Steps whose values are all finite, and the mean of each."""
-    numbers, place = np.unique(series.step, return_inverse=True)
-    counts = np.bincount(place, minlength=len(numbers))
+    numbers, index = np.unique(series.step, return_inverse=True)
+    counts = np.bincount(index, minlength=len(numbers))
     with np.errstate(invalid="ignore", over="ignore"):
-        means = np.bincount(place, weights=series.value, minlength=len(numbers)) / counts
+        means = np.bincount(index, weights=series.value, minlength=len(numbers)) / counts
     is_finite = np.isfinite(means)
     return numbers[is_finite], means[is_finite]
 

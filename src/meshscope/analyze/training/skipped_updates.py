@@ -62,13 +62,13 @@ def _count(
     step: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]",
     is_skipped: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]",
 ) -> SkippedUpdates:
-    begin = len(step) // 10
-    late = step[begin:][is_skipped[begin:]]
+    start = len(step) // 10
+    late = step[start:][is_skipped[start:]]
     return SkippedUpdates(
         ranks=(),
         num_skipped=int(np.count_nonzero(is_skipped)),
         num_late=len(late),
-        num_late_steps=len(step) - begin,
+        num_late_steps=len(step) - start,
         first_late_step=int(late[0]) if len(late) else None,
         last_step=int(late[-1]) if len(late) else None,
     )

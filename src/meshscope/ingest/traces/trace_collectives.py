@@ -27,7 +27,7 @@ from meshscope.ingest.traces.trace_kernels import KernelClasses, Work, name_kind
 from meshscope.ingest.traces.trace_messages import POINT_TO_POINT, find_batches
 from meshscope.ingest.traces.trace_spans import find_ends, read_arguments
 from meshscope.ingest.traces.trace_steps import TraceSteps
-from meshscope.numerics.intervals import Stretches
+from meshscope.numerics.intervals import Intervals
 from meshscope.store.read.arrays import Int32s, Int64s
 
 DTYPE_BYTES = {
@@ -134,7 +134,7 @@ def list_collectives(
     trace: Trace,
     classes: KernelClasses,
     rows: Int64s,
-    compute: Stretches,
+    compute: Intervals,
     operator_of: Int64s,
     *,
     namer: AxisNamer | None = None,

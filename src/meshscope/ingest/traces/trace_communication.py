@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_collectives import TraceCollective
-from meshscope.numerics.intervals import Stretches
+from meshscope.numerics.intervals import Intervals
 from meshscope.store.read.arrays import Int64s
 
 
@@ -84,7 +84,7 @@ def take_turns(begin_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
 
 def tabulate_axes(
     columns: CollectiveColumns,
-    compute: Stretches,
+    compute: Intervals,
     picked: npt.NDArray[np.bool_] | None = None,
     window: tuple[int, int] | None = None,
 ) -> tuple[AxisRow, ...]:

@@ -39,7 +39,7 @@ from meshscope.ingest.traces.trace_spans import (
     unite_events,
 )
 from meshscope.ingest.traces.trace_steps import TraceSteps
-from meshscope.numerics.intervals import Stretches, join, subtract
+from meshscope.numerics.intervals import Intervals, join, subtract
 from meshscope.store.read.arrays import Int64s
 
 CALLS = (
@@ -115,14 +115,14 @@ class HostSummary:
 class _Parts:
     """Sets of moments of the main thread that do not overlap, and what ran behind them."""
 
-    loading: Stretches
-    computing: Stretches
-    optimizing: Stretches
-    exposed: Stretches
-    communication: Stretches
+    loading: Intervals
+    computing: Intervals
+    optimizing: Intervals
+    exposed: Intervals
+    communication: Intervals
 
     def measure(self, begin_ns: int, end_ns: int) -> HostTime:
-        def length(one: Stretches) -> int:
+        def length(one: Intervals) -> int:
             return int(one.within(np.array([begin_ns]), np.array([end_ns]))[0])
 
         total = end_ns - begin_ns
@@ -178,7 +178,7 @@ def summarize_host(
         exposed_spans=()
         if has_device
         else tuple(
-            zip(parts.exposed.begin_ns.tolist(), parts.exposed.end_ns.tolist(), strict=True)
+            zip(parts.exposed.start_ns.tolist(), parts.exposed.end_ns.tolist(), strict=True)
         ),
     )
 
@@ -240,7 +240,7 @@ def _contain_any(trace: Trace, rows: Int64s, inner: Int64s) -> npt.NDArray[np.bo
     return found
 
 
-def _named(trace: Trace, rows: Int64s, parts: tuple[str, ...]) -> Stretches:
+def _named(trace: Trace, rows: Int64s, parts: tuple[str, ...]) -> Intervals:
     picked = rows[name_has(trace, rows, *parts)]
     return unite_events(trace, picked)
 

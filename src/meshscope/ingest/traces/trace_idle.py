@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_spans import unite_events
-from meshscope.numerics.intervals import Stretches, complement
+from meshscope.numerics.intervals import Intervals, complement
 from meshscope.store.read.arrays import Int64s
 
 LAUNCH_NS = 20_000
@@ -84,8 +84,8 @@ class IdleGaps:
 class HostCalls:
     """When the host was in calls that explain why it launched nothing."""
 
-    synchronising: Stretches
-    communicating: Stretches
+    synchronising: Intervals
+    communicating: Intervals
 
 
 def find_calls(trace: Trace) -> HostCalls:
@@ -124,21 +124,21 @@ def find_gaps(
     place = np.searchsorted(events.begin_ns[order], gaps.end_ns)
     following = np.append(order, -1)[np.minimum(place, len(order))]
     call = np.where(following >= 0, launch[following], -1) if len(launch) else following
-    launched = np.where(call >= 0, events.begin_ns[call], gaps.begin_ns) if len(events) else call
-    length = gaps.end_ns - gaps.begin_ns
-    host_end = np.clip(launched, gaps.begin_ns, gaps.end_ns)
-    host = host_end - gaps.begin_ns
+    launched = np.where(call >= 0, events.begin_ns[call], gaps.start_ns) if len(events) else call
+    length = gaps.end_ns - gaps.start_ns
+    host_end = np.clip(launched, gaps.start_ns, gaps.end_ns)
+    host = host_end - gaps.start_ns
     rest = length - host
     was_queued = host == 0
     launching = np.where(was_queued, 0, np.minimum(rest, LAUNCH_NS))
     calls = calls or find_calls(trace)
-    in_sync = calls.synchronising.within(gaps.begin_ns, host_end)
-    ran_dry = calls.synchronising.within(gaps.begin_ns - 1, gaps.begin_ns) > 0
+    in_sync = calls.synchronising.within(gaps.start_ns, host_end)
+    ran_dry = calls.synchronising.within(gaps.start_ns - 1, gaps.start_ns) > 0
     in_sync = np.where(ran_dry, host, in_sync)
-    in_call = np.minimum(calls.communicating.within(gaps.begin_ns, host_end), host - in_sync)
+    in_call = np.minimum(calls.communicating.within(gaps.start_ns, host_end), host - in_sync)
     is_known = call >= 0
     return IdleGaps(
-        begin_ns=gaps.begin_ns,
+        begin_ns=gaps.start_ns,
         end_ns=gaps.end_ns,
         following=following,
         host_ns=np.where(is_known, host - in_sync - in_call, 0),
@@ -150,7 +150,7 @@ def find_gaps(
     )
 
 
-def find_synchronising(trace: Trace) -> Stretches:
+def find_synchronising(trace: Trace) -> Intervals:
     """When a thread that launches work waited for the device; others, such as a watchdog, may."""
     events = trace.events
     tracks = np.unique(events.track[_named_rows(trace, LAUNCHING, Category.RUNTIME)])
@@ -158,7 +158,7 @@ def find_synchronising(trace: Trace) -> Stretches:
     return unite_events(trace, rows[np.isin(events.track[rows], tracks)])
 
 
-def _host_stretches(trace: Trace, parts: tuple[str, ...], *categories: Category) -> Stretches:
+def _host_stretches(trace: Trace, parts: tuple[str, ...], *categories: Category) -> Intervals:
     """When the host was in a call whose name has one of the parts."""
     return unite_events(trace, _named_rows(trace, parts, *categories))
 

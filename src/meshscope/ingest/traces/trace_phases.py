@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_steps import TraceSteps
-from meshscope.numerics.intervals import Stretches, complement, intersect, subtract, unite
+from meshscope.numerics.intervals import Intervals, complement, intersect, subtract, unite
 from meshscope.store.read.arrays import Int32s, Int64s
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE = (
@@ -79,7 +79,7 @@ def find_phases(trace: Trace, steps: TraceSteps) -> HostPhases:
     data = rows.annotated(_DATA_NAME)
     backward = subtract(rows.find_passes(), data)
     optimizer = subtract(subtract(rows.annotated(_OPTIMIZER_NAME), data), backward)
-    whole = Stretches(steps.begin_ns, steps.end_ns)
+    whole = Intervals(steps.begin_ns, steps.end_ns)
     named = [
         (DATA, _cut(data, whole)),
         (BACKWARD, _cut(backward, whole)),
@@ -90,8 +90,8 @@ def find_phases(trace: Trace, steps: TraceSteps) -> HostPhases:
         named.append((COMPUTE, rest))
     else:
         is_forward = _comes_before(rest, backward, optimizer, steps)
-        named.append((FORWARD, Stretches(rest.begin_ns[is_forward], rest.end_ns[is_forward])))
-        named.append((REST, Stretches(rest.begin_ns[~is_forward], rest.end_ns[~is_forward])))
+        named.append((FORWARD, Intervals(rest.start_ns[is_forward], rest.end_ns[is_forward])))
+        named.append((REST, Intervals(rest.start_ns[~is_forward], rest.end_ns[~is_forward])))
     begin, end = _columns(named)
     name = np.concatenate([np.full(len(found), NAMES.index(one)) for one, found in named])
     order = np.argsort(begin, kind="stable")
@@ -103,9 +103,9 @@ def find_phases(trace: Trace, steps: TraceSteps) -> HostPhases:
     )
 
 
-def _columns(named: list[tuple[str, Stretches]]) -> tuple[Int64s, Int64s]:
+def _columns(named: list[tuple[str, Intervals]]) -> tuple[Int64s, Int64s]:
     return (
-        np.concatenate([found.begin_ns for _, found in named]),
+        np.concatenate([found.start_ns for _, found in named]),
         np.concatenate([found.end_ns for _, found in named]),
     )
 
@@ -114,34 +114,34 @@ def _extent(steps: TraceSteps) -> tuple[int, int]:
     return (int(steps.begin_ns[0]), int(steps.end_ns[-1])) if len(steps) else (0, 0)
 
 
-def _cut(found: Stretches, steps: Stretches) -> Stretches:
+def _cut(found: Intervals, steps: Intervals) -> Intervals:
     """What of it lies in steps, cut where one step follows another."""
-    inside = intersect(found, unite(steps.begin_ns, steps.end_ns))
-    cuts = steps.begin_ns
-    first = np.searchsorted(cuts, inside.begin_ns, side="right")
+    inside = intersect(found, unite(steps.start_ns, steps.end_ns))
+    cuts = steps.start_ns
+    first = np.searchsorted(cuts, inside.start_ns, side="right")
     after = np.searchsorted(cuts, inside.end_ns, side="left")
     count = after - first + 1
     owner = np.repeat(np.arange(len(inside)), count)
     offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-    begin = np.where(offset == 0, inside.begin_ns[owner], 0)
+    begin = np.where(offset == 0, inside.start_ns[owner], 0)
     is_later = offset > 0
     begin[is_later] = cuts[first[owner[is_later]] + offset[is_later] - 1]
     is_last = offset == count[owner] - 1
     end = np.where(is_last, inside.end_ns[owner], 0)
     end[~is_last] = cuts[first[owner[~is_last]] + offset[~is_last]]
-    return Stretches(begin, end)
+    return Intervals(begin, end)
 
 
 def _comes_before(
-    rest: Stretches, backward: Stretches, optimizer: Stretches, steps: TraceSteps
+    rest: Intervals, backward: Intervals, optimizer: Intervals, steps: TraceSteps
 ) -> npt.NDArray[np.bool_]:
     """Whether the next thing that is not `rest` in the same step is a backward."""
     far = np.iinfo(np.int64).max
     following = [
-        np.append(one.begin_ns, far)[np.searchsorted(one.begin_ns, rest.begin_ns)]
+        np.append(one.start_ns, far)[np.searchsorted(one.start_ns, rest.start_ns)]
         for one in (backward, optimizer)
     ]
-    step = steps.locate(rest.begin_ns)
+    step = steps.locate(rest.start_ns)
     until = np.where(step >= 0, steps.end_ns[step], far) if len(steps) else following[0]
     found: npt.NDArray[np.bool_] = (following[0] < following[1]) & (following[0] < until)
     return found
@@ -154,12 +154,12 @@ class _PhaseRows:
         self._trace = trace
         self._events = trace.events
 
-    def annotated(self, pattern: re.Pattern[str]) -> Stretches:
+    def annotated(self, pattern: re.Pattern[str]) -> Intervals:
         """When an annotation with such a name was open."""
         rows = self._named(pattern, Category.ANNOTATION, Category.CPU_OP)
         return unite(self._events.begin_ns[rows], self._events.end_ns[rows])
 
-    def find_passes(self) -> Stretches:
+    def find_passes(self) -> Intervals:
         """Passes of backward: functions of the engine with no operator of another's between."""
         events = self._events
         rows = self._named(_BACKWARD_NAME, Category.CPU_OP)
@@ -167,13 +167,13 @@ class _PhaseRows:
         if len(found) < 2:
             return found
         own = self._foreground(rows, found)
-        before = np.searchsorted(own, found.begin_ns)
+        before = np.searchsorted(own, found.start_ns)
         is_first = np.append(True, before[1:] != before[:-1])
         first = np.flatnonzero(is_first)
         last = np.append(first[1:] - 1, len(found) - 1)
-        return Stretches(found.begin_ns[first], found.end_ns[last])
+        return Intervals(found.start_ns[first], found.end_ns[last])
 
-    def _foreground(self, engine: Int64s, backward: Stretches) -> Int64s:
+    def _foreground(self, engine: Int64s, backward: Intervals) -> Int64s:
         """When the training thread began operators outside of backward's functions."""
         events = self._events
         operators = np.flatnonzero(events.category == Category.CPU_OP)

@@ -28,7 +28,7 @@ from meshscope.ingest.traces.trace_kernels import Work
 from meshscope.ingest.traces.trace_phases import HostPhases, find_phases, take_as_one_step
 from meshscope.ingest.traces.trace_steps import TraceSteps, assign_steps
 from meshscope.ingest.traces.trace_view import TraceView
-from meshscope.numerics.intervals import Stretches, complement, join, unite
+from meshscope.numerics.intervals import Intervals, complement, join, unite
 from meshscope.store.read.arrays import Int32s, Int64s
 
 COPY = "copy"
@@ -213,7 +213,7 @@ class _Look:
         reaches = (place >= 0) & (np.append(exposed[:, 1], 0)[place] >= end)
         held = np.where(reaches, end - np.maximum(since, begin), 0)
         phase = self.phases.locate(begin)
-        hidden = complement(Stretches(exposed[:, 0], exposed[:, 1]), *_extent(begin, end))
+        hidden = complement(Intervals(exposed[:, 0], exposed[:, 1]), *_extent(begin, end))
         unqueued = _find_unqueued(host.collectives, held, hidden)
         return tuple(
             RecordedCollective(
@@ -324,17 +324,17 @@ def _lay(begin: Int64s, end: Int64s, phase: Int64s) -> _Laid:
     return begin[is_any], end[is_any], phase[is_any]
 
 
-def _leave_out(laid: _Laid, busy: Stretches) -> _Laid:
+def _leave_out(laid: _Laid, busy: Intervals) -> _Laid:
     """What of the stretches lies outside of the set."""
     begin, end, phase = laid
     first = np.searchsorted(busy.end_ns, begin, side="right")
-    after = np.searchsorted(busy.begin_ns, end, side="left")
+    after = np.searchsorted(busy.start_ns, end, side="left")
     count = np.clip(after - first, 0, None) + 1
     owner = np.repeat(np.arange(len(begin)), count)
     offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     place = first[owner] + offset
     since = np.append(0, busy.end_ns)[place]
-    until = np.append(busy.begin_ns, np.iinfo(np.int64).max)[place]
+    until = np.append(busy.start_ns, np.iinfo(np.int64).max)[place]
     begin = np.where(offset > 0, np.maximum(begin[owner], since), begin[owner])
     end = np.minimum(end[owner], until)
     is_any = end > begin
@@ -355,7 +355,7 @@ def _extent(begin: Int64s, end: Int64s) -> tuple[int, int]:
 
 
 def _find_unqueued(
-    found: Sequence[TraceCollective], held: Int64s, busy: Stretches
+    found: Sequence[TraceCollective], held: Int64s, busy: Intervals
 ) -> list[tuple[tuple[int, int], ...]]:
     """Per operation when it ran with nothing beside it and held nothing up. Where several ran, a
     moment belongs to the one that began first."""
@@ -372,7 +372,7 @@ def _find_unqueued(
 def _measure_holds(
     trace: Trace,
     others: Int64s,
-    busy: Stretches,
+    busy: Intervals,
     launch: Int64s,
     found: tuple[TraceCollective, ...],
 ) -> Int64s:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.ingest.kineto.trace_columns import Trace, ValueKind
-from meshscope.numerics.intervals import Stretches, unite
+from meshscope.numerics.intervals import Intervals, unite
 from meshscope.store.read.arrays import Int64s
 
 
@@ -19,7 +19,7 @@ def find_ends(trace: Trace, rows: Int64s) -> Int64s:
     return trace.events.begin_ns[rows] + trace.events.duration_ns[rows]
 
 
-def unite_events(trace: Trace, rows: Int64s) -> Stretches:
+def unite_events(trace: Trace, rows: Int64s) -> Intervals:
     """When any of the events runs."""
     return unite(trace.events.begin_ns[rows], find_ends(trace, rows))
 

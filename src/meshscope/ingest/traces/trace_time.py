@@ -22,7 +22,7 @@ from meshscope.ingest.kineto.trace_columns import Trace
 from meshscope.ingest.traces.trace_kernels import KernelClasses, Work
 from meshscope.ingest.traces.trace_spans import find_ends, unite_events
 from meshscope.ingest.traces.trace_steps import TraceSteps, split_by_step
-from meshscope.numerics.intervals import Stretches, join, subtract, unite
+from meshscope.numerics.intervals import Intervals, join, subtract, unite
 from meshscope.store.read.arrays import Int32s, Int64s
 
 
@@ -142,14 +142,14 @@ def _break_down(
     )
 
 
-def unite_work(trace: Trace, classes: KernelClasses, rows: Int64s, work: Work) -> Stretches:
+def unite_work(trace: Trace, classes: KernelClasses, rows: Int64s, work: Work) -> Intervals:
     """When the events among `rows` that count as `work` ran."""
     picked = rows[classes.work[rows] == work]
     return unite_events(trace, picked)
 
 
 def measure(
-    trace: Trace, classes: KernelClasses, rows: Int64s, busy: Stretches | None = None
+    trace: Trace, classes: KernelClasses, rows: Int64s, busy: Intervals | None = None
 ) -> DeviceTime:
     """The times of some events of one device; `busy` is when it ran any, if these are not all."""
     compute = unite_work(trace, classes, rows, Work.COMPUTE)
