@@ -16,30 +16,30 @@ from meshscope import __version__
 from meshscope.errors import MeshscopeError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Run a training command and record every rank."),
-    "train": ("train", "Train a model from a TOML file, in 3D, and record it."),
-    "report": ("report", "Explain a recorded run."),
-    "rules": ("rules", "List the rules of the diagnosis."),
-    "simulate": ("simulate", "Replay a run with other durations."),
-    "trace": ("traces", "Explain traces of torch.profiler."),
-    "import": ("trace_import", "Turn traces of torch.profiler into a run."),
-    "memory": ("memory", "Show what the memory of ranks was used for."),
-    "snapshot": ("snapshot", "Explain a memory snapshot of torch.cuda."),
+    "run": ("jobs.run", "Run a training command and record every rank."),
+    "train": ("jobs.train", "Train a model from a TOML file, in 3D, and record it."),
+    "report": ("commands.report", "Explain a recorded run."),
+    "rules": ("commands.rules", "List the rules of the diagnosis."),
+    "simulate": ("commands.simulate", "Replay a run with other durations."),
+    "trace": ("commands.traces", "Explain traces of torch.profiler."),
+    "import": ("commands.trace_import", "Turn traces of torch.profiler into a run."),
+    "memory": ("commands.memory", "Show what the memory of ranks was used for."),
+    "snapshot": ("commands.snapshot", "Explain a memory snapshot of torch.cuda."),
     "trigger": (
-        "trigger",
+        "jobs.trigger",
         "Ask a running job for a trace of its next steps.",
     ),
     "compare": (
-        "compare",
+        "commands.compare",
         "Compare two runs: step time, budget, loss, settings.",
     ),
-    "hang": ("hang", "Name the rank that a stuck or dead job waits for."),
-    "ls": ("ls", "List the runs below a folder."),
-    "sql": ("sql", "Run a SQL query on a run."),
-    "compact": ("compact", "Turn a finished run into Parquet files."),
-    "glossary": ("glossary", "Explain the words and clocks on the screens."),
+    "hang": ("commands.hang", "Name the rank that a stuck or dead job waits for."),
+    "ls": ("commands.ls", "List the runs below a folder."),
+    "sql": ("commands.sql", "Run a SQL query on a run."),
+    "compact": ("commands.compact", "Turn a finished run into Parquet files."),
+    "glossary": ("commands.glossary", "Explain the words and clocks on the screens."),
 }
-"""Name to the module in `cli.commands` that holds `command`, and the line that --help shows."""
+"""Name to the module below `cli` that holds `command`, and the line that --help shows."""
 
 _EXIT_INTERRUPTED = 130
 _EXIT_BROKEN_PIPE = 141
@@ -81,7 +81,7 @@ class CommandLine(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command: click.Command = import_module(f"meshscope.cli.commands.{entry[0]}").command
+        command: click.Command = import_module(f"meshscope.cli.{entry[0]}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

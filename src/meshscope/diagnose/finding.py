@@ -47,7 +47,7 @@ class Confidence:
 
     level: ConfidenceLevel
     text: str
-    """One clause: "p < 1e-9 over 58 steps, Holm over 8 ranks; effect 18 to 22 %"."""
+    """One clause: "p < 1e-9 over 58 steps, corrected for 8 tests; effect 18 to 22 %"."""
     p_value: float | None = None
     """Corrected for all that was looked at; None where no test was made."""
 

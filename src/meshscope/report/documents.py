@@ -1,10 +1,8 @@
 """Every JSON document: name to version, type and where keys are not fields; and their schemas."""
 
-import msgspec
-
 from meshscope.analyze.memory.memory_attribution import MemoryOverview
 from meshscope.report import listings, trace_document
-from meshscope.report.encode import Shapes, describe
+from meshscope.report.encode import Shapes, encode_schema
 from meshscope.report.run import document
 from meshscope.report.sections import compare, hang, memory, simulate, snapshot
 from meshscope.simulate.simulation import Simulation
@@ -30,10 +28,7 @@ DOCUMENTS: dict[str, tuple[int, type, Shapes]] = {
 
 def render_schemas() -> dict[str, str]:
     """Text of every schema by the name of its file in `docs/schemas`."""
-    schemas = {
-        f"{name}.schema.json": describe(name, *described) for name, described in DOCUMENTS.items()
-    }
     return {
-        file: msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
-        for file, schema in schemas.items()
+        f"{name}.schema.json": encode_schema(name, *described)
+        for name, described in DOCUMENTS.items()
     }

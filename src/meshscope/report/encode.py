@@ -13,6 +13,7 @@ import ast
 import builtins
 import dataclasses
 import inspect
+import json
 import math
 import re
 import sys
@@ -58,9 +59,23 @@ _FIELDS = Shape()
 def encode(name: str, version: int, document: object, shapes: Shapes | None = None) -> str:
     """Indented JSON with a final newline."""
     body = as_plain(document, shapes)
-    text = msgspec.json.encode({"document": name, "document_version": version, **body})
-    shown = msgspec.json.format(text, indent=2).decode() + "\n"
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", shown)
+    text = _write({"document": name, "document_version": version, **body})
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def encode_schema(name: str, version: int, document: type, shapes: Shapes | None = None) -> str:
+    """The JSON Schema of a document, indented, with a final newline."""
+    return _write(describe(name, version, document, shapes))
+
+
+def embed(value: Mapping[str, object]) -> str:
+    """ASCII JSON that cannot end the HTML element it stands in, nor open a comment there."""
+    text = json.dumps(value)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _write(plain: Mapping[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n"
 
 
 def as_plain(value: object, shapes: Shapes | None = None) -> Any:

@@ -154,7 +154,7 @@ def describe_degrees(degrees: Mapping[str, int]) -> str:
     return "×".join(used) or ("dp1" if degrees else "")
 
 
-def place(label: str, degrees: Mapping[str, int]) -> str:
+def position(label: str, degrees: Mapping[str, int]) -> str:
     """`dp3.tp1`: a rank's coordinates along the axes in use; `dp0` when none is."""
     parts = clean_text(label).split(".")
     used = [part for part in parts if degrees.get(part.rstrip("0123456789"), 1) > 1]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.cli.progress import PlainProgress, StatusLine, describe_progress
+from meshscope.cli.jobs.progress import PlainProgress, StatusLine, describe_progress
 from meshscope.store.read.tail import LiveView, RunTail
 from meshscope.store.write.writer import RankWriter
 

@@ -168,7 +168,7 @@ def test_few_timed_steps_make_it_a_hint(tmp_path):
 def test_few_steps_are_said(tmp_path):
     make_run(tmp_path, num_steps=6)
     (found,) = find("HE008", tmp_path)
-    assert (found.title, found.severity) == ("the diagnosis rests on few steps", Severity.LOW)
+    assert (found.title, found.severity) == ("the diagnosis is based on few steps", Severity.LOW)
     assert find("HE008", tmp_path, diagnosis_min_steps=5) == []
 
 

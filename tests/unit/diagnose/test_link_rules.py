@@ -93,7 +93,7 @@ def test_late_handover_is_named_and_priced(tmp_path: Path) -> None:
     (finding,) = _find(job.close())
 
     assert finding.ranks == (0, 1)
-    assert "dp operations are handed over late" in finding.title
+    assert "dp operations late" in finding.title
     assert not isinstance(finding.gain, Unavailable)
     assert finding.gain.saved_ns == pytest.approx(15 * MS, rel=0.05)
 

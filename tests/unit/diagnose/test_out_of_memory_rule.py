@@ -70,7 +70,7 @@ def test_a_full_device_is_told(tmp_path, num_more, severity):
     assert ": cuda:0 is full: 3.00 GiB of 5.00 GiB" in finding.summary
     assert "2.00 GiB were asked for" in finding.summary
     report = "memory/rank0/out_of_memory.json"
-    assert f"{report} says what it held" in finding.summary
+    assert f"{report} lists what it held" in finding.summary
     assert json.loads((tmp_path / "run" / report).read_text())["requested_bytes"] == 2 * GIB
     assert (tmp_path / "run" / "memory/rank0/out_of_memory.pickle").exists()
 

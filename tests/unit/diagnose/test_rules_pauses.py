@@ -79,7 +79,7 @@ def test_pauses_without_a_recorded_cause_are_told_as_such(tmp_path):
     fast_ns = record(tmp_path / "fast", noisy(4))
     (finding,) = diagnose_run(tmp_path / "slow")
     assert (finding.code, finding.ranks) == ("PA002", (1,))
-    assert finding.title == "rank 1 pauses now and then"
+    assert finding.title == "rank 1 pauses occasionally"
     assert "in forward and not in backward" in finding.summary
     assert finding.saved_ns == pytest.approx(slow_ns - fast_ns, rel=0.1)
 

@@ -57,7 +57,7 @@ SYMPTOM = Finding(
 )
 NOTE = Finding(
     code="HE008",
-    title="the diagnosis rests on few steps",
+    title="the diagnosis is based on few steps",
     severity=Severity.LOW,
     summary="few steps.",
     change="Record more.",
@@ -125,7 +125,7 @@ def test_a_healthy_run_says_that_rules_looked(run_dir):
     text = render_report(report_with(run_dir, diagnosis_of(NOTE)), Screen())
     assert text.startswith("60 steps on 8 ranks")
     assert "3 rules ran; no finding above low severity\n" in text
-    assert "low  HE008  the diagnosis rests on few steps\n" in text
+    assert "low  HE008  the diagnosis is based on few steps\n" in text
 
 
 @pytest.mark.parametrize(("has_accelerators", "unit"), [(True, "GPU-hours"), (False, "rank-hours")])

@@ -123,12 +123,13 @@ def test_logged_values_are_written_alike_with_four_digits(values, texts):
 def test_axes_of_degree_one_are_left_out_where_there_are_others():
     dp8 = {"dp": 8, "tp": 1, "pp": 1, "cp": 1, "ep": 1}
     assert form.layout("dp8×tp1×pp1", dp8) == "dp8"
-    assert form.place("dp3.tp0.pp0", dp8) == "dp3"
+    assert form.position("dp3.tp0.pp0", dp8) == "dp3"
     mixed = dp8 | {"pp": 2}
     assert form.layout("dp8×tp1×pp2 (dp-pp, pp fastest)", mixed) == "dp8×pp2 (dp-pp, pp fastest)"
-    assert form.place("dp3.tp0.pp1", mixed) == "dp3.pp1"
+    assert form.position("dp3.tp0.pp1", mixed) == "dp3.pp1"
     alone = dict.fromkeys(dp8, 1)
-    assert (form.layout("dp1×tp1×pp1", alone), form.place("dp0.tp0.pp0", alone)) == ("dp1", "dp0")
+    assert form.layout("dp1×tp1×pp1", alone) == "dp1"
+    assert form.position("dp0.tp0.pp0", alone) == "dp0"
 
 
 @pytest.mark.parametrize(

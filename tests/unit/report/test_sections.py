@@ -141,7 +141,7 @@ def test_an_incomplete_recording_is_said_first(tmp_path):
     make_run(tmp_path, layout=Layout(dp=3), faults=faults)
     lines = render_report(report_of(tmp_path), Screen()).splitlines()
     assert lines[1] == (
-        "! The recording is not complete: 1 rank missing, 1 damaged or unreadable place."
+        "! The recording is not complete: 1 rank missing, 1 damaged or unreadable part."
     )
 
 

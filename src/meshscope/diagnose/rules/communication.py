@@ -116,8 +116,8 @@ def _tell(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> It
         title=f"transfers along {exposed.axis} are not hidden",
         severity=severity if exposed.is_hideable else Severity.LOW,
         summary=f"a rank is held up {duration(exposed.mean_ns)} per step by transfers along "
-        f"{exposed.axis} that nothing hides, {ratio(exposed.ratio)} of the wall clock; waiting for "
-        "late ranks is not in this.",
+        f"{exposed.axis} that nothing hides, {ratio(exposed.ratio)} of the wall clock; this "
+        "excludes waits for late ranks.",
         evidence=(
             Evidence(name="axis", value=exposed.axis),
             Evidence(name="exposed transfer per rank and step", value=exposed.mean_ns, unit="ns"),
@@ -267,7 +267,7 @@ class SmallOperations(Rule):
         if share < context.thresholds[_MIN_SMALL_RATIO]:
             return
         transfer = np.where(row, 0, communication.row_times.transfer_ns)
-        edit = Edit(name=f"small operations along {axis} put together", transfer_ns=transfer)
+        edit = Edit(name=f"small operations along {axis} combined", transfer_ns=transfer)
         gain = context.price([edit])[0]
         size = float(np.median(communication.operations.rows.size_bytes[row]))
         is_hideable = _is_hideable(timeline, communication, row)
@@ -284,7 +284,7 @@ class SmallOperations(Rule):
                 Evidence(name="median size", value=size, unit="bytes"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
             ),
-            change="Put small tensors together before communicating: buckets, coalescing.",
+            change="Combine small tensors before communicating: buckets, coalescing.",
             gain=gain,
             edit=edit,
         )

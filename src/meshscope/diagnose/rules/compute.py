@@ -76,7 +76,7 @@ class BackwardHeavy(Rule):
             return
         yield Finding(
             code=self.code,
-            title="backward is long for its forward",
+            title="backward takes long compared with forward",
             severity=Severity.LOW,
             summary=f"ranks work {duration(float(backward))} in backward and "
             f"{duration(float(forward))} in forward per step, {backward / forward:.1f} times as "
@@ -89,7 +89,7 @@ class BackwardHeavy(Rule):
             ),
             change="Look for hooks, copies and synchronisation in backward, and at what is "
             "recomputed.",
-            gain=Unavailable("what backward must take is not known"),
+            gain=Unavailable("how long backward should take is not known"),
         )
 
 
@@ -135,7 +135,7 @@ class OptimizerHeavy(Rule):
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
             ),
             change="Use a fused optimizer, shard its state over dp, or update less often.",
-            gain=Unavailable("what a fused optimizer would take is not known"),
+            gain=Unavailable("how long a fused optimizer would take is not known"),
         )
 
 
@@ -183,7 +183,7 @@ class LowUtilisation(Rule):
             change="Check the FLOPs and the declared peak."
             if mfu.is_impossible
             else "Follow the largest lines of the budget.",
-            gain=Unavailable("other findings price the causes"),
+            gain=Unavailable("the findings about its causes say what they save"),
         )
 
 

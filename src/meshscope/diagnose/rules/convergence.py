@@ -1,6 +1,6 @@
 """Rules about training itself: the loss, the gradient norm, updates that were not made.
 
-They cost no time of a step, so severity depends on what they mean for the run: all steps after a
+They cost no step time, so severity depends on what they mean for the run: all steps after a
 loss that is not a number are lost.
 """
 
@@ -64,7 +64,7 @@ _MIN_SKIPPED_RATIO = Threshold(
     meaning="share of the updates after the first tenth of the run that were skipped",
 )
 
-NOT_TIME = Unavailable("it costs no time of a step, but what the steps are for")
+NOT_TIME = Unavailable("it costs no step time")
 _MIN_SKIPPED = 3
 _MAX_LISTED = 8
 
@@ -217,7 +217,7 @@ class LossPlateau(Rule):
         half = len(loss) // 2
         yield Finding(
             code=self.code,
-            title="the loss does not fall any more",
+            title="the loss no longer falls",
             severity=Severity.LOW,
             summary=f"Over the last {plural(len(loss) - half, 'step')} the loss changed by between "
             f"{ratio(change[0])} and {ratio(change[2])} of its level, "
@@ -325,7 +325,7 @@ class GradientNorm(Rule):
         """At most one: not finite, exploding, vanishing, in this order."""
         found = need(context.study.convergence)
         if found.loss_nonfinite is not None:
-            return  # a loss that is not finite has such gradients: told once
+            return  # a loss that is not finite has such gradients: reported once
         skipped = known(context.study.get(_job_skipped))
         is_scaled = skipped is not None and skipped.num_skipped > 0
         if found.norm_nonfinite is not None and not is_scaled:
@@ -422,18 +422,18 @@ class JointDisturbances(Rule):
         shown = ", ".join(map(str, event.steps[:_MAX_LISTED]))
         return Finding(
             code=self.code,
-            title=f"{event.first} and {event.second} are out of line in the same "
+            title=f"{event.first} and {event.second} are disturbed in the same "
             f"{plural(len(event.steps), 'step')}",
             severity=Severity.LOW
-            if "slow step" in (event.first, event.second)
+            if "step time" in (event.first, event.second)
             else Severity.MEDIUM,
-            summary=f"{event.first.capitalize()} and {event.second} meet in "
+            summary=f"Disturbances of {event.first} and {event.second} coincide in "
             f"{plural(len(event.steps), 'step')} ({shown}); by chance {event.expected:.2g} of "
             f"{count(event.num_first)} and {count(event.num_second)} would.",
             first_step=event.steps[0],
             last_step=event.steps[-1],
             evidence=(
-                Evidence(name="meetings", value=len(event.steps)),
+                Evidence(name="coincidences", value=len(event.steps)),
                 Evidence(name="expected by chance", value=event.expected),
                 Evidence(name="steps", value=shown),
             ),
@@ -459,9 +459,9 @@ def _mark_steps(
         min_change_ratio=context.thresholds[_SLOW_STEP_RATIO],
     )
     named = {
-        "loss spike": found.loss_spikes,
-        "gradient norm spike": found.norm_spikes,
-        "slow step": slow,
+        "loss": found.loss_spikes,
+        "gradient norm": found.norm_spikes,
+        "step time": slow,
     }
     marks = {
         name: np.array([spike.step for spike in spikes.up], dtype=np.int64)

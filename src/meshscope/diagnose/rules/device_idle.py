@@ -82,9 +82,9 @@ class HostSynchronises(Rule):
             title="hosts wait for their devices in the loop",
             severity=severity_of(gain, otherwise=share),
             summary=f"a device idles {duration(mean)} per step, {ratio(share)} of the wall clock, "
-            "behind calls in which its host waited for it.",
+            "after calls in which its host waited for it.",
             evidence=(
-                Evidence(name="idle behind synchronising calls", value=mean, unit="ns"),
+                Evidence(name="idle after synchronising calls", value=mean, unit="ns"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
             ),
             confidence=state_confidence(context),
@@ -140,7 +140,7 @@ class ExposedCopies(Rule):
                 Evidence(name="exposed copies per rank and step", value=mean, unit="ns"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
             ),
-            change="Pin host memory and copy ahead, on a stream of its own.",
+            change="Pin host memory and copy ahead, on a separate stream.",
             gain=gain,
             edit=edit,
         )

@@ -76,9 +76,9 @@ class RuleFailed(Rule):
                 "what it would have found is missing here.",
                 evidence=(
                     Evidence(name="error", value=failure.error),
-                    Evidence(name="place", value=failure.place),
+                    Evidence(name="location", value=failure.place),
                 ),
-                change="Report this error; the other findings stand.",
+                change="Report this error; the other findings are valid.",
                 gain=_NO_TIME_LOST,
             )
 
@@ -123,7 +123,7 @@ class RankStopped(Rule):
                 title=f"there is no trace of {name_ranks(missing)}",
                 severity=Severity.LOW,
                 summary=f"{plural(len(missing), 'rank')} of {count(context.study.num_ranks)} have "
-                "no trace: waits for them cannot be told from transfers.",
+                "no trace: waits for them cannot be separated from transfers.",
                 ranks=tuple(islice(missing, _MAX_RANKS_LISTED)),
                 evidence=(Evidence(name="ranks without a trace", value=len(missing)),),
                 change="Trace all ranks of the group in question, over the same steps.",
@@ -135,7 +135,7 @@ class RankStopped(Rule):
                 title=f"{name_ranks(missing)} {be(missing)} not recorded",
                 severity=Severity.MEDIUM,
                 summary=f"{plural(len(missing), 'rank')} of {count(context.study.num_ranks)} left "
-                "no recording: waits for them cannot be told from transfers.",
+                "no recording: waits for them cannot be separated from transfers.",
                 ranks=tuple(islice(missing, _MAX_RANKS_LISTED)),
                 evidence=(Evidence(name="ranks without a recording", value=len(missing)),),
                 change="Start every rank under `meshscope run`, or make its run directory one that "
@@ -171,7 +171,7 @@ class RankStopped(Rule):
                 "still running, or was killed as a whole.",
                 evidence=(Evidence(name="ranks without an end", value=stopped.num_unknown),),
                 confidence=Confidence(
-                    level=ConfidenceLevel.LOW, text="nothing is known of the processes"
+                    level=ConfidenceLevel.LOW, text="nothing is known about the processes"
                 ),
                 change="Nothing, if the job is still running.",
                 gain=_NO_TIME_LOST,
@@ -214,13 +214,13 @@ class RecordingDamaged(Rule):
                 code=self.code,
                 title="part of the recording is lost",
                 severity=Severity.MEDIUM if is_serious else Severity.LOW,
-                summary=f"{plural(len(problems), 'place')} of the recording could not be used"
+                summary=f"{plural(len(problems), 'part')} of the recording could not be read"
                 f"{records}; the first: {problems[0].text}.",
                 ranks=ranks,
                 evidence=(
-                    Evidence(name="places", value=len(problems)),
+                    Evidence(name="unreadable parts", value=len(problems)),
                     Evidence(name="records lost", value=lost),
-                    Evidence(name="records that found no space", value=health.num_dropped),
+                    Evidence(name="records dropped for lack of space", value=health.num_dropped),
                 ),
                 change="Free space where the run is written, and see the report's problems for "
                 "file and offset.",
@@ -230,13 +230,13 @@ class RecordingDamaged(Rule):
             first = health.errors[0]
             yield Finding(
                 code=self.code,
-                title="the recorder caught errors of its own",
+                title="the recorder had errors",
                 severity=Severity.LOW,
                 summary=f"{plural(health.num_errors, 'error')} inside the recorder, most in "
                 f"{first.site}: {first.first_message}.",
                 ranks=tuple(sorted({rank for error in health.errors for rank in error.ranks})),
                 evidence=(Evidence(name="errors", value=health.num_errors),),
-                change="Report the message; training was not touched by it.",
+                change="Report the message; training was not affected.",
                 gain=_NO_TIME_LOST,
             )
 
@@ -271,15 +271,15 @@ class ClocksApart(Rule):
             return
         ranks = tuple(sorted(rank for clock in unplaced for rank in clock.ranks))
         what = (
-            f"{plural(len(unplaced), 'clock')} of {count(len(clocks.clocks))} cannot be placed"
+            f"{plural(len(unplaced), 'clock')} of {count(len(clocks.clocks))} cannot be aligned"
             if unplaced
             else clocks.problems[0]
         )
         yield Finding(
             code=self.code,
-            title="clocks of hosts could not be brought together",
+            title="clocks of hosts could not be aligned",
             severity=Severity.MEDIUM if unplaced else Severity.LOW,
-            summary=f"{what}; waits between these hosts are not told from transfers.",
+            summary=f"{what}; waits between these hosts cannot be separated from transfers.",
             ranks=ranks,
             evidence=tuple(Evidence(name="clocks", value=text) for text in clocks.problems[:4]),
             change="Call recorder.calibrate_clocks() once at the start of training.",
@@ -321,7 +321,7 @@ class RecorderCost(Rule):
         gain = Estimate(
             saved_ns=overhead.median_ns,
             step_ns=overhead.median_ns / share,
-            basis="what the recorder timed of itself, median",
+            basis="measured by the recorder itself, median",
         )
         is_hint = overhead.num_steps < context.thresholds[_MIN_OVERHEAD_SAMPLES]
         yield Finding(
@@ -375,12 +375,12 @@ class Desynchronised(Rule):
                 title=f"ranks disagree on operation {found.sequence} of a group along "
                 f"{found.group.axis}",
                 severity=Severity.HIGH,
-                summary=f"at operation {found.sequence} of {name_ranks(found.group.ranks)} "
+                summary=f"at operation {found.sequence} of {name_ranks(found.group.ranks)}, "
                 f"{'; '.join(sides)}.",
                 ranks=fewest.ranks if len(found.sides) > 1 else (),
                 first_step=known(fewest.step),
                 evidence=(
-                    Evidence(name="operations from there on", value=found.num_untrusted),
+                    Evidence(name="operations not trusted", value=found.num_untrusted),
                     *(Evidence(name="side", value=side) for side in sides),
                 ),
                 change="Make all ranks call the same operations in the same order; look for a "
@@ -418,9 +418,9 @@ class ReplayRefused(Rule):
         fidelity = replay.fidelity
         yield Finding(
             code=self.code,
-            title="gains are not priced: the replay misses the clock",
+            title="no savings are given: the replay does not reproduce the step time",
             severity=Severity.LOW,
-            summary=f"replayed with the durations measured, a step takes "
+            summary=f"replayed with the measured durations, a step takes "
             f"{duration(fidelity.replayed_ns)} instead of {duration(fidelity.measured_ns)} "
             f"({ratio(fidelity.error_ratio)} off); findings are graded by the time their cause "
             "takes.",
@@ -435,7 +435,7 @@ class ReplayRefused(Rule):
 
 
 class PartOfTheSteps(Rule):
-    """The diagnosis rests on few steps, or on a part of them.
+    """The diagnosis is based on few steps, or on a part of them.
 
     What it finds: runs with fewer than `diagnosis_min_steps` steps after warm-up, and runs whose
     timeline holds less than `diagnosis_min_steps_ratio` of the steps.
@@ -466,12 +466,11 @@ class PartOfTheSteps(Rule):
             return
         yield Finding(
             code=self.code,
-            title="the diagnosis rests on few steps"
+            title="the diagnosis is based on few steps"
             if is_short
-            else "the diagnosis rests on a part of the steps",
+            else "the diagnosis is based on a part of the steps",
             severity=Severity.LOW,
-            summary=f"{count(kept)} of {plural(steady, 'step')} after warm-up were looked at on "
-            "all ranks together.",
+            summary=f"{count(kept)} of {plural(steady, 'step')} after warm-up were analysed.",
             evidence=(
                 Evidence(name="steps after warm-up", value=steady, unit="steps"),
                 Evidence(name="steps on the timeline", value=kept, unit="steps"),

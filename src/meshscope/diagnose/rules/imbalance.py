@@ -12,7 +12,7 @@ from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Fi
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, even_microbatches
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.wording import plural, ratio
+from meshscope.diagnose.wording import count, ratio
 
 _MIN_SEQUENCE_CORRELATION = Threshold(
     name="sequence_min_correlation",
@@ -83,12 +83,12 @@ def _describe(code: str, found: SequenceImbalance, timeline: Timeline, context: 
         title="sequences have uneven lengths",
         severity=severity_of(gain, otherwise=None if load is None else load.lost_ratio),
         summary=f"Forward and backward of the same {found.unit} vary together, r = "
-        f"{found.correlation:.2f}, by {ratio(found.variation_ratio)}{with_tokens}: the work of "
-        f"ranks follows from their data.",
+        f"{found.correlation:.2f}, by {ratio(found.variation_ratio)}{with_tokens}: the data "
+        "determines the work of each rank.",
         evidence=tuple(evidence),
         confidence=Confidence(
             level=ConfidenceLevel.MEDIUM,
-            text=f"r = {found.correlation:.2f} over {plural(found.num_pairs, found.unit)}",
+            text=f"r = {found.correlation:.2f} over {count(found.num_pairs)} {found.unit} pairs",
         ),
         change="Sort batches by length, or pack sequences so that each batch costs the same.",
         gain=gain,

@@ -177,8 +177,8 @@ def _describe_slow(ranks: tuple[int, ...], stalls: InputStalls, worst: int) -> t
         )
     return (
         f"{names} slow between steps",
-        f"rank {stalls.ranks[worst]} spends {own} between steps, where nothing names what it does, "
-        f"its peers {peers}; a plain iterator gets its data there.",
+        f"rank {stalls.ranks[worst]} spends {own} between steps without a phase, its peers "
+        f"{peers}; a plain iterator fetches its data there.",
     )
 
 
@@ -196,8 +196,8 @@ def _describe_bound(
         )
     return (
         "much time passes between steps",
-        f"{name_ranks(ranks)} spend{ending} {duration(typical_ns)} between steps, {share} of a "
-        "step, where nothing names what is done; a plain iterator gets its data there.",
+        f"{name_ranks(ranks)} spend{ending} {duration(typical_ns)} between steps without a phase, "
+        f"{share} of a step; a plain iterator fetches its data there.",
     )
 
 
@@ -307,12 +307,12 @@ class InputBound(Rule):
         limit_ns = _least_ns(context, stalls, MIN_STALL_RATIO)
         is_stalled = stalls.common_ns >= limit_ns
         is_slow = _find_slow(context, stalls)
-        # Whoever is slower than its peers is IN001's; here counts what all of them share.
+        # A rank that is slower than its peers is reported by IN001; here counts what all share.
         if not is_stalled.any() or len(timeline.steps) < MIN_STEPS:
             return
         target = np.where(is_stalled, stalls.excess_ns * is_slow, stalls.mean_ns)
         ranks = tuple(rank for rank, one in zip(stalls.ranks, is_stalled, strict=True) if one)
-        edit = Edit(name="nobody waits for data", work_ns=_shorten(timeline, stalls, target))
+        edit = Edit(name="no rank waits for data", work_ns=_shorten(timeline, stalls, target))
         gain = context.price([edit])[0]
         typical = float(np.median(stalls.common_ns[is_stalled]))
         share = typical / stalls.step_ns

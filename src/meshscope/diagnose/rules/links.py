@@ -85,7 +85,7 @@ class SlowLinkRule(Rule):
         handovers = known(context.study.get(_late_handovers)) or []
         late = [one for one in handovers if one.cost_ns >= limit_ns]
         edits = [
-            Edit(name=f"{one.axis} operations handed over in time", work_ns=one.new_work_ns)
+            Edit(name=f"{one.axis} operations started in time", work_ns=one.new_work_ns)
             for one in late
         ]
         for one, edit, gain in zip(late, edits, context.price(edits), strict=True):
@@ -98,13 +98,13 @@ class SlowLinkRule(Rule):
         share = link.cost_ns / _period_ns(timeline)
         kind = part.times.link_class.kind
         what = "messages" if kind is Kind.RECV else kind.label
-        where = "going by other axes or by any network" if link.is_whole_axis else "elsewhere"
+        where = "by other axes they should take" if link.is_whole_axis else "elsewhere they take"
         return Finding(
             code=self.code,
             title=f"{_name(link)} is slow",
             severity=severity_of(gain, otherwise=share),
             summary=f"{what} of {part.times.size_bytes:,.0f} bytes over {_name(link)} take "
-            f"{duration(part.times.floor_ns)} or more in nine of ten cases; {where} it is "
+            f"{duration(part.times.floor_ns)} or more in nine of ten cases; {where} "
             f"{duration(part.usual_ns)}.",
             ranks=link.ranks,
             evidence=(
@@ -112,7 +112,7 @@ class SlowLinkRule(Rule):
                 Evidence(
                     name="transfer that nine in ten exceed", value=part.times.floor_ns, unit="ns"
                 ),
-                Evidence(name="the same of other links", value=part.usual_ns, unit="ns"),
+                Evidence(name="the same on other links", value=part.usual_ns, unit="ns"),
                 Evidence(name="operations compared", value=len(part.times.match)),
                 Evidence(
                     name="extra time per step, if none is hidden", value=link.cost_ns, unit="ns"
@@ -129,24 +129,25 @@ class SlowLinkRule(Rule):
         self, late: LateHandover, edit: Edit, gain: Gain | Unavailable, timeline: Timeline
     ) -> Finding:
         share = late.cost_ns / _period_ns(timeline)
+        ending = "s" if len(late.ranks) == 1 else ""
         return Finding(
             code=self.code,
-            title=f"{late.axis} operations are handed over late by {name_ranks(late.ranks)}",
+            title=f"{name_ranks(late.ranks)} start{ending} {late.axis} operations late",
             severity=severity_of(gain, otherwise=share),
-            summary=f"{name_ranks(late.ranks)} spend {duration(late.delay_ns)} before an operation "
-            f"of {late.axis} in which nothing else is known to be done, "
-            f"{late.num_per_step:.3g} times per step, {ratio(share)} of it.",
+            summary=f"{name_ranks(late.ranks)} spend{ending} {duration(late.delay_ns)} before a "
+            f"{late.axis} operation without recorded work, {late.num_per_step:.3g} times per step, "
+            f"{ratio(share)} of the step.",
             ranks=late.ranks,
             evidence=(
                 Evidence(name="axis", value=late.axis),
                 Evidence(name="delay before an operation", value=late.delay_ns, unit="ns"),
-                Evidence(name="usual time of the same without", value=late.usual_ns, unit="ns"),
-                Evidence(name="per rank and step", value=late.num_per_step),
+                Evidence(name="usual time before an operation", value=late.usual_ns, unit="ns"),
+                Evidence(name="delays per rank and step", value=late.num_per_step),
             ),
             confidence=Confidence(
                 level=ConfidenceLevel.MEDIUM,
-                text=f"nine in ten of them over {plural(late.num_steps, 'step')}; an action that "
-                "has more to compute looks the same",
+                text=f"nine in ten operations over {plural(late.num_steps, 'step')}; an action "
+                "that has more to compute looks the same",
             ),
             change="Look at what happens between the last gradient and the call: copies into "
             "buffers, registration of memory, a throttled sender.",

@@ -150,7 +150,7 @@ class MemoryLeak(Rule):
             severity=self._grade(context, forecast),
             summary=f"{name_ranks(numbers).capitalize()} {be(numbers)} growing by "
             f"{memory(per_step)} a step{together}, {memory(sum(g.rise for g in growths))} over "
-            f"the {plural(growths[0].last_step - growths[0].first_step, 'step')} looked at"
+            f"the {plural(growths[0].last_step - growths[0].first_step, 'step')} analysed"
             f"{_tell_forecast(forecast)}.",
             ranks=numbers,
             first_step=min(growth.first_step for growth in growths),
@@ -176,7 +176,7 @@ class MemoryLeak(Rule):
             ),
             confidence=Confidence(
                 level=ConfidenceLevel.HIGH,
-                text=f"{p_value(min(1.0, worst_p))} for growth within stretches of the run, "
+                text=f"{p_value(min(1.0, worst_p))} for growth within windows of the run, "
                 f"{plural(growths[0].num_samples, 'sample')}, "
                 f"over {plural(len(context.study.attempt.ranks), 'rank')}",
                 p_value=min(1.0, worst_p),
@@ -214,7 +214,7 @@ def _forecast_evidence(forecast: Forecast | Unavailable) -> tuple[Evidence, ...]
     if isinstance(forecast, Unavailable):
         return ()
     return (
-        Evidence(name="memory there is", value=forecast.limit_bytes, unit="bytes"),
+        Evidence(name="available memory", value=forecast.limit_bytes, unit="bytes"),
         Evidence(name="in use at the last sample", value=forecast.used_bytes, unit="bytes"),
         Evidence(name="steps until it is full", value=round(forecast.num_steps), unit="steps"),
     )
@@ -277,7 +277,7 @@ class NearCapacity(Rule):
             ranks=ranks,
             evidence=(
                 Evidence(name="highest use", value=used, unit="bytes"),
-                Evidence(name="memory there is", value=limit, unit="bytes"),
+                Evidence(name="available memory", value=limit, unit="bytes"),
                 Evidence(name="share in use", value=share, unit="ratio"),
             ),
             change=NEED_LESS_MEMORY,

@@ -90,16 +90,16 @@ class TooFewMicrobatches(Rule):
             summary=(
                 f"{bubble.executed.name} with {m} microbatches on {p} pipeline ranks leaves them "
                 f"idle for {ratio(inherent)} of the pipeline's time ({duration(bubble.cost_ns)}) "
-                f"even with equal stages; measured are {ratio(bubble.bubble_ratio)}."
+                f"even with equal stages; {ratio(bubble.bubble_ratio)} was measured."
             ),
             evidence=(*bubble_evidence(view), *_list_alternatives(view, wanted)),
             confidence=describe_confidence(
                 view,
-                "a microbatch is taken to need time in proportion to its samples",
+                "assumes that a microbatch takes time in proportion to its samples",
                 ConfidenceLevel.MEDIUM,
             ),
             change=(
-                f"Cut each step into {wanted} microbatches instead of {m}, with as many samples "
+                f"Split each step into {wanted} microbatches instead of {m}, with as many samples "
                 f"in total, or use a schedule with a smaller bubble."
             ),
             gain=gain,
@@ -114,21 +114,21 @@ class TooFewMicrobatches(Rule):
         gain = Estimate(
             saved_ns=waits.saved_ns(wanted),
             step_ns=waits.step_ns,
-            basis="waits for messages of the pipeline, as far as equal stages explain them, "
-            "in proportion to the size of a microbatch",
+            basis="the pipeline waits that equal stages explain, in proportion to the size of a "
+            "microbatch",
         )
         yield Finding(
             code=self.code,
             title=f"{plural(m, 'microbatch', 'microbatches')} for {plural(p, 'stage')}",
             severity=_cap(context, m, p, gain),
             summary=(
-                f"ranks of the pipeline wait {duration(waits.bubble_ns)} of a step of "
-                f"{duration(waits.step_ns)} for messages of each other, with "
-                f"{plural(m, 'message')} for each step."
+                f"pipeline ranks wait {duration(waits.bubble_ns)} of a step of "
+                f"{duration(waits.step_ns)} for each other's messages, with "
+                f"{plural(m, 'message')} per step."
             ),
             evidence=(
                 Evidence(name="wait for messages", value=waits.bubble_ns, unit="ns"),
-                Evidence(name="of it, by equal stages", value=waits.inherent_ns, unit="ns"),
+                Evidence(name="of which by equal stages", value=waits.inherent_ns, unit="ns"),
                 Evidence(name="messages of a step", value=m),
             ),
             confidence=Confidence(
@@ -136,7 +136,7 @@ class TooFewMicrobatches(Rule):
                 text="no actions and no phases of stages were recorded: uneven stages or slow "
                 "transfers would look the same",
             ),
-            change=f"Cut each step into {wanted} microbatches instead of {m}.",
+            change=f"Split each step into {wanted} microbatches instead of {m}.",
             gain=gain,
         )
 
@@ -161,13 +161,13 @@ def _price_microbatches(view: PipelineView, wanted: int) -> Gain | Estimate | Un
 
 
 def _cap(context: Context, m: int, p: int, gain: Gain | Estimate | Unavailable) -> Severity:
-    """Enough microbatches are a choice, not a fault, whatever more would win."""
+    """Enough microbatches are a choice, not a fault, whatever more would save."""
     is_few = m < context.thresholds[_MIN_MICROBATCHES_PER_STAGE] * p
     return severity_of(gain) if is_few else Severity.LOW
 
 
 def _list_alternatives(view: PipelineView, wanted: int) -> tuple[Evidence, ...]:
-    """What other numbers of microbatches and the best schedules win."""
+    """What other numbers of microbatches and the best schedules save."""
     m = view.analysis.times.schedule.num_microbatches
     found = []
     for count in sorted({2 * m, 2 * wanted}):

@@ -67,19 +67,19 @@ class OutOfMemory(Rule):
             code=self.code,
             title=f"{name_ranks(ranks)} ran out of device memory",
             severity=Severity.CRITICAL if has_ended else Severity.MEDIUM,
-            summary=f"Rank {first.rank} was full{_where(first)} {end}: {first.sentence}. "
+            summary=f"Rank {first.rank} ran out of memory{_where(first)} {end}: {first.sentence}. "
             f"{_files(first)}",
             ranks=ranks,
             first_step=first.step,
             evidence=(
-                Evidence(name="times an allocation failed", value=len(found)),
+                Evidence(name="failed allocations", value=len(found)),
                 Evidence(name="ranks that ended there", value=len({o.rank for o in has_ended})),
             ),
             confidence=Confidence(
                 level=ConfidenceLevel.HIGH,
-                text=f"torch said so {plural(len(found), 'time')}, just before it raised",
+                text=f"torch reported it {plural(len(found), 'time')}, just before it raised",
             ),
-            change="Make room for what holds most: recompute activations or take smaller "
+            change="Reduce what uses most: recompute activations or use smaller "
             "microbatches, shard optimizer state, gradients and parameters; with much reserved and "
             "not in use, expandable segments.",
             gain=Unavailable("the job ended, or would have"),
@@ -92,9 +92,9 @@ def _where(one: FullDevice) -> str:
 
 def _files(one: FullDevice) -> str:
     if one.path is None:
-        return "Where its report is was not recorded."
+        return "The path of its report was not recorded."
     snapshot = PurePosixPath(one.path.replace(".json", ".pickle", 1))
-    return f"{one.path} says what it held, `meshscope snapshot` reads {snapshot}."
+    return f"{one.path} lists what it held, `meshscope snapshot` reads {snapshot}."
 
 
 def _full_devices(recording: RankRecording) -> Iterable[FullDevice]:

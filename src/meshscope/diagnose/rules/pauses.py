@@ -1,4 +1,4 @@
-"""Rules about ranks that pause now and then."""
+"""Rules about ranks that pause occasionally."""
 
 from collections.abc import Iterable
 
@@ -76,7 +76,7 @@ class GarbageCollectionRule(Rule):
 
 
 class HostPauseRule(Rule):
-    """A rank stops now and then, and nothing recorded says why.
+    """A rank pauses occasionally, and nothing recorded says why.
 
     What it finds: steps in which a rank works far longer than it usually does, sporadically, and
     which no recorded collection explains.
@@ -181,7 +181,7 @@ def _describe_pauses(
     worst = next((one for one in pauses.ranks if one.rank in ranks), None)
     return Finding(
         code=code,
-        title=f"{name_ranks(ranks)} {'pauses' if len(ranks) == 1 else 'pause'} now and then",
+        title=f"{name_ranks(ranks)} {'pauses' if len(ranks) == 1 else 'pause'} occasionally",
         severity=severity_of(gain, otherwise=cost_ratio),
         summary=f"{plural(number, 'pause')} of {duration(typical_ns)} (median) on "
         f"{name_ranks(ranks)}, which no recorded collection explains, cost {ratio(cost_ratio)} of "
@@ -195,21 +195,17 @@ def _describe_pauses(
         ),
         confidence=Confidence(
             level=ConfidenceLevel.MEDIUM,
-            text=f"{plural(number, 'step')} beyond 8 deviations of the rank's usual work",
+            text=f"{plural(number, 'step')} more than 8 deviations above the rank's usual work",
         ),
-        change=f"Look for what stops {_name_object(ranks)}: logging and checkpoint threads, data "
+        change=f"Look for what stops {name_ranks(ranks)}: logging and checkpoint threads, data "
         "workers on the same cores, the garbage collector, other programs.",
         gain=gain,
         edit=edit,
     )
 
 
-def _name_object(ranks: tuple[int, ...]) -> str:
-    return name_ranks(ranks) if ranks else "them"
-
-
 def _name_signature(worst: PausedRank | None) -> str:
     """Forward that is longer while backward is not points to the host."""
     if worst is None or worst.forward_ratio < 0.6 or worst.backward_ratio > 0.2:
         return ""
-    return "; they are in forward and not in backward, as pauses of the host are"
+    return "; they are in forward and not in backward, which points to the host"

@@ -75,7 +75,7 @@ def _stage_evidence(view: PipelineView) -> tuple[Evidence, ...]:
         load = work.position_kind_ns(kind)
         if load.any():
             found.append(
-                Evidence(name=f"of it, {word}", value=float(load[verdict.position]), unit="ns")
+                Evidence(name=f"of which {word}", value=float(load[verdict.position]), unit="ns")
             )
     if not isinstance(work.layers, Unavailable):
         counts = ", ".join(map(str, work.layers.num_layers))
@@ -145,9 +145,7 @@ class UnevenStages(Rule):
         if verdict.extras:
             holds += f", and {', '.join(verdict.extras)}"
         is_uneven = verdict.cause is StageCause.UNEVEN
-        what = (
-            "holds more layers than the others" if is_uneven else "has more to do than its layers"
-        )
+        what = "holds more layers than the others" if is_uneven else "does more than its layers"
         yield Finding(
             code=self.code,
             title=f"{_name_stages(verdict)} {what}",
@@ -156,7 +154,7 @@ class UnevenStages(Rule):
             ranks=verdict.ranks,
             evidence=(*_stage_evidence(view), *bubble_evidence(view)),
             confidence=describe_confidence(
-                view, "layers are taken to be of one size", ConfidenceLevel.HIGH
+                view, "assumes layers of equal size", ConfidenceLevel.HIGH
             ),
             change=f"Move {moves}.",
             gain=priced.gain,
@@ -172,7 +170,7 @@ class UnevenStages(Rule):
             code=self.code,
             title=f"{_name_stages(verdict)} takes longer than the others",
             severity=severity_of(priced.gain),
-            summary=f"{capitalize(_compare(verdict))}; how many layers it holds was not recorded.",
+            summary=f"{capitalize(_compare(verdict))}; its number of layers was not recorded.",
             ranks=verdict.ranks,
             evidence=(*_stage_evidence(view), *bubble_evidence(view)),
             confidence=describe_confidence(
@@ -182,8 +180,8 @@ class UnevenStages(Rule):
             ),
             change=(
                 f"Move layers away from {_name_stages(verdict)} if it holds more than the others, "
-                f"else look at what {name_ranks(verdict.ranks)} run on; "
-                f"Recorder.set_stage_layers lets the next report tell."
+                f"otherwise look at the hardware of {name_ranks(verdict.ranks)}; "
+                f"Recorder.set_stage_layers lets the next report distinguish the two."
             ),
             gain=priced.gain,
             edit=priced.edit,
@@ -235,7 +233,7 @@ class SlowStage(Rule):
             ranks=verdict.ranks,
             evidence=(*_stage_evidence(view), *bubble_evidence(view)),
             confidence=describe_confidence(
-                view, "layers are taken to be of one size", ConfidenceLevel.HIGH
+                view, "assumes layers of equal size", ConfidenceLevel.HIGH
             ),
             change=(
                 f"Find out what slows {name_ranks(verdict.ranks)} down: the host, the device, or "
@@ -307,11 +305,11 @@ class SlowHandovers(Rule):
         lags = action_gaps.typical_lag_ns[action_gaps.plan.remote >= 0, 0]
         yield Finding(
             code=self.code,
-            title="handing outputs from stage to stage takes long",
+            title="transfers between stages are slow",
             severity=severity_of(gain),
             summary=(
                 f"outputs are used {duration(float(np.median(lags)))} after they are made "
-                f"(median over stages; the slowest {duration(float(lags.max()))}), which costs "
+                f"(median over stages; the slowest {duration(float(lags.max()))}); this costs "
                 f"{ratio(gain.saved_ratio)} of the step."
             ),
             evidence=(
@@ -320,7 +318,7 @@ class SlowHandovers(Rule):
                 *bubble_evidence(view),
             ),
             confidence=describe_confidence(
-                view, "lags are seen only where a rank waited", ConfidenceLevel.MEDIUM
+                view, "lags show only where a rank waited", ConfidenceLevel.MEDIUM
             ),
             change=(
                 "Receive ahead and send without waiting, send less, or place stages that follow "

@@ -45,7 +45,7 @@ _MIN_SPIKES_LOST_RATIO = Threshold(
     meaning="share of all time that single slow steps must cost",
 )
 MIN_SPIKES = Threshold(
-    name="spikes_min_count", default=3, meaning="single slow steps below which nothing is said"
+    name="spikes_min_count", default=3, meaning="single slow steps below which nothing is reported"
 )
 _MIN_WARMUP_STEPS = Threshold(
     name="warmup_min_lost_steps",
@@ -126,7 +126,7 @@ class StepTimeDrift(Rule):
         gain = Estimate(
             saved_ns=max(0.0, drift.mean_ns - drift.first_ns),
             step_ns=drift.mean_ns,
-            basis="mean period less the median of the first quarter",
+            basis="mean period minus the median of the first quarter",
         )
         onset = known(drift.onset_step)
         since = "" if onset is None else f", most of it from step {onset} on"
@@ -212,8 +212,8 @@ class PeriodicSlowSteps(Rule):
                 text=f"{p_value(found.chance)} over all intervals tried",
                 p_value=found.chance,
             ),
-            change="Take what happens in these steps off the path: save asynchronously or less "
-            "often, evaluate elsewhere, log without waiting.",
+            change="Take what happens in these steps off the critical path: save asynchronously or "
+            "less often, evaluate elsewhere, log without waiting.",
             gain=gain,
         )
 
@@ -332,7 +332,7 @@ class SlowStepsOnAllRanks(Rule):
                 *_contents_evidence(where),
             ),
             confidence=Confidence(
-                level=ConfidenceLevel.LOW, text="other programs on the hosts look the same"
+                level=ConfidenceLevel.LOW, text="other programs on the hosts would look the same"
             ),
             change="Look at what these steps do differently; if nothing, at what else runs on the "
             "hosts.",

@@ -61,9 +61,9 @@ class SlowRankRule(Rule):
     How it is measured: work is time in steps in which no operation holds the rank up. Peers share
     all coordinates except dp (tp if dp is 1). The rank must be slower than all peers that are not
     slow in more steps than chance allows (exact binomial tail, steps that repeat each other counted
-    as fewer, Holm over ranks and phases, 1 % per run), and its median work must exceed theirs by
-    `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain is
-    replayed with the peers' median work instead of its own.
+    as fewer, Holm's correction for ranks and phases, 1 % per run), and its median work must exceed
+    theirs by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain
+    is replayed with the peers' median work instead of its own.
 
     What to change: look at the host of the rank: clocks and temperature, other processes, cores it
     is bound to, memory it swaps, its links; compare with a run on another host.
@@ -82,7 +82,7 @@ class SlowRankRule(Rule):
             if not slow_set.shared:
                 phases = _name_phases(slow_set.slow[0].main_phases)
                 title = f"{name_ranks(slow_set.ranks)} {be(slow_set.ranks)} slow{phases}"
-                yield _describe_slow(self.code, title, slow_set, context, _MEND_RANK)
+                yield _describe_slow(self.code, title, slow_set, context, _FIX_RANK)
 
 
 class SlowSetRule(Rule):
@@ -115,7 +115,7 @@ class SlowSetRule(Rule):
                 whole = "all ranks" if trait.is_whole else name_ranks(slow_set.ranks)
                 phases = _name_phases(slow_set.slow[0].main_phases)
                 title = f"{whole} of {trait.name} are slow{phases}"
-                yield _describe_slow(self.code, title, slow_set, context, _MEND_SET)
+                yield _describe_slow(self.code, title, slow_set, context, _FIX_SET)
 
 
 class FailSlowRule(Rule):
@@ -192,11 +192,11 @@ class UnevenLoadRule(Rule):
             yield _describe_load(self.code, load, own, timeline, context)
 
 
-_MEND_RANK = (
+_FIX_RANK = (
     "Look at the rank's host: clocks and temperature, other processes, bound cores, swapping; "
     "then run once without it."
 )
-_MEND_SET = "Look at what these ranks share before looking at any one of them."
+_FIX_SET = "Look at what these ranks share before looking at any one of them."
 
 
 def _slow_sets(context: Context) -> list[SlowSet]:
@@ -227,7 +227,7 @@ def _describe_slow(
     return Finding(
         code=code,
         title=title,
-        # Mending a rank evens out its noise too; it cannot be worth more than its excess.
+        # Fixing a rank evens out its noise too; it cannot save more than its excess.
         severity=min(severity_of(gain, otherwise=share), grade(share)),
         summary=_summarize_slow(slow_set),
         ranks=slow_set.ranks,
@@ -248,7 +248,7 @@ def _summarize_slow(slow_set: SlowSet) -> str:
     if len(slow_set.slow) > 1:
         rest = [slow.rank for slow in slow_set.slow[1:]]
         others = f"; {name_ranks(rest)} likewise"
-        others += f", and all of them are of {traits}" if traits else ", with nothing in common"
+        others += f", all of {traits}" if traits else ", with nothing in common"
     return (
         f"{first} works {ratio(worst.effect.ratio)} longer than its peers{phase}, "
         f"{duration(worst.excess_ns)} per step{_split_phases(worst.phase_excess_ns)}{others}."
@@ -287,8 +287,8 @@ def _list_evidence(slow_set: SlowSet, step_ns: float) -> tuple[Evidence, ...]:
 def _state_confidence(worst: SlowRank, num_tests: int) -> Confidence:
     found, effect = worst.candidate, worst.effect
     text = (
-        f"{p_value(worst.adjusted_p)} over {found.num_steps} steps worth "
-        f"{found.num_effective_steps} independent ones, Holm over {num_tests} tests; "
+        f"{p_value(worst.adjusted_p)} over {found.num_steps} steps (counted as "
+        f"{found.num_effective_steps} independent ones), corrected for {num_tests} tests; "
         f"effect {ratio(effect.low_ratio)} to {ratio(effect.high_ratio)}"
     )
     return Confidence(level=ConfidenceLevel.HIGH, text=text, p_value=worst.adjusted_p)
@@ -331,7 +331,7 @@ def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> F
         ),
         confidence=Confidence(
             level=ConfidenceLevel.HIGH,
-            text=f"{p_value(worst.adjusted_p)} for a change of level, over all ranks",
+            text=f"{p_value(worst.adjusted_p)} for a change of level, corrected for all ranks",
             p_value=worst.adjusted_p,
         ),
         change="Find out what happened on the host at that step: clocks, kernel log, other jobs.",
@@ -376,21 +376,19 @@ def _describe_load(
     if load.takes_turns:
         who = "ranks take turns"
     else:
-        who = f"rank {load.leader} has most of it in {ratio(load.leader_ratio)} of the steps"
+        who = f"rank {load.leader} has most in {ratio(load.leader_ratio)} of the steps"
     return Finding(
         code=code,
-        title="work is uneven over peers",
+        title="work is uneven between peers",
         severity=min(Severity.MEDIUM, severity_of(gain, otherwise=load.lost_ratio)),
-        summary=f"Work varies by {ratio(load.variation_ratio)} over peers and {who}: the one with "
-        f"most of it has {duration(load.lost_ns)} more than the mean.",
+        summary=f"Work varies by {ratio(load.variation_ratio)} between peers, and {who}: the "
+        f"busiest has {duration(load.lost_ns)} more than the mean.",
         evidence=(
-            Evidence(name="variation over peers", value=load.variation_ratio, unit="ratio"),
-            Evidence(name="largest less mean work", value=load.lost_ns, unit="ns"),
-            Evidence(name="steps led by the most frequent", value=load.leader_ratio, unit="ratio"),
+            Evidence(name="variation between peers", value=load.variation_ratio, unit="ratio"),
+            Evidence(name="largest minus mean work", value=load.lost_ns, unit="ns"),
+            Evidence(name="steps led by the same rank", value=load.leader_ratio, unit="ratio"),
         ),
-        confidence=Confidence(
-            level=ConfidenceLevel.LOW, text="noise of the machine would look the same"
-        ),
+        confidence=Confidence(level=ConfidenceLevel.LOW, text="machine noise would look the same"),
         change="Give ranks batches of equal cost: sort or pack sequences by length.",
         gain=gain,
         edit=edit,

@@ -5,7 +5,6 @@ in. Own SVG; nothing is loaded from anywhere.
 """
 
 import html
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from meshscope.analyze.memory.memory_attribution import MemoryOverview, find_pea
 from meshscope.core.memory_point import MemoryPoint
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.report import format as form
+from meshscope.report.encode import embed
 from meshscope.report.render.sunburst_page import SCRIPT, STYLE
 from meshscope.store.read.memory_points import MemoryRecording
 
@@ -74,20 +74,20 @@ def write_sunbursts(
     is above."""
     written = []
     folder.mkdir(parents=True, exist_ok=True)
-    places = {
+    folders = {
         recording.rank: recording.path.parent if is_beside else folder / f"rank{recording.rank}"
         for recording in recordings
     }
     for recording in recordings:
-        place = places[recording.rank]
-        place.mkdir(exist_ok=True)
+        own = folders[recording.rank]
+        own.mkdir(exist_ok=True)
         for chart in CHARTS:
-            path = place / f"{chart}_sunburst.html"
-            page = _render_chart(recording, chart, _link(place, folder))
+            path = own / f"{chart}_sunburst.html"
+            page = _render_chart(recording, chart, _link(own, folder))
             path.write_text(page, encoding="utf-8", errors="replace")
             written.append(path)
     index = folder / "index.html"
-    links = {rank: _link(folder, place) for rank, place in places.items()}
+    links = {rank: _link(folder, own) for rank, own in folders.items()}
     index.write_text(_render_index(overview, links), encoding="utf-8", errors="replace")
     return [*written, index]
 
@@ -168,12 +168,6 @@ def _render_chart(recording: MemoryRecording, chart: str, top: str) -> str:
     return _page(title, body)
 
 
-def embed(value: Mapping[str, object]) -> str:
-    """JSON that cannot end the element it stands in, nor open a comment there."""
-    text = json.dumps(value, ensure_ascii=True)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _page(title: str, body: str) -> str:
     shown = html.escape(form.clean_text(title))
     return (
@@ -195,7 +189,7 @@ def _render_index(overview: MemoryOverview, links: Mapping[int, str]) -> str:
     body = (
         '<table><tr><th class="n">stage</th><th class="n">ranks</th><th class="n">most</th>'
         f'<th class="n">least</th></tr>{stages}</table><table>'
-        '<tr><th class="n">rank</th><th>place</th><th class="n">at the peak</th>'
+        '<tr><th class="n">rank</th><th>position</th><th class="n">at the peak</th>'
         f'<th class="n">residual</th><th>charts</th></tr>{rows}</table>'
     )
     return _page("Memory of all ranks at their peaks", body)
@@ -210,10 +204,10 @@ def _index_rows(overview: MemoryOverview, folders: Mapping[int, str]) -> Iterabl
             f'<a href="{folders[one.rank]}/{name}_sunburst.html">{name.replace("_", " ")}</a>'
             for name in CHARTS
         )
-        place = html.escape(known(one.place) or "")
+        position = html.escape(known(one.place) or "")
         cells = (_size(peak.allocated_bytes), _size(peak.residual_bytes))
         yield (
-            f'<tr><td class="n">{one.rank}</td><td>{place}</td><td class="n">{cells[0]}</td>'
+            f'<tr><td class="n">{one.rank}</td><td>{position}</td><td class="n">{cells[0]}</td>'
             f'<td class="n">{cells[1]}</td><td>{links}</td></tr>'
         )
 

@@ -29,7 +29,7 @@ from meshscope.report.sections.hang_words import (
     MAX_CULPRITS,
     MAX_MESSAGE,
     describe_frames,
-    describe_place,
+    describe_position,
     describe_record,
     list_evidence,
     make_sentence,
@@ -43,7 +43,7 @@ MAX_ROWS = 16
 """Ranks in the table unless all are asked for."""
 _COLUMNS = (
     ("rank", 9),
-    ("place", 2),
+    ("position", 2),
     ("process", 4),
     ("step", 1),
     ("phase", 3),
@@ -177,7 +177,7 @@ def _gather_facts(hang: Hang, rank: int) -> RankFacts:
     state = hang.states[rank]
     return RankFacts(
         rank=rank,
-        place=describe_place(hang, rank),
+        place=describe_position(hang, rank),
         host=state.host,
         pid=state.process.pid,
         process=state.process.life.value,
@@ -209,7 +209,7 @@ def make_hang_section(hang: Hang, *, shows_all_ranks: bool) -> Section:
 
 def _list_culprits(hang: Hang) -> Iterator[Part]:
     for culprit in hang.culprits[:MAX_CULPRITS]:
-        label = describe_place(hang, culprit.rank)
+        label = describe_position(hang, culprit.rank)
         yield Blank()
         yield Headline(f"rank {culprit.rank}{f' ({label})' if label else ''}", Tone.PLAIN)
         yield from map(Line, list_evidence(hang, culprit))
@@ -255,7 +255,7 @@ def _make_row(hang: Hang, rank: int, held: Held | None) -> tuple[str, ...]:
     state = hang.states[rank]
     return (
         str(rank),
-        describe_place(hang, rank),
+        describe_position(hang, rank),
         "ended" if state.is_closed else state.process.life.value,
         "" if state.step is None else str(state.step),
         form.clean_text(state.phase.name, 20) if state.phase else "",

@@ -21,8 +21,8 @@ from meshscope.report.format import (
     memory,
     moment,
     name_ranks,
-    place,
     plural,
+    position,
 )
 
 MAX_CULPRITS = 4
@@ -82,17 +82,17 @@ def _who(hang: Hang) -> str:
     """`Rank 5 (dp1.tp1)`."""
     ranks = [culprit.rank for culprit in hang.culprits]
     text = name_ranks(ranks)
-    if len(ranks) == 1 and (label := describe_place(hang, ranks[0])):
+    if len(ranks) == 1 and (label := describe_position(hang, ranks[0])):
         text = f"{text} ({label})"
     return text[0].upper() + text[1:]
 
 
-def describe_place(hang: Hang, rank: int) -> str:
+def describe_position(hang: Hang, rank: int) -> str:
     """`dp1.tp1`, along the axes in use; empty when the layout is not known."""
     layout = known(hang.layout)
     if layout is None or rank >= layout.world_size:
         return ""
-    return place(layout.label(rank), {str(axis): layout.degree(axis) for axis in Axis})
+    return position(layout.label(rank), {str(axis): layout.degree(axis) for axis in Axis})
 
 
 def _have(hang: Hang, one: str, several: str) -> str:

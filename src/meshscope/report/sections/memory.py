@@ -73,7 +73,7 @@ def _list_ranks(overview: MemoryOverview) -> Iterator[Part]:
     yield Table(
         (
             make_column("rank", ranks, lambda row: str(row.rank), 9),
-            make_column("place", ranks, _show_place, 5, is_right=False),
+            make_column("position", ranks, _show_position, 5, is_right=False),
             make_column("in use", ranks, lambda row: form.memory(_peak_bytes(row)), 9),
             make_column("residual", ranks, lambda row: form.or_dash(row.peak, _show_residual), 8),
             *(make_column(_title(name), ranks, partial(_show_category, name), 3) for name in names),
@@ -84,8 +84,8 @@ def _list_ranks(overview: MemoryOverview) -> Iterator[Part]:
 
 
 def _list_rank(one: RankMemory, num_rows: int) -> Iterator[Part]:
-    place = f", {known(one.place)}" if known(one.place) is not None else ""
-    yield Headline(f"Rank {one.rank}{place}, on {form.clean_text(one.device)}")
+    position = f", {known(one.place)}" if known(one.place) is not None else ""
+    yield Headline(f"Rank {one.rank}{position}, on {form.clean_text(one.device)}")
     yield Line(f"allocator: {form.clean_text(one.allocator)}")
     points = one.points
     yield Table(
@@ -165,7 +165,7 @@ def _show_category(name: str, one: RankMemory) -> str:
     return form.or_dash(one.peak, lambda peak: form.memory(peak.categories_bytes.get(name, 0)))
 
 
-def _show_place(one: RankMemory) -> str:
+def _show_position(one: RankMemory) -> str:
     return form.or_dash(one.place, form.clean_text)
 
 

@@ -111,7 +111,7 @@ def arrival_columns(rows: Sequence[LastArriver]) -> list[Column]:
         make_column("worst in steps", rows, lambda r: _part(r.num_steps_worst, r.num_steps), 50),
         make_column("cost", rows, lambda r: form.duration(r.cost_ns), 95),
         make_column("others waited", rows, lambda r: form.duration(r.caused_wait_ns), 70),
-        make_column("in", rows, lambda r: form.or_dash(r.phase, _short), 55, is_right=False),
+        make_column("phase", rows, lambda r: form.or_dash(r.phase, _short), 55, is_right=False),
         make_column("", rows, lambda r: "beyond chance" if r.is_beyond_chance else "", 90,
                     is_right=False),
     ]  # fmt: skip

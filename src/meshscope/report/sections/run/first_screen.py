@@ -150,7 +150,9 @@ def _show_slow(report: Report) -> Section | None:
         Table(
             (
                 make_column("rank", rows, lambda clue: str(clue.rank), 9),
-                make_column("in", rows, lambda c: form.clean_text(c.phase, 24), 8, is_right=False),
+                make_column(
+                    "phase", rows, lambda c: form.clean_text(c.phase, 24), 8, is_right=False
+                ),
                 make_column("takes", rows, lambda clue: form.duration(clue.median_ns), 7),
                 make_column("peers", rows, lambda clue: form.duration(clue.peers_median_ns), 6),
                 make_column("more", rows, lambda clue: form.duration(clue.excess_ns), 5),

@@ -104,7 +104,7 @@ def _describe_incompleteness(report: Report) -> str:
         parts.append(f"{form.plural(health.num_dropped, 'record')} lost")
     others = sum(problem.kind not in _TOLD_KINDS for problem in health.problems)
     if others:
-        parts.append(f"{form.plural(others, 'damaged or unreadable place')}")
+        parts.append(f"{form.plural(others, 'damaged or unreadable part')}")
     return ", ".join(parts)
 
 

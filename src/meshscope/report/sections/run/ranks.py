@@ -115,9 +115,9 @@ def _make_columns(ranks: Sequence[RankSummary], report: Report) -> tuple[Column,
     if all(known(rank.label) is not None for rank in ranks):
         columns.append(
             make_column(
-                "place",
+                "position",
                 ranks,
-                lambda r: form.or_dash(r.label, lambda label: form.place(label, degrees)),
+                lambda r: form.or_dash(r.label, lambda label: form.position(label, degrees)),
                 50,
                 is_right=False,
             )

@@ -14,9 +14,9 @@ from meshscope.capture.launching.launch_outcome import (
     discard_empty_run,
     find_recording_ranks,
 )
-from meshscope.cli.memory_pages import write_memory_pages
-from meshscope.cli.profiling_options import profiling_options, profiling_text
-from meshscope.cli.progress import PlainProgress, StatusLine
+from meshscope.cli.jobs.memory_pages import write_memory_pages
+from meshscope.cli.jobs.profiling_options import profiling_options, profiling_text
+from meshscope.cli.jobs.progress import PlainProgress, StatusLine
 from meshscope.errors import MeshscopeError
 from meshscope.store.read.tail import RunTail
 

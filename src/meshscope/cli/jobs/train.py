@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshscope.cli.memory_pages import write_memory_pages
-from meshscope.cli.profiling_options import profiling_options, profiling_text
+from meshscope.cli.jobs.memory_pages import write_memory_pages
+from meshscope.cli.jobs.profiling_options import profiling_options, profiling_text
 from meshscope.errors import MeshscopeError, UsageError
 
 if TYPE_CHECKING:
