@@ -52,7 +52,7 @@ def test_without_a_layout_the_jobs_tokens_are_not_guessed(tmp_path):
 
 def test_ranks_that_log_no_tokens_are_named(tmp_path):
     make_run(tmp_path, layout=Layout(dp=2), num_steps=5)
-    assert "rank 0-1" in summarize(tmp_path).tokens.reason
+    assert "on ranks 0-1" in summarize(tmp_path).tokens.reason
 
 
 def test_a_value_that_is_not_finite_is_counted_and_left_out(tmp_path):

@@ -141,6 +141,13 @@ def test_next_to_no_hours_are_not_named(run_dir):
     assert "  Saves     31.0 ms of 190 ms a step (16 %); replayed\n" in text
 
 
+def test_an_exact_replay_is_not_off_by_zero(run_dir):
+    diagnosis = diagnosis_of(SLOW_RANK)
+    exact = replace(diagnosis, fidelity=replace(diagnosis.fidelity, error_ratio=0.0))
+    text = render_report(report_with(run_dir, exact), Screen())
+    assert "Findings  savings are from a replay that takes the measured time\n" in text
+
+
 def test_the_document_has_everything(run_dir):
     report = report_with(run_dir, diagnosis_of(SLOW_RANK, SYMPTOM, NOTE))
     document = document_of(report)["diagnosis"]
