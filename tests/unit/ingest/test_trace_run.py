@@ -337,3 +337,15 @@ def test_collectives_of_no_known_group_are_of_all_ranks_where_all_have_them(tmp_
     (tmp_path / "part").mkdir()
     _, part = examine(tmp_path / "part", paths[:3])
     assert not any("tell no group" in note for note in part.notes)
+
+
+def test_a_cut_trace_is_a_note_of_the_run(tmp_path):
+    paths = job(tmp_path, num_ranks=2)
+    with gzip.open(paths[1], "rb") as file:
+        content = file.read()
+    cut = tmp_path / "traces" / "rank1.json"
+    cut.write_bytes(content[: content.rindex(b"ProfilerStep") + 200])
+    context, _ = examine(tmp_path, [paths[0], cut])
+    (note,) = context.study.health.notes
+    assert note.text.startswith("rank1.json: the JSON is cut off at byte")
+    assert note.ranks == (1,)

@@ -293,6 +293,11 @@ class _RankTables:
                 "num_errors": 0,
                 "errors": {},
             },
+            health=tuple(
+                {"cause": "gap", "where": "trace", "text": f"{Path(one.source).name}: {text}"}
+                for one in self._recordings
+                for text in one.warnings
+            ),
             groups={group.group_id: group for group in self._groups.values()},
             columns={name: _join_rows(name, parts) for name, parts in self._rows.items()},
         )
