@@ -362,7 +362,7 @@ class Study:
 
     @_Analysis
     def collected_ns(self) -> "Floats":
-        """[step, rank place]: compared work that the garbage collector took."""
+        """[step, rank index]: compared work that the garbage collector took."""
         from meshscope.analyze.timeline.peer_work import sum_compared
 
         return sum_compared(need(self.timeline), need(self.collections).lost_ns)

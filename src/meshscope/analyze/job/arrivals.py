@@ -60,7 +60,7 @@ class RowTimes:
     span_ns: Int64s
     """From arrival to end; 0 without an end. `wait_ns` + `transfer_ns` where `is_split`."""
     is_split: Bools
-    """The operation was found on all ranks, so that waiting can be told from transfer."""
+    """The operation was found on all ranks, so that waiting can be separated from transfer."""
     ready_ns: Int64s
     """On the reference clock."""
     wait_ns: Int64s
@@ -77,7 +77,7 @@ class Arrivals:
     """Operations in which everyone waits for everyone, by who came last."""
 
     match: Int64s
-    """Place in `Matches`."""
+    """Index in `Matches`."""
     row: Int64s
     """The row of the last to arrive."""
     rank: Int32s
@@ -110,7 +110,7 @@ class _Members:
     """Members of the operations that are complete and trusted, those of one next to each other."""
 
     match: Int64s
-    """The operations: places in `Matches`."""
+    """The operations: indices in `Matches`."""
     first: Int64s
     """Where each one's members begin."""
     index: Int64s

@@ -77,7 +77,7 @@ class ClockAlignment:
     problems: tuple[str, ...]
     model: ClockModel
     of_rank: Int64s
-    """Place in `clocks` by rank; -1 for ranks that recorded nothing."""
+    """Index in `clocks` by rank; -1 for ranks that recorded nothing."""
     island: Int64s
     """By clock: clocks with the same number are connected by operations."""
     within_ns: Floats

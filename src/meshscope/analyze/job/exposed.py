@@ -7,14 +7,14 @@ Exposed is the time in which the program, or the device's stream, could do nothi
   the stream was held up; and where traces tell that it ran with nothing beside it, that too, held
   up or not (`find_unqueued`);
 - for those that backward's engine issues (a reducer waits where nobody sees it), per step the
-  stretch from the last one issued to the last one's end; each moment of it belongs to the one that
+  interval from the last one issued to the last one's end; each moment of it belongs to the one that
   ends next. Outside of steps it is not known which belong together, and none counts as exposed.
 
 A moment counts once: to the hold-up that began first, and to one that the program timed itself
 only where torch shows none. What is exposed falls apart by when it was: before the operation was
 ready (waiting), until its end (transfer), or after it (noticed late).
 
-Wrong on a device for engine-issued operations that queue behind each other: the stretch is taken
+Wrong on a device for engine-issued operations that queue behind each other: the interval is taken
 to begin when the last one does.
 """
 
@@ -31,7 +31,7 @@ from meshscope.store.schema import OperationFlag
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HoldUps:
-    """Stretches in which operations held their ranks up, on the reference clock."""
+    """Intervals in which operations held their ranks up, on the reference clock."""
 
     row: Int64s
     rank: Int32s
@@ -64,7 +64,7 @@ class Exposed:
     wait_ns: Int64s
     transfer_ns: Int64s
     unsplit_ns: Int64s
-    """Of operations of which waiting and transfer cannot be told apart."""
+    """Of operations of which waiting and transfer cannot be separated."""
     late_ns: Int64s
     """Before the arrival or after the end."""
 
@@ -82,7 +82,7 @@ def measure_exposed(
             find_blocking(rows, times),
             find_waits(rows, waits, times, alignment),
             find_unqueued(waits, alignment),
-            find_engine_stretches(rows, times),
+            find_engine_intervals(rows, times),
         ]
     )
     is_manual = rows.has_flag(OperationFlag.MANUAL)[found.row]
@@ -140,7 +140,7 @@ def _place_waits(waits: Waits, kept: Int64s, alignment: ClockAlignment) -> HoldU
     )
 
 
-def find_engine_stretches(rows: OperationRows, times: AlignedTimes) -> HoldUps:
+def find_engine_intervals(rows: OperationRows, times: AlignedTimes) -> HoldUps:
     """What backward's engine waited for, by rank, step and microbatch, cut where operations end."""
     row = np.flatnonzero(rows.has_flag(OperationFlag.ENGINE) & rows.has_end & (rows.step >= 0))
     on_device = rows.has_flag(OperationFlag.DEVICE)[row]
@@ -195,7 +195,7 @@ def count_once(found: HoldUps) -> tuple[HoldUps, Int64s]:
 
 
 def _measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
-    """How much of each stretch in `other` lies in stretches of `seen`; both from `count_once`."""
+    """How much of each interval in `other` lies in intervals of `seen`; both from `count_once`."""
     covered = np.zeros(len(other), dtype=np.int64)
     theirs = dict(slice_runs(seen.rank))
     for rank, part in slice_runs(other.rank):
@@ -208,7 +208,7 @@ def _measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
 
 
 def _covered_until(moment: Int64s, start: Int64s, end: Int64s, total: Int64s) -> Int64s:
-    """How much of the stretches, which follow each other, lies before each moment."""
+    """How much of the intervals, which follow each other, lies before each moment."""
     index = np.searchsorted(start, moment, side="right")
     beyond = np.clip(np.append(end, 0)[index - 1] - moment, 0, None)
     return np.where(index > 0, total[index] - beyond, 0)
@@ -217,7 +217,7 @@ def _covered_until(moment: Int64s, start: Int64s, end: Int64s, total: Int64s) ->
 def _split_exposed(
     found: HoldUps, times: AlignedTimes, row_times: RowTimes
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """The parts of each hold-up in waiting, in transfer, and in what cannot be told apart."""
+    """The parts of each hold-up in waiting, in transfer, and in what cannot be separated."""
     arrival, end = times.arrival_ns[found.row], times.end_ns[found.row]
     ready, is_split = row_times.ready_ns[found.row], row_times.is_split[found.row]
     wait = _overlap(found, arrival, ready)

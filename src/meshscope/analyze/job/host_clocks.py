@@ -41,7 +41,7 @@ class HostClocks:
 
     clocks: tuple[HostClock, ...]
     of_rank: Int64s
-    """Place in `clocks` by rank; -1 for ranks that recorded nothing."""
+    """Index in `clocks` by rank; -1 for ranks that recorded nothing."""
 
     def rough_offsets(self) -> tuple[Int64s, Bools]:
         """By rank: its clock less the first one according to wall clocks, and if that is known."""

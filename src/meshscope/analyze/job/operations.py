@@ -39,9 +39,9 @@ class OperationRows:
     end_source: Uint8s
     flags: Uint8s
     group: Int32s
-    """Place in `Operations.groups`; -1 when the group is not known."""
+    """Index in `Operations.groups`; -1 when the group is not known."""
     phase: Int32s
-    """Place in `Operations.phases`."""
+    """Index in `Operations.phases`."""
     sequence: Int64s
     peer: Int64s
     enqueue_ns: Int64s
@@ -109,7 +109,7 @@ class Waits:
 
     rank: Int32s
     row: Int64s
-    """The operation's place in `Operations.rows`; -1 when it is not known which one it was."""
+    """The operation's index in `Operations.rows`; -1 when it is not known which one it was."""
     start_ns: Int64s
     duration_ns: Int64s
     device_ns: Int64s
@@ -230,7 +230,7 @@ class _PhaseBook:
         self._index = {NO_PHASE: 0}
 
     def translate(self, ids: Int64s, recording: RankRecording) -> Int32s:
-        """Places in `names` for a rank's own ids."""
+        """Indices in `names` for a rank's own ids."""
         used = np.flatnonzero(np.bincount(ids, minlength=1))
         index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
         for phase_id in used.tolist():
@@ -345,7 +345,7 @@ def _read_waits(
 
 
 def find_rows(keys: Int64s, wanted: Int64s) -> Int64s:
-    """For each wanted value its place in the sorted `keys`; -1 where it is not there."""
+    """For each wanted value its index in the sorted `keys`; -1 where it is not there."""
     if not len(keys):
         return np.full(len(wanted), -1, dtype=np.int64)
     index = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -370,7 +370,7 @@ def slice_runs(values: Int32s) -> list[tuple[int, slice]]:
 
 
 def number_values(values: Int64s) -> tuple[Int64s, Int64s]:
-    """The different values in ascending order, and the place of each entry among them.
+    """The different values in ascending order, and the index of each entry among them.
 
     `np.unique` without sorting where the values lie close together.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.analyze.rank.phases import PhaseSpans, sum_by_stretch
+from meshscope.analyze.rank.phases import PhaseSpans, sum_by_interval
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import Columns, int64_column
@@ -49,7 +49,7 @@ def split_device_time(
     # A phase has several where a profiler saw the device's gaps.
     np.add.at(device_ns, host_row[is_matched], duration[is_matched])
     own_ns = device_ns - _children_sum(spans, device_ns)
-    table, phases = sum_by_stretch(spans, own_ns, names, num_stretches=2 * len(is_steady) + 1)
+    table, phases = sum_by_interval(spans, own_ns, names, num_intervals=2 * len(is_steady) + 1)
     steady = table[1::2][is_steady]
     totals = steady.sum(axis=0).tolist()
     return DeviceSplit(

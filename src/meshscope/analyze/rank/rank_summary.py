@@ -122,7 +122,7 @@ class SteadySteps:
     is_steady: Bools
     """Per step, in order of time."""
     has_interval: Bools
-    """Per step but the last: steady, and the next one's begin was not disturbed either."""
+    """Per step but the last: steady, and the next one's start was not disturbed either."""
     reason: str
     """Why there is none, where there is none."""
 

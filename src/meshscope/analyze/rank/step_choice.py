@@ -1,17 +1,17 @@
 """Which steps of a run are looked at in full, so that a long run stays within memory.
 
-A run that fits is taken whole. Of a longer one several stretches of consecutive steps are, spread
+A run that fits is taken whole. Of a longer one several windows of consecutive steps are, spread
 over the run, the last one longest: what ended long ago is seen as well as what goes on now. What
-happened only between two stretches is not seen; `Timeline.num_left_out` says how many steps that
+happened only between two windows is not seen; `Timeline.num_left_out` says how many steps that
 were.
 """
 
 from dataclasses import dataclass
 
 _MIN_WINDOW_STEPS = 5
-"""Shorter stretches are not worth their borders."""
+"""Shorter windows are not worth their borders."""
 _LAST_SHARE = 0.4
-"""Of the steps, that the last stretch takes."""
+"""Of the steps, that the last window takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class StepChoice:
     max_rows: int = 2_000_000
     """Recorded rows of phases, operations, waits and actions, all ranks together."""
     num_windows: int = 8
-    """Stretches of consecutive steps at most."""
+    """Windows of consecutive steps at most."""
 
 
 def choose_windows(first: int, last: int, num_kept: int, num_windows: int) -> list[tuple[int, int]]:
-    """Stretches of step numbers (both ends included) between `first` and `last`, in order."""
+    """Windows of step numbers (both ends included) between `first` and `last`, in order."""
     num_steps = last - first + 1
     if num_kept >= num_steps:
         return [(first, last)] if num_steps > 0 else []

@@ -32,11 +32,11 @@ _MIN_STEPS_FOR_WARMUP = 4
 NO_STEP = "no step finished"
 ALL_PROFILED = "all steps after warm-up were profiled"
 _TIED = -1
-"""In place of the slowest rank where several share the maximum."""
+"""In index of the slowest rank where several share the maximum."""
 _MAX_SERIES_BINS = 240
 """Longer runs are binned to this many points."""
 _MAX_SLOWEST = 3
-"""Ranks named at most for being slowest more often than chance would have it."""
+"""Ranks named at most for being slowest more often than by chance."""
 _MAX_SPARSENESS = 4
 """A table of steps and ranks may have this many cells per value; beyond it, values are sorted."""
 
@@ -179,7 +179,7 @@ class JobStepSummary:
     slowest_rank_time: Distribution | Unavailable
     """The maximum over ranks of each step; longer than the job's pace if ranks wait for others."""
     slowest: tuple[SlowestCount, ...]
-    """Ranks slowest more often than chance would have it, without warm-up; at most three."""
+    """Ranks slowest more often than by chance, without warm-up; at most three."""
     num_compared: int
     """Steps that `slowest` is about: without warm-up, finished by every recording rank."""
     step: Int64s

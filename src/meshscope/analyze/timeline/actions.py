@@ -18,13 +18,13 @@ __all__ = ["ACTION_KINDS", "Actions", "read_actions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Actions:
-    """One entry per action of the kept steps, sorted by rank and begin."""
+    """One entry per action of the kept steps, sorted by rank and start."""
 
     rank: Int32s
     step: Int32s
-    """Place in `Timeline.steps`."""
+    """Index in `Timeline.steps`."""
     kind: Uint8s
-    """Place in `ACTION_KINDS`."""
+    """Index in `ACTION_KINDS`."""
     stage: Int32s
     chunk: Int32s
     microbatch: Int32s
@@ -99,7 +99,7 @@ def read_actions(
 
 
 def _on_device(host_start_ns: Int64s, marks: DeviceMarks) -> tuple[Int64s, Int64s, np.ndarray]:
-    """Begin and end on the device of phases that the host began at these moments."""
+    """Start and end on the device of phases that the host began at these moments."""
     order = np.argsort(marks.host_start_ns, kind="stable")
     found = find_rows(marks.host_start_ns[order], host_start_ns)
     if not len(order):

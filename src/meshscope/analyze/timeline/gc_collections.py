@@ -58,7 +58,7 @@ def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:
 
 
 def _read_spans(recording: RankRecording) -> tuple[Int64s, Int64s]:
-    """Begin and end of a rank's collections, in order and without overlap."""
+    """Start and end of a rank's collections, in order and without overlap."""
     names = [name_id for name_id, name in recording.names.items() if name.startswith(PREFIX)]
     if not names or not recording.has_table("spans"):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -84,7 +84,7 @@ def _find_interruptible(timeline: Timeline, index: int) -> Int64s:
 
 
 def _measure_overlap(start: Int64s, end: Int64s, from_ns: Int64s, to_ns: Int64s) -> Int64s:
-    """For each stretch, how much of it lies in intervals that are sorted and disjoint."""
+    """For each interval, how much of it lies in intervals that are sorted and disjoint."""
     return _covered_before(end, from_ns, to_ns) - _covered_before(start, from_ns, to_ns)
 
 

@@ -53,7 +53,7 @@ class PeerWork:
     phases: tuple[str, ...]
     """Compared ones, most work first; "" is work inside of steps but in no phase."""
     phase_indices: tuple[int, ...]
-    """Of each, its place in `Timeline.phases`."""
+    """Of each, its index in `Timeline.phases`."""
     work_ns: npt.NDArray[np.float64]
     """[phase, step, rank]."""
     total_ns: Floats

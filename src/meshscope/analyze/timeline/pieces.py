@@ -1,4 +1,4 @@
-"""Stretches of time of which it is known what a rank did: the vocabulary of the timeline."""
+"""Intervals of time of which it is known what a rank did: the vocabulary of the timeline."""
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -10,7 +10,7 @@ from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 
 
 class PieceKind(IntEnum):
-    """What a rank did in a stretch of time."""
+    """What a rank did in an interval of time."""
 
     WORK = 0
     """It computed, or did whatever no operation explains. With a row: it had nothing to do while
@@ -18,32 +18,32 @@ class PieceKind(IntEnum):
     WAIT = 1
     """Held up by an operation, or a pipeline action's input, that others had not joined yet."""
     TRANSFER = 2
-    """Held up by an operation that everybody needed had joined."""
+    """Held up by an operation that every needed rank had joined."""
     UNSPLIT = 3
-    """Held up by an operation of which waiting and transfer cannot be told apart."""
+    """Held up by an operation of which waiting and transfer cannot be separated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pieces:
-    """One entry per stretch; sorted by rank and begin, without a gap inside a period."""
+    """One entry per interval; sorted by rank and start, without a gap inside a period."""
 
     rank: Int32s
     step: Int32s
-    """Place in `Timeline.steps`."""
+    """Index in `Timeline.steps`."""
     start_ns: Int64s
     """On the reference clock."""
     end_ns: Int64s
     kind: Uint8s
     """A `PieceKind`."""
     phase: Int32s
-    """Place in `Timeline.phases`; 0: in none."""
+    """Index in `Timeline.phases`; 0: in none."""
     row: Int64s
     """The operation that holds the rank up, or of work the one that ran with nothing beside it: a
     row of `Timeline.communication.operations`; -1."""
     action: Int64s
     """Row of `Timeline.actions` inside which, or for whose input, this is; -1."""
     is_between: Bools
-    """Lies before the step's begin, in the gap that the step owns."""
+    """Lies before the step's start, in the gap that the step owns."""
 
     def __len__(self) -> int:
         return len(self.rank)

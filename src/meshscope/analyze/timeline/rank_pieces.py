@@ -20,14 +20,14 @@ from meshscope.store.read.arrays import Bools, Int64s
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hold:
-    """Stretches in which operations held a rank up; they do not overlap."""
+    """Intervals in which operations held a rank up; they do not overlap."""
 
     layer: Layer
     """The value is the operation's row."""
     ready_ns: Int64s
-    """Per stretch: from when on everybody needed was there."""
+    """Per interval: from when every needed rank was there."""
     is_split: Bools
-    """Per stretch: waiting can be told from transfer."""
+    """Per interval: waiting can be separated from transfer."""
     only_idle: bool
     """Counts only where the device's stream is in no phase: it held the host up."""
     is_queued: bool = True
@@ -45,7 +45,7 @@ class Track:
     step_start_ns: Int64s
     period_end_ns: Int64s
     phases: tuple[Layer, ...]
-    """Outermost first; values are phases' places."""
+    """Outermost first; values are phase indices."""
     busy: Layer
     """Where a device's stream is in a phase; empty for a rank that is looked at on the host."""
     holds: tuple[Hold, ...]
@@ -55,9 +55,9 @@ class Track:
     inputs: Layer = EMPTY_LAYER
     """Waits for actions' inputs; the value is the action's row."""
     wait_phase: int = -1
-    """Place of the phase that is a wait; -1: there is none."""
+    """Index of the phase that is a wait; -1: there is none."""
     comm_phase: int = -1
-    """Place of the phase that is communication, where no operation was seen; -1."""
+    """Index of the phase that is communication, where no operation was seen; -1."""
 
 
 def cut_pieces(track: Track) -> Pieces:

@@ -79,8 +79,8 @@ def _find_device_steps(
     marks: DeviceMarks, steps: StepTimes
 ) -> tuple[Int64s, Int64s, Int64s, Bools]:
     """Per step of the rank: where its period begins, begin, end on the device; if it has marks."""
-    inside = marks.stretch % 2 == 1
-    index = marks.stretch[inside] // 2
+    inside = marks.interval % 2 == 1
+    index = marks.interval[inside] // 2
     end = np.full(len(steps), -1, dtype=np.int64)
     np.maximum.at(end, index, marks.end_ns[inside])
     start = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
@@ -128,7 +128,7 @@ def _layer_phases(
 ) -> tuple[tuple[Layer, ...], Layer]:
     """Phases, outermost first, and where a device's stream is in one."""
     phases, marks = reading.phases, reading.marks
-    is_placed = phases.spans.stretch >= 0
+    is_placed = phases.spans.interval >= 0
     if marks is not None:
         is_placed &= np.isin(phases.phase, [book.find(name) for name in _IDLE_PHASES])
     row = np.flatnonzero(is_placed)

@@ -74,13 +74,13 @@ class Timeline:
     num_unmarked: int
     """Steady steps left out because a rank that has device marks has none for them."""
     period_start_ns: Int64s
-    """[rank place, step place]: the end of the step before, on the reference clock."""
+    """[rank index, step index]: the end of the step before, on the reference clock."""
     period_end_ns: Int64s
-    """[rank place, step place]: the step's own end."""
+    """[rank index, step index]: the step's own end."""
     step_start_ns: Int64s
-    """[rank place, step place]: the begin of the step itself."""
+    """[rank index, step index]: the start of the step itself."""
     host_period_ns: Int64s
-    """[rank place, step place]: how long the period was on the host's clock; on a rank that is
+    """[rank index, step index]: how long the period was on the host's clock; on a rank that is
     looked at on the host this is `period_end_ns` less `period_start_ns`."""
     on_device: Bools
     """Per rank: pieces are of the device's stream, placed on the host's clock."""

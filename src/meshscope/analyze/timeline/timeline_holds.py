@@ -16,7 +16,7 @@ from meshscope.analyze.job.exposed import (
     HoldUps,
     count_once,
     find_blocking,
-    find_engine_stretches,
+    find_engine_intervals,
     find_unqueued,
     find_waits,
 )
@@ -75,7 +75,7 @@ def find_holds(
     parts = [
         find_blocking(rows, times),
         find_waits(rows, waits, times, alignment),
-        find_engine_stretches(rows, times),
+        find_engine_intervals(rows, times),
     ]
     has_marks = rows.has_flag(OperationFlag.DEVICE)
     marked_waits = waits.device_ns[np.flatnonzero((waits.row >= 0) & ~waits.is_unqueued)] >= 0

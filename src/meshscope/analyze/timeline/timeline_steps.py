@@ -33,7 +33,7 @@ class StepTable:
     steps: Int64s
     """Step numbers, ascending."""
     before_ns: Int64s
-    """[rank, step]: the end of the rank's step before it, else its own begin."""
+    """[rank, step]: the end of the rank's step before it, else its own start."""
     start_ns: Int64s
     end_ns: Int64s
 
@@ -110,7 +110,7 @@ def _keep_windows(
     num_kept: int,
     num_windows: int,
 ) -> KeptSteps | Unavailable:
-    """Reads only some stretches of steps; step numbers are taken to grow with time."""
+    """Reads only some windows of steps; step numbers are taken to grow with time."""
     extents = [extent for r in recordings if (extent := r.find_step_extent()) is not None]
     if not extents:
         return Unavailable(NO_STEP)

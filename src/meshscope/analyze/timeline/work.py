@@ -46,7 +46,7 @@ class WorkTable:
         return np.asarray(self.work_ns[:, :, columns].sum(axis=2), dtype=np.float64)
 
     def peer_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Places in `ranks` of those that do the same work, in groups of one or more."""
+        """Indices in `ranks` of those that do the same work, in groups of one or more."""
         return group_indices(self.layout, self.ranks)
 
     @property
