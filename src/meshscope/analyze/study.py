@@ -371,12 +371,12 @@ class Study:
     def stragglers(self) -> "Stragglers":
         """Slow ranks, with what the garbage collector took left out."""
         from meshscope.analyze.stragglers.stragglers import find_stragglers
-        from meshscope.analyze.timeline.peer_work import take_off
+        from meshscope.analyze.timeline.peer_work import subtract_lost
 
         work, timeline = need(self.peer_work), need(self.timeline)
         collections = known(self.collections)
         if collections is not None and collections.has_any:
-            work = take_off(work, timeline, collections.lost_ns)
+            work = subtract_lost(work, timeline, collections.lost_ns)
         hosts = {
             rank: host
             for rank, recording in self.attempt.ranks.items()

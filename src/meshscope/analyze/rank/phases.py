@@ -1,11 +1,10 @@
 """Splits one rank's time line into steps, gaps and phases, exactly, in int64 nanoseconds.
 
-Steps cut the recorded time into before the first step, steps, gaps between them, after the last.
-A phase (not a detail span, on the training thread) belongs to the interval that wholly contains
-it; one that crosses a cut is a container, such as a phase around the whole loop, and is left out
-and counted, because its self time cannot be separated. In every interval the self times of its
-phases plus `unattributed_ns` are its wall clock: unattributed is what no phase claimed, not idle
-time.
+Steps cut the recorded time into intervals: before the first step, steps, gaps, after the last step.
+A phase (on the training thread, not a detail span) belongs to the interval that contains it. A
+phase that crosses a cut, such as one around the whole loop, is a container: it is counted and left
+out, because its self time cannot be split. In every interval the self times of its phases plus
+`unattributed_ns` are its wall clock: unattributed is what no phase claimed, not idle time.
 
 Wrong when records were lost: the time of a lost phase shows as unattributed.
 """
@@ -47,11 +46,10 @@ class StepTimes:
     """Host monotonic clock of the rank."""
     end_ns: Int64s
     num_overlapping: int
-    """Steps left out because they begin before an earlier one ended, or end before they begin."""
+    """Steps left out because they start before an earlier one ended, or end before they start."""
 
     @property
     def duration_ns(self) -> Int64s:
-        """Wall clock of each step."""
         return self.end_ns - self.start_ns
 
     def __len__(self) -> int:
@@ -60,7 +58,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSpans:
-    """The spans that take part in the partition, and where each one fell."""
+    """The spans of the partition and the interval of each."""
 
     name_id: npt.NDArray[np.uint16]
     depth: npt.NDArray[np.uint8]
@@ -105,7 +103,7 @@ class RankPartition:
     containers: Mapping[str, int]
     """Number of spans per phase name that cross a step boundary and are left out."""
     num_other_threads: int
-    """Phases of other threads: they run beside the training thread and take no part."""
+    """Phases of other threads; left out, because they run beside the training thread."""
 
     @property
     def wall_ns(self) -> int:
@@ -137,8 +135,8 @@ def order_steps(columns: Columns) -> StepTimes:
     )
 
 
-def place_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
-    """The phases of the training thread with their intervals, and how many other threads had."""
+def assign_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
+    """Phases of the training thread with their intervals; number of other threads' phases."""
     name_id: npt.NDArray[np.uint16] = spans["name_id"].astype(np.uint16, copy=False)
     depth: npt.NDArray[np.uint8] = spans["depth"].astype(np.uint8, copy=False)
     start = int64_column(spans, "start_host_mono_ns")
@@ -155,7 +153,7 @@ def place_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
     cuts = _interleave(steps.start_ns, steps.end_ns)
     interval = np.searchsorted(cuts, start, side="right")
     ends = np.append(cuts, np.iinfo(np.int64).max)[interval]
-    # A span of no length may stand on a cut: it counts to what begins there.
+    # An empty span on a cut belongs to the interval that starts there.
     interval = np.where(start + duration <= ends, interval, -1)
     placed = PhaseSpans(
         name_id=name_id,
@@ -265,7 +263,6 @@ def _interleave(start: Int64s, end: Int64s) -> Int64s:
 
 
 def add_splits(splits: list[TimeSplit]) -> TimeSplit:
-    """Several intervals as one; the sum stays exact."""
     phase_ns: dict[str, int] = {}
     for split in splits:
         for name, total in split.phase_ns.items():

@@ -1,9 +1,9 @@
-"""Collections of Python's garbage collector inside the timeline: when, and how much work they are.
+"""Python's garbage collections inside the timeline, and how much work time they took.
 
-The recorder writes collections of 0.2 ms and more as detail spans `gc gen0` to `gc gen2`. Nothing
-else of Python runs meanwhile, so the part of a collection that lies in a piece of WORK is time the
-rank lost to it. On a rank whose pieces are of a device's stream, work queued before goes on: only
-where the stream idles in no phase is a collection counted.
+The recorder writes collections of 0.2 ms and more as detail spans `gc gen0` to `gc gen2`. No other
+Python code runs meanwhile, so the part of a collection inside a piece of WORK is time the rank lost
+to it. On a device's stream queued work goes on: there a collection counts only where the stream
+idles in no phase.
 
 Wrong where many collections below 0.2 ms add up: they are not recorded.
 """
@@ -20,7 +20,6 @@ from meshscope.store.read.columns import int64_column
 from meshscope.store.read.run import Attempt, RankRecording
 
 PREFIX = "gc gen"
-"""Of the spans' names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +29,7 @@ class Collections:
     lost_ns: Int64s
     """Indexed like `Timeline.pieces`; 0 where none ran."""
     num_collections: dict[int, int]
-    """Rank to collections recorded in kept steps, those of ranks without any left out."""
+    """Rank to collections recorded in kept steps; ranks without any are left out."""
 
     @property
     def has_any(self) -> bool:
@@ -39,7 +38,6 @@ class Collections:
 
 
 def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:
-    """Lays recorded collections over the pieces of work."""
     lost = np.zeros(len(timeline.pieces), dtype=np.int64)
     counts: dict[int, int] = {}
     for index, rank in enumerate(timeline.ranks):
