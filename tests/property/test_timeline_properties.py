@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from meshscope.analyze.rank.phases import order_steps, place_phases
+from meshscope.analyze.rank.phases import assign_phases, order_steps
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.read.run import RankRecording, open_run
 from meshscope.store.schema import SpanFlag, StepFlag
@@ -195,7 +195,7 @@ def check(script: list[Operation], *, has_short_cut: bool, is_killed: bool) -> N
             strict=True,
         )
         assert list(found) == model.steps
-        placed, _ = place_phases(steps, recording.read("spans"))
+        placed, _ = assign_phases(steps, recording.read("spans"))
         for index, (start, end, _) in enumerate(model.steps):
             in_phases = int(placed.self_ns[placed.stretch == 2 * index + 1].sum(dtype=np.int64))
             assert in_phases + model.unattributed(start, end) == end - start

@@ -362,7 +362,7 @@ class Study:
 
     @_Analysis
     def collected_ns(self) -> "Floats":
-        """[step, rank place]: compared work that the garbage collector took."""
+        """[step, rank index]: compared work that the garbage collector took."""
         from meshscope.analyze.timeline.peer_work import sum_compared
 
         return sum_compared(need(self.timeline), need(self.collections).lost_ns)
@@ -371,12 +371,12 @@ class Study:
     def stragglers(self) -> "Stragglers":
         """Slow ranks, with what the garbage collector took left out."""
         from meshscope.analyze.stragglers.stragglers import find_stragglers
-        from meshscope.analyze.timeline.peer_work import take_off
+        from meshscope.analyze.timeline.peer_work import subtract_lost
 
         work, timeline = need(self.peer_work), need(self.timeline)
         collections = known(self.collections)
         if collections is not None and collections.has_any:
-            work = take_off(work, timeline, collections.lost_ns)
+            work = subtract_lost(work, timeline, collections.lost_ns)
         hosts = {
             rank: host
             for rank, recording in self.attempt.ranks.items()

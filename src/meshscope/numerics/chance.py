@@ -1,17 +1,17 @@
-"""Whether one rank stands out more often than chance would have it.
+"""Whether one rank stands out more often than by chance.
 
 If ranks were alike, each would be the largest of N in a step with probability 1/N, so how often
 one is the largest in n steps is binomial. A count is beyond chance when its upper tail, times the
-number of counts looked at (Bonferroni), is below one per cent. Steps are taken as independent: a
+number of counts tested (Bonferroni), is below one per cent. Steps are taken as independent: a
 disturbance that lasts for many steps looks less like chance than it is.
 """
 
 import math
 
 SIGNIFICANCE_RATIO = 0.01
-"""How often a healthy run may be called unhealthy, all its ranks together."""
+"""How often a healthy run may be called unhealthy, over all its ranks."""
 MIN_STEPS = 10
-"""With fewer steps nothing is said to stand out."""
+"""With fewer steps nothing stands out."""
 
 
 def binomial_tail(count: int, num_trials: int, probability: float) -> float:

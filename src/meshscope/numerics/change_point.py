@@ -1,14 +1,14 @@
-"""When a series changed its level: the stretch of steps, to the end or not, in which it was high.
+"""When a series changed its level: the segment of steps in which it was high.
 
-Every stretch [onset, recovery) is tried: the series is regressed on its own previous value and on
-"is inside the stretch", and the stretch with the largest t of the latter is taken. Because of the
-previous value the statistic hardly depends on how far steps repeat each other: by simulation one
-healthy series in a hundred reaches 4.2 to 5.9, the more the fewer steps, for independent, lognormal
-and AR(1) noise up to 0.99. The chance stated is a curve above those (`_chance_of`). The size must
-reach _MIN_SHIFT_RATIO, and shuffled blocks of the same steps must hardly ever wander as far.
+Every segment [onset, recovery) is tried: the series is regressed on its own previous value and on
+"is inside the segment", and the segment with the largest t of the latter is taken. The previous
+value makes the statistic nearly independent of how far steps repeat each other: in simulations one
+healthy series in a hundred reaches 4.2 to 5.9 (more with fewer steps) for independent, lognormal
+and AR(1) noise up to 0.99. `_chance_of` is a curve above those values. The size must also reach
+_MIN_SHIFT_RATIO, and shuffled blocks of the same steps must hardly ever wander as far.
 
-Single spikes are drawn in first: a pause is no change of level. Of several stretches the clearest
-is reported. Wrong for changes that come slowly, and for those shorter than _MIN_SEGMENT steps.
+Single spikes are clipped first: a pause is no change of level. The clearest of several segments is
+reported. Wrong for slow changes and for changes shorter than _MIN_SEGMENT steps.
 """
 
 import math
@@ -21,7 +21,7 @@ from meshscope.numerics.paired_excess import Indices, measure_correlation_time
 from meshscope.store.read.arrays import Floats
 
 MIN_STEPS = 20
-"""Shorter series have no onset."""
+"""The shortest series in which a change is looked for."""
 _MIN_SEGMENT = 5
 """Steps a level must last."""
 _MIN_SHIFT_RATIO = 0.10
@@ -29,7 +29,7 @@ _MIN_SHIFT_RATIO = 0.10
 _NUM_SHUFFLES = 199
 """The smallest chance they can state is 0.5 %."""
 _GRID_POINTS = 100
-"""Stretches begin and end on so many steps, then the best is placed exactly."""
+"""Segments start and end on this many grid points; then the best one is refined."""
 _T_OF_ONE_PERCENT = 5.7
 _T_MORE_AT_STEPS = 25.0
 """Over the number of steps: short series reach more by chance."""
@@ -43,12 +43,12 @@ _SEED = 20240502
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange:
-    """A series that was on a high level for a stretch of steps."""
+    """A series that was on a high level for some consecutive steps."""
 
     onset: int
-    """Place of the first step on the high level; 0 where the series begins there."""
+    """Index of the first step on the high level; 0 if the series starts there."""
     recovery: int
-    """Place of the first step back on the low level; the number of steps: it never came back."""
+    """Index of the first step back on the low level; the number of steps if it never came back."""
     low_ratio: float
     """Median of the steps outside."""
     high_ratio: float
@@ -58,15 +58,13 @@ class LevelChange:
 
     @property
     def shift_ratio(self) -> float:
-        """From the low to the high level."""
         return self.high_ratio - self.low_ratio
 
 
 def measure_step_noise(values: Floats) -> Floats:
     """How far each series [step, series] moves from one step to the next, as a deviation.
 
-    A change of level is one move among many: it does not show here. With few steps and many series
-    some series hardly move by chance, so a series is not believed to be quieter than most.
+    A change of level is one move among many and does not show here.
     """
     moves = np.diff(np.log1p(np.maximum(values, _LEAST_RATIO)), axis=0)
     if not len(moves):
@@ -81,21 +79,21 @@ def find_change(
     least_noise: float = 0.0,
     min_shift_ratio: float = _MIN_SHIFT_RATIO,
 ) -> LevelChange | None:
-    """The high stretch of one series; `num_series` is how many were looked at.
+    """The high segment of one series out of `num_series` that were tested.
 
-    `least_noise` is a deviation from step to step below which the series' own is not believed.
+    `least_noise` is the smallest deviation from step to step that is believed.
     """
     num_steps = len(values)
     if num_steps < MIN_STEPS or not bool(np.isfinite(values).all()):
         return None
     # Noise of work is a factor rather than a term: its logarithm is nearer to the normal.
-    drawn = draw_in_spikes(np.log1p(np.maximum(values, _LEAST_RATIO)))
+    drawn = clip_spikes(np.log1p(np.maximum(values, _LEAST_RATIO)))
     points = np.unique(np.linspace(0, num_steps, min(_GRID_POINTS, num_steps) + 1).astype(np.intp))
-    onset, recovery, t_value = _find_stretch(drawn, points, points, least_noise)
+    onset, recovery, t_value = _find_segment(drawn, points, points, least_noise)
     if _chance_of(t_value, num_steps) * num_series >= SIGNIFICANCE_RATIO:
         return None
     if len(points) <= num_steps:
-        onset, recovery, t_value = _place_exactly(drawn, onset, recovery, least_noise)
+        onset, recovery, t_value = _refine(drawn, onset, recovery, least_noise)
     inside = np.zeros(num_steps, dtype=np.bool_)
     inside[onset:recovery] = True
     change = LevelChange(
@@ -109,8 +107,8 @@ def find_change(
     return change if is_large and _is_confirmed(drawn, inside) else None
 
 
-def draw_in_spikes(values: Floats) -> Floats:
-    """Steps that stand far out of their neighbours become the neighbours' median."""
+def clip_spikes(values: Floats) -> Floats:
+    """Replaces steps far from their neighbours by the neighbours' median."""
     padded = np.concatenate([values[2:0:-1], values, values[-2:-4:-1]])
     windows = np.lib.stride_tricks.sliding_window_view(padded, 5)
     middle = np.median(windows, axis=1)
@@ -119,14 +117,14 @@ def draw_in_spikes(values: Floats) -> Floats:
     return np.asarray(np.where(distance > limit, middle, values))
 
 
-def _find_stretch(
+def _find_segment(
     values: Floats, starts: Indices, ends: Indices, least_noise: float
 ) -> tuple[int, int, float]:
-    """The stretch that is highest above the rest, and its t."""
+    """The segment that is highest above the rest, and its t."""
     now, before = values[1:], values[:-1]
     num = len(now)
     start, end = (grid.ravel() for grid in np.meshgrid(starts, ends, indexing="ij"))
-    # The first step has no previous value: a stretch from it has one step less inside.
+    # The first step has no previous value: a segment from it has one step less inside.
     length = end - np.maximum(start, 1)
     allowed = (end - start >= _MIN_SEGMENT) & (len(values) - (end - start) >= _MIN_SEGMENT)
     start, end, length = start[allowed], end[allowed], length[allowed]
@@ -138,7 +136,7 @@ def _find_stretch(
     slope = cross / lag_power if lag_power > 0 else 0.0
     own = length * (num - length) / num
     free = own - sum_before**2 / lag_power if lag_power > 0 else own
-    # A stretch that its own previous values tell exactly leaves nothing to estimate.
+    # A segment that the previous values predict exactly leaves nothing to estimate.
     free = np.maximum(free, 1e-9 * own)
     height = sum_now - slope * sum_before
     rest = np.maximum(power - slope * cross - height**2 / free, 1e-12 * max(power, 1e-300))
@@ -153,16 +151,16 @@ def _sum_inside(series: Floats, start: Indices, end: Indices) -> Floats:
     return np.asarray(sums[end - 1] - sums[np.maximum(start, 1) - 1])
 
 
-def _place_exactly(
+def _refine(
     values: Floats, onset: int, recovery: int, least_noise: float
 ) -> tuple[int, int, float]:
-    """The best stretch whose ends are within a grid step of these."""
+    """The best segment whose ends are within a grid step of these."""
     width = -(-len(values) // _GRID_POINTS)
     near = np.arange(-width, width + 1)
     starts = np.unique(np.clip(onset + near, 0, len(values))) if onset else np.array([0])
     is_open = recovery == len(values)
     ends = np.array([recovery]) if is_open else np.clip(recovery + near, 0, len(values))
-    return _find_stretch(values, starts, np.unique(ends), least_noise)
+    return _find_segment(values, starts, np.unique(ends), least_noise)
 
 
 def _chance_of(t_value: float, num_steps: int) -> float:
@@ -182,7 +180,7 @@ def _is_confirmed(values: Floats, inside: np.typing.NDArray[np.bool_]) -> bool:
     order = np.argsort(random.random((_NUM_SHUFFLES, len(blocks))), axis=1)
     shuffled = blocks[order].reshape(_NUM_SHUFFLES, -1)
     sums = np.cumsum(shuffled - shuffled.mean(axis=1, keepdims=True), axis=1)
-    # The range of the bridge sees a stretch in the middle as well as one to the end.
+    # The range of the bridge sees a segment in the middle as well as one to the end.
     wander = np.ptp(sums, axis=1)
-    found = float(np.ptp(np.cumsum(values - values.mean())))
-    return (1 + int(np.count_nonzero(wander >= found))) / (1 + _NUM_SHUFFLES) <= 0.02
+    measured = float(np.ptp(np.cumsum(values - values.mean())))
+    return (1 + int(np.count_nonzero(wander >= measured))) / (1 + _NUM_SHUFFLES) <= 0.02

@@ -17,8 +17,6 @@ from meshscope.store.read.arrays import Int64s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """A set of durations in a few numbers."""
-
     count: int
     """How many durations, at least 1."""
     mean_ns: float

@@ -1,6 +1,6 @@
-"""Sets of moments as sorted stretches that do not touch: union, difference, intersection.
+"""Sets of moments as sorted intervals that do not touch: union, difference, intersection.
 
-A set is a pair of int64 columns (begin, end), half open. All is exact and costs a sort at most.
+A set is a pair of int64 columns (start, end), half open. All is exact and costs one sort at most.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,6 @@ from meshscope.store.read.arrays import Int64s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """A set of moments."""
-
     start_ns: Int64s
     end_ns: Int64s
 
@@ -22,7 +20,6 @@ class Intervals:
 
     @property
     def total_ns(self) -> int:
-        """How long it is."""
         return int((self.end_ns - self.start_ns).sum())
 
     def until(self, moment_ns: Int64s) -> Int64s:
@@ -35,7 +32,7 @@ class Intervals:
         return np.where(index > 0, total[index] - beyond, 0)
 
     def within(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
-        """How much of the set lies in each stretch."""
+        """How much of the set lies in each interval."""
         return self.until(end_ns) - self.until(start_ns)
 
 
@@ -43,7 +40,7 @@ _EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def unite(start_ns: Int64s, end_ns: Int64s) -> Intervals:
-    """The moments in any of the stretches; those without length have none."""
+    """The moments in any of the intervals; empty intervals are allowed."""
     is_any = end_ns > start_ns
     start_ns, end_ns = start_ns[is_any], end_ns[is_any]
     if not len(start_ns):
@@ -66,7 +63,7 @@ def join(*sets: Intervals) -> Intervals:
 
 
 def complement(one: Intervals, start_ns: int, end_ns: int) -> Intervals:
-    """The moments from begin to end that are not in the set."""
+    """The moments from start to end that are not in the set."""
     starts = np.append(start_ns, one.end_ns)
     ends = np.append(one.start_ns, end_ns)
     starts, ends = np.clip(starts, start_ns, end_ns), np.clip(ends, start_ns, end_ns)

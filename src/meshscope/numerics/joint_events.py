@@ -1,11 +1,11 @@
-"""Steps in which two signals are out of line at once, against how often chance would have it.
+"""Steps in which two signals stand out at once, compared with how often chance does that.
 
-Signals mark steps: a spike of the loss, of the gradient norm, of the step time. Where two mark
-steps independently with shares p and q, a marked step of one finds one of the other within `reach`
-steps with probability p·q·(2·reach + 1) per step; the number of such meetings is compared with that
-by the Poisson tail. Neighbouring steps are one meeting: a long disturbance counts once.
+Signals mark steps: a spike of the loss, of the gradient norm, of the step time. If two signals mark
+steps independently with shares p and q, a marked step of one lies within `reach` steps of one of
+the other with probability p·q·(2·reach + 1) per step; the number of such meetings is compared with
+that by the Poisson tail. Neighbouring steps are one meeting: a long disturbance counts once.
 
-A joint rate beyond chance says that two signals share a cause. Which it is, it does not say.
+A joint rate beyond chance says that two signals share a cause, not which one.
 """
 
 import math
@@ -23,7 +23,7 @@ _REACH_STEPS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointEvents:
-    """Two signals that are out of line in the same steps."""
+    """Two signals that stand out in the same steps."""
 
     first: str
     second: str
@@ -32,7 +32,7 @@ class JointEvents:
     expected: float
     """Meetings by chance."""
     p_value: float
-    """How likely at least as many are by chance, times the pairs of signals looked at."""
+    """How likely at least as many are by chance, times the pairs of signals tested."""
     num_first: int
     num_second: int
     num_steps: int

@@ -1,16 +1,16 @@
 """How much more a rank works than its peers in the same step, and how far steps repeat each other.
 
-Step by step the work of each rank is divided by the median of reference peers, minus one: what
+In each step the work of each rank is divided by the median of reference peers, minus one: what
 all ranks share (a longer batch, a hotter room) cancels. The effect of a rank is the median over
-steps, its interval comes from a bootstrap over blocks of steps.
+steps; its interval comes from a bootstrap over blocks of steps.
 
-Steps are not independent: a disturbance lasts. `count_effective_steps` says how many independent
-steps the S steps are worth, S over the integrated autocorrelation time, from the autocorrelation
-of the excess pooled over ranks, corrected for the bias of short series (Kendall 1954:
-E r = rho - (1 + 3 rho)/S) and raised by what its own uncertainty allows.
+Steps are not independent: a disturbance lasts. S steps are worth S over the integrated
+autocorrelation time (`measure_correlation_time`). The autocorrelation is that of the excess pooled
+over ranks, corrected for the bias of short series (Kendall 1954: E r = rho - (1 + 3 rho)/S) and
+raised by its own uncertainty.
 
 Wrong where the reference peers are slow themselves, and where a disturbance lasts longer than the
-run: then no number of steps tells it from a slow rank.
+run: it then looks like a slow rank.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Effect:
 def measure_excess(work_ns: Floats, reference: Indices) -> Floats:
     """Excess [step, rank] over the reference ranks' median of the step, as a ratio of it.
 
-    Steps in which the reference did nothing have none: they are left out.
+    Steps in which the reference did nothing are left out.
     """
     base = take_median(work_ns[:, reference], axis=1)
     kept = base > 0
@@ -60,14 +60,14 @@ def measure_excess(work_ns: Floats, reference: Indices) -> Floats:
 
 
 def take_median(values: Floats, *, axis: int) -> Floats:
-    """The median along an axis; of one column that column, without sorting."""
+    """The median along an axis; a single column is not sorted."""
     if values.shape[axis] == 1:
         return np.asarray(values.take(0, axis=axis))
     return np.asarray(np.median(values, axis=axis))
 
 
 def measure_scatter(excess: Floats) -> float:
-    """Standard deviation of one series over steps, with outliers drawn in."""
+    """Standard deviation of one series over steps, with outliers clipped."""
     return float(_centre(excess[:, None]).std())
 
 
@@ -95,7 +95,7 @@ def _spread_indices(num_series: int) -> Indices:
 
 
 def _centre(excess: Floats) -> Floats:
-    """Around each series' median, with outliers drawn in."""
+    """Around each series' median, with outliers clipped."""
     centred = excess - np.median(excess, axis=0)
     deviation = _MAD_TO_DEVIATION * np.median(np.abs(centred), axis=0)
     limit = np.where(deviation > 0, _CLIP_DEVIATIONS * deviation, np.inf)

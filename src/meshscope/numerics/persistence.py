@@ -3,15 +3,15 @@
 Peers do the same work in every step. If they were alike, each would be the last of N in a step
 with probability 1/N, and the count over S independent steps would be Binomial(S, 1/N). Two slow
 ranks share being last, so k ranks that stand out are taken out together: each is compared with
-the N - k others. Who is slower than all of these is among the k slowest of the step, so under
-chance its count is at most Binomial(S, k/N), whichever k ranks were picked. The tail is exact;
-sizes k share the error as 1/k^2, ranks and phases by Holm's step-down.
+the N - k others. A rank slower than all of these is among the k slowest of the step, so by chance
+its count is at most Binomial(S, k/N), whichever k ranks were picked. The tail is exact; sizes k
+share the error as 1/k^2, ranks and phases by Holm's step-down.
 
-Steps that repeat each other count as fewer (`paired_excess`). Called slow is who passes the tail,
-works at least MIN_EFFECT_RATIO more than the others in the median step, with the lower end of
+Steps that repeat each other count as fewer (`paired_excess`). A rank is slow if it passes the tail
+and works at least MIN_EFFECT_RATIO more than the others in the median step, with the lower end of
 the interval above half of that, in at least MIN_STEPS steps.
 
-Wrong where more than half of the peers are slow: then the others look fast and nobody is named.
+Wrong where more than half of the peers are slow: then the others look fast and no rank is named.
 """
 
 import math
@@ -33,7 +33,7 @@ from meshscope.numerics.paired_excess import (
 from meshscope.store.read.arrays import Floats
 
 MIN_EFFECT_RATIO = 0.05
-"""More work than its peers, from which a rank can be called slow."""
+"""Least excess over its peers of a slow rank."""
 _CLEAR_DEVIATIONS = 45.0
 """Over the root of the steps: an effect so many times the scatter over steps is no disturbance
 that wanders, which would have been seen to move within the run. Of AR(1) noise with correlation
@@ -41,7 +41,7 @@ that wanders, which would have been seen to move within the run. Of AR(1) noise 
 _CLEAR_GROWTH = 0.15
 """Its power of half the number of peers: a tenth of the chance is reached by 1.4 times as much."""
 _MIN_POOLED_PEERS = 8
-"""From which the autocorrelation is known well enough to be used on a clear effect too."""
+"""With this many the autocorrelation is known well enough to be used on a clear effect too."""
 _MAX_ROUNDS = 8
 _SIZE_SHARE = 6 / math.pi**2
 """The sum over k of 1/k^2 is pi^2/6."""
@@ -60,7 +60,7 @@ class Candidate:
     num_steps_last: int
     """Steps in which it was slower than every peer that does not stand out."""
     num_peers: int
-    """Peers that do not stand out: whom it is compared with."""
+    """Peers that do not stand out: those it is compared with."""
     num_candidates: int
     """Peers that stand out, itself included."""
     p_value: float
@@ -85,7 +85,7 @@ def correct_holm(p_values: Sequence[float], *, num_tests: int | None = None) -> 
 
 
 def find_candidates(work_ns: Floats) -> list[Candidate]:
-    """Who stands out in work [step, peer]: by effect, not yet judged over ranks and phases."""
+    """Peers whose effect stands out in work [step, peer]; uncorrected for ranks and phases."""
     work_ns = work_ns[np.isfinite(work_ns).all(axis=1)]
     num_steps, num_peers = work_ns.shape
     if num_steps < MIN_STEPS or num_peers < 2:

@@ -2,9 +2,9 @@
 
 A value is compared with the median of up to twenty around it, itself left out, and the distance
 divided by the spread of all such distances: the robust score 0.6745 · distance / MAD. Series of
-positive numbers are compared by their logarithms, so that a skewed series is no series of spikes
-and a ratio is what counts. A spike needs a high score *and* an effect: a distance that matters,
-whatever the noise. Neighbours are medians, so one spike does not hide or make another.
+positive numbers are compared by their logarithms, so that ratios count and a skewed series has no
+spikes. A spike needs a high score *and* an effect: a distance that matters, whatever the noise.
+Neighbours are medians, so one spike does not hide or make another.
 
 Wrong in the first and last few values, whose neighbours are on one side, and for fewer than 16.
 """
@@ -26,8 +26,6 @@ _MAD_TO_SCORE = 0.6745
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
-    """One value far from its neighbours."""
-
     step: int
     value: float
     usual: float
@@ -43,8 +41,6 @@ class Spike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spikes:
-    """All of a series."""
-
     found: tuple[Spike, ...]
     num_values: int
     is_logarithmic: bool
@@ -59,7 +55,7 @@ class Spikes:
 def find_spikes(
     step: Int64s, value: Floats, *, min_change_ratio: float, min_score: float = _MIN_SCORE
 ) -> Spikes | Unavailable:
-    """Of finite values in order of step; `min_change_ratio` is of the neighbours' median."""
+    """Spikes of finite values in order of step; `min_change_ratio` is of the neighbours' median."""
     if len(value) < MIN_VALUES:
         return Unavailable(f"spikes take {MIN_VALUES} values, here are {len(value)}")
     is_logarithmic = bool((value > 0).all())

@@ -1,8 +1,8 @@
-"""Straight lines through points of which a share is wild (Theil and Sen), and robust spreads.
+"""Straight lines through points with outliers (Theil and Sen), and robust spreads.
 
 The slope is the median of the slopes of pairs of points, the height the median of what remains:
-up to 29 % of the points can be anywhere. Of many points not all pairs are taken, but those a half
-and a third of the points apart, which tell most about a slope.
+up to 29 % of the points can be anywhere. With many points only pairs a half and a third of the
+points apart are taken: they say most about a slope.
 """
 
 from dataclasses import dataclass

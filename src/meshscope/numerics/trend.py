@@ -1,13 +1,13 @@
 """Whether a series rises or falls: Theil–Sen slope, Mann–Kendall test, both for series with memory.
 
 The test counts pairs that go up less pairs that go down. Neighbours in a series of measurements
-resemble each other, and so the count varies more than for independent values: its variance is
-multiplied by what the autocorrelation of the detrended ranks says (an AR(1) form of Hamed and Rao's
-correction; a negative autocorrelation is not made use of). The interval of the slope is Sen's, from
+resemble each other, so the count varies more than for independent values: its variance is
+multiplied by a factor from the autocorrelation of the detrended ranks (an AR(1) form of Hamed and
+Rao's correction; a negative autocorrelation is ignored). The interval of the slope is Sen's, from
 the same variance.
 
-Wrong for fewer than about ten values, whose autocorrelation nobody can know, and for a random walk,
-of which a third of the correction is missing: ask for an effect as well as for a small p.
+Wrong for fewer than about ten values, whose autocorrelation cannot be known, and for a random walk,
+where a third of the correction is missing: ask for an effect as well as for a small p.
 """
 
 import math
@@ -21,9 +21,9 @@ from meshscope.numerics.theil_sen import pair_slopes
 from meshscope.store.read.arrays import Floats
 
 _MIN_POINTS = 8
-"""With fewer no trend is told."""
+"""Fewer values have no trend."""
 MAX_POINTS = 400
-"""Of more, medians of as many neighbouring stretches are taken: the count is of all pairs."""
+"""Longer series are reduced to the medians of this many windows: the count is of all pairs."""
 _MAX_AUTOCORRELATION = 0.95
 _Z_95 = 1.959964
 
@@ -65,7 +65,7 @@ def normal_tail(z: float) -> float:
 
 
 def count_pairs(y: Floats) -> KendallCount:
-    """Of all pairs of one series; ties are neither, and lower the variance."""
+    """Counts all pairs of one series; ties are neither, and lower the variance."""
     count = len(y)
     if count < 2:
         return KendallCount(score=0.0, variance=0.0)
@@ -78,25 +78,31 @@ def count_pairs(y: Floats) -> KendallCount:
 
 
 def add_counts(counts: Sequence[KendallCount]) -> KendallCount:
-    """Of several series that are compared each within itself."""
+    """The count over several series, each compared within itself."""
     return KendallCount(
         score=sum(c.score for c in counts), variance=sum(c.variance for c in counts)
     )
 
 
-def measure_inflation(residual: Floats) -> float:
-    """By how much the variance of a sum exceeds that of independent values, from lag 1.
+def autocorrelation(values: Floats) -> float:
+    """Of neighbours, 0 where it is negative; corrected for the bias of a short series.
 
-    Of ranks, so that a few wild values do not hide it; corrected for the bias of a short series.
+    It is that of the values' ranks, so that outliers do not hide it.
     """
+    count = len(values)
+    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)
+    ranks -= ranks.mean()
+    rho = float(ranks[1:] @ ranks[:-1]) / float(ranks @ ranks)
+    return min(max((count * rho + 2) / (count - 4), 0.0), _MAX_AUTOCORRELATION)
+
+
+def measure_inflation(residual: Floats) -> float:
+    """By how much the variance of a sum exceeds that of independent values, from lag 1."""
     count = len(residual)
     if count < _MIN_POINTS:
         return 1.0
-    ranks = np.argsort(np.argsort(residual, kind="stable"), kind="stable").astype(np.float64)
-    ranks -= ranks.mean()
-    rho = float(ranks[1:] @ ranks[:-1]) / float(ranks @ ranks)
-    rho = min((count * rho + 2) / (count - 4), _MAX_AUTOCORRELATION)
-    # What independent values show by accident is not made use of.
+    rho = autocorrelation(residual)
+    # Independent values show this much by accident.
     if rho <= 1.645 / math.sqrt(count):
         return 1.0
     lags = np.arange(1, count)
@@ -114,7 +120,7 @@ def measure_trend(x: Floats, y: Floats) -> Trend | Unavailable:
     slope = float(np.median(slopes))
     inflation = measure_inflation(y - slope * x)
     pairs = count_pairs(y)
-    low, high = _sen_interval(slopes, pairs.variance * inflation, len(y))
+    low, high = sen_interval(slopes, pairs.variance * inflation, len(y) * (len(y) - 1) / 2)
     z = pairs.z(inflation)
     return Trend(
         slope=slope,
@@ -137,9 +143,9 @@ def _condense(x: Floats, y: Floats, *, most: int = MAX_POINTS) -> tuple[Floats, 
     return condensed_x, np.array([np.median(y[start:end]) for start, end in parts])
 
 
-def _sen_interval(slopes: Floats, variance: float, count: int) -> tuple[float, float]:
-    """95 % interval from the ordered slopes; the slopes may be a part of all pairs."""
-    reach = _Z_95 * math.sqrt(variance) / (count * (count - 1) / 2)
+def sen_interval(slopes: Floats, variance: float, num_pairs: float) -> tuple[float, float]:
+    """95 % interval from the ordered slopes of all `num_pairs` pairs, or of some of them."""
+    reach = _Z_95 * math.sqrt(variance) / num_pairs
     low = math.floor(len(slopes) * (1 - reach) / 2) - 1
     high = math.ceil(len(slopes) * (1 + reach) / 2)
     last = len(slopes) - 1

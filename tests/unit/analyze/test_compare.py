@@ -9,7 +9,7 @@ from meshscope.analyze.compare.compare_loss import Tolerance, agree
 from meshscope.analyze.compare.compare_provenance import Subject
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable
-from meshscope.numerics.shift import Shift
+from meshscope.numerics.location_shift import Shift
 from meshscope.store.read.run import open_run
 from signal_builders import MB, make_signal_run
 

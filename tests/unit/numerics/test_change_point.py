@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from late_runs import make_noise
-from meshscope.numerics.change_point import MIN_STEPS, draw_in_spikes, find_change
+from meshscope.numerics.change_point import MIN_STEPS, clip_spikes, find_change
 
 
 def make_series(seed, num_steps=100, sigma=0.03):
@@ -87,6 +87,6 @@ def test_spikes_are_drawn_in_and_levels_are_kept():
     series = np.tile([0.0, 0.1], 10)
     series[10:] += 5
     series[4] = 100.0
-    drawn = draw_in_spikes(series)
+    drawn = clip_spikes(series)
     assert drawn.max() < 6
     assert drawn[10:].min() >= 4.9

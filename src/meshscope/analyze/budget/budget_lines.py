@@ -30,7 +30,7 @@ class Share(StrEnum):
     INEFFICIENCY = "kernel inefficiency"
     """Computing beyond that."""
     COMPUTE = "compute"
-    """Both together, where they cannot be told apart."""
+    """Both together, where they cannot be separated."""
     TRANSFER = "exposed transfer"
     WAIT = "exposed wait"
     UNSPLIT = "exposed communication"
@@ -118,7 +118,7 @@ def _find_work_shares(timeline: Timeline, shares: Sequence[Share]) -> Int64s:
 
 
 def _find_axes(timeline: Timeline) -> tuple[tuple[str, ...], Int64s, Bools]:
-    """Names of axes; per piece the place of its operation's, and if it waits for another stage."""
+    """Names of axes; per piece the index of its operation's, and if it waits for another stage."""
     pieces, communication = timeline.pieces, timeline.communication
     groups = communication.operations.groups if communication is not None else ()
     axes = tuple(dict.fromkeys([*(group.axis for group in groups), str(Axis.PP), OTHER]))

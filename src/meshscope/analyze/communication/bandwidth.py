@@ -115,7 +115,7 @@ class TransferSamples:
     """Transfers that bandwidths are measured from; one entry per row with an exact end."""
 
     family: Int64s
-    """Axis, kind, number of ranks and hosts in one number: place in `families`."""
+    """Axis, kind, number of ranks and hosts in one number: index in `families`."""
     families: tuple[tuple[str, Kind, int, bool], ...]
     match: Int64s
     size_bytes: Int64s

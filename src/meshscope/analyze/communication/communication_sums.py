@@ -206,7 +206,7 @@ def _pick(sums: Mapping[str, Int64s], index: tuple[int, ...]) -> CommunicationSu
 def tabulate_parts(
     parts: RowParts, rows: OperationRows, axis: Int64s, *, axes: Sequence[str], ranks: Sequence[int]
 ) -> PartTable:
-    """Sums everything once; `axis` gives each row's place in `axes`."""
+    """Sums everything once; `axis` gives each row's index in `axes`."""
     num_kinds = max(Kind) + 1
     shape = (len(ranks) + 1, len(axes), num_kinds)
     index = np.zeros(max(ranks, default=0) + 1, dtype=np.int64)

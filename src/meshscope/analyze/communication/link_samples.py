@@ -56,9 +56,9 @@ class LinkTimes:
     link: Link
     link_class: LinkClass
     match: Int64s
-    """Places in `Matches`."""
+    """Indices in `Matches`."""
     step: Int64s
-    """Places in `Timeline.steps`."""
+    """Indices in `Timeline.steps`."""
     time_ns: Int64s
     size_bytes: float
     """Median."""
@@ -130,7 +130,7 @@ def _measure_matches(timeline: Timeline, communication: Job) -> tuple[Int64s, In
 
 
 def _name_links(timeline: Timeline, communication: Job, match: Int64s) -> tuple[list[Link], Int64s]:
-    """The links, and the place of each operation's."""
+    """The links, and the index of each operation's."""
     operations, matches = communication.operations, communication.matches
     rows = operations.rows
     row = matches.member[matches.first[match]]

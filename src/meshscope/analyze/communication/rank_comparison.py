@@ -1,7 +1,7 @@
 """Traces of several ranks together: whose clock is where, who came late, what exposed time was.
 
 All of it is what `analyze.job` and `analyze.communication` say of the run that the traces make:
-operations matched by group and number, clocks aligned by their ends, waits told from transfers.
+operations matched by group and number, clocks aligned by their ends, waits apart from transfers.
 """
 
 from dataclasses import dataclass

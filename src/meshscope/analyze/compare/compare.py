@@ -24,7 +24,7 @@ from meshscope.analyze.rank.steps import JobSteps, count_warmup
 from meshscope.analyze.rank.throughput import RankTokens, measure_tokens, sum_tokens
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable, need, or_unavailable
-from meshscope.numerics.shift import Shift, measure_shift
+from meshscope.numerics.location_shift import Shift, measure_shift
 from meshscope.store.read.arrays import Floats
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.run import Attempt

@@ -13,15 +13,15 @@ import numpy as np
 
 from meshscope.analyze.budget.budget import Budget
 from meshscope.core.unavailable import Unavailable
-from meshscope.numerics.shift import (
+from meshscope.numerics.location_shift import (
     MIN_VALUES,
     NUM_DRAWS,
     SEED,
-    autocorrelation,
     block_length,
     draw_blocks,
     student_quantile,
 )
+from meshscope.numerics.trend import autocorrelation
 from meshscope.store.read.arrays import Floats
 
 _RESIDUAL = "residual"

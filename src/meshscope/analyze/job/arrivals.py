@@ -1,25 +1,25 @@
 """Who arrived when at each operation, who waited for whom, and how long the transfer took.
 
-On the aligned clock, for a rank r of an operation: arrival is when r was there for it; it is ready
-for r when everyone r depends on has arrived; wait = ready - arrival, transfer = end - ready. In an
-all-reduce, all-gather, reduce-scatter, barrier or all-to-all everyone depends on everyone; in a
-broadcast or scatter on the root, and on those who came while r was in it (see below); in a reduce
-or gather the root on everyone; a recv and its send on each other, as far as the send did not end
-before.
+All times are on the aligned clock. For a rank r of an operation, arrival is when r entered it, and
+ready is when every rank that r depends on has arrived; wait = ready - arrival, transfer = end -
+ready. In an all-reduce, all-gather, reduce-scatter, barrier or all-to-all every rank depends on
+every other; in a broadcast or scatter on the root, and on ranks that arrived while r was in it (see
+below); in a reduce or gather the root depends on all; a recv and its send depend on each other,
+unless the send ended before.
 
-In a broadcast data goes from rank to rank. With gloo each send waits for its receiver, so that a
-late rank holds up who sends to it, the root too, but nobody else; with NCCL only data that no
-buffer takes waits. Which it was is told by the times: whoever came after r's end, for all that is
-known of the clocks, did not hold r up, and r is ready when the last of the others has come. At most
-r's transfer is taken for a wait so. An end that is only a bound tells nothing: with gloo r is taken
-to depend on those who came before it all the same, else on the root alone.
+In a broadcast data goes from rank to rank. With gloo each send waits for its receiver, so a late
+rank holds up only the ranks that send to it; with NCCL only data that fits no buffer waits. The
+times show which it was: a rank that arrived after r's end, beyond the clocks' uncertainty, did not
+hold r up, and r is ready when the last of the others has arrived. This takes at most r's transfer
+for a wait. An end that is only a bound shows nothing: with gloo r then depends on all ranks that
+arrived before it, else on the root alone.
 
-A wait that is smaller than the uncertainty between the two clocks is not known to be one and counts
-as transfer. A group's operations run in order, one at a time (two with gloo): the part of a
-transfer in which an earlier one was still going on is `queued`.
+A wait shorter than the uncertainty between the two clocks counts as transfer. A group's operations
+run in order, one at a time (two with gloo): the part of a transfer during an earlier operation is
+`queued`.
 
-Wrong where a rank that took part recorded nothing: it may have been the last. In runs made of
-traces, of which a few ranks' are the rule, such operations are not split.
+Wrong where a rank that took part recorded nothing: it may have been the last. Runs made of traces
+often have only a few ranks; there such operations are not split.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.schema import OperationFlag
 
 _CLOCK_ERROR_NS = 10_000_000
-"""A transfer that ends this long before it can begin is an error of the clocks (OSDI'25)."""
+"""A transfer that ends this long before it can start is an error of the clocks (OSDI'25)."""
 _NEVER = -(1 << 62)
 
 EVERYONE = frozenset((*SYMMETRIC, Kind.ALL_TO_ALL))
@@ -45,22 +45,20 @@ TO_ROOT = frozenset((Kind.REDUCE, Kind.GATHER))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AlignedTimes:
-    """Times of all operations on the reference clock."""
-
     enqueue_ns: Int64s
     arrival_ns: Int64s
     end_ns: Int64s
-    """The arrival where no end is known."""
+    """The arrival if no end is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowTimes:
-    """What became of the time of each operation on each rank; one entry per row."""
+    """The time of each operation on each rank by what it was; one entry per row."""
 
     span_ns: Int64s
     """From arrival to end; 0 without an end. `wait_ns` + `transfer_ns` where `is_split`."""
     is_split: Bools
-    """The operation was found on all ranks, so that waiting can be told from transfer."""
+    """The operation was found on all ranks, so wait and transfer can be separated."""
     ready_ns: Int64s
     """On the reference clock."""
     wait_ns: Int64s
@@ -74,22 +72,22 @@ class RowTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrivals:
-    """Operations in which everyone waits for everyone, by who came last."""
+    """Who arrived last at operations in which every rank waits for every other."""
 
     match: Int64s
-    """Place in `Matches`."""
+    """Index in `Matches`."""
     row: Int64s
     """The row of the last to arrive."""
     rank: Int32s
     """The last to arrive."""
     is_decided: Bools
-    """It is known to be the last: later than each other by more than the clocks' uncertainty."""
+    """It is later than every other by more than the clocks' uncertainty."""
     last_ns: Int64s
     """When it arrived, on the reference clock."""
     gap_ns: Int64s
-    """Last less second-to-last arrival: what this rank alone cost."""
+    """Last minus second-to-last arrival: what this rank alone cost."""
     wait_ns: Int64s
-    """What all ranks together waited for the last."""
+    """The wait of all ranks together for the last."""
 
 
 def align_rows(rows: OperationRows, alignment: ClockAlignment) -> AlignedTimes:
@@ -110,9 +108,9 @@ class _Members:
     """Members of the operations that are complete and trusted, those of one next to each other."""
 
     match: Int64s
-    """The operations: places in `Matches`."""
+    """The operations, as indices in `Matches`."""
     first: Int64s
-    """Where each one's members begin."""
+    """Where each operation's members start."""
     index: Int64s
     """Each member's operation, counted from 0."""
     row: Int64s
@@ -163,7 +161,7 @@ def measure_arrivals(
 
 
 def _is_whole(operations: Operations, row: Int64s) -> Bools:
-    """Rows of groups of which no member is absent; only asked of traces."""
+    """Rows of groups with no absent member; only for traces."""
     if not operations.is_from_traces:
         return np.ones(len(row), dtype=np.bool_)
     rows = operations.rows
@@ -192,7 +190,7 @@ def _collect_members(rows: OperationRows, matches: Matches, times: AlignedTimes)
 
 
 def _find_ready(rows: OperationRows, members: _Members, holder: Int64s) -> tuple[Int64s, Int32s]:
-    """When everyone that each member depends on had arrived, and the last of those."""
+    """When every rank that a member depends on had arrived, and the last of those."""
     arrival, rank, kind = members.arrival, members.rank, members.kind
     is_root = rows.peer[members.row] == rank
     on_all = _is_kind(kind, EVERYONE | POINT_TO_POINT) | (_is_kind(kind, TO_ROOT) & is_root)
@@ -220,8 +218,8 @@ def _join_batches(
 
 
 def find_holders(operations: Operations, matches: Matches, times: AlignedTimes) -> Int64s:
-    """For each row of a broadcast or scatter the row of the last one that it depends on, which may
-    be itself; of all others itself."""
+    """For each row of a broadcast or scatter, the row of the last rank it depends on; for all other
+    rows the row itself."""
     rows = operations.rows
     members = _collect_members(rows, matches, times)
     holder = _find_holders(operations, members, times.end_ns[members.row])
@@ -231,7 +229,7 @@ def find_holders(operations: Operations, matches: Matches, times: AlignedTimes) 
 
 
 def _find_holders(operations: Operations, members: _Members, until: Int64s) -> Int64s:
-    """The same by places of members; nobody who came after `until` counts."""
+    """The same by index of members, without those that arrived after `until`."""
     rows, index = operations.rows, members.index
     holder = np.arange(len(index))
     own = np.flatnonzero(_is_kind(members.kind, FROM_ROOT))
@@ -247,7 +245,7 @@ def _find_holders(operations: Operations, members: _Members, until: Int64s) -> I
 
 
 def _find_latest(index: Int64s, arrival: Int64s, until: Int64s) -> Int64s:
-    """For each member the one of its operation that arrived last, but not after `until`."""
+    """For each member the last of its operation that arrived no later than `until`."""
     count = len(index)
     is_until = np.repeat([False, True], count)
     order = np.lexsort((is_until, np.append(arrival, until), np.tile(index, 2)))
@@ -281,10 +279,10 @@ def _find_roots(is_root: Bools, members: _Members) -> Int64s:
 
 
 def _find_free_times(operations: Operations, times: AlignedTimes) -> Int64s:
-    """For each row, on the reference clock, when its group could begin it on this rank.
+    """For each row, on the reference clock, when its group was free for it on this rank.
 
-    That is the end of the operation before it, or with gloo, which runs two at a time, the earlier
-    of the two ends before it. Only exact ends count: others are too late.
+    That is the end of the previous operation; with gloo, which runs two at a time, the earlier of
+    the two previous ends. Only exact ends count: others are too late.
     """
     rows = operations.rows
     free = np.full(len(rows), _NEVER, dtype=np.int64)
@@ -301,7 +299,6 @@ def _find_free_times(operations: Operations, times: AlignedTimes) -> Int64s:
 
 
 def _is_gloo(operations: Operations, row: Int64s) -> Bools:
-    """Rows that gloo ran."""
     rows = operations.rows
     is_gloo = np.array(["gloo" in group.backend for group in operations.groups] + [False])
     found: Bools = is_gloo[rows.group[row]] & ~rows.has_flag(OperationFlag.DEVICE)[row]
@@ -309,7 +306,7 @@ def _is_gloo(operations: Operations, row: Int64s) -> Bools:
 
 
 def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:
-    """The value `count` places before, where it has the same key."""
+    """The value `count` entries before, if it has the same key."""
     moved = np.full(len(values), _NEVER, dtype=np.int64)
     is_same = key[count:] == key[: len(key) - count]
     moved[count:][is_same] = values[: len(values) - count][is_same]

@@ -1,9 +1,8 @@
 """Offsets and drifts that no operation contradicts.
 
-Every operation bounds the difference of two clocks at its time: a lower and an upper bound that
-hold whatever the noise. A line that keeps between all of them is a possible offset and drift; all
-such lines together say how far the difference can be from any one of them at any time. The more
-operations, and the quicker the quickest, the less room there is.
+Every operation bounds the difference of two clocks at its time from below and above, whatever the
+noise. A line between all bounds is a possible offset and drift; all such lines together give the
+range of the difference at any time. More and faster operations make it narrower.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ MAX_DRIFT = 200e-6
 """Quartz clocks keep time to 100 ppm, so two differ by at most twice that."""
 _WILD_RATIO = 0.001
 _MIN_FOR_WILD = 50
-"""From this many bounds on, that share, and at least one, may be wrong: a damaged record."""
+"""From this many bounds, a share of them, and at least one, may be damaged records."""
 _NUM_SLOPES = 41
 _NUM_ROUNDS = 5
 
@@ -36,11 +35,11 @@ class PossibleLines:
 
     @property
     def gap(self) -> float:
-        """By how much no line fits; 0 when one does."""
+        """How far all lines miss the bounds; 0 if one fits."""
         return max(float(np.min(self.lowest - self.highest)), 0.0)
 
     def range_at(self, time: float) -> tuple[float, float]:
-        """The least and the greatest value at a time, over all lines that fit, or nearly do."""
+        """The range of values at a time over all lines that fit, or nearly do."""
         room = self.highest - self.lowest
         fits = room >= min(0.0, float(room.max()))
         middle = (self.lowest + self.highest) / 2
@@ -51,13 +50,13 @@ class PossibleLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bounds:
-    """Bounds of a difference, each at its time; infinite where there is none."""
+    """Bounds of a difference, each at its time; infinite for none."""
 
     time: Floats
     lower: Floats
     upper: Floats
     num_sure: int = 0
-    """The last so many are never wrong."""
+    """This many of the last bounds are never wrong."""
 
 
 def find_lines(bounds: Bounds) -> PossibleLines | None:
@@ -87,7 +86,7 @@ def _measure(bounds: Bounds, slopes: Floats) -> PossibleLines:
 
 
 def _least(values: Floats, num_sure: int) -> float:
-    """The least of the values, but for a few that may be wrong."""
+    """The least value without the few that may be wrong."""
     count = len(values) - num_sure
     sure = float(values[count:].min(initial=np.inf))
     doubtful = values[:count]

@@ -20,7 +20,7 @@ _MIN_UNEVEN_NS = 2_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClockModel:
-    """What clocks show less the reference clock, in float ns beyond `base_ns`."""
+    """Each clock minus the reference clock, in float ns beyond `base_ns`."""
 
     base_ns: list[int]
     origin_ns: int
@@ -33,7 +33,7 @@ class ClockModel:
     """Unevenness by clock and knot."""
 
     def at(self, clock: int, time: Floats) -> Floats:
-        """For times from the reference moment, on the reference clock."""
+        """The clock's value at times since the reference moment, on the reference clock."""
         found: Floats = self.offset[clock] + self.slope[clock] * time
         if len(self.knots) and self.uneven[clock].any():
             found = found + np.interp(time, self.knots, self.uneven[clock])
@@ -46,7 +46,7 @@ class ClockModel:
         found: Int64s = times - self.base_ns[clock] - shown
         return found
 
-    def take_off(self, evidence: Evidence) -> Evidence:
+    def subtract_from(self, evidence: Evidence) -> Evidence:
         low, high = evidence.low, evidence.high
         return evidence.less(
             self.at(high, evidence.time) - self.at(low, evidence.time),
@@ -56,12 +56,12 @@ class ClockModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClockFit:
-    """A model and what it rests on."""
+    """A model and its evidence."""
 
     model: ClockModel
     evidence: list[Evidence]
     lines: list[PairLine]
-    """One per entry of `evidence`: what the model was fitted to, unevenness taken off."""
+    """One per entry of `evidence`: what the model was fitted to, without unevenness."""
 
     @property
     def edges(self) -> list[Edge]:
@@ -73,7 +73,7 @@ class ClockFit:
 
     @property
     def gap(self) -> float:
-        """By how much bounds contradict the lines, over all pairs."""
+        """The most that bounds contradict the lines, over all pairs."""
         return max((line.gap for line in self.lines), default=0.0)
 
 
@@ -106,7 +106,7 @@ def fit_clocks(
 
 
 def _with_corners(fit: ClockFit) -> ClockFit:
-    """Adds to the errors how far straight pieces between knots may miss a bend."""
+    """Adds to the errors how far straight lines between knots may miss a bend."""
     bends = np.abs(np.diff(fit.model.uneven, n=2, axis=1)).max(axis=1, initial=0.0) / 2
     lines = [
         replace(line, error=line.error + float(bends[item.low] + bends[item.high]))
@@ -121,7 +121,7 @@ def _fit_lines(
     """Lines for pairs of clocks, and from them lines for all clocks."""
     kept, lines = [], []
     for item in evidence:
-        line = estimate_line(model.take_off(item), half_ns)
+        line = estimate_line(model.subtract_from(item), half_ns)
         if line is not None:
             kept.append(item)
             lines.append(line)
@@ -144,12 +144,12 @@ def _fit_lines(
 
 
 def _find_unevenness(fit: ClockFit, half_ns: float) -> tuple[Floats, Floats] | None:
-    """What remains of each clock in windows of time; None where that is no more than noise."""
+    """The residual of each clock in windows of time; None if it is only noise."""
     counts = [np.count_nonzero(np.isfinite(item.difference)) for item in fit.evidence]
     num_windows = min(MAX_WINDOWS, max(counts, default=0) // _PER_WINDOW)
     if num_windows < 2 or half_ns <= 0:
         return None
-    rests = [fit.model.take_off(item) for item in fit.evidence]
+    rests = [fit.model.subtract_from(item) for item in fit.evidence]
     cuts = np.linspace(-half_ns, half_ns, num_windows + 1)
     knots = (cuts[1:] + cuts[:-1]) / 2
     found = np.full((len(fit.model.base_ns), num_windows), np.nan)
@@ -173,7 +173,7 @@ def _find_unevenness(fit: ClockFit, half_ns: float) -> tuple[Floats, Floats] | N
     for clock in np.flatnonzero(is_uneven).tolist():
         known = np.isfinite(found[clock])
         inside = np.interp(knots, knots[known], found[clock][known])
-        # The first and the last half window go on as the one next to them does.
+        # The first and the last half window continue their neighbours.
         first, last = 1.5 * inside[0] - 0.5 * inside[1], 1.5 * inside[-1] - 0.5 * inside[-2]
         uneven[clock] = [first, *inside, last]
     return np.array([cuts[0], *knots, cuts[-1]]), uneven

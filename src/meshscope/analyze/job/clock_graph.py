@@ -1,8 +1,8 @@
 """Offsets of many clocks from differences between some pairs of them.
 
 Clocks are nodes, measured differences are edges with an error. Values are weighted least squares,
-so that several ways from one clock to another are averaged; errors add up along the best way,
-because what is wrong with an edge is mostly systematic and does not average out.
+so several paths between two clocks are averaged; errors add up along the best path, because they
+are mostly systematic and do not average out.
 """
 
 import heapq
@@ -21,13 +21,13 @@ class Edge:
     low: int
     high: int
     value: float
-    """Of `high` less that of `low`."""
+    """Value of `high` minus that of `low`."""
     error: float
     """Positive and finite."""
 
 
 def find_islands(num_nodes: int, edges: Sequence[Edge]) -> list[int]:
-    """For each node the lowest one that it is connected with."""
+    """For each node the lowest node connected to it."""
     root = list(range(num_nodes))
 
     def climb(node: int) -> int:
@@ -45,7 +45,7 @@ def find_islands(num_nodes: int, edges: Sequence[Edge]) -> list[int]:
 def walk_best(
     num_nodes: int, edges: Sequence[Edge], islands: Sequence[int]
 ) -> tuple[list[float], list[float]]:
-    """Values and errors along the way with the least error from each island's lowest node."""
+    """Values and errors along the path of least error from each island's lowest node."""
     near: list[list[tuple[int, float, float]]] = [[] for _ in range(num_nodes)]
     for edge in edges:
         near[edge.low].append((edge.high, edge.value, edge.error))

@@ -1,14 +1,14 @@
 """How far apart two clocks are and how fast they part, from the evidence about them.
 
-Two ways, and the surer one counts. *Ends*: the median of the differences between ends, with a drift
-by Theil and Sen. Noise is one-sided on both clocks, and where one notices ends later than the other
-the median is off by up to the spread; so the spread, not its standard error, is the uncertainty,
-and a difference between quick and slower operations is added to it. *Bounds* (`clock_bounds`): what
-no operation contradicts. They need no assumption about noise and win on a busy machine; an estimate
-from ends that they exclude is not used, and one that they allow is no less sure than they are.
+Two methods, of which the more certain one counts. *Ends*: the median difference between ends, with
+a drift by Theil and Sen. Noise is one-sided on both clocks, and if one notices ends later than the
+other the median is off by up to the spread; so the spread, not its standard error, is the
+uncertainty, plus the difference between fast and slower operations. *Bounds* (`clock_bounds`): what
+no operation contradicts. They assume nothing about noise and are better on a busy machine; an
+estimate from ends outside the bounds is not used, one inside is no less certain than they are.
 
-Wrong when one host notices the end of every operation later than another by the same time, less
-than bounds can tell: that is about the time the quickest operation takes.
+Wrong if one host notices the end of every operation later than another by a constant time that
+bounds cannot detect: about the time of the fastest operation.
 """
 
 from dataclasses import dataclass, replace
@@ -22,32 +22,32 @@ from meshscope.numerics.theil_sen import MEDIAN_ERROR, fit_line, scaled_mad
 from meshscope.store.read.arrays import Floats, Int64s
 
 MIN_DIFFERENCES = 8
-"""With fewer, the spread is not known well enough to rest on it."""
+"""With fewer, the spread is not known well enough."""
 _MIN_FEW = 3
-"""Of so few, as a trace may have, twice their whole range is the uncertainty; of fewer, only bounds
+"""With so few, as in a trace, twice their range is the uncertainty; with fewer, only bounds
 count."""
 _MIN_FOR_QUICK = 32
 _QUICK_SHARES = (1.0, 0.5, 0.2, 0.05)
-"""Shares of the operations, the quickest ones, that are tried: at least so many."""
+"""Shares of the fastest operations that are tried."""
 _NUM_SPREADS = 1.5
 """With exponential noise on one side only, the median is off by 0.97 spreads."""
 FLOOR_NS = 1_000.0
-"""No uncertainty is said to be less."""
+"""The least uncertainty."""
 _NUM_WINDOWS = 64
 _PER_WINDOW = 32
-"""Operations whose bounds are looked at: the quickest ones of each window of time."""
+"""Operations whose bounds are used: the fastest of each window of time."""
 _MIN_DRIFT_ERROR = 1e-10
 
 
 class ClockMethod(StrEnum):
-    """What the offset of a clock was found from."""
+    """What the offset of a clock is based on."""
 
     REFERENCE = "reference"
-    """It is what the others are compared with."""
+    """The clock the others are compared with."""
     OPERATIONS = "operations"
     """Ends of symmetric operations."""
     BOUNDS = "bounds"
-    """Nothing ends or arrives before it was begun."""
+    """Nothing ends or arrives before it was started."""
     CALIBRATION = "calibration"
     """The recorder measured it."""
     WALL_CLOCK = "wall-clock"
@@ -58,7 +58,7 @@ class ClockMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evidence:
-    """Evidence about two clocks in float ns, from a common origin; infinite where there is none."""
+    """Evidence about two clocks in float ns, from a common origin; infinite for none."""
 
     low: int
     high: int
@@ -74,7 +74,6 @@ class Evidence:
 
     @property
     def is_known(self) -> bool:
-        """Whether it says anything about the offset."""
         return bool(
             len(self.calibrated)
             or np.isfinite(self.difference).any()
@@ -87,7 +86,7 @@ class Evidence:
         return len(self.time)
 
     def less(self, model: Floats, calibrated_model: Floats) -> "Evidence":
-        """What remains when a model's differences at `time` and `calibrated_time` are taken off."""
+        """The evidence minus a model's differences at `time` and `calibrated_time`."""
         return replace(
             self,
             difference=self.difference - model,
@@ -128,14 +127,14 @@ class PairLine:
     slope: float
     slope_error: float
     error: float
-    """How far the line may be off anywhere in the recorded time."""
+    """How far the line may be off at any recorded time."""
     method: ClockMethod
     gap: float
     """By how much bounds contradict each other, or any line at all."""
 
 
 def estimate_line(evidence: Evidence, half_ns: float) -> PairLine | None:
-    """The line for times from -half_ns to half_ns; None without evidence."""
+    """The line from -half_ns to half_ns; None without evidence."""
     lines = find_lines(_choose_bounds(evidence))
     by_ends = _from_ends(evidence, half_ns)
     if lines is None:
@@ -158,7 +157,7 @@ def estimate_line(evidence: Evidence, half_ns: float) -> PairLine | None:
 
 
 def _choose_bounds(evidence: Evidence) -> Bounds:
-    """Bounds of the quickest operations of every window of time, and all calibrations."""
+    """Bounds of the fastest operations of every window of time, and all calibrations."""
     order = np.argsort(evidence.time, kind="stable")
     kept = []
     for window in np.array_split(order, _NUM_WINDOWS):
@@ -230,7 +229,7 @@ def _from_few_ends(time: Floats, values: Floats, half_ns: float) -> PairLine | N
 
 
 def _fit_ends(time: Floats, values: Floats, kept: Int64s, rest: Int64s, half_ns: float) -> PairLine:
-    """The line through some differences, less sure by how far the next slower ones are from it."""
+    """The line through some differences; its error includes how far slower ones miss it."""
     slope, slope_error, center = 0.0, MAX_DRIFT, float(np.mean(time[kept]))
     line = fit_line(time[kept], values[kept])
     if line is not None and line.slope_error < MAX_DRIFT:

@@ -1,9 +1,9 @@
 """What operations and calibrations tell about the difference between two clocks.
 
-Three kinds of evidence, all of `high` less `low`:
+Three kinds of evidence, all for `high` minus `low`:
 
 - *differences*: a symmetric operation ends on all ranks at about the same time, each noticing it a
-  little late. Of several ranks on one clock the first to notice counts.
+  little late. Among ranks on one clock the first to notice counts.
 - *bounds*: no rank leaves a symmetric operation before every rank has entered it, and nothing is
   received before it was sent. Each operation bounds the difference from both sides, or a message
   from one, and no noise can make a bound wrong.
@@ -23,15 +23,15 @@ from meshscope.store.read.run import Attempt
 from meshscope.store.schema import OperationFlag
 
 _MAX_PER_GROUP = 8_000
-"""Operations of a group that are looked at, spread over all of them."""
+"""Operations sampled per group, spread over all of them."""
 _MIN_CONTRADICTIONS = 3
 _MAX_CONTRADICTED_RATIO = 0.1
-"""Of the operations on one clock, share that may contradict that it is one."""
+"""The share of operations that may contradict that their ranks share a clock."""
 HOST_TOLERANCE_NS = 20_000
 _DEVICE_TOLERANCE_NS = 1_000_000
-"""Device times are placed on the host's clock less exactly."""
+"""Device times are put on the host's clock less exactly."""
 NONE_NS = 1 << 62
-"""Stands for no time and for no bound."""
+"""No time or no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,10 +45,10 @@ class Segments:
     num_members: Int64s
     last_start_ns: Int64s
     first_end_ns: Int64s
-    """Of any rank; NONE_NS when no end is known."""
+    """The first of any rank; NONE_NS if no end is known."""
     first_exact_end_ns: Int64s
     shortest_ns: Int64s
-    """The least time a rank spent in it."""
+    """The least time any rank spent in it."""
     is_device: Bools
 
 
@@ -80,7 +80,7 @@ class Calibration:
     rank: int
     reference_rank: int
     offset_ns: int
-    """The rank's clock less the reference rank's."""
+    """The rank's clock minus the reference rank's."""
     uncertainty_ns: int
     at_ns: int
     """On the rank's clock."""
@@ -135,7 +135,7 @@ def _choose_matches(rows: OperationRows, matches: Matches) -> Int64s:
 
 
 def find_contradicted(segments: Segments, num_clocks: int) -> Int64s:
-    """Clocks on which ranks left operations before others, on the same clock, had entered."""
+    """Clocks on which a rank left an operation before another rank of that clock had entered."""
     shared = (segments.num_members > 1) & (segments.first_end_ns < NONE_NS)
     tolerance = np.where(segments.is_device, _DEVICE_TOLERANCE_NS, HOST_TOLERANCE_NS)
     is_early = shared & (segments.last_start_ns - segments.first_end_ns > tolerance)
@@ -194,7 +194,7 @@ def pair_messages(
 
 
 def pair_calibrations(calibrations: list[Calibration], clock_of_rank: Int64s) -> list[PairSamples]:
-    """What recorders measured between ranks with different clocks."""
+    """Differences that recorders measured between ranks with different clocks."""
     parts = []
     for item in calibrations:
         own, reference = int(clock_of_rank[item.rank]), int(clock_of_rank[item.reference_rank])
@@ -258,7 +258,7 @@ def join_pairs(parts: list[PairSamples]) -> list[PairSamples]:
 
 
 def read_calibrations(attempt: Attempt) -> list[Calibration]:
-    """The calibrations in the ranks' journals that can be true."""
+    """The plausible calibrations in the ranks' journals."""
     found = []
     for recording in attempt:
         for line in recording.updates:

@@ -1,10 +1,10 @@
 """Brings the clocks of all ranks together: one time line for the whole job.
 
-Every clock gets an offset and a drift against the clock of the lowest rank, from what operations
-that several clocks took part in say about pairs of them (`clock_pairs`), solved over all pairs at
-once (`clock_graph`). Where clocks do not run evenly, because a host corrects its own, the rest is
-taken off in windows of time. A clock that shares no operation with the others is placed by the wall
-clocks of the hosts, and says so.
+Every clock gets an offset and a drift against the clock of the lowest rank. They come from the
+operations that pairs of clocks share (`clock_pairs`), solved over all pairs at once
+(`clock_graph`). If a clock runs unevenly, because its host corrects it, the residual is subtracted
+in windows of time. A clock that shares no operation with the others is aligned by the hosts' wall
+clocks, and says so.
 
 `uncertainty_ns` holds over the whole recorded time. A skew between two ranks that is smaller than
 `uncertainty_between` them is not known to be one.
@@ -53,15 +53,15 @@ class Clock:
     """Ranks whose times it gives."""
     method: ClockMethod
     offset_ns: int | Unavailable
-    """What it shows less what the reference clock shows, at the reference moment."""
+    """This clock minus the reference clock, at the reference moment."""
     drift_ppm: float | Unavailable
-    """How many millionths faster it runs."""
+    """Positive if it runs faster."""
     uncertainty_ns: int | Unavailable
-    """How far its aligned times may be off, anywhere in the recorded time."""
+    """How far its aligned times may be off at any recorded time."""
     unevenness_ns: int
-    """Most that was taken off beyond offset and drift; 0 for a clock that runs evenly."""
+    """The largest correction beyond offset and drift; 0 for a clock that runs evenly."""
     num_operations: int
-    """Operations and messages its offset rests on."""
+    """Operations and messages its offset is based on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +76,7 @@ class ClockAlignment:
     problems: tuple[str, ...]
     model: ClockModel
     of_rank: Int64s
-    """Place in `clocks` by rank; -1 for ranks that recorded nothing."""
+    """Index in `clocks` by rank; -1 for ranks that recorded nothing."""
     island: Int64s
     """By clock: clocks with the same number are connected by operations."""
     within_ns: Floats
@@ -85,7 +85,7 @@ class ClockAlignment:
     """By clock: uncertainty of its island against the reference; infinite when not known."""
 
     def to_reference(self, rank: int, times: Int64s) -> Int64s:
-        """Times of a rank's host clock on the reference clock."""
+        """Converts times of a rank's host clock to the reference clock."""
         return self.model.to_reference(int(self.of_rank[rank]), times)
 
     def uncertainty_between(self, first: Int32s, second: Int32s) -> Floats:
@@ -98,7 +98,6 @@ class ClockAlignment:
 
     @property
     def max_uncertainty_ns(self) -> int | Unavailable:
-        """The largest of the clocks' uncertainties."""
         worst = 0
         for clock in self.clocks:
             if isinstance(clock.uncertainty_ns, Unavailable):
@@ -129,7 +128,7 @@ def align_clocks(
 def _split_contradicted(
     found: HostClocks, rows: OperationRows, matches: Matches, calibrations: list[Calibration]
 ) -> tuple[HostClocks, list[str]]:
-    """Gives ranks that cannot share a clock one each."""
+    """Gives ranks that cannot share a clock separate ones."""
     segments = collect_segments(rows, matches, found.of_rank)
     contradicted = set(find_contradicted(segments, len(found.clocks)).tolist())
     for item in calibrations:
@@ -160,7 +159,7 @@ def _align(clocks: HostClocks, pairs: list[PairSamples], rows: OperationRows) ->
     count = len(clocks.clocks)
     rough = [edge for pair in pairs if (edge := _rough_edge(pair)) is not None]
     islands = find_islands(count, rough)
-    base_ns = _place_bases(clocks, rough, islands)
+    base_ns = _choose_bases(clocks, rough, islands)
     low_ns, high_ns = _recorded_range(rows, clocks.of_rank, base_ns)
     origin_ns = (low_ns + high_ns) // 2
     evidence = [make_evidence(pair, base_ns, origin_ns) for pair in pairs]
@@ -185,7 +184,7 @@ def _align(clocks: HostClocks, pairs: list[PairSamples], rows: OperationRows) ->
 
 
 def _rough_edge(pair: PairSamples) -> Edge | None:
-    """The difference with drift and noise in it; the error only says what to prefer."""
+    """The difference including drift and noise; the error only ranks the edges."""
     values = pair.difference_ns[pair.difference_ns < NONE_NS]
     lower = pair.lower_ns[pair.lower_ns > -NONE_NS]
     upper = pair.upper_ns[pair.upper_ns < NONE_NS]
@@ -200,8 +199,8 @@ def _rough_edge(pair: PairSamples) -> Edge | None:
     return Edge(low=pair.low, high=pair.high, value=value, error=error)
 
 
-def _place_bases(clocks: HostClocks, rough: Sequence[Edge], islands: Sequence[int]) -> list[int]:
-    """Whole nanoseconds to take off each clock, so that what remains is small."""
+def _choose_bases(clocks: HostClocks, rough: Sequence[Edge], islands: Sequence[int]) -> list[int]:
+    """Whole nanoseconds to subtract from each clock, so that the rest is small."""
     values, _ = walk_best(len(clocks.clocks), rough, islands)
     return [
         round(value) + (_wall_offset(clocks, root) or 0)
@@ -210,7 +209,7 @@ def _place_bases(clocks: HostClocks, rough: Sequence[Edge], islands: Sequence[in
 
 
 def _wall_offset(clocks: HostClocks, index: int) -> int | None:
-    """A clock less the reference clock, as wall clocks have it."""
+    """A clock minus the reference clock according to wall clocks."""
     if index == 0:
         return 0
     own = clocks.clocks[index].mono_minus_unix_ns
@@ -272,8 +271,8 @@ def _describe(
 
 def _find_problems(clocks: HostClocks, islands: Sequence[int], fit: ClockFit) -> list[str]:
     problems = [
-        f"clocks of {_name(clocks, item.low)} and {_name(clocks, item.high)}: no offset and drift "
-        f"fits all operations; off by {line.gap / 1e6:.3f} ms at least"
+        f"clocks of {_label(clocks, item.low)} and {_label(clocks, item.high)}: no offset and "
+        f"drift fits all operations; off by {line.gap / 1e6:.3f} ms at least"
         for item, line in zip(fit.evidence, fit.lines, strict=True)
         if line.gap > FLOOR_NS
     ]
@@ -287,21 +286,21 @@ def _find_problems(clocks: HostClocks, islands: Sequence[int], fit: ClockFit) ->
         is_placed = _wall_offset(clocks, index) is not None
         how = "placed by the wall clocks of the hosts" if is_placed else "not aligned"
         problems.append(
-            f"no operation ties the clock of {_name(clocks, index)} to that of "
-            f"{_name(clocks, 0)}: it is {how}"
+            f"no operation ties the clock of {_label(clocks, index)} to that of "
+            f"{_label(clocks, 0)}: it is {how}"
         )
     return problems
 
 
 def _check_loops(clocks: HostClocks, fit: ClockFit) -> list[str]:
-    """Pairs whose own offset is not what the others say it is."""
+    """Pairs whose own offset contradicts the other pairs."""
     problems = []
     for edge in fit.edges:
         offset = fit.model.offset[edge.high] - fit.model.offset[edge.low]
         rest = float(offset) - edge.value
         if abs(rest) > 2 * edge.error + FLOOR_NS:
             problems.append(
-                f"clocks of {_name(clocks, edge.low)} and {_name(clocks, edge.high)} differ by "
+                f"clocks of {_label(clocks, edge.low)} and {_label(clocks, edge.high)} differ by "
                 f"{rest / 1e6:.3f} ms from what other clocks say"
             )
     return problems
@@ -316,13 +315,13 @@ def _check_against_wall(clocks: HostClocks, index: int, root: int, model: ClockM
     if abs(apart_ns) <= WALL_CLOCK_UNCERTAINTY_NS:
         return []
     return [
-        f"the wall clocks of {_name(clocks, index)} and {_name(clocks, root)} are "
+        f"the wall clocks of {_label(clocks, index)} and {_label(clocks, root)} are "
         f"{abs(apart_ns) / 1e9:.3f} s apart by their operations: one is set wrongly, or operations "
         "are matched wrongly"
     ]
 
 
-def _name(clocks: HostClocks, index: int) -> str:
+def _label(clocks: HostClocks, index: int) -> str:
     clock = clocks.clocks[index]
     where = clock.host or "an unknown host"
     return f"{where} (rank {clock.ranks[0]}{', …' if len(clock.ranks) > 1 else ''})"

@@ -1,21 +1,21 @@
-"""How much of communication held a rank up, and which part of each operation that was.
+"""How long communication held a rank up, and in which part of each operation.
 
 Exposed is the time in which the program, or the device's stream, could do nothing else:
 
 - in a blocking operation, from the call (on a device: from when the stream reached it) to its end;
-- for one with a handle, the waits for it: on the host as long as they took, on a device as long as
-  the stream was held up; and where traces tell that it ran with nothing beside it, that too, held
-  up or not (`find_unqueued`);
-- for those that backward's engine issues (a reducer waits where nobody sees it), per step the
-  stretch from the last one issued to the last one's end; each moment of it belongs to the one that
+- for one with a handle, the waits for it: their duration on the host, on a device as long as the
+  stream was held up; and the time that traces show it ran with nothing beside it
+  (`find_unqueued`);
+- for those that backward's engine issues (a reducer's waits are not visible), per step the interval
+  from the start of the last one issued to the last end; each moment belongs to the operation that
   ends next. Outside of steps it is not known which belong together, and none counts as exposed.
 
 A moment counts once: to the hold-up that began first, and to one that the program timed itself
-only where torch shows none. What is exposed falls apart by when it was: before the operation was
-ready (waiting), until its end (transfer), or after it (noticed late).
+only where torch shows none. Exposed time is split by when it was: before the operation was ready
+(waiting), until its end (transfer), or after it (noticed late).
 
-Wrong on a device for engine-issued operations that queue behind each other: the stretch is taken
-to begin when the last one does.
+Wrong on a device for engine-issued operations that queue behind each other: the interval is taken
+to start with the last one.
 """
 
 from dataclasses import dataclass, replace
@@ -31,12 +31,12 @@ from meshscope.store.schema import OperationFlag
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HoldUps:
-    """Stretches in which operations held their ranks up, on the reference clock."""
+    """Intervals in which operations held their ranks up, on the reference clock."""
 
     row: Int64s
     rank: Int32s
     step: Int32s
-    """In which it happened; a wait may come in a later step than its operation."""
+    """In which it happened; a wait may be in a later step than its operation."""
     start_ns: Int64s
     end_ns: Int64s
 
@@ -44,7 +44,6 @@ class HoldUps:
         return len(self.row)
 
     def select(self, rows: Bools | Int64s) -> "HoldUps":
-        """Some of them."""
         return HoldUps(
             row=self.row[rows],
             rank=self.rank[rows],
@@ -64,7 +63,7 @@ class Exposed:
     wait_ns: Int64s
     transfer_ns: Int64s
     unsplit_ns: Int64s
-    """Of operations of which waiting and transfer cannot be told apart."""
+    """Of operations whose wait and transfer cannot be separated."""
     late_ns: Int64s
     """Before the arrival or after the end."""
 
@@ -82,7 +81,7 @@ def measure_exposed(
             find_blocking(rows, times),
             find_waits(rows, waits, times, alignment),
             find_unqueued(waits, alignment),
-            find_engine_stretches(rows, times),
+            find_engine_intervals(rows, times),
         ]
     )
     is_manual = rows.has_flag(OperationFlag.MANUAL)[found.row]
@@ -103,7 +102,7 @@ def measure_exposed(
 
 
 def find_blocking(rows: OperationRows, times: AlignedTimes) -> HoldUps:
-    """Operations that held their caller, or the stream it was called on, up."""
+    """Operations that held up their caller or its stream."""
     is_free = rows.has_flag(OperationFlag.ASYNC | OperationFlag.ENGINE)
     row = np.flatnonzero(~is_free & rows.has_end)
     on_device = rows.has_flag(OperationFlag.DEVICE)[row]
@@ -116,8 +115,8 @@ def find_waits(
 ) -> HoldUps:
     """Waits for operations that had been started earlier."""
     kept = np.flatnonzero((waits.row >= 0) & ~waits.is_unqueued)
-    found = _place_waits(waits, kept, alignment)
-    # The stream goes on when the operation is over, whenever the host asked.
+    found = _align_waits(waits, kept, alignment)
+    # The stream continues when the operation is over, whenever the host asked.
     device_ns = waits.device_ns[kept]
     on_device = (device_ns >= 0) & rows.has_end[found.row]
     end = np.where(on_device, times.end_ns[found.row], found.end_ns)
@@ -126,11 +125,11 @@ def find_waits(
 
 
 def find_unqueued(waits: Waits, alignment: ClockAlignment) -> HoldUps:
-    """When operations ran with nothing beside them and held nothing up, as traces tell."""
-    return _place_waits(waits, np.flatnonzero((waits.row >= 0) & waits.is_unqueued), alignment)
+    """When operations ran with nothing beside them and held nothing up, according to traces."""
+    return _align_waits(waits, np.flatnonzero((waits.row >= 0) & waits.is_unqueued), alignment)
 
 
-def _place_waits(waits: Waits, kept: Int64s, alignment: ClockAlignment) -> HoldUps:
+def _align_waits(waits: Waits, kept: Int64s, alignment: ClockAlignment) -> HoldUps:
     rank, start = waits.rank[kept], waits.start_ns[kept].copy()
     for own, part in slice_runs(rank):
         start[part] = alignment.to_reference(own, start[part])
@@ -140,7 +139,7 @@ def _place_waits(waits: Waits, kept: Int64s, alignment: ClockAlignment) -> HoldU
     )
 
 
-def find_engine_stretches(rows: OperationRows, times: AlignedTimes) -> HoldUps:
+def find_engine_intervals(rows: OperationRows, times: AlignedTimes) -> HoldUps:
     """What backward's engine waited for, by rank, step and microbatch, cut where operations end."""
     row = np.flatnonzero(rows.has_flag(OperationFlag.ENGINE) & rows.has_end & (rows.step >= 0))
     on_device = rows.has_flag(OperationFlag.DEVICE)[row]
@@ -183,7 +182,7 @@ def _join(parts: list[HoldUps]) -> HoldUps:
 
 
 def count_once(found: HoldUps) -> tuple[HoldUps, Int64s]:
-    """Cuts every hold-up short by those of the rank that began earlier; and how long each is."""
+    """Cuts from every hold-up what earlier ones of its rank cover; also the length of each."""
     ordered = found.select(np.lexsort((found.start_ns, found.rank)))
     start, end = ordered.start_ns.copy(), ordered.end_ns.copy()
     for _, part in slice_runs(ordered.rank):
@@ -195,7 +194,7 @@ def count_once(found: HoldUps) -> tuple[HoldUps, Int64s]:
 
 
 def _measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
-    """How much of each stretch in `other` lies in stretches of `seen`; both from `count_once`."""
+    """How much of each hold-up in `other` those in `seen` cover; both come from `count_once`."""
     covered = np.zeros(len(other), dtype=np.int64)
     theirs = dict(slice_runs(seen.rank))
     for rank, part in slice_runs(other.rank):
@@ -208,7 +207,7 @@ def _measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
 
 
 def _covered_until(moment: Int64s, start: Int64s, end: Int64s, total: Int64s) -> Int64s:
-    """How much of the stretches, which follow each other, lies before each moment."""
+    """How much of the disjoint, sorted intervals lies before each moment."""
     index = np.searchsorted(start, moment, side="right")
     beyond = np.clip(np.append(end, 0)[index - 1] - moment, 0, None)
     return np.where(index > 0, total[index] - beyond, 0)
@@ -217,7 +216,7 @@ def _covered_until(moment: Int64s, start: Int64s, end: Int64s, total: Int64s) ->
 def _split_exposed(
     found: HoldUps, times: AlignedTimes, row_times: RowTimes
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """The parts of each hold-up in waiting, in transfer, and in what cannot be told apart."""
+    """Each hold-up's time in waiting, in transfer, and in unsplit operations."""
     arrival, end = times.arrival_ns[found.row], times.end_ns[found.row]
     ready, is_split = row_times.ready_ns[found.row], row_times.is_split[found.row]
     wait = _overlap(found, arrival, ready)

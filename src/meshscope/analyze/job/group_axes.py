@@ -1,8 +1,8 @@
-"""Process groups of all ranks brought together, and the axis of the mesh each one lies along.
+"""The process groups of all ranks, and the axis of the mesh each one lies along.
 
-Ranks number their groups as they meet them; the same group is known by its members and by torch's
-name for it, which is alike on all of them. Where names are not (another launcher's, or none), the
-k-th group with these members on one rank is taken for the k-th on the others.
+Ranks number their groups as they meet them; a group is identified by its members and by torch's
+name for it, which is the same on all ranks. If names differ or are missing (another launcher), the
+k-th group with these members on one rank is matched with the k-th on the others.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _Key = tuple[tuple[int, ...], str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGroup:
-    """A process group as the job has it."""
+    """A process group of the job."""
 
     ranks: tuple[int, ...]
     """Members in ascending order."""
@@ -35,27 +35,25 @@ class JobGroup:
     num_hosts: int | Unavailable
     """Hosts its members run on."""
     recorded_ranks: tuple[int, ...]
-    """Members that recorded that they have this group."""
+    """Members that recorded this group."""
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Members of which nothing is known."""
         recorded = set(self.recorded_ranks)
         return tuple(rank for rank in self.ranks if rank not in recorded)
 
     @property
     def is_across_hosts(self) -> bool:
-        """Whether its members are known to run on more than one host."""
+        """Known to run on more than one host."""
         return not isinstance(self.num_hosts, Unavailable) and self.num_hosts > 1
 
 
 def merge_groups(
     attempt: Attempt,
 ) -> tuple[tuple[JobGroup, ...], dict[int, dict[int, int]]]:
-    """The job's groups, and per rank its own number of a group → place in that list.
+    """The job's groups, and per rank the index of each of its own group numbers in that list.
 
-    A group whose members could not be learned, or that does not hold the rank that names it, has
-    no place.
+    A group with unknown members, or without the rank that names it, has no index.
     """
     hosts = {recording.rank: _host_of(recording) for recording in attempt}
     is_named = _find_shared_names(attempt)
@@ -92,7 +90,7 @@ def _usable_groups(recording: RankRecording) -> Mapping[int, tuple[tuple[int, ..
 
 
 def _find_shared_names(attempt: Attempt) -> dict[tuple[int, ...], bool]:
-    """For each set of members, whether two of them know a group of theirs by one name."""
+    """For each set of members, whether two of them use one name for a group."""
     seen: dict[tuple[int, ...], dict[str, int]] = {}
     is_named: dict[tuple[int, ...], bool] = {}
     for recording in attempt:

@@ -2,7 +2,7 @@
 
 CLOCK_MONOTONIC belongs to a machine (and to a time namespace on it): ranks with the same host name
 and the same `clock_id` in their headers are taken to share one, until their times contradict it.
-Wall clocks are set by hand or over the network, so they place a clock to about a second at best.
+Wall clocks are set by hand or over the network: they locate a clock to about a second at best.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from meshscope.store.read.run import Attempt, RankRecording
 from meshscope.store.write.attempts import CLOCK_SKEW_NS
 
 WALL_CLOCK_UNCERTAINTY_NS = CLOCK_SKEW_NS
-"""Hosts that keep time over the network differ by 1 ms to 1 s; nobody says by how much."""
+"""Hosts that keep time over the network differ by an unknown 1 ms to 1 s."""
 _MAX_MONO_NS = 1 << 60
 _MAX_UNIX_NS = 1 << 62
 """36 years after boot and the year 2116: later times are damage."""
@@ -28,11 +28,11 @@ class HostClock:
     """A clock as the headers of its ranks describe it."""
 
     host: str
-    """Empty when the header is lost: such a rank has a clock of its own."""
+    """Empty when the header is lost: such a rank has a separate clock."""
     clock_id: str
     ranks: tuple[int, ...]
     mono_minus_unix_ns: int | None
-    """What it shows less the wall clock of its host; None without a reading."""
+    """This clock minus its host's wall clock; None without a reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,10 +41,10 @@ class HostClocks:
 
     clocks: tuple[HostClock, ...]
     of_rank: Int64s
-    """Place in `clocks` by rank; -1 for ranks that recorded nothing."""
+    """Index in `clocks` by rank; -1 for ranks that recorded nothing."""
 
     def rough_offsets(self) -> tuple[Int64s, Bools]:
-        """By rank: its clock less the first one according to wall clocks, and if that is known."""
+        """By rank: its clock minus the first by wall clocks; and whether that is known."""
         readings = [clock.mono_minus_unix_ns for clock in self.clocks]
         first = readings[0] if readings else None
         offset = np.zeros(len(self.clocks) + 1, dtype=np.int64)
@@ -56,7 +56,6 @@ class HostClocks:
         return offset[self.of_rank], is_known[self.of_rank]
 
     def is_one_clock(self, ranks: Sequence[int]) -> bool:
-        """Whether these ranks share a clock."""
         return len(set(self.of_rank[list(ranks)].tolist())) == 1
 
 
@@ -90,7 +89,7 @@ def find_host_clocks(attempt: Attempt) -> HostClocks:
 
 
 def _read_wall_clock(recording: RankRecording) -> int | None:
-    """A rank's monotonic clock less the wall clock: the middle of its readings."""
+    """A rank's monotonic clock minus the wall clock: the middle of its readings."""
     columns = recording.read("clocks")
     mono = int64_column(columns, "time_host_mono_ns")
     unix = int64_column(columns, "time_unix_ns")

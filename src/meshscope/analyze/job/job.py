@@ -2,8 +2,7 @@
 
     load_operations → match_operations → align_clocks → align_rows → measure_arrivals → load_waits
 
-A job without communication has no rows; its clocks are then tied together by what else was recorded
-of them.
+A job without communication has no rows; other records then tie its clocks together.
 """
 
 from dataclasses import dataclass
@@ -24,10 +23,10 @@ from meshscope.store.read.run import Attempt
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """The operations of an attempt, or of those of its steps that were read."""
+    """The operations of an attempt, or of the steps that were read."""
 
     attempt: Attempt
-    """What was read; its ranks are narrowed to windows of time where not all steps were."""
+    """What was read; narrowed to windows of time if not all steps were."""
     operations: Operations
     matches: Matches
     times: AlignedTimes
@@ -35,13 +34,12 @@ class Job:
     row_times: RowTimes
     arrivals: Arrivals
     num_clock_errors: int
-    """Rows that end 10 ms or more before the operation can have begun; their transfer is 0."""
+    """Rows that end 10 ms or more before the operation can have started; their transfer is 0."""
     alignment: ClockAlignment
     waits: Waits
 
 
 def load_job(attempt: Attempt) -> Job:
-    """Reads the operations of all ranks and brings them together."""
     operations = load_operations(attempt)
     host_clocks = find_host_clocks(attempt)
     matches = match_operations(operations, host_clocks)

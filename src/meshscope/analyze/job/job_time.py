@@ -30,17 +30,15 @@ class JobTime:
     containers: Mapping[str, int]
     """Spans per phase that cross step boundaries and are left out of the split."""
     num_other_threads: int
-    """Phases of other threads, left out likewise."""
+    """Phases of other threads, also left out."""
 
     @property
     def wall_ns(self) -> int:
-        """Recorded time of all ranks together."""
         parts = (self.before_first, self.steps, self.between, self.after_last)
         return sum(part.wall_ns for part in parts)
 
 
 def add_times(ranks: Sequence[RankSummary]) -> JobTime:
-    """The time of all ranks together."""
     devices = [rank.device for rank in ranks if not isinstance(rank.device, Unavailable)]
     containers: dict[str, int] = {}
     for rank in ranks:

@@ -1,12 +1,12 @@
 """Finds the same operation on all ranks that took part in it.
 
-Collectives belong together by group and sequence number, a send and a recv by group, source,
-destination, tag and number. What the ranks say about an operation must agree: kind, number format,
-root, and the size, except where ranks may hand in different amounts. A disagreement is a finding,
-`Desynchronisation`, and nothing from there on in that group is trusted. An operation that a rank
-lacks because it stopped, or began to record later, is incomplete and no disagreement.
+Collectives are matched by group and sequence number, a send and a recv by group, source,
+destination, tag and number. The ranks must agree on an operation's kind, number format, root, and
+size, except where ranks may pass different amounts. A disagreement is a `Desynchronisation`, and
+later operations of that group are not trusted. An operation that a rank lacks because it stopped,
+or started to record later, is incomplete, which is no disagreement.
 
-Wrong when a rank leaves out a collective and all that follow look alike: torch pairs them up in the
+Wrong when a rank omits a collective and all later ones look the same: torch pairs them up in the
 same way.
 """
 
@@ -39,30 +39,30 @@ _MAX_TAG = 127
 """Larger tags are recorded as this one."""
 
 _ANY_SIZE = frozenset((Kind.ALL_TO_ALL, Kind.GATHER, Kind.SCATTER, Kind.CUSTOM))
-"""Kinds of which ranks may know different sizes."""
+"""Kinds whose ranks may know different sizes."""
 
 Shifts = Mapping[tuple[int, int], int]
-"""Group and rank to what is added to the rank's sequence numbers."""
+"""By group and rank: what is added to the rank's sequence numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSide:
-    """What some ranks say an operation is."""
+    """An operation as some of its ranks describe it."""
 
     ranks: tuple[int, ...]
     kind: Kind
     size_bytes: int | Unavailable
     dtype: str | Unavailable
     root: int | None
-    """None for kinds without one, or where none was recorded."""
+    """None for kinds without one, or if none was recorded."""
     step: int | Unavailable
-    """Of the first of these ranks."""
+    """The first of these ranks' step."""
     phase: str | Unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desynchronisation:
-    """The first operation of a group, or of a pair of ranks, of which ranks disagree."""
+    """The first operation of a group, or of a pair of ranks, on which ranks disagree."""
 
     group: JobGroup
     sequence: int
@@ -73,7 +73,7 @@ class Desynchronisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceShift:
-    """A rank whose recorder began later or earlier than the others', and by how much."""
+    """A rank whose recorder started later or earlier than the others', and by how much."""
 
     group: JobGroup
     rank: int
@@ -90,15 +90,15 @@ class Matches:
     of_member: Int64s
     """The operation of each member."""
     first: Int64s
-    """Where each operation's members begin."""
+    """Where each operation's members start."""
     size: Int64s
-    """How many there are."""
+    """Number of members."""
     group: Int32s
     sequence: Int64s
     """With shifts applied."""
     is_point_to_point: Bools
     is_complete: Bools
-    """Every rank that recorded anything in the group is there; of a send and a recv, both."""
+    """It has every rank that recorded anything in the group, or both send and recv."""
     is_trusted: Bools
     """Ranks agreed on everything up to and including it."""
     num_present: Int64s
@@ -108,7 +108,7 @@ class Matches:
     """Channels with a disagreement; more than are listed when there are very many."""
     shifts: tuple[SequenceShift, ...]
     num_stopped: int
-    """Operations some rank lacks because it stopped before, or began to record after."""
+    """Operations some rank lacks because it stopped before, or started to record after."""
     num_lost: int
     """Operations some rank lacks in the middle: records were dropped or damaged."""
     num_ambiguous: int
@@ -124,7 +124,7 @@ class Matches:
 
 
 def match_operations(operations: Operations, clocks: HostClocks) -> Matches:
-    """Matches an attempt's operations, with shifted sequence numbers where that is needed."""
+    """Matches an attempt's operations, with shifted sequence numbers where needed."""
     matches = _match(operations, {})
     suspects = _find_suspects(operations, matches, clocks)
     if not suspects:
@@ -190,7 +190,7 @@ def _find_repeated(rank: Int32s, starts: Bools, of_member: Int64s, num_matches: 
 
 
 def _find_stops(channel: Int64s, sequence: Int64s, is_bad: Bools) -> Int64s:
-    """For each channel the number of the first operation that is bad; the largest without one."""
+    """For each channel the number of its first bad operation; the largest number without one."""
     stop = np.full(int(channel.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     bad = np.flatnonzero(is_bad)[::-1]  # the first one is written last
     stop[channel[bad]] = sequence[bad]
@@ -200,7 +200,7 @@ def _find_stops(channel: Int64s, sequence: Int64s, is_bad: Bools) -> Int64s:
 def _with_findings(
     operations: Operations, matches: Matches, bad: Int64s, channel: Int64s
 ) -> Matches:
-    """Adds what is wrong: `bad` are the first operations of their channels that are."""
+    """Adds the problems; `bad` are the first bad operations of their channels."""
     num_untrusted = np.bincount(channel[~matches.is_trusted], minlength=1)
     num_stopped, num_lost = _count_incomplete(operations, matches)
     return replace(
@@ -268,7 +268,7 @@ def _count_present(operations: Operations) -> Int64s:
 def _find_disagreements(
     rows: OperationRows, member: Int64s, first: Int64s, size: Int64s, is_point_to_point: Bools
 ) -> Bools:
-    """Operations of which a member differs from the first in what must be alike."""
+    """Operations with a member that differs from the first in what must be equal."""
     if not len(first):
         return np.zeros(0, dtype=np.bool_)
 
@@ -322,7 +322,7 @@ def _describe(
 def _count_incomplete(operations: Operations, matches: Matches) -> tuple[int, int]:
     """Incomplete operations by reason: a rank had stopped or not begun, or lost a record.
 
-    Of a send without a recv it is not looked into and counts as stopped.
+    A send without a recv counts as stopped.
     """
     is_open = ~matches.is_complete
     num_alone = int(np.count_nonzero(is_open & matches.is_point_to_point))
@@ -354,7 +354,7 @@ def _find_extents(operations: Operations, matches: Matches, part: slice) -> tupl
 
 
 def _find_suspects(operations: Operations, matches: Matches, clocks: HostClocks) -> list[int]:
-    """Groups whose collectives disagree, or whose times contradict that they belong together."""
+    """Groups whose collectives disagree, or whose times contradict the match."""
     rows = operations.rows
     is_bad = ~matches.is_trusted & ~matches.is_point_to_point
     disagreeing = np.bincount(matches.group[is_bad], minlength=len(operations.groups)) > 0
@@ -387,7 +387,7 @@ def _tolerance_ns(operations: Operations, group: int, clocks: HostClocks) -> int
 def _find_group_shifts(
     operations: Operations, group: int, clocks: HostClocks
 ) -> dict[tuple[int, int], int]:
-    """What has to be added to the sequence numbers of the group's ranks, where that is anything."""
+    """What must be added to the sequence numbers of the group's ranks, without zeros."""
     rows = operations.rows
     is_collective = ~np.isin(rows.kind, [int(kind) for kind in POINT_TO_POINT])
     inside = np.flatnonzero((rows.group == group) & is_collective)

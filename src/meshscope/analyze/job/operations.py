@@ -1,11 +1,10 @@
 """The communication operations of one attempt, all ranks in one set of arrays.
 
-Rows are ordered by rank and then by the time of the call. What a damaged or hostile record could
-break later on is settled here: a row without a usable time is left out, a start that is none is
-the time of the call, an end before the start is no end, and kinds this version does not know are
-`CUSTOM`. Each is counted.
+Rows are ordered by rank and then by the time of the call. Damaged and hostile records are handled
+here: a row without a usable time is left out, a missing start is the time of the call, an end
+before the start is no end, and kinds this version does not know are `CUSTOM`. Each is counted.
 
-Times are as recorded, on the clock of the rank's host; `analyze.clocks` brings them together.
+Times are as recorded, on the clock of the rank's host; `job.clocks` aligns them.
 """
 
 from collections.abc import Iterable
@@ -39,9 +38,9 @@ class OperationRows:
     end_source: Uint8s
     flags: Uint8s
     group: Int32s
-    """Place in `Operations.groups`; -1 when the group is not known."""
+    """Index in `Operations.groups`; -1 when the group is not known."""
     phase: Int32s
-    """Place in `Operations.phases`."""
+    """Index in `Operations.phases`."""
     sequence: Int64s
     peer: Int64s
     enqueue_ns: Int64s
@@ -60,24 +59,22 @@ class OperationRows:
 
     @property
     def has_end(self) -> Bools:
-        """Its end is known, exactly or as a bound."""
+        """The end is known, exactly or as a bound."""
         return self.end_ns >= 0
 
     @property
     def has_exact_end(self) -> Bools:
-        """It went well, and its end is that of the operation and not a later moment."""
+        """It succeeded, and the end is the operation's own, not a later moment."""
         is_exact: Bools = _EXACT_SOURCES[self.end_source]
         is_ok: Bools = self.outcome == Outcome.OK
         return is_exact & is_ok & self.has_end
 
     def has_flag(self, flag: int) -> Bools:
-        """Rows with one of the bits of `OperationFlag`."""
         found: Bools = (self.flags & flag) != 0
         return found
 
     @property
     def has_numbered_group(self) -> Bools:
-        """Its group is known."""
         found: Bools = self.group != UNKNOWN_GROUP
         return found
 
@@ -93,11 +90,11 @@ class Operations:
     phases: tuple[str, ...]
     rows: OperationRows
     num_damaged: int
-    """Rows left out: their times cannot be."""
+    """Rows left out because their times are impossible."""
     num_bad_ends: int
-    """Ends before the start, or too late to be true; such rows count as without an end."""
+    """Ends before the start, or implausibly late; such rows count as without an end."""
     is_from_traces: bool = False
-    """Traces of a few ranks are the rule: an absent member of a group may have been the last."""
+    """Traces often cover only some ranks: an absent member of a group may have been the last."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -105,11 +102,11 @@ class Operations:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waits:
-    """One entry per time a program waited for an operation that it had started."""
+    """One entry per wait for an operation that the program had started."""
 
     rank: Int32s
     row: Int64s
-    """The operation's place in `Operations.rows`; -1 when it is not known which one it was."""
+    """The operation's index in `Operations.rows`; -1 if it is not known."""
     start_ns: Int64s
     duration_ns: Int64s
     device_ns: Int64s
@@ -135,23 +132,19 @@ class Failure:
 
 
 def dtype_label(dtype: int) -> str | Unavailable:
-    """The name of a number format as recorded."""
     label = DTYPES[dtype] if 0 <= dtype < len(DTYPES) else f"(unknown {dtype})"
     return label or Unavailable("the number format is not known")
 
 
 def known_size(size_bytes: int) -> int | Unavailable:
-    """A recorded size."""
     return size_bytes if size_bytes >= 0 else Unavailable("the recorded size is damaged")
 
 
 def known_step(step: int) -> int | Unavailable:
-    """The step of a row."""
     return step if step >= 0 else Unavailable("outside of any step")
 
 
 def known_phase(phase: str) -> str | Unavailable:
-    """The phase of a row, by its name in `Operations.phases`."""
     return Unavailable("outside of any phase") if phase == NO_PHASE else phase
 
 
@@ -230,7 +223,7 @@ class _PhaseBook:
         self._index = {NO_PHASE: 0}
 
     def translate(self, ids: Int64s, recording: RankRecording) -> Int32s:
-        """Places in `names` for a rank's own ids."""
+        """Indices in `names` for a rank's own ids."""
         used = np.flatnonzero(np.bincount(ids, minlength=1))
         index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
         for phase_id in used.tolist():
@@ -345,7 +338,7 @@ def _read_waits(
 
 
 def find_rows(keys: Int64s, wanted: Int64s) -> Int64s:
-    """For each wanted value its place in the sorted `keys`; -1 where it is not there."""
+    """For each wanted value its index in the sorted `keys`; -1 where it is not there."""
     if not len(keys):
         return np.full(len(wanted), -1, dtype=np.int64)
     index = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -361,7 +354,7 @@ def _read_messages(recording: RankRecording) -> dict[int, str]:
 
 
 def slice_runs(values: Int32s) -> list[tuple[int, slice]]:
-    """Each value with its entries, in an array in which equal ones stand together."""
+    """Each value with the slice of its entries; equal values are adjacent."""
     if not len(values):
         return []
     cuts = np.flatnonzero(values[1:] != values[:-1]) + 1
@@ -370,9 +363,9 @@ def slice_runs(values: Int32s) -> list[tuple[int, slice]]:
 
 
 def number_values(values: Int64s) -> tuple[Int64s, Int64s]:
-    """The different values in ascending order, and the place of each entry among them.
+    """The distinct values in ascending order, and the index of each entry among them.
 
-    `np.unique` without sorting where the values lie close together.
+    `np.unique`, but without sorting if the values are close together.
     """
     low = int(values.min(initial=0))
     width = int(values.max(initial=0)) - low + 1

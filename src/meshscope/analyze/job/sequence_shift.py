@@ -1,10 +1,10 @@
-"""Recorders that began in the middle: by how much a rank's numbers are off.
+"""By how much a rank's sequence numbers are off if its recorder started in the middle.
 
-A recorder counts a group's operations from the first one it sees. Where one rank's recorder was
-attached later, its operation 0 is another one's operation n. A constant shift is believed when,
-with it, every signature agrees and the times do: an operation ends on no rank before every rank
-has entered it. Among shifts that pass, the one with which ends lie closest together must be
-clearly better than the next, or nothing is said.
+A recorder counts a group's operations from the first one it sees. If one rank's recorder was
+attached later, its operation 0 is another rank's operation n. A constant shift is accepted if every
+signature then agrees and the times do: an operation ends on no rank before every rank has entered
+it. Among shifts that pass, the one that brings ends closest together must be clearly better than
+the next; otherwise there is no shift.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from meshscope.store.read.arrays import Bools, Int64s
 MIN_OVERLAP = 8
 """Operations that two ranks must have in common under a shift."""
 _MAX_CHECKED = 512
-"""Operations of a rank that are tried, spread over all of them."""
+"""Operations sampled per rank, spread over all of them."""
 _MAX_VIOLATIONS = 0.01
-"""Share of operations whose times may contradict a shift that is right."""
+"""Share of operations whose times may contradict a correct shift."""
 _NUM_NEIGHBOURS = 64
 """Shifts tried on each side of the one that times suggest."""
 _CLEARLY_BETTER = 0.5
@@ -35,11 +35,10 @@ class ChannelRows:
     end_ns: Int64s
     """-1 when it is not known."""
     signature: Int64s
-    """Some numbers per row; all equal where two ranks' operations can be one."""
+    """Some numbers per row; all equal if two ranks' operations can be the same."""
     is_symmetric: Bools
 
     def select(self, rows: Int64s) -> "ChannelRows":
-        """Some of the rows."""
         return ChannelRows(
             sequence=self.sequence[rows],
             start_ns=self.start_ns[rows],
@@ -50,7 +49,7 @@ class ChannelRows:
 
 
 def find_shift(reference: ChannelRows, other: ChannelRows, *, tolerance_ns: int) -> int | None:
-    """What to add to the other's sequence numbers; None when no number will do."""
+    """What to add to the other's sequence numbers; None if no shift fits."""
     if not len(reference.sequence) or not len(other.sequence):
         return None
     count = len(other.sequence)
@@ -70,7 +69,7 @@ def find_shift(reference: ChannelRows, other: ChannelRows, *, tolerance_ns: int)
 
 
 def _guess_shift(reference: ChannelRows, other: ChannelRows) -> int:
-    """The shift that makes starts come at about the same time."""
+    """The shift that brings starts together."""
     starts = np.maximum.accumulate(reference.start_ns)
     index = np.minimum(np.searchsorted(starts, other.start_ns), len(starts) - 1)
     return int(np.median(reference.sequence[index] - other.sequence))
@@ -79,7 +78,7 @@ def _guess_shift(reference: ChannelRows, other: ChannelRows) -> int:
 def _measure_spread(
     reference: ChannelRows, other: ChannelRows, shift: int, tolerance_ns: int
 ) -> float | None:
-    """How far apart ends lie, without offset and drift; None when the shift cannot be."""
+    """How far apart ends lie, without offset and drift; None if the shift is impossible."""
     index = find_rows(reference.sequence, other.sequence + shift)
     found = np.flatnonzero(index >= 0)
     if len(found) < MIN_OVERLAP:

@@ -85,7 +85,7 @@ def _hint(frame: Frame) -> str:
 
 
 def categorize_stacks(snapshot: Snapshot) -> Int8s:
-    """Place in CATEGORIES of every stack: what `find_site` says, for all at once."""
+    """Index in CATEGORIES of every stack: what `find_site` says, for all at once."""
     hints = np.array(
         [CATEGORIES.index(_hint(frame)) for frame in snapshot.frames] or [0], dtype=np.int8
     )

@@ -51,7 +51,7 @@ class StackMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CourseMoment:
-    """Allocated bytes by category after an event: the one of its stretch with most allocated."""
+    """Allocated bytes by category after an event: the one of its interval with most allocated."""
 
     event: int
     time_us: int | Unavailable
@@ -225,7 +225,7 @@ def _say(device: int, replay: SnapshotReplay, categories: Mapping[str, int]) -> 
 def _trace_course(
     snapshot: Snapshot, replay: SnapshotReplay, category_of: Int8s
 ) -> tuple[CourseMoment, ...]:
-    """Up to _NUM_TIMES moments, evenly over the events, with the fullest of each stretch."""
+    """Up to _NUM_TIMES moments, evenly over the events, with the fullest of each interval."""
     if not len(replay.event_rows):
         return ()
     indices = _find_fullest(replay)

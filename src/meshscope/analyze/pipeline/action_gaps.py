@@ -1,9 +1,9 @@
 """What lies between pipeline actions: how long outputs travel, and what a rank does in between.
 
-Lag: from the end of the action that makes an output to the begin of the one on another rank that
+Lag: from the end of the action that makes an output to the start of the one on another rank that
 uses it, where that one was waiting; it holds the transfer and all around it. It is seen only where
 somebody waited; elsewhere it is the median of those seen for the stage and kind. Gap: from the end
-of an action to the begin of the next on the same rank, or to the begin of its wait, where nothing
+of an action to the start of the next on the same rank, or to the start of its wait, where nothing
 held it up; elsewhere the median for the rank and kind. Where a rank waits for an output long since
 made, receiving is a part of the gap.
 
@@ -93,7 +93,7 @@ def _do_senders_wait(times: PipelineTimes, plan: ReplayPlan) -> bool:
     before_end, came = _find_arrivals(times, plan)
     waited = times.wait_start_ns >= 0
     remote_end = times.end_ns[plan.remote]
-    # Without its wait an action's begin says nothing where its input was late as well.
+    # Without its wait an action's start says nothing where its input was late as well.
     is_seen = waited | (plan.remote < 0)[:, None] | (remote_end <= before_end)
     went_on = np.where(waited, times.wait_start_ns, times.start_ns)
     receiver_came = (came if plan.mode is SendMode.BLOCKING else before_end)[plan.receiver]

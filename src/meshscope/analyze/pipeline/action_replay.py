@@ -53,7 +53,7 @@ class ReplayPlan:
     """Where sends wait: the action of another rank for which the action before it sends;
     _NO_ACTION."""
     order: tuple[tuple[int, bool], ...]
-    """Places in `actions`: False when the rank comes to it, True when it runs; each after all
+    """Indices in `actions`: False when the rank comes to it, True when it runs; each after all
     that it waits for."""
 
     @property
@@ -69,7 +69,7 @@ class ReplayPlan:
         gap_ns: Floats | float = 0.0,
         ready_ns: Floats | float = 0.0,
     ) -> tuple[Floats, Floats]:
-        """Begin and end of every action, from durations [action, run].
+        """Start and end of every action, from durations [action, run].
 
         `lag_ns` and `gap_ns` are [action, run] or what broadcasts to it, `ready_ns` [rank, run].
         """
@@ -97,7 +97,7 @@ class ReplayPlan:
         return start, end
 
     def cost_ns(self, start: Floats, end: Floats) -> Floats:
-        """Per run: the longest time of any rank from its own first begin to its own last end."""
+        """Per run: the longest time of any rank from its own first start to its own last end."""
         spans = [
             end[rows].max(axis=0) - start[rows].min(axis=0) for rows in self._rows() if len(rows)
         ]

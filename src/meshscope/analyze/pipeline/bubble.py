@@ -1,6 +1,6 @@
 """The pipeline bubble: measured, what the order of actions must cost, and where the rest is from.
 
-cost = the longest time of any pipeline rank from its own first begin to its own last end. A rank's
+cost = the longest time of any pipeline rank from its own first start to its own last end. A rank's
 bubble is the part of the cost in which it ran no action, the pipeline's the mean of its ranks':
 `bubble_ratio` = 1 - busy / cost, the rate of Zero Bubble (arXiv 2401.10241) when stages are equal.
 Utilisation is 1 - bubble. What ranks wait before their first and after their last action of a step

@@ -1,4 +1,4 @@
-"""Which pipeline schedule was executed, told from the recorded order of actions.
+"""Which pipeline schedule was executed, inferred from the recorded order of actions.
 
 The order is compared with every schedule of `core.schedule_builders`, for as many ranks,
 microbatches and chunks. First exactly; then without the microbatches' numbers, so that a schedule

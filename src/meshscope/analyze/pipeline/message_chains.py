@@ -1,4 +1,4 @@
-"""Which ranks form a pipeline, told from who sends to whom, where no layout was declared.
+"""Which ranks form a pipeline, inferred from who sends to whom, where no layout was declared.
 
 In every step the first message of a pipeline goes from its first stage to the second, and each
 stage's first send after its first receive goes on in the same direction. So: heads are ranks whose
@@ -6,7 +6,7 @@ first message of a step is a send; the chain follows each rank's first send to a
 the one it first received from. A step counts only if it gives whole chains, and the commonest
 answer is taken.
 
-Wrong where ranks exchange messages outside the pipeline at the begin of a step.
+Wrong where ranks exchange messages outside the pipeline at the start of a step.
 """
 
 from collections import Counter

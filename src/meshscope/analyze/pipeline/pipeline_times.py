@@ -55,9 +55,9 @@ class PipelineTimes:
     executed: ExecutedSchedule
     source: ActionSource
     chain: Int32s
-    """Per run: place in `chains`."""
+    """Per run: index in `chains`."""
     step: Int32s
-    """Per run: place in `Timeline.steps`; ascending."""
+    """Per run: index in `Timeline.steps`; ascending."""
     start_ns: Int64s
     """[action, run], on the reference clock."""
     end_ns: Int64s
@@ -88,7 +88,7 @@ class PipelineTimes:
         return self.end_ns - self.start_ns
 
     def ranks_of(self, position: int) -> tuple[int, ...]:
-        """Global ranks at one place of the pipelines."""
+        """Global ranks at one index of the pipelines."""
         return tuple(sorted({chain[position] for chain in self.chains}))
 
 
@@ -263,7 +263,7 @@ def _device_extents(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64
 def _measure_action_work(timeline: Timeline, rank: Int32s, start: Int64s, end: Int64s) -> Int64s:
     """Of every action the time that is WORK in the timeline; its duration where that is unknown.
 
-    Actions are sorted by rank and begin, as pieces are.
+    Actions are sorted by rank and start, as pieces are.
     """
     pieces = timeline.pieces
     work = end - start
@@ -278,7 +278,7 @@ def _measure_action_work(timeline: Timeline, rank: Int32s, start: Int64s, end: I
 
 
 def _sum_inside(piece_start: Int64s, piece_end: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """How much of the stretches, which do not overlap each other, lies within each interval."""
+    """How much of the intervals, which do not overlap each other, lies within each interval."""
     total = np.concatenate([[0], np.cumsum(piece_end - piece_start)])
 
     def covered_before(moment: Int64s) -> Int64s:

@@ -8,7 +8,7 @@ from meshscope.store.read.run import JsonFields, RankRecording
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankErrors:
-    """Errors at one place in the recorder of one rank."""
+    """Errors at one site of a rank's recorder."""
 
     site: str
     """Where in the recorder, such as `scalar` or `open`."""
@@ -19,7 +19,7 @@ class RankErrors:
 
 
 def list_errors(recording: RankRecording) -> Iterator[RankErrors]:
-    """As the closing line counts them, else as the journal's lines of a killed rank do."""
+    """Counted from the closing line, or from the journal of a killed rank."""
     closed = recording.closing.get("errors") if recording.closing is not None else None
     if isinstance(closed, dict):
         for site, found in closed.items():

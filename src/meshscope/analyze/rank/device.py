@@ -1,9 +1,8 @@
 """Device time per phase: the accelerator's marks joined to the host spans they belong to.
 
-A device span runs from when the stream reached a phase's first mark to when it reached its last,
-so idle time of the device inside is included. Its own time is that less the device spans of the
-phases nested in it. The device runs behind the host, so a phase's device time may fall after its
-host time; it is counted to the step of the host span.
+A device span runs from the phase's first mark on the stream to its last, idle time included. Its
+own time excludes the device spans of nested phases. The device runs behind the host, so a phase's
+device time may fall after its host time; it belongs to the step of the host span.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.analyze.rank.phases import PhaseSpans, sum_by_stretch
+from meshscope.analyze.rank.phases import PhaseSpans, sum_by_interval
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import Columns, int64_column
@@ -31,7 +30,7 @@ class DeviceSplit:
     num_steps: int
     """Steps with any device span; the last ones may not have been read back."""
     num_unmatched: int
-    """Device spans whose host span is not recorded; left out."""
+    """Device spans left out because their host span is not recorded."""
 
 
 def split_device_time(
@@ -41,15 +40,15 @@ def split_device_time(
     *,
     is_steady: Bools,
 ) -> DeviceSplit:
-    """Device time per phase, over the steady ones of the steps."""
+    """Device time per phase over the steady steps."""
     host_row = join_spans(spans, device_spans)
     is_matched = host_row >= 0
     duration = int64_column(device_spans, "duration_ns")
     device_ns = np.zeros(len(spans.start_ns), dtype=np.int64)
-    # A phase has several where a profiler saw the device's gaps.
+    # A phase has several device spans if a profiler saw the device's gaps.
     np.add.at(device_ns, host_row[is_matched], duration[is_matched])
     own_ns = device_ns - _children_sum(spans, device_ns)
-    table, phases = sum_by_stretch(spans, own_ns, names, num_stretches=2 * len(is_steady) + 1)
+    table, phases = sum_by_interval(spans, own_ns, names, num_intervals=2 * len(is_steady) + 1)
     steady = table[1::2][is_steady]
     totals = steady.sum(axis=0).tolist()
     return DeviceSplit(

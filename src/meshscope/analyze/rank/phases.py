@@ -1,11 +1,10 @@
 """Splits one rank's time line into steps, gaps and phases, exactly, in int64 nanoseconds.
 
-Steps cut the recorded time into before the first step, steps, gaps between them, after the last.
-A phase (not a detail span, on the training thread) belongs to the stretch that wholly contains
-it; one that crosses a cut is a container, such as a phase around the whole loop, and is left out
-and counted, because its self time cannot be told apart. In every stretch the self times of its
-phases plus `unattributed_ns` are its wall clock: unattributed is what no phase claimed, not idle
-time.
+Steps cut the recorded time into intervals: before the first step, steps, gaps, after the last step.
+A phase (on the training thread, not a detail span) belongs to the interval that contains it. A
+phase that crosses a cut, such as one around the whole loop, is a container: it is counted and left
+out, because its self time cannot be split. In every interval the self times of its phases plus
+`unattributed_ns` are its wall clock: unattributed is what no phase claimed, not idle time.
 
 Wrong when records were lost: the time of a lost phase shows as unattributed.
 """
@@ -26,7 +25,7 @@ _EXACT_BELOW = 1 << 53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
-    """A stretch of wall clock by phase. `sum(phase_ns) + unattributed_ns == wall_ns`, always."""
+    """An interval of wall clock by phase. `sum(phase_ns) + unattributed_ns == wall_ns`, always."""
 
     wall_ns: int
     phase_ns: Mapping[str, int]
@@ -47,11 +46,10 @@ class StepTimes:
     """Host monotonic clock of the rank."""
     end_ns: Int64s
     num_overlapping: int
-    """Steps left out because they begin before an earlier one ended, or end before they begin."""
+    """Steps left out because they start before an earlier one ended, or end before they start."""
 
     @property
     def duration_ns(self) -> Int64s:
-        """Wall clock of each step."""
         return self.end_ns - self.start_ns
 
     def __len__(self) -> int:
@@ -60,23 +58,23 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSpans:
-    """The spans that take part in the partition, and where each one fell."""
+    """The spans of the partition and the interval of each."""
 
     name_id: npt.NDArray[np.uint16]
     depth: npt.NDArray[np.uint8]
     start_ns: Int64s
     duration_ns: Int64s
     self_ns: Int64s
-    stretch: Int64s
+    interval: Int64s
     """2k+1 inside the k-th step, 2k in the gap before it, -1 for a container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PhaseTable:
-    """Self time per stretch and phase."""
+    """Self time per interval and phase."""
 
     total_ns: Int64s
-    """One row per stretch, as `PhaseSpans.stretch` counts them; one column per phase."""
+    """One row per interval, as `PhaseSpans.interval` counts them; one column per phase."""
     phases: list[str]
 
     @property
@@ -105,7 +103,7 @@ class RankPartition:
     containers: Mapping[str, int]
     """Number of spans per phase name that cross a step boundary and are left out."""
     num_other_threads: int
-    """Phases of other threads: they run beside the training thread and take no part."""
+    """Phases of other threads; left out, because they run beside the training thread."""
 
     @property
     def wall_ns(self) -> int:
@@ -137,8 +135,8 @@ def order_steps(columns: Columns) -> StepTimes:
     )
 
 
-def place_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
-    """The phases of the training thread with their stretches, and how many other threads had."""
+def assign_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
+    """Phases of the training thread with their intervals; number of other threads' phases."""
     name_id: npt.NDArray[np.uint16] = spans["name_id"].astype(np.uint16, copy=False)
     depth: npt.NDArray[np.uint8] = spans["depth"].astype(np.uint8, copy=False)
     start = int64_column(spans, "start_host_mono_ns")
@@ -153,24 +151,24 @@ def place_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
         name_id, depth, start = name_id[keep], depth[keep], start[keep]
         duration, self_ns = duration[keep], self_ns[keep]
     cuts = _interleave(steps.start_ns, steps.end_ns)
-    stretch = np.searchsorted(cuts, start, side="right")
-    ends = np.append(cuts, np.iinfo(np.int64).max)[stretch]
-    # A span of no length may stand on a cut: it counts to what begins there.
-    stretch = np.where(start + duration <= ends, stretch, -1)
+    interval = np.searchsorted(cuts, start, side="right")
+    ends = np.append(cuts, np.iinfo(np.int64).max)[interval]
+    # An empty span on a cut belongs to the interval that starts there.
+    interval = np.where(start + duration <= ends, interval, -1)
     placed = PhaseSpans(
         name_id=name_id,
         depth=depth,
         start_ns=start,
         duration_ns=duration,
         self_ns=self_ns,
-        stretch=stretch,
+        interval=interval,
     )
     return placed, num_other_threads
 
 
 def tabulate_phases(spans: PhaseSpans, names: Mapping[int, str], *, num_steps: int) -> PhaseTable:
-    """Self time of every phase in every stretch."""
-    table, phases = sum_by_stretch(spans, spans.self_ns, names, num_stretches=2 * num_steps + 1)
+    """Self time of every phase in every interval."""
+    table, phases = sum_by_interval(spans, spans.self_ns, names, num_intervals=2 * num_steps + 1)
     return PhaseTable(total_ns=table, phases=phases)
 
 
@@ -211,21 +209,21 @@ def partition_rank(
     )
 
 
-def sum_by_stretch(
-    spans: PhaseSpans, values: Int64s, names: Mapping[int, str], *, num_stretches: int
+def sum_by_interval(
+    spans: PhaseSpans, values: Int64s, names: Mapping[int, str], *, num_intervals: int
 ) -> tuple[Int64s, list[str]]:
-    """`values` of the spans summed per stretch (rows) and phase (columns, named by the list)."""
-    inside = spans.stretch >= 0
-    name_id, stretch = spans.name_id, spans.stretch
+    """`values` of the spans summed per interval (rows) and phase (columns, named by the list)."""
+    inside = spans.interval >= 0
+    name_id, interval = spans.name_id, spans.interval
     if not inside.all():
-        name_id, stretch, values = name_id[inside], stretch[inside], values[inside]
+        name_id, interval, values = name_id[inside], interval[inside], values[inside]
     used = np.flatnonzero(np.bincount(name_id, minlength=1))
     texts = [names.get(i, f"(unnamed {i})") for i in used.tolist()]
     phases = list(dict.fromkeys(texts))
     column_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int64)
     column_of[used] = [phases.index(text) for text in texts]
-    cells = stretch * len(phases) + column_of[name_id]
-    return _sum_cells(cells, values, (num_stretches, len(phases))), phases
+    cells = interval * len(phases) + column_of[name_id]
+    return _sum_cells(cells, values, (num_intervals, len(phases))), phases
 
 
 def _sum_cells(cells: Int64s, values: Int64s, shape: tuple[int, int]) -> Int64s:
@@ -246,7 +244,7 @@ def _name_totals(phases: list[str], totals: Int64s) -> dict[str, int]:
 
 
 def _count_containers(spans: PhaseSpans, names: Mapping[int, str]) -> dict[str, int]:
-    crossing = spans.name_id[spans.stretch < 0]
+    crossing = spans.name_id[spans.interval < 0]
     if not len(crossing):
         return {}
     ids, counts = np.unique(crossing, return_counts=True)
@@ -265,7 +263,6 @@ def _interleave(start: Int64s, end: Int64s) -> Int64s:
 
 
 def add_splits(splits: list[TimeSplit]) -> TimeSplit:
-    """Several stretches as one; the sum stays exact."""
     phase_ns: dict[str, int] = {}
     for split in splits:
         for name, total in split.phase_ns.items():

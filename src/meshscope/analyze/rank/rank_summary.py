@@ -1,7 +1,7 @@
-"""One rank in numbers: what it did, how its recording ends, and what a job is added up from.
+"""One rank in numbers: what it did, how its recording ends, and its part of the job's sums.
 
-`summarize_rank` reads one rank's tables and reduces them, without a look at other ranks: a job is
-a map over ranks and a merge of `RankResult`s in order of rank.
+`summarize_rank` reads and reduces one rank's tables, without other ranks: a job is a map over ranks
+and a merge of `RankResult`s in order of rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ from meshscope.analyze.rank.phases import (
     PhaseTable,
     RankPartition,
     StepTimes,
+    assign_phases,
     order_steps,
     partition_rank,
-    place_phases,
     tabulate_phases,
 )
 from meshscope.analyze.rank.signals import SIGNAL_NAMES, Signal, find_signals, read_scalars
@@ -65,8 +65,6 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """One rank."""
-
     rank: int
     label: str | Unavailable
     """Coordinates on the mesh, such as `dp0.tp1.pp0`."""
@@ -74,9 +72,9 @@ class RankSummary:
     num_steps: int
     """Finished steps."""
     num_warmup: int
-    """First steps left out of `step_time`, `time.steady_steps` and `device`."""
+    """First steps, left out of `step_time`, `time.steady_steps` and `device`."""
     num_profiled: int
-    """Later ones that a trace window disturbed, left out likewise."""
+    """Later steps that a trace window disturbed; also left out."""
     num_aborted_steps: int
     """Steps left by an exception; counted in `num_steps`."""
     num_skipped_updates: int
@@ -122,9 +120,9 @@ class SteadySteps:
     is_steady: Bools
     """Per step, in order of time."""
     has_interval: Bools
-    """Per step but the last: steady, and the next one's begin was not disturbed either."""
+    """Per step except the last: steady, and the next step's start was not disturbed."""
     reason: str
-    """Why there is none, where there is none."""
+    """Why no step is steady, if none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,7 +141,7 @@ class RankResult:
 def _choose_steady(
     steps: StepTimes, windows: Sequence[TraceWindow], asked_warmup: int | None
 ) -> SteadySteps:
-    """Those after warm-up that no trace window of any rank disturbed."""
+    """Steps after warm-up that no rank's trace window disturbed."""
     num_steps = len(steps)
     num_warmup = count_warmup(num_steps, asked_warmup)
     is_profiled = mark_profiled(steps.step, windows)
@@ -166,7 +164,7 @@ def summarize_rank(
     windows: Sequence[TraceWindow],
     warmup_steps: int | None,
 ) -> RankResult:
-    """Reads a rank's tables. `warmup_steps` None: 1 where more than 3 steps finished."""
+    """Reads a rank's tables. Without `warmup_steps`, 1 step is warm-up if more than 3 finished."""
     columns = recording.read("steps")
     steps = order_steps(columns)
     chosen = _choose_steady(steps, windows, warmup_steps)
@@ -174,7 +172,7 @@ def summarize_rank(
     spans = recording.read("spans")
     memory = recording.read("memory")
     scalars = read_scalars(recording, _WANTED_SCALARS)
-    placed, num_other_threads = place_phases(steps, spans)
+    placed, num_other_threads = assign_phases(steps, spans)
     phases = tabulate_phases(placed, recording.names, num_steps=num_steps)
     recorded_ns = _recorded_range(recording, steps, spans, memory)
     device: DeviceSplit | Unavailable

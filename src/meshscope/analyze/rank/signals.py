@@ -24,18 +24,18 @@ _SOURCES = {
     "loss": "logged by the program",
     "backward_loss": "what backward was called on",
 }
-"""Where a scalar comes from, if its name tells."""
+"""Where a scalar comes from, if its name says so."""
 _SHARED_NAME = "the recorder and the program log it under one name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """One training signal as one rank has it."""
+    """One training signal of one rank."""
 
     name: str
     """The scalar it was read from, such as `backward_loss`."""
     source: str | Unavailable
-    """Where it comes from, if its name tells: the recorder takes `lr` and `grad_norm` itself."""
+    """Where it comes from, if its name says so: the recorder takes `lr` and `grad_norm` itself."""
     rank: int
     num_values: int
     num_nonfinite: int
@@ -104,7 +104,7 @@ def _summarize(rank: int, name: str, series: ScalarSeries) -> Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSignal:
-    """A signal for the job: the lowest rank that has it, and how the others fare."""
+    """A signal of the job: that of the lowest rank that has it."""
 
     shown: Signal
     num_ranks: int
@@ -115,7 +115,6 @@ class JobSignal:
 
 
 def merge_signals(per_rank: list[dict[str, Signal]]) -> dict[str, JobSignal | Unavailable]:
-    """One entry per known signal."""
     merged: dict[str, JobSignal | Unavailable] = {}
     for name in SIGNAL_NAMES:
         found = [signals[name] for signals in per_rank if name in signals]

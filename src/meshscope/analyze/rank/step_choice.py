@@ -1,33 +1,32 @@
-"""Which steps of a run are looked at in full, so that a long run stays within memory.
+"""Which steps of a long run are read in full, so that they fit in memory.
 
-A run that fits is taken whole. Of a longer one several stretches of consecutive steps are, spread
-over the run, the last one longest: what ended long ago is seen as well as what goes on now. What
-happened only between two stretches is not seen; `Timeline.num_left_out` says how many steps that
-were.
+A run that fits is taken whole. A longer run is sampled by windows of consecutive steps, spread over
+the run, the last one longest: they show early events as well as the present. Events between two
+windows are not seen; `Timeline.num_left_out` counts those steps.
 """
 
 from dataclasses import dataclass
 
 _MIN_WINDOW_STEPS = 5
-"""Shorter stretches are not worth their borders."""
+"""Shorter windows lose too much at their borders."""
 _LAST_SHARE = 0.4
-"""Of the steps, that the last stretch takes."""
+"""Share of the steps in the last window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChoice:
-    """How much a timeline may hold at most."""
+    """The most a timeline may hold."""
 
     max_rank_steps: int = 200_000
     """Ranks times steps."""
     max_rows: int = 2_000_000
     """Recorded rows of phases, operations, waits and actions, all ranks together."""
     num_windows: int = 8
-    """Stretches of consecutive steps at most."""
+    """The most windows of consecutive steps."""
 
 
 def choose_windows(first: int, last: int, num_kept: int, num_windows: int) -> list[tuple[int, int]]:
-    """Stretches of step numbers (both ends included) between `first` and `last`, in order."""
+    """Windows of step numbers (both ends included) between `first` and `last`, in order."""
     num_steps = last - first + 1
     if num_kept >= num_steps:
         return [(first, last)] if num_steps > 0 else []

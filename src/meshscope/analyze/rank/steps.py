@@ -1,18 +1,17 @@
 """Step times of a rank and of the job.
 
-The job's step k takes the median over ranks of the ranks' own durations of step k. Not the
-maximum: ranks that wait for each other inside a step share its wall clock, and what one loses in
-a step by beginning late it gains in the next, so the maximum of their durations is longer than
-the job's pace by the jitter. It is kept beside the median for what it is. Durations, not moments,
-because hosts' clocks differ. The interval of a step is from its start to the next one's start on
-the same rank, gaps included, and the job's is again the median over ranks.
+The job's step k takes the median over ranks of their own durations of step k. Not the maximum:
+ranks that wait for each other share a step's wall clock, and a rank that starts late in one step
+gains that in the next, so the maximum exceeds the job's pace by the jitter. It is reported beside
+the median. Durations are compared, not times, because hosts' clocks differ. The interval of a step
+is from its start to the next start on the same rank, gaps included; the job's is the median over
+ranks.
 
-Wrong as the job's pace where ranks do not wait for each other in every step: then the slowest
-rank, of which steps per second are told, is slower than these medians say.
+Wrong as the job's pace where ranks do not wait for each other in every step: then the slowest rank,
+whose steps per second are reported, is slower than these medians.
 
-The first step warms up (allocations, compilation, communicators). It stays in every account that
-has to add up and is left out of statistics, which say so. Steps that a trace window disturbed are
-left out likewise.
+The first step warms up (allocations, compilation, communicators). It stays in all sums and is left
+out of statistics. Steps that a trace window disturbed are left out of statistics too.
 """
 
 from collections.abc import Sequence
@@ -28,28 +27,27 @@ from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.trace_windows import TraceWindow, mark_profiled
 
 _MIN_STEPS_FOR_WARMUP = 4
-"""With fewer steps, none is left out by default: too little would remain."""
+"""With fewer steps, none is left out by default."""
 NO_STEP = "no step finished"
 ALL_PROFILED = "all steps after warm-up were profiled"
 _TIED = -1
-"""In place of the slowest rank where several share the maximum."""
+"""Stands for the slowest rank where several share the maximum."""
 _MAX_SERIES_BINS = 240
 """Longer runs are binned to this many points."""
 _MAX_SLOWEST = 3
-"""Ranks named at most for being slowest more often than chance would have it."""
+"""The most ranks named as slowest more often than by chance."""
 _MAX_SPARSENESS = 4
-"""A table of steps and ranks may have this many cells per value; beyond it, values are sorted."""
+"""Cells per value of a table of steps and ranks; a sparser one is sorted instead."""
 
 
 def count_warmup(num_steps: int, asked: int | None) -> int:
-    """How many first steps statistics leave out: what was asked for, else 1 of more than 3."""
+    """How many first steps statistics leave out: as asked, else 1 if there are more than 3."""
     if asked is not None:
         return min(asked, num_steps)
     return 1 if num_steps >= _MIN_STEPS_FOR_WARMUP else 0
 
 
 def explain_no_steady_step(num_steps: int) -> str:
-    """Why there is nothing to take statistics of, once warm-up steps are left out."""
     if not num_steps:
         return NO_STEP
     count = "the only step counts" if num_steps == 1 else f"all {num_steps} steps count"
@@ -72,10 +70,10 @@ class JobSteps:
         """Step numbers and durations of each rank."""
 
     def add(self, rank: int, step: Int64s, duration_ns: Int64s) -> None:
-        """Takes in one rank; ranks come in ascending order."""
+        """Adds a rank; ranks come in ascending order."""
         if not len(step):
             return
-        if not bool((step[1:] > step[:-1]).all()):  # a number that comes again counts once
+        if not bool((step[1:] > step[:-1]).all()):  # a repeated number counts once
             step, first = np.unique(step, return_index=True)
             duration_ns = duration_ns[first]
         if not np.array_equal(step, self.step):
@@ -144,7 +142,7 @@ def _narrow(values: Int64s) -> npt.NDArray[np.integer]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowestCount:
-    """How often a rank was the slowest of all, where that is beyond chance."""
+    """How often a rank was the slowest, beyond chance."""
 
     rank: int
     num_steps: int
@@ -162,12 +160,12 @@ class StepBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobStepSummary:
-    """Step times of the job; see the module's docstring for what a job's step time is."""
+    """Step times of the job, as the module's docstring defines them."""
 
     num_steps: int
     """Steps that at least one rank finished."""
     num_partial: int
-    """Of these, steps that not every recording rank finished."""
+    """Steps that some recording rank did not finish."""
     num_warmup: int
     """First steps left out of the statistics."""
     warmup_ns: tuple[int, ...]
@@ -179,9 +177,9 @@ class JobStepSummary:
     slowest_rank_time: Distribution | Unavailable
     """The maximum over ranks of each step; longer than the job's pace if ranks wait for others."""
     slowest: tuple[SlowestCount, ...]
-    """Ranks slowest more often than chance would have it, without warm-up; at most three."""
+    """Ranks slowest more often than by chance after warm-up; at most three."""
     num_compared: int
-    """Steps that `slowest` is about: without warm-up, finished by every recording rank."""
+    """Steps behind `slowest`: after warm-up, finished by every recording rank."""
     step: Int64s
     """Step numbers."""
     duration_ns: Int64s
@@ -191,7 +189,6 @@ class JobStepSummary:
 
     @property
     def num_profiled(self) -> int:
-        """Steps that a trace window disturbed."""
         return int(np.count_nonzero(self.is_profiled))
 
     @property
@@ -231,7 +228,6 @@ def summarize_job_steps(
     asked_warmup: int | None,
     windows: Sequence[TraceWindow] = (),
 ) -> JobStepSummary:
-    """Statistics over the job's steps."""
     num_steps = len(durations.step)
     num_warmup = count_warmup(num_steps, asked_warmup)
     reason = explain_no_steady_step(num_steps)

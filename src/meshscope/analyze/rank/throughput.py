@@ -27,9 +27,9 @@ TOKEN_SOURCES: dict[str, str] = {
     "tokens": "logged by the program as tokens",
     "input_tokens": "counted by the recorder from the model's integer inputs",
 }
-"""What counts tokens, best first: a scalar, then a column of the step table."""
+"""Sources of token counts, best first: a scalar, then a column of the step table."""
 _MAX_LACKING_LISTED = 1000
-"""Ranks without tokens that are looked for; a header may claim a million that never were."""
+"""The most ranks without tokens to list; a header may claim a million ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class TokenRate:
 
     tokens_per_s: float
     source: str
-    """What counted them: one of TOKEN_SOURCES."""
+    """One of TOKEN_SOURCES."""
     num_steps: int
     """Steps that have a value."""
     num_nonfinite: int
@@ -89,7 +89,7 @@ def measure_tokens(
 
 
 def pick_rank_tokens(rates: RankTokens) -> TokenRate | Unavailable:
-    """What the program logged, else what the recorder counted."""
+    """The logged rate, else the one the recorder counted."""
     for name in TOKEN_SOURCES:
         if name in rates:
             return rates[name]
@@ -99,7 +99,6 @@ def pick_rank_tokens(rates: RankTokens) -> TokenRate | Unavailable:
 def sum_tokens(
     per_rank: Mapping[int, RankTokens], layout: Layout | Unavailable, world_size: int
 ) -> TokenRate | Unavailable:
-    """The job's token rate."""
     if world_size == 1:
         return pick_rank_tokens(per_rank.get(0, {}))
     if isinstance(layout, Unavailable):

@@ -34,7 +34,7 @@ class LoadImbalance:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether nobody leads more often than chance would have it."""
+        """Whether nobody leads more often than by chance."""
         return self.leader_p >= SIGNIFICANCE_RATIO
 
 

@@ -55,9 +55,9 @@ class Pauses:
     ranks: tuple[PausedRank, ...]
     """Most time first."""
     excess_ns: Floats
-    """[step, rank place]: beyond the usual, 0 where there was no pause."""
+    """[step, rank index]: beyond the usual, 0 where there was no pause."""
     usual_ns: Floats
-    """[rank place]: median work."""
+    """[rank index]: median work."""
     cost_ns: float
     """Per step: mean over steps of the longest pause on any rank."""
     step_ns: float

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.rank.phases import order_steps, place_phases, tabulate_phases
+from meshscope.analyze.rank.phases import assign_phases, order_steps, tabulate_phases
 from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.run import RankRecording
 
@@ -30,7 +30,7 @@ class PhaseExcess:
 def find_excess(recording: RankRecording, slow: Int64s) -> tuple[PhaseExcess, ...]:
     """Phases by what they take more in the steps numbered `slow`, the largest first."""
     steps = order_steps(recording.read("steps"))
-    placed, _ = place_phases(steps, recording.read("spans"))
+    placed, _ = assign_phases(steps, recording.read("spans"))
     table = tabulate_phases(placed, recording.names, num_steps=len(steps))
     gap_phases, step_phases = table.total_ns[0:-1:2], table.in_steps_ns
     gap = np.diff(steps.start_ns, prepend=steps.start_ns[:1]) - np.append(0, steps.duration_ns[:-1])

@@ -8,7 +8,7 @@ drift does not make steps slow and slow steps do not make a drift: blocks of ste
 their medians.
 
 Slow steps recur where they stand in one class of the step number modulo some interval more often
-than chance would have it, corrected for all intervals tried. Wrong where every second step is slow:
+than by chance, corrected for all intervals tried. Wrong where every second step is slow:
 the median of the neighbours is then neither.
 """
 
@@ -74,7 +74,7 @@ class Recurrence:
     interval: int
     """In steps."""
     rows: Bools
-    """The slow steps among them, by place in `StepPeriods`."""
+    """The slow steps among them, by index in `StepPeriods`."""
     num_expected: int
     """Steps at that interval."""
     chance: float

@@ -22,7 +22,7 @@ class Suspects:
     ranks: frozenset[int]
     """Slow, fail-slow and paused ranks."""
     excess_ns: Floats
-    """[step place, rank place]: work beyond that of peers, or of the rank's other steps; 0 for
+    """[step index, rank index]: work beyond that of peers, or of the rank's other steps; 0 for
     everyone else."""
     step_ns: float
 

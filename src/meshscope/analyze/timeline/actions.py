@@ -18,30 +18,29 @@ __all__ = ["ACTION_KINDS", "Actions", "read_actions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Actions:
-    """One entry per action of the kept steps, sorted by rank and begin."""
+    """One entry per action of the kept steps, sorted by rank and start."""
 
     rank: Int32s
     step: Int32s
-    """Place in `Timeline.steps`."""
+    """Index in `Timeline.steps`."""
     kind: Uint8s
-    """Place in `ACTION_KINDS`."""
+    """Index in `ACTION_KINDS`."""
     stage: Int32s
     chunk: Int32s
     microbatch: Int32s
     start_ns: Int64s
-    """On the reference clock; on a device, of its stream."""
+    """On the reference clock; the stream's times on a device."""
     end_ns: Int64s
     wait_start_ns: Int64s
-    """When it began to wait for its input; -1: it did not."""
+    """When it began to wait for its input; -1 if it did not."""
     wait_ns: Int64s
-    """How long; -1 likewise."""
+    """-1 if it did not wait."""
 
     def __len__(self) -> int:
         return len(self.rank)
 
     @classmethod
     def join(cls, parts: "list[Actions]") -> Self:
-        """Several as one."""
         return cls(
             **{
                 field.name: np.concatenate([getattr(part, field.name) for part in parts])
@@ -56,9 +55,9 @@ def read_actions(
     marks: DeviceMarks | None,
     to_reference: Callable[[Int64s], Int64s],
 ) -> Actions:
-    """A rank's actions in the given steps. Damaged and aborted ones are left out.
+    """A rank's actions in the given steps, without damaged and aborted ones.
 
-    With `marks` their times are those of the device's stream; actions without marks are left out.
+    With `marks`, times are those of the device's stream and actions without marks are left out.
     """
     columns = recording.read("actions")
     start = int64_column(columns, "begin_host_mono_ns")
@@ -99,7 +98,7 @@ def read_actions(
 
 
 def _on_device(host_start_ns: Int64s, marks: DeviceMarks) -> tuple[Int64s, Int64s, np.ndarray]:
-    """Begin and end on the device of phases that the host began at these moments."""
+    """Start and end on the device of phases that the host began at these moments."""
     order = np.argsort(marks.host_start_ns, kind="stable")
     found = find_rows(marks.host_start_ns[order], host_start_ns)
     if not len(order):

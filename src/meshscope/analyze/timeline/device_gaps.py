@@ -1,6 +1,6 @@
-"""Why devices had nothing to do, summed over the steps of a timeline; of runs made of traces.
+"""Why devices had nothing to do, summed over the steps of a timeline. Only traces record it.
 
-Causes are those of `analyze.trace_idle`, which found them gap by gap.
+`trace_idle` found the cause of each gap.
 """
 
 from collections.abc import Mapping
@@ -28,20 +28,17 @@ CAUSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceGaps:
-    """Idle time of devices by cause."""
-
     ranks: tuple[int, ...]
     cause_ns: Int64s
     """[rank, cause], all steps of the timeline together; causes in the order of `CAUSES`."""
 
     def ns_by_rank(self, cause: str) -> Int64s:
-        """[rank] of one cause."""
+        """[rank]: idle time of one cause."""
         found: Int64s = self.cause_ns[:, list(CAUSES).index(cause)]
         return found
 
 
 def measure_gaps(attempt: Attempt, timeline: Timeline) -> DeviceGaps | Unavailable:
-    """What was recorded of gaps in the timeline's steps."""
     sums = np.zeros((len(timeline.ranks), len(CAUSES)), dtype=np.int64)
     is_any = False
     for index, rank in enumerate(timeline.ranks):

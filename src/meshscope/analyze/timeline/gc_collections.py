@@ -1,9 +1,9 @@
-"""Collections of Python's garbage collector inside the timeline: when, and how much work they are.
+"""Python's garbage collections inside the timeline, and how much work time they took.
 
-The recorder writes collections of 0.2 ms and more as detail spans `gc gen0` to `gc gen2`. Nothing
-else of Python runs meanwhile, so the part of a collection that lies in a piece of WORK is time the
-rank lost to it. On a rank whose pieces are of a device's stream, work queued before goes on: only
-where the stream idles in no phase is a collection counted.
+The recorder writes collections of 0.2 ms and more as detail spans `gc gen0` to `gc gen2`. No other
+Python code runs meanwhile, so the part of a collection inside a piece of WORK is time the rank lost
+to it. On a device's stream queued work goes on: there a collection counts only where the stream
+idles in no phase.
 
 Wrong where many collections below 0.2 ms add up: they are not recorded.
 """
@@ -20,7 +20,6 @@ from meshscope.store.read.columns import int64_column
 from meshscope.store.read.run import Attempt, RankRecording
 
 PREFIX = "gc gen"
-"""Of the spans' names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +29,7 @@ class Collections:
     lost_ns: Int64s
     """Indexed like `Timeline.pieces`; 0 where none ran."""
     num_collections: dict[int, int]
-    """Rank to collections recorded in kept steps, those of ranks without any left out."""
+    """Rank to collections recorded in kept steps; ranks without any are left out."""
 
     @property
     def has_any(self) -> bool:
@@ -39,7 +38,6 @@ class Collections:
 
 
 def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:
-    """Lays recorded collections over the pieces of work."""
     lost = np.zeros(len(timeline.pieces), dtype=np.int64)
     counts: dict[int, int] = {}
     for index, rank in enumerate(timeline.ranks):
@@ -58,7 +56,7 @@ def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:
 
 
 def _read_spans(recording: RankRecording) -> tuple[Int64s, Int64s]:
-    """Begin and end of a rank's collections, in order and without overlap."""
+    """Start and end of a rank's collections, in order and without overlap."""
     names = [name_id for name_id, name in recording.names.items() if name.startswith(PREFIX)]
     if not names or not recording.has_table("spans"):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -84,7 +82,7 @@ def _find_interruptible(timeline: Timeline, index: int) -> Int64s:
 
 
 def _measure_overlap(start: Int64s, end: Int64s, from_ns: Int64s, to_ns: Int64s) -> Int64s:
-    """For each stretch, how much of it lies in intervals that are sorted and disjoint."""
+    """For each interval, how much of it lies in intervals that are sorted and disjoint."""
     return _covered_before(end, from_ns, to_ns) - _covered_before(start, from_ns, to_ns)
 
 

@@ -1,12 +1,12 @@
 """The work of ranks that do the same, as matrices to compare: [step, rank] by phase.
 
-True peers share all coordinates but dp. Where dp is 1, ranks of one tp group are taken: they hold
-equal shares of the same layers. Otherwise a rank has no peer, and only its own other steps can
-be compared with (`change_point`). Without a layout all ranks are peers, unless any two sent each
-other messages: then they may be stages of a pipeline.
+True peers share all coordinates but dp. Where dp is 1, the ranks of a tp group are peers: they hold
+equal shares of the same layers. Any other rank has no peer and is compared only with its own other
+steps (`change_point`). Without a layout all ranks are peers, unless any two sent each other
+messages: then they may be stages of a pipeline.
 
-Counted is WORK inside of steps. Fetching data, checkpoints, evaluation and logging are not: a
-rank may do these alone by design, and other rules look at them.
+Only WORK inside steps counts. Fetching data, checkpoints, evaluation and logging do not: a rank may
+do these alone by design, and other rules look at them.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from meshscope.numerics.paired_excess import Indices
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 _OTHERS_PHASES = frozenset(("data", "checkpoint", "eval", "logging"))
-"""Phases whose length is not how fast a rank computes."""
+"""Their length does not show how fast a rank computes."""
 MAX_PHASES = 8
-"""Compared one by one: those in which most work is; the rest counts in the total only."""
+"""The phases with most work are compared one by one; the rest counts in the total only."""
 _MIN_PHASE_SHARE = 0.01
-"""Of a step's period, from which a phase is worth a comparison."""
+"""Least share of a step's period of a phase that is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,27 +43,25 @@ class PeerGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PeerWork:
-    """Work by phase, step and rank, and who may be compared with whom."""
+    """Work by phase, step and rank, and which ranks are comparable."""
 
     ranks: tuple[int, ...]
     steps: Int64s
-    """Step numbers."""
     step_ns: float
     """Median period of a step."""
     phases: tuple[str, ...]
-    """Compared ones, most work first; "" is work inside of steps but in no phase."""
+    """The compared ones, most work first; "" is work in steps outside all phases."""
     phase_indices: tuple[int, ...]
-    """Of each, its place in `Timeline.phases`."""
+    """Their indices in `Timeline.phases`."""
     work_ns: npt.NDArray[np.float64]
     """[phase, step, rank]."""
     total_ns: Floats
     """[step, rank]: over all phases but those of _OTHERS_PHASES."""
     groups: tuple[PeerGroup, ...]
-    """Of two ranks or more."""
+    """Groups of two ranks or more."""
 
 
 def measure_peer_work(timeline: Timeline) -> PeerWork | Unavailable:
-    """Sums a timeline's pieces of work."""
     if len(timeline.ranks) < 2:
         return Unavailable("one rank was recorded: there is nobody to compare it with")
     if not len(timeline.steps):
@@ -106,8 +104,8 @@ def sum_compared(timeline: Timeline, values: Int64s, *, phase: int | None = None
     return np.asarray(sums.reshape(shape), dtype=np.float64)
 
 
-def take_off(work: PeerWork, timeline: Timeline, lost_ns: Int64s) -> PeerWork:
-    """The work without what something else took of each piece."""
+def subtract_lost(work: PeerWork, timeline: Timeline, lost_ns: Int64s) -> PeerWork:
+    """The work without the `lost_ns` of each piece."""
     return replace(
         work,
         work_ns=work.work_ns - _sum_by_phase(timeline, work.phase_indices, lost_ns),
@@ -150,7 +148,7 @@ def group_true_peers(
     axis = Axis.DP if layout.dp > 1 else Axis.TP
     if layout.degree(axis) == 1:
         return ()
-    # By arithmetic over the ranks that are there: a header can claim a million.
+    # Only recorded ranks: a header can claim a million.
     stride, degree = layout.stride(axis), layout.degree(axis)
     members: dict[int, list[int]] = {}
     for index, rank in enumerate(ranks):

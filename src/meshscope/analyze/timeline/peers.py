@@ -1,8 +1,8 @@
-"""Compares a phase over ranks that do the same work, step by step, and names who stands out.
+"""Ranks that stand out in a phase among ranks that do the same work, step by step.
 
 Ranks that share all coordinates but dp are peers; without a known layout all ranks are, which is
 wrong between pipeline stages. Where ranks wait for each other, a slow rank's steps are no longer
-than the others', but the phase in which it is slow is. A rank is a clue when its median time per
+than the others', but its slow phase is. A rank is a clue when its median time per
 step in a phase is more than MIN_RATIO times the median of its peers' medians, by at least
 _MIN_SHARE of a step, and it is the largest of them in most steps, beyond chance.
 
@@ -25,15 +25,15 @@ from meshscope.numerics.chance import MIN_STEPS, is_beyond_chance
 from meshscope.store.read.arrays import Bools, Float32s, Int64s
 
 MIN_RATIO = 1.25
-"""A rank's median over that of its peers, from which it is worth a line."""
+"""Least ratio of a rank's median to that of its peers."""
 _MIN_SHARE = 0.01
-"""Of a step's time, by which it must be longer."""
+"""Least excess, as a share of a step's time."""
 MAX_PHASES = 16
-"""Phases kept, the largest of the first ranks."""
+"""Phases kept: the largest of the first ranks."""
 MAX_STEPS = 1000
-"""Steps kept of a rank; of more, as many are chosen by their number, alike on every rank."""
+"""Steps kept of a rank, chosen by their number, the same on every rank."""
 MAX_CELLS = 2_000_000
-"""Steps times ranks kept of a phase, from which fewer steps are kept, but never below a tenth."""
+"""Above this many steps times ranks of a phase fewer steps are kept, but never below a tenth."""
 
 PeerGroups = Mapping[int, int]
 """Rank to what it shares with its peers and with no other rank."""
@@ -57,7 +57,6 @@ class PhaseSpread:
     furthest_rank: int | Unavailable
     """The rank furthest above the median of its peers."""
     excess_ns: float | Unavailable
-    """By how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,6 @@ class PhaseClue:
 
     @property
     def excess_ns(self) -> float:
-        """How far the rank stands from its peers."""
         return self.median_ns - self.peers_median_ns
 
 
@@ -99,7 +97,7 @@ def _spread_phase(
     groups: dict[int, list[tuple[float, int]]] = {}
     for value, rank in found:
         groups.setdefault(peer_groups[rank], []).append((value, rank))
-    # Nobody stands further above the others than the largest of its group.
+    # Only the largest of a group can stand out most.
     furthest = max(
         (_measure_excess(peers) for peers in groups.values() if len(peers) > 1), default=None
     )
@@ -129,7 +127,7 @@ def _median(ordered: list[float]) -> float:
 
 
 def spread_phases(ranks: Sequence[RankSummary], peer_groups: PeerGroups) -> tuple[PhaseSpread, ...]:
-    """Every phase of the steady steps, that with the rank furthest above its peers first."""
+    """The phases of the steady steps; first the one whose rank is furthest above its peers."""
     values: dict[str, list[tuple[float, int]]] = {}
     for rank in ranks:
         for phase, total in rank.time.steady_steps.phase_ns.items():

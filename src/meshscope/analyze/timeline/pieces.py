@@ -1,4 +1,4 @@
-"""Stretches of time of which it is known what a rank did: the vocabulary of the timeline."""
+"""Intervals of a rank's time and what it did in them: the vocabulary of the timeline."""
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -10,56 +10,51 @@ from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 
 
 class PieceKind(IntEnum):
-    """What a rank did in a stretch of time."""
-
     WORK = 0
-    """It computed, or did whatever no operation explains. With a row: it had nothing to do while
+    """It computed, or did something no operation explains. With a row: it had nothing to do while
     that operation ran, and did not wait for it."""
     WAIT = 1
     """Held up by an operation, or a pipeline action's input, that others had not joined yet."""
     TRANSFER = 2
-    """Held up by an operation that everybody needed had joined."""
+    """Held up by an operation that every needed rank had joined."""
     UNSPLIT = 3
-    """Held up by an operation of which waiting and transfer cannot be told apart."""
+    """Held up by an operation whose wait and transfer cannot be separated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pieces:
-    """One entry per stretch; sorted by rank and begin, without a gap inside a period."""
+    """One entry per interval; sorted by rank and start, without a gap inside a period."""
 
     rank: Int32s
     step: Int32s
-    """Place in `Timeline.steps`."""
+    """Index in `Timeline.steps`."""
     start_ns: Int64s
     """On the reference clock."""
     end_ns: Int64s
     kind: Uint8s
     """A `PieceKind`."""
     phase: Int32s
-    """Place in `Timeline.phases`; 0: in none."""
+    """Index in `Timeline.phases`; 0: in none."""
     row: Int64s
-    """The operation that holds the rank up, or of work the one that ran with nothing beside it: a
-    row of `Timeline.communication.operations`; -1."""
+    """Row of `Timeline.communication.operations`: the operation that holds the rank up, or for
+    WORK the one that ran with nothing beside it; -1 for none."""
     action: Int64s
-    """Row of `Timeline.actions` inside which, or for whose input, this is; -1."""
+    """Row of `Timeline.actions`: the action it is in or waits to start; -1 for none."""
     is_between: Bools
-    """Lies before the step's begin, in the gap that the step owns."""
+    """In the gap before the step's start, which the step owns."""
 
     def __len__(self) -> int:
         return len(self.rank)
 
     @property
     def duration_ns(self) -> Int64s:
-        """How long each is."""
         return self.end_ns - self.start_ns
 
     def select(self, rows: Bools | Int64s) -> Self:
-        """Some of them."""
         return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @classmethod
     def join(cls, parts: "list[Pieces]") -> Self:
-        """Several as one."""
         names = [field.name for field in fields(cls)]
         return cls(
             **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}

@@ -1,7 +1,7 @@
 """The phases of one rank as layers: the innermost phase of each moment, host or device.
 
-Phases that cross the begin or end of a step are left out, as in `analyze.phases`: they are blocks
-around a loop, and would claim all that nobody else does.
+Phases that cross the start or end of a step are left out, as in `rank.phases`: they are blocks
+around a loop and would claim all time outside other phases.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 
 from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS
 from meshscope.analyze.rank.device import join_spans
-from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, place_phases
+from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, assign_phases
 from meshscope.numerics.interval_layers import Layer, make_layer
 from meshscope.store.read.arrays import Int32s, Int64s
 from meshscope.store.read.columns import Columns, int64_column, select_rows
@@ -19,7 +19,7 @@ from meshscope.store.read.run import RankRecording
 _NUM_SIDE_STEPS = 32
 """Steps before and after whose marks bound where a device's time line lies on the host's clock."""
 _MAX_EARLY_NS = 1_000_000
-"""A device that is said to be this far ahead of its host is not believed."""
+"""Marks that put a device this far ahead of its host are not believed."""
 
 
 class PhaseBook:
@@ -30,18 +30,17 @@ class PhaseBook:
         self._index = {"": 0}
 
     def add(self, name: str) -> int:
-        """The place of a name."""
         if name not in self._index:
             self._index[name] = len(self.names)
             self.names.append(name)
         return self._index[name]
 
     def find(self, name: str) -> int:
-        """The place of a name; -1 when nobody used it."""
+        """-1 when no rank used the name."""
         return self._index.get(name, -1)
 
     def translate(self, ids: Int64s, recording: RankRecording) -> Int32s:
-        """Places for a rank's own name ids."""
+        """Indices of a rank's own name ids."""
         used = np.flatnonzero(np.bincount(ids, minlength=1))
         index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
         for name_id in used.tolist():
@@ -52,7 +51,7 @@ class PhaseBook:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankPhases:
-    """Spans of a rank's training thread with the phases' places."""
+    """Spans of a rank's training thread with their phase indices."""
 
     spans: PhaseSpans
     phase: Int32s
@@ -69,14 +68,13 @@ class RankPhases:
 
 
 def read_phases(recording: RankRecording, steps: StepTimes, book: PhaseBook) -> RankPhases:
-    """The phases of one rank."""
     columns = recording.read("spans")
     start = int64_column(columns, "start_host_mono_ns")
     duration = int64_column(columns, "duration_ns")
     is_good = (start >= 0) & (start < MAX_TIME_NS) & (duration >= 0) & (duration < MAX_SPAN_NS)
     if not is_good.all():
         columns = select_rows(columns, is_good)
-    spans, _ = place_phases(steps, columns)
+    spans, _ = assign_phases(steps, columns)
     return RankPhases(spans=spans, phase=book.translate(spans.name_id.astype(np.int64), recording))
 
 
@@ -98,10 +96,10 @@ class DeviceMarks:
     start_ns: Int64s
     end_ns: Int64s
     host_start_ns: Int64s
-    """Of the host span they belong to."""
+    """Start of the host span they belong to."""
     depth: Int64s
-    stretch: Int64s
-    """As `PhaseSpans.stretch`."""
+    interval: Int64s
+    """As `PhaseSpans.interval`."""
     phase: Int32s
 
     def __len__(self) -> int:
@@ -121,12 +119,12 @@ def place_device_spans(columns: Columns, phases: RankPhases) -> DeviceMarks:
     host_row = join_spans(phases.spans, columns)
     is_good = (host_row >= 0) & (np.abs(low) < MAX_TIME_NS) & (low <= high)
     is_good &= (start >= 0) & (start < MAX_TIME_NS) & (duration >= 0) & (duration < MAX_SPAN_NS)
-    is_good[is_good] &= phases.spans.stretch[host_row[is_good]] >= 0
+    is_good[is_good] &= phases.spans.interval[host_row[is_good]] >= 0
     start, duration, low, host_row = (
         values[is_good] for values in (start, duration, low, host_row)
     )
-    stretch = phases.spans.stretch[host_row]
-    since = start + _tighten(low, stretch)
+    interval = phases.spans.interval[host_row]
+    since = start + _tighten(low, interval)
     host_start = phases.spans.start_ns[host_row]
     kept = since >= host_start - _MAX_EARLY_NS
     return DeviceMarks(
@@ -134,16 +132,16 @@ def place_device_spans(columns: Columns, phases: RankPhases) -> DeviceMarks:
         end_ns=(since + duration)[kept],
         host_start_ns=host_start[kept],
         depth=phases.spans.depth[host_row][kept].astype(np.int64),
-        stretch=stretch[kept],
+        interval=interval[kept],
         phase=phases.phase[host_row][kept],
     )
 
 
-def _tighten(low_ns: Int64s, stretch: Int64s) -> Int64s:
+def _tighten(low_ns: Int64s, interval: Int64s) -> Int64s:
     """For each span the highest lower bound among the steps around it."""
     if not len(low_ns):
         return low_ns
-    step, index = np.unique(stretch // 2, return_inverse=True)
+    step, index = np.unique(interval // 2, return_inverse=True)
     bound = np.full(len(step), -MAX_TIME_NS, dtype=np.int64)
     np.maximum.at(bound, index, low_ns)
     padded = np.pad(bound, _NUM_SIDE_STEPS, mode="edge")

@@ -1,12 +1,11 @@
 """Cuts the periods of one rank into pieces, in integer nanoseconds that add up exactly.
 
-A piece lies between two neighbouring borders of anything known about the rank: periods, steps,
-phases, hold-ups, actions. What holds the rank up decides its kind, hold-ups first, then the wait
-for an action's input, then a phase that is called a wait; all other time is work. Neighbours that
-are alike are one piece.
+A piece lies between two neighbouring borders of periods, steps, phases, hold-ups and actions. Its
+kind is decided by hold-ups first, then by the wait for an action's input, then by a phase that is
+called a wait; all other time is work. Equal neighbours are one piece.
 
-What a rank still sat in a hold-up after the operation's end, until it noticed, counts as transfer:
-nothing but the operation kept it there.
+The rest of a hold-up after the operation's end, until the rank noticed, counts as transfer: only
+the operation kept it there.
 """
 
 from dataclasses import dataclass
@@ -20,14 +19,14 @@ from meshscope.store.read.arrays import Bools, Int64s
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hold:
-    """Stretches in which operations held a rank up; they do not overlap."""
+    """Intervals in which operations held a rank up; they do not overlap."""
 
     layer: Layer
     """The value is the operation's row."""
     ready_ns: Int64s
-    """Per stretch: from when on everybody needed was there."""
+    """Per interval: when every needed rank had arrived."""
     is_split: Bools
-    """Per stretch: waiting can be told from transfer."""
+    """Per interval: wait and transfer can be separated."""
     only_idle: bool
     """Counts only where the device's stream is in no phase: it held the host up."""
     is_queued: bool = True
@@ -37,7 +36,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Track:
-    """All that is known about one rank's time, on the reference clock."""
+    """What is known about one rank's time, on the reference clock."""
 
     rank: int
     period_start_ns: Int64s
@@ -45,9 +44,9 @@ class Track:
     step_start_ns: Int64s
     period_end_ns: Int64s
     phases: tuple[Layer, ...]
-    """Outermost first; values are phases' places."""
+    """Outermost first; values are phase indices."""
     busy: Layer
-    """Where a device's stream is in a phase; empty for a rank that is looked at on the host."""
+    """Where a device's stream is in a phase; empty if the pieces are the host's."""
     holds: tuple[Hold, ...]
     """A moment belongs to the first that claims it."""
     actions: Layer = EMPTY_LAYER
@@ -55,13 +54,12 @@ class Track:
     inputs: Layer = EMPTY_LAYER
     """Waits for actions' inputs; the value is the action's row."""
     wait_phase: int = -1
-    """Place of the phase that is a wait; -1: there is none."""
+    """Index of the phase that is a wait; -1 if there is none."""
     comm_phase: int = -1
-    """Place of the phase that is communication, where no operation was seen; -1."""
+    """Index of the phase that is communication, if no operation was seen; else -1."""
 
 
 def cut_pieces(track: Track) -> Pieces:
-    """The pieces of one rank."""
     periods = make_layer(
         track.period_start_ns, track.period_end_ns, np.arange(len(track.period_start_ns))
     )

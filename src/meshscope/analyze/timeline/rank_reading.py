@@ -41,7 +41,6 @@ class RankReading:
 
 
 def read_rank(recording: RankRecording, steps: StepTimes, book: PhaseBook) -> RankReading:
-    """Reads a rank's phases and device marks."""
     phases = read_phases(recording, steps, book)
     marks = None
     if recording.has_table("device_spans"):
@@ -52,12 +51,12 @@ def read_rank(recording: RankRecording, steps: StepTimes, book: PhaseBook) -> Ra
     )
 
 
-def place_on_devices(table: StepTable, readings: Sequence[RankReading]) -> tuple[StepTable, int]:
-    """The table with the moments of devices on ranks that have marks; and how many steps lack them.
+def apply_device_times(table: StepTable, readings: Sequence[RankReading]) -> tuple[StepTable, int]:
+    """Replaces host times by device times on ranks with marks; also counts the steps without marks.
 
     On a device a step ends with the last of its phases on the stream, and its period begins where
-    that of the step before ended. Where the step before has no marks, the period is taken to be as
-    long as the host's: a device that keeps its distance to the host.
+    that of the step before ended. If the step before has no marks, the period is taken to be as
+    long as the host's.
     """
     before, start, end = table.before_ns.copy(), table.start_ns.copy(), table.end_ns.copy()
     is_marked = np.ones(len(table.steps), dtype=np.bool_)
@@ -78,17 +77,17 @@ def place_on_devices(table: StepTable, readings: Sequence[RankReading]) -> tuple
 def _find_device_steps(
     marks: DeviceMarks, steps: StepTimes
 ) -> tuple[Int64s, Int64s, Int64s, Bools]:
-    """Per step of the rank: where its period begins, begin, end on the device; if it has marks."""
-    inside = marks.stretch % 2 == 1
-    index = marks.stretch[inside] // 2
+    """Per step of the rank, on the device: period start, start, end; and whether it has marks."""
+    inside = marks.interval % 2 == 1
+    index = marks.interval[inside] // 2
     end = np.full(len(steps), -1, dtype=np.int64)
     np.maximum.at(end, index, marks.end_ns[inside])
     start = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
     np.minimum.at(start, index, marks.start_ns[inside])
     has_marks = end >= 0
     end = np.maximum.accumulate(end)
-    # Of short steps only one in several is marked: where the one before is not, the device is
-    # taken to keep the host's pace.
+    # Only some short steps are marked: after an unmarked one the device is taken to keep the
+    # host's pace.
     host_period = steps.end_ns - np.append(steps.start_ns[:1], steps.end_ns[:-1])
     before = np.minimum(end - host_period, start)
     before[:1] = start[:1]
@@ -107,7 +106,7 @@ def make_track(
     holds: tuple[Hold, ...],
     to_reference: ToReference,
 ) -> Track:
-    """All that is known of a rank but its actions, on the reference clock."""
+    """What is known of a rank except its actions, on the reference clock."""
     phases, busy = _layer_phases(reading, book, to_reference)
     period_start = to_reference(table.before_ns[index])
     period_end = np.maximum(to_reference(table.end_ns[index]), period_start)
@@ -128,7 +127,7 @@ def _layer_phases(
 ) -> tuple[tuple[Layer, ...], Layer]:
     """Phases, outermost first, and where a device's stream is in one."""
     phases, marks = reading.phases, reading.marks
-    is_placed = phases.spans.stretch >= 0
+    is_placed = phases.spans.interval >= 0
     if marks is not None:
         is_placed &= np.isin(phases.phase, [book.find(name) for name in _IDLE_PHASES])
     row = np.flatnonzero(is_placed)

@@ -2,14 +2,14 @@
 
     steps → operations → matches → clocks → arrivals → hold-ups → pieces, rank by rank
 
-WORK is what a rank is itself responsible for; where ranks wait for each other a slow rank shows as
-more WORK than its peers', and everybody else shows WAIT. The pieces of a rank and a step sum to
-the step's period exactly.
+WORK is what a rank is itself responsible for: where ranks wait for each other, a slow rank shows
+more WORK than its peers, and all others show WAIT. The pieces of a rank and a step sum to the
+step's period exactly.
 
-On a rank whose phases were marked on an accelerator's stream, pieces are of the stream: device
-spans are placed on the host's clock, and between them the stream idles, which is WORK in the phase
-the host was in where that is data, checkpoint, eval or logging, else in none (a host or launch
-gap). Steps without marks are left out and counted; of short steps the recorder marks only some.
+If a rank's phases were marked on an accelerator's stream, its pieces are the stream's. Device spans
+are put on the host's clock; between them the stream idles, which is WORK in the host's phase if
+that is data, checkpoint, eval or logging, and in no phase otherwise (a host or launch gap). Steps
+without marks are left out and counted; the recorder marks only some short steps.
 
 Wrong where clocks of hosts are not tied together (`ClockAlignment.problems`): durations hold,
 waits do not. Wrong where an operation was not seen: waiting in it is WORK, and in a phase that the
@@ -32,9 +32,9 @@ from meshscope.analyze.timeline.rank_pieces import Track, cut_pieces
 from meshscope.analyze.timeline.rank_reading import (
     COMM_PHASE,
     RankReading,
+    apply_device_times,
     layer_actions,
     make_track,
-    place_on_devices,
     read_rank,
 )
 from meshscope.analyze.timeline.timeline_holds import RankHolds, find_holds
@@ -58,15 +58,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
-    """The time of all ranks in the kept steps."""
-
     ranks: tuple[int, ...]
     """Ascending."""
     layout: Layout | Unavailable
     steps: Int64s
     """Numbers of the kept steps: finished on every rank, after warm-up; ascending."""
     starts_window: Bools
-    """Per step: the step before it was not kept, so that nothing may be chained over the border."""
+    """Per step: the step before was not kept, so nothing may be chained across."""
     num_left_out: int
     """Steady steps that were not kept, to stay within memory."""
     num_profiled: int
@@ -74,16 +72,16 @@ class Timeline:
     num_unmarked: int
     """Steady steps left out because a rank that has device marks has none for them."""
     period_start_ns: Int64s
-    """[rank place, step place]: the end of the step before, on the reference clock."""
+    """[rank index, step index]: the end of the step before, on the reference clock."""
     period_end_ns: Int64s
-    """[rank place, step place]: the step's own end."""
+    """[rank index, step index]: the step's own end."""
     step_start_ns: Int64s
-    """[rank place, step place]: the begin of the step itself."""
+    """[rank index, step index]: the step's own start."""
     host_period_ns: Int64s
-    """[rank place, step place]: how long the period was on the host's clock; on a rank that is
-    looked at on the host this is `period_end_ns` less `period_start_ns`."""
+    """[rank index, step index]: the period on the host's clock; `period_end_ns` less
+    `period_start_ns` where `on_device` is false."""
     on_device: Bools
-    """Per rank: pieces are of the device's stream, placed on the host's clock."""
+    """Per rank: the pieces are the device stream's, on the host's clock."""
     phases: tuple[str, ...]
     """Names; the first is empty and stands for no phase."""
     pieces: Pieces
@@ -111,7 +109,7 @@ def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
         read_rank(kept.attempt.ranks[rank], own, book)
         for rank, own in zip(kept.ranks, kept.by_rank, strict=True)
     ]
-    table, num_unmarked = place_on_devices(kept.table, readings)
+    table, num_unmarked = apply_device_times(kept.table, readings)
     if not len(table.steps):
         raise Missing("no step has device marks on all ranks that were marked at all")
     tracks, actions = _make_tracks(kept.attempt, readings, table, book, job)
@@ -147,12 +145,11 @@ def _make_tracks(
     book: PhaseBook,
     job: Job,
 ) -> tuple[list[Track], Actions | None]:
-    """What is known of every rank, on the reference clock."""
     holds = _find_holds(job, readings)
     tracks, actions, num_actions = [], [], 0
     for index, reading in enumerate(readings):
         to_reference = partial(job.alignment.to_reference, reading.rank)
-        own_holds = holds.of(reading.rank)
+        own_holds = holds.for_rank(reading.rank)
         track = make_track(reading, table, index, book, own_holds, to_reference)
         if not len(job.operations):
             track = replace(track, comm_phase=book.find(COMM_PHASE))
@@ -181,7 +178,7 @@ def _find_holds(found: Job, readings: Sequence[RankReading]) -> RankHolds:
 def _measure_host_periods(
     host: StepTable, steps: Int64s, period_ns: Int64s, readings: Sequence[RankReading]
 ) -> Int64s:
-    """Periods as the pieces have them, but of the host where pieces are of a device."""
+    """The pieces' periods, but the host's where the pieces are a device's."""
     kept = np.searchsorted(host.steps, steps)
     on_host = (host.end_ns - host.before_ns)[:, kept]
     on_device = np.array([reading.marks is not None for reading in readings])

@@ -1,8 +1,8 @@
-"""What held ranks up, rank by rank, in the form in which pieces are cut.
+"""What held ranks up, rank by rank, in the form from which pieces are cut.
 
-Operations of groups with one rank hold nobody up: there is nobody to wait for and nothing to send.
-On a rank that is looked at on its device, operations of the device's stream hold the stream up;
-those of the host do so only where the stream has run out of work.
+Operations of groups with one rank hold no rank up: they have nothing to wait for or to send. Where
+pieces are a device's, operations on its stream hold the stream up; those of the host do so only
+where the stream has run out of work.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from meshscope.analyze.job.exposed import (
     HoldUps,
     count_once,
     find_blocking,
-    find_engine_stretches,
+    find_engine_intervals,
     find_unqueued,
     find_waits,
 )
@@ -39,13 +39,11 @@ class _Class:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankHolds:
-    """All hold-ups of an attempt."""
-
     row_times: RowTimes
     classes: tuple[_Class, ...]
 
-    def of(self, rank: int) -> tuple[Hold, ...]:
-        """Those of one rank; a moment belongs to the first that claims it."""
+    def for_rank(self, rank: int) -> tuple[Hold, ...]:
+        """A moment belongs to the first hold that claims it."""
         return tuple(
             self._make(one, one.of_rank[rank]) for one in self.classes if rank in one.of_rank
         )
@@ -70,12 +68,11 @@ def find_holds(
     alignment: ClockAlignment,
     device_ranks: Iterable[int],
 ) -> RankHolds:
-    """The hold-ups of all ranks."""
     rows = operations.rows
     parts = [
         find_blocking(rows, times),
         find_waits(rows, waits, times, alignment),
-        find_engine_stretches(rows, times),
+        find_engine_intervals(rows, times),
     ]
     has_marks = rows.has_flag(OperationFlag.DEVICE)
     marked_waits = waits.device_ns[np.flatnonzero((waits.row >= 0) & ~waits.is_unqueued)] >= 0

@@ -1,9 +1,9 @@
-"""The steps a timeline is made of: finished on every rank, after warm-up, and not too many.
+"""The steps of a timeline: finished on every rank, after warm-up, and not too many.
 
 A step's period runs from the end of the step before it on the same rank to its own end: a step
-owns the gap before it, since its data is fetched there. The first step a rank recorded has no gap.
-Steps that were left by an exception are not kept; the period after one begins at its end. Nor are
-steps that a trace window disturbed.
+owns the gap before it, because its data is fetched there. The first step a rank recorded has no
+gap. Steps that an exception left or a trace window disturbed are not kept; the period after an
+aborted step begins at its end.
 """
 
 from dataclasses import dataclass, replace
@@ -23,22 +23,21 @@ from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
 from meshscope.store.schema import StepFlag
 
 _COUNTED_TABLES = ("phases", "spans", "device_spans", "collectives", "waits", "actions")
-"""What a timeline reads beside steps."""
+"""What a timeline reads besides steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTable:
-    """Moments of steps on every rank, each on the clock of the rank's host."""
+    """Times of steps on every rank, each on its host's clock."""
 
     steps: Int64s
     """Step numbers, ascending."""
     before_ns: Int64s
-    """[rank, step]: the end of the rank's step before it, else its own begin."""
+    """[rank, step]: the end of the rank's previous step, else the step's own start."""
     start_ns: Int64s
     end_ns: Int64s
 
     def select(self, rows: Bools) -> "StepTable":
-        """Some of the steps."""
         return StepTable(
             steps=self.steps[rows],
             before_ns=self.before_ns[:, rows],
@@ -52,12 +51,12 @@ class KeptSteps:
     """The steps of a timeline, and the recordings cut down to them."""
 
     attempt: Attempt
-    """Its ranks read only what belongs to the kept steps, where not all are kept."""
+    """Its ranks read only what belongs to the kept steps."""
     ranks: tuple[int, ...]
-    """Those that finished a step."""
+    """Ranks that finished a step."""
     table: StepTable
     by_rank: tuple[StepTimes, ...]
-    """All steps that were read of each rank, in order of time, its own clock."""
+    """Per rank: all steps that were read, in order of time, on its own clock."""
     num_left_out: int
     num_profiled: int
     """Steps left out because a trace window disturbed them."""
@@ -66,7 +65,6 @@ class KeptSteps:
 def keep_steps(
     attempt: Attempt, *, warmup_steps: int | None, choice: StepChoice
 ) -> KeptSteps | Unavailable:
-    """The steps of an attempt that a timeline can take in."""
     recordings = [recording for recording in attempt if recording.count_rows("steps")]
     if not recordings:
         return Unavailable(NO_STEP)
@@ -78,7 +76,7 @@ def keep_steps(
 
 
 def _count_kept(recordings: list[RankRecording], choice: StepChoice) -> int | None:
-    """How many steps may be kept; None: all."""
+    """How many steps may be kept; None for all."""
     num_steps = max(recording.count_rows("steps") for recording in recordings)
     num_rank_steps = num_steps * len(recordings)
     num_rows = sum(
@@ -110,7 +108,7 @@ def _keep_windows(
     num_kept: int,
     num_windows: int,
 ) -> KeptSteps | Unavailable:
-    """Reads only some stretches of steps; step numbers are taken to grow with time."""
+    """Reads some windows of steps; assumes that step numbers grow with time."""
     extents = [extent for r in recordings if (extent := r.find_step_extent()) is not None]
     if not extents:
         return Unavailable(NO_STEP)
@@ -122,7 +120,7 @@ def _keep_windows(
     windows = choose_windows(first, last, num_kept, num_windows)
     if not windows:
         return Unavailable("no step was finished by every rank")
-    # One more before each: where it ends, the first one's period begins.
+    # One step more before each window: where it ends, the first period begins.
     wanted = [(start - 1, end) for start, end in windows]
     times = [_read_step_times(recording.read_steps(wanted)) for recording in recordings]
     numbers = np.concatenate([np.arange(start, end + 1) for start, end in windows])
@@ -145,8 +143,8 @@ def _time_windows(times: StepTimes, wanted: list[tuple[int, int]]) -> TimeWindow
             start.append(int(times.start_ns[inside].min()))
             end.append(int(times.end_ns[inside].max()))
     if end:
-        # What came after the last common step is how a job that died shows: ranks that disagree,
-        # operations that were not left. As long as the last window, so that it stays small.
+        # The time after the last common step shows how a job died: ranks that disagree, operations
+        # that were not left. It is as long as the last window, so that it stays small.
         end[-1] += end[-1] - start[-1]
     return TimeWindows(
         start_ns=np.array(start, dtype=np.int64), end_ns=np.array(end, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""How long each rank worked and was held up in each step: the table that comparisons start from.
+"""How long each rank worked and was held up in each step: the input of comparisons.
 
-Work is by phase, the other kinds of pieces are sums. Sums are of integer nanoseconds in float64 and
+Work is split by phase, other kinds of pieces are summed. Sums are integer nanoseconds in float64,
 exact below 104 days. Phases beyond the largest `MAX_PHASES` share one column, so that a program
-that makes up a name per step does not fill memory.
+with a new name in every step does not fill memory.
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ class WorkTable:
         return np.asarray(self.work_ns[:, :, columns].sum(axis=2), dtype=np.float64)
 
     def peer_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Places in `ranks` of those that do the same work, in groups of one or more."""
+        """Indices in `ranks`, grouped by equal work."""
         return group_indices(self.layout, self.ranks)
 
     @property
@@ -58,7 +58,7 @@ class WorkTable:
 def group_indices(
     layout: Layout | Unavailable, ranks: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Places of ranks by true peers: those that share all coordinates but dp."""
+    """Indices of ranks, grouped by true peers: those that share all coordinates but dp."""
     groups: dict[int, list[int]] = {}
     of_rank = group_peers(layout, ranks)
     for index, rank in enumerate(ranks):
@@ -67,7 +67,6 @@ def group_indices(
 
 
 def measure_work(timeline: Timeline) -> WorkTable:
-    """Sums a timeline's pieces."""
     pieces = timeline.pieces
     index = np.searchsorted(np.array(timeline.ranks), pieces.rank)
     cell = index.astype(np.int64) * len(timeline.steps) + pieces.step

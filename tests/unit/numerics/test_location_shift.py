@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 
 from meshscope.core.unavailable import Unavailable
-from meshscope.numerics.shift import (
-    autocorrelation,
+from meshscope.numerics.location_shift import (
     block_length,
     draw_blocks,
     hodges_lehmann,
     measure_shift,
     student_quantile,
 )
+from meshscope.numerics.trend import autocorrelation
 
 
 def remember(random, count, rho, spread=0.03):

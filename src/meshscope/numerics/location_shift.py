@@ -9,8 +9,8 @@ blocks, gives one interval. Blocks of a short series see too little of a slow me
 one is made by turning Mann and Whitney's test around (Moses), with the variance made larger by the
 autocorrelation, and of the two the further end counts on each side. The p value is of that test.
 
-It speaks of these two recordings. What another launch on other hosts would give is in neither of
-them, and no interval made of them contains it.
+It describes these two recordings. Neither contains what another launch on other hosts would give,
+and no interval made of them does.
 """
 
 import math
@@ -20,18 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
-from meshscope.numerics.trend import normal_tail
+from meshscope.numerics.trend import autocorrelation, normal_tail
 from meshscope.store.read.arrays import Floats
 
 MIN_VALUES = 8
 """On each side; with fewer no interval is given."""
 _MAX_VALUES = 1000
-"""On each side; of more, that many are taken at equal distances."""
+"""On each side; longer series are thinned to this many at equal distances."""
 NUM_DRAWS = 300
 SEED = 20_240_229
 """Of the draws: the same recordings give the same answer."""
 _Z_95 = 1.959964
-_MAX_AUTOCORRELATION = 0.95
 _NUM_HALVINGS = 36
 """Of the range in which the median difference lies: to 1.5e-11 of it."""
 _MAX_PAIRS_AT_ONCE = 2500
@@ -109,15 +108,6 @@ def _difference_at(
         else:
             high = middle
     return (low + high) / 2
-
-
-def autocorrelation(values: Floats) -> float:
-    """Of neighbours, by ranks, corrected for the bias of a short series; 0 where it is negative."""
-    count = len(values)
-    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)
-    ranks -= ranks.mean()
-    rho = float(ranks[1:] @ ranks[:-1]) / float(ranks @ ranks)
-    return min(max((count * rho + 2) / (count - 4), 0.0), _MAX_AUTOCORRELATION)
 
 
 def block_length(rho: float, count: int) -> int:
