@@ -57,11 +57,6 @@ def scale_work(
     return Edit(name=name, work_ns=np.where(chosen, np.rint(work * factor), work).astype(np.int64))
 
 
-def without(timeline: Timeline, phase: str, *, ranks: Collection[int] | None = None) -> Edit:
-    """The work of a phase takes no time."""
-    return scale_work(timeline, factor=0.0, phases=(phase,), ranks=ranks, name=f"without {phase}")
-
-
 def equalise(
     timeline: Timeline,
     ranks: Collection[int],
