@@ -1,1 +1,1 @@
-"""Rules that turn analyses into findings: what is wrong, what to change, what it would win."""
+"""Rules that turn analyses into findings: what is wrong, what to change, and what that saves."""

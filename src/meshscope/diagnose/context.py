@@ -1,8 +1,8 @@
 """What rules may read: the study of one attempt, thresholds, and what a change would save.
 
-Rules read analyses through `context.study` only, so that none is made twice and what a rule rests
-on can be seen in one place. An analysis of a single subject needs no attribute there: its rules
-call `context.study.get(build)` with a function of the study, and share what it returns.
+Rules read analyses through `context.study` only, so that no analysis is made twice and the inputs
+of a rule are easy to see. An analysis of one subject needs no attribute there: its rules call
+`context.study.get(build)` with a function of the study, and share what it returns.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """One attempt under diagnosis."""
-
     def __init__(self, study: Study, *, thresholds: Thresholds | None = None) -> None:
         self.study = study
         self.thresholds = thresholds or Thresholds()
@@ -37,6 +35,9 @@ class Context:
 
         gains = self.study.make(pricing)
         return [gains for _ in edits] if isinstance(gains, Unavailable) else gains
+
+    def price_edit(self, edit: "Edit | Unavailable") -> "Gain | Unavailable":
+        return edit if isinstance(edit, Unavailable) else self.price([edit])[0]
 
 
 def _replay(study: Study) -> "Replay":

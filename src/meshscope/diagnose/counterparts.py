@@ -1,4 +1,4 @@
-"""The rules of the two monitors this one was founded on, and what replaces them here.
+"""The rules of the two monitors this one is based on, and what replaces them here.
 
 pytscope has 16, torsh four. Each has a counterpart, or a reason why not, and the difference from
 the original.
@@ -85,13 +85,13 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
         tool="pytscope",
         rule="DIST.LOAD_IMBALANCE",
         codes=("ST004", "IM001"),
-        difference="priced by replay with the work shared out evenly",
+        difference="priced by a replay with evenly shared work",
     ),
     Counterpart(
         tool="pytscope",
         rule="DIST.COMM_BOUND",
         codes=("CO001", "CO002", "CO003", "LK001"),
-        difference="transfer only: waits belong to whoever is waited for",
+        difference="transfer only: a wait belongs to the rank that is waited for",
     ),
     Counterpart(
         tool="pytscope",
@@ -115,8 +115,8 @@ COUNTERPARTS: tuple[Counterpart, ...] = (
         tool="pytscope",
         rule="EFFICIENCY.RECOVERABLE",
         codes=(),
-        difference="no rule of its own: every finding says what it recovers, by replay, and the "
-        "most is first",
+        difference="no separate rule: every finding says what it saves, by replay, and the largest "
+        "comes first",
     ),
     Counterpart(
         tool="torsh",

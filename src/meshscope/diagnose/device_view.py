@@ -20,7 +20,7 @@ PROFILED = Confidence(
 
 
 def has_enough_steps(context: Context, timeline: Timeline) -> bool:
-    """A profiler sees every gap: one step of a trace says what ten marked ones do."""
+    """A profiler sees every gap, so one step of a trace is enough where marked runs need ten."""
     return len(timeline.steps) >= (1 if context.study.attempt.is_from_traces else MIN_STEPS)
 
 
@@ -34,7 +34,6 @@ def find_gap_pieces(timeline: Timeline) -> Bools:
 
 
 def state_confidence(context: Context) -> Confidence:
-    """How sure idle times are."""
     return PROFILED if context.study.attempt.is_from_traces else MEASURED
 
 

@@ -1,9 +1,9 @@
 """What a rule says: one cause, with its evidence, how sure it is, what to change, what it saves.
 
-A finding is about a cause, not about a number that is high: ranks and steps say where, `evidence`
-holds the numbers a reader can check against the report, `gain` what a step would save, replayed
-with the cause taken out wherever a replay can be had. `edit` is that replay's edit: the runner
-combines the edits of two findings to see whether they speak of the same waits.
+A finding is about a cause, not about a number that is high. Ranks and steps say where, `evidence`
+holds numbers that a reader can check against the report, and `gain` is what a step would save,
+replayed without the cause if a replay is possible. `edit` is that replay's edit: the runner
+combines the edits of two findings to see whether they are about the same waits.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One number or fact a finding rests on."""
+    """One number or fact that supports a finding."""
 
     name: str
     """What it is, in words: "work of rank 5 in forward"."""
@@ -36,9 +36,9 @@ class ConfidenceLevel(StrEnum):
     HIGH = "high"
     """Counted, or past a test at the error rate of the pages."""
     MEDIUM = "medium"
-    """The pattern fits and nothing speaks against it."""
+    """The pattern fits and nothing contradicts it."""
     LOW = "low"
-    """A hint: few steps, or another cause would look the same."""
+    """A hint: there are few steps, or another cause would look the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Confidence:
     text: str
     """One clause: "p < 1e-9 over 58 steps, corrected for 8 tests; effect 18 to 22 %"."""
     p_value: float | None = None
-    """Corrected for all that was looked at; None where no test was made."""
+    """Corrected for all tests; None where no test was made."""
 
 
 MEASURED = Confidence(level=ConfidenceLevel.HIGH, text="counted, not estimated")
@@ -64,11 +64,10 @@ class Estimate:
     step_ns: float
     """The step it is a part of."""
     basis: str
-    """How it was had: "median over the slow steps, spread over all steps"."""
+    """How it was computed: "median over the slow steps, spread over all steps"."""
 
     @property
     def saved_ratio(self) -> float:
-        """Share of the step."""
         return self.saved_ns / self.step_ns if self.step_ns > 0 else 0.0
 
 
@@ -84,16 +83,16 @@ class Finding:
     summary: str
     """One sentence with the numbers."""
     ranks: tuple[int, ...] = ()
-    """The culprits, not those who wait for them; empty: all ranks, or none in particular."""
+    """The causes, not the ranks that wait for them; empty: all ranks, or no specific one."""
     first_step: int | None = None
-    """Step numbers between which it was seen; None: all that were looked at."""
+    """First and last step with the cause; None: all analysed steps."""
     last_step: int | None = None
     evidence: tuple[Evidence, ...] = ()
     confidence: Confidence = MEASURED
     change: str
     """What to do, as an order: "Replace the host …"."""
     gain: "Gain | Estimate | Unavailable"
-    """Saved per step if the cause were gone; Unavailable where time is not what it costs."""
+    """Saved per step without the cause; Unavailable where the cost is not time."""
     edit: "Edit | None" = field(default=None, compare=False, repr=False)
     """What `gain` was replayed with, or would be."""
     explained_by: str | None = None
@@ -106,5 +105,4 @@ class Finding:
 
     @property
     def label(self) -> str:
-        """How another finding, or a person, refers to it."""
         return f"{self.code} {self.title}"

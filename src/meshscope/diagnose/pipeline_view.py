@@ -27,21 +27,21 @@ STRAGGLERS = frozenset({"ST001", "ST002", "ST003"})
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PipelineView:
-    """What the rules below share."""
-
     timeline: Timeline
     analysis: PipelineAnalysis
     replay: PipelineReplay
     verdict: StageVerdict
 
     def price(self, context: Context, factors: StageFactors, name: str) -> "Priced":
-        """A change of stages' work: the larger of what the pipeline's own replay and that of the
-        run say. Each keeps as measured what it does not model, so both err by saying too little:
-        the one of sends that wait for their receiver, the other of what comes between actions.
+        """A change of stages' work: the larger gain of the pipeline's own replay and that of the
+        run.
+
+        Each keeps as measured what it does not model, so both err on the low side: the first misses
+        sends that wait for their receiver, the second the time between actions.
         """
         edit = edit_stages(self.timeline, self.analysis.times, factors, name)
         own = self.replay.price(duration_ns=self.replay.scale_work(factors))
-        (whole,) = context.price([edit])
+        whole = context.price_edit(edit)
         if isinstance(own, Unavailable) or isinstance(whole, Unavailable):
             return Priced(gain=whole if isinstance(own, Unavailable) else own, edit=edit)
         return Priced(gain=max(own, whole, key=lambda gain: gain.saved_ns), edit=edit)
@@ -49,8 +49,6 @@ class PipelineView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """A gain with the edit it is of."""
-
     gain: Gain | Unavailable
     edit: Edit
 
@@ -62,7 +60,6 @@ class Priced:
 
 
 def pipeline_view(study: Study) -> PipelineView:
-    """The pipelines of the run and their replay."""
     timeline, analysis = need(study.timeline), need(study.pipeline)
     replay = build_pipeline_replay(
         timeline, analysis.times, analysis.work, analysis.bubble.action_gaps
@@ -76,7 +73,6 @@ def pipeline_view(study: Study) -> PipelineView:
 
 
 def describe_confidence(view: PipelineView, text: str, level: ConfidenceLevel) -> Confidence:
-    """How sure a finding is, with what it rests on."""
     times = view.analysis.times
     what = (
         f"{plural(times.num_runs, 'step')} of {plural(len(set(times.chain.tolist())), 'pipeline')}"
@@ -87,7 +83,6 @@ def describe_confidence(view: PipelineView, text: str, level: ConfidenceLevel) -
 
 
 def bubble_evidence(view: PipelineView) -> tuple[Evidence, ...]:
-    """The bubble and the schedule."""
     bubble = view.analysis.bubble
     return (
         Evidence(name="bubble", value=bubble.bubble_ratio, unit="ratio"),

@@ -1,7 +1,7 @@
-"""Prices of findings: severity from a gain, hours recovered over the run, and edits put together.
+"""Prices of findings: severity from a gain, hours saved over the run, and joined edits.
 
-Two findings cover the same waits if fixing both saves hardly more than fixing one. That is
-asked of the replay: the two edits are joined, and what the second adds to the first is its own.
+Two findings cover the same waits if fixing both saves hardly more than fixing one. A replay tells:
+the two edits are joined, and the second finding gets what it adds to the first.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _NS_PER_HOUR = 3.6e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What a saving per step is multiplied with."""
+    """What a saving per step is multiplied by."""
 
     num_steps: int
     """Steps the attempt finished, warm-up included."""
@@ -30,12 +30,12 @@ class Scale:
 
     @property
     def hours_unit(self) -> str:
-        """`GPU-hours` is only said where there are accelerators."""
+        """`GPU-hours` only with accelerators."""
         return "GPU-hours" if self.has_accelerators else "rank-hours"
 
 
 def recoverable_hours(gain: Gain | Estimate | Unavailable, scale: Scale) -> float | Unavailable:
-    """Hours of ranks the run would have taken less: saved per step x steps x ranks."""
+    """Rank hours that the run would have saved: saved per step x steps x ranks."""
     if isinstance(gain, Unavailable):
         return gain
     return max(0.0, float(gain.saved_ns)) * scale.num_steps * scale.num_ranks / _NS_PER_HOUR
@@ -50,7 +50,7 @@ def severity_of(
 
 
 def join_edits(timeline: Timeline, edits: Sequence[Edit]) -> Edit:
-    """One edit that does what all of them do; where two change the same, the shorter holds."""
+    """One edit that does what all of them do; the shorter duration holds if two change the same."""
     pieces = timeline.pieces
     work = [edit.work_ns for edit in edits if edit.work_ns is not None]
     transfer = [edit.transfer_ns for edit in edits if edit.transfer_ns is not None]
@@ -65,7 +65,7 @@ def join_edits(timeline: Timeline, edits: Sequence[Edit]) -> Edit:
 
 
 def _join(measured: Int64s, edited: Sequence[Int64s]) -> Int64s:
-    """Elementwise: what an edit left as measured is the others' to change."""
+    """Elementwise: a value that one edit left as measured is taken from the others."""
     joined = edited[0].astype(np.int64)
     for other in edited[1:]:
         shorter = np.minimum(joined, other)

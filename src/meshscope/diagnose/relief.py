@@ -1,9 +1,8 @@
-"""Edits that take a late rank's own time off a recorded run, for pricing.
+"""Edits that remove a late rank's own time from a recorded run, for pricing.
 
-A slow rank gets, in each step, phase and segment, the work of peers that are not slow. One that has
-none gets its own of the steps in which it was not. A pause is taken off the longest piece of its
-step: it was in one place. Uneven load is given the mean of the peers, step by step: rebalancing
-conserves work.
+A slow rank gets, in each step, phase and segment, the work of peers that are not slow. A rank
+without such peers gets its own work of its normal steps. A pause is removed from the longest piece
+of its step. Uneven load gets the mean of the peers, step by step: rebalancing conserves work.
 """
 
 from collections.abc import Sequence
@@ -17,13 +16,14 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.diagnose.pricing import join_edits
 from meshscope.simulate.edits import equalise
+from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit
 from meshscope.simulate.work_parts import cut_work
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 MAX_SEGMENTED = 32
-"""Ranks whose segments are compared one by one, and peers they are compared with: more of either
-are compared by whole phases, or by a part of the peers."""
+"""Ranks and peers whose segments are compared one by one. More ranks are compared by whole phases,
+and more peers by a part of them."""
 
 
 def relieve_slow(timeline: Timeline, slow_set: SlowSet, work: PeerWork) -> Edit | Unavailable:
@@ -43,28 +43,28 @@ def _thin(ranks: tuple[int, ...]) -> tuple[int, ...]:
     """At most MAX_SEGMENTED of them, evenly spread."""
     if len(ranks) <= MAX_SEGMENTED:
         return ranks
-    return tuple(ranks[place * len(ranks) // MAX_SEGMENTED] for place in range(MAX_SEGMENTED))
+    return tuple(ranks[index * len(ranks) // MAX_SEGMENTED] for index in range(MAX_SEGMENTED))
 
 
 def _scale(
     timeline: Timeline, work: PeerWork, late: Sequence[tuple[int, tuple[int, ...], Bools]]
 ) -> Edit:
     """The work of many ranks in some steps, phase by phase, at the median of their peers."""
-    place_of = {rank: place for place, rank in enumerate(work.ranks)}
+    index_of = {rank: index for index, rank in enumerate(work.ranks)}
     factor = np.ones((len(timeline.phases), *work.total_ns.shape))
     bases: dict[tuple[int, ...], Floats] = {}
     for rank, reference, inside in late:
         if reference not in bases:
-            peers = [place_of[other] for other in reference]
+            peers = [index_of[other] for other in reference]
             bases[reference] = np.median(work.work_ns[:, :, peers], axis=2)
-        own = work.work_ns[:, :, place_of[rank]]
+        own = work.work_ns[:, :, index_of[rank]]
         share = np.divide(bases[reference], own, where=own > 0, out=np.ones_like(own))
-        factor[list(work.phase_indices), :, place_of[rank]] = np.where(inside, share, 1.0)
+        factor[list(work.phase_indices), :, index_of[rank]] = np.where(inside, share, 1.0)
     rows = find_compared(timeline)
     pieces = timeline.pieces
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
-    durations = _measured(timeline)
-    scaled = durations[rows] * factor[pieces.phase[rows], pieces.step[rows], place]
+    index = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
+    durations = measured_work(timeline)
+    scaled = durations[rows] * factor[pieces.phase[rows], pieces.step[rows], index]
     durations[rows] = np.rint(scaled).astype(np.int64)
     return Edit(name="slow ranks like their peers", work_ns=durations)
 
@@ -104,39 +104,34 @@ _NO_PEER = Unavailable("no peer is left whose work could be taken instead")
 
 
 def _restore(timeline: Timeline, work: PeerWork, rank: int, inside: Bools) -> Edit:
-    """The rank's work in some steps, phase by phase, at the level of its others."""
-    place = work.ranks.index(rank)
+    """The rank's work in some steps, phase by phase, at the level of its other steps."""
+    rank_index = work.ranks.index(rank)
     factors = np.ones(len(timeline.phases))
     for index, phase in enumerate(work.phase_indices):
-        own = work.work_ns[index][:, place]
+        own = work.work_ns[index][:, rank_index]
         high = float(np.median(own[inside]))
         if high > 0:
             factors[phase] = min(1.0, float(np.median(own[~inside])) / high)
     rows = find_compared(timeline)
     pieces = timeline.pieces
     rows = rows[(pieces.rank[rows] == rank) & inside[pieces.step[rows]]]
-    durations = _measured(timeline)
+    durations = measured_work(timeline)
     durations[rows] = np.rint(durations[rows] * factors[pieces.phase[rows]]).astype(np.int64)
     return Edit(name=f"rank {rank} as it was before", work_ns=durations)
-
-
-def _measured(timeline: Timeline) -> Int64s:
-    pieces = timeline.pieces
-    return np.where(pieces.kind == PieceKind.WORK, pieces.duration_ns, 0).astype(np.int64)
 
 
 def remove_pauses(
     timeline: Timeline, excess_ns: Floats, *, collected_ns: Int64s | None = None, name: str
 ) -> Edit:
-    """Takes what the collector took off every piece, and `excess_ns` [step, rank] off the longest
+    """Removes the collector's time from every piece, and `excess_ns` [step, rank] from the longest
     piece of each cell."""
-    durations = _measured(timeline)
+    durations = measured_work(timeline)
     if collected_ns is not None:
         durations = np.maximum(durations - collected_ns, 0)
     rows = find_compared(timeline)
     pieces = timeline.pieces
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
-    cell = pieces.step[rows].astype(np.int64) * len(timeline.ranks) + place
+    index = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
+    cell = pieces.step[rows].astype(np.int64) * len(timeline.ranks) + index
     order = np.lexsort((durations[rows], cell))
     is_longest = np.append(np.diff(cell[order]) != 0, True) if len(order) else np.empty(0, bool)
     longest, cell = rows[order[is_longest]], cell[order[is_longest]]
@@ -146,7 +141,6 @@ def remove_pauses(
 
 
 def even_load(timeline: Timeline, work: PeerWork) -> Edit:
-    """Peers share their work of each step evenly."""
     factor = np.ones(work.total_ns.shape)
     for group in work.groups:
         own = work.total_ns[:, list(group.indices)]
@@ -155,9 +149,9 @@ def even_load(timeline: Timeline, work: PeerWork) -> Edit:
         factor[:, list(group.indices)] = share
     rows = find_compared(timeline)
     pieces = timeline.pieces
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
-    durations = _measured(timeline)
-    scaled = durations[rows] * factor[pieces.step[rows], place]
+    index = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
+    durations = measured_work(timeline)
+    scaled = durations[rows] * factor[pieces.step[rows], index]
     durations[rows] = np.rint(scaled).astype(np.int64)
     return Edit(name="peers share their work evenly", work_ns=durations)
 
@@ -165,7 +159,7 @@ def even_load(timeline: Timeline, work: PeerWork) -> Edit:
 def even_microbatches(timeline: Timeline) -> Edit:
     """Microbatches of a stage take, in each step, the mean of all its microbatches and replicas."""
     actions, pieces = timeline.actions, timeline.pieces
-    durations = _measured(timeline)
+    durations = measured_work(timeline)
     if actions is None or not len(actions):
         return Edit(name="even microbatches", work_ns=durations)
     rows = np.flatnonzero((pieces.kind == PieceKind.WORK) & (pieces.action >= 0))

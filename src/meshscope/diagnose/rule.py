@@ -47,7 +47,7 @@ SUBJECTS = {
 
 
 class Rule(ABC):
-    """Looks at one subject. Without state: an instance may be asked about any number of runs."""
+    """Looks at one subject. It has no state: one instance serves any number of runs."""
 
     code: ClassVar[str]
     name: ClassVar[str]
@@ -57,16 +57,16 @@ class Rule(ABC):
     thresholds: ClassVar[tuple[Threshold, ...]] = ()
     """All limits it reads."""
     symptom_of: ClassVar[frozenset[str]] = frozenset()
-    """Codes of causes that make this rule's pattern too. If one of them was found at MEDIUM or
-    above and saves at least half as much, this rule's findings are lowered and point to it."""
+    """Codes of causes that also produce this rule's pattern. If one was found at MEDIUM or above
+    and saves at least half as much, this rule's findings are demoted and point to it."""
 
     @abstractmethod
     def find(self, context: "Context") -> Iterable[Finding]:
-        """All findings, in any order; none on a healthy run. May raise: `Missing` if it needs what
-        is not known."""
+        """All findings, in any order; none on a healthy run. It may raise `Missing` if it needs
+        what is not known."""
 
     def run(self, context: "Context") -> list[Finding]:
-        """The findings up to what is not known."""
+        """The findings up to the first `Missing`."""
         found: list[Finding] = []
         try:
             for finding in self.find(context):
@@ -77,7 +77,6 @@ class Rule(ABC):
 
 
 def describe(rule: type[Rule]) -> str:
-    """The first sentence of the docstring."""
     return inspect.cleandoc(rule.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
 

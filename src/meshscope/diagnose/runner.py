@@ -1,12 +1,12 @@
 """Runs all rules on one attempt and puts their findings in order.
 
-Rules do not know of each other. What ties findings together is decided here, after all have run and
-independently of their order: a rule that raised becomes a finding, and a finding that speaks of the
-same waits as a stronger one is a symptom of it, is demoted to LOW and says so.
+Rules do not know each other. The runner connects their findings after all rules have run,
+independently of their order: a rule that raised becomes a finding, and a finding about the same
+waits as a stronger one is a symptom of it: it names that finding and is demoted to LOW.
 
-Two findings are about the same waits where the rule of the weaker names the stronger's code in
-`symptom_of`, or where the replay says so: fixing both saves hardly more than fixing the stronger.
-Wrong where a cause is only in reach of a rule that prices it too low: then its symptom stays.
+Two findings are about the same waits if the weaker one's rule names the stronger one's code in
+`symptom_of`, or if a replay shows that fixing both saves hardly more than fixing the stronger.
+Wrong if the only rule that sees a cause prices it too low: then its symptom stays.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from meshscope.simulate.what_if import Fidelity
 
 _FAILED_RULE_CODE = "HE001"
-"""Runs last: it tells what broke while the others ran."""
+"""Runs last: it reports errors of the other rules."""
 _MIN_CAUSE_RATIO = 0.5
-"""A cause must win at least this much of what its symptom would."""
+"""A cause must save at least this share of what its symptom would."""
 _MAX_OWN_RATIO = 0.25
-"""A finding that adds less than this of its gain to a stronger one's has no waits of its own."""
+"""A finding that adds less than this share of its gain to a stronger one is a symptom of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +43,14 @@ class Diagnosis:
     """Codes of the rules that ran."""
     scale: Scale
     step_ns: float | Unavailable
-    """The period of a step that gains are compared with by readers; see `Context.step_ns`."""
+    """The step period that readers compare gains with; see `Study.step_ns`."""
     fidelity: "Fidelity | Unavailable"
     """How well the replay that prices findings agrees with the clock."""
     changed_thresholds: Mapping[str, float]
 
     @property
     def replay_error_ratio(self) -> float | Unavailable:
-        """By how much a replay with the durations as measured misses the clock."""
+        """Error of a replay with measured durations against the clock."""
         fidelity = self.fidelity
         return fidelity if isinstance(fidelity, Unavailable) else fidelity.error_ratio
 
@@ -61,8 +61,8 @@ class Diagnosis:
 
 
 def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Diagnosis:
-    """Runs the rules. Never raises for what a rule or an analysis does."""
-    _ = context.study.health  # what a report says of damage must not depend on what rules read
+    """Never raises, whatever a rule or an analysis raises."""
+    _ = context.study.health  # damage must be reported whatever the rules read
     found: list[Finding] = []
     for code in sorted(rules, key=lambda code: (code == _FAILED_RULE_CODE, code)):
         result = _run_rule(rules[code], context)
@@ -92,7 +92,7 @@ def _run_rule(rule: type[Rule], context: Context) -> list[Finding] | Failure:
 
 
 def _order(finding: Finding) -> tuple[bool, int, float, str, tuple[int, ...], str]:
-    """Severity first: it is graded by gain, except where time is not what is lost."""
+    """Severity first: it is graded by gain, except where the loss is not time."""
     return (
         finding.explained_by is not None,
         -finding.severity,
@@ -124,7 +124,7 @@ def _explain_symptoms(
 
 
 def _explain_by_code(findings: list[Finding], rules: Mapping[str, type[Rule]]) -> list[Finding]:
-    """What rules say of each other. A symptom explains nothing, so causes are settled first."""
+    """Applies `Rule.symptom_of`. A symptom explains nothing, so causes are settled first."""
     result: list[Finding] = []
     for finding in findings:
         names = rules[finding.code].symptom_of if finding.code in rules else frozenset()
@@ -141,14 +141,14 @@ def _explain_by_code(findings: list[Finding], rules: Mapping[str, type[Rule]]) -
 
 
 def _find_same_waits(finding: Finding, causes: list[Finding], context: Context) -> Finding | None:
-    """The strongest cause that leaves the finding hardly anything to win."""
+    """The strongest cause after which the finding would save hardly anything."""
     timeline = known(context.study.timeline)
     if timeline is None:
         return None
     for cause in causes:
         if cause.edit is None or finding.edit is None or finding.saved_ns <= 0:
             continue
-        both = known(context.price([join_edits(timeline, (cause.edit, finding.edit))])[0])
+        both = known(context.price_edit(join_edits(timeline, (cause.edit, finding.edit))))
         if both is None:
             return None
         if both.saved_ns - cause.saved_ns < _MAX_OWN_RATIO * finding.saved_ns:

@@ -1,10 +1,10 @@
-"""Which ranks stopped without an end, by an error, or before the others, and how that is known.
+"""Ranks that stopped without a closing line, with an error, or before the others; and evidence.
 
-A rank that ends in order writes a closing line. One without it is dead when its process is gone,
-or when others finished or wrote records more than `_SILENT_NS` later; it is alive when its process
-is. Where every rank lacks the line and nothing is known of the processes, nothing is said: the run
-may be going on. One dead rank takes others with it: who was first is the verdict of
-`analyze.hang`, from who waited for whom and whose error came first.
+A rank that ends normally writes a closing line. A rank without it is dead if its process is gone,
+or if others finished or wrote records more than `_SILENT_NS` later; it is alive if its process is.
+If no rank has the line and nothing is known about the processes, nothing is claimed: the run may
+still be going on. One dead rank takes others with it. `hang` decides which was first, from who
+waited for whom and whose error came first.
 """
 
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from meshscope.hang.rank_look import read_exception
 _SILENT_NS = 60_000_000_000
 """A rank this long behind the last record of any rank no longer writes."""
 _ON_PURPOSE = ("KeyboardInterrupt", "SystemExit")
-"""Exceptions by which somebody ended the program."""
+"""Exceptions of programs that were ended on purpose."""
 _ENDS = (Reason.KILLED, Reason.LOST, Reason.RAISED, Reason.LEFT)
-"""Reasons for which a verdict names a rank that are ends."""
+"""Reasons in a verdict that are ends of a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedRanks:
-    """Ranks that stopped before their time."""
+    """Ranks that stopped too early."""
 
     ranks: tuple[int, ...]
-    """Those that stopped first, where some did; empty: none is known to have stopped."""
+    """Those that stopped first; empty: none is known to have stopped."""
     is_whole_job: bool
     """Every rank stopped without an end, at the same step."""
     how: str
@@ -42,14 +42,13 @@ class StoppedRanks:
     last_step: int | None
     num_job_steps: int
     num_unknown: int
-    """Ranks without an end of which nothing more is known."""
+    """Ranks without a closing line about which nothing more is known."""
     level: ConfidenceLevel
     reason: str
     evidence: tuple[Evidence, ...]
 
 
 def find_stopped_ranks(study: Study) -> StoppedRanks:
-    """Looks at every rank's end."""
     is_open = [rank for rank in study.ranks if rank.state is RankState.OPEN]
     dead, num_unknown, is_sure = _find_dead(study, is_open)
     raised = _find_raised(study)
@@ -61,7 +60,7 @@ def find_stopped_ranks(study: Study) -> StoppedRanks:
         ranks=tuple(rank.rank for rank in culprits),
         is_whole_job=is_whole_job,
         how=_describe_end(texts, is_dead=bool(dead)),
-        where=_describe_place(culprits, last_step),
+        where=_describe_moment(culprits, last_step),
         last_step=last_step,
         num_job_steps=study.steps.num_steps,
         num_unknown=num_unknown,
@@ -78,13 +77,13 @@ def find_stopped_ranks(study: Study) -> StoppedRanks:
 
 
 def _find_raised(study: Study) -> dict[int, str]:
-    """Rank to the exception its program ended with, unless somebody wanted that."""
+    """Rank to the exception its program ended with, unless it was ended on purpose."""
     texts = {recording.rank: read_exception(recording) for recording in study.attempt}
     return {rank: text for rank, text in texts.items() if text and not text.startswith(_ON_PURPOSE)}
 
 
 def _find_first(study: Study, dead: list[RankSummary], raised: dict[int, str]) -> list[RankSummary]:
-    """Who stopped first: by the verdict on the job, else by the number of steps."""
+    """The ranks that stopped first: by the verdict on the job, else by the number of steps."""
     short = set(study.health.short_ranks)
     if not dead and not raised and not short:
         return []
@@ -98,7 +97,7 @@ def _find_first(study: Study, dead: list[RankSummary], raised: dict[int, str]) -
 
 
 def _find_dead(study: Study, is_open: list[RankSummary]) -> tuple[list[RankSummary], int, bool]:
-    """The dead, how many nothing is known of, and whether the dead are known by their process."""
+    """The dead ranks, the number of unknown ones, and whether death is known from the process."""
     here = this_machine()
     lives = {
         rank.rank: look_at_process(study.attempt.ranks[rank.rank].header, here) for rank in is_open
@@ -123,7 +122,7 @@ def _common_step(ranks: list[RankSummary]) -> int | None:
     return min(steps, default=None)
 
 
-def _describe_place(ranks: list[RankSummary], last_step: int | None) -> str:
+def _describe_moment(ranks: list[RankSummary], last_step: int | None) -> str:
     phases = {rank.open_phase for rank in ranks if rank.open_phase}
     where = "" if last_step is None else f" after step {last_step}"
     return f"{where}, in {phases.pop()}" if len(phases) == 1 else where

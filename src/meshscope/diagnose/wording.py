@@ -1,7 +1,7 @@
 """Words that findings share: numbers with units, ranks, steps.
 
-Findings are sentences, so rules write numbers, too; all of them through here and `core.unit_text`,
-so that a number reads alike in a finding and in the report's tables.
+Rules write numbers through here and `core.unit_text`, so that a number reads the same in a finding
+and in the report's tables.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
 
 
 def name_ranks(ranks: Collection[int]) -> str:
-    """`rank 3`, `ranks 0-3, 7`; cut after a few stretches."""
+    """`rank 3`, `ranks 0-3, 7`; cut after a few ranges."""
     shown = str(ranks) if isinstance(ranks, RankRanges) else abbreviate_ranks(ranks)
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 
@@ -33,5 +33,5 @@ def p_value(value: float) -> str:
 
 
 def capitalize(sentence: str) -> str:
-    """The first letter as it begins a sentence, the rest untouched."""
+    """Capitalizes the first letter and leaves the rest."""
     return sentence[:1].upper() + sentence[1:]

@@ -55,7 +55,7 @@ class GroupRecord:
 
 
 def find_dumps(path: Path) -> list[tuple[int, Path]]:
-    """Dumps in a folder, or the one file, with the ranks in their names."""
+    """(rank, file) of the dumps in a folder, or of the one file; the rank is in the name."""
     files = [path]
     if is_folder(path):
         files = sorted(path / name for name in list_names(path)[:MAX_DUMPS])
@@ -63,7 +63,7 @@ def find_dumps(path: Path) -> list[tuple[int, Path]]:
 
 
 def read_dumps(path: Path) -> tuple[list[GroupRecord], list[str]]:
-    """The last collective of every rank and group, and why a file was left out."""
+    """The last collective of every rank and group, and the problems of files left out."""
     records: list[GroupRecord] = []
     problems: list[str] = []
     for rank, file in find_dumps(path):
@@ -98,20 +98,19 @@ def decode_dump(data: bytes) -> object:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Numbers, texts, lists and dictionaries; nothing that has a name."""
+    """Accepts numbers, texts, lists and dictionaries, and nothing that has a name."""
 
     def find_class(self, module: str, name: str) -> object:
-        """Whatever it is, it is not given out."""
+        """Refuses every name."""
         raise pickle.UnpicklingError(f"it asks for {module[:50]}.{name[:50]}")
 
     def persistent_load(self, pid: object) -> object:
-        """Likewise."""
         raise pickle.UnpicklingError("it asks for an object from outside")
 
 
 @contextlib.contextmanager
 def _bounded_memory() -> Iterator[None]:
-    """A few bytes can make the unpickler take gigabytes: let it fail instead."""
+    """A few bytes can make the unpickler take gigabytes: it fails instead."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
@@ -159,12 +158,12 @@ def _read_entry(rank: int, entry: object) -> GroupRecord | None:
         name=str(entry.get("profiling_name", ""))[:100],
         state=state,
         is_over=state == "completed" or entry.get("retired") is True,
-        place=_find_place(entry.get("frames")),
+        place=_find_call(entry.get("frames")),
     )
 
 
-def _find_place(frames: object) -> str:
-    """The innermost frame that is not of a library."""
+def _find_call(frames: object) -> str:
+    """The innermost frame outside libraries."""
     if not isinstance(frames, list):
         return ""
     for frame in frames[:_MAX_FRAMES]:

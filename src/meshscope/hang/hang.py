@@ -1,8 +1,8 @@
-"""Says which ranks hold a stuck or dead job up, in which operation, and how that is known.
+"""Names the ranks that hold a stuck or dead job up, the operation, and the evidence.
 
-`rank_look` reads where every rank stands, `hang_rules` finds who is to blame; this puts the
-verdict together with the operation, with who is held up in it and behind it, and, where they can
-be had, with the stacks of the culprits and what torch's flight recorder says.
+`rank_look` reads the state of every rank, `hang_rules` finds the culprits. This module adds the
+operation, the ranks held up in it and behind it and, if available, the stacks of the culprits and
+the records of torch's flight recorder.
 """
 
 import time
@@ -17,8 +17,7 @@ from meshscope.hang.flight_recorder import GroupRecord, read_dumps
 from meshscope.hang.hang_rules import (
     AFTER_NS,
     Facts,
-    Found,
-    Held,
+    Judgement,
     Reason,
     VerdictKind,
     first_failure,
@@ -36,7 +35,7 @@ from meshscope.hang.rank_states import (
     find_pair_axis,
 )
 from meshscope.hang.stacks import Frame, ask_for_stacks, find_askable
-from meshscope.hang.wait_graph import Attendance, Cause, find_kinds
+from meshscope.hang.wait_graph import Attendance, Cause, Wait, find_kinds
 from meshscope.store.read.rank_ranges import abbreviate_ranks
 from meshscope.store.read.run import Attempt
 
@@ -52,16 +51,16 @@ class StuckOperation:
     group: OperationGroup
     axis: str
     sequence: int
-    """Place among the operations of its group, from 0; of a message, among those of its pair."""
+    """Index among the operations of its group, from 0; of a message, among those of its pair."""
     source: int | None
     """Of a message; None for a collective."""
     destination: int | None
     ranks: tuple[int, ...]
-    """Who takes part."""
+    """Its members."""
     entered: tuple[int, ...]
     missing: tuple[int, ...]
     kinds: Mapping[Kind, tuple[int, ...]]
-    """What its members called, by kind; more than one when they disagree."""
+    """Kind to the members that called it; more than one kind if they disagree."""
     size_bytes: int | None
     since_unix_ns: int
     """When the first rank entered it."""
@@ -85,7 +84,7 @@ class Culprit:
     reason: Reason
     state: RankState
     frames: tuple[Frame, ...] = ()
-    """Where its main thread is, innermost first; empty when it was not asked or did not answer."""
+    """Stack of its main thread, innermost first; empty if it was not asked or did not answer."""
     flight: tuple[GroupRecord, ...] = ()
     """What its flight recorder says about the operation's group."""
 
@@ -96,31 +95,31 @@ class Hang:
 
     kind: VerdictKind
     is_stuck: bool
-    """Whether something has to be done: everything but `moving` and `finished`."""
+    """Whether action is needed: every kind except `moving` and `finished`."""
     culprits: tuple[Culprit, ...]
-    """With `moving`: whom an unusually long wait leads to, though it is no hang yet."""
+    """With `moving`: the ranks that an unusually long wait leads to, though it is no hang yet."""
     is_certain: bool
-    """False when a rank that is named may be held up itself, or a transfer be over unseen."""
+    """False if a named rank may itself be held up, or if a transfer may be over."""
     operation: StuckOperation | None
     age_ns: int | None
-    """How long the oldest of them has waited."""
-    waiting: tuple[Held, ...]
+    """How long the first rank has waited."""
+    waiting: tuple[Wait, ...]
     """Ranks in an operation with a culprit."""
-    cascade: tuple[Held, ...]
+    cascade: tuple[Wait, ...]
     """Ranks held up behind them."""
     first_error: Operation | None
-    """The earliest of the errors that ended operations."""
+    """The earliest error that ended an operation."""
     num_errors: int
     """Ranks whose operations ended in errors."""
     others: tuple[Cause, ...]
-    """Further causes that have nothing to do with the verdict's."""
+    """Further, unrelated causes."""
     last_operation_unix_ns: int | None
-    """When anybody entered or left an operation last."""
+    """When a rank last entered or left an operation."""
     states: Mapping[int, RankState]
     layout: Layout | Unavailable
     asked_unix_ns: int
     waiting_frames: tuple[int, tuple[Frame, ...]] | None = None
-    """A waiting rank and where it is."""
+    """A waiting rank and its stack."""
     waiting_flight: tuple[GroupRecord, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -133,23 +132,23 @@ def diagnose_hang(
     asks_stacks: bool = True,
     flight_recorder: Path | None = None,
 ) -> Hang:
-    """Looks at an attempt now and says what is the matter with it."""
+    """Looks at an attempt now and names what holds it up."""
     states = look_at_ranks(attempt, here)
     facts = gather_facts(states, after_ns)
     found = judge(facts)
-    hang = _dress(facts, found, attempt.layout)
+    hang = _make_hang(facts, found, attempt.layout)
     if asks_stacks:
         hang = _with_stacks(hang)
     return _with_flight_records(hang, flight_recorder) if flight_recorder is not None else hang
 
 
-# --- dressing the verdict -------------------------------------------------------------------------
+# --- the verdict ----------------------------------------------------------------------------------
 
 
-def _dress(facts: Facts, found: Found, layout: Layout | Unavailable) -> Hang:
+def _make_hang(facts: Facts, found: Judgement, layout: Layout | Unavailable) -> Hang:
     states = facts.states
     meeting = found.meeting or _find_meeting(facts, found.reasons)
-    waiting, cascade = _split_held(facts, found, meeting)
+    waiting, cascade = _split_waits(facts, found, meeting)
     operations = (o for s in states.values() for o in (*s.recent[-1:], *s.in_flight[-1:]))
     times = [o.ended_unix_ns or o.entered_unix_ns for o in operations]
     culprits = set(found.reasons)
@@ -185,7 +184,7 @@ def _dress(facts: Facts, found: Found, layout: Layout | Unavailable) -> Hang:
 
 
 def _make_notes(facts: Facts) -> tuple[str, ...]:
-    """What else whoever reads the verdict should know."""
+    """Further facts for readers of the verdict."""
     recorded = [state for state in facts.states.values() if state.directory is not None]
     unended = [state for state in recorded if not state.is_closed]
     notes = []
@@ -212,9 +211,9 @@ def _make_notes(facts: Facts) -> tuple[str, ...]:
 
 
 def _find_meeting(facts: Facts, culprits: Iterable[int]) -> Meeting | None:
-    """The operation in which others met the end of a culprit, or wait for it: the earliest.
+    """The earliest operation in which others wait for a culprit or saw its end.
 
-    First those that a culprit had not entered or not left, then those it had left.
+    Operations that a culprit had not entered or not left come before those it had left.
     """
     named = set(culprits)
     ranked = []
@@ -229,13 +228,13 @@ def _find_meeting(facts: Facts, culprits: Iterable[int]) -> Meeting | None:
     return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
-def _split_held(
-    facts: Facts, found: Found, meeting: Meeting | None
-) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
-    """Ranks in an operation with a culprit, and the rest; one line per rank, the oldest first."""
+def _split_waits(
+    facts: Facts, found: Judgement, meeting: Meeting | None
+) -> tuple[tuple[Wait, ...], tuple[Wait, ...]]:
+    """Waits in an operation with a culprit, and the rest; one per rank, the oldest first."""
     culprits = set(found.reasons)
-    direct: dict[int, Held] = {}
-    behind: dict[int, Held] = {}
+    direct: dict[int, Wait] = {}
+    behind: dict[int, Wait] = {}
     ordered = sorted(
         facts.held,
         key=lambda held: (
@@ -299,7 +298,7 @@ def _describe_operation(
 
 
 def _with_stacks(hang: Hang) -> Hang:
-    """Asks the culprits, and one rank that waits for them, where they are."""
+    """Asks the culprits, and one rank that waits for them, for their stacks."""
     if not hang.is_stuck and not hang.culprits:
         return hang
     named = [culprit.rank for culprit in hang.culprits][:_MAX_ASKED]
@@ -324,7 +323,7 @@ def _with_stacks(hang: Hang) -> Hang:
 
 
 def _with_flight_records(hang: Hang, path: Path) -> Hang:
-    """Adds what torch's own flight recorder says about the operation's group."""
+    """Adds what torch's flight recorder says about the operation's group."""
     records, problems = read_dumps(path)
     group = hang.operation.group.name if hang.operation is not None else None
     by_rank: dict[int, list[GroupRecord]] = {}

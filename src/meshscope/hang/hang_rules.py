@@ -1,20 +1,20 @@
-"""Who is to blame: what the states of all ranks come to, rule by rule.
+"""Finds the culprits from the states of all ranks, rule by rule.
 
-In this order, the first that applies:
+The first rule that applies decides:
 
-    a process is stopped, is gone without a closing line, or raised an error of its own
-    operations timed out: whoever had not entered them
-    connections were lost: whoever recorded neither an error nor an end
-    ranks wait: whoever the chains of waits lead to (`wait_graph`)
-    handles are held of operations that all have entered, and no rank has recorded anything for long
+    a process is stopped, is gone without a closing line, or raised its own error: that rank
+    operations timed out: the ranks that had not entered them
+    connections were lost: the ranks that recorded neither an error nor an end
+    ranks wait: the ranks that the chains of waits lead to (`wait_graph`)
+    all ranks have entered every open operation, and none has recorded anything for long: none
 
-A peer's death ends the operations of everybody else with errors, and so does each of their ends:
-errors of connections are never taken for the cause. Waits count as a hang when they are older than
-`after_ns`, or at once where the rank waited for has ended.
+The death of a rank ends the operations of all others with errors, and each of their ends does so
+again: errors of connections are never the cause. Waits count as a hang if they are older than
+`after_ns`, or at once if the rank waited for has ended.
 
-Wrong when ranks of other hosts die unseen and leave no error behind, when several ranks fail
-within the difference of their hosts' clocks, and when a program waits for something that is no
-operation of torch (a file, a store, a lock): such a rank shows as the one that is missing.
+Wrong if ranks of other hosts die unseen and leave no error behind, if several ranks fail within the
+difference of their hosts' clocks, and if a program waits for something that is not an operation of
+torch (a file, a store, a lock): such a rank appears as the missing one.
 """
 
 import re
@@ -40,13 +40,13 @@ from meshscope.store.write.attempts import CLOCK_SKEW_NS
 AFTER_NS = 5_000_000_000
 """Waits older than this are a hang."""
 _NOTABLE_NS = 100_000_000
-"""Waits younger than this are not talked about."""
+"""Shorter waits are not reported."""
 _NOTABLE_RATIO = 3.0
-"""A wait is unusual when it lasts this many times the longest of its rank's last operations."""
+"""A wait is unusual if it lasts this many times the longest recent operation of its rank."""
 DELAY_NS = 500_000_000
 """How old a file may be where files cannot be mapped: they are written every 0.2 s."""
 SILENT_STEPS = 3
-"""Times its last steps took, for which a job must be silent before that is taken for a hang."""
+"""Number of step times for which a job must be silent to count as a hang."""
 _CONNECTION = re.compile(
     r"connection (?:was )?(?:closed|reset|refused|aborted|lost)|broken pipe|socket closed"
     r"|peer .*(?:closed|exited)|remote (?:process|peer|error)|ncclRemoteError|not connected"
@@ -59,8 +59,6 @@ _INTERRUPT = re.compile(r"^(?:KeyboardInterrupt|SystemExit|SignalException)\b")
 
 
 class VerdictKind(StrEnum):
-    """What is the matter."""
-
     DEAD = "dead"
     STOPPED = "stopped"
     MISSING = "missing"
@@ -78,52 +76,33 @@ class Reason(StrEnum):
     LOST = "lost"
     """It recorded neither an error nor an end while others lost their connections."""
     RAISED = "raised"
-    """It failed first, with an error of its own."""
+    """It failed first, with its own error."""
     STOPPED = "stopped"
     NOT_ENTERED = "not_entered"
-    """It has not entered what others are in."""
+    """It has not entered an operation that others are in."""
     LATE = "late"
     """It had not entered an operation when that timed out."""
     LEFT = "left"
     """Its program ended without an error while others still wait for it."""
     NEVER_RECORDED = "never_recorded"
     IN_CIRCLE = "in_circle"
-    """It waits for a rank that waits for it."""
+    """It and another rank wait for each other."""
     MISMATCH = "mismatch"
     """It called another operation than the rest of its group."""
 
 
 class ErrorClass(StrEnum):
-    """What an error says about who is to blame."""
-
     CONNECTION = "connection"
-    """The other side went away: a consequence."""
+    """The other side is gone: a consequence."""
     TIMEOUT = "timeout"
-    """Somebody did not come: a consequence."""
+    """A rank did not arrive: a consequence."""
     INTERRUPT = "interrupt"
-    """Somebody ended it from outside."""
+    """It was ended from outside."""
     OWN = "own"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """A rank that an operation holds up, or that it failed on."""
-
-    rank: int
-    operation: Operation
-    waited_ns: int
-    missing: tuple[int, ...]
-    is_certain: bool
-    """False for a handle that the rank may not be waiting for."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it ended in an error."""
-        return self.operation.is_failed
-
-
 def classify_error(text: str) -> ErrorClass:
-    """By what torch and its back ends write into their messages."""
+    """Classifies by the messages of torch and its back ends."""
     if _INTERRUPT.search(text):
         return ErrorClass.INTERRUPT
     if _CONNECTION.search(text):
@@ -132,9 +111,7 @@ def classify_error(text: str) -> ErrorClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A verdict before it is dressed."""
-
+class Judgement:
     kind: VerdictKind
     reasons: Mapping[int, Reason]
     is_stuck: bool = True
@@ -146,35 +123,27 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the rules look at."""
-
     states: Mapping[int, RankState]
     waits: Sequence[Wait]
     causes: Sequence[Cause]
     failures: Mapping[int, tuple[Operation, ...]]
-    """Errors that a rank did not get over."""
+    """Errors after which a rank completed nothing."""
     after_ns: int
     blur_ns: int
-    """Ranks were not looked at in one instant: waits younger than this may be none."""
-    held: Sequence[Held]
+    """Ranks are not read at one instant: shorter waits may not exist."""
+    held: Sequence[Wait]
+    """`waits`, failures, and handles of operations with a stopped or dead member."""
 
 
 def gather_facts(states: Mapping[int, RankState], after_ns: int) -> Facts:
-    """What follows from the states, before anything is judged."""
     waits = find_waits(states)
     failures = {rank: final for rank, state in states.items() if (final := _final_failures(state))}
-    held = [
-        Held(
-            rank=wait.rank,
-            operation=wait.operation,
-            waited_ns=wait.waited_ns,
-            missing=wait.missing,
-            is_certain=wait.is_certain,
-        )
-        for wait in waits
-    ]
-    for rank, operations in failures.items():
-        held += [_held_by_failure(states, rank, operation) for operation in operations]
+    held = list(waits)
+    for operations in failures.values():
+        for operation in operations:
+            ended_ns = operation.ended_unix_ns or operation.entered_unix_ns
+            missing = Attendance(states, ended_ns).missing_from(operation.meeting)
+            held.append(_hold_until(ended_ns, operation, missing, is_certain=True))
     held += _held_by_handles(states, {wait.rank for wait in waits})
     return Facts(
         states=states,
@@ -196,18 +165,20 @@ def _measure_blur(states: Iterable[RankState]) -> int:
     return min(max(looked_ns) - min(looked_ns), CLOCK_SKEW_NS) + delay_ns
 
 
-def _held_by_failure(states: Mapping[int, RankState], rank: int, operation: Operation) -> Held:
-    ended_ns = operation.ended_unix_ns or operation.entered_unix_ns
-    return Held(
-        rank=rank,
+def _hold_until(
+    time_unix_ns: int, operation: Operation, missing: tuple[int, ...], *, is_certain: bool
+) -> Wait:
+    return Wait(
+        rank=operation.rank,
         operation=operation,
-        waited_ns=max(0, ended_ns - operation.entered_unix_ns),
-        missing=Attendance(states, ended_ns).missing_from(operation.meeting),
-        is_certain=True,
+        waited_ns=max(0, time_unix_ns - operation.entered_unix_ns),
+        missing=missing,
+        is_certain=is_certain,
+        since_complete_ns=0,
     )
 
 
-def _held_by_handles(states: Mapping[int, RankState], waiting: set[int]) -> list[Held]:
+def _held_by_handles(states: Mapping[int, RankState], waiting: set[int]) -> list[Wait]:
     """Ranks that hold handles of operations in which a member is stopped or gone."""
     held = []
     for rank, state in states.items():
@@ -220,16 +191,7 @@ def _held_by_handles(states: Mapping[int, RankState], waiting: set[int]) -> list
                 for member in members
                 if member is not None
             ):
-                waited_ns = max(0, state.looked_unix_ns - operation.entered_unix_ns)
-                held.append(
-                    Held(
-                        rank=rank,
-                        operation=operation,
-                        waited_ns=waited_ns,
-                        missing=(),
-                        is_certain=False,
-                    )
-                )
+                held.append(_hold_until(state.looked_unix_ns, operation, (), is_certain=False))
                 break
     return held
 
@@ -240,12 +202,12 @@ def _is_silenced(state: RankState) -> bool:
 
 
 def _final_failures(state: RankState) -> tuple[Operation, ...]:
-    """Failed operations after which the rank completed no other: it did not get over them."""
+    """Failed operations after which the rank completed no other."""
     good = [o.entered_unix_ns for o in state.recent if o.outcome is Outcome.OK]
     last_good_ns = max(good, default=0)
     final = [o for o in state.failures if (o.ended_unix_ns or 0) >= last_good_ns]
     if state.is_closed and not state.exception:
-        # A block that the program timed itself, and it ended well: nobody else is in it.
+        # A block that the program timed itself, without other ranks, in a program that ended well.
         final = [o for o in final if o.group.ranks]
     return tuple(final)
 
@@ -253,7 +215,7 @@ def _final_failures(state: RankState) -> tuple[Operation, ...]:
 # --- the rules ------------------------------------------------------------------------------------
 
 
-def judge(facts: Facts) -> Found:
+def judge(facts: Facts) -> Judgement:
     """The first rule that applies."""
     return (
         _judge_processes(facts)
@@ -265,8 +227,8 @@ def judge(facts: Facts) -> Found:
     )
 
 
-def _judge_processes(facts: Facts) -> Found | None:
-    """Whoever is stopped, gone or failed by itself, less those it took with it."""
+def _judge_processes(facts: Facts) -> Judgement | None:
+    """Ranks that are stopped, gone or failed by themselves, without those they took with them."""
     reasons: dict[int, Reason] = {}
     for rank, state in facts.states.items():
         if state.is_closed or state.directory is None:
@@ -288,28 +250,28 @@ def _judge_processes(facts: Facts) -> Found | None:
             return before
     is_stopped = set(reasons.values()) == {Reason.STOPPED}
     kind = VerdictKind.STOPPED if is_stopped else VerdictKind.DEAD
-    return Found(kind=kind, reasons=reasons)
+    return Judgement(kind=kind, reasons=reasons)
 
 
-def _judge_timeouts_alone(facts: Facts) -> Found | None:
-    """Everybody else timed out, nobody lost a connection: whoever is gone was ended afterwards."""
+def _judge_timeouts_alone(facts: Facts) -> Judgement | None:
+    """All errors are timeouts, no connection was lost: processes that are gone ended later."""
     errors = [_error_class(o) for operations in facts.failures.values() for o in operations]
     if not errors or set(errors) != {ErrorClass.TIMEOUT}:
         return None
     return _judge_timeouts(facts)
 
 
-def _judge_before_the_end(facts: Facts, reasons: Mapping[int, Reason]) -> Found | None:
-    """All processes are gone alike: what they were in says more than that they were ended."""
+def _judge_before_the_end(facts: Facts, reasons: Mapping[int, Reason]) -> Judgement | None:
+    """All processes are gone: what they were in says more than that they were ended."""
     recorded = {rank for rank, state in facts.states.items() if state.directory is not None}
     if len(recorded) < 2 or set(reasons) != recorded:
         return None
     causes = [cause for cause in facts.causes if cause.kind is not CauseKind.TRANSFER]
-    return _found_from_cause(facts, causes[0]) if causes else None
+    return _judge_cause(facts, causes[0]) if causes else None
 
 
 def _without_survivors(facts: Facts, reasons: Mapping[int, Reason]) -> dict[int, Reason]:
-    """Leaves out who was ended after others had felt a death, or was sent off while one was not."""
+    """Drops ranks that were ended after others had failed, or on request while another was not."""
     killed = {rank for rank, reason in reasons.items() if reason is Reason.KILLED}
     killed = _silent_before_failures(facts, killed) or killed
     struck = {rank for rank in killed if not facts.states[rank].process.was_sent_off}
@@ -320,7 +282,7 @@ def _without_survivors(facts: Facts, reasons: Mapping[int, Reason]) -> dict[int,
 
 
 def _silent_before_failures(facts: Facts, ranks: Iterable[int]) -> set[int]:
-    """Those that recorded nothing after the first failure: one that did lived to see it."""
+    """Ranks that recorded nothing after the first failure; others were alive then."""
     if not facts.failures:
         return set(ranks)
     failure, states = first_failure(facts), facts.states
@@ -343,7 +305,7 @@ def _find_first_to_raise(facts: Facts) -> int | None:
                 times.setdefault(rank, operation.ended_unix_ns or operation.entered_unix_ns)
         if state.exception and classify_error(state.exception) is ErrorClass.OWN:
             ended_ns = state.closed_unix_ns or state.last_sign_unix_ns or 0
-            # An error that came after the rank's own connections were lost is a consequence.
+            # An error after the rank's connections were lost is a consequence.
             if rank not in facts.failures:
                 times.setdefault(rank, ended_ns)
     return min(times, key=lambda rank: times[rank], default=None)
@@ -353,12 +315,12 @@ def _error_class(operation: Operation) -> ErrorClass:
     if operation.outcome is Outcome.TIMEOUT:
         return ErrorClass.TIMEOUT
     found = classify_error(operation.message)
-    # Without its text an error cannot be told from those of connections, which are most of them.
+    # An error without text counts as one of a connection: most errors are.
     return ErrorClass.CONNECTION if not operation.message else found
 
 
 def _without_victims(facts: Facts, reasons: Mapping[int, Reason]) -> dict[int, Reason]:
-    """Leaves out who was waiting for another of these: whoever ended it, it held nobody up."""
+    """Drops ranks that waited for another of these: they held no rank up."""
     unfinished = [s.rank for s in facts.states.values() if not s.is_closed and s.directory]
     if reasons and all(reasons.get(rank) is Reason.STOPPED for rank in unfinished):
         return dict(reasons)
@@ -366,8 +328,8 @@ def _without_victims(facts: Facts, reasons: Mapping[int, Reason]) -> dict[int, R
     return {rank: reason for rank, reason in reasons.items() if rank in leaders}
 
 
-def _judge_timeouts(facts: Facts) -> Found | None:
-    """Operations timed out: whom did everybody wait for when the first one did?"""
+def _judge_timeouts(facts: Facts) -> Judgement | None:
+    """Operations timed out: the ranks that were waited for when the first one did."""
     ends = [
         operation.ended_unix_ns or operation.entered_unix_ns
         for operations in facts.failures.values()
@@ -379,11 +341,11 @@ def _judge_timeouts(facts: Facts) -> Found | None:
     causes = find_causes(facts.states, find_waits(facts.states, min(ends)))
     if not causes:
         meeting = first_failure(facts).meeting
-        return Found(kind=VerdictKind.TRANSFER, reasons={}, meeting=meeting)
-    return replace(_found_from_cause(facts, causes[0], Reason.LATE), age_ns=None)
+        return Judgement(kind=VerdictKind.TRANSFER, reasons={}, meeting=meeting)
+    return replace(_judge_cause(facts, causes[0], Reason.LATE), age_ns=None)
 
 
-def _reason_to_miss(facts: Facts, rank: int, otherwise: Reason) -> Reason:
+def _explain_absence(facts: Facts, rank: int, otherwise: Reason) -> Reason:
     state = facts.states[rank]
     if state.directory is None:
         return Reason.NEVER_RECORDED
@@ -392,7 +354,7 @@ def _reason_to_miss(facts: Facts, rank: int, otherwise: Reason) -> Reason:
     return otherwise
 
 
-def _judge_connections(facts: Facts) -> Found | None:
+def _judge_connections(facts: Facts) -> Judgement | None:
     """Connections were lost, and no process was seen to end."""
     if not facts.failures:
         return None
@@ -405,13 +367,13 @@ def _judge_connections(facts: Facts) -> Found | None:
     unseen = [s.rank for s in silent if not s.is_closed and s.process.life is Life.UNKNOWN]
     lost = find_leaders(facts.waits, _silent_before_failures(facts, unseen))
     if lost:
-        reasons = {rank: _reason_to_miss(facts, rank, Reason.LOST) for rank in sorted(lost)}
-        return Found(kind=VerdictKind.DEAD, reasons=reasons, meeting=first.meeting)
+        reasons = {rank: _explain_absence(facts, rank, Reason.LOST) for rank in sorted(lost)}
+        return Judgement(kind=VerdictKind.DEAD, reasons=reasons, meeting=first.meeting)
     left = [s.rank for s in silent if s.is_closed]
     if left:
         reasons = dict.fromkeys(left, Reason.LEFT)
-        return Found(kind=VerdictKind.MISSING, reasons=reasons, meeting=first.meeting)
-    return Found(kind=VerdictKind.TRANSFER, reasons={}, meeting=first.meeting)
+        return Judgement(kind=VerdictKind.MISSING, reasons=reasons, meeting=first.meeting)
+    return Judgement(kind=VerdictKind.TRANSFER, reasons={}, meeting=first.meeting)
 
 
 def first_failure(facts: Facts) -> Operation:
@@ -430,20 +392,20 @@ _KIND_OF_CAUSE = {
 }
 
 
-def _judge_waits(facts: Facts) -> Found | None:
-    """Nobody failed: where do the waits lead?"""
+def _judge_waits(facts: Facts) -> Judgement | None:
+    """No rank failed: the ranks that the waits lead to."""
     stuck = [cause for cause in facts.causes if is_stuck(facts, cause)]
     if stuck:
-        return _found_from_cause(facts, _without_the_young(facts, stuck[0]))
+        return _judge_cause(facts, _without_the_young(facts, stuck[0]))
     notable = [cause for cause in facts.causes if _is_notable(facts, cause)]
     if not notable:
         return None
-    found = _found_from_cause(facts, notable[0])
+    found = _judge_cause(facts, notable[0])
     return replace(found, kind=VerdictKind.MOVING, is_stuck=False)
 
 
 def is_stuck(facts: Facts, cause: Cause) -> bool:
-    """Whether a wait is a hang: old enough, or for somebody who will never come."""
+    """Whether a wait is a hang: it is old enough, or for a rank that has ended."""
     if cause.kind is CauseKind.MISSING and any(facts.states[r].has_ended for r in cause.ranks):
         return True
     if cause.kind is CauseKind.MISMATCH:
@@ -452,7 +414,7 @@ def is_stuck(facts: Facts, cause: Cause) -> bool:
 
 
 def _without_the_young(facts: Facts, cause: Cause) -> Cause:
-    """Of a wait that is a hang only because somebody has ended: that one."""
+    """Only the ranks that have ended, if the wait is a hang for that reason alone."""
     if cause.kind is not CauseKind.MISSING or cause.age_ns >= facts.after_ns:
         return cause
     ended = tuple(rank for rank in cause.ranks if facts.states[rank].has_ended)
@@ -472,14 +434,14 @@ def _is_notable(facts: Facts, cause: Cause) -> bool:
     return cause.age_ns >= max(_NOTABLE_NS, facts.blur_ns, _NOTABLE_RATIO * longest_ns)
 
 
-def _found_from_cause(facts: Facts, cause: Cause, missing: Reason = Reason.NOT_ENTERED) -> Found:
+def _judge_cause(facts: Facts, cause: Cause, missing: Reason = Reason.NOT_ENTERED) -> Judgement:
     reasons: dict[int, Reason] = {}
     if cause.kind is CauseKind.MISSING:
-        reasons = {rank: _reason_to_miss(facts, rank, missing) for rank in cause.ranks}
+        reasons = {rank: _explain_absence(facts, rank, missing) for rank in cause.ranks}
     elif cause.kind is not CauseKind.TRANSFER:
         is_circle = cause.kind is CauseKind.CIRCLE
         reasons = dict.fromkeys(cause.ranks, Reason.IN_CIRCLE if is_circle else Reason.MISMATCH)
-    return Found(
+    return Judgement(
         kind=_KIND_OF_CAUSE[cause.kind],
         reasons=reasons,
         is_certain=cause.is_certain,
@@ -489,8 +451,8 @@ def _found_from_cause(facts: Facts, cause: Cause, missing: Reason = Reason.NOT_E
     )
 
 
-def _judge_silence(facts: Facts) -> Found | None:
-    """Everybody has entered everything that is under way, and nothing has happened for long."""
+def _judge_silence(facts: Facts) -> Judgement | None:
+    """All ranks have entered every open operation, and nothing has happened for long."""
     states = [s for s in facts.states.values() if s.directory is not None and not s.is_closed]
     under_way = [operation for state in states for operation in state.in_flight]
     if not under_way or any(is_elsewhere(state) for state in states):
@@ -502,7 +464,7 @@ def _judge_silence(facts: Facts) -> Found | None:
     step_ns = max((state.step_ns or 0 for state in states), default=0)
     if silence_ns < max(facts.after_ns, SILENT_STEPS * step_ns, 1):
         return None
-    return Found(
+    return Judgement(
         kind=VerdictKind.TRANSFER,
         reasons={},
         is_certain=False,
@@ -511,8 +473,8 @@ def _judge_silence(facts: Facts) -> Found | None:
     )
 
 
-def _judge_rest(facts: Facts) -> Found:
+def _judge_rest(facts: Facts) -> Judgement:
     recorded = [state for state in facts.states.values() if state.directory is not None]
     is_over = all(state.is_closed for state in recorded)
     kind = VerdictKind.FINISHED if is_over else VerdictKind.MOVING
-    return Found(kind=kind, reasons={}, is_stuck=False)
+    return Judgement(kind=kind, reasons={}, is_stuck=False)

@@ -1,10 +1,10 @@
-"""Whether the process of a rank still lives, and what the kernel says it is doing.
+"""Whether the process of a rank is alive, and what the kernel says it is doing.
 
-Read from /proc, for processes of this host and this boot only. A process is taken for the
-recorded one when it began at the same tick; without a recorded tick, when it began before the
-recording did. Where another pid namespace recorded the pid (a container), nothing is claimed.
+Read from /proc, for processes of this host and this boot only. A process is the recorded one if it
+started at the same tick or, without a recorded tick, before the recording did. If the pid was
+recorded in another pid namespace (a container), nothing is claimed.
 
-Wrong when a container shares the host's name and its recorder did not note its pid namespace: its
+Wrong if a container shares the host's name and its recorder did not note its pid namespace: its
 processes are then not found, and count as gone.
 """
 
@@ -22,10 +22,10 @@ _STATE_FIELD = 3
 _EXIT_STATUS_FIELD = 52
 _SIGNAL_BITS = 0x7F
 _REQUESTED = frozenset((int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGHUP)))
-"""How launchers and people end a process in order."""
+"""Signals that end a process on request."""
 _SLACK_NS = 2_000_000_000
-"""How much later than its recording a process may seem to begin, where only that can be compared:
-ticks are coarse, and a machine that slept counts them on another clock."""
+"""How much later than its recording a process may seem to start, without a recorded tick: ticks are
+coarse, and a machine that slept counts them on another clock."""
 
 _SYSTEM_CALLS: Mapping[str, Mapping[int, str]] = {
     "x86_64": {
@@ -40,20 +40,20 @@ _SYSTEM_CALLS: Mapping[str, Mapping[int, str]] = {
         207: "recvfrom", 212: "recvmsg", 242: "accept4", 260: "wait4", 449: "futex_waitv",
     },
 }  # fmt: skip
-"""Those a Python program waits in; the rest is shown by its number."""
+"""Calls that a Python program waits in; others are shown by their number."""
 
 
 class Life(StrEnum):
-    """What became of a process."""
+    """State of a process."""
 
     RUNNING = "running"
     """On a processor, or ready for one."""
     SLEEPING = "sleeping"
     """Waiting for something: a message, a lock, a clock, a disk."""
     STOPPED = "stopped"
-    """By a signal or a debugger: it does nothing until somebody lets it go on."""
+    """By a signal or a debugger: it does nothing until it is continued."""
     ZOMBIE = "zombie"
-    """It has ended, and whoever started it has not looked yet."""
+    """It has ended, and its parent has not collected it yet."""
     DEAD = "dead"
     UNKNOWN = "unknown"
 
@@ -82,7 +82,7 @@ class ProcessState:
     """Why nothing is known, or how its end is known."""
     pid: int | None = None
     is_verified: bool = False
-    """It began at the tick its recording names: surely that process."""
+    """It started at the tick its recording names: certainly the same process."""
     is_traced: bool = False
     """Stopped by a debugger rather than by a signal."""
     exit_signal: int | None = None
@@ -92,12 +92,12 @@ class ProcessState:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended."""
         return self.life in _GONE
 
     @property
     def was_sent_off(self) -> bool:
-        """Whether it is known to have ended by itself or by request, rather than by a blow."""
+        """Whether it is known to have ended by itself or on request, rather than by a crash or
+        kill."""
         return self.exit_signal is not None and (
             self.exit_signal == 0 or self.exit_signal in _REQUESTED
         )
@@ -113,7 +113,6 @@ class ProcessState:
 
 
 def this_machine(proc: Path = PROC) -> Here:
-    """Where we are."""
     try:
         boot_id = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -131,7 +130,7 @@ def this_machine(proc: Path = PROC) -> Here:
 
 
 def is_this_boot(header: Mapping[str, object], here: Here) -> bool:
-    """Whether a recording was made on this machine since it was started."""
+    """Whether a recording was made on this machine since its last boot."""
     clock_id = header.get("clock_id")
     if isinstance(clock_id, str) and clock_id and here.boot_id and clock_id != here.boot_id:
         return False
@@ -139,7 +138,7 @@ def is_this_boot(header: Mapping[str, object], here: Here) -> bool:
 
 
 def look_at_process(header: Mapping[str, object], here: Here, *, proc: Path = PROC) -> ProcessState:
-    """What became of the process that wrote this journal header."""
+    """The state of the process that wrote this journal header."""
     pid = header.get("pid")
     if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         return _unknown("its recording does not name a process")
@@ -179,8 +178,8 @@ def _judge(
         is_another = recorded != start_ticks
     else:
         start_ns = header.get("start_host_mono_ns")
-        begin_ns = start_ticks * 1_000_000_000 // here.ticks_per_s
-        is_another = isinstance(start_ns, int) and begin_ns > start_ns + _SLACK_NS
+        process_start_ns = start_ticks * 1_000_000_000 // here.ticks_per_s
+        is_another = isinstance(start_ns, int) and process_start_ns > start_ns + _SLACK_NS
     if is_another:
         text = "its pid belongs to another process now"
         return ProcessState(life=Life.DEAD, reason=text, pid=pid)
@@ -199,7 +198,7 @@ def _judge(
 
 
 def _read_exit_signal(fields: list[bytes]) -> int | None:
-    """The signal in a zombie's exit status; None where the kernel keeps that to itself."""
+    """The signal in a zombie's exit status; None if the kernel hides it."""
     try:
         status = int(fields[_EXIT_STATUS_FIELD - 3])
     except (IndexError, ValueError):
@@ -208,7 +207,7 @@ def _read_exit_signal(fields: list[bytes]) -> int | None:
 
 
 def _read_system_call(proc: Path, pid: int) -> str:
-    """The system call the main thread is in; empty when the kernel does not tell us."""
+    """The system call the main thread is in; empty if the kernel hides it."""
     try:
         code = int((proc / str(pid) / "syscall").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):  # ours to ask only for our own processes

@@ -1,7 +1,7 @@
-"""Looks at every rank of an attempt and says where it stands, in a moment, whatever its length.
+"""Reads the state of every rank of an attempt, in a time that does not depend on its length.
 
-Read are the journals, `in_flight.bin`, `open_step.bin` and the last records of a few tables, and
-of processes of this host what the kernel says; nothing of it needs the processes to live.
+It reads the journals, `in_flight.bin`, `open_step.bin`, the last records of a few tables, and the
+kernel's view of processes of this host. The processes need not be alive.
 """
 
 import itertools
@@ -34,12 +34,12 @@ from meshscope.store.write.open_step import OPEN_STEP_NAME, read_open_step
 from meshscope.store.write.writer import TABLE_SUFFIX
 
 _NUM_RECENT = 32
-"""Finished operations that are looked at, the last of each rank; fewer of many ranks."""
+"""Last finished operations that are read of each rank; fewer if there are many ranks."""
 _MIN_RECENT = 4
 _MAX_RECENT_IN_ALL = 8192
 _NUM_NOTES = 64
 _MAX_SILENT = 1 << 16
-"""A header may claim any number of ranks; so many that recorded nothing are believed one by one."""
+"""Ranks without a recording that are listed: a header may claim any number."""
 EXIT_LINE = "exit"
 """Kind of the journal line that names the exception a rank's program ended with."""
 _COMMUNICATION = "communication"
@@ -49,11 +49,11 @@ _RECORD = struct.Struct("<Q7q")
 
 
 def look_at_ranks(attempt: Attempt, here: Here) -> dict[int, RankState]:
-    """Every rank, those that recorded nothing included, by rank."""
+    """The state of every rank, also of those that recorded nothing."""
     look = _Look(attempt, here)
     states = {recording.rank: look.at(recording) for recording in attempt}
     if all(state.has_ended for state in states.values()):
-        # Whoever waited did so until its end, of which the last record is all that is known.
+        # A rank that waited did so until its end, and only its last record is known.
         end_ns = max((state.last_sign_unix_ns or 0 for state in states.values()), default=0)
         states = {rank: replace(s, looked_unix_ns=end_ns) for rank, s in states.items()}
     for rank in itertools.islice(attempt.missing_ranks, _MAX_SILENT):
@@ -67,7 +67,7 @@ def look_at_ranks(attempt: Attempt, here: Here) -> dict[int, RankState]:
 
 
 class _Clocks:
-    """What to add to a rank's monotonic times: one number for all ranks of a boot."""
+    """Offsets of ranks' monotonic clocks: one number for all ranks of a boot."""
 
     def __init__(self, attempt: Attempt, here: Here) -> None:
         self._here = here
@@ -101,8 +101,8 @@ class _Clocks:
 class _Groups:
     """The groups of all ranks, each once: those with one name and the same members.
 
-    Ranks that are stuck may not have met the same groups yet, so names count here even where no
-    two ranks have one in common.
+    Ranks that are stuck may not have met the same groups yet, so names count here even if no two
+    ranks have one in common.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -114,7 +114,7 @@ class _Groups:
             for group in recording.groups.values():
                 self._users.setdefault(group.name, []).append(recording.rank)
 
-    def of(self, recording: RankRecording) -> dict[int, OperationGroup]:
+    def number(self, recording: RankRecording) -> dict[int, OperationGroup]:
         """By the rank's own numbers. A group that is made again under its name is another one."""
         num_seen: dict[tuple[str, tuple[int, ...]], int] = {}
         groups = {}
@@ -143,7 +143,7 @@ class _Groups:
 
 
 class _Field:
-    """Takes one column out of a record's seven words."""
+    """Reads one column of a record's seven words."""
 
     def __init__(self, table: Table, name: str) -> None:
         column = table.column(name)
@@ -152,7 +152,7 @@ class _Field:
         self._mask = (1 << column.width) - 1 if column.width < 64 else 0
         self._less = 1 if column.is_stored_plus_one else 0
 
-    def of(self, words: Record) -> int:
+    def read(self, words: Record) -> int:
         word = words[self._word]
         return (word >> self._shift & self._mask) - self._less if self._mask else word
 
@@ -165,7 +165,7 @@ _NOTE = {column.name: _Field(OPERATION_NOTES, column.name) for column in OPERATI
 
 
 class _Look:
-    """Looks at one rank after the other."""
+    """Reads the states of ranks."""
 
     def __init__(self, attempt: Attempt, here: Here) -> None:
         self._here = here
@@ -175,12 +175,11 @@ class _Look:
         self._num_recent = min(max(share, _MIN_RECENT), _NUM_RECENT)
 
     def at(self, recording: RankRecording) -> RankState:
-        """The rank as it is now."""
-        # What is under way before the tables: an operation that ends in between is then in both.
+        # Open operations before the tables: one that ends in between is then in both.
         found = _read_in_flight(recording)
         now_ns = self._clocks.now_of(recording)
         offset_ns = self._clocks.offset_of(recording)
-        reading = _Reading(recording, self._groups.of(recording), offset_ns)
+        reading = _Reading(recording, self._groups.number(recording), offset_ns)
         tail = _tail(recording, "collectives", self._num_recent)
         recent = reading.operations(tail, _read_messages(recording, tail))
         records = [_RECORD.unpack(record)[1:] for record in found.records] if found else []
@@ -261,8 +260,6 @@ def _tail(recording: RankRecording, table: str, count: int) -> list[Record]:
 
 
 class _Reading:
-    """Turns one rank's records into operations."""
-
     def __init__(
         self, recording: RankRecording, groups: Mapping[int, OperationGroup], offset_ns: int
     ) -> None:
@@ -273,14 +270,14 @@ class _Reading:
     def operations(
         self, records: Iterable[Record], messages: Mapping[int, str]
     ) -> tuple[Operation, ...]:
-        """Those in groups that are known."""
+        """Those in known groups."""
         read = (self._operation(words, messages) for words in records)
         return tuple(operation for operation in read if operation is not None)
 
     def in_flight(
         self, records: Iterable[Record], recent: Iterable[Operation]
     ) -> tuple[Operation, ...]:
-        """Those that are not over, oldest first; none of a rank that has ended."""
+        """Those that are not over, oldest first; none if the rank has ended."""
         if self._recording.closing is not None:
             return ()
         ended = {operation.entered_unix_ns for operation in recent}
@@ -289,7 +286,7 @@ class _Reading:
 
     def _operation(self, words: Record, messages: Mapping[int, str]) -> Operation | None:
         def value(name: str) -> int:
-            return _OPERATION[name].of(words)
+            return _OPERATION[name].read(words)
 
         group = self.groups.get(value("group_id"))
         enqueue_ns, end_ns = value("enqueue_host_mono_ns"), value("end_host_mono_ns")
@@ -326,16 +323,16 @@ class _Reading:
 
 
 def _read_messages(recording: RankRecording, tail: Sequence[Record]) -> dict[int, str]:
-    """Texts of failed operations by the time they were called."""
+    """Error texts of failed operations by the time of their call."""
     outcome = _OPERATION["outcome"]
-    if all(outcome.of(words) not in (Outcome.ERROR, Outcome.TIMEOUT) for words in tail):
+    if all(outcome.read(words) not in (Outcome.ERROR, Outcome.TIMEOUT) for words in tail):
         return {}
     return {
-        _NOTE["operation_enqueue_host_mono_ns"].of(words): recording.name_of(
-            _NOTE["name_id"].of(words)
+        _NOTE["operation_enqueue_host_mono_ns"].read(words): recording.name_of(
+            _NOTE["name_id"].read(words)
         )
         for words in _tail(recording, "operation_notes", _NUM_NOTES)
-        if _NOTE["code"].of(words) == NoteCode.ERROR
+        if _NOTE["code"].read(words) == NoteCode.ERROR
     }
 
 
@@ -350,7 +347,7 @@ class _Counts:
 def _count_entered(
     found: InFlight | None, groups: Mapping[int, OperationGroup], operations: Iterable[Operation]
 ) -> _Counts:
-    """How many operations were called per channel, by its row and by the operations themselves."""
+    """Counts of called operations per channel, from the channel rows and the operations."""
     counts = _Counts()
     for channel in found.channels if found else ():
         group = groups.get(channel.group_id)
@@ -381,7 +378,7 @@ def _count_entered(
 def _read_phase(
     recording: RankRecording, last_end_ns: int
 ) -> tuple[tuple[str, int] | None, str, int]:
-    """The phase going on and since when, the last one that is over, and the latest stamp."""
+    """The open phase and its start, the last finished phase, and the latest time stamp."""
     if recording.closing is not None:
         return None, "", 0
     try:
@@ -413,7 +410,7 @@ def _find_step(
 
 
 def read_exception(recording: RankRecording) -> str:
-    """What the program ended with, from the last lines of the journal."""
+    """The exception that the program ended with, from the last lines of the journal."""
     if recording.closing is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Where a rank of a job stands: what it has entered, what it is in, how it ended.
+"""The state of a rank: what it has entered, what it is in, how it ended.
 
 `rank_look` fills these in from a run directory. Times are unix nanoseconds. Ranks of one boot of
 one host share a clock, and their times compare exactly; times of different hosts are as far off as
@@ -22,24 +22,24 @@ _NO_RANK = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperationGroup:
-    """A process group of the job; one object per group, so that it is quick to look up."""
+    """A process group of the job; one object per group, for quick look-up."""
 
     name: str
     description: str
     backend: str
     ranks: tuple[int, ...]
-    """Members in ascending order; where none could name them, those that met a group so named."""
+    """Members in ascending order; if no rank recorded them, the ranks with a group of this name."""
     axis: str
     """`tp`, `dp+cp`, `world`, `other`: see `group_axes`."""
 
 
 class Meeting(NamedTuple):
-    """What ranks come together for: a group's n-th collective, or one message."""
+    """What ranks meet in: a group's n-th collective, or one message."""
 
     group: OperationGroup
     sequence: int
     source: int = _NO_RANK
-    """Of a message; -1 for a collective, or when it may come from anybody."""
+    """Of a message; -1 for a collective, or if any rank may send it."""
     destination: int = _NO_RANK
     tag: int = 0
 
@@ -50,7 +50,7 @@ class Meeting(NamedTuple):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks it takes; all that could send, when the source is open."""
+        """The ranks it needs; all that could send if the source is open."""
         if not self.is_message:
             return self.group.ranks
         if self.source == _NO_RANK:
@@ -69,7 +69,7 @@ class Operation:
     """Root or other side; -1 when there is none."""
     size_bytes: int
     is_async: bool
-    """It may not hold its caller up: the program got a handle."""
+    """The program got a handle, so it may not hold its caller up."""
     is_device: bool
     entered_unix_ns: int
     ended_unix_ns: int | None
@@ -81,7 +81,6 @@ class Operation:
 
     @property
     def group(self) -> OperationGroup:
-        """Its process group."""
         return self.meeting.group
 
     @property
@@ -112,15 +111,13 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenPhase:
-    """What a rank's training thread is in."""
-
     name: str
     since_unix_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """One rank at the moment it was looked at."""
+    """The state of one rank."""
 
     rank: int
     directory: Path | None
@@ -128,29 +125,28 @@ class RankState:
     host: str = ""
     process: ProcessState
     looked_unix_ns: int
-    """The present, on its clock; of a job that is over, the latest thing that was recorded."""
+    """Now, on its clock; if the job is over, the time of the last record."""
     is_closed: bool = False
     """It has a closing line: its program ended, well or not."""
     closed_unix_ns: int | None = None
     exception: str = ""
-    """What its program ended with, where that is known."""
+    """The exception its program ended with, if known."""
     stack_signal: int | None = None
     entered: Mapping[OperationGroup, int] = field(default_factory=dict)
     """Collectives called per group."""
     entered_last_kind: Mapping[OperationGroup, Kind] = field(default_factory=dict)
     messages: Mapping[tuple[OperationGroup, int, int], int] = field(default_factory=dict)
-    """Sends to (1) or receives from (2) a peer: how many, by the rank's own count."""
+    """Number of sends to (1) or receives from (2) a peer, by the rank's own count."""
     message_tags: Mapping[tuple[OperationGroup, int, int, int], int] = field(default_factory=dict)
-    """The same per tag, as far as the operations still at hand show it."""
+    """The same per tag, as far as the operations in memory show it."""
     is_complete: bool = True
-    """False when its operations are not all noted, for one reason or another: then nothing says
-    that it has not entered one."""
+    """False if not all of its operations are recorded: then it may have entered any of them."""
     is_delayed: bool = False
-    """Its files are written a few times a second, where they cannot be mapped."""
+    """Its files cannot be mapped and are written a few times a second."""
     in_flight: tuple[Operation, ...] = ()
-    """Entered and not seen to end, oldest first."""
+    """Entered and not known to have ended, oldest first."""
     recent: tuple[Operation, ...] = ()
-    """The last that ended, oldest first."""
+    """The last operations that ended, oldest first."""
     phase: OpenPhase | None = None
     last_phase: str = ""
     step: int | None = None
@@ -158,7 +154,7 @@ class RankState:
     step_ns: int | None = None
     """Mean time of its last steps; None before the second."""
     last_sign_unix_ns: int | None = None
-    """The latest thing it recorded."""
+    """Time of its last record."""
     problem: str = ""
     """What could not be read."""
 
@@ -193,14 +189,14 @@ class RankState:
         return self.messages.get((meeting.group, direction, peer), 0) > meeting.sequence
 
     def find(self, meeting: Meeting) -> Operation | None:
-        """Its part in a meeting, if it is still at hand."""
+        """Its part in a meeting, if it is still in memory."""
         for operation in (*self.in_flight, *reversed(self.recent)):
             if operation.meeting == meeting:
                 return operation
         return None
 
     def is_inside(self, meeting: Meeting) -> bool:
-        """Whether it has called its part and not been seen to end it."""
+        """Whether it has called its part and has not finished it."""
         operation = self.find(meeting)
         if operation is not None:
             return operation.outcome is Outcome.UNFINISHED
@@ -209,7 +205,7 @@ class RankState:
         return is_last and not meeting.is_message and self.has_entered(meeting)
 
     def kind_in(self, meeting: Meeting) -> Kind | None:
-        """What it called there; None when it has not, or when that is no longer known."""
+        """The kind that it called there; None if it has not, or if that is no longer known."""
         operation = self.find(meeting)
         if operation is not None:
             return operation.kind
@@ -221,7 +217,7 @@ class RankState:
 def find_pair_axis(
     group: OperationGroup, source: int, destination: int, layout: Layout | Unavailable
 ) -> str:
-    """The axis along which a message travels; its group's where that is not to be told."""
+    """The axis along which a message travels; its group's if that cannot be inferred."""
     if isinstance(layout, Unavailable) or max(source, destination) >= layout.world_size:
         return group.axis
     if min(source, destination) < 0:

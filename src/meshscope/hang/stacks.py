@@ -1,10 +1,10 @@
-"""Asks live processes of this host where they are: the Python stacks of their main threads.
+"""Asks live processes of this host for the Python stacks of their main threads.
 
 A recorder may have registered a signal at which its process writes all stacks into `stacks.txt`,
-from C, without the interpreter lock and wherever it is stuck. A signal to a process that did not
-ask for it would end it, and what a run directory says is not to be trusted, so it is sent only if
-the process began at the recorded tick, has a handler for that signal, and holds that very file
-open. Whoever is stopped or gone is not asked.
+from C, without the interpreter lock and wherever it is stuck. A signal would end a process that did
+not register it, and a run directory cannot be trusted. It is therefore sent only if the process
+started at the recorded tick, has a handler for that signal, and holds that very file open. Stopped
+processes are not asked.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from meshscope.hang.processes import PROC, Life, ProcessState
 
 STACKS_NAME = "stacks.txt"
 _ANSWER_SECONDS = 0.3
-"""How long an answer is waited for."""
+"""Time limit for an answer."""
 _POLL_SECONDS = 0.01
 _MAX_BYTES = 1 << 20
 _MAX_DESCRIPTORS = 4096
 _ALLOWED_SIGNALS = frozenset(
     (signal.SIGUSR1, signal.SIGUSR2, *range(int(signal.SIGRTMIN), int(signal.SIGRTMAX) + 1))
 )
-"""No recorder registers another one: nothing else is sent, whatever a header says."""
+"""Recorders register only these: no other signal is sent, whatever a header says."""
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(.*\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
@@ -47,7 +47,7 @@ class Frame:
 
     @property
     def is_program(self) -> bool:
-        """Whether it is of the training program rather than of a library."""
+        """Whether it belongs to the training program rather than a library."""
         return _NOT_THE_PROGRAM.search(self.file) is None
 
 
@@ -63,7 +63,7 @@ class Askable:
 def find_askable(
     number: int | None, process: ProcessState, directory: Path, *, proc: Path = PROC
 ) -> Askable | None:
-    """How to ask this process, if it may be asked with the signal its recording names."""
+    """How to ask this process, if it may be asked with the signal that its recording names."""
     if (
         process.pid is None
         or not process.is_verified
@@ -114,32 +114,32 @@ def _holds_open(proc: Path, pid: int, path: Path) -> bool:
 def ask_for_stacks(
     targets: Mapping[int, Askable], *, answer_seconds: float = _ANSWER_SECONDS
 ) -> dict[int, tuple[Frame, ...]]:
-    """Main threads' stacks, innermost frame first, of those that answered in time, by rank."""
-    begins: dict[int, int] = {}
+    """Stacks of main threads, innermost frame first, by rank; of those that answered in time."""
+    offsets: dict[int, int] = {}
     for rank, target in targets.items():
         with contextlib.suppress(OSError):  # it has just ended
-            begins[rank] = os.lstat(target.path).st_size
+            offsets[rank] = os.lstat(target.path).st_size
             os.kill(target.pid, target.signal_number)
     answers: dict[int, bytes] = {}
-    is_settled = dict.fromkeys(begins, False)
+    is_settled = dict.fromkeys(offsets, False)
     deadline = time.monotonic() + answer_seconds
     while not all(is_settled.values()) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-        for rank, begin in begins.items():
-            answer = _read_from(targets[rank].path, begin)
+        for rank, offset in offsets.items():
+            answer = _read_from(targets[rank].path, offset)
             is_settled[rank] = bool(answer) and answer == answers.get(rank)
             answers[rank] = answer
     stacks = {rank: find_main_stack(parse_stacks(answer)) for rank, answer in answers.items()}
     return {rank: stack for rank, stack in stacks.items() if stack}
 
 
-def _read_from(path: Path, begin: int) -> bytes:
+def _read_from(path: Path, offset: int) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return b""
     try:
-        return os.pread(fd, _MAX_BYTES, begin)
+        return os.pread(fd, _MAX_BYTES, offset)
     except OSError:
         return b""
     finally:
@@ -147,7 +147,7 @@ def _read_from(path: Path, begin: int) -> bytes:
 
 
 def parse_stacks(data: bytes) -> list[tuple[Frame, ...]]:
-    """The threads of a dump by `faulthandler`, in its order, innermost frames first."""
+    """The threads of a `faulthandler` dump, in its order, innermost frames first."""
     threads: list[list[Frame]] = []
     for line in data.decode("utf-8", errors="replace").splitlines():
         if _THREAD.match(line):
@@ -165,7 +165,7 @@ def parse_stacks(data: bytes) -> list[tuple[Frame, ...]]:
 
 
 def find_main_stack(threads: list[tuple[Frame, ...]]) -> tuple[Frame, ...]:
-    """The main thread's frames: the last thread that `threading` did not begin."""
+    """The main thread's frames: the last thread that `threading` did not start."""
     for frames in reversed(threads):
         if frames and frames[-1].function != _THREAD_BOOTSTRAP:
             return frames
@@ -173,9 +173,9 @@ def find_main_stack(threads: list[tuple[Frame, ...]]) -> tuple[Frame, ...]:
 
 
 def pick_telling_frames(frames: tuple[Frame, ...], limit: int = 4) -> tuple[Frame, ...]:
-    """The innermost frame and, from the innermost frame of the program on, its callers.
+    """The innermost frame, then the innermost frame of the program and its callers.
 
-    The recorder stands in between wherever an operation is called, and says nothing.
+    Frames of the recorder, which surround every operation, are left out.
     """
     frames = tuple(frame for frame in frames if not _THE_RECORDER.search(frame.file))
     if not frames:

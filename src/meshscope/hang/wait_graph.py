@@ -1,16 +1,15 @@
-"""Who waits for whom, and where it ends: the ranks that everybody waits for and that wait for none.
+"""Which rank waits for which, and where the chains of waits end.
 
-A rank in a collective waits for the members that have not called theirs, a rank in a send or recv
-for the other side. Following these waits leads to their causes, the ends of the graph:
+A rank in a collective waits for the members that have not called it, a rank in a send or recv for
+the other side. Following these waits leads to their causes, the ends of the graph:
 
-    a rank that waits for nobody        it is missing from what the others are in
-    an operation that all have entered  it is the transfer that does not finish
+    a rank that waits for no other      it is missing from the operations of the others
+    an operation that all have entered  its transfer does not finish
     a circle                            ranks in different operations wait for each other
 
-An operation that gave its caller a handle, or runs on a device, need not hold the program up. Such
-a wait counts while nothing speaks against it; where the rank is held up by another operation, or
-its main thread is seen to do something else, it does not. In a circle it is the first to be
-doubted.
+An operation that gave its caller a handle, or that runs on a device, may not hold the program up.
+Such a wait counts unless the rank is held up by another operation or its main thread is known to do
+something else. In a circle it is the first to be doubted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,35 +20,35 @@ from meshscope.core.operations import POINT_TO_POINT, Kind, Outcome
 from meshscope.hang.rank_states import Meeting, Operation, RankState
 
 _HOST_BACKEND = "gloo"
-"""Whose waits are on a lock, so that a main thread elsewhere is seen not to wait."""
+"""A back end that waits on a lock: a main thread elsewhere does not wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """One rank in one unfinished operation."""
+    """A rank that an operation holds up, or in which it failed."""
 
+    rank: int
     operation: Operation
-    missing: tuple[int, ...]
-    """Members that have not entered it; none when it is the transfer that takes so long."""
-    is_certain: bool
-    """The call itself does not return before its end."""
     waited_ns: int
+    missing: tuple[int, ...]
+    """Members that have not entered it; none if its transfer takes so long."""
+    is_certain: bool
+    """False for a handle that the rank may not be waiting for."""
     since_complete_ns: int
-    """Since the last member known to have entered did; what it took so far where all have."""
-
-    @property
-    def rank(self) -> int:
-        """Who waits."""
-        return self.operation.rank
+    """Time since the last known member entered: the transfer so far, if all have."""
 
     @property
     def meeting(self) -> Meeting:
-        """What for."""
         return self.operation.meeting
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended in an error."""
+        return self.operation.is_failed
 
 
 class CauseKind(StrEnum):
-    """How waiting ends."""
+    """How a chain of waits ends."""
 
     MISSING = "missing"
     TRANSFER = "transfer"
@@ -60,19 +59,19 @@ class CauseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Where chains of waits end."""
+    """The end of chains of waits."""
 
     kind: CauseKind
     ranks: tuple[int, ...]
     """The missing rank, the members of the transfer, the ranks of the circle."""
     direct: tuple[Wait, ...]
-    """Waits for it, the oldest first."""
+    """Direct waits for it, the oldest first."""
     behind: tuple[Wait, ...]
     """Waits of other ranks that lead to it."""
     age_ns: int
     """How long it has lasted."""
     is_certain: bool = True
-    """False when only a rank that may not be held up could be doubted to break a circle."""
+    """False if a circle was broken at a rank that may not be held up."""
 
     @property
     def num_waiting(self) -> int:
@@ -81,7 +80,7 @@ class Cause:
 
 
 def find_leaders(waits: Sequence[Wait], ranks: Iterable[int]) -> set[int]:
-    """Those of `ranks` that wait for no other of them, but for one that waits for them as well."""
+    """Those of `ranks` that wait for no other of them, except for ranks that also wait for them."""
     named = set(ranks)
     graph = _Graph(waits)
     parts = _find_components(graph.edges)  # ends come before what leads to them
@@ -98,7 +97,7 @@ def find_leaders(waits: Sequence[Wait], ranks: Iterable[int]) -> set[int]:
 
 
 def find_waits(states: Mapping[int, RankState], at_unix_ns: int | None = None) -> list[Wait]:
-    """Every rank that an operation holds up, or may: now, or at a moment in the past."""
+    """Ranks that an operation holds up, or may hold up, now or at a moment in the past."""
     attendance = Attendance(states, at_unix_ns)
     waits: list[Wait] = []
     for state in states.values():
@@ -117,13 +116,13 @@ def find_waits(states: Mapping[int, RankState], at_unix_ns: int | None = None) -
 def _is_holding(operation: Operation) -> bool:
     """Whether its rank certainly waits, or waited, for it: a call, or a wait that failed.
 
-    What runs on a device holds up the device's stream, and the host later or not at all.
+    An operation on a device holds up the device's stream, and the host later or not at all.
     """
     return not (operation.is_async or operation.is_device) or operation.is_failed
 
 
 def _unfinished_at(state: RankState, time_unix_ns: int) -> list[Operation]:
-    """What it was in then. What ended unseen may have been over."""
+    """The operations it was in then, without those that may have been over."""
     return [
         operation
         for operation in (*state.recent, *state.in_flight)
@@ -134,16 +133,16 @@ def _unfinished_at(state: RankState, time_unix_ns: int) -> list[Operation]:
 
 
 def is_elsewhere(state: RankState) -> bool:
-    """Whether its main thread is seen to do something else than wait for an operation."""
+    """Whether its main thread is known to do something else than wait for an operation."""
     return state.process.waits_for_no_lock and all(
         not o.is_device and _HOST_BACKEND in o.group.backend for o in state.in_flight
     )
 
 
 def _first_unattended(unfinished: Sequence[Operation], attendance: "Attendance") -> list[Operation]:
-    """Of the handles a program holds: per channel the first that is not attended by all.
+    """Per channel, the first handle that not all members have entered.
 
-    One that all have entered may be over, and nobody has asked yet.
+    An operation that all have entered may be over without the program having asked.
     """
     found: dict[tuple[object, ...], Operation] = {}
     for operation in unfinished:
@@ -158,7 +157,7 @@ def _first_unattended(unfinished: Sequence[Operation], attendance: "Attendance")
 
 
 class Attendance:
-    """Who has entered what, now or at a moment in the past; every meeting is looked at once."""
+    """Which ranks entered which operations, now or at a moment in the past; cached by meeting."""
 
     def __init__(self, states: Mapping[int, RankState], at_unix_ns: int | None = None) -> None:
         self._states = states
@@ -174,7 +173,7 @@ class Attendance:
         return found
 
     def _find_missing(self, meeting: Meeting) -> tuple[int, ...]:
-        if meeting.is_message and meeting.source < 0:  # from anybody: whoever could send
+        if meeting.is_message and meeting.source < 0:  # from any rank that could send
             return tuple(rank for rank in meeting.members if rank != meeting.destination)
         return tuple(rank for rank in meeting.members if self._is_missing(rank, meeting))
 
@@ -190,7 +189,7 @@ class Attendance:
         return operation is not None and operation.entered_unix_ns > self._at_unix_ns
 
     def completed_unix_ns(self, meeting: Meeting) -> int:
-        """When the last member that is known to be in it came."""
+        """When the last member that is known to be in it entered."""
         found = self._complete.get(meeting)
         if found is None:
             entries = (
@@ -203,20 +202,20 @@ class Attendance:
         return found
 
     def wait(self, state: RankState, operation: Operation) -> Wait:
-        """The rank's wait, with who is missing."""
         now_ns = state.looked_unix_ns if self._at_unix_ns is None else self._at_unix_ns
         last_ns = max(self.completed_unix_ns(operation.meeting), operation.entered_unix_ns)
         return Wait(
+            rank=operation.rank,
             operation=operation,
+            waited_ns=max(0, now_ns - operation.entered_unix_ns),
             missing=self.missing_from(operation.meeting),
             is_certain=_is_holding(operation),
-            waited_ns=max(0, now_ns - operation.entered_unix_ns),
             since_complete_ns=max(0, now_ns - last_ns),
         )
 
 
 def find_causes(states: Mapping[int, RankState], waits: Sequence[Wait]) -> list[Cause]:
-    """The ends of the graph, those that hold up most ranks first."""
+    """The ends of the graph; those that hold up most ranks come first."""
     graph = _Graph(waits)
     causes = [cause for nodes in graph.find_sinks() for cause in _judge_sink(states, graph, nodes)]
     causes = _merge_missing(causes)
@@ -225,7 +224,7 @@ def find_causes(states: Mapping[int, RankState], waits: Sequence[Wait]) -> list[
 
 
 def _merge_missing(causes: Sequence[Cause]) -> list[Cause]:
-    """Ranks that are missing from the same operations are one cause."""
+    """Joins causes of ranks that are missing from the same operations."""
     merged: dict[tuple[bool, frozenset[Meeting]], Cause] = {}
     others: list[Cause] = []
     for cause in causes:
@@ -244,7 +243,7 @@ Node = int | Meeting
 
 
 class _Graph:
-    """Ranks point to what they are in, operations to the ranks missing from them."""
+    """Ranks point to their operations, operations to the ranks missing from them."""
 
     def __init__(self, waits: Sequence[Wait]) -> None:
         self.waits = waits
@@ -258,7 +257,7 @@ class _Graph:
                 self.edges.setdefault(rank, [])
 
     def find_sinks(self) -> list[list[Node]]:
-        """Parts whose members reach each other and nothing else (Tarjan 1972)."""
+        """Components that lead to no other component (Tarjan 1972)."""
         parts = _find_components(self.edges)
         part_of = {node: index for index, nodes in enumerate(parts) for node in nodes}
         return [
@@ -283,7 +282,7 @@ class _Graph:
 
 
 def _find_components(edges: Mapping[Node, Sequence[Node]]) -> list[list[Node]]:
-    """Strongly connected parts, without recursion: chains may be as long as a pipeline."""
+    """Strongly connected components, without recursion: chains may be as long as a pipeline."""
     index_of: dict[Node, int] = {}
     low: dict[Node, int] = {}
     on_stack: set[Node] = set()
@@ -294,17 +293,17 @@ def _find_components(edges: Mapping[Node, Sequence[Node]]) -> list[list[Node]]:
             continue
         work: list[tuple[Node, int]] = [(root, 0)]
         while work:
-            node, place = work.pop()
-            if place == 0:
+            node, index = work.pop()
+            if index == 0:
                 index_of[node] = low[node] = len(index_of)
                 stack.append(node)
                 on_stack.add(node)
             ends = edges[node]
-            while place < len(ends):
-                end = ends[place]
-                place += 1
+            while index < len(ends):
+                end = ends[index]
+                index += 1
                 if end not in index_of:
-                    work.append((node, place))
+                    work.append((node, index))
                     work.append((end, 0))
                     break
                 if end in on_stack:
@@ -343,7 +342,7 @@ def _judge_sink(states: Mapping[int, RankState], graph: _Graph, nodes: list[Node
     held = {wait.rank for wait in inside if wait.is_certain}
     doubtful = [rank for rank in ranks if rank not in held]
     if held and doubtful:
-        # Those that may go on at any moment are what the others wait for.
+        # The others wait for those that may continue at any moment.
         waits = [wait for wait in graph.waits if wait.rank not in doubtful]
         return [
             replace(cause, is_certain=False)
@@ -354,7 +353,7 @@ def _judge_sink(states: Mapping[int, RankState], graph: _Graph, nodes: list[Node
 
 
 def find_kinds(states: Mapping[int, RankState], meeting: Meeting) -> dict[Kind, tuple[int, ...]]:
-    """What the members called, by kind; the two sides of a message are one."""
+    """What the members called, by kind; both sides of a message are one kind."""
     found: dict[Kind, list[int]] = {}
     for rank in meeting.members:
         kind = states[rank].kind_in(meeting) if rank in states else None
@@ -379,6 +378,6 @@ def _make_cause(
         ranks=tuple(ranks),
         direct=tuple(oldest_first),
         behind=tuple(sorted(behind, key=lambda wait: wait.operation.entered_unix_ns)),
-        # A circle is closed, and a transfer begins, when the last of them has come.
+        # A circle closes, and a transfer starts, when the last rank has entered.
         age_ns=max(ages) if kind is CauseKind.MISSING else min(ages),
     )

@@ -1,13 +1,13 @@
 """The chain of work and transfers across ranks that a run's time consists of.
 
-Walked backwards from the last end of each window: from every event to the one that it really waited
-for. A rank that went on after an operation is entered from the operation's end, the operation from
-its last arriver. The parts of the path sum to the replayed time. Shares are by rank, kind, phase
-(of work) and axis with kind of operation (of transfers).
+The path is walked backwards from the last end of each window: from every event to the one that it
+waited for. A rank that continued after an operation is reached from the operation's end, and the
+operation from its last arriver. The parts of the path sum to the replayed time. Shares are by rank,
+kind, phase (of work) and axis with kind of operation (of transfers).
 
-Slack of an event: how much later it could have come without any window ending later. Of two chains
-that are nearly as long the path shows one only: the what-if gain beside a share says what removing
-it really wins.
+Slack of an event: how much later it could have come without any window ending later. If two chains
+are about equally long, the path shows only one of them: the what-if gain beside a share says what
+removing it really saves.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,12 @@ _FAR = 1 << 60
 
 
 class PathKind(StrEnum):
-    """What a part of the path is."""
-
     WORK = "work"
     TRANSFER = "transfer"
     NOTICE = "notice"
-    """From an operation's end, or an input's, until the rank went on."""
+    """From the end of an operation or input until the rank continued."""
     HELD = "held"
-    """Held up by what is not modelled."""
+    """Held up by something that is not modelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,6 @@ class CriticalPath:
 
 
 def find_critical_path(replay: Replay) -> CriticalPath:
-    """The path of the replay with measured durations."""
     timeline, recorded = replay.timeline, replay.recorded
     weight = recorded.weight_ns
     times = recorded.graph.evaluate(weight[:, None], recorded.release_ns)[:, 0]
@@ -119,10 +116,10 @@ def _find_slack_ns(timeline: Timeline, recorded: RecordedGraph, times: Int64s) -
 
 
 def _find_last(timeline: Timeline, recorded: RecordedGraph, times: Int64s) -> Int64s:
-    """Per window the event that ends it."""
+    """The event that ends each window."""
     events = recorded.events
     ends = np.flatnonzero(events.kind == EventKind.STEP_END)
-    order = ends[np.lexsort((-events.place[ends], times[ends], events.window[ends]))]
+    order = ends[np.lexsort((-events.rank_index[ends], times[ends], events.window[ends]))]
     window = events.window[order]
     is_last = np.append(window[1:] != window[:-1], True)
     found: Int64s = order[is_last]
@@ -130,11 +127,11 @@ def _find_last(timeline: Timeline, recorded: RecordedGraph, times: Int64s) -> In
 
 
 def _walk(timeline: Timeline, recorded: RecordedGraph, times: Int64s) -> Int64s:
-    """The edges of the path of every window."""
+    """The edges of the path in every window."""
     graph = recorded.graph
     arrival = times[recorded.source] + recorded.weight_ns
     is_tight = arrival == times[recorded.target]
-    # Of several tight edges the last one given wins: the chain along the rank.
+    # The last of several tight edges is taken: the chain along the rank.
     chosen = np.full(graph.num_nodes, -1, dtype=np.int64)
     tight = np.flatnonzero(is_tight)
     chosen[recorded.target[tight]] = tight
@@ -151,7 +148,7 @@ def _find_owners(timeline: Timeline, recorded: RecordedGraph) -> Int32s:
     """[node]: the rank whose event, or end of an operation, it is; -1 for none."""
     owner = np.full(recorded.graph.num_nodes, -1, dtype=np.int32)
     ranks = np.array(timeline.ranks, dtype=np.int32)
-    owner[: len(recorded.events)] = ranks[recorded.events.place]
+    owner[: len(recorded.events)] = ranks[recorded.events.rank_index]
     if timeline.communication is not None:
         is_end = recorded.end_row >= 0
         rows = timeline.communication.operations.rows
@@ -181,21 +178,21 @@ def _add(table: Table, key: tuple[int, str, str, str, str], value: int) -> None:
 
 
 def _add_chain(table: Table, timeline: Timeline, recorded: RecordedGraph, path: Int64s) -> None:
-    """Work between two events of a rank, by phase, and what is not explained."""
+    """Work between two events of a rank, by phase, and the unexplained rest."""
     pieces, work = timeline.pieces, measured_work(timeline)
     first, last = recorded.source[path], recorded.target[path]
     fixed = recorded.fixed_ns
-    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
-        rank = timeline.ranks[int(recorded.events.place[end])]
+    for start, end in zip(first.tolist(), last.tolist(), strict=True):
+        rank = timeline.ranks[int(recorded.events.rank_index[end])]
         if fixed[end]:
             _add(table, (rank, PathKind.HELD, "", "", ""), int(fixed[end]))
-        low, high = int(recorded.piece[begin]), int(recorded.piece[end])
+        low, high = int(recorded.piece[start]), int(recorded.piece[end])
         inside = work[low : high + 1].copy()
         inside[-1] = round(work[high] * float(recorded.piece_part[end]))
-        inside[0] -= round(work[low] * float(recorded.piece_part[begin]))
-        for place in np.flatnonzero(inside).tolist():
-            phase = timeline.phases[pieces.phase[low + place]]
-            _add(table, (rank, PathKind.WORK, phase, "", ""), int(inside[place]))
+        inside[0] -= round(work[low] * float(recorded.piece_part[start]))
+        for offset in np.flatnonzero(inside).tolist():
+            phase = timeline.phases[pieces.phase[low + offset]]
+            _add(table, (rank, PathKind.WORK, phase, "", ""), int(inside[offset]))
 
 
 def _add_transfers(table: Table, timeline: Timeline, recorded: RecordedGraph, path: Int64s) -> None:
@@ -203,12 +200,12 @@ def _add_transfers(table: Table, timeline: Timeline, recorded: RecordedGraph, pa
         return
     operations = timeline.communication.operations
     rows = operations.rows
-    row = recorded.transfer_row[path]
-    for place, value in zip(row.tolist(), recorded.weight_ns[path].tolist(), strict=True):
-        group = int(rows.group[place])
+    path_rows = recorded.transfer_row[path].tolist()
+    for row, value in zip(path_rows, recorded.weight_ns[path].tolist(), strict=True):
+        group = int(rows.group[row])
         axis = operations.groups[group].axis if group >= 0 else OTHER
-        kind = Kind(int(rows.kind[place])).label
-        _add(table, (int(rows.rank[place]), PathKind.TRANSFER, "", axis, kind), value)
+        kind = Kind(int(rows.kind[row])).label
+        _add(table, (int(rows.rank[row]), PathKind.TRANSFER, "", axis, kind), value)
 
 
 def _measure_slack(
@@ -218,11 +215,11 @@ def _measure_slack(
     events = recorded.events
     step = timeline.pieces.step[recorded.piece]
     smallest = np.full((len(timeline.ranks), len(timeline.steps)), _FAR, dtype=np.int64)
-    np.minimum.at(smallest, (events.place, step), slack[: len(events)])
+    np.minimum.at(smallest, (events.rank_index, step), slack[: len(events)])
     is_replayed = (smallest < _FAR).any(axis=0)
     median = np.median(smallest[:, is_replayed], axis=1)
     on_path = {rank: sum(s.ratio for s in shares if s.rank == rank) for rank in timeline.ranks}
     return tuple(
-        RankSlack(rank=rank, slack_ns=float(median[place]), path_ratio=on_path[rank])
-        for place, rank in enumerate(timeline.ranks)
+        RankSlack(rank=rank, slack_ns=float(median[rank_index]), path_ratio=on_path[rank])
+        for rank_index, rank in enumerate(timeline.ranks)
     )

@@ -34,8 +34,6 @@ _NAME = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 
 class EditKind(StrEnum):
-    """What is edited."""
-
     RANKS = "rank"
     AXIS = "axis"
     PHASE = "phase"
@@ -48,7 +46,7 @@ class EditKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedEdit:
-    """An edit that was asked for, not yet made for a run."""
+    """An edit as parsed, not yet applied to a run."""
 
     text: str
     kind: EditKind
@@ -68,10 +66,10 @@ def parse_edit(text: str) -> WantedEdit:
     if not separator or not value:
         raise _wrong(text, "an edit is SUBJECT=VALUE")
     if subject == "rank":
-        numbers, factor = _parse_places(text, value)
+        numbers, factor = _parse_targets(text, value)
         return WantedEdit(text=text, kind=EditKind.RANKS, numbers=numbers, factor=factor)
     if subject == "stage" or subject in list(Axis):
-        numbers, factor = _parse_places(text, value)
+        numbers, factor = _parse_targets(text, value)
         axis = "pp" if subject == "stage" else subject
         return WantedEdit(text=text, kind=EditKind.AXIS, name=axis, numbers=numbers, factor=factor)
     if subject == "phase":
@@ -110,12 +108,12 @@ def _parse_plain(text: str, subject: str, value: str) -> WantedEdit:
     raise _wrong(text, "it changes nothing that is known")
 
 
-def _parse_places(text: str, value: str) -> tuple[tuple[int, ...], float | None]:
-    places, separator, amount = value.partition(":")
+def _parse_targets(text: str, value: str) -> tuple[tuple[int, ...], float | None]:
+    targets, separator, amount = value.partition(":")
     if not separator:
         raise _wrong(text, "say what to make of it: ideal, or a factor such as 0.5x")
     factor = None if amount == "ideal" else _parse_factor(text, amount)
-    return _parse_numbers(text, places), factor
+    return _parse_numbers(text, targets), factor
 
 
 def _parse_numbers(text: str, value: str) -> tuple[int, ...]:

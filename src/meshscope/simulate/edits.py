@@ -1,8 +1,8 @@
 """Makes edits of recorded runs: other durations for some of its work or transfers.
 
-Work is edited by part (`work_parts`): what one rank does in one phase of one step, and, where ranks
-are compared that communicate in the same order, between two of its operations. All of a part is
-scaled alike. Where a rank has no work there is nothing that could become longer.
+Work is edited by part (`work_parts`): the work of one rank in one phase of one step and, if the
+compared ranks communicate in the same order, between two of its operations. A part is scaled as a
+whole. A part without work cannot become longer.
 
 "Even" is the mean over ranks and steps for work, over those that have any in that phase, and the
 median for transfers of one kind, axis and size (OSDI'25).
@@ -30,7 +30,7 @@ def choose_pieces(
     phases: Collection[str] | None = None,
     steps: Collection[int] | None = None,
 ) -> Bools:
-    """[piece]: those of these ranks, phases and steps; None takes all."""
+    """[piece]: whether it is of these ranks, phases and steps; None takes all."""
     pieces = timeline.pieces
     chosen = np.ones(len(pieces), dtype=np.bool_)
     if ranks is not None:
@@ -57,11 +57,6 @@ def scale_work(
     return Edit(name=name, work_ns=np.where(chosen, np.rint(work * factor), work).astype(np.int64))
 
 
-def without(timeline: Timeline, phase: str, *, ranks: Collection[int] | None = None) -> Edit:
-    """The work of a phase takes no time."""
-    return scale_work(timeline, factor=0.0, phases=(phase,), ranks=ranks, name=f"without {phase}")
-
-
 def equalise(
     timeline: Timeline,
     ranks: Collection[int],
@@ -73,23 +68,23 @@ def equalise(
 ) -> Edit | Unavailable:
     """In every step, phase and segment these ranks work as long as the median of their peers.
 
-    Peers are ranks that differ along dp alone and are not among `ranks`; where there are none, all
-    others of the run. Segments are compared in steps in which all peers communicate as the rank
-    does, else whole phases. `parts` (from `cut_work`) saves cutting again for several edits.
+    Peers are ranks that differ only along dp and are not among `ranks`; without any, all other
+    ranks of the run. Segments are compared in steps in which all peers communicate as the rank
+    does, otherwise whole phases. `parts` (from `cut_work`) saves cutting again for several edits.
     """
     missing = sorted(set(ranks) - set(timeline.ranks))
     if missing:
         return Unavailable(f"rank {missing[0]} is not among those that were recorded")
     parts = cut_work(timeline) if parts is None else parts
     edited = parts.work_ns.astype(np.float64)
-    for place, rank in enumerate(timeline.ranks):
+    for index, rank in enumerate(timeline.ranks):
         if rank not in ranks:
             continue
         others = _find_peers(timeline, rank, ranks) if peers is None else peers
-        places = [timeline.ranks.index(o) for o in others if o in timeline.ranks and o != rank]
-        if not places:
+        indices = [timeline.ranks.index(o) for o in others if o in timeline.ranks and o != rank]
+        if not indices:
             return Unavailable(f"rank {rank} has no peer whose work could be compared with its own")
-        _take_median(timeline, parts, place, places, edited)
+        _take_median(timeline, parts, index, indices, edited)
     work = parts.join(timeline, edited)
     chosen = choose_pieces(timeline, ranks=ranks, phases=phases, steps=steps)
     names = ", ".join(str(rank) for rank in sorted(ranks))
@@ -100,19 +95,19 @@ def equalise(
 
 
 def _take_median(
-    timeline: Timeline, parts: WorkParts, place: int, peers: Sequence[int], edited: Floats
+    timeline: Timeline, parts: WorkParts, index: int, peers: Sequence[int], edited: Floats
 ) -> None:
     """Sets the parts of one rank to the median of its peers' work."""
-    is_alike = (parts.signature[peers] == parts.signature[place]).all(axis=0)
+    is_alike = (parts.signature[peers] == parts.signature[index]).all(axis=0)
     key = parts.key(np.broadcast_to(is_alike, parts.signature.shape), len(timeline.phases))
-    own = parts.of(place)
+    own = parts.slice_rank(index)
     if own.start == own.stop:
         return
     cells, cell = np.unique(key[own], return_inverse=True)
     work = np.bincount(cell, weights=parts.work_ns[own], minlength=len(cells))
     theirs = np.zeros((len(peers), len(cells)))
     for row, peer in enumerate(peers):
-        of_peer = parts.of(peer)
+        of_peer = parts.slice_rank(peer)
         at = np.searchsorted(cells[:-1], key[of_peer])
         is_there = cells[at] == key[of_peer]
         np.add.at(theirs[row], at[is_there], parts.work_ns[of_peer][is_there])
@@ -121,7 +116,7 @@ def _take_median(
 
 
 def _find_peers(timeline: Timeline, rank: int, excluded: Collection[int]) -> list[int]:
-    """Ranks that differ along dp alone; all others where there is none of them."""
+    """Ranks that differ only along dp; all others if there is none."""
     others = [other for other in timeline.ranks if other != rank and other not in excluded]
     layout = timeline.layout
     if not isinstance(layout, Layout):

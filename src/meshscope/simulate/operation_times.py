@@ -1,13 +1,13 @@
-"""When operations of a recorded run were ready and over, in the form in which a replay needs it.
+"""When operations of a recorded run were ready and over, in the form that a replay needs.
 
-Modelled are operations that were found on all ranks, whose members all arrived within one window of
-the timeline, and of which it is known who depends on whom. Of such a row: `own_ns` = its end less
-the later of its readiness and the moment at which its group was free for it (a group's operations
-queue). An end that is only a bound (the program asked late, or its wait returned at once) is
-replaced: ready plus the median `own_ns` of exact ends of the same kind, group and size, not after
-the program asked.
+An operation is modelled if it was found on all ranks, if its members all arrived within one window
+of the timeline, and if its dependencies are known. For each row of a modelled operation, `own_ns` =
+its end minus the later of its readiness and the moment at which its group was free for it (a
+group's operations queue). An end that is only a bound (the program asked late, or its wait returned
+at once) is replaced by ready plus the median `own_ns` of exact ends of the same kind, group and
+size, but not after the program asked.
 
-A transfer below 0 is an error of the clocks and counts as 0, which `Fidelity` then shows.
+A transfer below 0 is a clock error and counts as 0; `Fidelity` then shows it.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,12 @@ from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.operations import OperationRows
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind
-from meshscope.simulate.rank_events import find_run, number_windows
+from meshscope.simulate.rank_events import find_equal, number_windows
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.schema import OperationFlag
 
 _SHORT_WAIT_NS = 100_000
-"""A wait for a handle that returned sooner than this may have found the operation over: what it
-took is that of looking."""
+"""A wait for a handle that returned sooner than this may have found the operation over."""
 NONE = -1
 _NEVER = -(1 << 62)
 
@@ -38,14 +37,14 @@ class OperationTimes:
     window: Int64s
     """In which all members arrived; -1."""
     match: Int64s
-    """Place in `Matches`; -1."""
+    """Index into `Matches`; -1."""
     waits_for_all: Bools
     """It depends on every member."""
     root: Int64s
-    """The root from which it gets a broadcast's or scatter's data; -1."""
+    """The root of its broadcast or scatter; -1."""
     other: Int64s
-    """The one other row that it depends on: sender, receiver, or who came last of those that held
-    it up in a broadcast; -1."""
+    """The one other row that it depends on: sender, receiver, or the last row that held it up in a
+    broadcast; -1."""
     before: Int64s
     """The row whose end frees the group for this one; -1."""
     end_ns: Int64s
@@ -57,7 +56,7 @@ class OperationTimes:
 def find_operation_times(
     timeline: Timeline, communication: Job, asked_ns: Int64s
 ) -> OperationTimes:
-    """`asked_ns` is per row when the program first waited for it; very large where it did not."""
+    """`asked_ns` is, per row, when the program first waited for it; very large if it did not."""
     rows, matches = communication.operations.rows, communication.matches
     arrival = communication.times.arrival_ns
     match = np.full(len(rows), NONE, dtype=np.int64)
@@ -95,20 +94,20 @@ def _is_short(rows: OperationRows, end: Int64s, asked_ns: Int64s) -> Bools:
 
 
 def _find_windows(timeline: Timeline, rows: OperationRows, arrival: Int64s) -> Int64s:
-    """The window in which each row's rank arrived; -1 outside of kept steps."""
+    """The window in which each row's rank arrived; -1 outside the kept steps."""
     window = np.full(len(rows), NONE, dtype=np.int64)
     numbers = number_windows(timeline)
-    for place, rank in enumerate(timeline.ranks):
-        own = find_run(rows.rank, rank)
-        step = np.searchsorted(timeline.period_start_ns[place], arrival[own], side="right") - 1
-        inside = (step >= 0) & (arrival[own] <= timeline.period_end_ns[place][step])
+    for index, rank in enumerate(timeline.ranks):
+        own = find_equal(rows.rank, rank)
+        step = np.searchsorted(timeline.period_start_ns[index], arrival[own], side="right") - 1
+        inside = (step >= 0) & (arrival[own] <= timeline.period_end_ns[index][step])
         window[own] = np.where(inside, numbers[step], NONE)
     return window
 
 
 def _choose_rows(communication: Job, match: Int64s, window: Int64s) -> Bools:
     rows, matches = communication.operations.rows, communication.matches
-    # Whom traces do not show may have been the last: such operations stay as they were.
+    # A rank without a trace may have been the last: such operations stay as they were.
     is_known = rows.has_end & (rows.kind != Kind.CUSTOM) & communication.row_times.is_split
     is_known &= ~rows.has_flag(OperationFlag.MANUAL) & (window >= 0)
     if not len(matches):
@@ -123,7 +122,7 @@ def _choose_rows(communication: Job, match: Int64s, window: Int64s) -> Bools:
 
 
 def _find_roots(rows: OperationRows, match: Int64s, is_modelled: Bools) -> Int64s:
-    """Per row of a broadcast or scatter the root's row; -1 for the root itself and all others."""
+    """The root's row for each row of a broadcast or scatter; -1 for roots and all others."""
     is_root = rows.peer == rows.rank
     from_root = is_modelled & _is_kind(rows, FROM_ROOT)
     root_of = np.full(int(match.max(initial=-1)) + 1, NONE, dtype=np.int64)
@@ -138,7 +137,7 @@ def _find_roots(rows: OperationRows, match: Int64s, is_modelled: Bools) -> Int64
 def _find_relations(
     communication: Job, match: Int64s, root: Int64s, is_modelled: Bools
 ) -> tuple[Bools, Int64s]:
-    """Who waits for everyone, and who for one other row than the root."""
+    """Which rows wait for everyone, and which for one other row than the root."""
     rows, matches, times = (
         communication.operations.rows,
         communication.matches,
@@ -150,12 +149,12 @@ def _find_relations(
     holder = find_holders(communication.operations, matches, times)
     is_held = is_modelled & (holder != np.arange(len(rows))) & (holder != root)
     other[is_held] = holder[is_held]
-    # Who was held up by the last of all may have waited for any of them.
+    # A row that the last of all held up may have waited for any of them.
     is_last = is_held & (times.arrival_ns[holder] >= _find_last_arrivals(communication, match))
     waits_for_all |= is_last
     other[is_last] = NONE
     pair = np.flatnonzero(is_modelled & _is_kind(rows, POINT_TO_POINT))
-    # A pair's members stand next to each other: the sum of both places less one's own.
+    # A pair's members stand next to each other: the sum of both rows minus its own.
     first = matches.first[match[pair]]
     partner = (
         matches.member[first]
@@ -169,7 +168,7 @@ def _find_relations(
 
 
 def _find_last_arrivals(communication: Job, match: Int64s) -> Int64s:
-    """Per row when the last member of its operation arrived; very early where none is known."""
+    """Arrival of the last member of each row's operation; very early if unknown."""
     matches, arrival = communication.matches, communication.times.arrival_ns
     if not len(matches):
         return np.full(len(match), _NEVER)
@@ -195,7 +194,8 @@ def _find_ready(
 
 
 def _find_queue(communication: Job, is_modelled: Bools, is_bound: Bools) -> Int64s:
-    """The row whose end frees the group: the one before, with gloo the earlier end of two."""
+    """The row whose end frees the group: the previous one; with gloo the earlier end of the last
+    two."""
     operations, end = communication.operations, communication.times.end_ns
     rows = operations.rows
     before = np.full(len(rows), NONE, dtype=np.int64)
@@ -222,16 +222,16 @@ def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:
 
 
 def _find_typical(rows: OperationRows, own: Int64s, is_exact: Bools) -> Int64s:
-    """Per row the median of exact ones of its kind, group and size; 0 where there is none."""
+    """Median of the exact rows of the same kind, group and size; 0 if there is none."""
     kind = np.where(rows.kind == Kind.SEND, int(Kind.RECV), rows.kind)  # both sides are alike
     sizes, size = np.unique(rows.size_bytes, return_inverse=True)
     key = (rows.group.astype(np.int64) + 1) * len(Kind) + kind
-    _, place = np.unique(key * max(1, len(sizes)) + size, return_inverse=True)
-    typical = np.zeros(int(place.max(initial=-1)) + 1, dtype=np.int64)
+    _, index = np.unique(key * max(1, len(sizes)) + size, return_inverse=True)
+    typical = np.zeros(int(index.max(initial=-1)) + 1, dtype=np.int64)
     picked = np.flatnonzero(is_exact)
-    order = picked[np.lexsort((own[picked], place[picked]))]
+    order = picked[np.lexsort((own[picked], index[picked]))]
     if len(order):
-        groups, first, count = np.unique(place[order], return_index=True, return_counts=True)
+        groups, first, count = np.unique(index[order], return_index=True, return_counts=True)
         typical[groups] = own[order[first + count // 2]]
-    found: Int64s = typical[place]
+    found: Int64s = typical[index]
     return found

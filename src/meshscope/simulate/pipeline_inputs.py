@@ -1,7 +1,7 @@
-"""Inputs of pipeline actions whose transfer nobody recorded: who makes them, and when they came.
+"""Inputs of pipeline actions whose transfer was not recorded: their makers and arrivals.
 
 An F of stage s needs the F of stage s-1 of the same microbatch, a B or I the B or I of stage s+1,
-on the rank that differs along pp alone. Used only for waits that no recorded operation explains.
+on the rank that differs only along pp. Used only for waits that no recorded operation explains.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class PipelineInputs:
 
 
 def find_pipeline_inputs(timeline: Timeline) -> PipelineInputs | None:
-    """None where no action waits for anything but recorded operations."""
+    """None if actions wait for recorded operations only."""
     actions = timeline.actions
     if actions is None or not isinstance(timeline.layout, Layout):
         return None
@@ -65,7 +65,7 @@ def find_pipeline_inputs(timeline: Timeline) -> PipelineInputs | None:
 
 
 def _find_makers(actions: Actions, layout: Layout) -> Int64s:
-    """For each action the one that makes its input; -1 where there is none."""
+    """The action that makes the input of each action; -1 if there is none."""
     line = np.array([_line_of(rank, layout) for rank in actions.rank.tolist()], dtype=np.int64)
     is_forward = actions.kind == _FORWARD
     needs_input = is_forward | np.isin(actions.kind, _BACKWARDS)

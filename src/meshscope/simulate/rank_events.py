@@ -1,12 +1,12 @@
 """The events of each rank between which it works: arrivals at operations, resumptions after holds.
 
-Per rank, sorted by time: the begin of a window; the arrival at an operation (the call, or when the
+Per rank, sorted by time: the start of a window; the arrival at an operation (the call, or when the
 device's stream reached it); the end of a hold-up (a blocking operation's end, the end of a wait for
 a handle, the end of what backward's engine waited for, the end of a wait for a pipeline action's
-input); the end of a step. Holds of length 0 are there too: another duration may make them long.
+input); the end of a step. Holds of length 0 are included: another duration may make them long.
 
-`fixed_ns` is time between an event and the one before it in which the rank did not work and which
-no modelled operation explains; a replay keeps it as it was.
+`fixed_ns` is time between two events in which the rank did not work and which no modelled operation
+explains; a replay keeps it as it was.
 """
 
 from dataclasses import dataclass
@@ -23,24 +23,22 @@ from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.schema import OperationFlag
 
 MAX_PIECES = 120_000
-"""Pieces of a timeline that are replayed at most: some 600,000 edges, 30 ms for each edit."""
+"""Pieces that are replayed at most: some 600,000 edges, 30 ms for each edit."""
 
 
 class EventKind(IntEnum):
-    """What happens."""
-
-    BEGIN = 0
-    """A window begins on this rank."""
+    START = 0
+    """A window starts on this rank."""
     ARRIVE = 1
-    """The rank is there for an operation."""
+    """The rank arrives at an operation."""
     RESUME = 2
-    """The rank goes on after an operation has held it up."""
+    """The rank continues after an operation has held it up."""
     INPUT = 3
     """A pipeline action has its input."""
     MADE = 4
     """A pipeline action's output is made."""
     HELD = 5
-    """The rank goes on after something that is not modelled."""
+    """The rank continues after something that is not modelled."""
     STEP_END = 6
 
 
@@ -48,8 +46,8 @@ class EventKind(IntEnum):
 class RankEvents:
     """Columns; sorted by rank and time."""
 
-    place: Int32s
-    """Place of the rank in `Timeline.ranks`."""
+    rank_index: Int32s
+    """Index into `Timeline.ranks`."""
     time_ns: Int64s
     kind: Uint8s
     row: Int64s
@@ -57,15 +55,14 @@ class RankEvents:
     held_since_ns: Int64s
     """RESUME, INPUT: when the hold-up began, and `time_ns` otherwise."""
     window: Int64s
-    """Stretch of consecutive steps; nothing is chained from one to the next."""
+    """Range of consecutive steps; nothing is chained from one to the next."""
 
     def __len__(self) -> int:
-        return len(self.place)
+        return len(self.rank_index)
 
     def select(self, rows: Bools | Int64s) -> "RankEvents":
-        """Some of them."""
         return RankEvents(
-            place=self.place[rows],
+            rank_index=self.rank_index[rows],
             time_ns=self.time_ns[rows],
             kind=self.kind[rows],
             row=self.row[rows],
@@ -75,7 +72,7 @@ class RankEvents:
 
 
 def find_hold_ups(communication: Job) -> HoldUps:
-    """All waits for operations, those of length 0 included, a moment belonging to one of them."""
+    """All waits for operations, also those of length 0; each moment belongs to one of them."""
     rows, times = communication.operations.rows, communication.times
     parts = [
         find_blocking(rows, times),
@@ -95,7 +92,7 @@ def find_hold_ups(communication: Job) -> HoldUps:
 
 
 def _find_engine_waits(communication: Job) -> HoldUps:
-    """What backward's engine waits for: all it issued, from when it has issued the last."""
+    """Waits of backward's engine: for all operations it issued, from the last issue on."""
     rows, times = communication.operations.rows, communication.times
     row = np.flatnonzero(rows.has_flag(OperationFlag.ENGINE) & rows.has_end & (rows.step >= 0))
     on_device = rows.has_flag(OperationFlag.DEVICE)[row]
@@ -116,7 +113,7 @@ def _find_engine_waits(communication: Job) -> HoldUps:
 
 
 def find_asked(rows: OperationRows, holds: HoldUps, end_ns: Int64s) -> Int64s:
-    """Per row when the wait that saw its end began; very large where none did.
+    """Start of the wait that saw the end of each row; very large if none did.
 
     A rank may wait for an operation several times: while it is launched, and again for its end.
     """
@@ -129,9 +126,9 @@ def find_asked(rows: OperationRows, holds: HoldUps, end_ns: Int64s) -> Int64s:
 def collect_events(
     timeline: Timeline, holds: HoldUps | None, row_window: Int64s, inputs: RankEvents | None
 ) -> RankEvents:
-    """The events of all ranks.
+    """The events of all ranks, sorted.
 
-    `row_window` is per row of operations the window in which it is modelled, or -1; `inputs` are
+    `row_window` is, per row of operations, the window in which it is modelled, or -1; `inputs` are
     the events of pipeline actions whose inputs are modelled.
     """
     parts = [_find_borders(timeline), _find_held(timeline, row_window, inputs)]
@@ -141,16 +138,15 @@ def collect_events(
         parts.append(inputs)
     joined = join_events(parts)
     joined = joined.select(joined.window >= 0)
-    # At one moment a rank first resumes from what it began first; a step ends after all.
+    # At one moment a rank first resumes from what it started first; a step ends last.
     last = np.where(joined.kind == EventKind.STEP_END, np.iinfo(np.int64).max, joined.row)
-    order = np.lexsort((joined.kind, last, joined.time_ns, joined.window, joined.place))
+    order = np.lexsort((joined.kind, last, joined.time_ns, joined.window, joined.rank_index))
     return joined.select(order)
 
 
 def join_events(parts: list[RankEvents]) -> RankEvents:
-    """Several as one."""
     return RankEvents(
-        place=np.concatenate([part.place for part in parts]).astype(np.int32),
+        rank_index=np.concatenate([part.rank_index for part in parts]).astype(np.int32),
         time_ns=np.concatenate([part.time_ns for part in parts]),
         kind=np.concatenate([part.kind for part in parts]).astype(np.uint8),
         row=np.concatenate([part.row for part in parts]),
@@ -162,28 +158,28 @@ def join_events(parts: list[RankEvents]) -> RankEvents:
 def make_events(
     timeline: Timeline,
     kind: EventKind,
-    place: Int64s,
+    rank_index: Int64s,
     time_ns: Int64s,
     row: Int64s,
     *,
     held_since_ns: Int64s | None = None,
     window: Int64s | None = None,
 ) -> RankEvents:
-    """Events of one kind; in the window of their time where none is given."""
+    """Events of one kind; their window follows from their time unless it is given."""
     return RankEvents(
-        place=place.astype(np.int32),
+        rank_index=rank_index.astype(np.int32),
         time_ns=time_ns,
         kind=np.full(len(time_ns), kind, dtype=np.uint8),
         row=row.astype(np.int64),
         held_since_ns=time_ns if held_since_ns is None else held_since_ns,
-        window=_find_windows(timeline, place, time_ns) if window is None else window,
+        window=_find_windows(timeline, rank_index, time_ns) if window is None else window,
     )
 
 
 def number_windows(timeline: Timeline) -> Int64s:
-    """Per step its window; -1 for steps of a very long timeline that are not replayed.
+    """The window of each step; -1 for steps of a very long timeline that are not replayed.
 
-    Those are the first ones of every window, as many as it takes to stay below `MAX_PIECES`.
+    The first steps of every window are dropped, as many as needed to stay below `MAX_PIECES`.
     """
     number = np.cumsum(timeline.starts_window).astype(np.int64) - 1
     part = MAX_PIECES / max(1, len(timeline.pieces))
@@ -195,26 +191,26 @@ def number_windows(timeline: Timeline) -> Int64s:
     return np.where(after <= kept[number], number, -1)
 
 
-def find_run(values: Int32s | Int64s, value: int) -> slice:
-    """Where a value stands in a sorted column."""
+def find_equal(values: Int32s | Int64s, value: int) -> slice:
+    """The slice of a sorted column with this value."""
     # Bounds of the column's own type: others would have the whole column converted first.
     bounds = np.array([value, value + 1], dtype=values.dtype)
     low, high = np.searchsorted(values, bounds).tolist()
     return slice(low, high)
 
 
-def _split_places(place: Int64s | Int32s, num_ranks: int) -> list[Int64s]:
-    """For each rank's place where it stands in `place`, in one pass over all."""
-    order = np.argsort(place, kind="stable")
-    cuts = np.searchsorted(place[order], np.arange(1, num_ranks))
+def _split_by_rank(rank_index: Int64s | Int32s, num_ranks: int) -> list[Int64s]:
+    """The rows of each rank, in one pass over all."""
+    order = np.argsort(rank_index, kind="stable")
+    cuts = np.searchsorted(rank_index[order], np.arange(1, num_ranks))
     return np.split(order, cuts)
 
 
-def _find_windows(timeline: Timeline, place: Int64s, time_ns: Int64s) -> Int64s:
-    """The window of each moment, an end belonging to the earlier one; -1 outside of all."""
+def _find_windows(timeline: Timeline, rank_index: Int64s, time_ns: Int64s) -> Int64s:
+    """The window of each moment, an end counting to the earlier one; -1 outside all windows."""
     numbers = number_windows(timeline)
-    window = np.full(len(place), -1, dtype=np.int64)
-    for rank, own in enumerate(_split_places(place, len(timeline.ranks))):
+    window = np.full(len(rank_index), -1, dtype=np.int64)
+    for rank, own in enumerate(_split_by_rank(rank_index, len(timeline.ranks))):
         step = np.searchsorted(timeline.period_end_ns[rank], time_ns[own])
         step = np.minimum(step, len(timeline.steps) - 1)
         is_inside = time_ns[own] >= timeline.period_start_ns[rank][step]
@@ -227,11 +223,11 @@ def _find_borders(timeline: Timeline) -> RankEvents:
     num_ranks, num_steps = timeline.period_end_ns.shape
     window = number_windows(timeline)
     first, _ = find_window_ends(window)
-    place = np.arange(num_ranks)
-    begin = make_events(
+    rank_index = np.arange(num_ranks)
+    start = make_events(
         timeline,
-        EventKind.BEGIN,
-        np.repeat(place, len(first)),
+        EventKind.START,
+        np.repeat(rank_index, len(first)),
         timeline.period_start_ns[:, first].reshape(-1),
         np.full(num_ranks * len(first), -2),
         window=np.tile(window[first], num_ranks),
@@ -239,12 +235,12 @@ def _find_borders(timeline: Timeline) -> RankEvents:
     end = make_events(
         timeline,
         EventKind.STEP_END,
-        np.repeat(place, num_steps),
+        np.repeat(rank_index, num_steps),
         timeline.period_end_ns.reshape(-1),
         np.tile(np.arange(num_steps), num_ranks),
         window=np.tile(window, num_ranks),
     )
-    return join_events([begin, end])
+    return join_events([start, end])
 
 
 def find_window_ends(window: Int64s) -> tuple[Int64s, Int64s]:
@@ -255,7 +251,7 @@ def find_window_ends(window: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _find_held(timeline: Timeline, row_window: Int64s, inputs: RankEvents | None) -> RankEvents:
-    """Ends of pieces in which a rank is held up by what is not modelled."""
+    """Ends of pieces in which something that is not modelled holds a rank up."""
     pieces = timeline.pieces
     is_known = np.zeros(len(pieces), dtype=np.bool_)
     has_row = pieces.row >= 0
@@ -266,10 +262,10 @@ def _find_held(timeline: Timeline, row_window: Int64s, inputs: RankEvents | None
         is_input[inputs.row[inputs.kind == EventKind.INPUT]] = True
         is_known |= ~has_row & is_input[pieces.action]
     picked = np.flatnonzero((pieces.kind != PieceKind.WORK) & ~is_known)
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[picked])
+    rank_index = np.searchsorted(np.array(timeline.ranks), pieces.rank[picked])
     row = np.full(len(picked), -1)
     end = pieces.end_ns[picked]
-    return make_events(timeline, EventKind.HELD, place, end, row, window=window[picked])
+    return make_events(timeline, EventKind.HELD, rank_index, end, row, window=window[picked])
 
 
 def _find_operations(
@@ -290,15 +286,15 @@ def _find_operations(
         window=row_window[row],
     )
     kept = holds.select((row_window[holds.row] >= 0) & _held_the_stream(timeline, rows, holds))
-    place = np.searchsorted(ranks, kept.rank)
+    rank_index = np.searchsorted(ranks, kept.rank)
     resume = make_events(
-        timeline, EventKind.RESUME, place, kept.end_ns, kept.row, held_since_ns=kept.start_ns
+        timeline, EventKind.RESUME, rank_index, kept.end_ns, kept.row, held_since_ns=kept.start_ns
     )
     return [arrive, resume.select(resume.window == row_window[resume.row])]
 
 
 def _held_the_stream(timeline: Timeline, rows: OperationRows, holds: HoldUps) -> Bools:
-    """Hold-ups of what the rank's pieces are of: on a device, not those of the host alone."""
+    """Hold-ups that count for the rank's pieces: on a device, not those of the host alone."""
     on_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), holds.rank)]
     is_seen = np.zeros(len(rows), dtype=np.bool_)
     is_seen[timeline.pieces.row[timeline.pieces.row >= 0]] = True

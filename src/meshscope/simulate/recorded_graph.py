@@ -1,13 +1,13 @@
 """The dependency graph of a recorded run: what each rank did, and what it waited for.
 
-Nodes: the events of every rank (`rank_events`), per collective the moment at which everybody is
-there, and per rank and operation its end. Edges: along a rank from event to event, as long as it
-worked in between; arrival → everybody there → end, a transfer later; end of the operation before
-in the group → end; end → the rank goes on, after what it took to notice. A pipeline action's input
-depends on the action that makes it where no recorded send and recv say so.
+Nodes: the events of every rank (`rank_events`), the last arrival at each collective, and the end of
+each operation on each rank. Edges: along a rank from event to event, weighted by the work in
+between; arrival → last arrival → end, a transfer later; end of the previous operation of the group
+→ end; end → the rank continues, after the time to notice. If no recorded send and recv say so, the
+input of a pipeline action depends on the action that makes it.
 
-Every duration is measured, so that the replay repeats the run, what nothing explains included.
-`weigh_explained` leaves that out: how much then is missing is what `what_if.Fidelity` says.
+Every duration is measured, so the replay repeats the run, unexplained time included.
+`weigh_explained` leaves unexplained time out: `what_if.Fidelity` is what is then missing.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ from meshscope.simulate.rank_events import (
     RankEvents,
     collect_events,
     find_asked,
+    find_equal,
     find_hold_ups,
-    find_run,
 )
 from meshscope.store.read.arrays import Bools, Int64s
 
@@ -53,41 +53,34 @@ class RecordedGraph:
     transfer: Int64s
     """Edges whose weight is a transfer."""
     transfer_row: Int64s
-    """Of each of these the operation's row."""
+    """[transfer edge]: the operation's row."""
     end_row: Int64s
-    """[node]: the row of which a node is the end; -1."""
+    """[node]: the row whose end it is; -1."""
     piece: Int64s
-    """[event]: the piece in which it is, or at whose end."""
+    """[event]: the piece that contains it or ends at it."""
     piece_part: npt.NDArray[np.float64]
-    """[event]: how much of that piece lies before it, 0..1; 0 where the piece is no work."""
+    """[event]: the part of that piece before it, 0..1; 0 if the piece is not work."""
     fixed_ns: Int64s
-    """[event]: not explained since the event before."""
+    """[event]: unexplained time since the previous event."""
     notice: Int64s
-    """Edges whose weight is what a rank took to notice that it may go on."""
+    """Edges whose weight is the time a rank took to notice that it may continue."""
 
     def weigh_explained(self) -> Int64s:
-        """[edge]: weights without what nothing explains, and with the usual time to notice."""
+        """[edge]: weights without unexplained time, and with the usual time to notice."""
         weight = self.weight_ns.copy()
         weight[self.chain] -= self.fixed_ns[self.target[self.chain]]
         if len(self.notice):
             weight[self.notice] = int(np.median(weight[self.notice]))
         return weight
 
-    def place_work(self, work_ns: Int64s) -> Int64s:
-        """[event]: the work of all pieces before each event, for these durations of pieces."""
-        before = np.cumsum(work_ns) - work_ns
-        inside = np.rint(work_ns[self.piece] * self.piece_part).astype(np.int64)
-        return before[self.piece] + inside
-
     def weigh_chain(self, work_ns: Int64s) -> Int64s:
         """[chain edge]: weights for these durations of pieces."""
-        at = self.place_work(work_ns)
+        at = _sum_work_before(work_ns, self.piece, self.piece_part)
         target = self.target[self.chain]
         return at[target] - at[self.source[self.chain]] + self.fixed_ns[target]
 
 
 def build_graph(timeline: Timeline) -> RecordedGraph | Unavailable:
-    """The graph of a timeline's windows."""
     communication = timeline.communication
     operations, holds, inputs = None, None, None
     row_window = np.empty(0, dtype=np.int64)
@@ -104,7 +97,7 @@ def build_graph(timeline: Timeline) -> RecordedGraph | Unavailable:
 
 
 def _has_messages(communication: Job | None, operations: OperationTimes) -> bool:
-    """Whether recorded sends and recvs say what pipeline actions wait for."""
+    """Whether recorded sends and recvs show what pipeline actions wait for."""
     if communication is None:
         return False
     kind = communication.operations.rows.kind[operations.is_modelled]
@@ -112,7 +105,7 @@ def _has_messages(communication: Job | None, operations: OperationTimes) -> bool
 
 
 class _Assembly:
-    """Puts nodes and edges together."""
+    """Assembles nodes and edges."""
 
     def __init__(
         self,
@@ -125,11 +118,11 @@ class _Assembly:
         self.num_nodes = len(events)
         self.edges: list[tuple[Int64s, Int64s, Int64s]] = []
         self.noticing: set[int] = set()
-        """Which of `edges` are what it took to notice."""
+        """Which of `edges` are times to notice."""
         self.transfer_row: list[Int64s] = []
         self.piece, self.piece_part = _locate(timeline, events)
         self.source_ns = np.full(len(events), NEVER, dtype=np.int64)
-        """[event]: when that which ends a hold-up had happened, as measured."""
+        """[event]: the measured time of what ends its hold-up."""
         self.end_row = np.empty(0, dtype=np.int64)
         self.num_transfers = 0
         if operations is not None:
@@ -160,7 +153,7 @@ class _Assembly:
     def _add_transfers(
         self, operations: OperationTimes, arrive: Int64s, ready: Int64s, end: Int64s
     ) -> None:
-        """Edges into ends, the first of all, so that they are easy to find again."""
+        """Adds the edges into ends first, so that they are easy to find again."""
         row = self.end_row
         to_all = row[operations.waits_for_all[row]]
         alone = row[~operations.waits_for_all[row]]
@@ -181,7 +174,7 @@ class _Assembly:
     def _add_resumptions(self, operations: OperationTimes, end: Int64s) -> None:
         events = self.events
         resume = np.flatnonzero(events.kind == EventKind.RESUME)
-        # A hold-up that ended before the operation did was for something else.
+        # A hold-up that ended before the operation had another cause.
         resume = resume[operations.end_ns[events.row[resume]] <= events.time_ns[resume]]
         row = events.row[resume]
         over = operations.end_ns[row]
@@ -237,23 +230,23 @@ class _Assembly:
         )
 
     def _find_noticing(self) -> Int64s:
-        """Places of those edges among all."""
+        """Indices of those edges among all."""
         size = [len(edge[0]) for edge in self.edges]
         first = np.cumsum([0, *size])
-        parts = [np.arange(first[place], first[place + 1]) for place in sorted(self.noticing)]
+        parts = [np.arange(first[i], first[i + 1]) for i in sorted(self.noticing)]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
     def _find_releases(self) -> Int64s:
         release = np.full(self.num_nodes, NEVER, dtype=np.int64)
-        begin = np.flatnonzero(self.events.kind == EventKind.BEGIN)
-        release[begin] = self.events.time_ns[begin]
+        start = np.flatnonzero(self.events.kind == EventKind.START)
+        release[start] = self.events.time_ns[start]
         return release
 
     def _make_chain(self) -> tuple[tuple[Int64s, Int64s, Int64s], Int64s]:
         events = self.events
         is_next = _follows(events)
         target = np.flatnonzero(is_next)
-        at = _place_measured(self.timeline, self.piece, self.piece_part)
+        at = _sum_work_before(measured_work(self.timeline), self.piece, self.piece_part)
         work = np.zeros(len(events), dtype=np.int64)
         work[target] = at[target] - at[target - 1]
         gap = np.zeros(len(events), dtype=np.int64)
@@ -264,7 +257,7 @@ class _Assembly:
         return (target - 1, target, (work + fixed)[target]), fixed
 
     def _is_covered(self, held: Int64s, is_explained: Bools) -> Bools:
-        """Events at whose moment another one ends a hold-up that explains all of the time."""
+        """Events at a moment at which another hold-up ends that explains all of the time."""
         events = self.events
         begins = ~_follows(events)
         begins[1:] |= events.time_ns[1:] != events.time_ns[:-1]
@@ -276,24 +269,23 @@ class _Assembly:
         return found
 
 
-def _place_measured(timeline: Timeline, piece: Int64s, part: npt.NDArray[np.float64]) -> Int64s:
-    """[event]: the measured work of all pieces before each event."""
-    work = measured_work(timeline)
-    before = np.cumsum(work) - work
-    inside: Int64s = np.rint(work[piece] * part).astype(np.int64)
+def _sum_work_before(work_ns: Int64s, piece: Int64s, part: npt.NDArray[np.float64]) -> Int64s:
+    """[event]: the work before each event, for these durations of pieces."""
+    before = np.cumsum(work_ns) - work_ns
+    inside: Int64s = np.rint(work_ns[piece] * part).astype(np.int64)
     return before[piece] + inside
 
 
 def measured_work(timeline: Timeline) -> Int64s:
-    """Per piece its duration if it is work, else 0."""
+    """[piece]: its duration if it is work, else 0."""
     pieces = timeline.pieces
     return np.where(pieces.kind == PieceKind.WORK, pieces.end_ns - pieces.start_ns, 0)
 
 
 def _follows(events: RankEvents) -> Bools:
-    """Whether the event before is of the same rank and window."""
+    """Whether the previous event is of the same rank and window."""
     is_next = np.zeros(len(events), dtype=np.bool_)
-    is_next[1:] = events.place[1:] == events.place[:-1]
+    is_next[1:] = events.rank_index[1:] == events.rank_index[:-1]
     is_next[1:] &= events.window[1:] == events.window[:-1]
     return is_next
 
@@ -301,17 +293,17 @@ def _follows(events: RankEvents) -> Bools:
 def _index_rows(events: RankEvents, kind: EventKind, num_rows: int) -> Int64s:
     """Row to the event of that kind; -1."""
     found = np.full(num_rows, -1, dtype=np.int64)
-    place = np.flatnonzero(events.kind == kind)
-    found[events.row[place]] = place
+    event = np.flatnonzero(events.kind == kind)
+    found[events.row[event]] = event
     return found
 
 
 def _locate(timeline: Timeline, events: RankEvents) -> tuple[Int64s, npt.NDArray[np.float64]]:
-    """The piece of each event, and which part of it lies before."""
+    """The piece of each event, and the part of it that lies before the event."""
     pieces = timeline.pieces
     piece = np.empty(len(events), dtype=np.int64)
-    for place, rank in enumerate(timeline.ranks):
-        inside, own = find_run(pieces.rank, rank), find_run(events.place, place)
+    for index, rank in enumerate(timeline.ranks):
+        inside, own = find_equal(pieces.rank, rank), find_equal(events.rank_index, index)
         at = np.searchsorted(pieces.start_ns[inside], events.time_ns[own], side="right") - 1
         piece[own] = inside.start + np.maximum(at, 0)
     length = pieces.end_ns[piece] - pieces.start_ns[piece]

@@ -1,9 +1,9 @@
 """S, S_t, S_w, M_W and M_S of a recorded run.
 
 Types are phases of work and, for transfers, axis and kind of operation. S_w is replayed for each
-rank. Of more than `_MAX_PLACES` ranks, or coordinates along an axis, only those with the most work
-are looked at, and the others are not in the tables: one that worked no longer than most is no
-straggler. A part keeps its measured work and the transfers of its own rows.
+rank. If there are more than `_MAX_REPLAYED` ranks, or coordinates along an axis, only those with
+the most work are replayed and listed: a rank that worked no longer than most is no straggler. A
+part keeps its measured work and the transfers of its own rows.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -27,15 +27,13 @@ from meshscope.simulate.straggler.slowdown import (
 from meshscope.simulate.what_if import Edit, Replay
 from meshscope.store.read.arrays import Bools
 
-_MAX_PLACES = 32
-"""Ranks, and coordinates along an axis, that are replayed each for itself."""
+_MAX_REPLAYED = 32
+"""Ranks, and coordinates along an axis, that are replayed one by one."""
 NO_PHASE = "(no phase)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Part:
-    """Pieces and rows of operations."""
-
     pieces: Bools
     rows: Bools
 
@@ -50,7 +48,6 @@ Parts = dict[tuple[str, Hashable], _Part]
 
 
 def measure_run_slowdown(replay: Replay) -> Slowdown | Unavailable:
-    """The slowdown of a recorded run against an even one."""
     if replay.fidelity.problem is not None:
         return replay.fidelity.problem
     timeline = replay.timeline
@@ -101,11 +98,11 @@ def _find_types(timeline: Timeline, shares: EvenShares) -> Parts:
     pieces = timeline.pieces
     is_work = pieces.kind == PieceKind.WORK
     found: Parts = {}
-    for place in np.unique(pieces.phase[is_work]).tolist():
-        name = timeline.phases[place] or NO_PHASE
-        found["type", name] = _Part(pieces=pieces.phase == place, rows=_no_rows(timeline))
-    for place, name in enumerate(shares.row_types):
-        rows = shares.row_type == place
+    for index in np.unique(pieces.phase[is_work]).tolist():
+        name = timeline.phases[index] or NO_PHASE
+        found["type", name] = _Part(pieces=pieces.phase == index, rows=_no_rows(timeline))
+    for index, name in enumerate(shares.row_types):
+        rows = shares.row_type == index
         found["type", name] = _Part(pieces=_no_pieces(timeline), rows=rows)
     return found
 
@@ -119,22 +116,22 @@ def _find_coordinates(timeline: Timeline) -> Parts:
         if layout.degree(axis) < 2:
             continue
         at = {rank: layout.coordinates(rank).along(axis) for rank in timeline.ranks}
-        places: dict[int, list[int]] = {}
-        for rank, index in at.items():
-            places.setdefault(index, []).append(rank)
-        for index, ranks in _choose_busiest(timeline, places).items():
-            found[str(axis), index] = _of_ranks(timeline, ranks)
+        groups: dict[int, list[int]] = {}
+        for rank, coordinate in at.items():
+            groups.setdefault(coordinate, []).append(rank)
+        for coordinate, ranks in _choose_busiest(timeline, groups).items():
+            found[str(axis), coordinate] = _of_ranks(timeline, ranks)
     return found
 
 
-def _choose_busiest(timeline: Timeline, places: Mapping[int, list[int]]) -> dict[int, list[int]]:
-    """The places whose ranks work most, a number of them at most."""
-    if len(places) <= _MAX_PLACES:
-        return dict(places)
+def _choose_busiest(timeline: Timeline, groups: Mapping[int, list[int]]) -> dict[int, list[int]]:
+    """The groups whose ranks work most, at most `_MAX_REPLAYED`."""
+    if len(groups) <= _MAX_REPLAYED:
+        return dict(groups)
     work = np.bincount(timeline.pieces.rank, weights=measured_work(timeline))
-    total = {place: sum(work[rank] for rank in ranks) for place, ranks in places.items()}
-    busiest = sorted(places, key=lambda place: (-total[place], place))[:_MAX_PLACES]
-    return {place: places[place] for place in sorted(busiest)}
+    total = {index: sum(work[rank] for rank in ranks) for index, ranks in groups.items()}
+    busiest = sorted(groups, key=lambda index: (-total[index], index))[:_MAX_REPLAYED]
+    return {index: groups[index] for index in sorted(busiest)}
 
 
 def _of_ranks(timeline: Timeline, ranks: Sequence[int]) -> _Part:
@@ -148,7 +145,7 @@ def _of_ranks(timeline: Timeline, ranks: Sequence[int]) -> _Part:
 def _share_out(
     replay: Replay, shares: EvenShares, ideal_ns: float, worst: Sequence[int]
 ) -> tuple[Share | Unavailable, Share | Unavailable]:
-    """M_W and M_S, both ways."""
+    """M_W and M_S."""
     timeline = replay.timeline
     groups: list[Sequence[int]] = [worst]
     layout = timeline.layout
@@ -162,10 +159,10 @@ def _share_out(
         share_excess(
             step_ns=replay.fidelity.replayed_ns,
             ideal_ns=ideal_ns,
-            removed_ns=times[2 * place],
-            alone_ns=times[2 * place + 1],
+            removed_ns=times[2 * index],
+            alone_ns=times[2 * index + 1],
         )
-        for place in range(len(parts))
+        for index in range(len(parts))
     ]
     none = Unavailable("the run has no pipeline stages, or its layout is not known")
     return found[0], found[1] if len(found) > 1 else none

@@ -1,4 +1,4 @@
-"""Prices edits that were asked for in words, on a recorded run."""
+"""Prices the edits of a command line, on a recorded run."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ _PIPELINE_KINDS = (EditKind.MICROBATCHES, EditKind.SCHEDULE, EditKind.MOVE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedEdit:
-    """An edit and what it wins."""
+    """An edit and what it saves."""
 
     text: str
     gain: Gain | Unavailable
@@ -34,7 +34,7 @@ class PricedEdit:
 
 @dataclass(slots=True)
 class RunEdits:
-    """Makes and prices edits of one run; what several need is made once."""
+    """Makes and prices edits of one run; shared parts are built once."""
 
     attempt: Attempt
     replay: Replay
@@ -42,7 +42,7 @@ class RunEdits:
     _pipeline: PipelineReplay | Unavailable | None = field(default=None, init=False)
 
     def price(self, wanted: list[WantedEdit]) -> list[PricedEdit]:
-        """In the order given; UsageError where an edit names what the run does not have."""
+        """In the order given; UsageError if the run does not have what an edit names."""
         made = [
             self.make(one) if one.kind not in _PIPELINE_KINDS else self._price_pipeline(one)
             for one in wanted
@@ -55,7 +55,6 @@ class RunEdits:
         ]
 
     def make(self, wanted: WantedEdit) -> Edit | Unavailable:
-        """New durations for the run."""
         timeline, factor = self.replay.timeline, wanted.factor
         if wanted.kind is EditKind.RANKS:
             self._check_ranks(wanted)
@@ -65,7 +64,7 @@ class RunEdits:
         if wanted.kind is EditKind.AXIS:
             ranks = self._ranks_along(wanted)
             if factor is None:
-                return self._even(wanted.text, choose_pieces(timeline, ranks=ranks), ranks)
+                return self._make_even(wanted.text, choose_pieces(timeline, ranks=ranks), ranks)
             return scale_work(timeline, factor=factor, ranks=ranks, name=wanted.text)
         if wanted.kind is EditKind.PHASE:
             return self._make_phase(wanted)
@@ -79,7 +78,7 @@ class RunEdits:
             known = ", ".join(repr(name) for name in timeline.phases if name) or "none"
             raise UsageError(f"edit {wanted.text!r}: the run has no such phase; it has {known}")
         if wanted.factor is None:
-            return self._even(wanted.text, choose_pieces(timeline, phases=(wanted.name,)), [])
+            return self._make_even(wanted.text, choose_pieces(timeline, phases=(wanted.name,)), [])
         return scale_work(timeline, factor=wanted.factor, phases=(wanted.name,), name=wanted.text)
 
     def _make_bandwidth(self, wanted: WantedEdit) -> Edit | Unavailable:
@@ -96,7 +95,7 @@ class RunEdits:
             timeline, factor=1 / _known(wanted.factor), axis=wanted.name or None, name=wanted.text
         )
 
-    def _even(self, name: str, pieces: Bools, ranks: list[int]) -> Edit:
+    def _make_even(self, name: str, pieces: Bools, ranks: list[int]) -> Edit:
         if self._shares is None:
             self._shares = find_even_shares(self.replay)
         communication = self.replay.timeline.communication

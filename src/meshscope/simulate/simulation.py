@@ -31,7 +31,7 @@ _NUM_PRICED_SHARES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedShare:
-    """A share of the critical path, and what it saves to take it away."""
+    """A share of the critical path, and what a step saves without it."""
 
     share: PathShare
     gain_without: Gain | Unavailable | None
@@ -63,7 +63,7 @@ class Simulation:
 
 
 def simulate_trace(path: Path, wanted: Sequence[WantedEdit]) -> Simulation:
-    """A file of the open straggler-trace form."""
+    """Replays a file in the open straggler-trace format."""
     trace = load_straggler_trace(path)
     replay = StragglerReplay.make(trace)
     return Simulation(
@@ -85,7 +85,6 @@ def simulate_run(
     name: str,
     warmup_steps: int | None = None,
 ) -> Simulation:
-    """An attempt of a recorded run."""
     replay = _replay(attempt, warmup_steps)
     if isinstance(replay, Unavailable):
         return _not_replayed(name, attempt, replay, wanted)
@@ -124,7 +123,7 @@ def _not_replayed(
 
 
 def price_path(replay: Replay, path: CriticalPath) -> PricedPath:
-    """The path with what its largest shares save when they take no time."""
+    """The path, and what its largest shares save when they take no time."""
     edits = [_without(replay, share) for share in path.shares[:_NUM_PRICED_SHARES]]
     wanted = [edit for edit in edits if edit is not None]
     gains = iter(replay.price(wanted) if wanted else [])

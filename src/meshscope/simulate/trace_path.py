@@ -7,7 +7,7 @@ from meshscope.simulate.what_if import MAX_FIDELITY_ERROR_RATIO, Fidelity, build
 
 
 def find_trace_path(timeline: Timeline | Unavailable) -> CriticalPath | Unavailable:
-    """The path of the steps that all traces have."""
+    """The path over the steps that all traces have."""
     if isinstance(timeline, Unavailable):
         return timeline
     replay = build_replay(timeline)
@@ -19,7 +19,7 @@ def find_trace_path(timeline: Timeline | Unavailable) -> CriticalPath | Unavaila
 
 
 def _explain(fidelity: Fidelity) -> str:
-    """Why a replay does not speak for the traces."""
+    """Why the replay is not accurate enough."""
     if fidelity.unexplained_ratio >= MAX_FIDELITY_ERROR_RATIO:
         return (
             f"in {100 * fidelity.unexplained_ratio:.0f} % of their time ranks were held up by what "

@@ -1,13 +1,12 @@
 """What a step would take with other durations: the types of edits and gains, and their pricing.
 
 An edit is a new duration for pieces of work or for transfers of operations. The run's dependency
-graph (`simulate.recorded_graph`) is evaluated with measured and with edited durations, and the gain
-is the difference of the two replays, so that what the graph does not model cancels out of it.
+graph (`simulate.recorded_graph`) is evaluated with measured and with edited durations. The gain is
+the difference of the two replays, so that whatever the graph does not model cancels out.
 
-Wrong where an edit changes what depends on what, or how operations share a link; and by as much as
-the replay misses the measured time when it is given only what the graph explains (work, transfers,
-the usual time to notice that an operation is over), which `Fidelity` says. From 5 % on nothing is
-answered.
+Wrong if an edit changes the dependencies, or how operations share a link. `Fidelity` is the error
+of a replay of only what the graph explains: work, transfers, the usual time to notice that an
+operation is over. From 5 % on no answer is given.
 """
 
 from collections.abc import Sequence
@@ -23,14 +22,14 @@ from meshscope.simulate.recorded_graph import RecordedGraph, build_graph
 from meshscope.store.read.arrays import Int64s
 
 MAX_FIDELITY_ERROR_RATIO = 0.05
-"""From here on a replay does not speak for the run (OSDI'25)."""
+"""From here on a replay is not accurate enough (OSDI'25)."""
 MAX_CELLS = 8_000_000
 """Edges x edits that are evaluated at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Edit:
-    """New durations; what is None stays as measured."""
+    """New durations; None stays as measured."""
 
     name: str
     work_ns: Int64s | None = None
@@ -41,7 +40,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What an edit saves. Negative where it makes steps longer."""
+    """What an edit saves; negative if steps become longer."""
 
     saved_ns: float
     """Per step: mean over the steps replayed."""
@@ -54,13 +53,13 @@ class Gain:
 
     @property
     def basis(self) -> str:
-        """How it was found: by timing the run again without the cause."""
+        """How it was computed."""
         return "replayed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
-    """How far the replay of what is explained is from the clock."""
+    """Error of a replay of explained time against the clock."""
 
     error_ratio: float
     """|measured - explained| / measured of the whole time replayed."""
@@ -70,7 +69,7 @@ class Fidelity:
     """With every duration as measured; gains are against this."""
     num_steps: int
     unexplained_ratio: float = 0.0
-    """The share of all ranks' time in which they were held up by what is not modelled (operations
+    """The share of all ranks' time in which something that is not modelled held them up (operations
     not found on all ranks, or timed by the program); a replay keeps it as it was."""
 
     @property
@@ -80,7 +79,7 @@ class Fidelity:
 
     @property
     def problem(self) -> Unavailable | None:
-        """Why no answer may be given; None where it is enough."""
+        """Why no answer may be given; None if it is accurate enough."""
         if self.is_enough:
             return None
         return Unavailable(
@@ -90,7 +89,7 @@ class Fidelity:
         )
 
     def price(self, edited_ns: float, step_ns: float | None = None) -> Gain | Unavailable:
-        """What is saved of a step: of the replayed one, or of `step_ns`."""
+        """The saving of a step: of the replayed one, or of `step_ns`."""
         if self.problem is not None:
             return self.problem
         step_ns = self.replayed_ns if step_ns is None else step_ns
@@ -105,14 +104,12 @@ class Fidelity:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """A recorded run that can be replayed with other durations."""
-
     timeline: Timeline
     recorded: RecordedGraph
     fidelity: Fidelity
 
     def step_ends_ns(self, edits: Sequence[Edit]) -> Int64s:
-        """[rank place, step place, edit]: ends on the reference clock; 0 for steps not replayed."""
+        """[rank index, step index, edit]: ends on the reference clock; 0 for steps not replayed."""
         size = max(1, MAX_CELLS // max(1, len(self.recorded.source)))
         parts = [
             _evaluate(self.timeline, self.recorded, edits[low : low + size])
@@ -121,12 +118,12 @@ class Replay:
         return np.concatenate(parts, axis=2)
 
     def step_times_ns(self, edits: Sequence[Edit]) -> list[float]:
-        """Mean time of a step, for each edit."""
+        """Mean step time of each edit."""
         ends = self.step_ends_ns(edits)
-        return [_mean_step_ns(self.timeline, ends[:, :, place]) for place in range(len(edits))]
+        return [_mean_step_ns(self.timeline, ends[:, :, index]) for index in range(len(edits))]
 
     def price(self, edits: Sequence[Edit]) -> list[Gain | Unavailable]:
-        """What each edit saves; a reason where the replay does not speak for the run."""
+        """What each edit saves, or why the replay cannot say."""
         if self.fidelity.problem is not None:
             return [self.fidelity.problem] * len(edits)
         problems = [_find_problem(self.timeline, edit) for edit in edits]
@@ -137,7 +134,6 @@ class Replay:
 
 @or_unavailable
 def build_replay(timeline: Timeline) -> Replay:
-    """The replay of a timeline's steps."""
     if not len(timeline.steps) or not timeline.ranks:
         raise Missing("no step was kept that could be replayed")
     recorded = need(build_graph(timeline))
@@ -178,7 +174,7 @@ def _find_problem(timeline: Timeline, edit: Edit) -> Unavailable | None:
 
 
 def _weigh_edit(timeline: Timeline, recorded: RecordedGraph, edit: Edit) -> Int64s:
-    """[edge]: the weights of the graph under an edit."""
+    """[edge]: the weights under an edit."""
     weight = recorded.weight_ns.copy()
     if edit.work_ns is not None:
         is_work = timeline.pieces.kind == PieceKind.WORK
@@ -200,17 +196,17 @@ def _evaluate(timeline: Timeline, recorded: RecordedGraph, edits: Sequence[Edit]
 
 
 def _replay_weights(timeline: Timeline, recorded: RecordedGraph, weight: Int64s) -> Int64s:
-    """[rank place, step place, column of weights]: when each step ends."""
+    """[rank index, step index, column of weights]: the end of each step."""
     times = recorded.graph.evaluate(weight, recorded.release_ns)
     events = recorded.events
     ends = np.flatnonzero(events.kind == EventKind.STEP_END)
     found = np.zeros((*timeline.period_end_ns.shape, weight.shape[1]), dtype=np.int64)
-    found[events.place[ends], events.row[ends]] = times[ends]
+    found[events.rank_index[ends], events.row[ends]] = times[ends]
     return found
 
 
 def _mean_step_ns(timeline: Timeline, end_ns: Int64s) -> float:
-    """From the last rank's begin of each window to the last rank's end of it, per step."""
+    """From the last rank's start of each window to the last rank's end, per step."""
     window = number_windows(timeline)
     first, last = find_window_ends(window)
     total = end_ns[:, last].max(axis=0) - timeline.period_start_ns[:, first].max(axis=0)
@@ -218,7 +214,7 @@ def _mean_step_ns(timeline: Timeline, end_ns: Int64s) -> float:
 
 
 def _measure_unexplained(timeline: Timeline, recorded: RecordedGraph) -> float:
-    """The share of all ranks' time that is neither work nor an operation that is modelled."""
+    """The share of all ranks' time that is neither work nor a modelled operation."""
     is_replayed = number_windows(timeline) >= 0
     total = int((timeline.period_end_ns - timeline.period_start_ns)[:, is_replayed].sum())
     events = recorded.events

@@ -1,10 +1,10 @@
 """Work of a timeline cut finely enough to be compared between ranks: by step, phase and segment.
 
-A segment is what a rank does between two arrivals at operations in a step. Ranks that do the same
-communicate in the same order, so segment 7 of one is segment 7 of the other; their `signature` of a
-step is the same then. Where it is not, only phases can be compared. Without segments a delay after
-an all-reduce could not be told from one before it, and they do not cost the same. Ends of waits do
-not cut: how often a rank looked whether an operation was over differs from step to step.
+A segment is the work of a rank between two arrivals at operations in a step. Ranks that do the same
+communicate in the same order, so segment 7 of one is segment 7 of the other, and their `signature`
+of a step is the same. If it differs, only phases can be compared. Without segments a delay after an
+all-reduce could not be distinguished from one before it, and their costs differ. Ends of waits do
+not cut: how often a rank polled an operation differs from step to step.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import numpy as np
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
-from meshscope.simulate.rank_events import find_run
+from meshscope.simulate.rank_events import find_equal
 from meshscope.store.read.arrays import Bools, Int32s, Int64s
 
 _MAX_SEGMENTS = 1 << 20
@@ -25,22 +25,21 @@ class WorkParts:
     """Parts of WORK pieces; sorted by rank and time."""
 
     piece: Int64s
-    place: Int32s
-    """Of the rank in `Timeline.ranks`."""
+    rank_index: Int32s
+    """Index into `Timeline.ranks`."""
     step: Int32s
     phase: Int32s
     segment: Int64s
-    """Arrivals of the rank since the step's begin."""
+    """Arrivals of the rank since the start of the step."""
     work_ns: Int64s
     signature: Int64s
-    """[rank place, step place]: alike where the same operations came in the same order."""
+    """[rank index, step index]: equal if the same operations came in the same order."""
 
     def __len__(self) -> int:
         return len(self.piece)
 
-    def of(self, place: int) -> slice:
-        """The parts of one rank."""
-        return find_run(self.place, place)
+    def slice_rank(self, rank_index: int) -> slice:
+        return find_equal(self.rank_index, rank_index)
 
     def join(self, timeline: Timeline, part_ns: np.ndarray) -> Int64s:
         """[piece]: durations, from durations of parts."""
@@ -48,8 +47,8 @@ class WorkParts:
         return np.rint(total).astype(np.int64)
 
     def key(self, is_segmented: Bools, num_phases: int) -> Int64s:
-        """[part]: a number for its step, phase and, where asked for [rank, step], segment."""
-        segment = np.where(is_segmented[self.place, self.step], self.segment, 0)
+        """[part]: a number for its step, phase and, where `is_segmented` [rank, step], segment."""
+        segment = np.where(is_segmented[self.rank_index, self.step], self.segment, 0)
         cell = self.step.astype(np.int64) * num_phases + self.phase
         return cell * _MAX_SEGMENTS + np.minimum(segment, _MAX_SEGMENTS - 1)
 
@@ -58,7 +57,7 @@ class WorkParts:
 class _Arrivals:
     """Arrivals at operations that were found on all ranks; sorted by rank and time."""
 
-    place: Int64s
+    rank_index: Int64s
     time_ns: Int64s
     row: Int64s
 
@@ -68,13 +67,14 @@ def cut_work(timeline: Timeline) -> WorkParts:
     arrivals = _find_arrivals(timeline)
     signature = np.zeros((len(timeline.ranks), len(timeline.steps)), dtype=np.int64)
     found = [
-        _cut_rank(timeline, place, arrivals, signature) for place in range(len(timeline.ranks))
+        _cut_rank(timeline, rank_index, arrivals, signature)
+        for rank_index in range(len(timeline.ranks))
     ]
     piece, segment, work = (np.concatenate(column) for column in zip(*found, strict=True))
     pieces = timeline.pieces
     return WorkParts(
         piece=piece,
-        place=np.searchsorted(np.array(timeline.ranks), pieces.rank[piece]).astype(np.int32),
+        rank_index=np.searchsorted(np.array(timeline.ranks), pieces.rank[piece]).astype(np.int32),
         step=pieces.step[piece],
         phase=pieces.phase[piece],
         segment=segment,
@@ -87,41 +87,43 @@ def _find_arrivals(timeline: Timeline) -> _Arrivals:
     communication = timeline.communication
     if communication is None:
         none = np.empty(0, dtype=np.int64)
-        return _Arrivals(place=none, time_ns=none, row=none)
+        return _Arrivals(rank_index=none, time_ns=none, row=none)
     matches, rows = communication.matches, communication.operations.rows
     row = matches.member[matches.is_usable[matches.of_member]]
     row = row[np.isin(rows.rank[row], timeline.ranks)]
-    place = np.searchsorted(np.array(timeline.ranks), rows.rank[row])
+    rank_index = np.searchsorted(np.array(timeline.ranks), rows.rank[row])
     time = communication.times.arrival_ns[row]
-    order = np.lexsort((row, time, place))
-    return _Arrivals(place=place[order], time_ns=time[order], row=row[order])
+    order = np.lexsort((row, time, rank_index))
+    return _Arrivals(rank_index=rank_index[order], time_ns=time[order], row=row[order])
 
 
 def _cut_rank(
-    timeline: Timeline, place: int, arrivals: _Arrivals, signature: Int64s
+    timeline: Timeline, rank_index: int, arrivals: _Arrivals, signature: Int64s
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """Piece, segment and work of the parts of one rank; fills in its row of `signature`."""
-    pieces, rank = timeline.pieces, timeline.ranks[place]
-    inside, own = find_run(pieces.rank, rank), find_run(arrivals.place, place)
+    """Piece, segment and work of one rank's parts; fills in its row of `signature`."""
+    pieces, rank = timeline.pieces, timeline.ranks[rank_index]
+    inside, own = find_equal(pieces.rank, rank), find_equal(arrivals.rank_index, rank_index)
     low, high = inside.start, inside.stop
-    time, begin = arrivals.time_ns[own], timeline.period_start_ns[place]
+    time, start = arrivals.time_ns[own], timeline.period_start_ns[rank_index]
     # The first arrival of each step, those between windows counting to the step before.
-    first = np.searchsorted(time, begin)
-    step = np.searchsorted(begin, time, side="right") - 1
-    _sign(timeline, arrivals.row[own], step, first, signature[place])
-    begins = pieces.start_ns[low:high]
-    cut = np.unique(np.concatenate([begins, time]))
-    at = np.maximum(np.searchsorted(begins, cut, side="right") - 1, 0)
+    first = np.searchsorted(time, start)
+    step = np.searchsorted(start, time, side="right") - 1
+    _add_signatures(timeline, arrivals.row[own], step, first, signature[rank_index])
+    starts = pieces.start_ns[low:high]
+    cut = np.unique(np.concatenate([starts, time]))
+    at = np.maximum(np.searchsorted(starts, cut, side="right") - 1, 0)
     until = np.minimum(np.append(cut[1:], np.iinfo(np.int64).max), pieces.end_ns[low:high][at])
     is_work = (pieces.kind[low:high][at] == PieceKind.WORK) & (until > cut)
-    is_work &= cut >= begins[0] if len(begins) else False
+    is_work &= cut >= starts[0] if len(starts) else False
     at, cut, until = at[is_work], cut[is_work], until[is_work]
     segment = np.searchsorted(time, cut, side="right") - first[pieces.step[low:high][at]]
     return at + low, np.maximum(segment, 0), until - cut
 
 
-def _sign(timeline: Timeline, row: Int64s, step: Int64s, first: Int64s, signature: Int64s) -> None:
-    """A number per step that is made of what was called in it and in which order."""
+def _add_signatures(
+    timeline: Timeline, row: Int64s, step: Int64s, first: Int64s, signature: Int64s
+) -> None:
+    """Adds a hash of the order of calls to `signature`, per step."""
     if timeline.communication is None:
         return
     inside = np.flatnonzero(step >= 0)

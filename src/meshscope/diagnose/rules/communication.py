@@ -49,8 +49,6 @@ _SMALL_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exposed:
-    """Exposed transfers along one axis."""
-
     axis: str
     ratio: float
     """Of the wall clock."""
@@ -61,7 +59,6 @@ class _Exposed:
 
 
 def _rows_of(communication: Job, axis: str) -> Bools:
-    """Operations of groups along an axis."""
     groups, rows = communication.operations.groups, communication.operations.rows
     is_along = np.array([group.axis == axis for group in groups] + [False])
     found: Bools = is_along[rows.group]
@@ -104,12 +101,12 @@ def _hide(communication: Job, axis: str) -> Edit:
     return Edit(name=f"transfers along {axis} hidden", transfer_ns=hidden)
 
 
-def _tell(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> Iterable[Finding]:
+def _report(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> Iterable[Finding]:
     timeline = need(context.study.timeline)
     if timeline.communication is None:
         return
     edit = _hide(timeline.communication, exposed.axis)
-    gain = context.price([edit])[0]
+    gain = context.price_edit(edit)
     severity = severity_of(gain, otherwise=exposed.ratio)
     yield Finding(
         code=rule.code,
@@ -168,7 +165,7 @@ class ExposedDataParallel(Rule):
         """One per axis."""
         limit = context.thresholds[MIN_DATA_PARALLEL_RATIO]
         for one in _pick(context, axes=None, limit=limit):
-            yield from _tell(
+            yield from _report(
                 self,
                 context,
                 one,
@@ -200,10 +197,9 @@ class ExposedTensorParallel(Rule):
     symptom_of = frozenset({"LK001"})
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         limit = context.thresholds[_MIN_TENSOR_PARALLEL_RATIO]
         for one in _pick(context, axes=(Axis.TP,), limit=limit):
-            yield from _tell(
+            yield from _report(
                 self,
                 context,
                 one,
@@ -268,7 +264,7 @@ class SmallOperations(Rule):
             return
         transfer = np.where(row, 0, communication.row_times.transfer_ns)
         edit = Edit(name=f"small operations along {axis} combined", transfer_ns=transfer)
-        gain = context.price([edit])[0]
+        gain = context.price_edit(edit)
         size = float(np.median(communication.operations.rows.size_bytes[row]))
         is_hideable = _is_hideable(timeline, communication, row)
         yield Finding(

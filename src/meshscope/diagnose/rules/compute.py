@@ -67,7 +67,6 @@ class BackwardHeavy(Rule):
     thresholds = (_MIN_BACKWARD_FACTOR,)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         work = need(context.study.work)
         if len(work.steps) < MIN_STEPS:
             return
@@ -116,7 +115,6 @@ class OptimizerHeavy(Rule):
     thresholds = (_MIN_OPTIMIZER_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         work = need(context.study.work)
         if len(work.steps) < MIN_STEPS:
             return
@@ -162,7 +160,6 @@ class LowUtilisation(Rule):
     thresholds = (_MAX_LOW_MFU_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         budget = need(context.study.budget)
         mfu = need(budget.mfu)
         if context.thresholds[_MAX_LOW_MFU_RATIO] <= mfu.ratio <= 1:
@@ -213,7 +210,6 @@ class HostGap(Rule):
     thresholds = (_MIN_GAP_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         budget, timeline = need(context.study.budget), need(context.study.timeline)
         share = budget.share_of(Share.GAP)
         if share < context.thresholds[_MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
@@ -223,7 +219,7 @@ class HostGap(Rule):
             name="no gaps between phases on devices",
             work_ns=np.where(is_gap, 0, pieces.duration_ns),
         )
-        gain = context.price([edit])[0]
+        gain = context.price_edit(edit)
         mean = float(pieces.duration_ns[is_gap].sum()) / budget.wall_ns.size
         between = "" if context.study.attempt.is_from_traces else " between phases"
         yield Finding(

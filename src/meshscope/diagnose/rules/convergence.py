@@ -92,7 +92,6 @@ class LossNotFinite(Rule):
     severities = (Severity.HIGH, Severity.CRITICAL)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         found = need(context.study.convergence)
         if found.loss_nonfinite is None:
             return
@@ -160,7 +159,6 @@ class LossDiverged(Rule):
     severities = (Severity.HIGH, Severity.HIGH)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         found = need(context.study.convergence)
         if found.divergence is None:
             return
@@ -209,7 +207,6 @@ class LossPlateau(Rule):
     severities = (Severity.LOW, Severity.LOW)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one, LOW."""
         found = need(context.study.convergence)
         if found.course is not LossCourse.PLATEAU:
             return
@@ -260,7 +257,6 @@ class LossSpikes(Rule):
     thresholds = (MIN_SPIKES, _MANY_SPIKES_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         found = need(context.study.convergence)
         loss_spikes = need(found.loss_spikes)
         spikes, num_values = loss_spikes.up, loss_spikes.num_values
@@ -414,9 +410,9 @@ class JointDisturbances(Rule):
         found = need(context.study.convergence)
         events = find_joint_events(*_mark_steps(context, found))
         limit = context.thresholds[_MAX_JOINT_CHANCE]
-        told = [event for event in events if event.p_value < limit and len(event.steps) > 1]
-        if told:
-            yield self._report(told[0])
+        beyond_chance = [e for e in events if e.p_value < limit and len(e.steps) > 1]
+        if beyond_chance:
+            yield self._report(beyond_chance[0])
 
     def _report(self, event: JointEvents) -> Finding:
         shown = ", ".join(map(str, event.steps[:_MAX_LISTED]))
@@ -450,7 +446,7 @@ class JointDisturbances(Rule):
 def _mark_steps(
     context: Context, found: Convergence
 ) -> tuple[dict[str, "np.ndarray[tuple[int], np.dtype[np.int64]]"], int]:
-    """Steps marked by each signal, and the steps there are."""
+    """Disturbed steps by signal, and the number of steps."""
     steps = context.study.steps
     times = steps.duration_ns[steps.is_steady].astype(np.float64)
     slow = find_spikes(
@@ -472,7 +468,6 @@ def _mark_steps(
 
 
 def _job_skipped(study: Study) -> SkippedUpdates | Unavailable:
-    """Shared by two rules."""
     return count_skipped(study.attempt)
 
 
@@ -498,7 +493,6 @@ class SkippedSteps(Rule):
     symptom_of = frozenset({"CV001"})
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         found = need(context.study.get(_job_skipped))
         if found.num_late < _MIN_SKIPPED:
             return

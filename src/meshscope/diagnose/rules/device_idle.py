@@ -59,7 +59,6 @@ class HostSynchronises(Rule):
     thresholds = (_MIN_SYNCHRONISING_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         budget, timeline = need(context.study.budget), need(context.study.timeline)
         gaps = need(context.study.device_gaps)
         if not has_enough_steps(context, timeline):
@@ -70,12 +69,12 @@ class HostSynchronises(Rule):
             return
         pieces = timeline.pieces
         is_gap = find_gap_pieces(timeline)
-        place = np.searchsorted(np.array(timeline.ranks), pieces.rank)
-        idle = np.bincount(place[is_gap], pieces.duration_ns[is_gap], minlength=len(lost))
+        rank_index = np.searchsorted(np.array(timeline.ranks), pieces.rank)
+        idle = np.bincount(rank_index[is_gap], pieces.duration_ns[is_gap], minlength=len(lost))
         left = 1 - np.minimum(lost / np.maximum(idle, 1), 1)
-        work = np.where(is_gap, np.rint(pieces.duration_ns * left[place]), pieces.duration_ns)
+        work = np.where(is_gap, np.rint(pieces.duration_ns * left[rank_index]), pieces.duration_ns)
         edit = Edit(name="no waiting of hosts for devices", work_ns=work.astype(np.int64))
-        gain = context.price([edit])[0]
+        gain = context.price_edit(edit)
         mean = float(lost.sum()) / budget.wall_ns.size
         yield Finding(
             code=self.code,
@@ -117,7 +116,6 @@ class ExposedCopies(Rule):
     thresholds = (_MIN_COPY_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         budget, timeline = need(context.study.budget), need(context.study.timeline)
         share = budget.share_of(Share.COPY)
         if share < context.thresholds[_MIN_COPY_RATIO] or not has_enough_steps(context, timeline):
@@ -128,7 +126,7 @@ class ExposedCopies(Rule):
         edit = Edit(
             name="copies hidden behind kernels", work_ns=np.where(is_copy, 0, pieces.duration_ns)
         )
-        gain = context.price([edit])[0]
+        gain = context.price_edit(edit)
         mean = float(pieces.duration_ns[is_copy].sum()) / budget.wall_ns.size
         yield Finding(
             code=self.code,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshscope.analyze.timeline.peer_work import PeerGroup, PeerWork
-from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.unavailable import known, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
@@ -16,7 +16,6 @@ from meshscope.diagnose.wording import duration, p_value, ratio
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO
 from meshscope.simulate.edits import equalise
-from meshscope.simulate.what_if import Edit
 
 MAX_CHANCE = Threshold(
     name="few_steps_max_chance",
@@ -62,9 +61,9 @@ class SlowInFewSteps(Rule):
             size = len(group.indices)
             chance = len(work.groups) * size * float(size) ** -len(work.steps)
             if chance < context.thresholds[MAX_CHANCE]:
-                yield from self._look(context, work, group, chance)
+                yield from self._judge(context, work, group, chance)
 
-    def _look(
+    def _judge(
         self, context: Context, work: PeerWork, group: PeerGroup, chance: float
     ) -> Iterable[Finding]:
         total = work.total_ns[:, list(group.indices)]
@@ -75,13 +74,10 @@ class SlowInFewSteps(Rule):
         if float(lead.min()) < context.thresholds[MIN_EXCESS_RATIO]:
             return
         rank = work.ranks[group.indices[slowest]]
-        peers = tuple(work.ranks[place] for place in group.indices if work.ranks[place] != rank)
+        peers = tuple(work.ranks[index] for index in group.indices if work.ranks[index] != rank)
         excess = float(np.median(total[:, slowest] - usual))
-        timeline = context.study.timeline
-        edit: Edit | Unavailable = Unavailable("there is no timeline to replay")
-        if not isinstance(timeline, Unavailable):
-            edit = equalise(timeline, (rank,), peers=peers)
-        gain = edit if isinstance(edit, Unavailable) else context.price([edit])[0]
+        edit = equalise(need(context.study.timeline), (rank,), peers=peers)
+        gain = context.price_edit(edit)
         yield Finding(
             code=self.code,
             title=f"rank {rank} was the slowest of its peers in every step",
@@ -104,5 +100,5 @@ class SlowInFewSteps(Rule):
             ),
             change="Trace or record more steps of all ranks; if it stays, look at the rank's host.",
             gain=gain,
-            edit=edit if isinstance(edit, Edit) else None,
+            edit=known(edit),
         )

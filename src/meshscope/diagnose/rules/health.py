@@ -15,7 +15,7 @@ from meshscope.diagnose.wording import be, count, duration, name_ranks, plural, 
 from meshscope.store.read.columns import ProblemKind
 
 _MAX_RANKS_LISTED = 1024
-"""Of ranks that are missing: a header can claim a million."""
+"""Missing ranks: a header can claim a million."""
 _NO_TIME_LOST = Unavailable("it does not make steps longer")
 
 _MAX_OVERHEAD_RATIO = Threshold(
@@ -39,7 +39,7 @@ MIN_STEPS = Threshold(
     meaning="steps after warm-up below which tests have no power",
 )
 
-_TOLD_ELSEWHERE = frozenset(
+_REPORTED_ELSEWHERE = frozenset(
     (ProblemKind.MISSING_RANK, ProblemKind.SHORT_RANK, ProblemKind.TORN_TAIL)
 )
 _SERIOUS = frozenset((ProblemKind.DROPPED, ProblemKind.UNREADABLE, ProblemKind.DUPLICATE_RANK))
@@ -112,10 +112,10 @@ class RankStopped(Rule):
     severities = (Severity.LOW, Severity.HIGH)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One for ranks that stopped, one for ranks that are missing."""
+        """One for ranks that stopped, one for missing ranks."""
         stopped = known(context.study.get(find_stopped_ranks))
         if stopped is not None:
-            yield from self._tell_stopped(stopped)
+            yield from self._report_stopped(stopped)
         missing = context.study.health.missing_ranks
         if len(missing) and context.study.attempt.is_from_traces:
             yield Finding(
@@ -143,7 +143,7 @@ class RankStopped(Rule):
                 gain=_NO_TIME_LOST,
             )
 
-    def _tell_stopped(self, stopped: StoppedRanks) -> Iterable[Finding]:
+    def _report_stopped(self, stopped: StoppedRanks) -> Iterable[Finding]:
         if stopped.ranks:
             is_all = stopped.is_whole_job
             who = "every rank" if is_all else name_ranks(stopped.ranks)
@@ -204,7 +204,9 @@ class RecordingDamaged(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         """One for all damage, one for all errors."""
         health = context.study.health
-        problems = [problem for problem in health.problems if problem.kind not in _TOLD_ELSEWHERE]
+        problems = [
+            problem for problem in health.problems if problem.kind not in _REPORTED_ELSEWHERE
+        ]
         if problems:
             is_serious = any(problem.kind in _SERIOUS for problem in problems)
             ranks = tuple(sorted({p.rank for p in problems if p.rank is not None}))
@@ -263,7 +265,6 @@ class ClocksApart(Rule):
     severities = (Severity.LOW, Severity.MEDIUM)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One, if any host is not placed or contradicts."""
         communication = need(context.study.communication)
         clocks = communication.clocks
         unplaced = [c for c in clocks.clocks if isinstance(c.offset_ns, Unavailable)]
@@ -311,7 +312,6 @@ class RecorderCost(Rule):
     thresholds = (_MAX_OVERHEAD_RATIO, _MIN_OVERHEAD_SAMPLES)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One, above the limit."""
         overhead = need(context.study.health.overhead)
         if overhead.is_warmup_only:
             return
@@ -411,7 +411,6 @@ class ReplayRefused(Rule):
     severities = (Severity.LOW, Severity.LOW)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One, where the replay misses the clock."""
         replay = need(context.replay)
         if replay.fidelity.is_enough:
             return
@@ -457,7 +456,6 @@ class PartOfTheSteps(Rule):
     thresholds = (MIN_STEPS, _MIN_KEPT_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One, where few steps were looked at."""
         steady = context.study.num_steady_steps
         timeline = known(context.study.timeline)
         kept = steady if timeline is None else len(timeline.steps)

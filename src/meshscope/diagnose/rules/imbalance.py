@@ -50,7 +50,6 @@ class SequenceLengthRule(Rule):
     symptom_of = frozenset({"ST001", "ST002", "ST003"})
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         found, timeline = need(context.study.sequence_imbalance), need(context.study.timeline)
         stragglers = known(context.study.stragglers)
         if not found.is_found:
@@ -68,7 +67,7 @@ def _describe(code: str, found: SequenceImbalance, timeline: Timeline, context: 
     is_piped = found.unit == "microbatch"
     load = None if work is None else measure_load_imbalance(work)
     edit = even_microbatches(timeline) if is_piped or work is None else even_load(timeline, work)
-    (gain,) = context.price([edit])
+    gain = context.price_edit(edit)
     tokens = known(found.token_correlation)
     with_tokens = "" if tokens is None else f", r of tokens and work {tokens:.2f}"
     evidence = [

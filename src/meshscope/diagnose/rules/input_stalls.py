@@ -41,7 +41,7 @@ _CLEARLY_LONGER = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InputStalls:
-    """Waiting for data by rank: what it shares with its peers, and what is its own."""
+    """Waiting for data by rank: the part shared with its peers, and the rest."""
 
     ranks: tuple[int, ...]
     is_named: bool
@@ -60,17 +60,14 @@ class InputStalls:
 
     @property
     def what(self) -> str:
-        """In words."""
         return "data" if self.is_named else "time between steps"
 
     @property
     def excess_ns(self) -> Floats:
-        """Beyond the peers."""
         return self.mean_ns - self.common_ns
 
 
 def _measure_stalls(study: Study) -> InputStalls | Unavailable:
-    """Waiting for data of every rank."""
     work, timeline = need(study.work), need(study.timeline)
     is_named = DATA in timeline.phases
     is_stall = _find_stalls(timeline)
@@ -79,8 +76,8 @@ def _measure_stalls(study: Study) -> InputStalls | Unavailable:
         times = np.minimum(times, _USUAL * np.median(times, axis=1, keepdims=True))
     mean = times.mean(axis=1)
     common, chance = mean.copy(), np.ones(len(mean))
-    for places in work.peer_groups():
-        own = list(places)
+    for indices in work.peer_groups():
+        own = list(indices)
         common[own] = np.quantile(mean[own], 0.25, method="lower")
         if len(own) > 1:
             chance[own] = _test_ranks(times[own], len(mean))
@@ -97,7 +94,7 @@ def _measure_stalls(study: Study) -> InputStalls | Unavailable:
 
 
 def _find_stalls(timeline: Timeline) -> Bools:
-    """The pieces in which ranks get their data, as far as can be told."""
+    """The pieces in which ranks fetch data, as far as known."""
     pieces = timeline.pieces
     if DATA in timeline.phases:
         is_here: Bools = pieces.phase == timeline.phases.index(DATA)
@@ -110,14 +107,14 @@ def _sum_by_step(timeline: Timeline, chosen: Bools) -> Floats:
     """[rank, step]"""
     pieces = timeline.pieces
     shape = (len(timeline.ranks), len(timeline.steps))
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank[chosen])
-    cell = place.astype(np.int64) * shape[1] + pieces.step[chosen]
+    rank_index = np.searchsorted(np.array(timeline.ranks), pieces.rank[chosen])
+    cell = rank_index.astype(np.int64) * shape[1] + pieces.step[chosen]
     sums = np.bincount(cell, pieces.duration_ns[chosen], minlength=shape[0] * shape[1])
     return np.asarray(sums.reshape(shape), dtype=np.float64)
 
 
 def _test_ranks(times: Floats, num_tests: int) -> Floats:
-    """By how often a rank waits clearly longer than the fast half of its peers.
+    """The chance that a rank waits clearly longer than the fast half of its peers this often.
 
     If ranks were alike they would do so equally often: the chance is that of all of them together,
     so that neither ranks that take turns nor a loader that all share make one stand out.
@@ -146,27 +143,25 @@ def _shorten(timeline: Timeline, stalls: InputStalls, target_ns: Floats) -> Int6
     lost = np.divide(mean - target_ns, mean, out=np.zeros_like(mean), where=mean > target_ns)
     whole_ns = _sum_by_step(timeline, stalls.is_stall)
     usual = np.divide(stalls.times_ns, whole_ns, out=np.ones_like(whole_ns), where=whole_ns > 0)
-    place = np.searchsorted(np.array(timeline.ranks), pieces.rank)
+    rank_index = np.searchsorted(np.array(timeline.ranks), pieces.rank)
     duration_ns = pieces.duration_ns
-    keep = 1.0 - lost[place] * usual[place, pieces.step]
+    keep = 1.0 - lost[rank_index] * usual[rank_index, pieces.step]
     shorter = np.rint(duration_ns * keep).astype(np.int64)
     return np.where(stalls.is_stall, shorter, duration_ns)
 
 
 def _least_ns(context: Context, stalls: InputStalls, threshold: Threshold) -> float:
-    """What must be lost in a step."""
+    """The loss per step from which a finding is made."""
     least = context.thresholds[threshold]
     return stalls.step_ns * (least if stalls.is_named else max(least, _UNNAMED_MIN_RATIO))
 
 
 def _find_slow(context: Context, stalls: InputStalls) -> Bools:
-    """Which ranks wait longer than their peers."""
     is_long = stalls.excess_ns >= _least_ns(context, stalls, MIN_EXCESS_RATIO)
     return np.asarray(is_long & (stalls.p_value < SIGNIFICANCE_RATIO))
 
 
 def _describe_slow(ranks: tuple[int, ...], stalls: InputStalls, worst: int) -> tuple[str, str]:
-    """Title and summary."""
     names = f"{name_ranks(ranks)} {be(ranks)}"
     own, peers = duration(float(stalls.mean_ns[worst])), duration(float(stalls.common_ns[worst]))
     if stalls.is_named:
@@ -185,7 +180,6 @@ def _describe_slow(ranks: tuple[int, ...], stalls: InputStalls, worst: int) -> t
 def _describe_bound(
     ranks: tuple[int, ...], stalls: InputStalls, typical_ns: float
 ) -> tuple[str, str]:
-    """Title and summary."""
     ending = "s" if len(ranks) == 1 else ""
     share = ratio(typical_ns / stalls.step_ns)
     if stalls.is_named:
@@ -240,7 +234,7 @@ class SlowLoader(Rule):
             name=f"data of {name_ranks(ranks)} as fast as their peers'",
             work_ns=_shorten(timeline, stalls, target),
         )
-        gain = context.price([edit])[0]
+        gain = context.price_edit(edit)
         worst = int(np.argmax(np.where(is_slow, stalls.excess_ns, -1.0)))
         chance = float(stalls.p_value[is_slow].max())
         share = float(stalls.excess_ns[worst]) / stalls.step_ns
@@ -301,7 +295,6 @@ class InputBound(Rule):
     thresholds = (MIN_STALL_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         stalls = need(context.study.get(_measure_stalls))
         timeline = need(context.study.timeline)
         limit_ns = _least_ns(context, stalls, MIN_STALL_RATIO)
@@ -313,7 +306,7 @@ class InputBound(Rule):
         target = np.where(is_stalled, stalls.excess_ns * is_slow, stalls.mean_ns)
         ranks = tuple(rank for rank, one in zip(stalls.ranks, is_stalled, strict=True) if one)
         edit = Edit(name="no rank waits for data", work_ns=_shorten(timeline, stalls, target))
-        gain = context.price([edit])[0]
+        gain = context.price_edit(edit)
         typical = float(np.median(stalls.common_ns[is_stalled]))
         share = typical / stalls.step_ns
         title, summary = _describe_bound(ranks, stalls, typical)

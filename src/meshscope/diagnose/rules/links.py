@@ -26,12 +26,11 @@ _MAX_LINKS = 8
 
 
 def _slow_links(study: Study) -> list[SlowLink]:
-    """Links that are slower than others like them, whatever that costs."""
     return find_slow_links(need(study.timeline))
 
 
 def _late_handovers(study: Study) -> list[LateHandover]:
-    """Axes whose operations some ranks hand over late."""
+    """Axes whose operations some ranks start late."""
     return find_late_handovers(need(study.timeline))
 
 
@@ -75,13 +74,13 @@ class SlowLinkRule(Rule):
         links = [link for link in found if link.cost_ns >= limit_ns][:_MAX_LINKS]
         edits = [
             Edit(
-                name=f"{_name(link)} as fast as others",
+                name=f"{_name_link(link)} as fast as others",
                 transfer_ns=shorten_transfers(timeline, link),
             )
             for link in links
         ]
         for link, edit, gain in zip(links, edits, context.price(edits), strict=True):
-            yield self._tell_slow(link, edit, gain, timeline)
+            yield self._report_slow(link, edit, gain, timeline)
         handovers = known(context.study.get(_late_handovers)) or []
         late = [one for one in handovers if one.cost_ns >= limit_ns]
         edits = [
@@ -89,9 +88,9 @@ class SlowLinkRule(Rule):
             for one in late
         ]
         for one, edit, gain in zip(late, edits, context.price(edits), strict=True):
-            yield self._tell_late(one, edit, gain, timeline)
+            yield self._report_late(one, edit, gain, timeline)
 
-    def _tell_slow(
+    def _report_slow(
         self, link: SlowLink, edit: Edit, gain: Gain | Unavailable, timeline: Timeline
     ) -> Finding:
         part = link.parts[0]
@@ -101,9 +100,9 @@ class SlowLinkRule(Rule):
         where = "by other axes they should take" if link.is_whole_axis else "elsewhere they take"
         return Finding(
             code=self.code,
-            title=f"{_name(link)} is slow",
+            title=f"{_name_link(link)} is slow",
             severity=severity_of(gain, otherwise=share),
-            summary=f"{what} of {part.times.size_bytes:,.0f} bytes over {_name(link)} take "
+            summary=f"{what} of {part.times.size_bytes:,.0f} bytes over {_name_link(link)} take "
             f"{duration(part.times.floor_ns)} or more in nine of ten cases; {where} "
             f"{duration(part.usual_ns)}.",
             ranks=link.ranks,
@@ -125,7 +124,7 @@ class SlowLinkRule(Rule):
             edit=edit,
         )
 
-    def _tell_late(
+    def _report_late(
         self, late: LateHandover, edit: Edit, gain: Gain | Unavailable, timeline: Timeline
     ) -> Finding:
         share = late.cost_ns / _period_ns(timeline)
@@ -156,7 +155,7 @@ class SlowLinkRule(Rule):
         )
 
 
-def _name(link: SlowLink) -> str:
+def _name_link(link: SlowLink) -> str:
     if link.is_whole_axis:
         return f"the whole {link.axis} axis"
     return f"the {link.axis} link of {name_ranks(link.ranks)}"

@@ -81,7 +81,6 @@ NOT_TIME = Unavailable("memory costs no time until it runs out")
 
 
 def _job_memory(study: Study) -> JobMemory | Unavailable:
-    """Shared by the rules below."""
     return analyze_memory(study.attempt)
 
 
@@ -151,7 +150,7 @@ class MemoryLeak(Rule):
             summary=f"{name_ranks(numbers).capitalize()} {be(numbers)} growing by "
             f"{memory(per_step)} a step{together}, {memory(sum(g.rise for g in growths))} over "
             f"the {plural(growths[0].last_step - growths[0].first_step, 'step')} analysed"
-            f"{_tell_forecast(forecast)}.",
+            f"{_describe_forecast(forecast)}.",
             ranks=numbers,
             first_step=min(growth.first_step for growth in growths),
             last_step=max(growth.last_step for growth in growths),
@@ -196,7 +195,7 @@ class MemoryLeak(Rule):
         return Severity.HIGH if is_near else Severity.MEDIUM
 
 
-def _tell_forecast(forecast: Forecast | Unavailable) -> str:
+def _describe_forecast(forecast: Forecast | Unavailable) -> str:
     if isinstance(forecast, Unavailable):
         return f"; when memory runs out is not known: {forecast.reason}"
     when = (
@@ -445,7 +444,6 @@ class AllocatorRetries(Rule):
     severities = (Severity.MEDIUM, Severity.HIGH)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         found = need(context.study.get(_job_memory))
         states = {
             rank.rank: state for rank in found.ranks if (state := known(rank.allocator)) is not None

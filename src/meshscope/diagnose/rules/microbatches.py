@@ -65,7 +65,6 @@ class TooFewMicrobatches(Rule):
     symptom_of = STRAGGLERS | {"PP002", "PP003", "PP004", "LK001"}
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One finding at most."""
         view = context.study.get(pipeline_view)
         if isinstance(view, Unavailable):
             yield from self._find_by_waits(context, need(context.study.pipeline_waits))
@@ -161,13 +160,13 @@ def _price_microbatches(view: PipelineView, wanted: int) -> Gain | Estimate | Un
 
 
 def _cap(context: Context, m: int, p: int, gain: Gain | Estimate | Unavailable) -> Severity:
-    """Enough microbatches are a choice, not a fault, whatever more would save."""
+    """Enough microbatches are a choice, not a fault, whatever more of them would save."""
     is_few = m < context.thresholds[_MIN_MICROBATCHES_PER_STAGE] * p
     return severity_of(gain) if is_few else Severity.LOW
 
 
 def _list_alternatives(view: PipelineView, wanted: int) -> tuple[Evidence, ...]:
-    """What other numbers of microbatches and the best schedules save."""
+    """The savings of other numbers of microbatches and of the best schedules."""
     m = view.analysis.times.schedule.num_microbatches
     found = []
     for count in sorted({2 * m, 2 * wanted}):

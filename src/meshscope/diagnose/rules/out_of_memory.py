@@ -18,8 +18,6 @@ _MAX_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullDevice:
-    """One time that an allocation failed."""
-
     rank: int
     sentence: str
     step: int | None
@@ -55,7 +53,7 @@ class OutOfMemory(Rule):
     severities = (Severity.MEDIUM, Severity.CRITICAL)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one: of the rank that was full first in its steps, with all such ranks."""
+        """At most one, for all such ranks; it describes the one that was full first."""
         found = [one for recording in context.study.attempt for one in _full_devices(recording)]
         if not found:
             return

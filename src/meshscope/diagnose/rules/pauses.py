@@ -31,10 +31,10 @@ _MIN_PAUSES_COUNT = Threshold(
     name="pauses_min_count", default=5, meaning="pauses below which nothing is reported"
 )
 _EXPLAINED_RATIO = 0.5
-"""Of a pause, from which a collection inside it explains all of it: what leaves that much garbage
-made it just before."""
+"""A collection that takes this share of a pause explains all of it: the code that left so much
+garbage ran just before."""
 _MAIN_RANK_RATIO = 0.2
-"""Of the time of the rank that lost most, from which another is named too."""
+"""Share of the largest loss from which another rank is named too."""
 
 
 class GarbageCollectionRule(Rule):
@@ -120,10 +120,9 @@ def _is_explained(excess: Floats, collected: Floats) -> np.typing.NDArray[np.boo
 
 
 def _choose_ranks(ranks: tuple[int, ...], lost_ns: Floats) -> tuple[int, ...]:
-    """Those that lost most."""
     most = float(lost_ns.max(initial=0.0))
     kept = np.flatnonzero((lost_ns > 0) & (lost_ns >= _MAIN_RANK_RATIO * most))
-    return tuple(ranks[place] for place in kept.tolist())
+    return tuple(ranks[index] for index in kept.tolist())
 
 
 def _describe_collections(
@@ -142,7 +141,7 @@ def _describe_collections(
     edit = remove_pauses(
         timeline, rest, collected_ns=collections.lost_ns, name="without collections"
     )
-    (gain,) = context.price([edit])
+    gain = context.price_edit(edit)
     ranks = _choose_ranks(timeline.ranks, collected.sum(axis=0))
     number = sum(collections.num_collections.get(rank, 0) for rank in ranks)
     longest_ns = float(collected.max())
@@ -174,7 +173,7 @@ def _describe_pauses(
     cost_ratio: float,
 ) -> Finding:
     edit = remove_pauses(timeline, excess, name="without pauses")
-    (gain,) = context.price([edit])
+    gain = context.price_edit(edit)
     ranks = _choose_ranks(timeline.ranks, excess.sum(axis=0))
     number = int((excess > 0).sum())
     typical_ns = float(np.median(excess[excess > 0]))
@@ -205,7 +204,7 @@ def _describe_pauses(
 
 
 def _name_signature(worst: PausedRank | None) -> str:
-    """Forward that is longer while backward is not points to the host."""
+    """A longer forward with a normal backward points to the host."""
     if worst is None or worst.forward_ratio < 0.6 or worst.backward_ratio > 0.2:
         return ""
     return "; they are in forward and not in backward, which points to the host"

@@ -49,7 +49,7 @@ _MIN_HANDOVER_RATIO = Threshold(
 
 
 def _stands_out(context: Context, view: PipelineView) -> bool:
-    """Whether the stage takes longer by enough, in nearly all steps, and not by jitter."""
+    """Whether the stage takes enough longer, in nearly all steps, and not by jitter."""
     verdict, parts = view.verdict, view.analysis.bubble.parts
     return (
         verdict.excess_ratio >= context.thresholds[_MIN_STAGE_EXCESS_RATIO]
@@ -121,7 +121,7 @@ class UnevenStages(Rule):
     symptom_of = STRAGGLERS
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One finding at most: about the stage with the most work."""
+        """At most one: the stage with the most work."""
         view = need(context.study.get(pipeline_view))
         verdict = view.verdict
         if not _stands_out(context, view):
@@ -212,7 +212,7 @@ class SlowStage(Rule):
     symptom_of = STRAGGLERS
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One finding at most: about the stage with the most work."""
+        """At most one: the stage with the most work."""
         view = need(context.study.get(pipeline_view))
         verdict = view.verdict
         if not _stands_out(context, view) or verdict.cause is not StageCause.SLOW:
@@ -227,8 +227,8 @@ class SlowStage(Rule):
             severity=severity_of(priced.gain),
             summary=(
                 f"{capitalize(_compare(verdict))}, with "
-                f"{plural(_count(verdict.num_layers), 'layer')} against "
-                f"{_count(verdict.others_layers)}."
+                f"{plural(_as_int(verdict.num_layers), 'layer')} against "
+                f"{_as_int(verdict.others_layers)}."
             ),
             ranks=verdict.ranks,
             evidence=(*_stage_evidence(view), *bubble_evidence(view)),
@@ -244,16 +244,16 @@ class SlowStage(Rule):
         )
 
 
-def _count(value: float | Unavailable) -> int:
+def _as_int(value: float | Unavailable) -> int:
     return int(known(value) or 0)
 
 
 def _name_direction(view: PipelineView) -> str:
-    """` in forward` where all that it takes longer is there; empty where it is both."""
+    """` in forward` if all of its extra time is there; empty if it is in both."""
     work, position = view.analysis.work, view.verdict.position
     forward = work.position_kind_ns(ActionKind.FORWARD)
     backward = work.position_work_ns - forward
-    others = [place for place in range(work.num_positions) if place != position]
+    others = [other for other in range(work.num_positions) if other != position]
     more_forward = float(forward[position] - np.median(forward[others]))
     more_backward = float(backward[position] - np.median(backward[others]))
     if more_forward >= 4 * max(more_backward, 0):
@@ -294,7 +294,6 @@ class SlowHandovers(Rule):
     symptom_of = STRAGGLERS | {"LK001", "PA001", "PA002"}
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One finding at most."""
         view = need(context.study.get(pipeline_view))
         if not view.analysis.bubble.action_gaps.is_lag_seen:
             return

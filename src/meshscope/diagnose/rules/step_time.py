@@ -59,29 +59,28 @@ _WARMUP_FACTOR = Threshold(
     meaning="a first step this many times the median still warms up",
 )
 _MAX_OTHERS_RATIO = 0.5
-"""A rank is alone with what slow steps do where no other works half as much more in them."""
+"""A rank is alone if no other has half as much extra work in the slow steps."""
 _MIN_STEPS_FOR_WARMUP_ALARM = 200
-"""Of shorter runs a long warm-up is no news: they were made to look at something else."""
+"""In shorter runs a long warm-up is normal."""
 
 _MAX_HOST_LEAD_RATIO = 0.05
 _ONE_RANK_CAUSES = frozenset(
     {"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IN002", "PP003"}
 )
-"""Causes that slow all ranks down and are told better by the rank they are on."""
+"""Causes on one rank that slow all ranks down; their rules name that rank."""
 
 
 def _job_periods(study: Study) -> StepPeriods | Unavailable:
-    """Shared by the rules below."""
     return read_periods(study.attempt, num_warmup=study.steps.num_warmup)
 
 
 def _job_recurrences(study: Study) -> tuple[Recurrence, ...]:
-    """Shared: what recurs is no single slow step."""
+    """Shared: recurring slow steps are not single slow steps."""
     return find_recurrences(need(study.get(_job_periods)))
 
 
 def _runs_ahead(context: Context) -> bool:
-    """Whether hosts fill their devices' queues: their own steps then say nothing about the pace."""
+    """Whether hosts fill their devices' queues; their own steps then say nothing about the pace."""
     timeline = known(context.study.timeline)
     return timeline is not None and abs(measure_host_lead(timeline)) > _MAX_HOST_LEAD_RATIO
 
@@ -114,7 +113,6 @@ class StepTimeDrift(Rule):
     symptom_of = _ONE_RANK_CAUSES | {"ME001", "LK001"}
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         periods = need(context.study.get(_job_periods))
         if _runs_ahead(context):
             return
@@ -184,9 +182,9 @@ class PeriodicSlowSteps(Rule):
         recurrences = need(context.study.get(_job_recurrences))
         for recurrence in recurrences:
             if periods.share_of(recurrence.rows) >= context.thresholds[_MIN_RECURRING_LOST_RATIO]:
-                yield self._tell(context, periods, recurrence)
+                yield self._report(context, periods, recurrence)
 
-    def _tell(self, context: Context, periods: StepPeriods, found: Recurrence) -> Finding:
+    def _report(self, context: Context, periods: StepPeriods, found: Recurrence) -> Finding:
         gain = _price_slow(periods, found.rows)
         extra_ns = float(np.median(periods.excess_ns[found.rows]))
         where, ranks = _find_contents(context, periods.step[found.rows])
@@ -241,7 +239,6 @@ class LongWarmup(Rule):
     thresholds = (_MIN_WARMUP_STEPS, _WARMUP_FACTOR)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         steps, usual = context.study.steps, need(context.study.steps.time)
         if usual.median_ns <= 0:
             return
@@ -300,7 +297,6 @@ class SlowStepsOnAllRanks(Rule):
     symptom_of = _ONE_RANK_CAUSES | {"TI001"}
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one."""
         periods = need(context.study.get(_job_periods))
         recurrences = need(context.study.get(_job_recurrences))
         rows = periods.is_slow.copy()
@@ -349,8 +345,8 @@ def _price_slow(periods: StepPeriods, rows: Bools) -> Estimate:
 
 
 def _find_contents(context: Context, slow: Int64s) -> tuple[PhaseExcess | None, tuple[int, ...]]:
-    """What the rank that works most in these steps does more in them, and that rank if no other
-    works more in them, too."""
+    """The extra phase of the rank that works most in these steps; that rank, if no other works
+    more."""
     rank, is_alone = _find_busiest(context, slow)
     found = find_excess(context.study.attempt.ranks[rank], slow)
     first = found[0] if found and found[0].excess_ns > 0 else None
@@ -358,7 +354,7 @@ def _find_contents(context: Context, slow: Int64s) -> tuple[PhaseExcess | None, 
 
 
 def _find_busiest(context: Context, slow: Int64s) -> tuple[int, bool]:
-    """By work beyond its other steps; the lowest rank where there is no timeline."""
+    """The rank with most work beyond its other steps, else the lowest; and whether it is alone."""
     lowest = min(context.study.attempt.ranks)
     timeline, work = context.study.timeline, context.study.work
     if isinstance(timeline, Unavailable) or isinstance(work, Unavailable):

@@ -1,8 +1,7 @@
 """Rules about ranks that are slower than others that do the same work."""
 
 from collections.abc import Iterable, Mapping
-
-import numpy as np
+from dataclasses import replace
 
 from meshscope.analyze.stragglers.load_imbalance import LoadImbalance, measure_load_imbalance
 from meshscope.analyze.stragglers.stragglers import (
@@ -10,11 +9,10 @@ from meshscope.analyze.stragglers.stragglers import (
     FailSlowSet,
     SlowRank,
     SlowSet,
-    Stragglers,
 )
 from meshscope.analyze.timeline.peer_work import PeerWork
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Unavailable, known, need
+from meshscope.core.unavailable import known, need
 from meshscope.core.verdict.severity import Severity, grade
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
@@ -24,7 +22,6 @@ from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, ratio
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO
-from meshscope.simulate.what_if import Edit
 
 MIN_SLOW_RATIO = Threshold(
     name="slow_rank_min_effect_ratio",
@@ -108,7 +105,6 @@ class SlowSetRule(Rule):
     thresholds = (MIN_SLOW_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One per set."""
         for slow_set in _slow_sets(context):
             if slow_set.shared:
                 trait = slow_set.shared[0]
@@ -183,7 +179,7 @@ class UnevenLoadRule(Rule):
         sequence, timeline = known(context.study.sequence_imbalance), need(context.study.timeline)
         if sequence is not None and sequence.is_found:
             return
-        own = _replace_total(work, work.total_ns - suspects.excess_ns)
+        own = replace(work, total_ns=work.total_ns - suspects.excess_ns)
         load = measure_load_imbalance(own)
         if load is None:
             return
@@ -215,15 +211,10 @@ def _describe_slow(
     code: str, title: str, slow_set: SlowSet, context: Context, change: str
 ) -> Finding:
     worst = slow_set.slow[0]
-    work = context.study.peer_work
-    step_ns = 0.0 if isinstance(work, Unavailable) else work.step_ns
-    share = worst.excess_ns / step_ns if step_ns else 0.0
-    stragglers = context.study.stragglers
-    num_tests = stragglers.num_tests if isinstance(stragglers, Stragglers) else 0
-    edit: Edit | Unavailable = Unavailable("there is no timeline to replay")
-    if isinstance(work, PeerWork) and isinstance(context.study.timeline, Timeline):
-        edit = relieve_slow(context.study.timeline, slow_set, work)
-    gain = edit if isinstance(edit, Unavailable) else context.price([edit])[0]
+    work, timeline = need(context.study.peer_work), need(context.study.timeline)
+    share = worst.excess_ns / work.step_ns if work.step_ns else 0.0
+    edit = relieve_slow(timeline, slow_set, work)
+    gain = context.price_edit(edit)
     return Finding(
         code=code,
         title=title,
@@ -231,11 +222,11 @@ def _describe_slow(
         severity=min(severity_of(gain, otherwise=share), grade(share)),
         summary=_summarize_slow(slow_set),
         ranks=slow_set.ranks,
-        evidence=_list_evidence(slow_set, step_ns),
-        confidence=_state_confidence(worst, num_tests),
+        evidence=_list_evidence(slow_set, work.step_ns),
+        confidence=_state_confidence(worst, need(context.study.stragglers).num_tests),
         change=change,
         gain=gain,
-        edit=edit if isinstance(edit, Edit) else None,
+        edit=known(edit),
     )
 
 
@@ -296,16 +287,12 @@ def _state_confidence(worst: SlowRank, num_tests: int) -> Confidence:
 
 def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> Finding:
     worst = fail_set.slow[0]
-    work, timeline = context.study.peer_work, context.study.timeline
-    edit: Edit | Unavailable = Unavailable("there is no timeline to replay")
-    first_step = last_step = None
-    share: float | None = None
-    if isinstance(work, PeerWork) and isinstance(timeline, Timeline):
-        edit = relieve_fail_slow(timeline, fail_set, work)
-        first_step, last_step = _find_steps(worst, work)
-        slow_share = (worst.change.recovery - worst.change.onset) / len(work.steps)
-        share = worst.excess_ns * slow_share / work.step_ns
-    gain = edit if isinstance(edit, Unavailable) else context.price([edit])[0]
+    work, timeline = need(context.study.peer_work), need(context.study.timeline)
+    edit = relieve_fail_slow(timeline, fail_set, work)
+    first_step, last_step = _find_steps(worst, work)
+    slow_share = (worst.change.recovery - worst.change.onset) / len(work.steps)
+    share = worst.excess_ns * slow_share / work.step_ns
+    gain = context.price_edit(edit)
     phases = _name_phases(worst.main_phases)
     when = f"from step {first_step} on" if last_step is None else f"until step {last_step}"
     if worst.change.onset and last_step is not None:
@@ -336,7 +323,7 @@ def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> F
         ),
         change="Find out what happened on the host at that step: clocks, kernel log, other jobs.",
         gain=gain,
-        edit=edit if isinstance(edit, Edit) else None,
+        edit=known(edit),
     )
 
 
@@ -355,24 +342,11 @@ def _name_traits(fail_set: FailSlowSet) -> str:
     return f"; {rest} likewise" + (f", all of {traits}" if traits else "")
 
 
-def _replace_total(work: PeerWork, total_ns: np.typing.NDArray[np.float64]) -> PeerWork:
-    return PeerWork(
-        ranks=work.ranks,
-        steps=work.steps,
-        step_ns=work.step_ns,
-        phases=work.phases,
-        phase_indices=work.phase_indices,
-        work_ns=work.work_ns,
-        total_ns=total_ns,
-        groups=work.groups,
-    )
-
-
 def _describe_load(
     code: str, load: LoadImbalance, work: PeerWork, timeline: Timeline, context: Context
 ) -> Finding:
     edit = even_load(timeline, work)
-    (gain,) = context.price([edit])
+    gain = context.price_edit(edit)
     if load.takes_turns:
         who = "ranks take turns"
     else:

@@ -9,10 +9,10 @@ from operator import itemgetter
 
 from meshscope.hang.flight_recorder import GroupRecord
 from meshscope.hang.hang import Hang, StuckOperation
-from meshscope.hang.hang_rules import Held, Reason
+from meshscope.hang.hang_rules import Reason
 from meshscope.hang.rank_states import Operation
 from meshscope.hang.stacks import Frame
-from meshscope.hang.wait_graph import Cause, CauseKind
+from meshscope.hang.wait_graph import Cause, CauseKind, Wait
 from meshscope.report import format as form
 from meshscope.report.encode import Shape
 from meshscope.report.section import (
@@ -134,7 +134,7 @@ SHAPES = {
         derived=("group_name", "axis", "sequence", "known_peer"),
         renamed={"group_name": "group", "known_peer": "peer"},
     ),
-    Held: Shape(renamed={"missing": "waits_for"}),
+    Wait: Shape(dropped=("since_complete_ns",), renamed={"missing": "waits_for"}),
     Cause: Shape(dropped=("direct", "behind", "is_certain")),
     GroupRecord: Shape(dropped=("rank",)),
 }
@@ -251,7 +251,7 @@ def _list_waits(hang: Hang, *, shows_all_ranks: bool) -> Iterator[Part]:
         yield Line(f"… and {num_more}; --all-ranks shows all")
 
 
-def _make_row(hang: Hang, rank: int, held: Held | None) -> tuple[str, ...]:
+def _make_row(hang: Hang, rank: int, held: Wait | None) -> tuple[str, ...]:
     state = hang.states[rank]
     return (
         str(rank),
@@ -265,7 +265,7 @@ def _make_row(hang: Hang, rank: int, held: Held | None) -> tuple[str, ...]:
     )
 
 
-def _show_missing(held: Held) -> str:
+def _show_missing(held: Wait) -> str:
     if held.is_over:
         return f"failed: {held.operation.outcome.label}"
     return form.name_ranks(held.missing) if held.missing else "its transfer"

@@ -11,10 +11,11 @@ from meshscope.core.operations import POINT_TO_POINT, Kind
 from meshscope.core.unavailable import known
 from meshscope.hang.flight_recorder import GroupRecord
 from meshscope.hang.hang import Culprit, Hang, StuckOperation
-from meshscope.hang.hang_rules import Held, Reason, VerdictKind, classify_error
+from meshscope.hang.hang_rules import Reason, VerdictKind, classify_error
 from meshscope.hang.processes import Life, ProcessState
 from meshscope.hang.rank_states import Operation, RankState
 from meshscope.hang.stacks import Frame, pick_telling_frames
+from meshscope.hang.wait_graph import Wait
 from meshscope.report.format import (
     clean_text,
     duration,
@@ -183,7 +184,7 @@ def _count_held(hang: Hang) -> tuple[list[int], list[int], int]:
     return waiting, failed, len(hang.waiting) + len(hang.cascade) - len(inside)
 
 
-def _is_in(held: Held, operation: StuckOperation) -> bool:
+def _is_in(held: Wait, operation: StuckOperation) -> bool:
     meeting = held.operation.meeting
     if meeting.group is not operation.group or meeting.sequence != operation.sequence:
         return False

@@ -1,11 +1,11 @@
 """Changes to the stages of a pipeline, priced by replay: move layers, even out, speed one up.
 
 The time of a stage is that of its layers plus its extras (`analyze.stage_work`). Moving a layer
-takes its time from one stage and adds it to another, there times how slow that one is: a stage
-without extras that takes longer per layer than the others is slow and stays so; what first and last
-stages take beyond their layers belongs to embedding, head and loss, and stays where it is.
+takes its time from one stage and adds it to another, scaled by how slow that one is: a stage
+without extras that takes longer per layer than the others is slow and stays so; the time of first
+and last stages beyond their layers belongs to embedding, head and loss, and stays there.
 
-Wrong where layers differ in size, or where the memory of a stage does not take another layer.
+Wrong if layers differ in size, or if the memory of a stage has no room for another layer.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from meshscope.simulate.pipeline.pipeline_replay import PipelineReplay, StageFac
 from meshscope.simulate.what_if import Gain
 
 _MIN_WORTH_RATIO = 0.002
-"""A move must shorten the pipeline by this share to be taken: less is noise of the medians."""
+"""A move must shorten the pipeline by this share: less is noise of the medians."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class MoveAdvice:
 
 @or_unavailable
 def layer_factors(work: StageWork, num_layers: tuple[int, ...]) -> dict[int, float]:
-    """By stage: its work with that many layers over its work now."""
+    """By stage: its work with that many layers, divided by its work now."""
     layers, layer_ns = need(work.layers), need(work.layer_ns())
     factors = {}
     for stage in work.stages:
@@ -63,13 +63,13 @@ def layer_factors(work: StageWork, num_layers: tuple[int, ...]) -> dict[int, flo
 
 @or_unavailable
 def _price_layers(replay: PipelineReplay, num_layers: tuple[int, ...]) -> Gain:
-    """What another number of layers for each stage wins."""
+    """The saving with another number of layers per stage."""
     factors = spread_factors(replay.work, need(layer_factors(replay.work, num_layers)))
     return need(replay.price(duration_ns=replay.scale_work(factors)))
 
 
 def spread_factors(work: StageWork, factors: Mapping[int, float]) -> StageFactors:
-    """The same for all kinds of a stage's actions."""
+    """Applies a stage's factor to all kinds of its actions."""
     return {
         (kind, stage.stage): factors[stage.stage]
         for stage in work.stages
@@ -80,7 +80,7 @@ def spread_factors(work: StageWork, factors: Mapping[int, float]) -> StageFactor
 
 @or_unavailable
 def price_move(replay: PipelineReplay, move: LayerMove) -> Gain:
-    """What one move wins; Unavailable where there are not that many layers to move."""
+    """The saving of one move; Unavailable if the stage has fewer layers."""
     layers = need(replay.work.layers)
     counts = list(layers.num_layers)
     if not (0 <= move.source < len(counts) and 0 <= move.target < len(counts)):
@@ -94,11 +94,11 @@ def price_move(replay: PipelineReplay, move: LayerMove) -> Gain:
 
 @or_unavailable
 def advise_moves(replay: PipelineReplay) -> MoveAdvice:
-    """Moves layers one by one, each time the one that shortens the pipeline most, while it does.
+    """Moves layers one by one, always the move that shortens the pipeline most, while any does.
 
-    Single moves may end where none helps though two would: where layers spread from scratch, each
-    to the rank with the least work, give a shorter pipeline, that is advised. Every stage keeps a
-    layer or an extra.
+    Single moves may get stuck where two together would help. If spreading all layers from scratch,
+    each to the rank with the least work, gives a shorter pipeline, that is advised. Every stage
+    keeps a layer or an extra.
     """
     layers = need(replay.work.layers)
     counts = layers.num_layers
@@ -118,7 +118,7 @@ def advise_moves(replay: PipelineReplay) -> MoveAdvice:
 
 
 def _spread_layers(replay: PipelineReplay) -> tuple[int, ...]:
-    """Each layer to the pipeline rank that then has the least work, from the extras on."""
+    """Gives each layer to the pipeline rank that then has the least work, extras included."""
     work = replay.work
     layers = need(work.layers)
     counts = [0 if extras else 1 for extras in layers.extras]
@@ -130,7 +130,7 @@ def _spread_layers(replay: PipelineReplay) -> tuple[int, ...]:
 
 
 def _load_positions(work: StageWork, counts: tuple[int, ...]) -> list[float]:
-    """By pipeline rank: its work with that many layers on each stage."""
+    """Work of each pipeline rank with that many layers on each stage."""
     factors = need(layer_factors(work, counts))
     load = [0.0] * work.num_positions
     for stage in work.stages:
@@ -141,7 +141,7 @@ def _load_positions(work: StageWork, counts: tuple[int, ...]) -> list[float]:
 def _find_best_move(
     replay: PipelineReplay, counts: tuple[int, ...]
 ) -> tuple[float, tuple[int, ...]] | None:
-    """The shortest pipeline that one move from the fullest rank's stages makes."""
+    """The shortest pipeline after one move from the fullest rank's stages."""
     layers = need(replay.work.layers)
     fullest = int(np.argmax(_load_positions(replay.work, counts)))
     best: tuple[float, tuple[int, ...]] | None = None
@@ -172,7 +172,7 @@ def _typical_ns(replay: PipelineReplay, counts: tuple[int, ...]) -> float:
 
 
 def _list_moves(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[LayerMove, ...]:
-    """The fewest moves that lead from one to the other, neighbours in order."""
+    """The fewest moves that lead from one to the other, in order of stage."""
     give = [(stage, old - new) for stage, (old, new) in _pairs(before, after) if old > new]
     take = [(stage, new - old) for stage, (old, new) in _pairs(before, after) if new > old]
     moves = []
@@ -192,25 +192,26 @@ def _pairs(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[int, t
 
 @or_unavailable
 def price_level_position(replay: PipelineReplay, position: int) -> Gain:
-    """What it wins if one pipeline rank takes as long as the others, per layer where known."""
+    """The saving if one pipeline rank is as fast as the others, per layer if known."""
     factors = need(level_factors(replay.work, position))
     return need(replay.price(duration_ns=replay.scale_work(factors)))
 
 
 def level_factors(work: StageWork, position: int) -> StageFactors | Unavailable:
-    """Of one pipeline rank's stages, if each kind of action took as long as on the others.
+    """Factors for one pipeline rank's stages that make each kind of action as fast as on the
+    others.
 
-    Per layer where layers are known. Never longer than it is.
+    Per layer if layers are known. Never above 1.
     """
     counts = work.position_layers()
     if isinstance(counts, Unavailable) or not all(counts):
         counts = (1,) * work.num_positions
     kinds = {kind for stage in work.stages for kind in stage.kind_ns}
-    others = [place for place in range(work.num_positions) if place != position]
+    others = [other for other in range(work.num_positions) if other != position]
     factors = {}
     for kind in kinds:
         load = work.position_kind_ns(kind)
-        wanted = lower_median(load[place] / counts[place] for place in others) * counts[position]
+        wanted = lower_median(load[other] / counts[other] for other in others) * counts[position]
         factor = min(wanted / float(load[position]), 1.0) if load[position] > 0 else 1.0
         for stage in work.stages:
             if stage.position == position:
@@ -219,7 +220,7 @@ def level_factors(work: StageWork, position: int) -> StageFactors | Unavailable:
 
 
 def price_no_communication(replay: PipelineReplay) -> Gain | Unavailable:
-    """What it wins if outputs were there at once."""
+    """The saving if outputs arrived at once."""
     action_gaps = replay.action_gaps
     gap_ns = action_gaps.gap_ns - action_gaps.receive_ns
     return replay.price(lag_ns=np.zeros_like(action_gaps.lag_ns), gap_ns=gap_ns)

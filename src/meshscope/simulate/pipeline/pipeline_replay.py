@@ -2,12 +2,11 @@
 
 Actions keep their measured durations, lags and gaps, run by run (`pipeline.action_gaps`); an edit
 changes some of them and the step is replayed. The gain is the difference of two replays, from the
-begin of a step's first pipeline to the end of its last: all pipelines of a step meet at its end,
-for gradients or their norm. What comes after the pipelines is taken to stay as long as it is.
+start of a step's first pipeline to the end of its last: all pipelines of a step meet at its end,
+for gradients or their norm. The time after the pipelines is assumed to stay the same.
 
-Wrong where the rest of a step overlaps with the pipeline (gradients sent in last backwards), and
-as far as the replay of the recorded times is off, which `fidelity` says; from 5 % on nothing is
-answered.
+Wrong if the rest of a step overlaps with the pipeline (gradients sent in the last backwards), and
+by the error of the replay (`fidelity`); from 5 % on no answer is given.
 """
 
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from meshscope.simulate.what_if import Edit, Fidelity, Gain
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 StageFactors = Mapping[tuple[ActionKind, int], float]
-"""By kind and stage: how many times as long its work takes; 1 where it is not named."""
+"""By kind and stage: how many times as long its work takes; 1 if not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +42,6 @@ class PipelineReplay:
 
     @property
     def plan(self) -> ReplayPlan:
-        """The recorded order."""
         return self.action_gaps.plan
 
     @property
@@ -53,7 +51,7 @@ class PipelineReplay:
 
     @property
     def fidelity(self) -> Fidelity:
-        """How far the replay with measured times is from the clock."""
+        """Error of the replay with measured times against the clock."""
         action_gaps = self.action_gaps
         return Fidelity(
             error_ratio=action_gaps.fidelity_ratio,
@@ -69,7 +67,7 @@ class PipelineReplay:
         lag_ns: Floats | None = None,
         gap_ns: Floats | None = None,
     ) -> Gain | Unavailable:
-        """What other durations, lags or gaps, [action, run], win in the recorded order."""
+        """The saving of other durations, lags or gaps, [action, run], in the recorded order."""
         action_gaps = self.action_gaps
         duration = self.duration_ns if duration_ns is None else duration_ns
         _, end = self.plan.replay(
@@ -81,39 +79,38 @@ class PipelineReplay:
         return self.compare(end.max(axis=0))
 
     def compare(self, end_ns: Floats, *, num_steps_each: float = 1.0) -> Gain | Unavailable:
-        """The gain of another last end per run. `num_steps_each`: how many recorded steps' worth
-        of samples such a step has."""
+        """The gain if runs end at `end_ns`. `num_steps_each`: how many recorded steps' samples one
+        such step has."""
         fidelity = self.fidelity
         pipeline_ns = float(self._step_ends(end_ns).mean())
         rest_ns = self.step_ns - fidelity.replayed_ns
         return fidelity.price((pipeline_ns + rest_ns) / num_steps_each, self.step_ns)
 
     def typical_end_ns(self, duration_ns: Floats) -> float:
-        """Last end with [action, 1] durations and median lags and gaps: cheap, for searching."""
+        """Last end with [action, 1] durations and median lags and gaps; cheap, for searching."""
         lag, gap = self.action_gaps.typical_lag_ns, self.action_gaps.typical_gap_ns
         _, end = self.plan.replay(duration_ns, lag_ns=lag, gap_ns=gap)
         return float(end.max())
 
     def scale_work(self, factors: StageFactors) -> Floats:
-        """[action, run]: durations in which the work of stages takes so many times as long."""
+        """[action, run]: durations with the work of stages multiplied by their factors."""
         factor = np.array([factors.get((a.kind, a.stage), 1.0) for a in self.plan.actions])
         changed: Floats = self.duration_ns + self.times.work_ns * (factor[:, None] - 1)
         return changed
 
     def _step_ends(self, end_ns: Floats) -> Floats:
-        """Per step the last of its pipelines."""
-        _, place = np.unique(self.times.step, return_inverse=True)
-        last = np.zeros(int(place.max(initial=-1)) + 1)
-        np.maximum.at(last, place, end_ns)
+        """The last end of the pipelines of each step."""
+        _, index = np.unique(self.times.step, return_inverse=True)
+        last = np.zeros(int(index.max(initial=-1)) + 1)
+        np.maximum.at(last, index, end_ns)
         return last
 
 
 def build_pipeline_replay(
     timeline: Timeline, times: PipelineTimes, work: StageWork, action_gaps: ActionGaps
 ) -> PipelineReplay | Unavailable:
-    """The replay of the steps in `times`."""
-    places = np.unique(times.step)
-    period_ns = _step_periods(timeline)[places]
+    step_indices = np.unique(times.step)
+    period_ns = _step_periods(timeline)[step_indices]
     is_usable: Bools = period_ns > 0
     if not is_usable.any():
         return Unavailable("no step with a pipeline has a duration")
@@ -123,7 +120,7 @@ def build_pipeline_replay(
 
 
 def edit_stages(timeline: Timeline, times: PipelineTimes, factors: StageFactors, name: str) -> Edit:
-    """The same change of stages' work for the replay of the whole run."""
+    """The same change of stages' work as an edit of the whole run."""
     pieces = timeline.pieces
     factor = np.ones(len(pieces))
     actions = timeline.actions
@@ -147,6 +144,6 @@ def edit_stages(timeline: Timeline, times: PipelineTimes, factors: StageFactors,
 
 
 def _step_periods(timeline: Timeline) -> Int64s:
-    """Per step, from the last rank's end of the step before to the last rank's end."""
+    """Period of each step, from the last rank's end of the step before to the last rank's end."""
     periods: Int64s = timeline.period_end_ns.max(axis=0) - timeline.period_start_ns.max(axis=0)
     return periods

@@ -1,8 +1,8 @@
 """Another schedule, or another number of microbatches, priced by replay.
 
 Every action of the new order gets the measured times of the recorded action of its stage and kind,
-microbatch i those of microbatch i mod m, run by run, so that what varies in the recording varies in
-the replay. Stated, not measured:
+microbatch i those of microbatch i mod m, run by run, so that the replay varies like the recording.
+Assumptions:
 
 - Samples per step stay the same by default, so a microbatch has m/m' of the samples, and its
   actions take that share of their time: no part of an action is fixed. Lags and gaps stay as they
@@ -11,7 +11,7 @@ the replay. Stated, not measured:
 - Where the recording has B and the schedule I and W, each takes half of B; I and W together take B.
 - Where a rank holds other numbers of stages, its time is shared evenly among them.
 
-Wrong where a schedule's memory does not fit, or weight gradients cannot be put off.
+Wrong if a schedule's memory does not fit, or weight gradients cannot be delayed.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _B, _I, _W = ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleGain:
-    """What another order or number of microbatches wins."""
+    """The saving of another order or number of microbatches."""
 
     name: str
     num_microbatches: int
@@ -50,7 +50,7 @@ def price_schedule(
     num_chunks: int | None = None,
     keeps_microbatch_size: bool = False,
 ) -> ScheduleGain | Unavailable:
-    """The gain of a schedule of `BUILDERS`; what is not given stays as recorded."""
+    """The saving of a schedule of `BUILDERS`; arguments that are None stay as recorded."""
     recorded = replay.times.executed
     m_before = recorded.schedule.num_microbatches
     wanted = recorded.name if name is None else name
@@ -78,7 +78,7 @@ def price_schedule(
 
 
 def rank_schedules(replay: PipelineReplay) -> list[ScheduleGain]:
-    """Every schedule that exists for this pipeline as it is, the best first."""
+    """Every schedule that fits this pipeline, the best first."""
     found = []
     for name in BUILDERS:
         priced = price_schedule(replay, name=name)
@@ -105,12 +105,12 @@ def _replay(replay: PipelineReplay, plan: ReplayPlan, scale: float) -> Floats:
 
 
 class _RecordedTimes:
-    """Looks up what the recording says of an action of another schedule; vectors over runs."""
+    """Recorded times for the actions of another schedule; vectors over runs."""
 
     def __init__(self, replay: PipelineReplay) -> None:
         plan = replay.plan
         self._schedule = plan.schedule
-        self._place = {action: place for place, action in enumerate(plan.actions)}
+        self._index_of = {action: index for index, action in enumerate(plan.actions)}
         self._duration = replay.duration_ns
         self._lag = replay.action_gaps.lag_ns
         self._gap = replay.action_gaps.gap_ns
@@ -121,7 +121,7 @@ class _RecordedTimes:
         self._any_gap = np.median(self._gap[self._has_before], axis=0)
 
     def duration_ns(self, schedule: Schedule, action: Action) -> Floats:
-        """Its rank's time for this kind, shared evenly among the rank's stages."""
+        """The rank's time for this kind, shared evenly among its stages."""
         rank = schedule.stage_ranks[action.stage]
         if schedule.stage_ranks == self._schedule.stage_ranks:
             return self._of_stage(action.kind, action.stage, action.microbatch)
@@ -134,31 +134,31 @@ class _RecordedTimes:
 
     def _of_stage(self, kind: ActionKind, stage: int, microbatch: int) -> Floats:
         microbatch %= self._schedule.num_microbatches
-        place = self._place.get(Action(kind, stage, microbatch))
-        if place is not None:
-            own: Floats = self._duration[place]
+        index = self._index_of.get(Action(kind, stage, microbatch))
+        if index is not None:
+            own: Floats = self._duration[index]
             return own
         if kind is _B:
-            parts = [self._place[Action(part, stage, microbatch)] for part in (_I, _W)]
+            parts = [self._index_of[Action(part, stage, microbatch)] for part in (_I, _W)]
             whole: Floats = self._duration[parts].sum(axis=0)
             return whole
-        half: Floats = self._duration[self._place[Action(_B, stage, microbatch)]] / 2
+        half: Floats = self._duration[self._index_of[Action(_B, stage, microbatch)]] / 2
         return half
 
     def lag_ns(self, schedule: Schedule, action: Action) -> Floats:
-        """That of the recorded action of its rank and direction, if its input travelled."""
-        place = self._find(schedule, action)
-        if place is None or not self._is_remote[place]:
+        """The lag of the recorded action of the same rank and direction, if its input travelled."""
+        index = self._find(schedule, action)
+        if index is None or not self._is_remote[index]:
             return self._any_lag
-        lag: Floats = self._lag[place]
+        lag: Floats = self._lag[index]
         return lag
 
     def gap_ns(self, schedule: Schedule, action: Action) -> Floats:
-        """That of the recorded action of its rank and kind."""
-        place = self._find(schedule, action)
-        if place is None or not self._has_before[place]:
+        """The gap of the recorded action of the same rank and kind."""
+        index = self._find(schedule, action)
+        if index is None or not self._has_before[index]:
             return self._any_gap
-        gap: Floats = self._gap[place]
+        gap: Floats = self._gap[index]
         return gap
 
     def _find(self, schedule: Schedule, action: Action) -> int | None:
@@ -168,7 +168,7 @@ class _RecordedTimes:
             stage = self._schedule.stages_of(rank)[0]
         microbatch = action.microbatch % self._schedule.num_microbatches
         for kind in {_B: (_B, _I), _I: (_I, _B), _W: (_W,)}.get(action.kind, (action.kind,)):
-            place = self._place.get(Action(kind, stage, microbatch))
-            if place is not None:
-                return place
+            index = self._index_of.get(Action(kind, stage, microbatch))
+            if index is not None:
+                return index
         return None

@@ -1,14 +1,14 @@
-"""How much slower a job was than an even one, and who is to blame: S, its parts, M_W and M_S.
+"""How much slower a job was than an even one, and why: S, its parts, M_W and M_S.
 
 T is the replay with measured durations, T_ideal the replay with even ones: the mean for work
-(moving work around keeps its sum), the median for communication (what is far off comes from
-outside). S = T / T_ideal; waste = 1 - 1/S. S of a part is the replay in which only that part keeps
-its measured durations, over T_ideal. A share of the excess T - T_ideal is given twice: `removed`
-(that part alone made even) and `added_alone` (that part alone left as measured); they differ where
-causes interact. After "Understanding Stragglers in Large Model Training Using What-if Analysis",
+(moving work around keeps its sum), the median for communication (outliers have outside causes).
+S = T / T_ideal; waste = 1 - 1/S. S of a part is the replay in which only that part keeps its
+measured durations, over T_ideal. A share of the excess T - T_ideal is given twice: `removed` (only
+that part made even) and `added_alone` (only that part left as measured); they differ if causes
+interact. After "Understanding Stragglers in Large Model Training Using What-if Analysis",
 OSDI'25.
 
-Wrong where the even share is not one that could be reached, as where stages must differ.
+Wrong if the even share cannot be reached, for example if stages must differ.
 """
 
 import math
@@ -24,7 +24,7 @@ K = TypeVar("K", int, str)
 _WORST_WORKERS_RATIO = 0.03
 """The share of workers that M_W makes even (OSDI'25)."""
 MIN_EXCESS_RATIO = 1e-6
-"""Below this excess over T_ideal shares of it say nothing."""
+"""Shares of a smaller excess over T_ideal are meaningless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +71,11 @@ class Slowdown:
 
 
 def count_worst(num_workers: int) -> int:
-    """How many workers are the worst 3 %."""
     return max(1, math.ceil(num_workers * _WORST_WORKERS_RATIO - 1e-9))
 
 
 def choose_worst(by_worker: Mapping[int, float], num_workers: int | None = None) -> tuple[int, ...]:
-    """The slowest 3 % of all workers; the lower rank of two that are equally slow."""
+    """The slowest 3 % of all workers; ties go to the lower rank."""
     ordered = sorted(by_worker, key=lambda rank: (-by_worker[rank], rank))
     return tuple(ordered[: count_worst(len(ordered) if num_workers is None else num_workers)])
 
@@ -84,7 +83,6 @@ def choose_worst(by_worker: Mapping[int, float], num_workers: int | None = None)
 def share_excess(
     *, step_ns: float, ideal_ns: float, removed_ns: float, alone_ns: float
 ) -> Share | Unavailable:
-    """Both shares of the excess."""
     excess = step_ns - ideal_ns
     if abs(excess) <= MIN_EXCESS_RATIO * step_ns:
         return Unavailable("the job is as fast as an even one, so there is no excess to share out")
@@ -94,5 +92,4 @@ def share_excess(
 
 
 def sort_slowdowns(found: Mapping[K, float]) -> dict[K, float]:
-    """The largest first."""
     return dict(sorted(found.items(), key=lambda item: -item[1]))

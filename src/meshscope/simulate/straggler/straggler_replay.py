@@ -1,10 +1,10 @@
 """Replays a straggler trace with measured, even or edited durations.
 
 start(v) = latest end of what v waits for; compute ends a duration later; communication ends a
-transfer after the last of its group has begun. Transfer = end - latest begin in the group; one of
--10 ms or less is an error of clocks and counts as 0. All steps, dp ranks and edits are evaluated
-together, operation by operation. Gaps that no operation explains are left out, and `fidelity` says
-how much of the measured step they are.
+transfer after the last of its group has started. Transfer = end - latest start in the group; one of
+-10 ms or less is a clock error and counts as 0. All steps, dp ranks and edits are evaluated
+together, operation by operation. Unexplained gaps are left out; `fidelity` says how much of the
+measured step they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,14 +44,14 @@ class StragglerReplay:
     trace: StragglerTrace
     dependencies: Dependencies
     measured_s: Floats
-    """[operation, step, dp]: duration, or transfer of what has a group."""
+    """[operation, step, dp]: duration, or transfer if it has a group."""
     ideal_s: Floats
     """[operation]: even over all of its type."""
     num_clock_errors: int
 
     @classmethod
     def make(cls, trace: StragglerTrace) -> Self:
-        """RunError where the trace's steps cannot be put together."""
+        """RunError if the trace's steps do not form one graph."""
         found = find_dependencies(trace)
         if isinstance(found, str):
             raise RunError(f"{trace.name}: {found}; it cannot be replayed")
@@ -81,12 +81,10 @@ class StragglerReplay:
         return np.concatenate(parts)
 
     def mean_ns(self, durations: Sequence[Floats]) -> list[float]:
-        """Mean step time per edit."""
         times: list[float] = (self.step_times_s(durations).mean(axis=1) * 1e9).tolist()
         return times
 
     def fidelity(self) -> Fidelity:
-        """Replayed against measured."""
         end = self.trace.end_s.max(axis=(0, 2))
         measured_ns = float((end - self.trace.begin_s.min(axis=(0, 2))).mean()) * 1e9
         replayed_ns = self.mean_ns([self.measured_s])[0]
@@ -103,11 +101,10 @@ class StragglerReplay:
         return np.where(is_even, self.ideal_s[:, None, None], self.measured_s)
 
     def price(self, durations: Floats, fidelity: Fidelity) -> Gain | Unavailable:
-        """What other durations save."""
         return fidelity.problem or fidelity.price(self.mean_ns([durations])[0])
 
     def types(self) -> list[str]:
-        """Each operation's type, with sends and recvs of a direction as one."""
+        """The type of each operation; sends and recvs of a direction are one type."""
         return [_merge_type(one.optype) for one in self.trace.operations]
 
     def is_stage(self, stage: int) -> Bools:
@@ -158,24 +155,24 @@ def _evaluate(
     is_across = dict(zip(dependencies.groups, dependencies.is_across_dp, strict=True))
     end = np.empty((num_operations, len(durations), num_steps, num_dp))
     cost = np.empty((len(durations), num_operations, num_steps, num_dp))
-    for place, duration in enumerate(durations):
-        cost[place] = duration
-    for index in dependencies.order:
-        unit = dependencies.units[index]
-        begin = np.zeros(end.shape[1:])
-        for place in unit:
-            for other in dependencies.before[place]:
-                np.maximum(begin, end[other], out=begin)
+    for edit, duration in enumerate(durations):
+        cost[edit] = duration
+    for unit_index in dependencies.order:
+        unit = dependencies.units[unit_index]
+        start = np.zeros(end.shape[1:])
+        for operation in unit:
+            for other in dependencies.before[operation]:
+                np.maximum(start, end[other], out=start)
         if is_across.get(unit, False):
-            begin = begin.max(axis=2, keepdims=True)
-        for place in unit:
-            end[place] = begin + cost[:, place]
+            start = start.max(axis=2, keepdims=True)
+        for operation in unit:
+            end[operation] = start + cost[:, operation]
     times: Floats = end.max(axis=(0, 3))
     return times
 
 
 def measure_slowdown(replay: StragglerReplay) -> Slowdown | Unavailable:
-    """S and all that it falls apart into, from one batch of replays."""
+    """S and its parts, from one batch of replays."""
     fidelity = replay.fidelity()
     if fidelity.problem is not None:
         return fidelity.problem
@@ -187,8 +184,8 @@ def measure_slowdown(replay: StragglerReplay) -> Slowdown | Unavailable:
         parts["type", optype] = np.array([one == optype for one in types])[:, None, None]
     for stage in range(trace.num_stages):
         parts["pp", stage] = replay.is_stage(stage)
-    for place, dp_rank in enumerate(trace.dp_ranks):
-        is_own = np.arange(len(trace.dp_ranks)) == place
+    for index, dp_rank in enumerate(trace.dp_ranks):
+        is_own = np.arange(len(trace.dp_ranks)) == index
         parts["dp", dp_rank] = is_own[None, None, :]
     alone = dict(
         zip(parts, replay.mean_ns([replay.even(~part) for part in parts.values()]), strict=True)
@@ -219,9 +216,9 @@ def _rank_workers(
 ) -> dict[int, float]:
     """A worker is as slow as its stage or its dp rank, whichever is less (OSDI'25)."""
     return {
-        int(trace.ranks[stage, place]): min(by_axis["pp"][stage], by_axis["dp"][dp_rank])
+        int(trace.ranks[stage, index]): min(by_axis["pp"][stage], by_axis["dp"][dp_rank])
         for stage in range(trace.num_stages)
-        for place, dp_rank in enumerate(trace.dp_ranks)
+        for index, dp_rank in enumerate(trace.dp_ranks)
     }
 
 

@@ -1,4 +1,4 @@
-"""Prices edits that were asked for in words, on a straggler trace.
+"""Prices the edits of a command line, on a straggler trace.
 
 Phases are the trace's operation types; ideal is even (`straggler_replay`). A trace has no schedule
 or layers that could be changed.
@@ -18,7 +18,7 @@ from meshscope.store.read.arrays import Bools
 
 
 def price_trace_edits(replay: StragglerReplay, wanted: list[WantedEdit]) -> list[PricedEdit]:
-    """In the order given; UsageError where an edit names what the trace does not have."""
+    """In the order given; UsageError if the trace does not have what an edit names."""
     fidelity = replay.fidelity()
     found = []
     for one in wanted:
@@ -48,15 +48,15 @@ def _choose(replay: StragglerReplay, wanted: WantedEdit) -> Bools | Unavailable:
         if wanted.name not in optypes:
             known = ", ".join(dict.fromkeys(optypes))
             raise UsageError(f"edit {wanted.text!r}: the trace has no such type; it has {known}")
-        return _of(optype == wanted.name for optype in optypes)
+        return _make_mask(optype == wanted.name for optype in optypes)
     if wanted.kind is EditKind.COMPUTE:
-        return _of(optype not in COMMUNICATION for optype in optypes)
+        return _make_mask(optype not in COMMUNICATION for optype in optypes)
     if wanted.kind is EditKind.BANDWIDTH:
         along = [AXIS_OF_TYPE.get(optype, "") for optype in optypes]
         if wanted.name and wanted.name not in along:
             known = ", ".join(sorted(set(along) - {""}))
             raise UsageError(f"edit {wanted.text!r}: the trace has transfers along {known} only")
-        return _of(axis == wanted.name if wanted.name else axis != "" for axis in along)
+        return _make_mask(axis == wanted.name if wanted.name else axis != "" for axis in along)
     return Unavailable("a straggler trace does not say what another schedule or layer split needs")
 
 
@@ -64,7 +64,7 @@ def _choose_along(replay: StragglerReplay, wanted: WantedEdit) -> Bools | Unavai
     trace = replay.trace
     if wanted.name == "pp":
         _check(wanted, "stage", list(range(trace.num_stages)))
-        return _of(one.stage in wanted.numbers for one in trace.operations)
+        return _make_mask(one.stage in wanted.numbers for one in trace.operations)
     if wanted.name == "dp":
         _check(wanted, "dp rank", list(trace.dp_ranks))
         return np.isin(trace.dp_ranks, wanted.numbers)[None, None, :]
@@ -80,5 +80,5 @@ def _check(wanted: WantedEdit, noun: str, known: list[int]) -> None:
         )
 
 
-def _of(flags: Iterable[bool]) -> Bools:
+def _make_mask(flags: Iterable[bool]) -> Bools:
     return np.array(list(flags), dtype=np.bool_)[:, None, None]
