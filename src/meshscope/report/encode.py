@@ -264,9 +264,11 @@ def _describe_fields(cls: type, known: _Known) -> dict[str, Any]:
             found = {**found, "description": texts[name]}
         properties[shape.renamed.get(name, name)] = found
     text = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
+    if text.startswith(f"{cls.__name__}("):
+        text = ""  # dataclasses write their signature where there is no docstring
     return {
         "type": "object",
-        "description": " ".join(text.split()),
+        **({"description": " ".join(text.split())} if text else {}),
         "properties": properties,
         "required": list(properties),
     }

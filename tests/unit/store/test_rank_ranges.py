@@ -23,7 +23,7 @@ def test_absent_ranks_are_the_complement(ranks: set[int], world_size: int) -> No
 
 @given(ranks=RANKS)
 def test_stretches_do_not_touch(ranks: set[int]) -> None:
-    stretches = RankRanges.of(ranks).stretches
+    stretches = RankRanges.of(ranks).ranges
     assert all(len(stretch) for stretch in stretches)
     assert all(a.stop < b.start for a, b in pairwise(stretches))
     assert {rank for stretch in stretches for rank in stretch} == ranks
@@ -31,7 +31,7 @@ def test_stretches_do_not_touch(ranks: set[int]) -> None:
 
 def test_a_million_absent_ranks_are_two_stretches() -> None:
     absent = RankRanges.absent_from([7], 1 << 20)
-    assert absent.stretches == (range(7), range(8, 1 << 20))
+    assert absent.ranges == (range(7), range(8, 1 << 20))
     assert len(absent) == (1 << 20) - 1
     assert str(absent) == "0-6, 8-1048575"
     assert "7" not in absent
