@@ -70,14 +70,12 @@ _PACKAGES = {
 
 
 class CommandLine(click.Group):
-    """Loads commands when they are called and turns errors into one line and an exit code."""
+    """Imports commands when they are called and turns errors into one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order in which they are used."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the command's module."""
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -133,7 +131,7 @@ class CommandLine(click.Group):
 
 
 def _fail(text: str, exit_code: int) -> NoReturn:
-    """One line on stderr, whatever is in the text."""
+    """Writes one line to stderr, whatever the text contains."""
     shown = "".join(c if c.isprintable() else " " for c in text)
     click.echo(f"meshscope: {shown}", err=True)
     sys.exit(exit_code)

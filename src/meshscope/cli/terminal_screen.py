@@ -1,13 +1,15 @@
-"""What commands write to stdout: sections for the terminal there, or one JSON document."""
+"""What commands write: sections for the terminal, one JSON document, files, and notes to stderr."""
 
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from meshscope.cli import is_color_wanted
+from meshscope.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,17 +23,15 @@ _PIPE_WIDTH = 100
 
 
 def is_unicode_shown() -> bool:
-    """Whether stdout takes more than ASCII."""
     return (sys.stdout.encoding or "ascii").lower().replace("-", "").startswith("utf")
 
 
 def terminal_width() -> int:
-    """Columns of the terminal."""
     return shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns
 
 
 def choose_screen(context: click.Context) -> "Screen":
-    """As wide as the terminal, with colours and typography where it has them."""
+    """As wide as the terminal, with its colours and characters."""
     from meshscope.report.screen import Screen  # Rich is not needed for JSON
 
     return Screen(
@@ -41,10 +41,21 @@ def choose_screen(context: click.Context) -> "Screen":
     )
 
 
+def say(text: str) -> None:
+    """A note to stderr, apart from results."""
+    click.echo(f"meshscope: {text}", err=True)
+
+
+def write_file(text: str, path: Path) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
 def show_sections(
     context: click.Context, sections: "Iterable[Section]", *, wraps: bool = True
 ) -> None:
-    """Writes sections for people."""
     from meshscope.report.render.terminal import render_terminal
 
     text = render_terminal(sections, replace(choose_screen(context), wraps=wraps))
@@ -54,7 +65,6 @@ def show_sections(
 def show_document(
     envelope: tuple[str, int], document: object, shapes: "Shapes | None" = None
 ) -> None:
-    """Writes a document for programs."""
     from meshscope.report.encode import encode
 
     click.echo(encode(*envelope, document, shapes), nl=False)

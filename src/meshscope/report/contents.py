@@ -24,7 +24,7 @@ from meshscope.report.sections.run.training import show_training
 
 
 def _show_communication(report: Report, detail: Detail) -> Section | None:
-    """Says for several ranks that none was recorded, too."""
+    """For several ranks it also says that none was recorded."""
     facts = report.communication
     if isinstance(facts, Unavailable):
         reason = form.clean_text(facts.reason)

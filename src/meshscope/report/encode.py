@@ -2,9 +2,9 @@
 
 A document is a frozen dataclass. Its fields become keys: names keep their units, a missing value
 is `{"unavailable": "why"}`, members of a text enum are their values and those of a number enum
-their names in lower case. A number that JSON cannot hold is unavailable, too. The envelope is
-`document` (its name) and `document_version`, which rises when a field changes its meaning.
-Where the keys of a class are not its fields, a `Shape` says how they differ.
+their names in lower case. Numbers that JSON cannot hold are unavailable, too. The envelope is
+`document` (its name) and `document_version`, which rises when a field changes its meaning. A
+`Shape` says how the keys of a class differ from its fields.
 
 `describe` gives the JSON Schema of a document from the same types and docstrings.
 """
@@ -33,7 +33,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.rank_ranges import RankRanges
 
 _UNSEEN = re.compile(r"[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""Characters that act on a terminal or are not seen there; JSON is looked at, too."""
+"""Characters that act on a terminal or are invisible there: JSON is read there, too."""
 _UNAVAILABLE = {"$ref": "#/$defs/Unavailable"}
 
 
@@ -43,9 +43,9 @@ class Shape:
 
     dropped: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
-    """Properties that stand beside the fields."""
+    """Properties added to the fields."""
     inlined: tuple[str, ...] = ()
-    """Fields whose own keys stand beside the others, which win where names are the same."""
+    """Fields whose keys are merged into the others; the others take precedence."""
     ranges: tuple[str, ...] = ()
     """Ranks that are shown as ranges."""
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ def _write(plain: Mapping[str, Any]) -> str:
 
 
 def as_plain(value: object, shapes: Shapes | None = None) -> Any:
-    """What JSON can hold of a value, field by field."""
+    """The JSON form of a value, field by field."""
     if value is None or (isinstance(value, (bool, int)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, float):
@@ -123,14 +123,14 @@ def _encode_mapping(value: Mapping[Any, object], shapes: Shapes | None) -> dict[
     plain: dict[str, Any] = {}
     for key, entry in value.items():
         name, found = _as_text(_show_key(key)), as_plain(entry, shapes)
-        # Two names that are not valid text may become one; numbers of phases must still add up.
+        # Two invalid names may become one text; numbers of phases must still add up.
         is_again = name in plain and isinstance(found, (int, float))
         plain[name] = plain[name] + found if is_again else found
     return plain
 
 
 def _as_text(text: str) -> str:
-    """JSON is UTF-8; half a surrogate pair from a hostile name is not."""
+    """Replaces half surrogate pairs, which UTF-8 cannot hold."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -148,7 +148,7 @@ def _show_key(key: object) -> str:
 def _list_names(
     cls: type, left_out: tuple[str, ...] = (), derived: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Fields that are shown (`metadata={"json": False}` leaves one out), then properties."""
+    """Fields that are shown (`metadata={"json": False}` hides one), then properties."""
     shown = [one.name for one in dataclasses.fields(cls) if one.metadata.get("json", True)]
     return *(name for name in shown if name not in left_out), *derived
 
@@ -181,8 +181,6 @@ def describe(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Classes that were described already."""
-
     shapes: Shapes
     by_name: dict[str, Any] = field(default_factory=dict)
     types: dict[str, type] = field(default_factory=dict)
@@ -241,7 +239,7 @@ def _describe_plain(hint: Any, known: _Known) -> dict[str, Any]:
 
 
 def _define(cls: type, known: _Known) -> str:
-    """Describes a class once, under its name; two classes of one name get different ones."""
+    """Describes a class once, under its name; a second class of that name gets another one."""
     name = cls.__name__
     if known.types.setdefault(name, cls) is not cls:
         name = f"{cls.__module__.rpartition('.')[2]}.{name}"
@@ -275,7 +273,7 @@ def _describe_fields(cls: type, known: _Known) -> dict[str, Any]:
 
 
 class _Names(dict[str, Any]):
-    """Names of a module; those it imports for type checkers only may be anything."""
+    """Names of a module; imports for type checkers only become `Any`."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, Any)
@@ -291,7 +289,7 @@ def _find_hints(cls: type, derived: Sequence[str]) -> dict[str, Any]:
 
 @cache
 def _read_docstrings(cls: type) -> dict[str, str]:
-    """The string literal under each field, or of a property, says what it means."""
+    """Name to the string literal under a field, or to the docstring of a property."""
     tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls)))
     body = typing.cast(ast.ClassDef, tree.body[0]).body
     texts = {

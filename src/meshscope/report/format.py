@@ -92,7 +92,7 @@ def _clean_character(character: str) -> str:
 
 
 def to_ascii(text: str) -> str:
-    """For a terminal or file whose encoding has nothing else."""
+    """For an encoding that has nothing else."""
     text = text.translate(_TO_ASCII)
     return text.encode("ascii", "replace").decode("ascii")
 
@@ -103,12 +103,12 @@ def or_reason(value: T | Unavailable, show: Callable[[T], str]) -> str:
 
 
 def or_dash(value: T | Unavailable, show: Callable[[T], str]) -> str:
-    """For a table cell whose reason stands elsewhere."""
+    """For a table cell; the reason stands elsewhere."""
     return "n/a" if isinstance(value, Unavailable) else show(value)
 
 
 def part(value: float, whole: float) -> str:
-    """`71 %`: the share of a whole; `n/a` where that is 0."""
+    """`71 %`: the share of a whole; `n/a` if the whole is 0."""
     return ratio(value / whole) if whole else "n/a"
 
 
@@ -128,7 +128,7 @@ def name_ranks(ranks: Collection[int]) -> str:
 
 
 def numbers(*values: float) -> list[str]:
-    """Logged values with four significant digits, all of them written in the same way."""
+    """Logged values with four significant digits, all in the same notation."""
     sizes = [abs(value) for value in values if value]
     is_scientific = any(not 1e-3 <= size < 1e6 for size in sizes)
     return [_four_digits(value, is_scientific=is_scientific) for value in values]
@@ -143,7 +143,7 @@ def _four_digits(value: float, *, is_scientific: bool) -> str:
 
 
 def layout(text: str, degrees: Mapping[str, int]) -> str:
-    """A layout's description without the axes that are not in use."""
+    """A layout's description without unused axes."""
     _, gap, order = clean_text(text).partition(" ")
     return f"{describe_degrees(degrees)}{gap}{order}"
 
@@ -162,7 +162,7 @@ def position(label: str, degrees: Mapping[str, int]) -> str:
 
 
 def script(path: str, directory: PurePath | None) -> str:
-    """A script as one would call it from `directory`, else its name."""
+    """A script path relative to `directory`, else its name."""
     if not path.startswith(("/", "..")):
         return path
     found = PurePath(path)
@@ -172,7 +172,7 @@ def script(path: str, directory: PurePath | None) -> str:
 
 
 def align(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
-    """Lines of columns at the left edge, two spaces apart, for lists that other programs cut."""
+    """Left-aligned columns, two spaces apart, for lists that other programs cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(
@@ -200,7 +200,7 @@ def bar(value: float, width: int) -> str:
 
 
 def is_steady(values: Sequence[float]) -> bool:
-    """Whether values vary so little that a scale from the smallest to the largest shows noise."""
+    """Whether a scale from the smallest to the largest value would only show noise."""
     mean = sum(values) / len(values) if values else 0
     if mean <= 0:
         return False

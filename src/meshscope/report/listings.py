@@ -78,7 +78,6 @@ ROWS = ("meshscope-sql", 1)
 
 
 def describe_rule(rule: type[Rule]) -> RuleFacts:
-    """A rule with its page and thresholds."""
     return RuleFacts(
         code=rule.code,
         name=rule.name,

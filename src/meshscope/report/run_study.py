@@ -1,7 +1,7 @@
-"""The public face of a run under study: `meshscope.study(path)`.
+"""The Python API of a report: `meshscope.study(path)`.
 
-It opens a run or traces and gives what `meshscope report` says as Python values: findings, the
-budget, tables, and the report itself. Everything is made when it is first asked for, and once.
+It opens a run or traces and gives the content of `meshscope report` as Python values: findings, the
+budget, tables, and the report itself. Everything is computed on first use, and once.
 """
 
 from functools import cached_property
@@ -37,8 +37,8 @@ def study(
 ) -> "RunStudy":
     """Opens a run directory, a trace of torch.profiler, or a folder with traces of one job.
 
-    `attempt` counts launches of the job from 0; by default the last. `warmup_steps` are the first
-    steps to leave out of statistics; by default 1 where more than 3 finished.
+    `attempt` counts launches of the job from 0; the default is the last. `warmup_steps` is the
+    number of first steps to leave out of statistics; the default is 1 if more than 3 finished.
     """
     run = _open(Path(path))
     if attempt is not None and not 0 <= attempt < len(run.attempts):
@@ -48,8 +48,6 @@ def study(
 
 
 class RunStudy:
-    """One attempt of a run."""
-
     def __init__(
         self,
         run: Run,
@@ -65,17 +63,16 @@ class RunStudy:
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """What all rules say."""
         return diagnose(Context(self.study, thresholds=self._thresholds))
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What to change, the most urgent first."""
+        """Findings, the most urgent first."""
         return self.diagnosis.findings
 
     @property
     def budget(self) -> dict[str, float] | Unavailable:
-        """Where a step's time went: nanoseconds per rank and step, by line of the budget."""
+        """Nanoseconds per rank and step, by line of the budget."""
         budget = self.study.budget
         if isinstance(budget, Unavailable):
             return budget
@@ -84,7 +81,7 @@ class RunStudy:
         return {line.name: total / count for line, total in totals}
 
     def table(self, name: str) -> Columns:
-        """A recorded table of all ranks as numpy columns, `rank` the first of them."""
+        """A recorded table of all ranks as numpy columns; `rank` comes first."""
         if name not in TABLES:
             raise UsageError(f"there is no table {name}; there are {', '.join(TABLES)}")
         tables = {recording.rank: recording.read(name) for recording in self.study.attempt}
@@ -102,8 +99,7 @@ class RunStudy:
 
 
 class RunReport:
-    """A report, and the forms in which it is written: the first screen, the named sections, or
-    `all`."""
+    """A report and its output formats. Names select sections; without any, the first screen."""
 
     def __init__(self, report: Report, detail: Detail | None = None) -> None:
         self._report = report
@@ -115,22 +111,22 @@ class RunReport:
         return self._report.study.health.is_complete
 
     def sections(self, *names: str) -> list[Section]:
-        """What a reader sees, without a medium."""
+        """The content without a medium."""
         return list_sections(self._report, self._detail, names)
 
     def _without_hints(self, *names: str) -> list[Section]:
-        """What other options show is of no use to the reader of a file."""
+        """Without the section on other options, which does not help the reader of a file."""
         return [section for section in self.sections(*names) if section.key != MORE]
 
     def to_text(self, *names: str, screen: "Screen | None" = None) -> str:
-        """As a terminal shows it, 100 columns wide and without colours unless `screen` says so."""
+        """Terminal text, 100 columns wide and without colours unless `screen` says otherwise."""
         from meshscope.report.render.terminal import render_terminal  # Rich is not needed for JSON
         from meshscope.report.screen import Screen
 
         return render_terminal(self.sections(*names), screen or Screen()).lstrip("\n")
 
     def to_html(self, *names: str) -> str:
-        """A page that needs nothing else and runs no script."""
+        """A self-contained page without scripts."""
         return self.write(PAGE, *names)
 
     def to_markdown(self, *names: str) -> str:

@@ -1,7 +1,7 @@
-"""A screen of a given width: headings, lines, facts and tables, as all sections share them.
+"""A screen of a given width: headings, lines, facts and tables.
 
-Text from a run is handed to Rich as plain `Text`, so neither markup nor an escape sequence in it
-has any effect. Tables have no boxes and drop their least important columns when they do not fit.
+Text from a run reaches Rich as plain `Text`, so markup and escape sequences in it have no effect.
+Tables have no boxes and drop their least important columns if they do not fit.
 """
 
 import io
@@ -24,20 +24,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """What the report is written for."""
-
     width: int = 100
     """Columns; below 40 lines may be wrapped by the terminal."""
     is_colored: bool = False
     is_unicode: bool = True
     """Whether blocks and typographic characters can be shown."""
     wraps: bool = True
-    """Whether long lines continue below; those to be copied or searched do not."""
+    """Whether long lines are wrapped; not if they are to be copied or searched."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Column:
-    """A column of a table that may be dropped."""
+    """A column of a table; it may be dropped."""
 
     title: str
     cells: list[Text]
@@ -59,13 +57,12 @@ def make_column(
     *,
     is_right: bool = True,
 ) -> Column:
-    """A column with what `show` says about each row."""
     cells = [Text(show(row)) for row in rows]
     return Column(title=title, cells=cells, importance=importance, is_right=is_right)
 
 
 class ScreenWriter:
-    """Writes for one screen; `finish` gives the text."""
+    """Writes for one screen; `finish` returns the text."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
@@ -84,7 +81,7 @@ class ScreenWriter:
         )
 
     def finish(self) -> str:
-        """All that was written; ends with a newline."""
+        """All text; ends with a newline."""
         lines = (line.rstrip() for line in self._buffer.getvalue().splitlines())
         text = "\n".join(lines) + "\n"
         return text if self.screen.is_unicode else form.to_ascii(text)
@@ -95,7 +92,6 @@ class ScreenWriter:
         return self.width - _INDENT
 
     def blank(self) -> None:
-        """An empty line."""
         self._console.print()
 
     def headline(self, text: str, style: str) -> None:
@@ -103,7 +99,7 @@ class ScreenWriter:
         self._print(Text(text, style=style), indent=0)
 
     def section(self, title: str, note: str = "") -> None:
-        """Begins a section; the note stands beside its title, or below where it does not fit."""
+        """Starts a section; the note stands beside its title, or below if it does not fit."""
         self.blank()
         line = Text(title, style="bold")
         fits = len(title) + 2 + len(note) <= self.width
@@ -114,11 +110,11 @@ class ScreenWriter:
             self.line(note, "dim")
 
     def line(self, text: str, style: str = "") -> None:
-        """An indented line, wrapped where it is too long and the screen wraps."""
+        """An indented line; wrapped if it is too long and the screen wraps."""
         self._print(Text(text, style=style), indent=_INDENT)
 
     def facts(self, facts: Iterable[tuple[str, str | Text]]) -> None:
-        """Names and what is to be said about them."""
+        """Names with their values."""
         rows = list(facts)
         name_width = max((cell_len(name) for name, _ in rows), default=0) + 2
         for name, value in rows:
@@ -127,7 +123,7 @@ class ScreenWriter:
             self._print(text, indent=_INDENT + name_width, lead=lead)
 
     def table(self, columns: Sequence[Column]) -> None:
-        """Rows under a line of titles; never a row less, but columns."""
+        """Rows under a line of titles; columns may be dropped, rows never."""
         kept = _fit(columns, self.room)
         widths = [column.width for column in kept]
         rows = [Text("  ").join(_pad_row(kept, widths, [Text(c.title) for c in kept]))]
@@ -140,7 +136,7 @@ class ScreenWriter:
         self._console.print(Padding(body, (0, 0, 0, _INDENT)))
 
     def _print(self, text: Text, *, indent: int, lead: Text | None = None) -> None:
-        """Wraps between words where the screen wraps; a path stays whole, however wide it is."""
+        """Wraps between words if the screen wraps; a path stays whole, however wide it is."""
         if not self.screen.wraps:
             self._console.print((lead or Text(" " * indent)) + text, soft_wrap=True)
             return
@@ -154,7 +150,7 @@ class ScreenWriter:
 
 
 def _fit(columns: Sequence[Column], room: int) -> list[Column]:
-    """Drops the least important columns until the rest fits beside two-space gutters."""
+    """Drops the least important columns until the rest fits with two-space gutters."""
     kept = list(columns)
     while len(kept) > 2 and sum(column.width + 2 for column in kept) - 2 > room:
         kept.remove(min(kept, key=lambda column: column.importance))

@@ -1,7 +1,7 @@
-"""What a reader sees, without a medium: a title and parts in order. `render/` shows it.
+"""The content of a report without a medium: titles and parts in order. `render/` shows it.
 
-Text from a run must be cleaned (`format.clean_text`) before it comes here; renderers escape what
-their medium would act on. A column may be dropped where it does not fit, the least important first.
+Text from a run must be cleaned (`format.clean_text`) first; renderers escape what their medium
+would act on. Columns that do not fit are dropped, the least important first.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Tone(StrEnum):
-    """What a text means to its reader; each medium has its own way to show it."""
+    """The meaning of a text; each medium shows it in its own way."""
 
     PLAIN = "plain"
     STRONG = "strong"
     QUIET = "quiet"
     NOTICE = "notice"
-    """Worth a look."""
+    """Needs attention."""
     ALARM = "alarm"
     CRITICAL = "critical"
     DATA = "data"
@@ -39,7 +39,7 @@ class Cell:
     text: str
     tone: Tone = Tone.PLAIN
     is_cut: bool = False
-    """A word longer than a line loses its middle instead of being broken over two lines."""
+    """A word longer than a line is shortened in its middle instead of being broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Names and what is to be said about them."""
+    """Names with their values."""
 
     rows: tuple[tuple[str, Cell], ...]
 
@@ -88,7 +88,6 @@ class Table:
 
     @property
     def num_rows(self) -> int:
-        """Rows without the titles."""
         return max((len(column.cells) for column in self.columns), default=0)
 
 
@@ -138,16 +137,13 @@ def make_column(
     *,
     is_right: bool = True,
 ) -> Column:
-    """A column with what `show` says about each row."""
     cells = tuple(_as_cell(show(row)) for row in rows)
     return Column(title=title, cells=cells, importance=importance, is_right=is_right)
 
 
 def make_facts(rows: Iterable[tuple[str, str | Cell]]) -> Facts:
-    """Facts from names and texts."""
     return Facts(tuple((name, _as_cell(value)) for name, value in rows))
 
 
 def _as_cell(value: str | Cell) -> Cell:
-    """Text as a cell."""
     return Cell(value) if isinstance(value, str) else value

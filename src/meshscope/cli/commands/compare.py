@@ -8,8 +8,7 @@ from meshscope.analyze.compare.compare import compare_studies, judge
 from meshscope.analyze.compare.compare_loss import ABSOLUTE, RELATIVE, Tolerance
 from meshscope.analyze.study import Study
 from meshscope.cli.locate import open_located, pick_attempt
-from meshscope.cli.terminal_screen import show_document, show_sections
-from meshscope.errors import UsageError
+from meshscope.cli.terminal_screen import show_document, show_sections, write_file
 from meshscope.report.sections.compare import (
     DOCUMENT,
     SHAPES,
@@ -127,15 +126,8 @@ def _write_files(compared: Compared, markdown: Path | None, junit: Path | None) 
     if markdown is not None:
         from meshscope.report.render.markdown import render_markdown
 
-        _write(render_markdown(make_compare_page(compared)), markdown)
+        write_file(render_markdown(make_compare_page(compared)), markdown)
     if junit is not None:
         from meshscope.report.render.junit import render_junit
 
-        _write(render_junit(compared), junit)
-
-
-def _write(text: str, path: Path) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        write_file(render_junit(compared), junit)

@@ -32,7 +32,6 @@ def command(*, folder: Path, as_json: bool) -> None:
 
 
 def describe_run(path: Path) -> Listing:
-    """Facts of one run, or why it cannot be read."""
     try:
         run = open_run(path)
         attempt = run.last_attempt

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshscope.cli import is_color_wanted
 from meshscope.cli.locate import open_located, pick_attempt
-from meshscope.cli.terminal_screen import is_unicode_shown, terminal_width
+from meshscope.cli.terminal_screen import choose_screen, write_file
 from meshscope.core.verdict.severity import Severity, parse_severity
 from meshscope.core.verdict.thresholds import choose_thresholds
 from meshscope.diagnose.registry import list_thresholds
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from meshscope.report.screen import Screen
 
 _EXIT_FINDING = 7
-_FILE_WIDTH = 100
-"""Columns of a report written to a file."""
 _JSON = "json"
 _FORMS = ", ".join(f"{medium.words} (.{medium.suffixes[0]})" for medium in MEDIA)
 
@@ -133,7 +130,11 @@ def command(
     names = section_names or ("communication",) * communication or ("ranks",) * all_ranks
     names = ("all",) if shows_all else names
     suffix = _JSON if as_json else "" if output is None else output.suffix.lower().lstrip(".")
-    _write(_render(report, names, suffix, _choose_screen(context, output)), output)
+    text = _render(report, names, suffix, choose_screen(context) if output is None else None)
+    if output is None:
+        click.echo(text, nl=False, color=True)  # colours were decided when the text was made
+    else:
+        write_file(text, output)
     if strict and not report.is_complete:
         context.exit(1)
     if fail_on is not None and _is_as_bad_as(study.diagnosis, fail_on):
@@ -145,7 +146,7 @@ def _is_as_bad_as(diagnosis: Diagnosis, word: str) -> bool:
     return worst is not None and worst >= parse_severity(word)
 
 
-def _render(report: RunReport, names: tuple[str, ...], suffix: str, screen: "Screen") -> str:
+def _render(report: RunReport, names: tuple[str, ...], suffix: str, screen: "Screen | None") -> str:
     """In the form that a file's suffix names, else as text."""
     if suffix == _JSON:
         return report.to_json()
@@ -153,24 +154,3 @@ def _render(report: RunReport, names: tuple[str, ...], suffix: str, screen: "Scr
     if medium is None:
         return report.to_text(*names, screen=screen)
     return report.write(medium, *names)
-
-
-def _choose_screen(context: click.Context, output: Path | None) -> "Screen":
-    from meshscope.report.screen import Screen
-
-    is_file = output is not None
-    return Screen(
-        width=_FILE_WIDTH if is_file else terminal_width(),
-        is_colored=not is_file and is_color_wanted(context),
-        is_unicode=is_file or is_unicode_shown(),
-    )
-
-
-def _write(text: str, output: Path | None) -> None:
-    if output is None:
-        click.echo(text, nl=False, color=True)  # colours were decided when the text was made
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror}") from error

@@ -25,7 +25,7 @@ from meshscope.store.read.query import (
 from meshscope.store.schema import TABLES
 
 _READING_STATEMENTS = {"SELECT"}
-"""What is run. Nothing else: SQL that copies or exports could write over the run's own files, and
+"""Other statements are refused: copies and exports could write over the run's own files, and
 EXPLAIN ANALYZE runs what it explains."""
 _MAX_SHOWN_ROWS = 1000
 
@@ -123,7 +123,7 @@ def _describe_tables() -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """What JSON has no type for (dates, decimals, infinite numbers) as text."""
+    """Values without a JSON type (dates, decimals, infinite numbers) as text."""
     if isinstance(value, (list, tuple)):
         return [_as_json(one) for one in value]
     if isinstance(value, dict):

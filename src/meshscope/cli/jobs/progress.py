@@ -22,7 +22,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def describe_progress(view: LiveView, total_steps: int | None) -> str:
-    """One line: step, ranks, step time, tokens, time left; what is not known is left out."""
+    """One line: step, ranks, step time, tokens, time left; unknown values are left out."""
     if not view.num_ranks:
         return "waiting for the first step"
     ranks = f"{plural(view.num_ranks, 'rank')} recording"
@@ -43,7 +43,7 @@ def describe_progress(view: LiveView, total_steps: int | None) -> str:
 
 
 class PlainProgress:
-    """A line now and then, for logs."""
+    """A line every few seconds, for logs."""
 
     tick_s = _PLAIN_TICK_S
 
@@ -53,7 +53,6 @@ class PlainProgress:
         self._total_steps = total_steps
 
     def update(self) -> None:
-        """Writes one line."""
         text = describe_progress(self._tail.look(), self._total_steps)
         self._stream.write(f"meshscope: {text}\n")
         self._stream.flush()
@@ -71,7 +70,7 @@ class PlainProgress:
 
 
 class StatusLine:
-    """The last row of a terminal. Leaving the block gives the row back."""
+    """The last row of a terminal; it is given back at the end of the block."""
 
     tick_s = _TERMINAL_TICK_S
 
@@ -86,7 +85,7 @@ class StatusLine:
         return self
 
     def update(self) -> None:
-        """Draws the status; a terminal that was resized gets a new row first."""
+        """Draws the status, in a new row if the terminal was resized."""
         size = shutil.get_terminal_size()
         if size.lines < 3:
             return
@@ -103,7 +102,7 @@ class StatusLine:
         )
 
     def _write(self, text: str) -> None:
-        # One write each, so that the job's own output cannot come in between.
+        # One write, so that the job's output cannot come in between.
         self._stream.write(text)
         self._stream.flush()
 

@@ -17,6 +17,7 @@ from meshscope.capture.launching.launch_outcome import (
 from meshscope.cli.jobs.memory_pages import write_memory_pages
 from meshscope.cli.jobs.profiling_options import profiling_options, profiling_text
 from meshscope.cli.jobs.progress import PlainProgress, StatusLine
+from meshscope.cli.terminal_screen import say
 from meshscope.errors import MeshscopeError
 from meshscope.store.read.tail import RunTail
 
@@ -79,13 +80,13 @@ def command(
         profiling=profiling_text(is_wanted=profiling, text=trace_windows),
     )
     for note in launch.notes:
-        _say(note)
+        say(note)
     try:
         exit_code = _run(launch, total_steps=total_steps, shows_progress=not no_progress)
         for line in describe_outcome(launch, exit_code):
-            _say(line)
+            say(line)
         if profiling or trace_windows:
-            write_memory_pages(launch.run_dir, _say)
+            write_memory_pages(launch.run_dir, say)
         if report and find_recording_ranks(launch):
             _print_report(context, launch.run_dir)
     finally:
@@ -104,13 +105,9 @@ def _run(launch: Launch, *, total_steps: int | None, shows_progress: bool) -> in
 
 
 def _print_report(context: click.Context, run_dir: Path) -> None:
-    """The report command's own output; its verdict does not change the exit code."""
+    """Prints the report; its exit code is ignored."""
     try:
         report: click.Command = importlib.import_module("meshscope.cli.commands.report").command
         report.main([str(run_dir)], "report", standalone_mode=False, parent=context.parent)
     except (MeshscopeError, ModuleNotFoundError) as error:
-        _say(f"no report: {error}")
-
-
-def _say(text: str) -> None:
-    click.echo(f"meshscope: {text}", err=True)
+        say(f"no report: {error}")

@@ -16,6 +16,7 @@ import click
 
 from meshscope.cli.jobs.memory_pages import write_memory_pages
 from meshscope.cli.jobs.profiling_options import profiling_options, profiling_text
+from meshscope.cli.terminal_screen import say
 from meshscope.errors import MeshscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -105,10 +106,10 @@ def command(
     """
     from meshscope.engine.launch.rendezvous import find_placement
 
-    told = [f"{_FLAG_KEYS[name]}={value}" for name, value in flags.items() if value is not None]
+    given = [f"{_FLAG_KEYS[name]}={value}" for name, value in flags.items() if value is not None]
     placement = find_placement(os.environ)
     try:
-        loaded = _load(config, [*settings, *told], faults)
+        loaded = _load(config, [*settings, *given], faults)
         recording = replace(
             loaded.recording,
             enabled=loaded.recording.enabled and not no_record,
@@ -119,7 +120,7 @@ def command(
         loaded = replace(loaded, recording=recording)
         _check(loaded, placement, config)
     except MeshscopeError as error:
-        # All ranks find the same problems; one of them says so.
+        # All ranks find the same problems; one of them reports them.
         if placement is None or placement.rank == 0:
             raise
         context.exit(error.exit_code)
@@ -136,7 +137,7 @@ def command(
 
 
 def _load(path: Path, overrides: list[str], fault_texts: tuple[str, ...]) -> "TrainConfig":
-    """The file with what the command line adds; UsageError with what is wrong in either."""
+    """The file with the overrides of the command line; UsageError with all problems of both."""
     from meshscope.engine.config.toml_file import load_config
     from meshscope.engine.faults.text import parse_fault
 
@@ -156,7 +157,6 @@ def _load(path: Path, overrides: list[str], fault_texts: tuple[str, ...]) -> "Tr
 
 
 def _check(config: "TrainConfig", placement: "Placement | None", path: Path) -> None:
-    """Raises UsageError with everything that is wrong."""
     from meshscope.engine.config.problems import find_notes, find_problems
 
     world_size = None if placement is None else placement.world_size
@@ -174,13 +174,13 @@ def _check(config: "TrainConfig", placement: "Placement | None", path: Path) -> 
         raise UsageError(f"{path}: {'; '.join(problems)}")
     if placement is None or placement.rank == 0:
         for note in find_notes(config, local_world_size=local_world_size):
-            _say(f"note: {note}")
+            say(f"note: {note}")
 
 
 def _find_device(
     config: "TrainConfig", local_world_size: int | None
 ) -> tuple[str, int | None, int]:
-    """The kind of device, how much memory of it a rank may use, and how many GPUs there are."""
+    """The device type, the memory a rank may use of it, and the number of GPUs."""
     from meshscope.engine.launch.local_ranks import (
         DeviceProbe,
         find_host_memory_bytes,
@@ -190,7 +190,7 @@ def _find_device(
     try:
         num_ranks = max(1, local_world_size or config.layout.world_size)
     except MeshscopeError:
-        num_ranks = 1  # the degrees are wrong, which is said with the other problems
+        num_ranks = 1  # the degrees are wrong, which is reported with the other problems
     probe = DeviceProbe(num_gpus=0, memory_bytes=None)
     if config.device != "cpu":
         probe = probe_devices()
@@ -203,8 +203,8 @@ def _find_device(
 
 
 def _describe_plan(config: "TrainConfig") -> str:
-    """What --check prints of a configuration without problems."""
-    from meshscope.report.format import plural
+    """The output of --check for a configuration without problems."""
+    from meshscope.report.format import align, plural
 
     model, layout = config.model, config.layout
     tokens = config.global_batch_size * model.sequence_length
@@ -219,9 +219,8 @@ def _describe_plan(config: "TrainConfig") -> str:
         f"step       {plural(tokens, 'token')}: {batch}",
         f"schedule   {_describe_schedule(config)}",
         "",
-        *_align(_stage_rows(config)),
-        "",
-        *_align(_memory_rows(config)),
+        align(_stage_rows(config)),
+        align(_memory_rows(config)).rstrip(),
     ]
     return "\n".join(lines)
 
@@ -294,24 +293,15 @@ def _memory_rows(config: "TrainConfig") -> list[list[str]]:
     return rows
 
 
-def _align(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
 # --- running -------------------------------------------------------------------------------------
 
 
 def train_rank(config: "TrainConfig", stop: "StopRequest") -> None:
-    """One rank, with its place in the environment."""
     from meshscope.engine.launch.rendezvous import joined
     from meshscope.engine.worker import run_worker
 
-    with joined(config.device, timeout_s=config.communication.timeout_s) as place:
-        run_worker(config, device=place.device, stop=stop)
+    with joined(config.device, timeout_s=config.communication.timeout_s) as joined_rank:
+        run_worker(config, device=joined_rank.device, stop=stop)
 
 
 def _train_locally(config: "TrainConfig") -> int:
@@ -328,20 +318,20 @@ def _train_locally(config: "TrainConfig") -> int:
             run_dir=run_dir,
             run_id=f"{config.name}-{name}",
             label=config.layout.label,
-            say=_say,
+            say=say,
             max_restarts=config.max_restarts,
         ),
     )
     if outcome.message is not None:
-        _say(outcome.message)
+        say(outcome.message)
     _say_where(config, run_dir)
     if config.recording.enabled and config.recording.profiling is not None:
-        write_memory_pages(run_dir, _say)
+        write_memory_pages(run_dir, say)
     return outcome.exit_code
 
 
 def _train_as_one_rank(config: "TrainConfig", placement: "Placement") -> int:
-    """Under a launcher: whoever caused the end says so in one line, the others keep quiet."""
+    """Under a launcher: the rank that caused the end reports it in one line."""
     from meshscope.core.placement import launch_identity
     from meshscope.engine.launch.failures import (
         attempt_folder,
@@ -358,18 +348,18 @@ def _train_as_one_rank(config: "TrainConfig", placement: "Placement") -> int:
     run_dir: Path | None = config.recording.run_dir
     with StopRequest.on_signals() as stop:
         try:
-            with joined(config.device, timeout_s=config.communication.timeout_s) as place:
+            with joined(config.device, timeout_s=config.communication.timeout_s) as joined_rank:
                 name = share_from_first(_name_launch(identity.launch_id))
                 config = _with_run_dir(config, name)
                 run_dir = _run_dir(config)
-                run_worker(config, device=place.device, stop=stop)
-        except Exception as error:  # noqa: BLE001 - told in one line, its traceback in a file
+                run_worker(config, device=joined_rank.device, stop=stop)
+        except Exception as error:  # noqa: BLE001 - reported in one line, its traceback in a file
             failure = find_failure(error, placement.rank)
             if run_dir is not None:
                 folder = attempt_folder(run_dir, identity.restart_count)
                 failure = write_failure(folder, failure, error)
             if not is_consequence(error):
-                _say(explain([failure], label=config.layout.label))
+                say(explain([failure], label=config.layout.label))
             sys.last_value = error  # the recorder looks for it there
             return EXIT_RANK_FAILED
     if placement.rank == 0 and run_dir is not None:
@@ -378,7 +368,7 @@ def _train_as_one_rank(config: "TrainConfig", placement: "Placement") -> int:
 
 
 def _with_run_dir(config: "TrainConfig", name: str) -> "TrainConfig":
-    """With the folder that the run is recorded in, the same for every rank and restart."""
+    """With the run directory, the same for every rank and restart."""
     if config.recording.run_dir is not None:
         return config
     launched = os.environ.get("MESHSCOPE_RUN_DIR")
@@ -406,8 +396,4 @@ def _name_launch(launch_id: str | None) -> str:
 
 def _say_where(config: "TrainConfig", run_dir: Path) -> None:
     if config.recording.enabled and (run_dir / "run.json").exists():
-        _say(f"to see the run: meshscope report {shlex.quote(str(run_dir))}")
-
-
-def _say(text: str) -> None:
-    click.echo(f"meshscope: {text}", err=True)
+        say(f"to see the run: meshscope report {shlex.quote(str(run_dir))}")

@@ -72,7 +72,7 @@ def _require_listeners(directory: Path, attempt: Attempt) -> None:
 
 
 def _find_first_step(attempt: Attempt) -> int | None:
-    """A step that no rank has begun yet when all have seen the request; None: not known."""
+    """A step that no rank has started when all have seen the request; None: not known."""
     tails = [read_step_tail(recording.directory) for recording in attempt]
     known = [tail for tail in tails if tail is not None]
     paces = [tail.mean_step_ns for tail in known if tail.mean_step_ns]

@@ -16,7 +16,6 @@ _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def render_junit(compared: Compared) -> str:
-    """The document's text."""
     suite = ElementTree.Element("testsuite", name=_clean(f"{compared.a} against {compared.b}"))
     cases = [_judge_period(compared), _judge_loss(compared)]
     suite.extend(cases)

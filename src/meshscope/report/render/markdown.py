@@ -30,7 +30,7 @@ def render_markdown(sections: Iterable[Section]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Text with everything escaped that Markdown would act on."""
     shown = "".join(_ENTITIES.get(character, character) for character in form.clean_text(text))
     # After the entities: their own & and ; are not touched by this.
     return _ACTIVE.sub(r"\\\1", shown)

@@ -67,7 +67,7 @@ def render_page(sections: Iterable[Section], *, title: str) -> str:
 
 
 def _render_html(sections: Iterable[Section]) -> str:
-    """One element that a notebook or a page can hold."""
+    """One element for a notebook or page."""
     body = "\n".join(_write_section(section) for section in sections)
     return f'<div class="meshscope"><style>{_STYLE}</style>\n{body}\n</div>\n'
 

@@ -1,7 +1,7 @@
 """Sunburst pages of a rank's memory: one file each, readable offline, exact bytes inside.
 
-Data stand in the page as JSON in which `<` is escaped, so no name can end the script element it is
-in. Own SVG; nothing is loaded from anywhere.
+Data are in the page as JSON in which `<` is escaped, so no name can end its script element. The SVG
+is drawn by the page itself; nothing is loaded.
 """
 
 import html
@@ -26,18 +26,16 @@ _JOINED = {"optimizer_state": ("optimizer_state", "master_parameters")}
 
 @dataclass(slots=True)
 class Node:
-    """A node of the tree of dotted paths."""
-
     name: str
     num_bytes: int = 0
     children: dict[str, "Node"] = field(default_factory=dict)
 
     def child(self, name: str) -> "Node":
-        """The child of that name, made if it is not there."""
+        """The child of that name, created if necessary."""
         return self.children.setdefault(name, Node(name))
 
     def to_json(self) -> dict[str, object]:
-        """Own bytes and children, without what is empty."""
+        """Own bytes and children, without empty ones."""
         found: dict[str, object] = {"name": self.name}
         if self.num_bytes:
             found["bytes"] = self.num_bytes
@@ -47,11 +45,11 @@ class Node:
 
 
 _MAX_TREE_DEPTH = 64
-"""Parts of a path that make nodes of their own; the rest stays one name."""
+"""Parts of a path that become separate nodes; the rest stays one name."""
 
 
 def build_tree(paths: Iterable[tuple[str, int]]) -> Node:
-    """A tree of dotted paths; order of first appearance."""
+    """A tree of dotted paths, in order of first appearance."""
     root = Node("all")
     for path, num_bytes in paths:
         node = root
@@ -68,10 +66,10 @@ def write_sunbursts(
     *,
     is_beside: bool = False,
 ) -> list[Path]:
-    """Five pages for each rank, and an index over ranks and stages; returns what was written.
+    """Five pages for each rank, and an index over ranks and stages; returns the files.
 
-    Pages are in folders of their own, or with `is_beside` where the profiles are, of which `folder`
-    is above."""
+    Pages are in one folder per rank, or with `is_beside` next to the profiles below `folder`.
+    """
     written = []
     folder.mkdir(parents=True, exist_ok=True)
     folders = {
@@ -93,7 +91,7 @@ def write_sunbursts(
 
 
 def _link(start: Path, to: Path) -> str:
-    """From one folder to another, for an address in a page."""
+    """A relative URL from one folder to another."""
     path = Path(os.path.relpath(to, start)).as_posix()
     return html.escape(quote(path, safe="/"), quote=True)
 
@@ -101,8 +99,8 @@ def _link(start: Path, to: Path) -> str:
 def _chart_paths(
     recording: MemoryRecording, chart: str
 ) -> tuple[MemoryPoint, list[tuple[str, int]]]:
-    """The point a chart shows, and its paths. The summary is of the peak, with the residual; each
-    other chart of the point at which its category is largest."""
+    """The point a chart shows, and its paths: the peak with the residual for the summary, else the
+    point at which the category is largest."""
     if chart == "summary":
         peak = known(find_peak(recording.points))
         return (_empty_point(), []) if peak is None else (peak, _summary_paths(peak))
@@ -213,7 +211,7 @@ def _index_rows(overview: MemoryOverview, folders: Mapping[int, str]) -> Iterabl
 
 
 def _size(value: int | Unavailable) -> str:
-    """For people, with the exact number of bytes behind it."""
+    """Readable size with the exact number of bytes as a tooltip."""
     return form.or_dash(
         value, lambda size: f'<span title="{size} bytes">{html.escape(form.memory(size))}</span>'
     )

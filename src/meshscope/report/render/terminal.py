@@ -40,7 +40,7 @@ _STYLES = {
 
 
 def render_terminal(sections: Iterable[Section], screen: on_screen.Screen) -> str:
-    """All sections, one after the other; ends with a newline."""
+    """All sections; ends with a newline."""
     out = on_screen.ScreenWriter(screen)
     for section in sections:
         _write_section(out, section)
@@ -48,7 +48,7 @@ def render_terminal(sections: Iterable[Section], screen: on_screen.Screen) -> st
 
 
 def _write_section(out: on_screen.ScreenWriter, section: Section) -> None:
-    """One section; a head without a title begins at the left edge."""
+    """A section without a title starts at the left edge."""
     if section.title:
         out.section(section.title, section.note)
     for part in section.parts:
@@ -78,7 +78,7 @@ def _show_fact(cell: Cell, room: int) -> Text:
 
 
 def _fit_words(text: str, width: int) -> str:
-    """Cuts words longer than a line in their middle, so that none is broken over two lines."""
+    """Shortens words longer than a line in their middle."""
     return " ".join(word if cell_len(word) <= width else _cut(word, width) for word in text.split())
 
 
@@ -113,7 +113,7 @@ def _write_series(out: on_screen.ScreenWriter, series: Series) -> None:
 
 
 def _thin_out(series: Series, max_marks: int) -> tuple[Sequence[float], int]:
-    """At most so many marks, each the highest of its values, and the most things in one."""
+    """At most `max_marks` marks, each the highest of its values, and the most values in one."""
     size = -(-len(series.values) // max_marks)
     starts = range(0, len(series.values), size)
     marks = [max(series.values[start : start + size]) for start in starts]

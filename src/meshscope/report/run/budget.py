@@ -21,7 +21,7 @@ class BudgetLineFacts:
     ratio: float
     """Of the wall clock."""
     note: str
-    """Of compute that is not split: why. Empty otherwise."""
+    """Why compute is not split; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class RankBudgetFacts:
     time_ns: tuple[int, ...]
     """In the order of `lines`, all steps together."""
     residual_ns: int
-    """`wall_ns` less the sum of `time_ns`."""
+    """`wall_ns` minus the sum of `time_ns`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,6 @@ class BudgetFacts:
 
 
 def describe_budget(budget: Budget, num_left_out: int) -> BudgetFacts:
-    """Means over all ranks and steps of a budget."""
     count, wall = max(budget.wall_ns.size, 1), budget.total_wall_ns
     by_rank = zip(
         budget.ranks,

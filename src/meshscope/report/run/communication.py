@@ -24,7 +24,7 @@ from meshscope.core.unavailable import Unavailable
 MAX_MESSAGE_PAIRS = 4096
 MAX_LAST_ARRIVERS = 4096
 MAX_LISTED_GROUPS = 64
-"""Groups that are partial, or of which a rank's numbers are shifted, listed one by one."""
+"""Partial groups, and groups in which a rank's numbers are shifted, listed one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class RankTimes(Timed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationHealthFacts:
-    """How much of what was recorded the numbers rest on."""
+    """How much of the recording the numbers are based on."""
 
     found: CommunicationHealth
     num_partial_groups: int
@@ -102,8 +102,8 @@ class CommunicationFacts(Timed):
     num_rank_steps: int
     """Finished steps after warm-up, counted on every rank: what `per_rank_step` divides by."""
     num_steps_left_out: int
-    """Steps after warm-up that were not read, because the run has too many operations; the rest
-    of the section is about windows of steps spread over the run."""
+    """Steps after warm-up that were not read, because the run has too many operations; the section
+    is about windows of steps spread over the run."""
     axes: tuple[AxisTimes, ...]
     """Longest exposed first."""
     kinds: tuple[AxisKindTimes, ...]
@@ -138,7 +138,6 @@ class _Steps:
 
 
 def describe_communication(found: Communication, study: Study) -> CommunicationFacts:
-    """Everything the analysis says, with means."""
     of_rank = _count_steps(found, study)
     steps = _add_steps(of_rank.values())
     axes = [group.axis for group in found.groups if len(group.ranks) > 1]

@@ -1,8 +1,8 @@
 """The report as one JSON document: the analyses as they are, and what `report.Report` adds.
 
-Names carry their units, times are nanoseconds, ratios are 0..1. What is not known is an object
-`{"unavailable": "why"}` in its place, never 0 and never null. `document_version` rises when a field
-changes its meaning. `SHAPES` says where keys are not the fields of an analysis.
+Names carry their units, times are nanoseconds, ratios are 0..1. An unknown value is an object
+`{"unavailable": "why"}`, never 0 and never null. `document_version` rises when a field changes its
+meaning. `SHAPES` says where keys differ from the fields of an analysis.
 """
 
 from collections.abc import Mapping
@@ -59,13 +59,13 @@ class FindingFacts:
     name: str
     """The rule's name."""
     saved_ns: float | Unavailable
-    """Per step, if the cause were gone."""
+    """Per step, without the cause."""
     saved_ratio: float | Unavailable
     """Of the step."""
     step_ns: float | Unavailable
     """The step that `saved_ratio` is of."""
     price_basis: str | Unavailable
-    """`replayed`, or how it was added up."""
+    """`replayed`, or how it was computed."""
     recoverable_rank_hours: float | Unavailable
     """`saved_ns` x steps x ranks."""
 
@@ -83,7 +83,7 @@ class DiagnosisFacts:
     step_ns: float | Unavailable
     """Median over steps from one start to the next, gaps included."""
     replay_error_ratio: float | Unavailable
-    """By how much a replay with the durations as measured misses the clock."""
+    """Error of a replay with measured durations against the clock."""
     changed_thresholds: Mapping[str, float]
 
 
@@ -112,7 +112,7 @@ class ProblemFacts:
     text: str
     rank: int | None
     file: str | None
-    """Relative to the run's folder where it is in it."""
+    """Relative to the run's folder if it is inside."""
     offset: int | None
     num_records: int | None
 
@@ -132,11 +132,11 @@ class Document:
     meshscope_version: str
     run: RunFacts
     diagnosis: DiagnosisFacts | None
-    """Null where none was asked for."""
+    """Null if not wanted."""
     budget: BudgetFacts | Unavailable | None
-    """Where the wall clock of steps went; null where it was not asked for."""
+    """Where the wall clock of steps went; null if not wanted."""
     pipeline: PipelineFacts | Unavailable | None
-    """Null where there is none, or no diagnosis was asked for."""
+    """Null without a pipeline or a diagnosis."""
     layout: LayoutFacts
     steps: JobStepSummary
     phases: tuple[PhaseShare, ...]
@@ -150,7 +150,7 @@ class Document:
     signals: Mapping[str, JobSignal | Unavailable]
     """By name: `loss`, `grad_norm`, `lr`."""
     training: Convergence | Unavailable
-    """What loss, gradient norm and learning rate do over the run: medians over ranks."""
+    """Loss, gradient norm and learning rate over the run: medians over ranks."""
     communication: CommunicationFacts | Unavailable
     time: JobTime
     ranks: tuple[RankSummary, ...]
@@ -213,12 +213,10 @@ SHAPES: Shapes = {
 
 
 def encode_report(report: Report) -> str:
-    """The document as indented JSON with a final newline."""
     return encode(*DOCUMENT, build_document(report), SHAPES)
 
 
 def build_document(report: Report) -> Document:
-    """Everything a report says."""
     study, rest = report.study, report.study.unattributed
     return Document(
         meshscope_version=__version__,

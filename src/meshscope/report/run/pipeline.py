@@ -23,11 +23,11 @@ class StageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineFacts:
-    """The bubble of all pipelines, and where it is from."""
+    """The bubble of all pipelines, and its parts."""
 
     bubble: PipelineBubble
     schedule: str
-    """Recognised from the order of actions; `unknown order` where it is none that is known."""
+    """Recognised from the order of actions; `unknown order` if none matches."""
     is_exact: bool
     """Whether microbatches come in that schedule's order, too."""
     action_source: str
@@ -38,16 +38,15 @@ class PipelineFacts:
     num_other_runs: int
     """Left out: incomplete or in another order."""
     parts_ns: Mapping[str, float]
-    """Where the bubble is from, per step; they sum to `cost_ns - busy_ns`."""
+    """Parts of the bubble per step; they sum to `cost_ns - busy_ns`."""
     sends: str
-    """`free`, `batched` or `blocking`: whether a rank that sends waits for its receiver."""
+    """`free`, `batched` or `blocking`: whether a sender waits for its receiver."""
     replay_error_ratio: float
     """|measured - replayed| / measured."""
     stages: tuple[StageFacts, ...]
 
 
 def describe_pipeline(found: PipelineAnalysis) -> PipelineFacts:
-    """What is worth telling of an analysis."""
     times, bubble, layers = found.times, found.bubble, found.work.layers
     return PipelineFacts(
         bubble=bubble,

@@ -1,6 +1,6 @@
-"""What a report is made of: the analyses of one attempt, and the few numbers made for readers only.
+"""The content of a report: the analyses of one attempt, and a few numbers for readers only.
 
-Sections and the JSON document both read this, so that every number shown is in the document too.
+Sections and the JSON document both read this, so every number shown is in the document too.
 """
 
 from collections.abc import Mapping
@@ -82,49 +82,43 @@ class PhaseShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """How much of a report is shown, and to whom."""
+    """How much of a report is shown."""
 
     shows_all_ranks: bool = False
     shows_all_communication: bool = False
     """The whole section on communication instead of its head."""
     explains: bool = False
-    """Findings of the first screen in full, with evidence and how sure they are."""
+    """Findings of the first screen in full, with evidence and confidence."""
     directory: Path | None = None
-    """Where the reader is; paths below it are shown relative to it."""
+    """Paths below it are shown relative to it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
-    """One attempt under report."""
-
     run: "Run"
     study: "Study"
     diagnosis: "Diagnosis | None" = None
-    """None where none was asked for; no budget and no pipeline are shown then."""
+    """None if not wanted; then neither budget nor pipeline is shown."""
 
     @property
     def attempt(self) -> "Attempt":
-        """What the study is about."""
         return self.study.attempt
 
     @cached_property
     def facts(self) -> RunFacts:
-        """What was recorded."""
         return _describe_run(self)
 
     @cached_property
     def layout(self) -> LayoutFacts:
-        """How ranks are arranged."""
         return _describe_layout(self.attempt)
 
     @cached_property
     def phases(self) -> tuple[PhaseShare, ...]:
-        """Largest share first, then what no phase claimed; empty without steps."""
+        """Largest share first, then unattributed time; empty without steps."""
         return _share_phases(self.study)
 
     @cached_property
     def communication(self) -> "CommunicationFacts | Unavailable":
-        """With means per step and rank."""
         found = self.study.communication
         if isinstance(found, Unavailable):
             return found
@@ -146,7 +140,7 @@ class Report:
 
     @cached_property
     def pipeline(self) -> "PipelineFacts | Unavailable | None":
-        """None for a run without a pipeline; the reason where a declared one cannot be seen."""
+        """None without a pipeline; the reason if a declared one was not recorded."""
         if self.diagnosis is None:
             return None
         found, layout = self.study.pipeline, self.study.layout

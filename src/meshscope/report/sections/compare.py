@@ -30,10 +30,10 @@ _MAX_VALUE = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A comparison, and what it was asked for."""
+    """A comparison and its options."""
 
     a: str
-    """What the user called the runs."""
+    """Names of the runs as the user gave them."""
     b: str
     comparison: Comparison
     limit_ratio: float | None
@@ -43,12 +43,12 @@ class Compared:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the command is to end with exit code 7."""
+        """Whether the command ends with exit code 7."""
         return self.verdict is Verdict.SLOWER or self.is_loss_failure
 
     @property
     def is_loss_failure(self) -> bool:
-        """Whether losses were to agree and do not, or could not be compared."""
+        """Whether losses had to agree and do not, or could not be compared."""
         loss = known(self.comparison.loss)
         return self.fails_on_loss and (loss is None or loss.divergence is not None)
 
@@ -64,7 +64,7 @@ SHAPES = {
 
 
 def make_compare_sections(compared: Compared) -> list[Section]:
-    """For a screen: the runs, the verdict, and what it rests on."""
+    """For a screen: the runs, the verdict, and its evidence."""
     tone = Tone.ALARM if compared.has_failed else Tone.PLAIN
     head = (
         Headline(f"A  {form.clean_text(compared.a)}"),
@@ -75,7 +75,7 @@ def make_compare_sections(compared: Compared) -> list[Section]:
 
 
 def make_compare_page(compared: Compared) -> list[Section]:
-    """For a page: the same under the verdict as its heading."""
+    """For a page: the verdict is the heading."""
     mark = "❌" if compared.has_failed else "✅"
     runs = (
         Line(f"A: {form.clean_text(compared.a)}"),
@@ -191,7 +191,7 @@ def _show_fact(value: str | None) -> str:
 
 
 def tell_verdict(compared: Compared) -> str:
-    """One sentence: whether B is slower, and what that means for the exit code."""
+    """One sentence: whether B is slower, and what follows for the exit code."""
     period = compared.comparison.period
     interval, change = known(period.interval_ratio), known(period.change_ratio)
     if interval is None or change is None:
@@ -215,7 +215,7 @@ def tell_verdict(compared: Compared) -> str:
 
 
 def tell_test(period: Metric) -> str:
-    """How the interval was had."""
+    """How the interval was computed."""
     return form.or_reason(
         period.shift,
         lambda shift: (
@@ -226,7 +226,7 @@ def tell_test(period: Metric) -> str:
 
 
 def tell_loss(loss: LossComparison | Unavailable) -> str:
-    """One sentence on where the losses part."""
+    """One sentence on where the losses diverge."""
     return form.or_reason(loss, _describe_loss)
 
 

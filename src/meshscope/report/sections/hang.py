@@ -1,4 +1,4 @@
-"""The verdict on a stuck or dead job, what it rests on, and who waits for what.
+"""The verdict on a stuck or dead job, its evidence, and the waiting ranks.
 
 In JSON times are unix nanoseconds, sequences count from 0, and texts are as the run has them.
 """
@@ -40,7 +40,7 @@ from meshscope.report.sections.hang_words import (
 DOCUMENT = ("meshscope-hang", 2)
 """Name and version of the JSON document: a `HangDocument`."""
 MAX_ROWS = 16
-"""Ranks in the table unless all are asked for."""
+"""Ranks in the table by default."""
 _COLUMNS = (
     ("rank", 9),
     ("position", 2),
@@ -67,14 +67,14 @@ class CulpritFacts:
     rank: int
     reason: Reason
     evidence: tuple[str, ...]
-    """What is known about it, one sentence each."""
+    """Facts about it, one sentence each."""
     stack: tuple[Frame, ...]
     flight_recorder: tuple[GroupRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingStack:
-    """Where a rank that waits is."""
+    """The stack of a waiting rank."""
 
     rank: int
     frames: tuple[Frame, ...]
@@ -83,11 +83,11 @@ class WaitingStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """Where one rank stands."""
+    """The state of one rank."""
 
     rank: int
     place: str
-    """Along the axes in use; empty when the layout is not known."""
+    """Coordinates along the axes in use; empty if the layout is not known."""
     host: str
     pid: int | None
     process: str
@@ -105,7 +105,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangDocument:
-    """Which ranks hold a job up, in which operation, and how that is known."""
+    """The ranks that hold a job up, the operation, and the evidence."""
 
     run: str
     attempt: int
@@ -115,7 +115,7 @@ class HangDocument:
     culprits: tuple[CulpritFacts, ...]
     waiting_stack: WaitingStack | None
     ranks: tuple[RankFacts, ...]
-    """Those that are named elsewhere, or all."""
+    """The ranks named elsewhere, or all."""
 
 
 SHAPES = {
@@ -143,7 +143,7 @@ SHAPES = {
 def make_hang_document(
     hang: Hang, *, run: str, attempt: int, shows_all_ranks: bool
 ) -> HangDocument:
-    """The verdict with facts about the ranks that it names, or about all."""
+    """The verdict with facts about the named ranks, or about all."""
     stack = hang.waiting_frames
     return HangDocument(
         run=run,
@@ -195,7 +195,6 @@ def _gather_facts(hang: Hang, rank: int) -> RankFacts:
 
 
 def make_hang_section(hang: Hang, *, shows_all_ranks: bool) -> Section:
-    """The verdict, what it rests on, and who waits for what."""
     parts = (
         Headline(make_sentence(hang)),
         *_list_culprits(hang),
@@ -219,7 +218,7 @@ def _list_culprits(hang: Hang) -> Iterator[Part]:
 
 
 def _list_witness(hang: Hang) -> Iterator[Part]:
-    """What one of those that wait says."""
+    """The stack and flight record of one waiting rank."""
     lines = []
     if hang.waiting_frames is not None:
         rank, frames = hang.waiting_frames

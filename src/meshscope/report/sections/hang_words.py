@@ -1,4 +1,4 @@
-"""The verdict on a hang in one sentence, and what is known about its culprits.
+"""The verdict on a hang in one sentence, and facts about its culprits.
 
 Text from a run (hosts, names, messages, frames) is shown without control characters.
 """
@@ -66,7 +66,6 @@ def name_operation(operation: Operation) -> str:
 
 
 def make_sentence(hang: Hang) -> str:
-    """The verdict in one sentence."""
     makers: dict[VerdictKind, Callable[[Hang], str]] = {
         VerdictKind.DEAD: _say_dead,
         VerdictKind.STOPPED: _say_stopped,
@@ -163,7 +162,7 @@ def _say_who_waits(hang: Hang) -> str:
 
 
 def _say_held(hang: Hang, waits: str, failed_where: str) -> str:
-    """Who waits, who failed, and how many more are held up."""
+    """Waiting and failed ranks, and the number of ranks behind them."""
     waiting, failed, num_behind = _count_held(hang)
     parts = []
     if waiting:
@@ -177,7 +176,7 @@ def _say_held(hang: Hang, waits: str, failed_where: str) -> str:
 
 
 def _count_held(hang: Hang) -> tuple[list[int], list[int], int]:
-    """Ranks that wait in the verdict's operation, that failed in it, and how many more are held."""
+    """Ranks that wait in the verdict's operation, that failed in it, and the number of others."""
     inside = [held for held in hang.waiting if hang.operation and _is_in(held, hang.operation)]
     waiting = sorted(held.rank for held in inside if not held.is_over)
     failed = sorted(held.rank for held in inside if held.is_over)
@@ -194,7 +193,7 @@ def _is_in(held: Wait, operation: StuckOperation) -> bool:
 
 
 def _say_waiting(hang: Hang, ranks: Sequence[int], what: str) -> str:
-    """`ranks 0-2 wait for it in … since 0.7 s`; of ranks that are gone, that they did."""
+    """`ranks 0-2 wait for it in … since 0.7 s`; in the past tense if they are gone."""
     if all(hang.states[rank].has_ended for rank in ranks):
         return f"{name_ranks(ranks)} waited{what}"
     return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}{what}{_say_age(hang)}"
@@ -283,7 +282,7 @@ def _say_finished(hang: Hang) -> str:
 
 
 def list_evidence(hang: Hang, culprit: Culprit) -> list[str]:
-    """What is known about a culprit, one fact per line."""
+    """Facts about a culprit, one per line."""
     state = culprit.state
     if state.directory is None:
         return ["it has no folder in the run: it never began to record"]
@@ -301,7 +300,7 @@ def list_evidence(hang: Hang, culprit: Culprit) -> list[str]:
 
 
 def _list_signs(state: RankState, now_ns: int) -> Iterator[str]:
-    """When it ended or was last seen, and in which phase and step."""
+    """When it ended or was last seen, and its phase and step."""
     if state.is_closed:
         when = f" {say_ago(now_ns, state.closed_unix_ns)}" if state.closed_unix_ns else ""
         yield f"its program ended{when}"
@@ -319,7 +318,7 @@ def _list_signs(state: RankState, now_ns: int) -> Iterator[str]:
 
 
 def _list_operations(state: RankState, now_ns: int) -> Iterator[str]:
-    """What it is in, and what it finished last."""
+    """Its current and its last finished operations."""
     for operation in state.in_flight[:2]:
         handle = " (a handle it holds)" if operation.is_async else ""
         age = duration(max(0, state.looked_unix_ns - operation.entered_unix_ns))
@@ -334,7 +333,7 @@ def _list_operations(state: RankState, now_ns: int) -> Iterator[str]:
 
 
 def say_ago(now_ns: int, then_ns: int | None) -> str:
-    """`1.2 s ago`; the moment itself where that is more than a day."""
+    """`1.2 s ago`; the time itself if that is more than a day."""
     age_ns = now_ns - (then_ns or 0)
     return (
         f"{duration(age_ns)} ago" if 0 <= age_ns < 86_400 * 10**9 else f"at {moment(then_ns or 0)}"

@@ -27,7 +27,7 @@ _CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations")
 def make_memory_section(
     overview: MemoryOverview, *, num_rows: int, rank: int | None = None
 ) -> Section:
-    """All ranks in brief; then `rank` in full, else the rank with most in use."""
+    """All ranks in brief; then `rank` in full, or the rank with most in use."""
     return Section(key="memory", title="", parts=tuple(_list_parts(overview, num_rows, rank)))
 
 

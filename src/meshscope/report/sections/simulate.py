@@ -1,6 +1,6 @@
-"""What a replay says: slowdown, attribution, critical path, edits.
+"""Results of a replay: slowdown, attribution, critical path, edits.
 
-Every answer stands below the fidelity of the replay that it comes from. In JSON times are ns per
+Every answer stands below the fidelity of its replay. In JSON times are ns per
 step and ratios in 0..1.
 """
 
@@ -41,7 +41,7 @@ MAX_ROWS = 8
 
 
 def make_simulation_section(simulation: Simulation) -> Section:
-    """The fidelity; then edits where there are any, else the slowdown and the path."""
+    """The fidelity; then edits if there are any, else the slowdown and the path."""
     parts = [_show_head(simulation), _show_fidelity(simulation.fidelity), Blank()]
     if simulation.edits:
         parts += _list_edits(simulation.edits)
@@ -142,7 +142,7 @@ def _list_path(priced: PricedPath) -> Iterator[Part]:
 
 
 def _show_gain_once(gain: Gain | Unavailable | None, said: set[str]) -> str:
-    """A reason is a long line: it is given once."""
+    """Gives each reason, a long line, only once."""
     if gain is None:
         return ""
     text = form.or_reason(gain, _show_gain)

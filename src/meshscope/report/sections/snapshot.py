@@ -20,7 +20,7 @@ from meshscope.report.section import (
 DOCUMENT = ("meshscope-snapshot", 1)
 WIDTH = 60
 _NUM_MARKS = 25
-"""Of a category's course."""
+"""Marks of a category's course."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,6 @@ class SnapshotDocument:
 
 
 def make_snapshot_section(summary: SnapshotSummary, *, num_rows: int) -> Section:
-    """All devices, with so many rows of places and modules."""
     parts: list[Part] = [Headline(form.clean_path(summary.file))]
     parts += [
         Line(f"warning: {form.clean_text(warning)}", Tone.NOTICE) for warning in summary.warnings
@@ -71,13 +70,13 @@ def _list_device(device: DeviceSnapshot, num_rows: int) -> Iterator[Part]:
 
 
 def _course(device: DeviceSnapshot, category: str) -> str:
-    """From its least to its most."""
+    """From its smallest to its largest value."""
     values = [float(moment.categories_bytes.get(category, 0)) for moment in device.course]
     return form.sparkline(values[:: max(1, len(values) // _NUM_MARKS)])
 
 
 def _tabulate_sites(device: DeviceSnapshot, num_rows: int) -> Table:
-    """Stacks with the same place, purpose and module in one row."""
+    """Stacks with the same call site, purpose and module in one row."""
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for stack in device.stacks:
         key = (stack.place, stack.category, stack.module)

@@ -16,16 +16,15 @@ from meshscope.report.section import (
 )
 
 MIN_RATIO = 0.0005
-"""Lines below this share are put together."""
+"""Lines below this share are combined."""
 
 
 def show_budget(report: Report, detail: Detail) -> Section | None:
-    """Where the wall clock went; nothing where a budget was not asked for."""
+    """Where the wall clock went; None without a diagnosis."""
     return describe_budget(report.budget)
 
 
 def describe_budget(budget: BudgetFacts | Unavailable | None) -> Section | None:
-    """The section of a budget."""
     if budget is None:
         return None
     if isinstance(budget, Unavailable):

@@ -1,7 +1,7 @@
-"""Communication: what it took, who others waited for, what cannot be trusted.
+"""Communication: its time, the ranks that others waited for, and what cannot be trusted.
 
-Its head is always shown; the tables in full only when asked for, and in JSON. Imported only for
-runs that communicate.
+The head is always shown, the full tables only on request and in JSON. Imported only for runs that
+communicate.
 """
 
 from collections import Counter
@@ -48,21 +48,21 @@ _MAX_AXIS_ROWS = 6
 MAX_SLOW_ROWS = 3
 _MAX_BANDWIDTH_ROWS = 4
 _MIN_DATA_RATIO = 0.01
-"""Largest sizes that carry less of the data than the first line's are not among them."""
+"""Sizes that carry less than this share of the first line's data are left out."""
 _MAX_LATE_RANKS = 3
 _MIN_COST_RATIO = 0.01
-"""Late ranks that cost less of what the costliest does are not named beside it."""
+"""Late ranks that cost less than this share of the costliest are not named."""
 MAX_FINDINGS = 2
-"""Disagreements, failures and problems of clocks in the head of the section, each."""
+"""Disagreements, failures and clock problems in the head of the section, each."""
 _MAX_SIDES = 4
 """Of a disagreement."""
 MAX_ROWS = 16
-"""Ranks and pairs of ranks in the tables in full."""
+"""Ranks and pairs of ranks in the full tables."""
 _MORE = "(--communication)"
 
 
 def describe_alarms(facts: CommunicationFacts) -> list[str]:
-    """What must be said first, if anything: sentences."""
+    """Sentences that come first, if any."""
     alarms = []
     health = facts.health.found
     if not health.num_recognised and health.num_rank_operations:
@@ -83,7 +83,7 @@ def describe_alarms(facts: CommunicationFacts) -> list[str]:
 def describe_communication(
     facts: CommunicationFacts, detail: Detail, *, without: str, has_profiled: bool = False
 ) -> Section:
-    """The whole section; `without` says what is left out of the statistics."""
+    """The whole section; `without` names what statistics leave out."""
     is_full = detail.shows_all_communication
     parts: list[Part] = [
         *_list_findings(facts, is_full=is_full),
@@ -153,26 +153,26 @@ def _describe_desynchronisation(found: Desynchronisation) -> str:
 
 
 def _describe_side(side: OperationSide, *, is_exact: bool) -> str:
-    """One side of a disagreement; sizes to the byte where they would else look the same."""
+    """One side of a disagreement; sizes in bytes if they would otherwise look the same."""
     what = [f"{form.name_ranks(side.ranks)} {side.kind.label}"]
     size, dtype = known(side.size_bytes), known(side.dtype)
     what += [] if size is None else [f"{size:,} B" if is_exact else form.memory(size)]
     what += [] if dtype is None else [form.clean_text(dtype)]
     what += [f"root {side.root}"] if side.root is not None else []
-    return " ".join(what) + _describe_place(side.step, side.phase)
+    return " ".join(what) + _describe_where(side.step, side.phase)
 
 
 def _describe_failure(failure: Failure) -> str:
     group = "an unknown group" if failure.group is None else _name_group(failure.group)
     how = "timed out" if failure.outcome is Outcome.TIMEOUT else "failed"
-    where = _describe_place(failure.step, failure.phase)
+    where = _describe_where(failure.step, failure.phase)
     what = f"{failure.kind.label} #{failure.sequence}"
     text = f"rank {failure.rank}: {what} of {group} {how}{where}"
     message = known(failure.message)
     return text if message is None else f"{text}: {form.clean_text(message)}"
 
 
-def _describe_place(step: int | Unavailable, phase: str | Unavailable) -> str:
+def _describe_where(step: int | Unavailable, phase: str | Unavailable) -> str:
     """` (step 3, backward)`."""
     parts = [] if known(step) is None else [f"step {step}"]
     parts += [] if (name := known(phase)) is None else [form.clean_text(name, 40)]
@@ -194,7 +194,7 @@ def _name_group(group: JobGroup) -> str:
 
 
 def _list_table(columns: Sequence[Column]) -> list[Part]:
-    """A table that stands by itself; nothing when it has no rows."""
+    """A separate table; nothing without rows."""
     return [Blank(), Table(tuple(columns))] if columns[0].cells else []
 
 
@@ -282,7 +282,7 @@ _Fact = tuple[str, str | Cell]
 
 
 def _describe_arrivals(facts: CommunicationFacts) -> list[_Fact]:
-    """Who others wait for, one line each; else why nobody is named."""
+    """Late ranks, one per line; else why none is named."""
     entries = [entry for entry in facts.last_arrivers if entry.axis != ALL_AXES]
     late = [entry for entry in entries if entry.is_beyond_chance]
     if late:
@@ -307,12 +307,12 @@ def _describe_arrivals(facts: CommunicationFacts) -> list[_Fact]:
 
 
 def _name_first(name: str, lines: Iterable[str]) -> list[_Fact]:
-    """Lines worth a look, the first under a name."""
+    """Lines that need attention, the first under a name."""
     return [("" if index else name, Cell(line, Tone.NOTICE)) for index, line in enumerate(lines)]
 
 
 def _describe_rest(facts: CommunicationFacts, *, is_full: bool, has_profiled: bool) -> list[_Fact]:
-    """Messages, clocks, and how much of what was recorded all this rests on."""
+    """Messages, clocks, and how much was recognised and matched."""
     shown: list[_Fact] = []
     if facts.messages and not is_full:
         shown.append(("Messages", _describe_messages(facts)))
@@ -327,7 +327,7 @@ def _describe_rest(facts: CommunicationFacts, *, is_full: bool, has_profiled: bo
 
 
 def _describe_late_rank(entry: LastArriver) -> str:
-    """Who others wait for, how often, what it costs and where it is late."""
+    """How often a rank was last, what that cost, and where it is late."""
     rank, axis = f"rank {entry.rank}", form.clean_text(entry.axis, 40)
     times = f"{form.count(entry.num_last)} of {form.count(entry.num_operations)}"
     if entry.num_last > entry.expected_last:
@@ -372,7 +372,7 @@ def _describe_clocks(facts: CommunicationFacts) -> str:
 
 
 def _describe_health(health: CommunicationHealthFacts, *, has_profiled: bool) -> Cell:
-    """How much was recognised and matched, always; then whatever is not as it should be."""
+    """How much was recognised and matched; then everything unusual."""
     found = health.found
     rank_operations = form.plural(found.num_rank_operations, "rank-operation")
     matched = form.plural(found.num_matched, "operation")

@@ -28,7 +28,7 @@ _MIB = 1 << 20
 
 
 def mean_ns(row: Timed, num_ranks: int, *names: str) -> float:
-    """The sum of some times, per step and rank; per rank where no step is known."""
+    """The sum of some times, per step and rank; per rank if no step is known."""
     if isinstance(row.per_rank_step, Unavailable):
         return float(sum(getattr(row.total, name) for name in names) / max(num_ranks, 1))
     return float(sum(getattr(row.per_rank_step, name) for name in names))
@@ -43,7 +43,7 @@ def _show_exposed_ratio(row: Timed) -> str:
 def _time_columns(
     rows: Sequence[Timed], names: Column, num_ranks: int, *, shows_queue: bool = False
 ) -> list[Column]:
-    """What became of the time of operations, under the names of the rows."""
+    """Names, then the times of operations."""
 
     def times(title: str, importance: int, *parts: str) -> Column:
         return make_column(
@@ -74,7 +74,7 @@ def _time_columns(
 
 
 def axis_columns(facts: CommunicationFacts, limit: int | None = None) -> list[Column]:
-    """One row per axis, and one for all where there are several."""
+    """One row per axis, and one for all if there are several."""
     rows: list[Timed] = [*facts.axes[:limit]]
     rows += [facts] if len(facts.axes) > 1 else []
     names = make_column("axis", rows, _name_axis_row, 99, is_right=False)
@@ -86,13 +86,11 @@ def _name_axis_row(row: Timed) -> str:
 
 
 def kind_columns(facts: CommunicationFacts) -> list[Column]:
-    """One row per axis and kind."""
     names = make_column("axis and kind", facts.kinds, name_kind, 99, is_right=False)
     return _time_columns(facts.kinds, names, len(facts.ranks), shows_queue=True)
 
 
 def rank_columns(rows: Sequence[RankTimes]) -> list[Column]:
-    """One row per rank."""
     return _time_columns(rows, make_column("rank", rows, lambda row: str(row.rank), 99), 1)
 
 
@@ -102,7 +100,6 @@ def name_kind(row: AxisKindTimes | BandwidthRow | LatencyFit | FitRefused) -> st
 
 
 def arrival_columns(rows: Sequence[LastArriver]) -> list[Column]:
-    """One row per rank and axis."""
     return [
         make_column("last to arrive", rows, lambda r: f"rank {r.rank}", 99, is_right=False),
         make_column("axis", rows, lambda r: form.clean_text(r.axis, MAX_NAME), 98, is_right=False),
@@ -126,7 +123,6 @@ def _short(name: str) -> str:
 
 
 def slow_columns(rows: Sequence[SlowOperation]) -> list[Column]:
-    """One row per operation."""
     return [
         make_column(
             "slowest operations",
@@ -182,7 +178,7 @@ def bandwidth_columns(rows: Sequence[BandwidthRow], title: str) -> list[Column]:
 
 
 def fit_columns(rows: Sequence[LatencyFit]) -> list[Column]:
-    """One row per axis and kind that a line could be laid through."""
+    """One row per axis and kind with a fit."""
     return [
         make_column("α + β · size", rows, name_kind, 99, is_right=False),
         make_column("ranks", rows, lambda r: form.count(r.num_ranks), 50),
@@ -202,7 +198,6 @@ def _per_mib(ns_per_byte: float) -> str:
 
 
 def message_columns(rows: Sequence[MessageFlow]) -> list[Column]:
-    """One row per pair of ranks."""
     return [
         make_column("messages", rows, lambda r: f"{r.source} → {r.target}", 99, is_right=False),
         make_column("count", rows, lambda r: form.count(r.num_messages), 80),
@@ -223,7 +218,6 @@ def _yes(claim: bool) -> str:  # noqa: FBT001
 
 
 def clock_columns(rows: Sequence[Clock]) -> list[Column]:
-    """One row per clock."""
     return [
         make_column("clock of", rows, lambda r: form.or_dash(r.host, _short), 99, is_right=False),
         make_column("ranks", rows, lambda r: abbreviate_ranks(r.ranks), 70, is_right=False),

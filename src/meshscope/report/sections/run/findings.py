@@ -1,7 +1,6 @@
 """Findings: the most urgent in the first line, then each with evidence, change and price.
 
-Findings above LOW are shown in full, up to a number; those that are LOW in a line each, because on
-a healthy run there is nothing else to say.
+Findings above LOW are shown in full, up to a limit; LOW findings in a line each.
 """
 
 import math
@@ -11,6 +10,7 @@ from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import recoverable_hours
 from meshscope.diagnose.runner import Diagnosis
+from meshscope.diagnose.wording import capitalize
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Line, Part, Section, Tone, make_facts
@@ -22,7 +22,7 @@ _MAX_EVIDENCE = 6
 _EXACT_RATIO = 0.0005
 """A replay this close is shown as 0 %."""
 _MIN_HOURS = 0.1
-"""Fewer hours of all ranks together are not named."""
+"""Fewer hours, summed over all ranks, are not shown."""
 TONES = {
     Severity.CRITICAL: Tone.CRITICAL,
     Severity.HIGH: Tone.ALARM,
@@ -32,7 +32,7 @@ TONES = {
 
 
 def show_findings(report: Report, detail: Detail) -> Section | None:
-    """Every finding above LOW in full; nothing where none were looked for."""
+    """Findings above LOW in full; None without a diagnosis."""
     diagnosis = report.diagnosis
     if diagnosis is None:
         return None
@@ -58,16 +58,15 @@ def show_findings(report: Report, detail: Detail) -> Section | None:
 
 
 def describe_nothing(diagnosis: Diagnosis) -> str:
-    """What is said where no finding is above LOW."""
     return f"{form.plural(len(diagnosis.rules), 'rule')} ran; no finding above low severity"
 
 
 def describe_worst(diagnosis: Diagnosis) -> str:
-    """The most urgent finding in a sentence; empty when none is above LOW."""
+    """The most urgent finding in a sentence; empty if none is above LOW."""
     if not diagnosis.findings or diagnosis.findings[0].severity <= Severity.LOW:
         return ""
     first = diagnosis.findings[0]
-    title = _capitalize(form.clean_text(first.title))
+    title = capitalize(form.clean_text(first.title))
     price = describe_price(first)
     return f"{title}: fixing it saves {price}." if price else f"{title}."
 
@@ -101,11 +100,11 @@ def _describe_low(finding: Finding) -> str:
 def _show_finding(finding: Finding, diagnosis: Diagnosis) -> tuple[Part, ...]:
     title = form.clean_text(finding.title)
     head = f"{finding.severity.word}  {finding.code}  {title}"
-    rows = [("  What", _capitalize(form.clean_text(finding.summary, 600)))]
+    rows = [("  What", capitalize(form.clean_text(finding.summary, 600)))]
     price = _describe_worth(finding, diagnosis)
     if price:
         rows.append(("  Saves", price))
-    rows.append(("  Where", _describe_place(finding)))
+    rows.append(("  Where", _describe_where(finding)))
     if finding.evidence:
         shown = [_describe_evidence(one) for one in finding.evidence[:_MAX_EVIDENCE]]
         rows.append(("  Evidence", "; ".join(shown)))
@@ -125,7 +124,7 @@ def _describe_worth(finding: Finding, diagnosis: Diagnosis) -> str:
     return f"{price}{amount}; {basis}"
 
 
-def _describe_place(finding: Finding) -> str:
+def _describe_where(finding: Finding) -> str:
     where = form.name_ranks(finding.ranks) if finding.ranks else "all ranks"
     first, last = finding.first_step, finding.last_step
     if first is None and last is None:
@@ -162,12 +161,8 @@ def _describe_value(evidence: Evidence) -> str:
 
 
 def _describe_hours(hours: float, diagnosis: Diagnosis) -> str:
-    """`, 12.4 GPU-hours over 180,000 steps`; empty where it is next to nothing."""
+    """`, 12.4 GPU-hours over 180,000 steps`; empty if negligible."""
     if hours < _MIN_HOURS:
         return ""
     steps = form.plural(diagnosis.scale.num_steps, "step")
     return f", {hours:.3g} {diagnosis.scale.hours_unit} over {steps}"
-
-
-def _capitalize(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]

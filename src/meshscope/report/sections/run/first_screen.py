@@ -1,5 +1,5 @@
-"""What a reader needs first, in at most 40 lines: verdict, findings, where the time goes, who is
-slow, what is not known. Everything else is a section of its own.
+"""The first screen, in at most 40 lines: verdict, findings, where the time goes, slow ranks, and
+what is not known. Everything else is in other sections.
 """
 
 from collections.abc import Sequence
@@ -34,20 +34,20 @@ MORE = "more"
 """Key of the section that names other options."""
 MAX_FINDINGS = 3
 _MAX_CHANGE = 150
-"""Characters of what to change; `--explain` has all of it."""
+"""Characters of the change; `--explain` shows all."""
 _MAX_TIME_ROWS = 6
 MIN_RATIO = 0.01
-"""Lines of the budget below this share are put together."""
+"""Lines of the budget below this share are combined."""
 _MIN_REST_RATIO = 0.0005
-"""Together they are then left out."""
+"""Combined lines below this share are left out."""
 MAX_SLOW_ROWS = 3
 _MAX_MISSING = 4
 _MAX_REASON = 160
-_NOBODY = "no rank stands out among its peers"
+_NO_SLOW_RANK = "no rank stands out among its peers"
 
 
 def list_first_screen(report: Report, detail: Detail, names: Sequence[str]) -> list[Section]:
-    """The sections of the first screen; `names` are those that can be asked for."""
+    """`names` are the sections that can be asked for."""
     findings = show_findings(report, detail) if detail.explains else _show_findings(report)
     found = (
         _show_verdict(report),
@@ -138,13 +138,13 @@ def _show_time(report: Report) -> Section | None:
 
 
 def _show_slow(report: Report) -> Section | None:
-    """Ranks that spend persistently longer in a phase than their peers."""
+    """Ranks that persistently spend longer in a phase than their peers."""
     if report.facts.num_ranks < 2 or not report.phases:
         return None
     rows, layout = report.study.clues[:MAX_SLOW_ROWS], known(report.study.layout)
     if not rows:
         is_alone = layout is not None and layout.dp == 1
-        text = "no rank has a peer that does the same work (dp1)" if is_alone else _NOBODY
+        text = "no rank has a peer that does the same work (dp1)" if is_alone else _NO_SLOW_RANK
         return Section(key="slow", title="Who is slow", parts=(Line(text),))
     parts: list[Part] = [
         Table(
@@ -169,7 +169,8 @@ def _show_slow(report: Report) -> Section | None:
 
 def _show_missing(report: Report) -> Section | None:
     rows = _list_damage(report)
-    rows += [(name, form.clean_text(reason.reason, _MAX_REASON)) for name, reason in _miss(report)]
+    missing = _list_unavailable(report)
+    rows += [(name, form.clean_text(one.reason, _MAX_REASON)) for name, one in missing]
     if not rows:
         return None
     parts: list[Part] = [make_facts(rows[:_MAX_MISSING])]
@@ -180,7 +181,7 @@ def _show_missing(report: Report) -> Section | None:
 
 
 def _list_damage(report: Report) -> list[tuple[str, str]]:
-    """The first thing that could not be read, and the first that could not be watched."""
+    """The first problem and the first note of the recording."""
     health = report.study.health
     rows = [("Recording", describe_problem(one, report.run.path)) for one in health.problems[:1]]
     if len(health.problems) > 1:
@@ -191,7 +192,7 @@ def _list_damage(report: Report) -> list[tuple[str, str]]:
     return rows + [("Note", form.clean_text(note.text)) for note in health.notes[:1]]
 
 
-def _miss(report: Report) -> list[tuple[str, Unavailable]]:
+def _list_unavailable(report: Report) -> list[tuple[str, Unavailable]]:
     study, budget = report.study, report.budget
     is_alone = report.facts.num_ranks == 1
     found: list[tuple[str, object]] = [

@@ -8,29 +8,29 @@ from meshscope.report.sections.run.findings import describe_worst
 from meshscope.store.read.columns import ProblemKind
 
 _MAX_MORE_CLUES = 2
-"""Clues named beside the first."""
+"""Clues named after the first."""
 _MAX_HOSTS = 4
 OPEN = "running or killed"
-"""Said of a rank without a closing line."""
-_TOLD_KINDS = (ProblemKind.MISSING_RANK, ProblemKind.SHORT_RANK, ProblemKind.DROPPED)
-"""Problems that have a clause of their own."""
+"""State of a rank without a closing line."""
+_NAMED_KINDS = (ProblemKind.MISSING_RANK, ProblemKind.SHORT_RANK, ProblemKind.DROPPED)
+"""Problems with a separate clause."""
 
 
 def show_verdict(report: Report, detail: Detail) -> Section:
-    """The worst finding, where the time went, and what must be said before anything else."""
+    """The worst finding, where the time went, and warnings."""
     lines = [Headline(describe_run(report))]
     worst = "" if report.diagnosis is None else describe_worst(report.diagnosis)
     if worst:
         lines.insert(0, Headline(worst, Tone.CRITICAL))
     lines += [Headline(f"! {alarm}", Tone.ALARM) for alarm in list_alarms(report)]
     clue = _describe_clues(report)
-    if clue and report.diagnosis is None:  # what stands out, for want of what it means
+    if clue and report.diagnosis is None:
         lines.append(Headline(f"Clue: {clue}.", Tone.NOTICE))
     return Section(key="verdict", title="", parts=tuple(lines))
 
 
 def list_alarms(report: Report) -> list[str]:
-    """What makes the numbers doubtful: sentences."""
+    """Sentences about what makes the numbers doubtful."""
     warning = _describe_incompleteness(report)
     alarms = [f"The recording is not complete: {warning}."] if warning else []
     if not isinstance(report.communication, Unavailable):
@@ -41,7 +41,6 @@ def list_alarms(report: Report) -> list[str]:
 
 
 def describe_run(report: Report) -> str:
-    """The report in one sentence."""
     steps, facts = report.study.steps, report.facts
     ranks = form.plural(facts.num_ranks, "rank")
     layout = form.describe_degrees(report.layout.degrees)
@@ -62,7 +61,7 @@ def _share(phase: PhaseShare) -> str:
 
 
 def _describe_clues(report: Report) -> str:
-    """Who stands out among its peers, in a sentence; empty when nobody does."""
+    """Ranks that stand out among their peers, in a sentence; empty if none does."""
     if not report.study.clues:
         return ""
     first, *more = report.study.clues
@@ -89,7 +88,7 @@ def _describe_clues(report: Report) -> str:
 
 
 def _describe_incompleteness(report: Report) -> str:
-    """What is wrong with the recording in a few words; empty when nothing is."""
+    """What is wrong with the recording in a few words; empty if nothing is."""
     health = report.study.health
     parts = []
     if health.errors:
@@ -102,14 +101,13 @@ def _describe_incompleteness(report: Report) -> str:
         parts.append(f"{form.name_ranks(health.short_ranks)} with fewer steps")
     if health.num_dropped:
         parts.append(f"{form.plural(health.num_dropped, 'record')} lost")
-    others = sum(problem.kind not in _TOLD_KINDS for problem in health.problems)
+    others = sum(problem.kind not in _NAMED_KINDS for problem in health.problems)
     if others:
         parts.append(f"{form.plural(others, 'damaged or unreadable part')}")
     return ", ".join(parts)
 
 
 def show_run(report: Report, detail: Detail) -> Section:
-    """What was recorded, where and by what."""
     facts = report.facts
     attempt = f" · attempt {facts.attempt} of {facts.num_attempts}" * (facts.num_attempts > 1)
     started = form.or_reason(facts.started_unix_ns, form.moment)

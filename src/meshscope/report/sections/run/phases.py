@@ -119,7 +119,7 @@ def _describe_left_out(report: Report) -> list[str]:
 
 
 def show_peers(report: Report, detail: Detail) -> Section | None:
-    """Each phase compared over ranks; nothing for a single rank."""
+    """Each phase compared over ranks; None for a single rank."""
     rest = report.study.unattributed
     rows = [*report.study.spreads, *([] if isinstance(rest, Unavailable) else [rest])]
     if report.facts.num_ranks < 2 or not rows:

@@ -30,7 +30,7 @@ _MIN_SHOWN_RATIO = 0.001
 
 
 def show_pipeline(report: Report, detail: Detail) -> Section | None:
-    """The bubble; nothing for a run without a pipeline."""
+    """The bubble; None for a run without a pipeline."""
     return describe_pipeline(report.pipeline, detail)
 
 

@@ -21,16 +21,16 @@ from meshscope.report.sections.run.head import OPEN
 from meshscope.report.sections.run.steps import name_left_out
 
 MAX_ROWS = 16
-"""Ranks shown unless all are asked for."""
+"""Ranks shown by default."""
 _MAX_OPEN_ROWS = 4
-"""Unfinished ranks of which it is said where they stopped."""
+"""Unfinished ranks whose last position is shown."""
 MAX_PHASES = 3
 _PHASE_IMPORTANCE = (70, 60, 28, 20)
 """Of the columns for the largest phases."""
 
 
 def show_time(report: Report, detail: Detail) -> Section:
-    """Before, in, between and after the steps."""
+    """Time before, in, between and after the steps."""
     time, num_ranks = report.study.time, report.facts.num_ranks
     parts = [
         ("before the first step", time.before_first),
@@ -77,7 +77,7 @@ def _ratio_of(part_ns: int, whole_ns: int) -> str:
 
 
 def show_ranks(report: Report, detail: Detail) -> Section:
-    """A row per rank, of many the slowest; then where unfinished ones stopped."""
+    """A row per rank, or the slowest of many; then where unfinished ranks stopped."""
     ranks: Sequence[RankSummary] = report.study.ranks
     order = "in order of rank"
     num_hidden = 0

@@ -15,7 +15,6 @@ MAX_PROBLEMS = 12
 
 
 def show_recording(report: Report, detail: Detail) -> Section:
-    """Own cost, errors and losses."""
     health = report.study.health
     opening = form.or_reason(health.opening_cost_ns, lambda ns: f"{form.duration(ns)}, once")
     facts = [
@@ -61,7 +60,7 @@ def _describe_errors(report: Report) -> str:
 
 
 def show_problems(report: Report, detail: Detail) -> Section | None:
-    """What is damaged or missing, one by one; nothing where nothing is."""
+    """Damaged and missing parts, one by one; None without any."""
     problems = report.study.health.problems
     if not problems:
         return None
@@ -76,7 +75,6 @@ def show_problems(report: Report, detail: Detail) -> Section | None:
 
 
 def describe_problem(problem: Problem, run_path: Path) -> str:
-    """One line: where, and what."""
     where = [] if problem.rank is None else [f"rank {problem.rank}"]
     file = name_file(problem, run_path)
     if file is not None:

@@ -28,7 +28,7 @@ _Row = tuple[str, Distribution | Unavailable]
 
 
 def show_steps(report: Report, detail: Detail) -> Section:
-    """How long steps take, and how that went over the run."""
+    """How long steps take, and how that changed over the run."""
     steps, is_one = report.study.steps, report.facts.num_ranks == 1
     over = "" if is_one else "median over ranks of each step"
     note = f"{over}{name_left_out(report, comma=bool(over))}"
@@ -50,7 +50,7 @@ def show_steps(report: Report, detail: Detail) -> Section:
 
 
 def name_left_out(report: Report, *, comma: bool = True) -> str:
-    """`, without the first step`: what statistics over steps leave out."""
+    """`, without the first step`: the steps that statistics leave out."""
     steps = report.study.steps
     parts = [_first_steps(steps.num_warmup)] if steps.num_warmup else []
     parts += [form.plural(steps.num_profiled, "profiled step")] if steps.num_profiled else []
@@ -91,7 +91,7 @@ def _make_columns(rows: Sequence[_Row]) -> tuple[Column, ...]:
 
 
 def _make_series(steps: JobStepSummary) -> Series:
-    """One mark per step or group of steps, warm-up left out, its highest step shown."""
+    """One mark per step or group of steps without warm-up, at the longest step."""
     bins = steps.series
     is_one_each = steps.num_steps <= len(bins)
     shown = bins[steps.num_warmup if is_one_each else bool(steps.num_warmup) :]

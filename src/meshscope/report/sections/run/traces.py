@@ -13,7 +13,6 @@ _MAX_PATH_CHARACTERS = 120
 
 
 def show_traces(report: Report, detail: Detail) -> Section | None:
-    """Nothing where no window was taken."""
     windows = windows_of(report.attempt)
     if not windows:
         return None
@@ -21,7 +20,6 @@ def show_traces(report: Report, detail: Detail) -> Section | None:
 
 
 def _describe_traces(windows: Sequence[TraceWindow], num_profiled: int, run_path: str) -> Section:
-    """The section of some windows."""
     shown = windows[:MAX_ROWS]
     parts: list[Part] = [
         Table(

@@ -17,7 +17,7 @@ _TONES = {LossCourse.RISING: Tone.NOTICE, LossCourse.DIVERGED: Tone.ALARM}
 
 
 def show_training(report: Report, detail: Detail) -> Section | None:
-    """The signals that were logged; nothing where none was."""
+    """The logged signals; None without any."""
     found = known(report.study.convergence)
     if found is None:
         return None
@@ -62,7 +62,7 @@ def _draw(series: JobSeries, title: str) -> Series:
 
 
 def _describe_trend(found: Convergence) -> Cell:
-    """Where the loss goes in the last half of the run."""
+    """The course of the loss in the last half of the run."""
     course, change = known(found.course), known(found.change_ratio)
     if course is None or change is None:
         return Cell(form.or_reason(found.course if course is None else found.change_ratio, str))
