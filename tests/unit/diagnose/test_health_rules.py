@@ -223,4 +223,4 @@ def test_a_replay_that_misses_the_clock_is_said(tmp_path):
     context.replay = replace(context.replay, fidelity=fidelity)
     (found,) = RULES["HE007"]().run(context)
     assert found.severity is Severity.LOW
-    assert "(7.0 % off)" in found.summary
+    assert "by 7.0 %" in found.summary

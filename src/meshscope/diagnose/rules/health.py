@@ -122,8 +122,9 @@ class RankStopped(Rule):
                 code=self.code,
                 title=f"there is no trace of {name_ranks(missing)}",
                 severity=Severity.LOW,
-                summary=f"{plural(len(missing), 'rank')} of {count(context.study.num_ranks)} have "
-                "no trace: waits for them cannot be separated from transfers.",
+                summary=f"{plural(len(missing), 'rank')} of {count(context.study.num_ranks)} "
+                f"{'has' if len(missing) == 1 else 'have'} no trace: waits for them cannot "
+                "be separated from transfers.",
                 ranks=tuple(islice(missing, _MAX_RANKS_LISTED)),
                 evidence=(Evidence(name="ranks without a trace", value=len(missing)),),
                 change="Trace all ranks of the group in question, over the same steps.",
@@ -366,7 +367,7 @@ class Desynchronised(Rule):
         for found in communication.desynchronisations:
             sides = [
                 f"{name_ranks(side.ranks)}: {side.kind.name.lower()} of "
-                f"{count(known(side.size_bytes) or 0)} bytes {known(side.dtype) or ''}"
+                f"{count(known(side.size_bytes) or 0)} bytes {known(side.dtype) or ''}".rstrip()
                 for side in found.sides
             ]
             fewest = min(found.sides, key=lambda side: len(side.ranks))
@@ -419,12 +420,10 @@ class ReplayRefused(Rule):
             code=self.code,
             title="no savings are given: the replay does not reproduce the step time",
             severity=Severity.LOW,
-            summary=f"replayed with the measured durations, a step takes "
-            f"{duration(fidelity.replayed_ns)} instead of {duration(fidelity.measured_ns)} "
-            f"({ratio(fidelity.error_ratio)} off); findings are graded by the time their cause "
-            "takes.",
+            summary=f"a replay of what the recording explains misses the step time of "
+            f"{duration(fidelity.measured_ns)} by {ratio(fidelity.error_ratio)}; findings are "
+            "graded by the time their cause takes.",
             evidence=(
-                Evidence(name="replayed step", value=fidelity.replayed_ns, unit="ns"),
                 Evidence(name="measured step", value=fidelity.measured_ns, unit="ns"),
                 Evidence(name="error", value=fidelity.error_ratio, unit="ratio"),
             ),
