@@ -1,6 +1,5 @@
 """What the communication profiler keeps."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshscope.errors import UsageError
@@ -51,14 +50,6 @@ class CommunicationConfig:
             )
         if problems:
             raise UsageError("\n".join(problems))
-
-    @classmethod
-    def check_names(cls, settings: Iterable[str]) -> None:
-        """UsageError when a name is none of the settings."""
-        unknown = set(settings) - set(cls.__dataclass_fields__)
-        if unknown:
-            known = ", ".join(cls.__dataclass_fields__)
-            raise UsageError(f"unknown setting {', '.join(sorted(unknown))}; settings: {known}")
 
 
 def _is_count(value: object) -> bool:

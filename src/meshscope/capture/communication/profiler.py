@@ -35,6 +35,7 @@ from meshscope.capture.communication.groups import GroupInfo
 from meshscope.capture.communication.ledger import Ledger
 from meshscope.capture.communication.stats import OperationStats
 from meshscope.capture.communication.text import render_summary
+from meshscope.capture.config import check_names
 from meshscope.capture.guard import Guard
 from meshscope.capture.identity import initialized_distributed, resolve_identity
 from meshscope.capture.lifetime import remember
@@ -377,7 +378,7 @@ class CommunicationProfiler:
 
     def configure(self, **changes: Any) -> None:
         """Changes settings from now on; a wrong name or value is a UsageError, and no change."""
-        CommunicationConfig.check_names(changes)
+        check_names(CommunicationConfig, changes)
         with self._lock:
             config = replace(self._config, **changes)
             self._fold()  # what came before is counted by the settings it came under

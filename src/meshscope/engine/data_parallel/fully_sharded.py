@@ -208,7 +208,7 @@ class FullyShardedDataParallel:
         self.statistics.finish_ns += time.perf_counter_ns() - began_ns
 
     def reshard(self) -> None:
-        """Gives whole parameters back and puts this rank's parts in their place."""
+        """Frees whole parameters and keeps this rank's parts."""
         for stage in self.modules.values():
             _reshard(stage)
 
