@@ -75,7 +75,7 @@ class Session:
         self.writer: RankWriter | None = None
         """None before the first record and after the last."""
         self.last_writer: RankWriter | None = None
-        """Also after `close`: what was recorded can still be looked at."""
+        """Also after `close`: what was recorded can still be read."""
         self.on_open: Callable[[], None] = _do_nothing
         """Called when the files have been opened, before the first record is in them."""
         self.waits_for_training = False

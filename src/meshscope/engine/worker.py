@@ -43,7 +43,7 @@ class TrainSummary:
     last_loss: float | None
     """None when there was no step left to take."""
     is_stopped: bool
-    """Before the last step, because somebody asked."""
+    """Whether it stopped before the last step, on request."""
 
 
 def run_worker(

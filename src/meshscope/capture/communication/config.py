@@ -24,9 +24,9 @@ class CommunicationConfig:
     per_size: bool = True
     """Statistics per operation and power-of-four bucket of sizes."""
     sampling_rate: float = 1.0
-    """Share of operations that is looked at, above 0 and at most 1. Give every rank the same."""
+    """Share of operations that is sampled, above 0 and at most 1. Give every rank the same."""
     min_duration_ns: int = 0
-    """Shorter operations are in the statistics, but are no events."""
+    """Shorter operations are in the statistics, but not among the events."""
 
     def __post_init__(self) -> None:
         problems = [

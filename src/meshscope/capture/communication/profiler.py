@@ -1,7 +1,7 @@
 """The communication profiler: what a program and automatic capture talk to.
 
 Operations come from blocks (`timed`), by hand (`record`) or from automatic capture (`observe`).
-Each is appended to a list and no more; every 128 of them, or when somebody asks, the list is folded
+Each is appended to a list and no more; every 128 of them, or at a query, the list is folded
 into the `Ledger`. One lock is held for that, and training does not wait for it.
 
 Durations are what the caller measured: on the host, around an asynchronous call, that is the time
@@ -188,7 +188,7 @@ class CommunicationProfiler:
     def _put(
         self, details: Details, start_ns: int, duration_ns: int | None, outcome: Outcome
     ) -> None:
-        """Appends what a program said, as numbers; a mistake shows here, not in the fold."""
+        """Appends the program's details as numbers; a mistake raises here, not in the fold."""
         step = details.step
         if step is None and self.find_step is not None:
             step = self.find_step()

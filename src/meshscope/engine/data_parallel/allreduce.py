@@ -369,7 +369,7 @@ def measure_strategies(
 
 def _time_once(x: Tensor, strategy: Strategy, group: dist.ProcessGroup) -> int:
     ready = torch.zeros(1, device=x.device)
-    dist.all_reduce(ready, group=group)  # everybody is here; NCCL has no cheap barrier
+    dist.all_reduce(ready, group=group)  # all ranks are here; NCCL has no cheap barrier
     ready.item()
     began_ns = time.perf_counter_ns()
     Transfer(strategy.steps(x, GradientChannel(group))).wait()

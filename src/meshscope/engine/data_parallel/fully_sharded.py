@@ -187,7 +187,7 @@ class FullyShardedDataParallel:
         """The next backward of this stage (of all) is its last: reduce while it runs.
 
         Need not be called: `finish` reduces what is left. Called too early it costs reductions,
-        and is right all the same.
+        but stays correct.
         """
         chosen = self._roots() if stage is None else [_as_fsdp(self.modules[stage])]
         for root in chosen:
