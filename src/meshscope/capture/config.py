@@ -1,7 +1,7 @@
 """The settings of a recorder."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from meshscope.errors import UsageError
 from meshscope.store.schema import MAX_DETAIL_BYTES
@@ -32,10 +32,10 @@ class RecorderConfig:
     max_detail_bytes: int = MAX_DETAIL_BYTES
     """Limit of one detail table of one rank."""
 
-    @classmethod
-    def check_names(cls, settings: Iterable[str]) -> None:
-        """UsageError when a name is none of the settings."""
-        unknown = set(settings) - set(cls.__dataclass_fields__)
-        if unknown:
-            known = ", ".join(cls.__dataclass_fields__)
-            raise UsageError(f"unknown setting {', '.join(sorted(unknown))}; settings: {known}")
+
+def check_names(config: type, settings: Iterable[str]) -> None:
+    """UsageError when a name is no field of `config`, a dataclass."""
+    known = [field.name for field in fields(config)]
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        raise UsageError(f"unknown setting {', '.join(unknown)}; settings: {', '.join(known)}")

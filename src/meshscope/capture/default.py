@@ -6,8 +6,9 @@ import os
 import sys
 from typing import Any
 
+from meshscope.capture.config import RecorderConfig, check_names
 from meshscope.capture.identity import RUN_DIR_VARIABLE
-from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.capture.recorder import Recorder
 from meshscope.core.layout import Layout
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def start(
     Below `meshscope run` its directory is used instead of `run_dir`: the user looks there.
     """
     global _default
-    RecorderConfig.check_names(settings)
+    check_names(RecorderConfig, settings)
     launched_dir = os.environ.get(RUN_DIR_VARIABLE)
     if run_dir is not None and launched_dir:
         logger.warning("meshscope run records into %s, not into %s", launched_dir, run_dir)

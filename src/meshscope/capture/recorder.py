@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 from meshscope.capture.communication.clock_calibration import ClockOffset
 from meshscope.capture.config import RecorderConfig as RecorderConfig
+from meshscope.capture.config import check_names
 from meshscope.capture.lifetime import forget, remember
 from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.model.flops import CountedFlops
@@ -184,7 +185,7 @@ class Recorder:
 
     def configure(self, **changes: Any) -> None:
         """Changes settings of `RecorderConfig` from now on; an unknown name is a UsageError."""
-        RecorderConfig.check_names(changes)
+        check_names(RecorderConfig, changes)
         session, was_enabled = self.session, self.config.enabled
         session.config = replace(session.config, **changes)
         self._apply_config()

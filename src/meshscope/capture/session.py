@@ -75,7 +75,7 @@ class Session:
         self.writer: RankWriter | None = None
         """None before the first record and after the last."""
         self.last_writer: RankWriter | None = None
-        """Also after `close`: what was recorded can still be looked at."""
+        """Also after `close`: what was recorded can still be read."""
         self.on_open: Callable[[], None] = _do_nothing
         """Called when the files have been opened, before the first record is in them."""
         self.waits_for_training = False
@@ -112,7 +112,6 @@ class Session:
         self.timeline.actions = _OpeningSink(self, "actions")
 
     def open(self) -> bool:
-        """Opens the files; False (and silence from then on) when that is not possible."""
         with self.lock:
             if self.writer is not None:
                 return True
@@ -215,7 +214,6 @@ class Session:
             self.guard.run("flush", self.flush)
 
     def flush(self) -> None:
-        """Hands everything recorded to the operating system (mapped files need no flush)."""
         if self.writer is not None:
             self.writer.flush()
         if self.operations.in_flight is not None:
@@ -304,7 +302,6 @@ class Session:
             table.put(*words)
 
     def name_id(self, name: str) -> int:
-        """The id of a name in this run; opens the run when it is the first thing recorded."""
         found = self.name_ids.get(name)
         if found is None:
             with self.lock:
@@ -340,7 +337,6 @@ class Session:
 
     @property
     def run_dir(self) -> Path | None:
-        """The run directory, once the first record has been written."""
         return self.writer.directory.parent.parent if self.writer else None
 
     def open_run_dir(self) -> Path | None:
@@ -373,7 +369,6 @@ class Session:
     # --- pausing and ending -----------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stops writing; hooks stay, so that `resume` finds everything in step."""
         self.is_paused = True
         self.go_silent()
         self.guard.run("pause", lambda: self.journal("update", paused_host_mono_ns=self.clock()))

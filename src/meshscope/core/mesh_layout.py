@@ -217,7 +217,7 @@ def _merge_neighbours(slowest_first: Sequence[_Dim]) -> Layout | Unavailable:
             f"from slowest to fastest its dims belong to {'-'.join(order)}, but each axis is "
             f"expected in one place; make dims of the same axis neighbours"
         )
-    # Axes of degree 1 have no place among the strides; the layout ignores where they stand.
+    # Axes of degree 1 have no stride; the layout ignores their position.
     unused = tuple(str(axis) for axis in Axis if axis not in order)
     return Layout(**dict(merged), order=(*unused, *order))
 

@@ -102,7 +102,7 @@ DTYPES = (
     "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
     "float8_e5m2fnuz", "float8_e8m0fnu", "uint16", "uint32", "uint64", "(mixed)", "(other)",
 )  # fmt: skip
-"""A number format is written as its place in this list: only ever append."""
+"""A number format is written as its index in this list: only ever append."""
 
 
 def bus_factor(kind: Kind, num_ranks: int) -> float:

@@ -246,7 +246,7 @@ def output_of(action: Action) -> Output:
 def walk_schedule(schedule: Schedule) -> _Walk:
     """Run every row as far as the others let it; time grows with the number of actions only.
 
-    A rank that stops is looked at again when the output it waits for appears, not before.
+    A rank that stops is visited again when the output it waits for appears, not before.
     """
     position = [0] * schedule.num_ranks
     done: set[Output] = set()

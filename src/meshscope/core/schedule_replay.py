@@ -2,7 +2,7 @@
 
 Event replay: an action starts when the one before it in its row has ended and all that it waits
 for has arrived; what another rank made arrives `communication_ns` after it was made, and the link
-never makes anyone wait for it twice (transfers overlap with compute and with each other). All times
+never makes a rank wait for it twice (transfers overlap with compute and with each other). All times
 are in the unit of the costs, nanoseconds by name; whole numbers stay whole, so results are exact.
 
 Wrong where transfers queue for a link or block the rank that sends, and where actions on a rank

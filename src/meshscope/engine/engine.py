@@ -15,7 +15,7 @@ or microbatch by microbatch, in one order on all ranks:
 
 A step: forwards and backwards in the order of the schedule, gradients averaged over dp while the
 last backwards run, sums over tp (sequence parallel) and between the copies of a tied table, one
-all-reduce over all ranks for loss, norm and wishes to stop, clipping, and the optimizer. All ranks
+all-reduce over all ranks for loss, norm and stop requests, clipping, and the optimizer. All ranks
 take a step or none: one that is not finite anywhere is skipped everywhere.
 
 `config`, `layout`, `mesh`, `stages`, `shards`, `schedule`, `optimizer` and `statistics` are there
@@ -331,7 +331,7 @@ class Engine:
         try:
             yield
         except UsageError:
-            raise  # said before anything was sent
+            raise  # nothing was sent yet
         except BaseException as error:
             if self._by_hand is not None:
                 self._by_hand.recording.__exit__(type(error), error, error.__traceback__)

@@ -39,7 +39,7 @@ class Role(StrEnum):
     STAGES = "stages"
     """Together they hold the stages of one replica."""
     WHOLE_MESH = "whole_mesh"
-    """Loss, gradient norm and wishes to stop."""
+    """Loss, gradient norm and stop requests."""
 
 
 AXES_OF: dict[Role, tuple[Axis, ...]] = {

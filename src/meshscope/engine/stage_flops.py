@@ -3,7 +3,7 @@
 Of the transformer only: a timed model computes nothing. Each rank has its stages' share of layers,
 of each layer one tp-th, and the head if its last stage has it; with an even split of work over tp
 that is exact, as the test against torch's counter shows. Recomputation is known for the strategies
-that run a layer's forward once more or not at all; for the others HFU is not said.
+that run a layer's forward once more or not at all; for the others there is no HFU.
 """
 
 from typing import TYPE_CHECKING

@@ -37,7 +37,6 @@ class StepActions:
 
     @contextmanager
     def run(self, action: Action) -> Iterator[None]:
-        """Around the computation of an action."""
         # No hook sees the weight gradients of a W action: `finish` sends those.
         if action.kind is ActionKind.BACKWARD and self._is_last(action):
             self._data_parallel.start_last_backward(action.stage)

@@ -1,4 +1,4 @@
-"""What a training step did, read when somebody asks.
+"""What a training step did, read on request.
 
 On an accelerator the host runs ahead of the device. A result holds numbers that are on their way to
 the host; reading one waits for the step to have run, and for nothing after it. A loop that
@@ -41,7 +41,7 @@ class StepResult:
         loss_scale: float,
         max_norm: float | None,
     ) -> None:
-        """`totals`: loss, squared norm of the scaled gradients and wishes to stop, over all ranks;
+        """`totals`: loss, squared norm of the scaled gradients and stop requests, over all ranks;
         float64."""
         self.step = step
         """Counted from 0."""

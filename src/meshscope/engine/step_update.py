@@ -1,6 +1,6 @@
 """What a step does once its backwards are done: sums of gradients, their norm, the optimizer.
 
-One all-reduce over all ranks carries the loss, the squared norm and wishes to stop, so that all
+One all-reduce over all ranks carries the loss, the squared norm and stop requests, so that all
 ranks know the same and take the step, or skip it, together. On an accelerator that decision is made
 there: the fused optimizers skip by themselves when something was not finite (as torch's
 GradScaler tells them), and the host waits for nothing.
@@ -85,7 +85,7 @@ class StepUpdate:
             sync_tied_gradients(self._tied[0], self._mesh.tied_group)
 
     def measure(self, own_loss: Tensor, *, wants_stop: bool) -> Tensor:
-        """Loss, squared norm and wishes to stop, over all ranks; float64 on the device."""
+        """Loss, squared norm and stop requests, over all ranks; float64 on the device."""
         stop = torch.full_like(own_loss, float(wants_stop))
         return self.sum_over_mesh([own_loss, self._gradients.square(), stop])
 

@@ -1,7 +1,7 @@
 """What one rank of `meshscope train` does: engine, data, checkpoints, recording and progress.
 
-    with joined(config.device) as place, StopRequest.on_signals() as stop:
-        summary = run_worker(config, device=place.device, stop=stop)
+    with joined(config.device) as setup, StopRequest.on_signals() as stop:
+        summary = run_worker(config, device=setup.device, stop=stop)
 
 Ranks stop together: a rank that was asked to says so in the step's one all-reduce, and all leave
 after the step that follows, having saved. Every step's loss is known to every rank; the first one
@@ -43,7 +43,7 @@ class TrainSummary:
     last_loss: float | None
     """None when there was no step left to take."""
     is_stopped: bool
-    """Before the last step, because somebody asked."""
+    """Whether it stopped before the last step, on request."""
 
 
 def run_worker(

@@ -1,4 +1,4 @@
-"""Ranks as stretches: the same as a plain set, however many there are said to be."""
+"""Ranks as ranges: the same as a plain set, however many there are said to be."""
 
 from itertools import pairwise
 
@@ -22,14 +22,14 @@ def test_absent_ranks_are_the_complement(ranks: set[int], world_size: int) -> No
 
 
 @given(ranks=RANKS)
-def test_stretches_do_not_touch(ranks: set[int]) -> None:
-    stretches = RankRanges.of(ranks).ranges
-    assert all(len(stretch) for stretch in stretches)
-    assert all(a.stop < b.start for a, b in pairwise(stretches))
-    assert {rank for stretch in stretches for rank in stretch} == ranks
+def test_ranges_do_not_touch(ranks: set[int]) -> None:
+    ranges = RankRanges.of(ranks).ranges
+    assert all(len(part) for part in ranges)
+    assert all(a.stop < b.start for a, b in pairwise(ranges))
+    assert {rank for part in ranges for rank in part} == ranks
 
 
-def test_a_million_absent_ranks_are_two_stretches() -> None:
+def test_a_million_absent_ranks_are_two_ranges() -> None:
     absent = RankRanges.absent_from([7], 1 << 20)
     assert absent.ranges == (range(7), range(8, 1 << 20))
     assert len(absent) == (1 << 20) - 1

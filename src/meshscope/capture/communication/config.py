@@ -1,6 +1,5 @@
 """What the communication profiler keeps."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshscope.errors import UsageError
@@ -25,9 +24,9 @@ class CommunicationConfig:
     per_size: bool = True
     """Statistics per operation and power-of-four bucket of sizes."""
     sampling_rate: float = 1.0
-    """Share of operations that is looked at, above 0 and at most 1. Give every rank the same."""
+    """Share of operations that is sampled, above 0 and at most 1. Give every rank the same."""
     min_duration_ns: int = 0
-    """Shorter operations are in the statistics, but are no events."""
+    """Shorter operations are in the statistics, but not among the events."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -51,14 +50,6 @@ class CommunicationConfig:
             )
         if problems:
             raise UsageError("\n".join(problems))
-
-    @classmethod
-    def check_names(cls, settings: Iterable[str]) -> None:
-        """UsageError when a name is none of the settings."""
-        unknown = set(settings) - set(cls.__dataclass_fields__)
-        if unknown:
-            known = ", ".join(cls.__dataclass_fields__)
-            raise UsageError(f"unknown setting {', '.join(sorted(unknown))}; settings: {known}")
 
 
 def _is_count(value: object) -> bool:

@@ -130,7 +130,7 @@ def make_event(
     own_rank: int | None,
     unix_offset_ns: int,
 ) -> CommunicationEvent:
-    """An event out of its record, when somebody asks for it."""
+    """Builds an event from its record."""
     (kind, _, sequence, size_bytes, start_ns, duration_ns, outcome,
      step, dtype_code, is_async, peer) = record[:NUM_FIELDS]  # fmt: skip
     details: Details | None = record[NUM_FIELDS] if len(record) > NUM_FIELDS else None

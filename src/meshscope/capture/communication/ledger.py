@@ -26,7 +26,7 @@ from meshscope.capture.communication.stats import Cell, CellKey, OperationStats,
 from meshscope.core.operations import Kind, size_bucket
 
 MAX_FAILED_EVENTS = 1_000
-"""Failures kept beside the ring: it may forget them, and they are what one looks for."""
+"""Failures kept beside the ring, which may forget them."""
 MAX_NAMES = 1_024
 """Names of custom operations counted separately; later ones are counted together."""
 

@@ -1,7 +1,7 @@
 """The communication profiler: what a program and automatic capture talk to.
 
 Operations come from blocks (`timed`), by hand (`record`) or from automatic capture (`observe`).
-Each is appended to a list and no more; every 128 of them, or when somebody asks, the list is folded
+Each is appended to a list and no more; every 128 of them, or at a query, the list is folded
 into the `Ledger`. One lock is held for that, and training does not wait for it.
 
 Durations are what the caller measured: on the host, around an asynchronous call, that is the time
@@ -35,6 +35,7 @@ from meshscope.capture.communication.groups import GroupInfo
 from meshscope.capture.communication.ledger import Ledger
 from meshscope.capture.communication.stats import OperationStats
 from meshscope.capture.communication.text import render_summary
+from meshscope.capture.config import check_names
 from meshscope.capture.guard import Guard
 from meshscope.capture.identity import initialized_distributed, resolve_identity
 from meshscope.capture.lifetime import remember
@@ -187,7 +188,7 @@ class CommunicationProfiler:
     def _put(
         self, details: Details, start_ns: int, duration_ns: int | None, outcome: Outcome
     ) -> None:
-        """Appends what a program said, as numbers; a mistake shows here, not in the fold."""
+        """Appends the program's details as numbers; a mistake raises here, not in the fold."""
         step = details.step
         if step is None and self.find_step is not None:
             step = self.find_step()
@@ -377,7 +378,7 @@ class CommunicationProfiler:
 
     def configure(self, **changes: Any) -> None:
         """Changes settings from now on; a wrong name or value is a UsageError, and no change."""
-        CommunicationConfig.check_names(changes)
+        check_names(CommunicationConfig, changes)
         with self._lock:
             config = replace(self._config, **changes)
             self._fold()  # what came before is counted by the settings it came under

@@ -38,7 +38,7 @@ class OperationStats:
     count: int
     """Operations; with sampling an estimate."""
     num_observed: int
-    """Operations that were looked at to know this."""
+    """Operations that these numbers are computed from."""
     num_failed: int
     """Ended in an error or a timeout; never sampled, so exact."""
     total_bytes: int

@@ -44,7 +44,7 @@ class GcPauses:
     def remove(self) -> None:
         if self._is_installed:
             self._is_installed = False
-            if self._callback in gc.callbacks:  # somebody may have emptied the list
+            if self._callback in gc.callbacks:  # the program may have emptied the list
                 gc.callbacks.remove(self._callback)
 
     def _collection(self, phase: str, info: dict[str, int]) -> None:

@@ -44,7 +44,7 @@ class HookExemptions:
         kind.apply = self._own_apply
 
     def remove(self) -> None:
-        """Puts torch's own functions back, unless somebody has replaced ours since."""
+        """Puts torch's own functions back, unless the program has replaced ours since."""
         for tap in self._taps:
             tap.remove()
         self._taps.clear()

@@ -69,7 +69,7 @@ class MemoryProfile:
         note_step: Callable[[int, int, int | None], None] | None = None,
     ) -> None:
         """`steps`: how many from now on, or their numbers as `find_step` counts, where it says -1
-        from 0. Without a folder points are kept in `points` and not written. `note_step` is told a
+        from 0. Without a folder points are kept in `points` and not written. `note_step` gets a
         profiled step's number, begin and, when it is over, end, monotonic ns."""
         self._torch = torch
         self._models, self._optimizers = WeakList(models), WeakList(optimizers)
@@ -290,7 +290,7 @@ class MemoryProfile:
             ledger.add("other", path, key, num_bytes)
         ledger.add_bytes("other", _HELD_BEFORE, self._allocator.held_bytes)
         ledger.add_bytes("allocator_rounding", "", self._allocator.rounding_bytes())
-        # malloc is everybody's: another thread may have used it during an operator, and given it
+        # All threads share malloc: another thread may have used it during an operator, and given it
         # back. Only what is there can be a library's.
         room = max(allocated_bytes - ledger.total_bytes, 0)
         for path, num_bytes in self._operators.libraries.items():
@@ -326,7 +326,7 @@ class MemoryProfile:
         if not self._torch.is_grad_enabled() or not self._is_open:
             return
         if self._is_in_step and self._is_step_over():
-            self._end_step()  # an update was skipped: no optimizer has said so
+            self._end_step()  # an update was skipped without a call of the optimizer
         if not self._is_in_step and self._is_over():
             self.close()
         elif not self._is_in_step and self._is_wanted():

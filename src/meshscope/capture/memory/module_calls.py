@@ -18,7 +18,7 @@ from meshscope.capture.steps.module_hook import ModuleHook
 
 _MARK = "meshscope_memory"
 _MAX_NODES = 1_000_000
-"""Nodes looked at for one module."""
+"""Nodes searched for one module."""
 
 
 def is_compiled(module: Any) -> bool:

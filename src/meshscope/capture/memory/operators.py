@@ -74,7 +74,7 @@ class Operators:
         self._is_entered = False
         self._is_for_forward_only = False
         self.is_on = False
-        """Whether operators are looked at now."""
+        """Whether operators are watched now."""
         self.last_name = ""
         """Name of the operator that ran last."""
 

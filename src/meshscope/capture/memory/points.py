@@ -1,7 +1,7 @@
 """Points: what a rank's memory was used for at one moment, and the two files they are written to.
 
 `memory.jsonl` has exact bytes, one object a line: first `header`, then `point`s. `memory.log` is
-the same for people: a header, the seconds since construction, a summary in MiB, and on wish the
+the same for people: a header, the seconds since construction, a summary in MiB, and on request the
 layouts, a line for each node of the tree of modules: dotted path, own MiB, MiB of the subtree.
 """
 

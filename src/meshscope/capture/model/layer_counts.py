@@ -16,7 +16,7 @@ _CONTAINERS = frozenset(("ModuleList", "Sequential", "ModuleDict"))
 _PLAIN_LAYER = "layer"
 """The name of parts that were only counted."""
 _MAX_SEARCHED = 256
-"""Modules looked at for the outermost list; it is never deep."""
+"""Modules searched for the outermost list; it is never deep."""
 _MAX_KINDS = 32
 _MAX_NAME_CHARACTERS = 80
 

@@ -1,6 +1,6 @@
 """What a program says, or lets be counted, about its arithmetic: FLOPs of a step, and the peak.
 
-Both go into the journal, as lines that readers find in `updates`; what is said before the run is
+Both go into the journal, as lines that readers find in `updates`; what is known before the run is
 open is written when it opens. The last word counts. Numbers are checked here, so that a slip
 (a rate in TFLOP/s, a None) is an error of the recorder's and not a wrong MFU.
 """

@@ -337,13 +337,13 @@ def _measure_memory_used(snapshot: Snapshot) -> float:
 def _measure_mfu(snapshot: Snapshot, rate: WindowRate | None) -> float:
     if rate is None:
         raise Missing(_NO_STEPS)
-    said, peak = (snapshot.around.facts.get(line, {}) for line in ("flops", "peak"))
-    flops = said.get("model_flops")
+    declared, peak = (snapshot.around.facts.get(line, {}) for line in ("flops", "peak"))
+    flops = declared.get("model_flops")
     if not isinstance(flops, float):
         raise Missing("FLOPs are not known: call count_flops or set_flops")
-    if said.get("per") == "microbatch":
+    if declared.get("per") == "microbatch":
         flops *= snapshot.steps[-1].num_microbatches
-    return flops / (rate.step_ns / 1e9 * _find_peak(said, peak))
+    return flops / (rate.step_ns / 1e9 * _find_peak(declared, peak))
 
 
 def _find_peak(flops: Mapping[str, object], peak: Mapping[str, object]) -> float:

@@ -1,7 +1,7 @@
-"""What the monitor looks at: the newest records of this process's own tables, in plain values.
+"""What the monitor reads: the newest records of this process's own tables, in plain values.
 
 Records are read back from the files they were written to, so that watching costs training nothing
-until somebody asks, and what is shown is what was recorded. A record that another thread is just
+until a query, and what is shown is what was recorded. A record that another thread is just
 writing does not match its checksum and is left out. At most `MAX_RECORDS` of a table are read.
 """
 
@@ -221,7 +221,7 @@ def read_actions(read: _ReadTable, since_ns: int) -> list[ActionTime]:
 
 
 def read_memory(read: _ReadTable, since_ns: int) -> list[Memory]:
-    """Readings of memory, with what the allocator said at the same time."""
+    """Readings of memory, with the allocator's at the same time."""
     names, time_name = Memory._fields, "time_host_mono_ns"
     allocator = {
         time_ns: rest for time_ns, *rest in _read_rows(read, ALLOCATOR, time_name, *names[6:])

@@ -1,7 +1,7 @@
 """What the monitor answers with: frozen values. What is not known is `Unavailable` with its reason.
 
 Ratios are of 0..1, times in ns, rates per second. Every ratio of a step is the median over the
-steps looked at, so that one odd step decides nothing.
+steps read, so that one odd step decides nothing.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class MonitorStats:
     """Counts and sums since the last reset, of this rank."""
 
     num_steps: int
-    """Finished steps looked at: all, or the newest 20,000."""
+    """Finished steps that were read: all, or the newest 20,000."""
     num_forwards: int
     num_backwards: int
     forward_ns: int

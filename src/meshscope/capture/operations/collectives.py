@@ -32,7 +32,7 @@ from meshscope.store.schema import MISSING
 
 _FUNCTIONAL_NAMESPACE = "_c10d_functional"
 _NUM_FUNCTIONAL_LOOKED_AT = 256
-"""Functional collectives whose callers are looked at, to see whether a compiled graph is one."""
+"""Functional collectives whose callers are checked: one may be a compiled graph."""
 MAX_FRAMES = 12
 _INHERITED = object()
 _installed: "CollectiveTap | None" = None

@@ -92,7 +92,7 @@ class TorchWindow:
             setattr(profile, _EMPTY_MARK, True)
 
     def write(self, path: Path) -> tuple[int, int]:
-        """Puts the trace in its place; its size and that of its JSON. There whole, or not at all.
+        """Writes the trace, whole or not at all; returns its size and that of its JSON.
 
         CaptureError when it holds no step: another profiler has ended this one.
         """

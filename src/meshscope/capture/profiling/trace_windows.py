@@ -110,7 +110,7 @@ class TraceWindows:
         self._pending = request
 
     def note_number(self, name: str, value: float) -> None:
-        """A number was logged; only losses are looked at."""
+        """Called when a number is logged; only losses are checked."""
         if self._anomalies is not None and "loss" in name:
             self._anomalies.note_loss(name, value)
 

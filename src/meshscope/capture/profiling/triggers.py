@@ -1,6 +1,6 @@
 """Who may ask for a window while training runs: a file, a signal, or what the recorder saw.
 
-All are looked at where a step ends, by the training thread. The file costs one `stat` a second at
+All are checked where a step ends, by the training thread. The file costs one `stat` a second at
 most. The signal's handler sets a flag and nothing else. An anomaly is a step that took more than
 three times the median of the last ones and more than 50 ms, or a loss that is not finite; the
 window comes after it, and shows what is left of it by then. A step that was slow because a window

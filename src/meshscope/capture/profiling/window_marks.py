@@ -41,8 +41,8 @@ class WindowMarks:
     def is_any_near(self, age_ns: int, duration_ns: int) -> bool:
         """Whether any rank had a window open near the begin of a step.
 
-        The step began so long ago and took so long. Near is up to half its duration away: whoever
-        had the same slow step begins a window at its end.
+        The step began so long ago and took so long. Near is up to half its duration away: a rank
+        with the same slow step opens its window at the end of that step.
         """
         start_ns = time.time_ns() - age_ns
         low_ns, high_ns = start_ns - duration_ns // 2, start_ns + duration_ns // 2

@@ -6,7 +6,7 @@
 An action is a row of `actions`, and its time is a phase: `forward` for F (`eval` where the program
 marks its steps and none is open), `backward` for B, I and W, `pipeline wait` for the wait. What is
 recorded inside carries its microbatch. Hooks on models and on backward stay silent inside an
-action of a step: it has said what its time is.
+action of a step: its time is known already.
 
 Blocks are taken from a pool and go back when they are left, so nesting and threads get one each and
 a long run makes none. Flat for the same reason as `hooks`: they run many times in every step.

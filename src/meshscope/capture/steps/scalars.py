@@ -57,7 +57,7 @@ class ScalarLog:
             self._caught("scalar", error)
 
     def take_signal(self, name: str, value: Any) -> None:
-        """Records what a hook came across, if it is a number that can be had at once."""
+        """Records a value from a hook, if it is a number that is available at once."""
         if not self.are_signals_wanted:
             return
         try:

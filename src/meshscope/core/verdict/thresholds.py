@@ -37,7 +37,7 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The defaults, and what a user put in their place."""
+    """The defaults, and the values that a user changed."""
 
     changed: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     """Name to value, of those that were changed."""

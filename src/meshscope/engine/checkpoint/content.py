@@ -31,7 +31,7 @@ BUFFER = "buffer/"
 OPTIMIZER = "optimizer/"
 
 Masters = Mapping[nn.Parameter, Tensor]
-"""The tensor of higher precision that the optimizer steps in a parameter's place."""
+"""The tensor of higher precision that the optimizer steps instead of a parameter."""
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 """What torch.compile and torch's wrappers put into names."""

@@ -3,7 +3,7 @@
 What a rank holds of a parameter is cut twice: by tensor parallel, possibly each of several stacked
 matrices by itself (`ParameterShard`), and that part once more by FSDP2 (a DTensor). Either way it
 is a list of rectangles of the full tensor, each a view of the rank's memory. Stored with their
-places, they can be put together again by ranks that are cut in any other way: the two planners here
+offsets, ranks that are cut in any other way can put them together again: the two planners here
 tell `torch.distributed.checkpoint` (DCP) what is where, and DCP computes the overlaps. Of ranks
 that hold the same rectangle, the one with least to write so far writes it.
 

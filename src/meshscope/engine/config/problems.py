@@ -235,7 +235,7 @@ def _build_schedule(config: TrainConfig, problems: list[str]) -> Schedule | None
     """The schedule; None after adding why there is none."""
     parallel, num_microbatches = config.parallel, config.num_microbatches
     if num_microbatches < 1:
-        return None  # the batch does not divide, which was said before
+        return None  # the batch does not divide, which is reported already
     try:
         schedule = build_schedule(
             parallel.schedule, parallel.pp, num_microbatches, parallel.chunks_per_rank
@@ -318,7 +318,7 @@ def _find_compile_problems(config: TrainConfig, *, uses_dtensor: bool) -> list[s
 def _find_data_problems(config: TrainConfig) -> list[str]:
     data = config.data
     if data.kind != "file" or data.path is None or not data.path.is_file():
-        return []  # said with the paths, where it is wrong
+        return []  # reported with the paths
     try:
         tokens = TokenFile(
             data.path,

@@ -369,7 +369,7 @@ def measure_strategies(
 
 def _time_once(x: Tensor, strategy: Strategy, group: dist.ProcessGroup) -> int:
     ready = torch.zeros(1, device=x.device)
-    dist.all_reduce(ready, group=group)  # everybody is here; NCCL has no cheap barrier
+    dist.all_reduce(ready, group=group)  # all ranks are here; NCCL has no cheap barrier
     ready.item()
     began_ns = time.perf_counter_ns()
     Transfer(strategy.steps(x, GradientChannel(group))).wait()
@@ -392,7 +392,6 @@ def make_strategy(
     local_world_size: int | None = None,
     nodes: NodeGroups | None = None,
     table: StrategyTable | None = None,
-    sizes_bytes: Sequence[int] = _DEFAULT_SIZES,
     device: torch.device | str = "cpu",
 ) -> Strategy:
     """A strategy by its name. Collective over the group for hierarchical and adaptive.
@@ -412,7 +411,7 @@ def make_strategy(
     candidates = make_candidates(nodes)
     if name == "adaptive":
         table = (
-            measure_strategies(group, sizes_bytes, candidates=candidates, device=device)
+            measure_strategies(group, candidates=candidates, device=device)
             if table is None
             else share_table(table, group)
         )

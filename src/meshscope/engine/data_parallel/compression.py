@@ -141,7 +141,7 @@ class CastCompressor(_ErrorFeedback):
 class TopKCompressor(_ErrorFeedback):
     """The elements of largest magnitude: an int32 index and an fp16 value each, in one all-gather.
 
-    Pays while n k 6 < 8 N: every rank receives everybody's elements.
+    Pays while n k 6 < 8 N: every rank receives the elements of all.
     """
 
     name = "topk"
@@ -186,7 +186,7 @@ class TopKCompressor(_ErrorFeedback):
 
 
 class Int8Compressor(_ErrorFeedback):
-    """Every rank sums one chunk of everybody's int8, in float32, and sends the sum as int8.
+    """Every rank sums one chunk of all ranks' int8, in float32, and sends the sum as int8.
 
     int8 is never summed as such: it would overflow. A block of elements shares a scale, its largest
     magnitude over 127. `read_error` is that of this rank's gradients; the rounding of the sum is

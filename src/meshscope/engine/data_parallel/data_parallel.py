@@ -61,7 +61,6 @@ class BucketStatistics:
     size_bytes: int
     """Size of the bucket's buffer."""
     traffic: Traffic = field(default_factory=Traffic)
-    num_reductions: int = 0
     launch_ns: int = 0
     """Copying gradients in, compressing and starting: this time is taken from backward."""
     wait_ns: int = 0
@@ -232,7 +231,6 @@ class GradientReducer:
         statistics = self._statistics.buckets[bucket.index]
         bucket.fill(self._scale)
         self._transfers.append(self._start(bucket, statistics.traffic))
-        statistics.num_reductions += 1
         statistics.launch_ns += time.perf_counter_ns() - began_ns
 
     def _start(self, bucket: Bucket, traffic: Traffic) -> Transfer:

@@ -187,7 +187,7 @@ class FullyShardedDataParallel:
         """The next backward of this stage (of all) is its last: reduce while it runs.
 
         Need not be called: `finish` reduces what is left. Called too early it costs reductions,
-        and is right all the same.
+        but stays correct.
         """
         chosen = self._roots() if stage is None else [_as_fsdp(self.modules[stage])]
         for root in chosen:
@@ -208,7 +208,7 @@ class FullyShardedDataParallel:
         self.statistics.finish_ns += time.perf_counter_ns() - began_ns
 
     def reshard(self) -> None:
-        """Gives whole parameters back and puts this rank's parts in their place."""
+        """Frees whole parameters and keeps this rank's parts."""
         for stage in self.modules.values():
             _reshard(stage)
 

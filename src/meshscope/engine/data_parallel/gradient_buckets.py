@@ -81,7 +81,7 @@ class Bucket:
         _copy_all(targets, sources, scale)
         for source in sources:
             if source.is_cuda:
-                # Made on the stream of backward and let go of here: not to be used again for what
+                # Made on the stream of backward and freed here: not to be used again for what
                 # that stream makes next before this one has copied it.
                 source.record_stream(torch.cuda.current_stream(source.device))
 

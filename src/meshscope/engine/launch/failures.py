@@ -2,7 +2,7 @@
 
 When a rank dies, all that wait for it raise within milliseconds (gloo: "Connection closed by peer",
 TORCH.md H), and those errors name a port, not a rank. They are consequences, and tell only that
-somebody else is gone. The cause is the earliest failure that is none. If all are, somebody hangs:
+another rank is gone. The cause is the earliest failure that is none. If all are, a rank hangs:
 a rank that has not failed at all is then the suspect.
 
 Each rank writes `rank_<r>.txt` into the attempt's folder: a line of JSON for the launcher, then the
@@ -72,7 +72,7 @@ class RankFailure:
     is_consequence: bool = False
     """Whether it only reports that another rank is gone or late."""
     is_timeout: bool = False
-    """Whether it waited in vain, for a rank that may still be there."""
+    """Whether it is a timeout of a wait for a rank that may still be there."""
     is_abort: bool = False
     """Whether a library called abort(), which gloo may do when a peer leaves."""
     is_permanent: bool = False
@@ -97,7 +97,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether the error, or what it was raised from, tells of another rank's end."""
+    """Whether the error, or what it was raised from, reports another rank's end."""
     return any(
         isinstance(each, RuntimeError | ConnectionError | TimeoutError)
         and _CONSEQUENCES.search(str(each).lower()) is not None

@@ -1,4 +1,4 @@
-"""A wish to end training early, made by a signal and kept until the step is over.
+"""A request to end training early, made by a signal and kept until the step is over.
 
     with StopRequest.on_signals() as stop:
         for batch in batches:

@@ -7,7 +7,7 @@
     offloader.close()
 
 Tensors come back with the same bits, shape and strides. A tensor's space is freed when the
-graph lets go of it: in backward, or when the graph is thrown away. Copies between device and host
+graph frees it: in backward, or when the graph is thrown away. Copies between device and host
 go through pinned memory on a separate stream. How much may wait to be written is bounded: a
 forward that is faster than the disk waits for it, instead of filling memory.
 

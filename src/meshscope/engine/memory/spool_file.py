@@ -1,4 +1,4 @@
-"""Places for bytes in a file that has no name, so that nothing of it outlives the process.
+"""Ranges of a file that has no name, so that nothing of it outlives the process.
 
     spool = SpoolFile(Path("/scratch"))
     offset = spool.take(len(data))
@@ -12,7 +12,7 @@ crash leaves nothing to clean up. What it takes shows in `df`, not in `ls`. Wher
 no O_TMPFILE the file has a name between its creation and its unlinking.
 
 Its length is that of the most that was taken at once, until everything has been given back. Wrong
-for sizes that are never the same twice: a place is only used again for the same number of bytes.
+for sizes that are never the same twice: a range is only used again for the same number of bytes.
 """
 
 import os
@@ -46,7 +46,7 @@ class SpoolFile:
         self._free: dict[int, list[int]] = {}
         self._end = 0
         self._num_taken = 0
-        # A record may be collected, and give its place back, inside of any of these methods.
+        # A record may be collected, and free its range, inside any of these methods.
         self._lock = threading.RLock()
 
     def take(self, num_bytes: int) -> int:

@@ -24,7 +24,7 @@ class RecordedActions:
     """An `ActionRecorder` of `engine.pipeline` that writes into a run."""
 
     def __init__(self, recorder: Recorder, stages: Sequence[int]) -> None:
-        """`stages`: those of this rank, in forward order; their places are the chunks."""
+        """`stages`: those of this rank, in forward order; their indices are the chunks."""
         if len(set(stages)) != len(stages):
             raise UsageError(
                 f"stages {list(stages)} name one of them twice; give each stage of this rank "
@@ -34,12 +34,10 @@ class RecordedActions:
         self._chunks = {stage: chunk for chunk, stage in enumerate(stages)}
 
     def run(self, action: Action) -> AbstractContextManager[None]:
-        """Around the computation of an action."""
         stage = action.stage
         # A stage that is not of this rank is the executor's to refuse, not ours.
         chunk = self._chunks.get(stage, 0)
         return self._recorder.action(action.kind, stage, action.microbatch, chunk)
 
     def wait(self, action: Action) -> AbstractContextManager[None]:
-        """Around waiting for what it needs from another rank, just before it."""
         return self._recorder.action_wait(action.kind, action.stage, action.microbatch)

@@ -498,7 +498,7 @@ def _run_backward(saved: _Forwarded, received: Tensor | None) -> Tensor | None:
         torch.autograd.backward([saved.edge], [grad])
     if saved.input is None:
         return None
-    # A stage may not use its input; the one before waits for a gradient all the same.
+    # A stage may not use its input; the one before still waits for a gradient.
     return torch.zeros_like(saved.input) if saved.input.grad is None else saved.input.grad
 
 

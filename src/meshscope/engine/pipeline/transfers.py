@@ -91,7 +91,6 @@ class StepTransfers:
             self._issue_receive()
 
     def receive(self, output: Output) -> Tensor:
-        """Waits for what another rank made."""
         while output not in self._arriving:
             self._issue_receive()
         transfer, work, buffer = self._arriving.pop(output)
@@ -100,7 +99,6 @@ class StepTransfers:
         return buffer
 
     def send(self, output: Output, tensor: Tensor) -> None:
-        """Begins to send; `tensor` must not change any more."""
         while self._to_issue[0].output != output:
             self._issue_receive()
         transfer = self._to_issue.popleft()
@@ -113,7 +111,6 @@ class StepTransfers:
             sent.popleft()
 
     def finish(self) -> None:
-        """Waits until everything sent has been taken."""
         assert not self._to_issue, "the schedule's end comes after its last transfer"
         for sent in self._sent.values():
             while sent:
@@ -156,7 +153,6 @@ class DirectTransfers:
         """Nothing: what comes next is not known."""
 
     def receive(self, output: Output) -> Tensor:
-        """Waits for what another rank made."""
         buffer = self._make_buffer(output)
         source = self._schedule.stage_ranks[output[1]]
         work = dist.irecv(buffer, group=self._group, group_src=source, tag=self._tag(output))
@@ -165,7 +161,6 @@ class DirectTransfers:
         return buffer
 
     def send(self, output: Output, tensor: Tensor) -> None:
-        """Begins to send; `tensor` must not change any more."""
         product, stage, _ = output
         user = stage + 1 if product is Product.ACTIVATION else stage - 1
         target = self._schedule.stage_ranks[user]
@@ -174,7 +169,6 @@ class DirectTransfers:
         self._sent.append((work, tensor))
 
     def finish(self) -> None:
-        """Waits until everything sent has been taken."""
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()

@@ -70,7 +70,6 @@ class NativeScanner:
 
     @property
     def counts(self) -> ScanCounts:
-        """What was left out so far."""
         found = self._read_state()
         return ScanCounts(
             num_skipped=int(found[_SKIPPED]),
@@ -78,12 +77,10 @@ class NativeScanner:
         )
 
     def feed(self, data: bytes) -> int:
-        """Takes in what is whole; how many bytes that was."""
         address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p)
         return int(self._library.scanner_feed(self._handle, address, len(data)))
 
     def take(self) -> ScanBatch:
-        """The events since the last call."""
         found = self._read_state()
         num, num_arguments = int(found[_NUM_EVENTS]), int(found[_NUM_ARGUMENTS])
         batch = ScanBatch(

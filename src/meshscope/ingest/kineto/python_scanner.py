@@ -118,7 +118,6 @@ class PythonScanner:
 
     @property
     def counts(self) -> ScanCounts:
-        """What was left out so far."""
         return ScanCounts(
             num_skipped=self._num_skipped,
             num_event_lists=self._num_event_lists,
@@ -133,7 +132,6 @@ class PythonScanner:
         return self._fields
 
     def feed(self, data: bytes) -> int:
-        """Takes in what is whole; how many bytes that was."""
         offset, last = 0, _find_last_event(data)
         try:
             while self.state not in (ScanState.END, ScanState.BROKEN):
@@ -149,7 +147,6 @@ class PythonScanner:
         return offset
 
     def take(self) -> ScanBatch:
-        """The events since the last call."""
         events = np.array(self._rows.events, dtype=np.int64).reshape(-1, 7)
         arguments = np.array(self._rows.arguments, dtype=np.int64).reshape(-1, 4)
         self._rows = _Rows()

@@ -94,7 +94,7 @@ class ScanBatch:
     phase: Uint8s
     """Chrome's phase letter."""
     category: Int32s
-    """Place in the symbols; -1 without one. Names likewise."""
+    """Index into the symbols; -1 without one. Names likewise."""
     name: Int32s
     pid: Int64s
     tid: Int64s

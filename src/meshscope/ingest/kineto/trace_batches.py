@@ -363,7 +363,7 @@ def _peek(parts: list[Columns], name: str, dtype: type[Any]) -> npt.NDArray[Any]
 
 
 def _popper(parts: list[Columns]) -> Callable[[str, type[Any]], npt.NDArray[Any]]:
-    """Joins one column at a time and lets go of its pieces, so that nothing is there twice."""
+    """Joins one column at a time and frees its pieces, so that nothing is held twice."""
 
     def pop(name: str, dtype: type[Any]) -> npt.NDArray[Any]:
         if not parts:

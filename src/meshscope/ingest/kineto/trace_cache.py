@@ -1,7 +1,7 @@
 """Keeps a trace's columns beside it, so that it is parsed once.
 
 `TRACE.meshscope` is numpy's own archive with a JSON head; it is used only while size, time of
-change and version agree, is written beside its place and renamed into it, and a folder that cannot
+change and version agree, is written under another name and renamed, and a folder that cannot
 be written to costs nothing but the time. Nothing in it is ever unpickled.
 """
 

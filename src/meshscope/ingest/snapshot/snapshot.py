@@ -104,9 +104,7 @@ def _make_snapshot(path: Path, columns: RawColumns, warnings: list[str]) -> Snap
     return Snapshot(
         path=path,
         segment_device=segments[0],
-        segment_address=segments[1],
         segment_total_bytes=segments[2],
-        segment_is_large=segments[3],
         block_segment=blocks[0],
         block_address=_place_blocks(blocks, segments[1]),
         block_bytes=blocks[2],

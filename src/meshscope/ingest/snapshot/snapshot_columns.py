@@ -34,9 +34,7 @@ class Snapshot:
 
     path: Path
     segment_device: Int64s
-    segment_address: Int64s
     segment_total_bytes: Int64s
-    segment_is_large: Int64s
     block_segment: Int64s
     """Row of the segment it is in."""
     block_address: Int64s

@@ -89,16 +89,13 @@ class NativePickle:
 
     @property
     def is_done(self) -> bool:
-        """Whether the pickle's last instruction came."""
         return int(self._looked[_STATE]) == _DONE
 
     @property
     def needed(self) -> int:
-        """Bytes the next instruction has, as far as is known."""
         return int(self._looked[_NEEDED])
 
     def feed(self, data: bytearray, size: int) -> int:
-        """Takes whole instructions of the first `size` bytes."""
         if not 0 <= size <= len(data):
             raise ValueError(f"{size} of {len(data)} bytes")
         address = (ctypes.c_char * len(data)).from_buffer(data)

@@ -96,7 +96,6 @@ class PlainPickle:
         self._actions = self._make_actions()
 
     def feed(self, data: bytearray, size: int) -> int:
-        """Takes whole instructions of the first `size` bytes."""
         view = bytes(memoryview(data)[:size])
         offset = 0
         while not self.is_done:
@@ -484,7 +483,6 @@ class PlainPickle:
     # --- the end ------------------------------------------------------------------------------
 
     def finish(self, *, is_cut: bool) -> RawColumns:
-        """All that was found; of a cut file, open lists take what is there."""
         while is_cut and self._marks:
             mark = self._marks.pop()
             if mark > len(self._stack):

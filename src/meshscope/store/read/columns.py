@@ -36,7 +36,7 @@ _MAX_UNFINISHED = 64
 MAX_DAMAGE_LISTED = 64
 """Damaged ranges of one file that are listed one by one."""
 _NUM_LOOKS = 3
-"""How often a file that is being written is looked at before what it shows counts as damage."""
+"""How often a file that is being written is read before its errors count as damage."""
 _CHUNK_RECORDS = 4096
 """Records checked at a time: 256 KiB, so that they are still in the cache for the next word."""
 

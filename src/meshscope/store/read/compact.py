@@ -41,7 +41,7 @@ QUIET_SECONDS = 600.0
 _ROW_GROUP_ROWS = 122_880
 _BATCH_ROWS = 1 << 19
 _KEEPS_RAW = {ProblemKind.DAMAGED, ProblemKind.CUT, ProblemKind.UNREADABLE, ProblemKind.MISPLACED}
-"""What may still be repaired, or looked at by hand, from the original file."""
+"""Damage that may still be repaired, or inspected by hand, in the original file."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -159,7 +159,7 @@ def _view_sql(table: Table) -> str:
         if name in _NAMED_IDS:
             text, source = name.removesuffix("_id"), f"n_{name}"
             unnamed = f"'(unnamed ' || t.{name} || ')'"
-            if name in ("phase_id", "detail_id"):  # 0 is outside of any phase, or nothing said
+            if name in ("phase_id", "detail_id"):  # 0 is outside of any phase, or no detail
                 unnamed = f"CASE WHEN t.{name} != 0 THEN {unnamed} END"
             parts.append(f"coalesce({source}.name, {unnamed}) AS {text}")
             joins.append(

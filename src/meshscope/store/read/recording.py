@@ -195,11 +195,9 @@ class FolderRecording(Recording):
     compacted: CompactedRun | None = field(default=None, repr=False, compare=False)
 
     def has_table(self, name: str) -> bool:
-        """Whether the rank wrote any record of this table."""
         return exists(self._table_path(name)) or self._is_compacted(name)
 
     def open_phases(self) -> list[OpenPhase]:
-        """As the file of stamps says; see `Recording`."""
         path = self.directory / OPEN_STEP_NAME
         try:
             data = read_file(path, MAX_JOURNAL_BYTES)
@@ -220,7 +218,6 @@ class FolderRecording(Recording):
         return phases
 
     def in_flight(self) -> InFlight | None:
-        """As the file of slots says; see `Recording`."""
         path = self.directory / IN_FLIGHT_NAME
         try:
             found = read_in_flight(read_file(path, MAX_JOURNAL_BYTES))
@@ -239,7 +236,6 @@ class FolderRecording(Recording):
 
     @property
     def notes_operations(self) -> bool:
-        """Whether the rank recorded communication, finished or under way."""
         return self.has_table("collectives") or exists(self.directory / IN_FLIGHT_NAME)
 
     def count_rows(self, name: str) -> int:
@@ -253,14 +249,12 @@ class FolderRecording(Recording):
         return max(size - HEADER_BYTES, 0) // RECORD_BYTES
 
     def find_step_extent(self) -> tuple[int, int] | None:
-        """The first and the last step number; None when no step was finished."""
         try:
             return find_step_extent(self._table_path("steps"))
         except OSError:
             return Recording.find_step_extent(self)
 
     def read_steps(self, numbers: Sequence[tuple[int, int]]) -> Columns:
-        """The rows of `steps` in some ranges of step numbers, both ends included."""
         table = TABLES["steps"]
         try:
             return _keep_last_per_step(read_step_windows(self._table_path("steps"), table, numbers))
@@ -268,7 +262,6 @@ class FolderRecording(Recording):
             return Recording.read_steps(self, numbers)
 
     def narrow(self, windows: TimeWindows) -> Self:
-        """The same recording, of which only rows inside the windows are read."""
         if self.compacted is not None:
             self.compacted.note_windows(self.rank, self.attempt, windows)
         return replace(self, windows=windows)
@@ -283,7 +276,6 @@ class FolderRecording(Recording):
         return self.compacted.read_windows(name, self.rank, self.attempt, windows)
 
     def read_raw(self, name: str) -> Columns:
-        """A table's columns as stored."""
         if self.windows is not None and name in TIME_OF:
             return self._read_windows(name, self.windows)
         table = TABLES[name]

@@ -340,7 +340,7 @@ def _find_overlap(first: Recording, second: Recording) -> Problem | None:
 
 
 def _first_start(ranks: dict[int, Recording]) -> int:
-    """When an attempt began, by the ranks that say so; what nobody knows comes first."""
+    """When an attempt began, by the ranks that say so; unknown comes first."""
     return min((start for r in ranks.values() if (start := r.start_unix_ns)), default=0)
 
 

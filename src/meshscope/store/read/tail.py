@@ -30,7 +30,7 @@ _MAX_BAD_RECORDS = 64
 _PACE_STEPS = 16
 """Step time is the mean over the last this many steps."""
 _SAMPLED_RANKS = 3
-"""Ranks whose tables are looked at: the first, the middle one and the last."""
+"""Ranks whose tables are read: the first, the middle one and the last."""
 
 Record = tuple[int, ...]
 """The seven payload words of a record."""
