@@ -2,7 +2,7 @@
 
 The usual course of a step takes a short cut (one packed record, stamps until then), everything
 else the stack and the span table. The model below knows of neither: a list of open phases, and for
-every stretch of time the innermost of them.
+every interval of time the innermost of them.
 """
 
 import tempfile
@@ -70,19 +70,19 @@ class Frame:
 
 @dataclass
 class Model:
-    """A plain stack, and who had each stretch of time."""
+    """A plain stack, and who had each interval of time."""
 
     now: int = EPOCH
     stack: list[Frame] = field(default_factory=list)
     finished: list[Frame] = field(default_factory=list)
-    stretches: list[tuple[int, int, Frame | None]] = field(default_factory=list)
+    intervals: list[tuple[int, int, Frame | None]] = field(default_factory=list)
     step_start: int | None = None
     microbatch: int = 0
     steps: list[tuple[int, int, bool]] = field(default_factory=list)
 
     def do(self, action: str, name: int, elapsed: int) -> None:
         innermost = self.stack[-1] if self.stack else None
-        self.stretches.append((self.now, self.now + elapsed, innermost))
+        self.intervals.append((self.now, self.now + elapsed, innermost))
         self.now += elapsed
         if innermost is not None:
             innermost.self_ns += elapsed
@@ -126,7 +126,7 @@ class Model:
         """Time of a step that belongs to no phase that lies wholly inside it."""
         return sum(
             max(0, min(b, end) - max(a, start))
-            for a, b, frame in self.stretches
+            for a, b, frame in self.intervals
             if frame is None or frame.end is None or frame.start < start or frame.end > end
         )
 
@@ -197,7 +197,7 @@ def check(script: list[Operation], *, has_short_cut: bool, is_killed: bool) -> N
         assert list(found) == model.steps
         placed, _ = assign_phases(steps, recording.read("spans"))
         for index, (start, end, _) in enumerate(model.steps):
-            in_phases = int(placed.self_ns[placed.stretch == 2 * index + 1].sum(dtype=np.int64))
+            in_phases = int(placed.self_ns[placed.interval == 2 * index + 1].sum(dtype=np.int64))
             assert in_phases + model.unattributed(start, end) == end - start
         assert recording.problems == []
 

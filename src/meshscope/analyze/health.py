@@ -13,7 +13,7 @@ from meshscope.store.read.run import Attempt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtErrors:
-    """Errors of the recorder at one place, which training did not notice."""
+    """Errors at one site of the recorder, which training did not notice."""
 
     site: str
     """Where in the recorder, such as `scalar` or `open`."""
@@ -26,7 +26,7 @@ class CaughtErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something the recorder says it could not watch."""
+    """Something the recorder could not watch."""
 
     where: str
     text: str
@@ -47,7 +47,7 @@ class RecordingHealth:
     """Steps of all ranks together."""
     missing_ranks: RankRanges
     short_ranks: tuple[int, ...]
-    """Ranks with at least two steps fewer than the one with the most."""
+    """Ranks with at least two steps fewer than the longest."""
     unfinished_ranks: tuple[int, ...]
     """Ranks without a closing line: still running, or killed."""
     num_pauses: int
@@ -58,12 +58,10 @@ class RecordingHealth:
 
     @property
     def num_missing_ranks(self) -> int:
-        """Ranks that recorded nothing."""
         return len(self.missing_ranks)
 
     @property
     def num_errors(self) -> int:
-        """Errors caught, all sites and ranks together."""
         return sum(error.count for error in self.errors)
 
     @property
@@ -78,7 +76,7 @@ def assess_recording(
     extra_problems: Iterable[Problem],
     overhead: Overhead | Unavailable,
 ) -> RecordingHealth:
-    """Health of an attempt whose tables have been read (reading is what finds damage)."""
+    """Health of an attempt whose tables have been read: reading finds damage."""
     most = max(num_steps.values(), default=0)
     short = tuple(rank for rank, count in num_steps.items() if count < most - 1)
     problems = [*attempt.problems, *(p for rank in attempt for p in rank.problems), *extra_problems]

@@ -1,15 +1,14 @@
-"""One attempt and every analysis of it, each made once, when it is first asked for.
+"""One attempt and every analysis of it, each made once, on first use.
 
-This is the one place where analyses are put together. The first group of attributes is what every
-report begins with: ranks are read one after another and reduced at once to a few numbers and one
-duration per step, so a thousand ranks need no more memory than one rank's tables and those. An
-error there is an error of the whole. Everything else may be `Unavailable`, and an analysis that
-raises becomes it; `failures` then names it. What is not here is made by `study.get(build)`, with a
-function of the study, and shared like the rest.
+Analyses are composed only here. The first group of attributes is the start of every report: ranks
+are read one after another and reduced at once to a few numbers and one duration per step, so a
+thousand ranks need little more memory than one rank's tables. An error there is an error of the
+whole study. Everything else may be `Unavailable`; an analysis that raises is, and `failures` names
+it. `study.get(build)` adds an analysis that is not here, shared like the rest.
 
-Ranks meet in operations: those of all ranks are read, matched and put on one clock once, in `job`.
-A run with more rows than fit is sampled by windows of steps (`rank.step_choice`), alike for
-`communication` and `timeline`; `Communication.part` and `Timeline.num_left_out` say so.
+`job` reads the operations of all ranks, matches them and puts them on one clock, once. A run with
+too many rows is sampled by windows of steps (`rank.step_choice`), the same for `communication` and
+`timeline`; `Communication.part` and `Timeline.num_left_out` describe them.
 """
 
 import traceback
@@ -67,21 +66,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What broke, and where."""
-
     what: str
     """A rule's code, or the name of an analysis."""
     error: str
     """Type and message of the exception, on one line."""
     place: str
-    """File and line in which it was raised, without folders: they would name the machine."""
+    """File and line that raised it, without folders, which would name the machine."""
 
 
-def attempt_to(what: str, build: Callable[[], T]) -> T | Failure:
-    """The result, or the exception as a value: one that breaks must not take the others with it.
-
-    With `Study.failures` nothing that is caught here is lost.
-    """
+def catch_failure(what: str, build: Callable[[], T]) -> T | Failure:
+    """The result, or the exception as a value, so that one failure does not stop the rest."""
     try:
         return build()
     except Exception as error:  # noqa: BLE001 - see above
@@ -93,7 +87,7 @@ def attempt_to(what: str, build: Callable[[], T]) -> T | Failure:
 
 
 class _Analysis(Generic[T]):
-    """An attribute of a study that is made by `Study.get`."""
+    """An attribute of a study, made by `Study.get`."""
 
     def __init__(self, build: "Callable[[Study], T]") -> None:
         self._build = build
@@ -111,7 +105,7 @@ class _Analysis(Generic[T]):
 
 
 class Study:
-    """One attempt under study. `warmup_steps` None: the analyses' own choice."""
+    """One attempt under study. Without `warmup_steps` the analyses choose."""
 
     def __init__(
         self,
@@ -135,7 +129,7 @@ class Study:
         return made
 
     def make(self, build: "Callable[[Study], T | Unavailable]") -> T | Unavailable:
-        """The same, made anew with each call."""
+        """The same, made anew in each call."""
 
         def build_or_reason() -> T | Unavailable:
             try:
@@ -144,7 +138,7 @@ class Study:
                 return missing.value
 
         what = build.__name__.strip("_")
-        made = attempt_to(what, build_or_reason)
+        made = catch_failure(what, build_or_reason)
         if isinstance(made, Failure):
             self.failures.append(made)
             return Unavailable(f"{what.replace('_', ' ')} failed: {made.error}")
@@ -164,8 +158,7 @@ class Study:
 
     @cached_property
     def ranks(self) -> tuple[RankSummary, ...]:
-        """What every rank did."""
-        _ = self.communication  # reading is what finds damage, and communication is read last
+        _ = self.communication  # reading finds damage, and communication is read last
         extra = {problem.rank for problem in self._totals.problems}
         return tuple(
             replace(
@@ -192,7 +185,6 @@ class Study:
 
     @property
     def steps(self) -> JobStepSummary:
-        """Step times of the job."""
         return self._totals.steps
 
     @cached_property
@@ -214,8 +206,8 @@ class Study:
 
     @cached_property
     def spreads(self) -> tuple[PhaseSpread, ...]:
-        """One per phase of the steady steps, the one with the rank furthest above its peers first;
-        unattributed not among them."""
+        """One per phase of the steady steps, without unattributed time; first the one whose rank is
+        furthest above its peers."""
         return spread_phases(self._totals.steady, self._peer_groups)
 
     @cached_property
@@ -234,7 +226,7 @@ class Study:
 
     @property
     def steps_per_s(self) -> float | Unavailable:
-        """Of the slowest of the ranks that finished most steps."""
+        """Of the slowest among the ranks that finished most steps."""
         num_steps, span_ns = self._totals.longest
         return num_steps * 1e9 / span_ns if span_ns > 0 else Unavailable(NO_STEP)
 
@@ -258,7 +250,7 @@ class Study:
 
     @cached_property
     def health(self) -> RecordingHealth:
-        """How good the recording is, as far as reading `ranks` has found out."""
+        """The state of the recording, as far as reading `ranks` shows."""
         num_steps = {rank.rank: rank.num_steps for rank in self.ranks}
         totals = self._totals
         return assess_recording(self.attempt, num_steps, totals.problems, totals.overhead)
@@ -286,7 +278,7 @@ class Study:
             return Unavailable(
                 "no communication was recorded: there was none, or it was not watched"
             )
-        # Not needed, and so not loaded, for runs that do not communicate.
+        # Not loaded for runs that do not communicate.
         from meshscope.analyze.communication.communication import (
             analyze_communication,
             describe_part,
@@ -331,20 +323,20 @@ class Study:
 
     @_Analysis
     def pipeline_waits(self) -> "PipelineWaits":
-        """Waits for messages, where no stage can be looked into."""
+        """Waits for messages, for pipelines without actions or phases."""
         from meshscope.analyze.pipeline.pipeline_waits import measure_pipeline_waits
 
         return need(measure_pipeline_waits(need(self.timeline)))
 
     @_Analysis
     def device_gaps(self) -> "DeviceGaps":
-        """Idle time of devices by cause, where a trace tells."""
+        """Idle time of devices by cause, for runs made of traces."""
         from meshscope.analyze.timeline.device_gaps import measure_gaps
 
         return need(measure_gaps(self.attempt, need(self.timeline)))
 
-    # Who is late by itself. What the garbage collector took is taken off before ranks are
-    # compared: a rank that collects in every step is not slow, it pauses.
+    # Ranks late by themselves. Garbage collections are subtracted before ranks are compared: a rank
+    # that collects in every step is not slow, it pauses.
 
     @_Analysis
     def peer_work(self) -> "PeerWork":
@@ -362,14 +354,14 @@ class Study:
 
     @_Analysis
     def collected_ns(self) -> "Floats":
-        """[step, rank index]: compared work that the garbage collector took."""
+        """[step, rank index]: compared work time that the garbage collector took."""
         from meshscope.analyze.timeline.peer_work import sum_compared
 
         return sum_compared(need(self.timeline), need(self.collections).lost_ns)
 
     @_Analysis
     def stragglers(self) -> "Stragglers":
-        """Slow ranks, with what the garbage collector took left out."""
+        """Slow ranks, without the garbage collector's time."""
         from meshscope.analyze.stragglers.stragglers import find_stragglers
         from meshscope.analyze.timeline.peer_work import subtract_lost
 
@@ -386,7 +378,7 @@ class Study:
 
     @_Analysis
     def pauses(self) -> "Pauses":
-        """Sporadic pauses of ranks that are not slow otherwise, whatever they come from."""
+        """Sporadic pauses of ranks that are not slow otherwise."""
         from meshscope.analyze.stragglers.pauses import find_pauses
 
         stragglers = known(self.stragglers)
@@ -395,7 +387,7 @@ class Study:
 
     @_Analysis
     def suspects(self) -> "Suspects":
-        """Who is late by itself: waits for them are not to be reported a second time."""
+        """Ranks late by themselves: waits for them are not reported again."""
         from meshscope.analyze.stragglers.suspects import list_suspects
 
         return list_suspects(need(self.peer_work), need(self.stragglers), need(self.pauses))
@@ -441,8 +433,8 @@ class _RankTotals:
 def _merge_ranks(
     results: Iterable[RankResult], attempt: Attempt, *, warmup_steps: int | None
 ) -> _RankTotals:
-    """Results come in order of rank and are dropped one by one, and so is what they add up to: no
-    two ranks' tables need be in memory, and one number per rank and step only in here."""
+    """Merges results in order of rank and drops them one by one: memory holds one rank's tables,
+    and one number per rank and step only in here."""
     durations, intervals, peers = JobSteps(), JobSteps(), PeerPhases(num_ranks=len(attempt.ranks))
     ranks: list[RankSummary] = []
     tokens: dict[int, RankTokens] = {}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from meshscope.analyze.study import Failure, attempt_to
+from meshscope.analyze.study import Failure, catch_failure
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
@@ -88,7 +88,7 @@ def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Di
 
 
 def _run_rule(rule: type[Rule], context: Context) -> list[Finding] | Failure:
-    return attempt_to(f"rule {rule.code}", lambda: rule().run(context))
+    return catch_failure(f"rule {rule.code}", lambda: rule().run(context))
 
 
 def _order(finding: Finding) -> tuple[bool, int, float, str, tuple[int, ...], str]:

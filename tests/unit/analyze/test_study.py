@@ -2,7 +2,7 @@ import pytest
 
 from builders import MS, make_run
 from meshscope.analyze.job import job as job_module
-from meshscope.analyze.study import Failure, Study, attempt_to
+from meshscope.analyze.study import Failure, Study, catch_failure
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Missing, Unavailable
 from meshscope.store.read import recording as recording_module
@@ -91,12 +91,12 @@ def test_what_is_kept_of_a_table_cannot_be_changed(study):
 
 
 def test_a_result_passes_and_an_exception_becomes_a_value():
-    assert attempt_to("a sum", lambda: 1 + 1) == 2
+    assert catch_failure("a sum", lambda: 1 + 1) == 2
 
     def fail():
         raise ValueError("two\nlines")
 
-    failure = attempt_to("a sum", fail)
+    failure = catch_failure("a sum", fail)
     assert isinstance(failure, Failure)
     assert (failure.what, failure.error) == ("a sum", "ValueError: two lines")
     assert failure.place.startswith("test_study.py:")
@@ -106,4 +106,4 @@ def test_an_exception_without_a_message_has_its_type():
     def fail():
         raise KeyError
 
-    assert attempt_to("x", fail).error == "KeyError"
+    assert catch_failure("x", fail).error == "KeyError"

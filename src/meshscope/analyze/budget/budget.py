@@ -1,17 +1,17 @@
-"""Where the wall clock of every rank and step went, line by line, in integers that add up.
+"""Where the wall clock of every rank and step went, in lines that add up exactly.
 
     wall = useful compute + kernel inefficiency + exposed transfer by axis + exposed wait by axis
          + pipeline bubble + host/launch gap + input stall + checkpoint + eval + logging + other
          + residual
 
-Lines are sums of the timeline's pieces, and the wall clock of a step is its period on the same
-line: the host's, or on a device its stream's, from the end of the step before to its own. The
-residual is what of a period no piece covers: 0 unless pieces are damaged. A host that runs ahead of
-its device has other periods until its queue is full (`host_ahead_ratio`), and no pace.
+Lines are sums of the timeline's pieces. The wall clock of a step is its period on the host or on
+the device's stream, like the pieces, from the end of the previous step to its own. The residual is
+the part of a period without a piece: 0 unless pieces are damaged. A host that runs ahead of its
+device has shorter periods until its queue is full (`host_ahead_ratio`).
 
 Useful compute is the model's FLOPs at the peak of the rank's device (the rank's own FLOPs, which
-differ between stages). Where either is not known, compute is one line and says why. An inefficiency
-below zero means that FLOPs or peak are wrong; it is shown and flagged, never cut off.
+differ between stages). If either is unknown, compute is one line and says why. An inefficiency
+below zero means that FLOPs or peak are wrong; it is shown and flagged, never clipped.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Utilisation:
     """Model or hardware FLOPs utilisation."""
 
     ratio: float
-    """May be over 1: then FLOPs or peak are wrong."""
+    """Over 1 if FLOPs or peak are wrong."""
     formula: str
     flops_per_step: float
     """Of all ranks."""
@@ -45,7 +45,6 @@ class Utilisation:
 
     @property
     def is_impossible(self) -> bool:
-        """More than the hardware can do."""
         return self.ratio > 1
 
 
@@ -59,20 +58,19 @@ class Budget:
     time_ns: Int64s
     """[rank, step, line]"""
     wall_ns: Int64s
-    """[rank, step]: the period, on the line the pieces are of."""
+    """[rank, step]: the period, on the clock of the pieces."""
     host_ahead_ratio: float
-    """By how much the hosts' periods are shorter than these; 0 where pieces are of hosts."""
+    """How much shorter the hosts' periods are than these; 0 if pieces are hosts'."""
     mfu: Utilisation | Unavailable
     hfu: Utilisation | Unavailable
 
     @property
     def residual_ns(self) -> Int64s:
-        """[rank, step]: what no line explains; negative where lines explain too much."""
+        """[rank, step]: what no line explains; negative if lines explain too much."""
         return np.asarray(self.wall_ns - self.time_ns.sum(axis=2), dtype=np.int64)
 
     @property
     def total_wall_ns(self) -> int:
-        """Of all ranks and steps."""
         return int(self.wall_ns.sum())
 
     @property
@@ -94,7 +92,7 @@ class Budget:
         return np.asarray(self.time_ns.sum(axis=0), dtype=np.int64)
 
     def share_of(self, share: Share, axis: str | None = None) -> float:
-        """Share of the wall clock of a line, of all axes where none is named."""
+        """A line's share of the wall clock, over all axes if none is named."""
         is_wanted = np.array(
             [line.share is share and axis in (None, line.axis) for line in self.lines]
         )
@@ -102,7 +100,7 @@ class Budget:
         return float(self.total_ns()[is_wanted].sum()) / wall if wall else 0.0
 
     def by_axis_ns(self) -> dict[str, int]:
-        """Exposed communication per axis: transfer, wait and what is not split."""
+        """Exposed communication per axis: transfer, wait and unsplit."""
         found: dict[str, int] = {}
         for line, total in zip(self.lines, self.total_ns().tolist(), strict=True):
             if line.axis:
@@ -111,7 +109,7 @@ class Budget:
 
 
 def measure_budget(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Budget:
-    """The budget of a timeline; `flops` as `model_flops.read_flops` gives them."""
+    """`flops` come from `model_flops.read_flops`."""
     lines, line = sort_pieces(timeline)
     pieces = timeline.pieces
     shape = (len(timeline.ranks), len(timeline.steps), len(lines))
@@ -135,7 +133,7 @@ def measure_budget(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavaila
 
 
 def measure_host_lead(timeline: Timeline) -> float:
-    """How much shorter the hosts' periods are than those on the timeline, as a ratio."""
+    """How much shorter the hosts' periods are than the timeline's, as a ratio."""
     period_ns = int((timeline.period_end_ns - timeline.period_start_ns).sum())
     return 1 - int(timeline.host_period_ns.sum()) / period_ns if period_ns > 0 else 0.0
 

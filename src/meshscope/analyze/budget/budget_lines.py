@@ -1,10 +1,10 @@
-"""Which line of the budget each piece of a timeline belongs to: every piece to exactly one.
+"""The one line of the budget that each piece of a timeline belongs to.
 
-Held-up time goes by the axis of the operation's group. Waiting for another pipeline stage is the
-pipeline's bubble, whatever carries it: an action's input, a message, or a group that spans stages,
-as the last all-reduce of a gradient norm, where stages that are done wait for those that drain.
-Work goes by its phase; what is in no phase is, on a device, a gap in which the host had issued
-nothing, and on a host nobody's.
+Held-up time belongs to the axis of the operation's group. Waiting for another pipeline stage is the
+pipeline's bubble, whatever it waits in: an action's input, a message, or a group that spans stages,
+such as the last all-reduce of a gradient norm, where finished stages wait for draining ones. Work
+belongs to its phase; outside all phases it is, on a device, a gap in which the host had issued
+nothing, and on a host `other`.
 """
 
 from collections.abc import Sequence
@@ -23,24 +23,24 @@ from meshscope.store.read.arrays import Bools, Int64s
 
 
 class Share(StrEnum):
-    """What time went into; the names of the budget's lines."""
+    """The names of the budget's lines."""
 
     USEFUL = "useful compute"
     """FLOPs of the model at the device's peak."""
     INEFFICIENCY = "kernel inefficiency"
     """Computing beyond that."""
     COMPUTE = "compute"
-    """Both together, where they cannot be separated."""
+    """Both together, if they cannot be separated."""
     TRANSFER = "exposed transfer"
     WAIT = "exposed wait"
     UNSPLIT = "exposed communication"
-    """Waiting or transfer: which, is not known."""
+    """Waiting or transfer; which is not known."""
     UNQUEUED = "exposed, nothing queued"
-    """Communication with nothing beside it, while the host had queued nothing that waited for it;
-    only traces of a profiler tell."""
+    """Communication with nothing beside it while the host had queued nothing that waited for it;
+    only profiler traces show it."""
     BUBBLE = "pipeline bubble"
     COPY = "exposed copies"
-    """Copies between memories with nothing beside them; only traces of a profiler tell."""
+    """Copies between memories with nothing beside them; only profiler traces show them."""
     GAP = "host/launch gap"
     INPUT = "input stall"
     CHECKPOINT = "checkpoint"
@@ -71,9 +71,9 @@ class Line:
 
     share: Share
     axis: str = ""
-    """Of exposed communication: `dp`, `tp`, `pp`, `world`, `other`, …"""
+    """For exposed communication: `dp`, `tp`, `pp`, `world`, `other`, …"""
     reason: str = ""
-    """Of compute that is not split: why."""
+    """Why compute is not split."""
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Line:
 
 
 def sort_pieces(timeline: Timeline) -> tuple[list[Line], Int64s]:
-    """The lines that occur, in a fixed order, and the line of every piece."""
+    """The lines that occur, in a fixed order, and the line index of every piece."""
     pieces = timeline.pieces
     axes, axis, spans_stages = _find_axes(timeline)
     shares = list(Share)
@@ -95,7 +95,7 @@ def sort_pieces(timeline: Timeline) -> tuple[list[Line], Int64s]:
     by_axis = (*_SHARE_OF_KIND.values(), Share.UNQUEUED)
     is_by_axis = np.isin(share, [shares.index(one) for one in by_axis])
     code = share * (len(axes) + 1) + np.where(is_by_axis, axis + 1, 0)
-    # Useful compute and inefficiency are made of compute afterwards; compute is always there.
+    # Compute is always there: it is split into useful and inefficient later.
     found = np.unique(np.append(code, shares.index(Share.COMPUTE) * (len(axes) + 1)))
     lines = [
         Line(
@@ -108,7 +108,7 @@ def sort_pieces(timeline: Timeline) -> tuple[list[Line], Int64s]:
 
 
 def _find_work_shares(timeline: Timeline, shares: Sequence[Share]) -> Int64s:
-    """Per piece the share it would have if it were work."""
+    """Per piece its line if it is work."""
     pieces = timeline.pieces
     of_phase = [_SHARE_OF_PHASE.get(name, Share.COMPUTE) for name in timeline.phases]
     share = np.array([shares.index(one) for one in of_phase])[pieces.phase]
@@ -118,11 +118,11 @@ def _find_work_shares(timeline: Timeline, shares: Sequence[Share]) -> Int64s:
 
 
 def _find_axes(timeline: Timeline) -> tuple[tuple[str, ...], Int64s, Bools]:
-    """Names of axes; per piece the index of its operation's, and if it waits for another stage."""
+    """Names of axes; per piece its axis index, and whether it waits for another stage."""
     pieces, communication = timeline.pieces, timeline.communication
     groups = communication.operations.groups if communication is not None else ()
     axes = tuple(dict.fromkeys([*(group.axis for group in groups), str(Axis.PP), OTHER]))
-    # Waits of no operation are for the input of a pipeline's action.
+    # A wait without an operation is for the input of a pipeline action.
     index_of_group = np.array(
         [axes.index(group.axis) for group in groups] + [axes.index(OTHER), axes.index(Axis.PP)]
     )
@@ -148,7 +148,7 @@ def _has_stages(timeline: Timeline) -> bool:
 
 
 def _spans_stages(group: JobGroup, layout: Layout | Unavailable) -> bool:
-    """Whether a group has members on several pipeline stages; by its name without a layout."""
+    """Whether a group has members on several pipeline stages; by its name if there is no layout."""
     if isinstance(layout, Unavailable):
         return group.axis == Axis.PP
     stride, degree = layout.stride(Axis.PP), layout.degree(Axis.PP)

@@ -1,12 +1,12 @@
-"""FLOPs per step and peak of every rank, from what its journal says.
+"""FLOPs per step and peak FLOP/s of every rank, from its journal.
 
-FLOPs come from the lines `flops` (counted on the real model, or said by the program), the peak from
-the line `peak` (declared or measured) if it is of the same dtype, else from the table of devices by
-the exact name of the rank's accelerator. A count per microbatch is taken times the microbatches of
-the rank's median step. Nothing is guessed: no dtype, an unknown device or a strange number is
-`Unavailable` with its reason.
+FLOPs come from the lines `flops` (counted on the real model, or declared by the program). The peak
+comes from the line `peak` (declared or measured) if its dtype is the same, else from the table of
+devices by the exact name of the rank's accelerator. A count per microbatch is multiplied by the
+microbatches of the rank's median step. Nothing is guessed: a missing dtype, an unknown device or an
+implausible number is `Unavailable` with its reason.
 
-Wrong where microbatches differ in shape from the one that was counted.
+Wrong where microbatches differ in shape from the counted one.
 """
 
 import math
@@ -31,29 +31,29 @@ class RankFlops:
 
     model_flops: float
     hardware_flops: float | Unavailable
-    """With what is computed again; `Unavailable` when that was not said."""
+    """Including recomputation; `Unavailable` if not declared."""
     source: str
-    """How the FLOPs are known."""
+    """Where the FLOPs come from."""
     dtype: str | Unavailable
-    """In which most of it is computed."""
+    """Of most of the computation."""
     peak_flops_per_s: float | Unavailable
     peak_source: str
-    """Where the peak is from; empty without one."""
+    """Where the peak comes from; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFlops:
-    """Of all ranks together; ranks without FLOPs make it `Unavailable`."""
+    """Sums over all ranks; a rank without FLOPs makes them `Unavailable`."""
 
     flops: Flops | Unavailable
-    """`hardware` equals `model` where no rank says more: see `has_hardware`."""
+    """`hardware` equals `model` unless a rank declares more: see `has_hardware`."""
     has_hardware: bool
     peak_flops_per_s: float | Unavailable
     """Sum over the ranks."""
 
 
 def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
-    """By rank; ranks that say nothing are left out. `Unavailable` when none does."""
+    """By rank, without ranks that recorded none; `Unavailable` if none did."""
     found: dict[int, RankFlops] = {}
     reasons: list[str] = []
     for recording in attempt:
@@ -67,7 +67,6 @@ def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
 
 @or_unavailable
 def _read_rank_flops(recording: RankRecording) -> RankFlops:
-    """What one rank's journal says."""
     said = _last(recording.updates, "flops")
     if said is None and recording.header.get("source") == TRACE_SOURCE:
         raise Missing("traces do not contain a model's FLOPs")
@@ -109,7 +108,7 @@ def _count_per_step(recording: RankRecording, said: JsonFields) -> float | Unava
 def _find_rank_peak(
     recording: RankRecording, said: JsonFields, dtype: str | Unavailable
 ) -> tuple[float | Unavailable, str]:
-    """The rank's peak for a dtype and where it is from."""
+    """The rank's peak for a dtype and its source."""
     if isinstance(dtype, Unavailable):
         return dtype, ""
     declared = _last(recording.updates, "peak")
@@ -128,7 +127,7 @@ def _find_rank_peak(
 
 
 def _device_of(recording: RankRecording) -> object:
-    """Name of the rank's accelerator by its provenance; None where that does not tell."""
+    """Name of the rank's accelerator from its provenance; None if unknown."""
     provenance = _fields(recording.header.get("provenance"))
     devices = _fields(provenance.get("torch")).get("devices")
     if not isinstance(devices, list):
@@ -138,7 +137,7 @@ def _device_of(recording: RankRecording) -> object:
 
 
 def sum_flops(ranks: Mapping[int, RankFlops], all_ranks: Iterable[int]) -> JobFlops:
-    """The job's: sums over ranks, of which none may be missing."""
+    """Sums over ranks; none may be missing."""
     lacking = [rank for rank in all_ranks if rank not in ranks]
     without_peak = [
         (rank, one.peak_flops_per_s.reason)

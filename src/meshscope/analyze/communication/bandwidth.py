@@ -1,9 +1,9 @@
 """How fast data moved: bandwidths by size, latency and bandwidth fitted, messages by pair.
 
 Sizes and factors are those of nccl-tests (`core.operations`). The time is that of the transfer
-alone: from the last arrival to the end, without waiting for late ranks and without the queue behind
-earlier operations of the group, over rows whose end is exact. In a broadcast or scatter those are
-the ranks that receive, in a reduce or gather the root, of a message the recv.
+alone: from the last arrival to the end, without waiting for late ranks or in the queue behind
+earlier operations of the group, over rows whose end is exact. These are the receiving ranks of a
+broadcast or scatter, the root of a reduce or gather, the recv of a message.
 
 The fit is t = α + β · size, by Theil and Sen. It holds for the sizes that occurred: a line through
 small messages says nothing about large ones. Operations that share links at the same time are
@@ -29,7 +29,7 @@ _MIN_SIZES = 3
 """Different sizes that a fit needs."""
 _MAX_SIZES = 40
 _PER_SIZE = 10
-"""Transfers taken of each size for a fit, spread over the run."""
+"""Transfers of each size in a fit, spread over the run."""
 _NORMAL_95 = 1.96
 
 
@@ -40,10 +40,10 @@ class BandwidthRow:
     axis: str
     kind: Kind
     num_ranks: int
-    """Of the groups."""
+    """In each group."""
     is_across_hosts: bool
     size_bucket_bytes: int
-    """Lower end; the upper is four times as much."""
+    """Lower end; the upper end is four times as large."""
     num_operations: int
     num_samples: int
     """Ranks and operations with an exact end."""
@@ -53,7 +53,7 @@ class BandwidthRow:
     """Size over transfer time; the median over samples."""
     bus_bytes_per_s: float | Unavailable
     uncertainty_ns: float | Unavailable
-    """Of the clocks, in a single transfer time; 0 on one host."""
+    """Of a single transfer time, due to the clocks; 0 on one host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class LatencyFit:
     max_size_bytes: int
     num_samples: int
     latency_ns: float
-    """α: may be negative where large sizes are the slower ones."""
+    """α: may be negative if large transfers are slower per byte."""
     latency_low_ns: float
     latency_high_ns: float
     ns_per_byte: float
@@ -78,12 +78,12 @@ class LatencyFit:
     """95 % interval, from the spread of the slopes."""
     ns_per_byte_high: float
     bus_bytes_per_s: float | Unavailable
-    """Of a transfer so large that latency does not count."""
+    """Of a transfer so large that latency is negligible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRefused:
-    """An axis and kind that no line can be laid through."""
+    """An axis and kind without a fit, and why."""
 
     axis: str
     kind: Kind
@@ -100,14 +100,14 @@ class MessageFlow:
     target: int
     num_messages: int
     size_bytes: int
-    """Of all of them together."""
+    """Total of all messages."""
     is_across_hosts: bool | Unavailable
     mean_latency_ns: float | Unavailable
-    """From when both sides were there to the end of the recv; exact ends only."""
+    """From the arrival of both sides to the end of the recv; exact ends only."""
     mean_wait_ns: float | Unavailable
     """How long the recv waited for the send."""
     uncertainty_ns: float | Unavailable
-    """Of the clocks; 0 on one host."""
+    """Due to the clocks; 0 on one host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,7 +115,7 @@ class TransferSamples:
     """Transfers that bandwidths are measured from; one entry per row with an exact end."""
 
     family: Int64s
-    """Axis, kind, number of ranks and hosts in one number: index in `families`."""
+    """Index in `families`: axis, kind, number of ranks, whether across hosts."""
     families: tuple[tuple[str, Kind, int, bool], ...]
     match: Int64s
     size_bytes: Int64s
@@ -130,7 +130,7 @@ def collect_transfers(
     is_included: Bools,
     alignment: ClockAlignment,
 ) -> TransferSamples:
-    """The rows of complete operations whose end says when the data had arrived."""
+    """Rows of complete operations whose end shows when the data had arrived."""
     rows = operations.rows
     is_usable = matches.is_usable & is_included
     picked = np.flatnonzero(is_usable[matches.of_member])
@@ -138,7 +138,7 @@ def collect_transfers(
     is_good = rows.has_exact_end[row] & (rows.size_bytes[row] > 0)
     is_good &= ~rows.has_flag(OperationFlag.COALESCED)[row] & _receives(rows, row)
     match, row = match[is_good], row[is_good]
-    # A message is between two hosts or not, whatever its group spans.
+    # A message crosses hosts or not, whatever its group spans.
     sender = np.where(rows.kind[row] == Kind.RECV, rows.peer[row], rows.rank[row])
     host = _find_hosts(alignment)
     is_far = host[sender] != host[rows.rank[row]]
@@ -168,7 +168,7 @@ def collect_transfers(
 
 
 def _find_hosts(alignment: ClockAlignment) -> Int64s:
-    """A number for the host of each rank; ranks that recorded nothing have one of their own."""
+    """A number for the host of each rank; -1 for ranks that recorded nothing."""
     names: dict[str, int] = {}
     indices = [
         names.setdefault(known(clock.host) or f"(clock {index})", len(names))
@@ -186,7 +186,7 @@ def _receives(rows: OperationRows, row: Int64s) -> Bools:
 
 
 def size_buckets(size_bytes: Int64s) -> Int64s:
-    """`core.operations.size_bucket` for many sizes."""
+    """`core.operations.size_bucket` of many sizes."""
     _, exponent = np.frexp(size_bytes.astype(np.float64))
     bits = np.maximum(exponent.astype(np.int64) - 1, 0) & ~1
     return np.where(size_bytes > 0, np.left_shift(np.int64(1), bits), 0)
@@ -234,7 +234,7 @@ def _make_row(samples: TransferSamples, part: Int64s) -> BandwidthRow:
 
 
 def fit_latencies(samples: TransferSamples) -> tuple[LatencyFit | FitRefused, ...]:
-    """One line, or why there is none, per family."""
+    """Per family a line, or why there is none."""
     order = np.argsort(samples.family, kind="stable")
     family = samples.family[order]
     parts = np.split(order, np.flatnonzero(np.diff(family)) + 1) if len(order) else []
@@ -308,7 +308,7 @@ def _thin_out(size_bytes: Int64s, sizes: Int64s, counts: Int64s) -> Int64s:
 
 
 def _slope_interval(slopes: Floats, num_points: int) -> tuple[float, float]:
-    """Sen's interval: slopes whose rank is about Kendall's variance away from the median's."""
+    """Sen's interval of the ordered slopes, from Kendall's variance."""
     half = _NORMAL_95 * np.sqrt(num_points * (num_points - 1) * (2 * num_points + 5) / 18) / 2
     middle = (len(slopes) - 1) / 2
     low = max(int(np.floor(middle - half)), 0)

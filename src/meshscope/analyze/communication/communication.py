@@ -1,9 +1,9 @@
-"""Communication of one attempt over all ranks: what it took, who waited for whom, how fast it was.
+"""Communication of one attempt over all ranks: its time, who waited for whom, how fast it was.
 
     load_job → measure_exposed → sums
 
-Statistics leave out the operations of warm-up steps and those before the first step; clocks and
-matching use all. Operations of groups with one rank are left out: nothing can be late there.
+Statistics leave out operations of warm-up steps and before the first step; clocks and matching use
+all. Operations of groups with one rank are left out: nothing can be late there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,14 +80,14 @@ class SlowOperation:
     wait_ns: int
     max_transfer_ns: int
     last_rank: int | Unavailable
-    """The last to arrive, where that is known."""
+    """The last to arrive, if known."""
     gap_ns: int | Unavailable
-    """How long after the second-to-last."""
+    """How long after the second-to-last it arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialGroup:
-    """A group of which not every member recorded its operations."""
+    """A group with members that did not record its operations."""
 
     group: JobGroup
     missing_ranks: tuple[int, ...]
@@ -95,46 +95,46 @@ class PartialGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationHealth:
-    """How much of what was recorded the numbers rest on."""
+    """How much of the recording the numbers are based on."""
 
     num_rank_operations: int
     """Rows of all ranks, warm-up included."""
     num_recognised: int
-    """Rows whose kind is known, or which the program timed itself."""
+    """Rows of known kind, or timed by the program itself."""
     num_single_rank: int
     """Rows of groups with one rank; left out."""
     num_unknown_group: int
-    """Rows of groups whose members are not known; they cannot be matched."""
+    """Rows of groups with unknown members; they cannot be matched."""
     num_matched: int
     """Operations found on all ranks that recorded them."""
     num_unmatched: int
-    """Operations that were not, or are not trusted."""
+    """Operations that were not found on all, or are not trusted."""
     num_stopped: int
-    """Of these, those that a rank lacks because it stopped, or began to record later."""
+    """Unmatched because a rank stopped or started to record later."""
     num_lost: int
-    """Of these, those that a rank lacks in the middle."""
+    """Unmatched because a rank lacks them in the middle."""
     num_untrusted: int
-    """Of these, those from a disagreement on."""
+    """Unmatched because they follow a disagreement."""
     num_ambiguous: int
     num_unfinished: int
-    """Rows entered and not left."""
+    """Rows that were entered and not left."""
     num_unseen: int
-    """Rows whose end nobody looked at."""
+    """Rows whose end was never observed."""
     num_failed: int
     failures: tuple[Failure, ...]
     """The first of them."""
     num_inexact_ends: int
     """Rows whose end is only a bound."""
     num_engine_outside_steps: int
-    """Rows that backward's engine issued outside of any step: their exposed time is not known and
-    counts as overlapped."""
+    """Rows that backward's engine issued outside of steps: their exposed time is unknown and counts
+    as overlapped."""
     num_unknown_waits: int
     """Waits for operations that are not known."""
     unknown_wait_ns: int
     num_clock_errors: int
-    """Rows that end 10 ms or more before the operation can have begun; their transfer is 0."""
+    """Rows that end 10 ms or more before the operation can have started; their transfer is 0."""
     num_damaged: int
-    """Rows and waits left out because their times cannot be."""
+    """Rows and waits left out because their times are impossible."""
     num_bad_ends: int
     num_warmup: int
     """Rows left out of the statistics: before `first_step`, or in a profiled step."""
@@ -143,12 +143,12 @@ class CommunicationHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPart:
-    """The steps that the communication of a long run was read of."""
+    """The steps of a long run whose communication was read."""
 
     num_steps: Mapping[int, int]
     """By rank."""
     wall_ns: Mapping[int, int]
-    """By rank: these steps' own durations."""
+    """By rank: total duration of these steps."""
     num_left_out: int
     """Steps after warm-up that were not read."""
 
@@ -160,11 +160,11 @@ class Communication:
     ranks: tuple[int, ...]
     """Ranks that recorded."""
     first_step: int
-    """Steps before it, and profiled ones, are left out of the statistics; -1: no step is."""
+    """Earlier and profiled steps are left out of the statistics; -1 leaves none out."""
     groups: tuple[JobGroup, ...]
     clocks: ClockAlignment
     observed_ns: int
-    """From the first arrival to the last end that the statistics take in."""
+    """From the first arrival to the last end in the statistics."""
     total: CommunicationSum
     by_axis_and_kind: tuple[AxisKindSum, ...]
     by_axis: tuple[AxisSum, ...]
@@ -175,18 +175,18 @@ class Communication:
     messages: tuple[MessageFlow, ...]
     last_arrivers: tuple[LastArriver, ...]
     num_undecided: int
-    """Operations of which the last to arrive is not known: clocks are not that exact."""
+    """Operations whose last arrival the clocks cannot decide."""
     slowest: tuple[SlowOperation, ...]
     desynchronisations: tuple[Desynchronisation, ...]
     num_desynchronised: int
     shifts: tuple[SequenceShift, ...]
     health: CommunicationHealth
     part: StepPart | None
-    """None: all steps were read."""
+    """None if all steps were read."""
 
 
 def describe_part(kept: KeptSteps, first_step: int) -> StepPart | None:
-    """The steps from `first_step` on that were read; None where none was left out."""
+    """The steps from `first_step` that were read; None if none was left out."""
     if not kept.num_left_out:
         return None
     windows = disturbing_windows(kept.attempt)
@@ -203,10 +203,10 @@ def describe_part(kept: KeptSteps, first_step: int) -> StepPart | None:
 def analyze_communication(
     job: Job, *, first_step: int | None = None, part: StepPart | None = None
 ) -> Communication:
-    """Everything about a job's communication; `part` says which steps it was read of.
+    """Analyses a job's communication; `part` describes the steps that were read.
 
-    Statistics begin with `first_step`; by default they leave out the first step of four or more.
-    Steps that a trace window disturbed are not in them.
+    Statistics start with `first_step`; by default they leave out the first of four steps or more.
+    Steps that a trace window disturbed are left out.
     """
     operations, matches, times, row_times = job.operations, job.matches, job.times, job.row_times
     alignment, arrivals, rows = job.alignment, job.arrivals, job.operations.rows
@@ -263,7 +263,7 @@ def analyze_communication(
 
 
 def choose_first_step(step: Int64s, asked: int | None) -> int:
-    """The first step of the statistics; -1 takes everything in."""
+    """The first step of the statistics; -1 includes everything."""
     if asked is not None:
         return asked
     steps = np.unique(step[step >= 0])
@@ -272,7 +272,7 @@ def choose_first_step(step: Int64s, asked: int | None) -> int:
 
 
 def _group_sizes(operations: Operations) -> Int64s:
-    """Members by group; the last entry is for groups that are not known."""
+    """Number of members by group; the last entry is for unknown groups."""
     return np.array([len(group.ranks) for group in operations.groups] + [0], dtype=np.int64)
 
 
@@ -296,7 +296,7 @@ def _measure_observed(times: AlignedTimes, is_included: Bools) -> int:
 
 
 def _mark_first(operations: Operations, matches: Matches) -> Bools:
-    """One row of every collective; sends, recvs and what was not matched stand for themselves."""
+    """Marks one row of every collective, and every send, recv and unmatched row."""
     is_first = np.ones(len(operations), dtype=np.bool_)
     is_first[matches.member[~matches.is_point_to_point[matches.of_member]]] = False
     is_first[matches.member[matches.first]] = True
@@ -312,7 +312,7 @@ def _find_slowest(
     *,
     limit: int = _NUM_SLOWEST,
 ) -> tuple[SlowOperation, ...]:
-    """The operations with the most waiting and transfer, all ranks together."""
+    """The operations with the most waiting and transfer over all ranks."""
     if not len(matches):
         return ()
     first, member = matches.first, matches.member

@@ -5,9 +5,9 @@ Times are summed over ranks. For every sum
     span = wait + transfer + unsplit
     span = exposed_wait + exposed_transfer + exposed_unsplit + overlapped
 
-`unsplit` are operations that could not be found on all ranks. `exposed_late` comes on top: a rank
-was held up before the operation began or after it was over. `overlapped` is what held nobody up:
-hidden behind computation, or behind another operation that was waited for at the same time.
+`unsplit` are operations that were not found on all ranks. `exposed_late` is extra: a rank was held
+up before the operation began or after it ended. `overlapped` held no rank up: it was hidden behind
+computation, or behind another operation that was waited for at the same time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,21 +29,20 @@ class CommunicationSum:
     """Operations and their time, over some ranks."""
 
     num_operations: int
-    """Operations: a collective counts once however many ranks took part, a send and its recv are
-    two."""
+    """A collective counts once however many ranks took part; a send and its recv are two."""
     num_rank_operations: int
     """Operations times the ranks that recorded them."""
     num_inexact_ends: int
-    """Of these, with an end that is only a bound: their transfer is shorter than it says."""
+    """Those whose end is only an upper bound: their transfer is overstated."""
     size_bytes: int
-    """Of the operations, each counted once."""
+    """Each operation is counted once."""
     span_ns: int
     """From arrival to end."""
     wait_ns: int
     """For ranks that arrived later."""
     transfer_ns: int
     queued_ns: int
-    """The part of transfer spent behind an earlier operation of the same group."""
+    """The part of the transfer behind an earlier operation of the same group."""
     unsplit_ns: int
     exposed_wait_ns: int
     exposed_transfer_ns: int
@@ -53,7 +52,6 @@ class CommunicationSum:
 
     @property
     def exposed_ns(self) -> int:
-        """All time in which ranks were held up."""
         within = self.exposed_wait_ns + self.exposed_transfer_ns + self.exposed_unsplit_ns
         return within + self.exposed_late_ns
 
@@ -87,7 +85,7 @@ class RankSum:
 class StepSums:
     """Communication by step.
 
-    What is exposed belongs to the step in which a rank was held up; everything else to the step in
+    Exposed time belongs to the step in which a rank was held up, everything else to the step in
     which the operation was called. Tables have a row per rank, as in `ranks`, and a column per
     step, as in `step`.
     """
@@ -110,14 +108,13 @@ class StepSums:
 
     @property
     def exposed_ns(self) -> Int64s:
-        """The four tables together."""
         within = self.exposed_wait_ns + self.exposed_transfer_ns + self.exposed_unsplit_ns
         return within + self.exposed_late_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowParts:
-    """The columns of `CommunicationSum` for every row, and `rank_size_bytes`, counted by rank."""
+    """The columns of `CommunicationSum` for every row, and `rank_size_bytes`, by rank."""
 
     columns: Mapping[str, Int64s]
     is_included: Bools
@@ -131,7 +128,7 @@ def collect_parts(
     is_first: Bools,
     is_included: Bools,
 ) -> RowParts:
-    """Everything that is summed. `is_first` marks one row of every operation."""
+    """`is_first` marks one row of every operation."""
     size = len(rows)
     wait = _sum_cells(exposed.row, exposed.wait_ns, size)
     transfer = _sum_cells(exposed.row, exposed.transfer_ns, size)
@@ -163,14 +160,13 @@ def collect_parts(
 
 
 def add_sums(sums: Sequence[CommunicationSum]) -> CommunicationSum:
-    """Several sums as one."""
     names = [field.name for field in fields(CommunicationSum)]
     return CommunicationSum(**{name: sum(getattr(one, name) for one in sums) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartTable:
-    """Every column summed by rank, axis and kind; the last rank is a bin for what is left out."""
+    """Every column summed by rank, axis and kind; the last rank holds what is left out."""
 
     axes: Sequence[str]
     ranks: Sequence[int]
@@ -206,7 +202,7 @@ def _pick(sums: Mapping[str, Int64s], index: tuple[int, ...]) -> CommunicationSu
 def tabulate_parts(
     parts: RowParts, rows: OperationRows, axis: Int64s, *, axes: Sequence[str], ranks: Sequence[int]
 ) -> PartTable:
-    """Sums everything once; `axis` gives each row's index in `axes`."""
+    """`axis` is each row's index in `axes`."""
     num_kinds = max(Kind) + 1
     shape = (len(ranks) + 1, len(axes), num_kinds)
     index = np.zeros(max(ranks, default=0) + 1, dtype=np.int64)
@@ -225,7 +221,6 @@ def tabulate_parts(
 
 
 def sum_by_axis(sums: Sequence[AxisKindSum]) -> tuple[AxisSum, ...]:
-    """The same without kinds."""
     axes = dict.fromkeys(one.axis for one in sums)
     found = [
         AxisSum(axis=axis, total=add_sums([one.total for one in sums if one.axis == axis]))
@@ -270,7 +265,7 @@ def sum_by_step(
 
 
 def _sum_cells(cell: Int64s, values: Int64s, num_cells: int) -> Int64s:
-    """Integer sums per cell, exact."""
+    """Exact integer sums per cell."""
     largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
     if largest * len(values) < _EXACT_BELOW:
         return np.bincount(cell, weights=values, minlength=num_cells).astype(np.int64)

@@ -1,16 +1,16 @@
-"""Which ranks others wait for: how often each came last, what that cost, and if it is chance.
+"""Which ranks others wait for: how often each came last, its cost, and whether it is chance.
 
-Counted are operations in which everyone waits for everyone and the last to arrive is known beyond
-the clocks' uncertainty. Operations of one step are not independent of each other, so chance is
-judged by step: in each step of a group one rank cost the others most, and if ranks were alike it
-would be any of n with probability 1/n. Where operations belong to no step, each is judged alone.
+Operations count in which every rank waits for every other and the last to arrive is known beyond
+the clocks' uncertainty. Operations of one step are not independent, so chance is judged by step: in
+each step of a group one rank cost the others most, and if ranks were alike it would be each of n
+with probability 1/n. An operation outside of steps is judged alone.
 
-The cost of a rank is the time in which everyone else was there and only it was missing. Where it is
-late for several operations at once, as for the buckets of one backward pass, that time counts once.
+The cost of a rank is the time in which only it was missing. If it is late for several operations at
+once, as for the buckets of one backward pass, that time counts once.
 
 Not a verdict: ranks of different pipeline stages do different work, and the one that is late in a
-group that spans stages may only have more to do. And not what the job would gain without it: others
-may have computed in the meantime, which takes a replay to tell.
+group that spans stages may only have more to do. Nor is the cost what the job would gain: others
+may have computed in the meantime, which only a replay shows.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class LastArriver:
     num_last: int
     """Operations at which it was the last to arrive."""
     num_operations: int
-    """Operations of its groups of which the last is known."""
+    """Operations of its groups whose last arrival is known."""
     expected_last: float
     """How often it would be the last if ranks were alike."""
     num_steps_worst: int
@@ -49,12 +49,12 @@ class LastArriver:
     is_beyond_chance: bool
     """The p-value, times the number of ranks, is below one per cent."""
     cost_ns: int
-    """From the second-to-last arrival to its own, over the operations at which it was last; time
-    that several of them share counts once."""
+    """From the second-to-last arrival to its own, over the operations at which it was last; shared
+    time counts once."""
     caused_wait_ns: int
-    """What all ranks together waited in these operations, each operation counted by itself."""
+    """The waits of all ranks in these operations; shared time counts for each."""
     phase: str | Unavailable
-    """The phase in which it was late, by cost."""
+    """The phase in which it cost most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +87,7 @@ def rank_last_arrivers(
     arrivals: Arrivals,
     is_included: Bools,
 ) -> tuple[LastArriver, ...]:
-    """One entry per axis and rank that was last at all, and one for all axes; costliest first.
+    """One entry per axis and rank that was ever last, and one for all axes; costliest first.
 
     `is_included` is by match.
     """
@@ -116,7 +116,7 @@ def rank_last_arrivers(
 
 
 def _cut_gaps(counts: _Counts) -> Int64s:
-    """The gaps, without the part that an earlier gap of the same rank covers."""
+    """The gaps without the parts that earlier gaps of the same rank cover."""
     order = np.lexsort((counts.last_ns - counts.gap_ns, counts.rank))
     start, end = (counts.last_ns - counts.gap_ns)[order], counts.last_ns[order]
     for _, part in slice_runs(counts.rank[order]):
@@ -202,12 +202,11 @@ class _Chances:
         self.num_trials = np.zeros(size, dtype=np.int64)
         self.expected = np.zeros(size)
         self.num_ranks = np.full(size, np.iinfo(np.int64).max)
-        """The smallest of its groups: with it, chance is rather over- than underestimated."""
+        """The smallest of its groups, so that chance is not underestimated."""
 
     def add(
         self, ranks: tuple[int, ...], *, num_operations: int, num_trials: int, num_ranks: int
     ) -> None:
-        """Takes in one group."""
         members = np.array(ranks, dtype=np.int64)
         self.num_operations[members] += num_operations
         self.num_trials[members] += num_trials
@@ -216,7 +215,6 @@ class _Chances:
 
     @property
     def num_tests(self) -> int:
-        """Ranks that could have been found."""
         return int(np.count_nonzero(self.num_operations))
 
 
@@ -226,7 +224,7 @@ def _count_worst(
     """Per rank, the trials in which it cost most; per group, how many trials there were."""
     if not len(counts.row):
         return np.zeros(size, dtype=np.int64), np.zeros(num_groups, dtype=np.int64)
-    # Outside of steps every operation is a trial of its own.
+    # Outside of steps every operation is a separate trial.
     step = np.where(counts.step >= 0, counts.step, -1 - np.arange(len(counts.step)))
     _, step = number_values(step.astype(np.int64))
     _, trial = number_values(counts.group * (int(step.max()) + 1) + step)
@@ -246,7 +244,7 @@ def _count_worst(
 
 
 def _find_phases(operations: Operations, counts: _Counts, gap_ns: Int64s) -> Int64s:
-    """For each rank the phase in which it cost most: a place in the list of phases."""
+    """For each rank the index of the phase in which it cost most."""
     num_phases = len(operations.phases)
     cell = counts.rank.astype(np.int64) * num_phases + operations.rows.phase[counts.row]
     size = operations.world_size * num_phases

@@ -1,16 +1,16 @@
-"""Operations that are handed to the network late, time and again, along one axis.
+"""Operations along one axis that are repeatedly handed to the network late.
 
-A link may be slow before an operation is called: a buffer is copied, a driver is asked, a sender is
+A link may be slow before an operation is called: a buffer is copied, a driver is slow, a sender is
 held back. That shows as work of the sender right before operations of the axis, and not elsewhere.
-It is looked for where pipeline actions were recorded, since they say what else there was to do:
+It can be found where pipeline actions were recorded, because they show what else there was to do:
 
-- inside actions, as what actions of a rank and stage that issue such operations take longer than
-  those of the same kind, in the same step, that do not;
+- inside actions, by how much longer actions that issue such operations take than others of the
+  same rank, stage, kind and step;
 - between actions, as the time from the end of an action to the call of a send.
 
 Wrong where an action that issues operations has more to compute, such as gradients that only the
-last microbatch makes. Half of an action more than usual is asked for, so that copying gradients
-into buckets does not count.
+last microbatch makes. The excess must be half of an action, so that copying gradients into buckets
+does not count.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ from meshscope.numerics.chance import MIN_STEPS
 from meshscope.store.read.arrays import Bools, Floats, Int32s, Int64s
 
 _MIN_ACTION_RATIO = 0.5
-"""Of an action, by which those that issue operations must be longer."""
+"""Least excess of actions that issue operations, as a share of an action."""
 _MIN_SEND_RATIO = 5.0
-"""By which sends of a rank must come later than those of others."""
+"""Least ratio of the delay of a rank's sends to that of others."""
 _MIN_SEND_NS = 500_000
-"""And at least this much later: less is scheduling."""
+"""Least excess delay: less is scheduling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,14 +40,14 @@ class LateHandover:
     axis: str
     ranks: tuple[int, ...]
     delay_ns: float
-    """Of one operation: what nine in ten exceed, the median over these ranks."""
+    """Of one operation: exceeded by nine in ten, the median over these ranks."""
     usual_ns: float
-    """What the same takes where nothing is late."""
+    """The same where nothing is late."""
     num_per_step: float
-    """Late operations, or actions with such, per rank and step."""
+    """Late operations, or actions with late operations, per rank and step."""
     num_steps: int
     new_work_ns: Int64s
-    """Durations of all pieces with the delay taken out."""
+    """Durations of all pieces without the delay."""
 
     @property
     def cost_ns(self) -> float:
@@ -57,8 +57,6 @@ class LateHandover:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Delay:
-    """What one rank loses."""
-
     rank: int
     axis: str
     delay_ns: float
@@ -68,11 +66,11 @@ class _Delay:
     piece: Int64s
     """The pieces to shorten, each once per delay."""
     action: Int64s
-    """Or the actions of which the longest piece of work is to be."""
+    """Or the actions whose longest piece of work is to be shortened."""
 
 
 def find_late_handovers(timeline: Timeline) -> list[LateHandover]:
-    """By axis, the costliest first. Nothing without recorded actions."""
+    """By axis, costliest first; none without recorded actions."""
     communication = timeline.communication
     if timeline.actions is None or communication is None:
         return []
@@ -85,7 +83,7 @@ def find_late_handovers(timeline: Timeline) -> list[LateHandover]:
 
 
 def _locate_calls(timeline: Timeline, communication: Job) -> Int64s:
-    """For each operation row the piece in which, or at whose end, it was called; -1: in none."""
+    """For each operation row the piece in which, or at whose end, it was called; -1 for none."""
     pieces, rows = timeline.pieces, communication.operations.rows
     called = communication.times.enqueue_ns
     found = np.full(len(rows), -1, dtype=np.int64)
@@ -119,7 +117,7 @@ def _find_in_actions(timeline: Timeline, communication: Job, piece: Int64s) -> l
 
 
 def _find_issuing(timeline: Timeline, communication: Job, piece: Int64s) -> dict[str, Bools]:
-    """By axis, which actions issue collectives of it."""
+    """By axis: which actions issue its collectives."""
     actions, rows = timeline.actions, communication.operations.rows
     assert actions is not None
     is_collective = (rows.kind != Kind.SEND) & (rows.kind != Kind.RECV) & (rows.group >= 0)
@@ -138,7 +136,7 @@ def _find_issuing(timeline: Timeline, communication: Job, piece: Int64s) -> dict
 def _compare_actions(
     timeline: Timeline, axis: str, issuing: Int64s, others: Int64s, work_ns: Floats
 ) -> _Delay | None:
-    """Of one rank, stage and kind: actions that issue operations against those that do not."""
+    """Compares actions of one rank, stage and kind that issue operations with the others."""
     actions, num_steps = timeline.actions, len(timeline.steps)
     assert actions is not None
     usual = _step_minima(actions.step[others], work_ns[others], num_steps)
@@ -171,7 +169,7 @@ def _step_minima(step: Int32s, values: Floats, num_steps: int) -> Floats:
 
 
 def _longest_pieces(timeline: Timeline) -> Int64s:
-    """For each action its longest piece of work; -1 without any."""
+    """For each action its longest piece of work; -1 for none."""
     pieces, actions = timeline.pieces, timeline.actions
     assert actions is not None
     row = np.flatnonzero((pieces.action >= 0) & (pieces.kind == PieceKind.WORK))
@@ -183,7 +181,7 @@ def _longest_pieces(timeline: Timeline) -> Int64s:
 
 
 def _find_late_sends(timeline: Timeline, communication: Job, piece: Int64s) -> list[_Delay]:
-    """Senders and receivers between which sends come long after what is sent was made."""
+    """Pairs of ranks whose sends come long after their output was made."""
     rows = communication.operations.rows
     row, at, delay = _measure_send_delays(timeline, communication, piece)
     route = rows.rank[row].astype(np.int64) * communication.operations.world_size + rows.peer[row]
@@ -217,7 +215,7 @@ def _find_late_sends(timeline: Timeline, communication: Job, piece: Int64s) -> l
 def _measure_send_delays(
     timeline: Timeline, communication: Job, piece: Int64s
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """Sends between actions: row, piece, and how long before the call nothing else was done."""
+    """Sends between actions: row, piece, and idle time before the call."""
     pieces, rows = timeline.pieces, communication.operations.rows
     row = np.flatnonzero((piece >= 0) & (rows.kind == Kind.SEND) & (rows.peer >= 0))
     at = piece[row]
@@ -225,7 +223,7 @@ def _measure_send_delays(
     row, at = row[is_between], at[is_between]
     called = communication.times.enqueue_ns[row]
     start = pieces.start_ns[at].copy()
-    # Two sends of one gap: the second one counts from the first.
+    # The second send of a gap counts from the first.
     second = np.flatnonzero(at[1:] == at[:-1]) + 1
     start[second] = called[second - 1]
     return row, at, called - start

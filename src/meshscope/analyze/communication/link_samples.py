@@ -1,10 +1,10 @@
-"""How long operations took over each link: the material of which slow links are found.
+"""How long operations took over each link: the input of the search for slow links.
 
 A link is a process group, for collectives, or two ranks, for messages. The time of an operation is
 that of the transfer alone (`RowTimes.pure_transfer_ns`), the shortest among its members whose end
-is exact: nobody can have it before it is over. Of a message that is the receiver's. Waiting that
-is mistaken for transfer makes times longer, never shorter, hence the low percentile: the floor of a
-link is the time that nine in ten operations exceed.
+is exact: no rank ends before the operation does. For a message it is the receiver's. Waiting
+mistaken for transfer only makes times longer, hence the low percentile: the floor of a link is the
+time that nine in ten operations exceed.
 
 Links are compared within a class: same axis, kind, size within a factor of four, number of ranks,
 and whether they cross hosts (ranks with different clocks).
@@ -24,14 +24,12 @@ from meshscope.store.read.arrays import Int64s
 
 FLOOR_QUANTILE = 0.1
 _MIN_OPERATIONS = 10
-"""Of a link in a class, below which nothing is said about it."""
+"""Least operations of a link in a class."""
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What operations went over."""
-
     axis: str
     ranks: tuple[int, ...]
     """A group's members, or the two ends of messages."""
@@ -40,7 +38,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkClass:
-    """Operations that ought to take equally long over every link."""
+    """Operations that should take equally long over every link."""
 
     axis: str
     kind: Kind
@@ -117,7 +115,7 @@ def collect_link_times(timeline: Timeline) -> list[LinkTimes]:
 
 
 def _measure_matches(timeline: Timeline, communication: Job) -> tuple[Int64s, Int64s, Int64s]:
-    """Operations of kept steps whose transfer is known: place, step and time."""
+    """Operations of kept steps with known transfer: index, step and time."""
     matches, rows = communication.matches, communication.operations.rows
     member, row_times = matches.member, communication.row_times
     is_known = rows.has_exact_end[member] & row_times.is_split[member]
@@ -130,7 +128,7 @@ def _measure_matches(timeline: Timeline, communication: Job) -> tuple[Int64s, In
 
 
 def _name_links(timeline: Timeline, communication: Job, match: Int64s) -> tuple[list[Link], Int64s]:
-    """The links, and the index of each operation's."""
+    """The links, and the link index of each operation."""
     operations, matches = communication.operations, communication.matches
     rows = operations.rows
     row = matches.member[matches.first[match]]
@@ -155,7 +153,7 @@ def _name_links(timeline: Timeline, communication: Job, match: Int64s) -> tuple[
 
 
 def _pair_axis(ranks: tuple[int, ...], layout: Layout | Unavailable, group_axis: str) -> str:
-    """The one axis along which two ranks differ; else what their group is called."""
+    """The one axis along which two ranks differ; else the name of their group."""
     if isinstance(layout, Unavailable) or max(ranks) >= layout.world_size:
         return group_axis
     one, two = (layout.coordinates(rank) for rank in ranks)

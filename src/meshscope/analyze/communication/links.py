@@ -1,18 +1,18 @@
 """Links over which operations take longer than over others like them.
 
-Within a class (`link_samples`) a link is slow when its floor is `MIN_RATIO` times the usual one,
-the lower quartile of the links' floors, and its operations are slower than those of the others in
-more steps than chance allows. So a slow half of the links is found as well as a single one.
+Within a class (`link_samples`) a link is slow if its floor is `MIN_RATIO` times the usual one, the
+lower quartile of the links' floors, and its operations are slower than the others' in more steps
+than chance allows. This finds a slow half of the links as well as a single one.
 
-An axis of which all links are slow cannot be told that way. It is judged by the other axes of the
-same job, links inside hosts and across them apart: what they show possible, scaled by the number of
-hops and by bytes beyond `_LATENCY_BYTES`, must be exceeded `_AXIS_RATIO` times. And by what any
-network does: an operation of up to `_LATENCY_BYTES` takes about `_HOP_NS` per hop, and one that
-always takes `_LATENCY_RATIO` times that is slow. Both are coarse on purpose: algorithms differ. Of
-large operations without another axis nothing is said.
+It cannot find an axis whose links are all slow. Such an axis is compared with the other axes of the
+job, separately inside and across hosts: it must exceed what they show possible, scaled by the
+number of hops and by bytes beyond `_LATENCY_BYTES`, `_AXIS_RATIO` times. It is also compared with
+any network: an operation of up to `_LATENCY_BYTES` takes about `_HOP_NS` per hop, and one that
+always takes `_LATENCY_RATIO` times that is slow. Both are coarse because algorithms differ. Large
+operations without another axis are not judged.
 
 Wrong where links of a class are meant to differ: other cables, other switches. Wrong for a link
-that is slow only for a small part of the steps: floors do not see it.
+that is slow in a small part of the steps: floors do not show it.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from meshscope.store.read.arrays import Floats, Int64s
 MIN_RATIO = 1.5
 _AXIS_RATIO = 5.0
 _LATENCY_BYTES = 1 << 16
-"""Up to here a message takes as long as an empty one, for the coarse comparison of axes."""
+"""A message up to this size is taken to be as fast as an empty one."""
 _HOP_NS = 100_000
 """A small message over TCP, inside a host or to one nearby; shared memory and RDMA take less."""
 _LATENCY_RATIO = 10.0
@@ -49,28 +49,28 @@ class SlowPart:
     usual_ns: float
     """The floor elsewhere."""
     usual_median_ns: float
-    """What half of them exceed elsewhere: as long as these would take, were the link like others.
-    Of a whole axis, the floor: its own median is not known."""
+    """The median elsewhere: what these would take if the link were like others. The floor for a
+    whole axis, whose own median is not known."""
     num_slow_steps: int
     num_steps: int
     p_value: float
-    """Corrected for the links looked at; 0 where a whole axis is judged by others."""
+    """Corrected for the links tested; 0 if a whole axis is judged by others."""
 
     @property
     def excess_ns(self) -> float:
-        """Of one operation: floor less the usual."""
+        """Of one operation: floor minus the usual one."""
         return self.times.floor_ns - self.usual_ns
 
     @property
     def cost_ns(self) -> float:
-        """Of all operations in a step, had none of them been overlapped."""
+        """Of all operations in a step, if none was overlapped."""
         num_steps = max(len(np.unique(self.times.step)), 1)
         return self.excess_ns * len(self.times.match) / num_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlowLink:
-    """A slow link, or an axis of which all links are."""
+    """A slow link, or an axis whose links are all slow."""
 
     axis: str
     links: tuple[Link, ...]
@@ -80,7 +80,6 @@ class SlowLink:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those at its ends."""
         return tuple(sorted({rank for link in self.links for rank in link.ranks}))
 
     @property
@@ -110,7 +109,6 @@ def find_slow_links(timeline: Timeline) -> list[SlowLink]:
 
 
 def _compare(links: Sequence[LinkTimes], num_tests: int) -> list[SlowPart]:
-    """The slow ones of one class."""
     if len(links) < 2:
         return []
     floors = np.array([one.floor_ns for one in links])
@@ -137,7 +135,7 @@ def _compare(links: Sequence[LinkTimes], num_tests: int) -> list[SlowPart]:
 
 
 def _usual_median(others: Sequence[LinkTimes], usual_floor_ns: float) -> float:
-    """Of the other links whose floor is usual, the middle one's median."""
+    """The middle median of the other links with a usual floor."""
     medians = [one.median_ns for one in others if one.floor_ns < MIN_RATIO * usual_floor_ns]
     return float(np.median(medians)) if medians else usual_floor_ns
 
@@ -164,7 +162,7 @@ def _step_medians(times: LinkTimes, num_steps: int) -> Floats:
 
 
 def _join_links(parts: Sequence[SlowPart]) -> list[SlowLink]:
-    """What was found of one link in several classes as one."""
+    """Joins the parts of each link over its classes."""
     by_link: dict[Link, list[SlowPart]] = {}
     for part in parts:
         by_link.setdefault(part.times.link, []).append(part)
@@ -180,7 +178,7 @@ def _join_links(parts: Sequence[SlowPart]) -> list[SlowLink]:
 
 
 def _judge_axis(axis: str, found: Sequence[LinkTimes]) -> SlowLink | None:
-    """The whole axis, where all of its links are far slower than other axes show possible."""
+    """The whole axis, if all of its links are far slower than other axes show possible."""
     own = [one for one in found if one.link.axis == axis]
     parts = []
     for one in own:
@@ -211,7 +209,7 @@ def _judge_axis(axis: str, found: Sequence[LinkTimes]) -> SlowLink | None:
 
 
 def _find_usual(one: LinkTimes, others: Sequence[LinkTimes]) -> float | None:
-    """What operations like these take, where these take far longer; None where they do not."""
+    """What operations like these usually take; None if these do not take far longer."""
     floor = one.floor_ns
     found = [bound for other in others if (bound := _scale(other, one)) is not None]
     found = [bound for bound in found if floor >= _AXIS_RATIO * bound]
@@ -222,7 +220,7 @@ def _find_usual(one: LinkTimes, others: Sequence[LinkTimes]) -> float | None:
 
 
 def _scale(other: LinkTimes, one: LinkTimes) -> float | None:
-    """At most how long `one` may take where `other` takes what it does; None: not comparable."""
+    """The most `one` may take given the time of `other`; None if not comparable."""
     kinds = (other.link_class.kind, one.link_class.kind)
     is_mixed = (kinds[0] is Kind.RECV) != (kinds[1] is Kind.RECV)
     if is_mixed and max(other.size_bytes, one.size_bytes) > _LATENCY_BYTES:
@@ -245,9 +243,9 @@ def _count_hops(link_class: LinkClass) -> int:
 
 
 def shorten_transfers(timeline: Timeline, slow: SlowLink) -> Int64s:
-    """Transfers of all rows, with those over the slow link as long as they usually are.
+    """Transfers of all rows, with those over the slow link shortened to the usual time.
 
-    What a row waited in the queue behind others of its link shrinks likewise.
+    The time in the queue behind others of the link shrinks in proportion.
     """
     communication = timeline.communication
     assert communication is not None

@@ -1,6 +1,6 @@
-"""Traces of several ranks together: whose clock is where, who came late, what exposed time was.
+"""Traces of several ranks together: clock offsets, late ranks, exposed time.
 
-All of it is what `analyze.job` and `analyze.communication` say of the run that the traces make:
+It is what `analyze.job` and `analyze.communication` find in the run that the traces make:
 operations matched by group and number, clocks aligned by their ends, waits apart from transfers.
 """
 
@@ -26,12 +26,12 @@ class RankClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateRank:
-    """A rank others waited for."""
+    """A rank that others waited for."""
 
     rank: int
     num_last: int
     caused_wait_ns: int
-    """What the others waited, all together."""
+    """The waits of all others together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,6 @@ class RankExposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankComparison:
-    """Several ranks' traces."""
-
     ranks: tuple[int, ...]
     clocks: tuple[RankClock, ...] | Unavailable
     unaligned: tuple[int, ...]
@@ -70,7 +68,6 @@ class RankComparison:
 
 
 def compare_ranks(found: Communication | Unavailable) -> RankComparison | Unavailable:
-    """What the ranks of a run made of traces did together."""
     if isinstance(found, Unavailable):
         return found
     if len(found.ranks) < 2:

@@ -1,10 +1,10 @@
-"""Two attempts side by side: what is different about them, and what is different in them.
+"""Two attempts side by side: differences in setup and in results.
 
 Times are compared over the steps after warm-up, each run with its own number of steps: the job's
 period (start to start, gaps included; the median over ranks of each step) and the step's own time.
-Tokens per second and peaks of memory are one number on each side and have no interval. A verdict is
-made of the period alone: B is slower when the lower end of the shift's interval lies above the
-limit, and nothing is said when the limit lies within it.
+Tokens per second and memory peaks are one number on each side and have no interval. The verdict
+uses only the period: B is slower if the lower end of the shift's interval lies above the limit; if
+the limit lies within the interval, the comparison is inconclusive.
 """
 
 import math
@@ -38,7 +38,7 @@ _PERIOD = "step period"
 
 
 class Verdict(StrEnum):
-    """Whether B is slower than A by more than what is allowed."""
+    """Whether B is slower than A by more than the limit."""
 
     SLOWER = "slower"
     """The whole interval lies beyond the limit."""
@@ -58,7 +58,7 @@ class Metric:
     a: float | Unavailable
     b: float | Unavailable
     shift: Shift | Unavailable
-    """Of the series behind it, in `unit`."""
+    """Shift of the series behind it, in `unit`."""
     is_lower_better: bool
 
     @property
@@ -83,8 +83,6 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Side:
-    """What is read of one attempt."""
-
     period_ns: Floats
     """Per step after warm-up."""
     duration_ns: Floats
@@ -93,14 +91,12 @@ class Side:
     steps_per_s: float | Unavailable
     tokens_per_s: float | Unavailable
     peak_rss_bytes: float | Unavailable
-    """Of the rank that has most."""
+    """Of the rank with most."""
     peak_device_bytes: float | Unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two attempts compared."""
-
     metrics: tuple[Metric, ...]
     """The period first."""
     provenance: tuple[Difference, ...] | Unavailable
@@ -112,12 +108,11 @@ class Comparison:
 
     @property
     def period(self) -> Metric:
-        """The metric a verdict is made of."""
+        """The metric of the verdict."""
         return self.metrics[0]
 
 
 def compare_studies(a: Study, b: Study, *, tolerance: Tolerance | None = None) -> Comparison:
-    """Everything about A and B that can be compared."""
     one, other = (read_side(study.attempt, study.warmup_steps) for study in (a, b))
     return Comparison(
         metrics=(
@@ -141,7 +136,7 @@ def compare_studies(a: Study, b: Study, *, tolerance: Tolerance | None = None) -
 
 
 def judge(metric: Metric, limit_ratio: float) -> Verdict:
-    """Whether `metric`, of which less is better, rose by more than `limit_ratio`."""
+    """Whether `metric` (less is better) rose by more than `limit_ratio`."""
     interval = metric.interval_ratio
     if isinstance(interval, Unavailable):
         return Verdict.INCONCLUSIVE
@@ -151,7 +146,6 @@ def judge(metric: Metric, limit_ratio: float) -> Verdict:
 
 
 def read_side(attempt: Attempt, warmup_steps: int | None) -> Side:
-    """The series and numbers of one attempt, rank after rank."""
     durations, intervals = JobSteps(), JobSteps()
     tokens: dict[int, RankTokens] = {}
     longest, peaks = (0, 0), {"rss_bytes": -1, "peak_allocated_bytes": -1}
@@ -221,14 +215,14 @@ def _compare_numbers(
 
 
 def _compare_budgets(a: Study, b: Study) -> BudgetChange | Unavailable:
-    # Only here: most of the analyses stand behind a budget.
+    # Imported here: a budget needs most of the analyses.
     from meshscope.analyze.budget.budget import Budget, measure_budget
     from meshscope.analyze.budget.model_flops import read_flops
 
     flops = [read_flops(study.attempt) for study in (a, b)]
     missing = next((found for found in flops if isinstance(found, Unavailable)), None)
     if missing is not None:
-        # Compute is one line in both, or split in both: else two halves would face one whole.
+        # Compute must be one line in both, or split in both.
         flops = [missing, missing]
 
     @or_unavailable

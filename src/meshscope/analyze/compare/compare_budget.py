@@ -1,10 +1,10 @@
 """Which line of the budget a difference in step time comes from.
 
-Of each run the mean time per step and rank of every line; the difference of two means is what the
-line brings, and the lines' differences, residual included, sum to the difference of the mean
-periods. Intervals come from a moving-block bootstrap over steps, each line for itself, so they do
-not sum. Means, not medians: only means add up. So one very long step moves a line that the
-Hodges–Lehmann shift of the step time does not see, and the two may differ.
+A line's change is the difference of its mean time per step and rank in the two runs; the changes,
+residual included, sum to the difference of the mean periods. Intervals come from a moving-block
+bootstrap over steps, separately for each line, so they do not sum. Only means add up, not medians:
+one very long step moves a line but not the Hodges–Lehmann shift of the step time, so the two may
+differ.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,6 @@ class BudgetChange:
 
 
 def compare_budgets(a: Budget | Unavailable, b: Budget | Unavailable) -> BudgetChange | Unavailable:
-    """Line by line."""
     if isinstance(a, Unavailable):
         return Unavailable(f"A: {a.reason}")
     if isinstance(b, Unavailable):
@@ -97,7 +96,7 @@ def _measure(name: str, a: Floats, b: Floats) -> LineChange:
 
 
 def _standard_error(values: Floats) -> tuple[float, int]:
-    """Of the mean, and how many blocks it rests on."""
+    """Of the mean, and the number of blocks behind it."""
     count = len(values)
     if float(np.ptp(values)) == 0:
         return 0.0, count

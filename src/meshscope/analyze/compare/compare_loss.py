@@ -1,8 +1,8 @@
-"""The first step in which two runs have another loss.
+"""The first step in which the losses of two runs differ.
 
-Values are matched by rank, step and place within the step (microbatches in order), on the ranks
-both runs logged a loss on. Two values agree when |a − b| ≤ absolute + relative · max(|a|, |b|); NaN
-agrees with NaN, an infinity with itself. Exact comparison takes the bits: then −0.0 is not 0.0.
+Values are matched by rank, step and index within the step (microbatches in order), on the ranks
+that logged a loss in both runs. Two values agree if |a − b| ≤ absolute + relative · max(|a|, |b|);
+NaN agrees with NaN, an infinity with itself. Exact comparison uses the bits: −0.0 is not 0.0.
 
 Wrong where the runs number their steps differently, or log another loss under the same name: both
 show as a divergence at the first step.
@@ -39,7 +39,7 @@ class Divergence:
 
     step: int
     rank: int
-    """The lowest that has one in that step."""
+    """The lowest with one in that step."""
     a: float
     b: float
 
@@ -60,14 +60,13 @@ class LossComparison:
     num_beyond: int
     """Values that do not agree."""
     largest_difference: float
-    """Of finite values; NaN where there is none."""
+    """Of finite values; NaN without any."""
     last_a: float
     """The last value on the lowest rank."""
     last_b: float
 
 
 def compare_loss(a: Attempt, b: Attempt, tolerance: Tolerance) -> LossComparison | Unavailable:
-    """Over all ranks that have a loss in both."""
     series_a, series_b = _read(a), _read(b)
     for side, series in (("A", series_a), ("B", series_b)):
         if not series:
@@ -95,7 +94,7 @@ def _read(attempt: Attempt) -> dict[int, dict[str, ScalarSeries]]:
 
 
 def _match(a: ScalarSeries, b: ScalarSeries) -> tuple[Int64s, Floats, Floats]:
-    """Steps both have, and the values of each."""
+    """Common steps, and the values of each."""
     if np.array_equal(a.step, b.step):
         return a.step, a.value, b.value
     _, at_a, at_b = np.intersect1d(
@@ -105,21 +104,19 @@ def _match(a: ScalarSeries, b: ScalarSeries) -> tuple[Int64s, Floats, Floats]:
 
 
 def _number(step: Int64s) -> npt.NDArray[np.void]:
-    """Step and place within the step, as one key each."""
+    """Keys of step and index within the step."""
     order = np.argsort(step, kind="stable")
     ordered = step[order]
     _, first, counts = np.unique(ordered, return_index=True, return_counts=True)
     index = np.empty(len(step), dtype=np.int64)
     index[order] = np.arange(len(step)) - np.repeat(first, counts)
-    keys = np.empty(len(step), dtype=[("step", np.int64), ("place", np.int64)])
-    keys["step"], keys["place"] = step, index
+    keys = np.empty(len(step), dtype=[("step", np.int64), ("index", np.int64)])
+    keys["step"], keys["index"] = step, index
     return keys
 
 
 @dataclass(slots=True, kw_only=True)
 class _Differences:
-    """Adds up rank after rank."""
-
     name: str
     tolerance: Tolerance
     num_values: int = 0
@@ -154,7 +151,6 @@ class _Differences:
         self.last = self.last or (float(a[-1]), float(b[-1]))
 
     def finish(self) -> LossComparison | Unavailable:
-        """What was found."""
         if self.last is None:
             return Unavailable("the runs share no step with a loss")
         return LossComparison(
@@ -173,7 +169,6 @@ class _Differences:
 
 
 def agree(a: Floats, b: Floats, tolerance: Tolerance) -> npt.NDArray[np.bool_]:
-    """For each pair whether the tolerance covers its difference."""
     if tolerance.is_exact:
         return np.asarray(a.view(np.int64) == b.view(np.int64), dtype=np.bool_)
     with np.errstate(invalid="ignore", over="ignore"):

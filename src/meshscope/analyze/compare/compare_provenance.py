@@ -1,8 +1,8 @@
-"""What is different about two runs before they began: code, packages, settings, layout, machines.
+"""Differences of two runs before they began: code, packages, settings, layout, machines.
 
-Facts are what the recordings say (rank 0's header and updates, hosts of all ranks), flattened to
+Facts come from the recordings (rank 0's header and updates, hosts of all ranks), flattened to
 dotted names. What differs between any two launches (process ids, times, launch ids, ports) is left
-out. A fact only one side has is a difference, too, with the other side empty.
+out. A fact that only one side has is a difference with the other side empty.
 """
 
 import json
@@ -35,7 +35,7 @@ _WANTED_UPDATES = ("config", "host_memory", "stage_layers")
 
 
 class Subject(StrEnum):
-    """What a fact is about, in the order in which differences are shown."""
+    """What a fact is about, in the order of display."""
 
     CODE = "code"
     ARGUMENTS = "arguments"
@@ -54,12 +54,12 @@ class Difference:
     subject: Subject
     name: str
     a: str | None
-    """None: this side does not have it."""
+    """None if this side does not have it."""
     b: str | None
 
 
 def diff_provenance(a: Attempt, b: Attempt) -> tuple[Difference, ...] | Unavailable:
-    """Every difference, by subject and name; Unavailable where a side recorded no facts."""
+    """Every difference, by subject and name; Unavailable if a side recorded no facts."""
     facts_a, facts_b = _collect_facts(a), _collect_facts(b)
     for side, facts in (("A", facts_a), ("B", facts_b)):
         if not any(name.startswith("provenance.") for name in facts):
@@ -79,7 +79,7 @@ def diff_provenance(a: Attempt, b: Attempt) -> tuple[Difference, ...] | Unavaila
 
 
 def _collect_facts(attempt: Attempt) -> dict[str, str]:
-    """Dotted name to text, of the lowest rank, and the hosts of all."""
+    """Dotted name to text: the lowest rank's facts, and all hosts."""
     recording = attempt.ranks[min(attempt.ranks)]
     facts: dict[str, str] = {}
     for name in _WANTED_HEADER:

@@ -1,14 +1,14 @@
-"""Memory of every rank over the run: what grows, when it will not fit any more, who needs most.
+"""Memory of every rank over the run: growth, when it runs out, which rank needs most.
 
 Host memory is the resident set of the rank's process, device memory what its allocator holds
-(allocated) and has taken from the device (reserved). Growth is judged on samples at step ends,
-where a step's own activations are gone: see `growth`. A forecast divides what is left by the growth
-per step. For a host it is of all its recorded ranks together, against the machine's memory or the
-limit of their control group; for a device, of what is allocated, because cached memory is given
-back when it is needed.
+(allocated) and has taken from the device (reserved). Growth is judged on samples at step ends, when
+a step's own activations are gone: see `growth`. A forecast divides the free memory by the growth
+per step. For a host it covers all its recorded ranks, against the machine's memory or the limit of
+their control group; for a device it covers allocated memory, because cached memory is released on
+demand.
 
 Wrong where other programs need the host's memory, where processes share pages (each counts them),
-and where the sampling missed the peak: between two step ends only the allocator's own peak is seen.
+and where sampling missed the peak: between two step ends only the allocator's own peak is seen.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.read.run import Attempt, RankRecording
 
 _MIN_RISE_BYTES = 16 << 20
-"""Over the samples looked at: less is no leak, however steady: allocators creep."""
+"""Less over all samples is no leak, however steady: allocators creep."""
 _NO_SAMPLE = "memory was not sampled"
 _NO_DEVICE = "no accelerator was in use"
 _NO_LIMIT = "the recording does not say how much memory there is"
@@ -47,27 +47,27 @@ class AllocatorState:
     allocated_bytes: int
     reserved_bytes: int
     inactive_split_bytes: int | Unavailable
-    """In holes of segments in use."""
+    """In free blocks of segments in use."""
     unused_at_peak_bytes: int
-    """Highest reserved less highest allocated since the peaks were reset: at the moment of the
-    highest reservation at least this much was not in use."""
+    """Highest reserved minus highest allocated since the peaks were reset: at least this much was
+    unused at the highest reservation."""
     peak_reserved_bytes: int
     num_retries: int | Unavailable
     """Allocations that succeeded only after the cache was emptied."""
     num_failures: int | Unavailable
     """Allocations that failed."""
     first_retry_step: int | Unavailable
-    """The first sampled step at whose end there had been one since recording began."""
+    """The first sampled step after a retry since recording began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """One rank's memory in one place."""
+    """One rank's memory on its host or its device."""
 
     rank: int
     place: Place
     host: str
-    """Name of the rank's host; empty when it is not known."""
+    """Name of the rank's host; empty if unknown."""
     peak_bytes: int
     """Highest sampled resident set, or the allocator's own highest allocation."""
     peak_step: int
@@ -82,7 +82,7 @@ class RankMemory:
 
     @property
     def is_leaking(self) -> bool:
-        """Whether it grows all the time, and by an amount worth a word."""
+        """Whether it grows steadily and by a relevant amount."""
         growth = self.growth
         if isinstance(growth, Unavailable) or growth.kind is not GrowthKind.STEADY:
             return False
@@ -91,13 +91,13 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """When memory runs out if it goes on like this."""
+    """When memory runs out if growth continues."""
 
     ranks: tuple[int, ...]
-    """Those that grow."""
+    """Growing ranks."""
     limit_bytes: int
     used_bytes: int
-    """By all recorded ranks that share the limit."""
+    """By all recorded ranks under the limit."""
     bytes_per_step: float
     num_steps: float
     """From the last sample on."""
@@ -122,15 +122,13 @@ class JobMemory:
 
     ranks: tuple[RankMemory, ...]
     skews: tuple[PeerSkew, ...]
-    """Of every peer group the rank that needs most, largest excess first."""
+    """The rank of every peer group that needs most, largest excess first."""
 
     def leaking(self, place: Place) -> tuple[RankMemory, ...]:
-        """Ranks that grow all the time there."""
         return tuple(rank for rank in self.ranks if rank.place is place and rank.is_leaking)
 
 
 def analyze_memory(attempt: Attempt) -> JobMemory | Unavailable:
-    """Reads and judges the memory samples of every rank."""
     num_tests = 2 * len(attempt.ranks)
     found: list[RankMemory] = []
     for recording in attempt:
@@ -197,7 +195,7 @@ def _known(samples: Columns, name: str) -> tuple[Int64s, Int64s]:
 
 
 def _measure_growth(step: Int64s, value: Int64s, num_tests: int) -> Growth | Unavailable:
-    # Of several samples in a step the lowest: what is left when everything temporary is gone.
+    # The lowest sample of a step: what is left without temporary memory.
     numbers, first = np.unique(step, return_index=True)
     lowest: Floats = np.minimum.reduceat(value[np.argsort(step, kind="stable")], first).astype(
         np.float64
@@ -266,13 +264,13 @@ def _device_limit(recording: RankRecording, rows: Columns) -> int | Unavailable:
 def forecast_host(
     memory: JobMemory, host: str, step_ns: float | Unavailable
 ) -> Forecast | Unavailable:
-    """When the host's memory is used up by its ranks that grow all the time."""
+    """When the host's growing ranks use up its memory."""
     here = [rank for rank in memory.ranks if rank.place is Place.HOST and rank.host == host]
     return _forecast(here, step_ns)
 
 
 def forecast_device(rank: RankMemory, step_ns: float | Unavailable) -> Forecast | Unavailable:
-    """When the device's memory is used up; counted from the allocator's highest allocation."""
+    """When the device's memory is used up, from the allocator's highest allocation."""
     return _forecast([rank], step_ns)
 
 
@@ -299,7 +297,7 @@ def _forecast(ranks: list[RankMemory], step_ns: float | Unavailable) -> Forecast
 
 def _find_skews(attempt: Attempt, ranks: list[RankMemory]) -> tuple[PeerSkew, ...]:
     if isinstance(attempt.layout, Unavailable) and attempt.world_size > 1:
-        return ()  # without a layout nobody knows who does the same work
+        return ()  # without a layout peers are unknown
     peers = group_peers(attempt.layout, attempt.ranks)
     groups: dict[tuple[Place, int], list[RankMemory]] = {}
     for rank in ranks:

@@ -1,10 +1,10 @@
 """What ranks' memory was used for, from the points of `Recorder.profile_memory`.
 
-At every point: bytes by category, what the allocator had in use, and the residual between the two,
+Every point has bytes by category, the allocator's bytes in use, and the residual between the two,
 also as a ratio of the largest amount in use at any point of that rank. Categories are sums over
-storages, each counted once. The peak is the point with most in use; it was sampled after each
-operator, so the allocator's own peak may be higher by what an operator needs inside of itself, and
-is given beside it (unless a still higher one from before hides it).
+storages, each counted once. The peak is the point with most in use. Points are sampled after each
+operator, so the allocator's own peak may be higher by what an operator needs internally; it is
+reported too (unless an earlier, higher one hides it).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,42 +22,40 @@ _NAMED_AFTER_PARAMETERS = {
     "master_parameters": 1,
     "optimizer_state": 2,
 }
-"""Categories whose paths end with the parameter's name (and that of its state): how many parts
-are not the module's."""
+"""Number of trailing path parts that are not the module's, for categories whose paths end with the
+parameter's name (and that of its state)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointSummary:
-    """One point."""
-
     name: str
     step: int
     microbatch: int
     seconds: float
     during: str
-    """Of a peak: what ran then; else empty."""
+    """What ran at a peak; else empty."""
     categories_bytes: Mapping[str, int]
     elsewhere_bytes: Mapping[str, int]
     attributed_bytes: int
     allocated_bytes: int | Unavailable
     residual_bytes: int | Unavailable
-    """Allocated less attributed; negative where storages are not the allocator's."""
+    """Allocated minus attributed; negative if storages are not the allocator's."""
     residual_ratio: float | Unavailable
-    """Of the most that was allocated at any point of this rank."""
+    """Relative to the most allocated at any point of this rank."""
     reserved_bytes: int | Unavailable
     peak_allocated_bytes: int | Unavailable
     sampled_peak_bytes: int | Unavailable
     inactive_split_bytes: int | Unavailable
-    """Free pieces of blocks that were split; only what fits can use them."""
+    """Free parts of split blocks; only requests that fit can use them."""
     num_retries: int | Unavailable
-    """Times the allocator had to give its cache back to go on, since the process began."""
+    """Times the allocator released its cache to continue, since the process began."""
     num_ooms: int | Unavailable
     rss_bytes: int | Unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleMemory:
-    """What one module itself holds at the peak, its children apart."""
+    """What one module holds at the peak, without its children."""
 
     path: str
     total_bytes: int
@@ -68,25 +66,23 @@ _ESTIMATED_TOGETHER = {
     "parameters": ("gathered_parameters",),
     "activations": ("outputs", "activation_gradients", "temporaries"),
 }
-"""What an estimate of a category covers as well, unless it is estimated by itself."""
+"""Other categories that an estimate covers, unless they have their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateLine:
-    """A category at its fullest beside its estimate."""
+    """A category's maximum and its estimate."""
 
     category: str
     covers: tuple[str, ...]
-    """The categories that were added up."""
+    """The categories that were summed."""
     estimated_bytes: int
     found_bytes: int
-    """The most at any one point."""
+    """The most at any point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """One rank."""
-
     rank: int
     place: str | Unavailable
     stage: int | Unavailable
@@ -110,7 +106,7 @@ class StageMemory:
     largest_bytes: int
     smallest_bytes: int
     largest_by_category_bytes: Mapping[str, int]
-    """Of each category, the most that any of these ranks held at its own peak."""
+    """By category: the most that any of these ranks held at its own peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +147,7 @@ def _summarize_rank(recording: MemoryRecording) -> RankMemory:
 
 
 def in_use(point: MemoryPoint) -> int:
-    """Allocated bytes; attributed ones where the allocator is not read."""
+    """Allocated bytes; attributed ones if the allocator is not read."""
     allocated = point.allocated_bytes
     return point.attributed_bytes if isinstance(allocated, Unavailable) else allocated
 
@@ -208,7 +204,7 @@ def _sum_modules(modules_bytes: Mapping[str, Mapping[str, int]]) -> tuple[Module
 
 
 def _compare_estimate(recording: MemoryRecording) -> tuple[EstimateLine, ...]:
-    """An estimate is of a category at its fullest, which is not at the same moment for all."""
+    """An estimate is of a category's maximum; categories have theirs at different moments."""
     if not recording.points:
         return ()
     estimates = recording.estimate_bytes

@@ -1,12 +1,12 @@
-"""Replays a snapshot's events: how much was allocated when, and of what the peak was made.
+"""Replays a snapshot's events: how much was allocated when, and the composition of the peak.
 
 Memory counts from `alloc` to `free_completed` (a block waits for other streams in between). Events
-are often a ring buffer, so the run's beginning is missing: what was allocated at the first event is
-what is there at the end, less what was allocated and plus what was freed since. A free without its
-alloc belongs to a block from before; so does a block at the end that no event allocated.
+are often a ring buffer, so the start of the run is missing: the bytes allocated at the first event
+are those at the end, minus allocations and plus frees since. A free without its alloc belongs to an
+earlier block; so does a block at the end that no event allocated.
 
-Wrong where segments and events are of different moments, and where the buffer lost events in the
-middle; `unexplained_bytes` says by how much the live blocks at the peak miss the replayed sum.
+Wrong where segments and events are from different moments, and where the buffer lost events in the
+middle; `unexplained_bytes` is the difference between the live blocks at the peak and the replay.
 """
 
 from dataclasses import dataclass
@@ -21,30 +21,28 @@ from meshscope.store.read.arrays import Int8s, Int32s, Int64s
 ALLOC, FREE = ACTIONS.index("alloc"), ACTIONS.index("free_completed")
 INACTIVE = STATES.index("inactive")
 _NUM_PARTS = 16
-"""Events are matched by parts of the addresses, so that sorting them needs little memory."""
+"""Events are matched in this many parts by address, so that sorting needs little memory."""
 CHUNK_EVENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SnapshotReplay:
-    """One device."""
-
     event_rows: Int64s | Int32s
     """Rows of the snapshot's alloc and free_completed events, in order."""
     allocated_bytes: Int64s
     """After each of them."""
     stack: Int32s
-    """Of each: the alloc's own, of a free that of what it frees."""
+    """Stack of each alloc; a free has that of its block."""
     initial_bytes: int
     initial_by_stack: dict[int, int]
-    """Blocks that were there before the first event."""
+    """Bytes allocated before the first event."""
     final_bytes: int
     num_failures: int
     """Out-of-memory events."""
 
     @property
     def peak_index(self) -> int:
-        """The event after which most was allocated; -1 if it was never more than at the start."""
+        """The event after which most was allocated; -1 if that was never more than at the start."""
         if not len(self.allocated_bytes):
             return -1
         index = int(np.argmax(self.allocated_bytes))
@@ -52,7 +50,6 @@ class SnapshotReplay:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was allocated."""
         index = self.peak_index
         return self.initial_bytes if index < 0 else int(self.allocated_bytes[index])
 
@@ -125,10 +122,10 @@ def _match(
     is_alloc: npt.NDArray[np.bool_],
     live: Int64s,
 ) -> tuple[Int32s, dict[int, int]]:
-    """Stack of every event, and the bytes from before by stack.
+    """Stack of every event, and the earlier bytes by stack.
 
-    Of the events at one address, in order, a free belongs to the event right before it if that is
-    an allocation. An address whose last event is an allocation is open at the end.
+    Events at one address are in order: a free belongs to the previous event if that is an
+    allocation. An address whose last event is an allocation is open at the end.
     """
     stacks = snapshot.event_stack[rows]  # a copy
     part_of = _find_parts(snapshot, rows)
@@ -148,7 +145,7 @@ def _match(
         is_owned[1:] = is_same & ~allocates[1:] & allocates[:-1]
         frees = np.flatnonzero(is_owned)
         stacks[indices[frees]] = stacks[indices[frees - 1]]
-        # Where the others were made is not known: the event's own stack is that of the free.
+        # The stack of other allocations is not known: the event's own is that of the free.
         orphans = indices[~allocates & ~is_owned]
         stacks[orphans] = NO_STACK
         unknown_bytes += int(snapshot.event_bytes[rows[orphans]].sum())
@@ -165,11 +162,11 @@ def _match(
 
 
 def _find_parts(snapshot: Snapshot, rows: Int64s | Int32s) -> Int8s:
-    """Which part of the addresses each event is of."""
+    """The address part of each event."""
     part_of = np.empty(len(rows), dtype=np.int8)
     for start in range(0, len(rows), CHUNK_EVENTS):
         addresses = snapshot.event_address[rows[start : start + CHUNK_EVENTS]]
-        # Blocks begin at multiples of 512, large ones at multiples of 2 MiB.
+        # Blocks start at multiples of 512, large ones at multiples of 2 MiB.
         part_of[start : start + CHUNK_EVENTS] = ((addresses >> 9) ^ (addresses >> 21)) % _NUM_PARTS
     return part_of
 

@@ -1,7 +1,7 @@
 """What an allocation was for, by the stack it was made in.
 
 Rules of thumb over the frames, the first that fits: torch/optim → optimizer state; running backward
-→ gradients (of parameters and of activations: a stack does not tell them apart);
+→ gradients (of parameters or of activations: a stack does not show which);
 torch/distributed → communication; a module's forward → activations (and temporaries of forward);
 a module's construction or move → parameters. Wrong where a program names its files like torch's,
 and blind where snapshots were made without stacks. The site is the innermost frame outside of
@@ -40,11 +40,11 @@ class Site:
     place: str
     """`gpt.py:10 forward`; empty without a stack."""
     module: str
-    """`gpt.py:10`, of a `forward`; empty outside of all."""
+    """`gpt.py:10` of a `forward`; empty outside of all."""
 
 
 def find_site(frames: Sequence[Frame]) -> Site:
-    """Of one stack, innermost frame first."""
+    """The site of one stack, innermost frame first."""
     if not frames:
         return Site(category=UNKNOWN, place="", module="")
     own = [frame for frame in frames if not _is_library(frame)]
@@ -66,7 +66,7 @@ def _categorize(frames: Sequence[Frame]) -> str:
 
 
 def _hint(frame: Frame) -> str:
-    """What one frame says: a decisive category, or one that holds if no other frame decides."""
+    """A frame's category: decisive, or used if no other frame decides."""
     path, name = frame.filename, frame.name
     if "torch/optim/" in path:
         return "optimizer state"
@@ -85,7 +85,7 @@ def _hint(frame: Frame) -> str:
 
 
 def categorize_stacks(snapshot: Snapshot) -> Int8s:
-    """Index in CATEGORIES of every stack: what `find_site` says, for all at once."""
+    """Index in CATEGORIES of every stack, as `find_site` decides."""
     hints = np.array(
         [CATEGORIES.index(_hint(frame)) for frame in snapshot.frames] or [0], dtype=np.int8
     )
@@ -97,15 +97,15 @@ def categorize_stacks(snapshot: Snapshot) -> Int8s:
             CATEGORIES.index(name)
         )
     decisive = np.flatnonzero(np.isin(said, [CATEGORIES.index(name) for name in _DECISIVE]))
-    # From the last to the first, so that the innermost has the last word.
+    # From the last to the first, so that the innermost decides.
     decisive = decisive[::-1]
     found[_find_owners(owner_of, decisive)] = said[decisive]
     found[np.diff(owner_of) == 0] = CATEGORIES.index(UNKNOWN)
     return found
 
 
-def _find_owners(stack_begin: Int64s, places: Int64s) -> Int64s:
-    return np.searchsorted(stack_begin, places, side="right") - 1
+def _find_owners(stack_begin: Int64s, indices: Int64s) -> Int64s:
+    return np.searchsorted(stack_begin, indices, side="right") - 1
 
 
 def _is_library(frame: Frame) -> bool:

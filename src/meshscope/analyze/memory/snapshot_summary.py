@@ -1,8 +1,8 @@
 """A memory snapshot in words: the peak by stack, module and category, its course, fragmentation.
 
-Fragmentation: of the bytes the allocator holds and nobody uses, those in segments that are partly
-in use cannot be given back, and serve only requests that fit. `fragmentation_ratio` is 1 less the
-largest free block over all free bytes: 0 when all free memory is one block.
+Fragmentation: free bytes in segments that are partly in use cannot be returned to the device, and
+serve only requests that fit. `fragmentation_ratio` is 1 minus the largest free block over all free
+bytes: 0 if all free memory is one block.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ from meshscope.ingest.snapshot.snapshot_columns import ACTIONS, Snapshot
 from meshscope.store.read.arrays import Int8s, Int64s
 
 _NUM_TIMES = 100
-"""Moments of the course that are kept."""
+"""Moments kept of the course."""
 _NUM_FRAMES = 12
-"""Frames of a stack that are shown."""
+"""Frames shown of a stack."""
 _MAX_DEVICES = 256
-"""A file that names more is none that torch wrote; each costs a pass over the events."""
+"""torch writes no more; each costs a pass over the events."""
 _SEGMENT_ACTIONS = tuple(
     ACTIONS.index(name)
     for name in ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
@@ -39,7 +39,7 @@ _SEGMENT_ACTIONS = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackMemory:
-    """What was allocated in one stack and alive at the peak."""
+    """What one stack allocated that was alive at the peak."""
 
     num_bytes: int
     category: str
@@ -51,7 +51,7 @@ class StackMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CourseMoment:
-    """Allocated bytes by category after an event: the one of its interval with most allocated."""
+    """Allocated bytes by category after the fullest event of an interval."""
 
     event: int
     time_us: int | Unavailable
@@ -61,7 +61,7 @@ class CourseMoment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragmentation:
-    """Of one device, at the moment of the snapshot."""
+    """One device at the moment of the snapshot."""
 
     num_segments: int
     reserved_bytes: int
@@ -69,7 +69,7 @@ class Fragmentation:
     free_bytes: int
     """Reserved and not in use."""
     free_in_used_segments_bytes: int
-    """Cannot be given back to the device."""
+    """Cannot be returned to the device."""
     largest_free_bytes: int
     fragmentation_ratio: float | Unavailable
     rounding_bytes: int | Unavailable
@@ -78,12 +78,10 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSnapshot:
-    """One device."""
-
     device: int
     peak_bytes: int
     peak_event: int
-    """Counted over allocations and frees; -1: never more than before the first event."""
+    """Counted over allocations and frees; -1 if never more than before the first event."""
     num_events: int
     """Allocations and frees that were replayed."""
     actions: Mapping[str, int]
@@ -102,7 +100,7 @@ class DeviceSnapshot:
     stacks: tuple[StackMemory, ...]
     """At the peak, largest first."""
     unexplained_bytes: int
-    """The peak less the blocks known to be alive at it."""
+    """The peak minus the blocks known to be alive at it."""
     course: tuple[CourseMoment, ...]
     fragmentation: Fragmentation | Unavailable
     sentence: str
@@ -183,7 +181,7 @@ def count_actions(snapshot: Snapshot, device: int) -> dict[str, int]:
 
 
 def _find_reserved_peak(snapshot: Snapshot, device: int) -> int:
-    """Segments at the end, less what came and plus what went since: the most of that sum."""
+    """The most reserved, counted back from the segments at the end."""
     here = np.flatnonzero(snapshot.segment_device == device)
     final = int(np.maximum(snapshot.segment_total_bytes[here], 0).sum())
     action = snapshot.event_action
@@ -225,7 +223,7 @@ def _say(device: int, replay: SnapshotReplay, categories: Mapping[str, int]) -> 
 def _trace_course(
     snapshot: Snapshot, replay: SnapshotReplay, category_of: Int8s
 ) -> tuple[CourseMoment, ...]:
-    """Up to _NUM_TIMES moments, evenly over the events, with the fullest of each interval."""
+    """Up to _NUM_TIMES moments: the fullest of equal intervals of the events."""
     if not len(replay.event_rows):
         return ()
     indices = _find_fullest(replay)
@@ -236,21 +234,21 @@ def _trace_course(
     times = snapshot.event_time_us[replay.event_rows[indices]].tolist()
     return tuple(
         CourseMoment(
-            event=place,
+            event=event,
             time_us=time_us if time_us >= 0 else Unavailable("events have no time"),
-            allocated_bytes=int(replay.allocated_bytes[place]),
+            allocated_bytes=int(replay.allocated_bytes[event]),
             categories_bytes={
                 name: column[index]
                 for name, column in zip(CATEGORIES, columns, strict=True)
                 if column[index]
             },
         )
-        for index, (place, time_us) in enumerate(zip(indices.tolist(), times, strict=True))
+        for index, (event, time_us) in enumerate(zip(indices.tolist(), times, strict=True))
     )
 
 
 def _sum_categories(replay: SnapshotReplay, category_of: Int8s, indices: Int64s) -> Int64s:
-    """What each category gained up to the first place, and from each to the next."""
+    """What each category gained up to the first index, and from each to the next."""
     sums = np.zeros((len(indices), len(CATEGORIES)), dtype=np.int64)
     start = 0
     for number, event in enumerate(indices.tolist()):

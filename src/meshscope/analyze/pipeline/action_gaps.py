@@ -1,19 +1,18 @@
 """What lies between pipeline actions: how long outputs travel, and what a rank does in between.
 
-Lag: from the end of the action that makes an output to the start of the one on another rank that
-uses it, where that one was waiting; it holds the transfer and all around it. It is seen only where
-somebody waited; elsewhere it is the median of those seen for the stage and kind. Gap: from the end
-of an action to the start of the next on the same rank, or to the start of its wait, where nothing
-held it up; elsewhere the median for the rank and kind. Where a rank waits for an output long since
-made, receiving is a part of the gap.
+Lag: from the end of the action that makes an output to the start of the action on another rank that
+uses it, if that one was waiting; it includes the transfer and everything around it. It is seen only
+where a rank waited; elsewhere it is the median seen for the stage and kind. Gap: from the end of an
+action to the start of the next on the same rank, or to the start of its wait, if nothing held it
+up; elsewhere the median for the rank and kind. If a rank waits for an output made long before,
+receiving it is part of the gap.
 
-Together with durations these replay a step; how far the replay is from the recorded times is its
-fidelity.
+With the durations these replay a step; fidelity is how far the replay is from the recorded times.
 
-Sends wait for their receivers where it is seen: of those whose receiver came clearly later than the
-sender had made its output, most senders went on only then. Of two ways to wait that both fit, that
-whose replay, with medians only, is closer is taken. Where a rank waits for its input and its send
-at once it is not seen who held it up; sends then wait if that replay is clearly closer.
+Sends wait for their receivers if the recording shows it: most senders whose receiver came clearly
+later than the output was made went on only then. If two ways of waiting fit, the one whose replay
+with medians is closer is taken. A rank that waits for its input and its send at once does not show
+what held it up; sends then wait if that replay is clearly closer.
 """
 
 from dataclasses import dataclass
@@ -26,18 +25,17 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 _CLEARLY_BETTER = 0.7
-"""Sends are believed to wait, though it is not seen, where that leaves less than this share of the
-error."""
+"""Sends are taken to wait, even if not seen, if that leaves less than this share of the error."""
 _LATE_NS = 300_000
-"""A receiver that comes this long after its input was made shows whether the sender waits for it:
-more than a rank takes from one action to the next where nothing holds it up."""
+"""A receiver this late after its input was made shows whether the sender waits for it: a rank needs
+less from one action to the next."""
 _MIN_LATE = 10
-"""Late receivers needed to tell."""
+"""Late receivers needed to decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActionGaps:
-    """A pipeline's timing but for the durations of actions."""
+    """A pipeline's timing except the durations of actions."""
 
     plan: ReplayPlan
     typical_lag_ns: Floats
@@ -49,14 +47,14 @@ class ActionGaps:
     gap_ns: Floats
     """[action, run]: as seen, where it was seen."""
     receive_ns: Floats
-    """[action, run]: of the gap, what receiving an output took that was made before."""
+    """[action, run]: the part of the gap spent receiving an output made before."""
     is_lag_seen: bool
-    """Whether anybody waited for an input; else lags are taken as 0."""
+    """Whether a rank waited for an input; otherwise lags are 0."""
     typical_error_ratio: float
-    """How far ends of actions are from the recorded ones, mean over all, with medians only, as a
-    share of the time from first to last."""
+    """Mean distance of the ends replayed with medians from the recorded ones, as a share of the
+    time from first to last."""
     ready_ns: Floats
-    """[rank, run], from the run's origin: when ranks could begin."""
+    """[rank, run]: when ranks could start, from the run's origin."""
     origin_ns: Floats
     """Per run: the first moment a rank of the step was ready, on the reference clock."""
     replayed_ns: Floats
@@ -72,12 +70,11 @@ class ActionGaps:
 
 
 def measure_action_gaps(times: PipelineTimes) -> ActionGaps | Unavailable:
-    """Lags and gaps of all runs."""
-    best = _fit(times, SendMode.FREE)
+    best = _fit_gaps(times, SendMode.FREE)
     assert best is not None, "a schedule that was executed has no deadlock"
     if not best.typical_error_ratio < 1:
         return Unavailable("the recorded actions do not follow from each other on one clock")
-    fits = [_fit(times, mode) for mode in (SendMode.BATCHED, SendMode.BLOCKING)]
+    fits = [_fit_gaps(times, mode) for mode in (SendMode.BATCHED, SendMode.BLOCKING)]
     waiting = [fit for fit in fits if fit is not None]
     seen = [fit for fit in waiting if _do_senders_wait(times, fit.plan)]
     if seen:
@@ -89,11 +86,11 @@ def measure_action_gaps(times: PipelineTimes) -> ActionGaps | Unavailable:
 
 
 def _do_senders_wait(times: PipelineTimes, plan: ReplayPlan) -> bool:
-    """Whether most of those with a late receiver went on only when it had come."""
+    """Whether most senders with a late receiver went on only when it had come."""
     before_end, came = _find_arrivals(times, plan)
     waited = times.wait_start_ns >= 0
     remote_end = times.end_ns[plan.remote]
-    # Without its wait an action's start says nothing where its input was late as well.
+    # An action's start without its wait says nothing if its input was late as well.
     is_seen = waited | (plan.remote < 0)[:, None] | (remote_end <= before_end)
     went_on = np.where(waited, times.wait_start_ns, times.start_ns)
     receiver_came = (came if plan.mode is SendMode.BLOCKING else before_end)[plan.receiver]
@@ -111,7 +108,7 @@ def _find_arrivals(times: PipelineTimes, plan: ReplayPlan) -> tuple[Int64s, Int6
     return before_end, np.where(times.wait_start_ns >= 0, times.wait_start_ns, before_end)
 
 
-def _fit(times: PipelineTimes, mode: SendMode) -> ActionGaps | None:
+def _fit_gaps(times: PipelineTimes, mode: SendMode) -> ActionGaps | None:
     plan = plan_replay(times.schedule, mode)
     if plan is None:
         return None
@@ -131,7 +128,7 @@ def _fit(times: PipelineTimes, mode: SendMode) -> ActionGaps | None:
     gap = np.where(is_gap, np.maximum(until - before_end, 0), np.nan)
     typical_lag, is_lag_seen = _median_by(lag, _keys(plan, by_rank=False), plan.remote >= 0)
     typical_gap, _ = _median_by(gap, _keys(plan, by_rank=True), has_before)
-    # An input that nobody waited for was there before it was used.
+    # An input that no rank waited for was there before it was used.
     room = np.where((plan.remote >= 0)[:, None], np.maximum(start - remote_end, 0), 0.0)
     own_lag = np.where(np.isnan(lag), np.minimum(typical_lag, room), lag)
     own_gap = np.where(np.isnan(gap), typical_gap, gap)
@@ -158,7 +155,7 @@ def _fit(times: PipelineTimes, mode: SendMode) -> ActionGaps | None:
 
 
 def _step_origin(times: PipelineTimes) -> Floats:
-    """Per run the first moment at which a head of its step's pipelines began."""
+    """Per run: the first start of any pipeline of its step."""
     first = times.start_ns.min(axis=0)
     _, index = np.unique(times.step, return_inverse=True)
     earliest = np.full(int(index.max(initial=-1)) + 1, np.iinfo(np.int64).max)

@@ -1,13 +1,13 @@
 """Times a pipeline step again, for many steps at once: `core.schedule_replay` on columns.
 
 Arrays are [action, run]: actions in the order of `list_actions` (row by row), runs are steps of
-pipelines. An action begins when the one before it in its row has ended and `gap_ns` has passed, and
-when what it needs from another rank has been there for `lag_ns`, counted from the end of the action
-that made it. The first of a row begins no earlier than the rank was ready.
+pipelines. An action starts when the one before it in its row has ended and `gap_ns` has passed, and
+when `lag_ns` has passed since the end of the action on another rank that made its input. The first
+of a row starts no earlier than the rank was ready.
 
-Where sends wait for their receiver, a rank goes on only when the one it sends to has come to the
-receive: after that one's action before it (`BATCHED`: sends and receives wait together), and after
-that one's own send (`BLOCKING`: one after the other).
+If sends wait for their receiver, a rank goes on only when the receiver has come to the receive:
+after the receiver's previous action (`BATCHED`: sends and receives wait together), and after the
+receiver's own send (`BLOCKING`: one after the other).
 
 Wrong where transfers queue for a link, and where actions slow each other down.
 """
@@ -25,7 +25,7 @@ _NO_ACTION = -1
 
 
 class SendMode(StrEnum):
-    """What a rank that sends waits for."""
+    """What a sending rank waits for."""
 
     FREE = "free"
     """Nothing: it goes on at once."""
@@ -45,20 +45,19 @@ class ReplayPlan:
     rank: Int64s
     """Pipeline rank of each."""
     before: Int64s
-    """The action before in the same row; _NO_ACTION for the first."""
+    """The previous action in the same row; _NO_ACTION for the first."""
     remote: Int64s
-    """The action of another rank that makes its input; _NO_ACTION."""
+    """The action of another rank that makes its input; _NO_ACTION for none."""
     mode: SendMode
     receiver: Int64s
-    """Where sends wait: the action of another rank for which the action before it sends;
-    _NO_ACTION."""
+    """If sends wait: the action of another rank that receives what the previous action sends;
+    _NO_ACTION for none."""
     order: tuple[tuple[int, bool], ...]
-    """Indices in `actions`: False when the rank comes to it, True when it runs; each after all
-    that it waits for."""
+    """Index in `actions`, with False for when the rank comes to it and True for when it runs; each
+    after all that it waits for."""
 
     @property
     def num_ranks(self) -> int:
-        """Of the pipeline."""
         return self.schedule.num_ranks
 
     def replay(
@@ -119,12 +118,12 @@ class ReplayPlan:
 
 
 def list_actions(schedule: Schedule) -> tuple[Action, ...]:
-    """All actions, row by row: the order of the arrays."""
+    """All actions row by row, the order of the arrays."""
     return tuple(action for row in schedule.actions for action in row)
 
 
 def plan_replay(schedule: Schedule, mode: SendMode = SendMode.FREE) -> ReplayPlan | None:
-    """The plan of a valid schedule; None where sends that wait would never get through."""
+    """The plan of a valid schedule; None if waiting sends would deadlock."""
     actions = list_actions(schedule)
     rank = np.repeat(np.arange(schedule.num_ranks), [len(row) for row in schedule.actions])
     is_first = np.diff(rank, prepend=-1) > 0
@@ -154,7 +153,7 @@ def plan_replay(schedule: Schedule, mode: SendMode = SendMode.FREE) -> ReplayPla
 
 
 def _find_receivers(rank: Int64s, before: Int64s, remote: Int64s) -> Int64s:
-    """For each action the one that takes what the action before it sends."""
+    """For each action the one that receives what the previous action sends."""
     taker = np.full(len(rank), _NO_ACTION, dtype=np.int64)
     users = np.flatnonzero(remote >= 0)
     taker[remote[users]] = users
@@ -164,7 +163,7 @@ def _find_receivers(rank: Int64s, before: Int64s, remote: Int64s) -> Int64s:
 def _sort(
     before: Int64s, remote: Int64s, receiver: Int64s, mode: SendMode
 ) -> tuple[tuple[int, bool], ...] | None:
-    """Nodes are 2·place (the rank comes to it) and 2·place + 1 (it runs)."""
+    """Nodes are 2·index (the rank comes to it) and 2·index + 1 (it runs)."""
     needs: list[list[int]] = []
     for index in range(len(before)):
         come, run = [], [2 * index]

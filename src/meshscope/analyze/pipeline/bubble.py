@@ -1,12 +1,12 @@
-"""The pipeline bubble: measured, what the order of actions must cost, and where the rest is from.
+"""The pipeline bubble: measured, the minimum of the order of actions, and the rest by cause.
 
 cost = the longest time of any pipeline rank from its own first start to its own last end. A rank's
 bubble is the part of the cost in which it ran no action, the pipeline's the mean of its ranks':
 `bubble_ratio` = 1 - busy / cost, the rate of Zero Bubble (arXiv 2401.10241) when stages are equal.
-Utilisation is 1 - bubble. What ranks wait before their first and after their last action of a step
-is in it as far as the cost is; what they wait for each other between steps is not.
+Utilisation is 1 - bubble. Waits before a rank's first and after its last action of a step count as
+far as the cost reaches; waits between steps do not.
 
-Against it stand the same order replayed with stage times (medians over all steps):
+The measured bubble is compared with replays of the same order (stage times are medians over steps):
 
     work  →  + inherent       equal stages, outputs there at once: too few microbatches
           →  + imbalance      each stage its own time
@@ -15,9 +15,9 @@ Against it stand the same order replayed with stage times (medians over all step
           →  + stragglers     each action and transfer its own time, ranks ready when they were
           →  + unexplained    measured
 
-Each part is the difference of two neighbours in bubble time (cost less mean busy time), so that the
-parts sum to the measured bubble exactly. A part may be negative: stages that are unequal in the
-right way hide each other's bubble.
+Each part is the difference of two neighbours in bubble time (cost minus mean busy time), so the
+parts sum to the measured bubble exactly. A part may be negative: unequal stages can hide each
+other's bubble.
 """
 
 from dataclasses import dataclass, fields
@@ -38,7 +38,7 @@ _I, _W = ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BubbleParts:
-    """Where bubble time is from, per step: mean over runs. The parts sum to the bubble."""
+    """Bubble time per step by cause: mean over runs. The parts sum to the bubble."""
 
     inherent_ns: float
     imbalance_ns: float
@@ -49,7 +49,6 @@ class BubbleParts:
 
     @property
     def total_ns(self) -> float:
-        """The measured bubble."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
@@ -67,13 +66,13 @@ class PipelineBubble:
     bubble_ratio: float
     """1 - busy / cost: median over runs."""
     rank_bubble_ratio: tuple[float, ...]
-    """Per place in the pipeline: 1 - its busy time / cost, median over runs."""
+    """Per pipeline rank: 1 - its busy time / cost, median over runs."""
     run_bubble_ratio: Floats
     """Per run."""
     executed_ratio: float
-    """What this order must cost with these stage times and transfers."""
+    """The bubble of this order with these stage times and transfers."""
     balanced_ratio: float
-    """What it costs with equal stages and no transfer times: its own minimum."""
+    """The bubble with equal stages and no transfer times: the order's minimum."""
     closed_form_ratio: float | Unavailable
     """The textbook's, for equal stages and no transfer times."""
     closed_form: str
@@ -142,7 +141,7 @@ def _replay_chain(
     action_gaps: ActionGaps,
     duration: Floats,
 ) -> list[float]:
-    """Bubble times of ever more true replays; see the module's docstring."""
+    """Bubble times of ever more faithful replays, as in the module's docstring."""
     typical = plan.spread(stage_ns)
     lag, gap = action_gaps.typical_lag_ns, action_gaps.typical_gap_ns
     receive = np.minimum(gap, np.median(action_gaps.receive_ns, axis=1, keepdims=True))
@@ -162,9 +161,9 @@ def _replay_chain(
 
 
 def _stage_medians(times: PipelineTimes, plan: ReplayPlan) -> dict[tuple[ActionKind, int], float]:
-    """Durations, waits inside actions included: what the order has to live with.
+    """Durations including waits inside actions.
 
-    Per pipeline first, then the lower median, so that a straggler is not the stage's time.
+    The median per pipeline, then the lower median, so that a straggler does not set the time.
     """
     rows: dict[tuple[ActionKind, int], list[int]] = {}
     for index, action in enumerate(plan.actions):
@@ -182,7 +181,7 @@ def _stage_medians(times: PipelineTimes, plan: ReplayPlan) -> dict[tuple[ActionK
 def _balance(
     stage_ns: dict[tuple[ActionKind, int], float],
 ) -> dict[tuple[ActionKind, int], float]:
-    """Every stage the mean of all, kind by kind."""
+    """Every stage gets the mean of all, by kind."""
     return {
         (kind, stage): float(np.mean([ns for (other, _), ns in stage_ns.items() if other is kind]))
         for kind, stage in stage_ns
@@ -192,7 +191,7 @@ def _balance(
 def find_closed_form(
     executed: ExecutedSchedule, stage_ns: dict[tuple[ActionKind, int], float]
 ) -> tuple[float, str] | Unavailable:
-    """Bubble over total of the textbooks' formula at mean stage times, and the formula.
+    """Bubble ratio of the textbook formula at mean stage times, and the formula.
 
     p ranks, m microbatches, v chunks; F, I and W of a rank, B = I + W.
     """

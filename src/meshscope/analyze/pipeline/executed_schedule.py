@@ -1,12 +1,12 @@
 """Which pipeline schedule was executed, inferred from the recorded order of actions.
 
-The order is compared with every schedule of `core.schedule_builders`, for as many ranks,
-microbatches and chunks. First exactly; then without the microbatches' numbers, so that a schedule
-that takes them in another order (backwards from the last to the first) is still called by its name,
-and says so. An order that is none of them is "unknown order": it is replayed as it was recorded.
+The order is compared with every schedule of `core.schedule_builders` for the same number of ranks,
+microbatches and chunks: first exactly, then without the microbatches' numbers, so that a schedule
+that takes them in another order (backwards from the last to the first) is still recognised, with
+`is_exact` false. Any other order is an "unknown order" and is replayed as recorded.
 
-With few microbatches schedules coincide (one microbatch: GPipe is 1F1B); the first name is taken
-and the others are listed.
+With few microbatches schedules coincide (with one, GPipe is 1F1B): the first name is taken and the
+others are listed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,16 +20,16 @@ from meshscope.errors import UsageError
 
 UNKNOWN_ORDER = "unknown order"
 
-# The plainest first: where orders coincide, that is the name people use.
+# The simplest first: where orders coincide, its name is the usual one.
 _NAMES = ("1f1b", *(name for name in BUILDERS if name != "1f1b"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutedSchedule:
-    """An order of actions and what it is called."""
+    """An order of actions and its name."""
 
     schedule: Schedule
-    """As recorded; its name is the one found."""
+    """As recorded, with the recognised name."""
     is_exact: bool
     """Whether microbatches come in the builder's order as well."""
     also: tuple[str, ...]
@@ -37,7 +37,7 @@ class ExecutedSchedule:
 
     @property
     def name(self) -> str:
-        """Of `BUILDERS`, or `UNKNOWN_ORDER`."""
+        """A key of `BUILDERS`, or `UNKNOWN_ORDER`."""
         return self.schedule.name
 
     @property
@@ -47,7 +47,7 @@ class ExecutedSchedule:
 
     @property
     def num_chunks(self) -> int:
-        """Stages on each rank; of the fullest where ranks differ."""
+        """The most stages on any rank."""
         placement = self.schedule.stage_ranks
         return max(placement.count(rank) for rank in range(self.schedule.num_ranks))
 
@@ -77,7 +77,7 @@ def order_from_rows(
     if missing < len(placed):
         return Unavailable(f"no actions of stage {missing} were recorded, but of {max(placed)}")
     num_actions = sum(len(row) for row in rows)
-    # Numbers from a recording: those that cannot be must not be counted up to.
+    # A recording may hold impossible numbers: never loop up to them.
     if max(action.microbatch for row in rows for action in row) >= num_actions:
         return Unavailable("microbatches are not numbered from 0 without gaps")
     placement = stage_ranks or [placed[stage] for stage in range(len(placed))]

@@ -1,10 +1,10 @@
-"""Which ranks form a pipeline, inferred from who sends to whom, where no layout was declared.
+"""Which ranks form a pipeline, inferred from who sends to whom if no layout was declared.
 
 In every step the first message of a pipeline goes from its first stage to the second, and each
-stage's first send after its first receive goes on in the same direction. So: heads are ranks whose
-first message of a step is a send; the chain follows each rank's first send to a rank that is not
-the one it first received from. A step counts only if it gives whole chains, and the commonest
-answer is taken.
+stage's first send after its first receive continues in that direction. So a head is a rank whose
+first message of a step is a send; the chain follows each rank's first send to a rank other than the
+one it first received from. A step counts only if it gives whole chains; the most common result is
+taken.
 
 Wrong where ranks exchange messages outside the pipeline at the start of a step.
 """
@@ -22,7 +22,7 @@ Chains = tuple[tuple[int, ...], ...]
 """Global ranks of each pipeline, first stage first."""
 
 MAX_STEPS = 20
-"""Steps looked at."""
+"""Steps examined."""
 _NO_PIPELINE = "no pipeline was declared, and ranks send each other no messages in a chain"
 
 
@@ -32,7 +32,7 @@ def find_message_chains(timeline: Timeline) -> Chains | Unavailable:
         return Unavailable("no layout was declared, and no communication was recorded")
     rows = timeline.communication.operations.rows
     row = np.flatnonzero(np.isin(rows.kind, (Kind.SEND, Kind.RECV)) & (rows.peer >= 0))
-    step = place_in_steps(timeline, row)
+    step = find_periods(timeline, row)
     found: Counter[Chains] = Counter()
     for index in range(min(len(timeline.steps), MAX_STEPS)):
         here = row[step == index]
@@ -51,11 +51,11 @@ def find_message_chains(timeline: Timeline) -> Chains | Unavailable:
     return found.most_common(1)[0][0]
 
 
-def place_in_steps(timeline: Timeline, row: Int64s) -> Int64s:
-    """Which period operations fall into, the gap before a step included; -1 where in none.
+def find_periods(timeline: Timeline, row: Int64s) -> Int64s:
+    """The step whose period, with the gap before it, holds each operation; -1 for none.
 
-    Not the recorded number of the step: a step that was inferred begins with the first forward,
-    and the message that this forward waited for came before.
+    Not the recorded step number: an inferred step starts with its first forward, after the message
+    that this forward waited for.
     """
     assert timeline.communication is not None, "checked by who asks"
     rank = timeline.communication.operations.rows.rank[row]
@@ -73,7 +73,7 @@ def place_in_steps(timeline: Timeline, row: Int64s) -> Int64s:
 
 
 def follow_messages(messages: list[tuple[int, bool, int]]) -> Chains:
-    """Chains from rank, whether it sends, and peer, in each rank's own order; empty if none."""
+    """Chains from (rank, is send, peer) in each rank's own order; empty if there are none."""
     heads: list[int] = []
     source: dict[int, int] = {}
     target: dict[int, int] = {}

@@ -1,13 +1,13 @@
-"""Pipeline actions from phases, where a program recorded none of its own.
+"""Pipeline actions from phases, for programs that recorded no actions.
 
 A rank of a pipeline with one stage runs `forward` and `backward` once for each microbatch. So the
 n-th forward of a step is F of microbatch n, and the n-th backward B of microbatch n: the order of
-GPipe and 1F1B. Steps in which a rank has other numbers of the two are left out. Stages are counted
-along the chain. An action waits for its input from where the rank was first held up by a recv since
-the action before it.
+GPipe and 1F1B. Steps in which a rank has unequal numbers of the two are left out. Stages are
+counted along the chain. An action waits for its input from the first recv that held the rank up
+since the previous action.
 
 Wrong where a rank holds several stages, runs backwards in another order than forwards (times stay
-right, which microbatch they are of does not), or nests phases of its own into these.
+right, microbatches do not), or nests its own phases into these.
 """
 
 from dataclasses import fields
@@ -65,7 +65,7 @@ def _read_rank(timeline: Timeline, index: int, spans: Columns, stage: int) -> Ac
         rank,
         int64_column(spans, "start_host_mono_ns") + int64_column(spans, "duration_ns"),
     )
-    # Of phases nested in each other the outer one is the action.
+    # The outermost of nested phases is the action.
     is_wanted &= spans["depth"] == 0
     rows = np.flatnonzero(is_wanted)
     rows = rows[np.argsort(start[rows], kind="stable")]
@@ -92,7 +92,7 @@ def _read_rank(timeline: Timeline, index: int, spans: Columns, stage: int) -> Ac
 
 
 def _find_waits(timeline: Timeline, rank: int, start: Int64s, end: Int64s) -> Int64s:
-    """When the rank was first held up by a recv between two actions; -1 where it was not."""
+    """When a recv first held the rank up between two actions; -1 if none did."""
     none = np.full(len(start), -1, dtype=np.int64)
     if timeline.communication is None or not len(start):
         return none
@@ -116,7 +116,7 @@ def _to_reference(timeline: Timeline, rank: int, times: Int64s) -> Int64s:
 
 
 def _count_within(step: Int64s, kind: Int64s) -> Int32s:
-    """For each its number among those of its step and kind, from 0."""
+    """The number of each action among those of its step and kind, from 0."""
     microbatch = np.zeros(len(step), dtype=np.int32)
     for one in (_F, _B):
         rows = np.flatnonzero(kind == one)

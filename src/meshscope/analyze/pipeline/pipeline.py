@@ -2,8 +2,7 @@
 
     collect_pipeline_times → measure_stage_work → measure_bubble
 
-Where a program recorded neither actions nor phases of its stages, `pipeline_waits` has what the
-waits for messages say.
+If a program recorded neither actions nor phases, `pipeline_waits` uses the waits for messages.
 """
 
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from meshscope.store.read.run import Attempt
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PipelineAnalysis:
-    """Everything about the pipelines of the kept steps."""
-
     times: PipelineTimes
     work: StageWork
     bubble: PipelineBubble
@@ -32,7 +29,6 @@ class PipelineAnalysis:
 
 @or_unavailable
 def analyze_pipeline(timeline: Timeline, attempt: Attempt) -> PipelineAnalysis:
-    """The pipelines of a run; Unavailable says why there is nothing to see."""
     times = need(collect_pipeline_times(timeline, attempt))
     work = measure_stage_work(times, attempt)
     bubble = need(measure_bubble(times))

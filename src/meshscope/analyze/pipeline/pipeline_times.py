@@ -1,14 +1,15 @@
 """When every pipeline ran every action, step by step: arrays [action, run] on one clock.
 
-A pipeline is a chain of ranks that hand microbatches on to each other: the ranks that share all
-coordinates but pp. A run is one step of one pipeline. Only runs with the commonest order of actions
-are kept, so that they can be put into one array; others are counted.
+A pipeline is a chain of ranks that pass microbatches on: the ranks that share all coordinates but
+pp. A run is one step of one pipeline. Only runs with the most common order of actions are kept, so
+that they fit into one array; others are counted.
 
-Actions are those the program recorded (table `actions`). Where it recorded none, the phases
-`forward` and `backward` of a rank with one stage stand for them, the n-th of each for microbatch n;
-the chain is then that of the layout, or follows from who sent to whom (`message_chains`).
+Actions are those the program recorded (table `actions`). If it recorded none, the n-th `forward`
+and `backward` phase of a rank with one stage stand for microbatch n; the chain is then that of the
+layout, or follows from who sent to whom (`message_chains`).
 
-`work_ns` is what of an action no operation held up. Wrong where a rank computes two at once.
+`work_ns` is the part of an action that no operation held up. Wrong where a rank computes two at
+once.
 """
 
 from collections.abc import Sequence
@@ -34,13 +35,13 @@ from meshscope.store.read.arrays import Int32s, Int64s
 from meshscope.store.read.run import Attempt
 
 MAX_CELLS = 2_000_000
-"""Actions times runs looked at; steps are left out evenly beyond it."""
+"""The most actions times runs; beyond it steps are left out evenly."""
 
 _KINDS = tuple(ActionKind(letter) for letter in ACTION_KINDS)
 
 
 class ActionSource(StrEnum):
-    """Where the times of actions are from."""
+    """Where the times of actions come from."""
 
     RECORDED = "recorded actions"
     PHASES = "forward and backward phases"
@@ -62,11 +63,11 @@ class PipelineTimes:
     """[action, run], on the reference clock."""
     end_ns: Int64s
     wait_start_ns: Int64s
-    """When the rank began to wait for the action's input; -1 where that was not recorded."""
+    """When the rank began to wait for the action's input; -1 if not recorded."""
     work_ns: Int64s
-    """Of the action, what nothing held up."""
+    """The part of the action that nothing held up."""
     ready_ns: Int64s
-    """[pipeline rank, run]: when it could have begun its first action."""
+    """[pipeline rank, run]: when it could have started its first action."""
     num_other_runs: int
     """Runs left out: incomplete, or in another order."""
     num_runs_skipped: int
@@ -74,7 +75,6 @@ class PipelineTimes:
 
     @property
     def schedule(self) -> Schedule:
-        """The order of actions."""
         return self.executed.schedule
 
     @property
@@ -88,13 +88,12 @@ class PipelineTimes:
         return self.end_ns - self.start_ns
 
     def ranks_of(self, position: int) -> tuple[int, ...]:
-        """Global ranks at one index of the pipelines."""
+        """Global ranks of one pipeline rank, over all pipelines."""
         return tuple(sorted({chain[position] for chain in self.chains}))
 
 
 @or_unavailable
 def collect_pipeline_times(timeline: Timeline, attempt: Attempt) -> PipelineTimes:
-    """The pipelines of a run; Unavailable says why there are none to be seen."""
     if timeline.actions is not None and len(timeline.actions):
         actions, source = timeline.actions, ActionSource.RECORDED
         chains = _find_chains(timeline, actions)
@@ -164,9 +163,9 @@ def _arrange(
 def _pick_order(
     actions: Actions, row: Int64s, position: Int32s, cuts: Int64s, num_ranks: int
 ) -> tuple[Schedule, list[int]] | Unavailable:
-    """The commonest order that is a whole step, and the runs that have it.
+    """The most common order that is a whole step, and the runs with it.
 
-    `row` lists actions run by run, rank by rank and in order; `cuts` is where runs begin and end.
+    `row` lists actions run by run, rank by rank and in order; `cuts` are the borders of runs.
     """
     columns = (position, actions.kind[row], actions.stage[row], actions.microbatch[row])
     what = np.stack(columns, axis=1).astype(np.int32)
@@ -206,7 +205,7 @@ def _order_of(what: Int32s, num_ranks: int) -> Schedule | Unavailable:
 
 
 def _thin_out(kept: list[int], num_actions: int, step: Int32s) -> tuple[list[int], int]:
-    """Whole steps are left out, evenly, when there is more than fits."""
+    """Leaves out whole steps evenly if they do not fit."""
     indices, index = np.unique(step, return_inverse=True)
     per_step = num_actions * len(kept) / len(indices)
     every = int(np.ceil(len(indices) * per_step / MAX_CELLS))
@@ -220,7 +219,7 @@ def _thin_out(kept: list[int], num_actions: int, step: Int32s) -> tuple[list[int
 def _take(
     timeline: Timeline, actions: Actions, chains: Chains, schedule: Schedule, rows: Int64s
 ) -> PipelineTimes:
-    # Only what is kept is looked at more closely; the order stays that of the actions.
+    # Only kept runs are read; the order stays that of the actions.
     kept, index = np.unique(rows, return_inverse=True)
     index = index.reshape(rows.shape)
     start, end = _device_extents(timeline, actions)
@@ -243,7 +242,7 @@ def _take(
 
 
 def _device_extents(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
-    """Where pieces are of a device, an action lasts as long as its pieces that are not waits."""
+    """On a device an action lasts as long as its pieces that are not waits."""
     start, end = actions.start_ns, actions.end_ns
     if not timeline.on_device.any():
         return start, end
@@ -261,7 +260,7 @@ def _device_extents(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64
 
 
 def _measure_action_work(timeline: Timeline, rank: Int32s, start: Int64s, end: Int64s) -> Int64s:
-    """Of every action the time that is WORK in the timeline; its duration where that is unknown.
+    """The WORK time of every action in the timeline; its duration if that is unknown.
 
     Actions are sorted by rank and start, as pieces are.
     """
@@ -278,7 +277,7 @@ def _measure_action_work(timeline: Timeline, rank: Int32s, start: Int64s, end: I
 
 
 def _sum_inside(piece_start: Int64s, piece_end: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """How much of the intervals, which do not overlap each other, lies within each interval."""
+    """How much of the disjoint pieces lies within each action."""
     total = np.concatenate([[0], np.cumsum(piece_end - piece_start)])
 
     def covered_before(moment: Int64s) -> Int64s:
@@ -293,9 +292,9 @@ def _sum_inside(piece_start: Int64s, piece_end: Int64s, start: Int64s, end: Int6
 
 
 def _find_ready(timeline: Timeline, actions: Actions, times: PipelineTimes, rows: Int64s) -> Int64s:
-    """When each rank came to its first action: at its wait, else after its step before.
+    """When each rank came to its first action: at its wait, else after its previous step.
 
-    The head of the pipeline waits for nobody, and so was ready when it began.
+    The head of the pipeline waits for no rank, so it was ready when it started.
     """
     first = _first_indices(times.schedule)
     start = times.start_ns[first]
@@ -315,5 +314,4 @@ def _first_indices(schedule: Schedule) -> Int64s:
 
 
 def count_actions(schedule: Schedule) -> int:
-    """Of one step, all ranks together."""
     return len(list_actions(schedule))

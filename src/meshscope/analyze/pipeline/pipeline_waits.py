@@ -1,20 +1,20 @@
-"""What waits for messages say about a pipeline of which neither actions nor phases were recorded.
+"""A pipeline's bubble from waits for messages, if neither actions nor phases were recorded.
 
-Per rank and step: the time it was held up by sends and receives along the pipeline. Their mean over
-ranks is the bubble, together with the time of transfers: which of them is due to few microbatches,
-to uneven stages or to slow transfers cannot be told. Microbatches are counted by the messages that
-a rank gets from the one before it.
+Per rank and step this is the time that sends and receives along the pipeline held it up. The mean
+over ranks is the bubble plus the time of transfers: the parts due to few microbatches, uneven
+stages and slow transfers cannot be separated. Microbatches are counted by the messages that a rank
+gets from its predecessor.
 
-`inherent_ns` is what the textbook's (p-1) microbatches of work take, at the mean work of the ranks,
-and at most what ranks were held up in all: the last stages wait for the end of a step in whatever
-all ranks meet in. It is the part that more microbatches make smaller in proportion.
+`inherent_ns` is the textbook's (p-1) microbatches of work at the mean work of the ranks, and at
+most all time ranks were held up: the last stages wait for the end of a step wherever all ranks
+meet. It is the part that shrinks in proportion with more microbatches.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.pipeline.message_chains import Chains, find_message_chains, place_in_steps
+from meshscope.analyze.pipeline.message_chains import Chains, find_message_chains, find_periods
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
@@ -31,7 +31,7 @@ class PipelineWaits:
     wait_ns: Floats
     """Per rank in the chains' order: mean over steps, held up by messages of the pipeline."""
     held_ns: float
-    """Mean over ranks and steps: held up by whatever, messages included."""
+    """Mean over ranks and steps: held up by anything, messages included."""
     step_ns: float
     """Mean period of a step."""
 
@@ -47,12 +47,12 @@ class PipelineWaits:
 
     @property
     def bubble_ratio(self) -> float:
-        """Of the step: not of the pipeline's part of it, whose borders are not known."""
+        """Of the whole step: the borders of the pipeline's part are not known."""
         return self.bubble_ns / self.step_ns
 
     @property
     def inherent_ns(self) -> float:
-        """What too few microbatches cost, if stages are equal; see the module's docstring."""
+        """The cost of few microbatches if stages are equal; see the module's docstring."""
         microbatch_ns = (self.step_ns - self.held_ns) / self.num_microbatches
         return min(self.held_ns, (self.num_stages - 1) * microbatch_ns)
 
@@ -63,7 +63,6 @@ class PipelineWaits:
 
 @or_unavailable
 def measure_pipeline_waits(timeline: Timeline) -> PipelineWaits:
-    """Waits for messages of pipelines, of the layout or found by who sends to whom."""
     if timeline.communication is None:
         raise Missing("no communication was recorded")
     layout = timeline.layout
@@ -120,5 +119,5 @@ def _count_microbatches(timeline: Timeline, chains: Chains, is_message: Bools) -
     first, second = chains[0][0], chains[0][1]
     is_forward = is_message & (rows.kind == Kind.RECV) & (rows.rank == second)
     row = np.flatnonzero(is_forward & (rows.peer == first))
-    num_received = int((place_in_steps(timeline, row) >= 0).sum())
+    num_received = int((find_periods(timeline, row) >= 0).sum())
     return round(num_received / max(len(timeline.steps), 1))

@@ -1,14 +1,13 @@
-"""Why one place of a pipeline takes longer than the others: more layers, extras, or slow.
+"""Why one pipeline rank takes longer than the others: more layers, extras, or slow.
 
-The place with the most work is looked at. It holds the others up by what it takes beyond them. If
-its layers, at the others' time per layer, explain at least half of that, stages are uneven. If not,
-it takes longer for no more work; at the ends of the pipeline that may be embedding, head or loss,
-which cost in forward and in backward, where an extra in one of them only speaks for something else.
-Where it is not known what stages hold, the cause stays open.
+The pipeline rank with the most work holds the others up by its excess over them. If its layers, at
+the others' time per layer, explain at least half of that, stages are uneven. If not, it takes
+longer for no more work; at the ends of the pipeline the reason may be embedding, head or loss,
+which cost time in forward and in backward: an excess in only one of them has another cause. If it
+is not known what stages hold, the cause is unknown.
 
-On a machine that is busy with other things, actions take longer by chance. So the excess is the
-smaller of two, of medians and of lower quartiles, and `longest_ratio` says in how many steps the
-place really worked longest.
+On a busy machine actions take longer by chance. So the excess is the smaller of two, of medians and
+of lower quartiles, and `longest_ratio` is the share of steps in which the rank worked longest.
 """
 
 from dataclasses import dataclass
@@ -26,49 +25,46 @@ _MIN_KIND_RATIO = 0.25
 
 
 class StageCause(StrEnum):
-    """Why a place takes longest."""
-
     UNEVEN = "uneven"
     """It holds more layers."""
     EXTRAS = "extras"
-    """It holds the same layers and something besides, which costs in forward and in backward."""
+    """It holds the same layers and something else, which costs in forward and in backward."""
     SLOW = "slow"
-    """It takes longer for as much."""
+    """It takes longer for the same layers."""
     UNKNOWN = "unknown"
     """What it holds was not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageVerdict:
-    """The place with the most work, and why."""
+    """The pipeline rank with the most work, and why."""
 
     position: int
     stages: tuple[int, ...]
-    """It holds these."""
     ranks: tuple[int, ...]
     cause: StageCause
     work_ns: float
-    """Of one microbatch."""
+    """Work of one microbatch."""
     others_ns: float
-    """Lower median of the other places."""
+    """Lower median of the other pipeline ranks."""
     quiet_excess_ratio: float
-    """By how much it takes longer than the others when undisturbed, of lower quartiles."""
+    """Excess over the others when undisturbed: of lower quartiles."""
     longest_ratio: float
     """The share of steps in which it worked longest."""
     num_layers: int | Unavailable
     others_layers: float | Unavailable
-    """Lower median of the other places."""
+    """Lower median of the other pipeline ranks."""
     extras: tuple[str, ...]
 
     @property
     def excess_ratio(self) -> float:
-        """By how much it takes longer than the others, at least."""
+        """Excess over the others, at least."""
         more = self.work_ns / self.others_ns - 1 if self.others_ns > 0 else 0.0
         return min(more, self.quiet_excess_ratio)
 
 
 def judge_stages(work: StageWork) -> StageVerdict:
-    """The verdict on the place with the most work, however little more that is."""
+    """The verdict on the pipeline rank with the most work, however small its excess."""
     load = work.position_work_ns
     position = int(np.argmax(load))
     others = [index for index in range(work.num_positions) if index != position]

@@ -1,15 +1,14 @@
 """How long each pipeline stage takes for a microbatch, and what it is made of.
 
-Times are WORK: what of an action nothing held up, so that a stage that waits for its peers in
-tensor parallelism is not called slow. Per rank the median over steps and microbatches; per stage
-the lower median over its ranks, so that one slow rank among several (a straggler) makes no slow
-stage.
+Times are WORK, the part of an action that nothing held up, so a stage that waits for its
+tensor-parallel peers is not slow. Per rank it is the median over steps and microbatches, per stage
+the lower median over its ranks, so that one straggler does not make a stage slow.
 
-Parts are what the program said (`Recorder.set_stage_layers`) or what the recorder counted in the
-model it watched. Layers are parts of the kind that the whole model has most of; all others
-(embedding, head, loss) are extras. The time of a layer is taken from stages without extras where
-there are such, else from the stage with the least time per layer; what a stage with extras takes
-beyond its layers is theirs. Wrong where layers differ in size.
+Parts are what the program declared (`Recorder.set_stage_layers`) or what the recorder counted in
+the model. Layers are parts of the most common kind; all others (embedding, head, loss) are extras.
+The time of a layer comes from stages without extras, or else from the stage with the least time per
+layer; what a stage takes beyond its layers belongs to its extras. Wrong where layers differ in
+size.
 """
 
 from collections import Counter
@@ -37,7 +36,7 @@ _NOT_TOLD = (
 
 
 class PartsSource(StrEnum):
-    """Who says what a stage holds."""
+    """Where a stage's parts come from."""
 
     TOLD = "set_stage_layers"
     COUNTED = "counted in the model"
@@ -45,8 +44,6 @@ class PartsSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
-    """The layers of all stages."""
-
     source: PartsSource
     kind: str
     """What is counted as a layer: a class or "layer"."""
@@ -67,8 +64,7 @@ class StageTime:
     kind_ns: Mapping[ActionKind, float]
     """Work of one microbatch, by kind of action."""
     quiet_ns: float
-    """The same with lower quartiles in place of medians, all kinds together: what it takes when
-    nothing else disturbs it."""
+    """The same of lower quartiles, all kinds together: the work when undisturbed."""
 
     @property
     def work_ns(self) -> float:
@@ -77,12 +73,11 @@ class StageTime:
 
     @property
     def forward_ns(self) -> float:
-        """Of it, forward."""
         return self.kind_ns[ActionKind.FORWARD]
 
     @property
     def backward_ns(self) -> float:
-        """Of it, backward: B, or I and W."""
+        """B, or I and W."""
         return self.work_ns - self.forward_ns
 
 
@@ -115,7 +110,7 @@ class StageWork:
         return total
 
     def position_kind_ns(self, kind: ActionKind) -> Floats:
-        """Per pipeline rank: of that, actions of one kind."""
+        """Per pipeline rank: the part in actions of one kind."""
         total = np.zeros(self.num_positions)
         for stage in self.stages:
             total[stage.position] += stage.kind_ns.get(kind, 0.0)
@@ -123,7 +118,7 @@ class StageWork:
 
     @property
     def imbalance_ratio(self) -> float:
-        """The most loaded pipeline rank over the mean of all, less 1."""
+        """The most loaded pipeline rank over the mean of all, minus 1."""
         work = self.position_work_ns
         return float(work.max() / work.mean() - 1) if work.mean() > 0 else 0.0
 
@@ -151,13 +146,12 @@ class StageWork:
 
 
 def lower_median(values: Iterable[float]) -> float:
-    """The middle value; of an even number the smaller of the two."""
+    """The middle value; the smaller of two middle values."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]
 
 
 def measure_stage_work(times: PipelineTimes, attempt: Attempt) -> StageWork:
-    """Medians over everything in `times`, and the parts the ranks recorded."""
     schedule = times.schedule
     actions = list_actions(schedule)
     stages = []
@@ -217,7 +211,7 @@ def _rank_quantiles(
 
 
 def _find_stage_layers(times: PipelineTimes, attempt: Attempt) -> StageLayers | Unavailable:
-    """What the stages hold, if the ranks of each stage say so and agree."""
+    """What the stages hold, if the ranks of each stage recorded it and agree."""
     schedule = times.schedule
     for source in PartsSource:
         parts = [
@@ -234,7 +228,7 @@ def _name_layers(parts: list[Parts], source: PartsSource) -> StageLayers:
     total: Counter[str] = Counter()
     for stage in parts:
         total.update(stage)
-    # Of equally many, the kind that most stages hold: the other may be a pair of ends.
+    # Ties go to the kind that most stages hold: the other may be a pair of ends.
     holders = Counter(kind for stage in parts for kind in stage)
     layer = max(total, key=lambda kind: (total[kind], holders[kind], kind), default="layer")
     return StageLayers(
@@ -261,14 +255,14 @@ def _agreed_parts(
 
 
 def read_parts(recording: RankRecording, stage: int, source: PartsSource) -> Parts | None:
-    """The last of a rank's statements; None where it has made none that can be read."""
+    """A rank's last readable statement; None if there is none."""
     for fields in (*reversed(recording.updates), recording.header):
         if source is PartsSource.TOLD:
             told = fields.get("stage_layers")
             given = told.get(str(stage)) if isinstance(told, dict) else None
         else:
             models = fields.get("model_layers")
-            # Which of several models is this stage, nobody says.
+            # It is not known which of several models is this stage.
             is_one = isinstance(models, list) and len(models) == 1
             given = models[0] if is_one and isinstance(models, list) else None
         parts = _check_parts(given)

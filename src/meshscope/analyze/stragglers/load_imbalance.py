@@ -1,9 +1,8 @@
-"""Uneven work that nobody in particular is to blame for: who has most of it changes.
+"""Uneven work without a persistent culprit: the rank with most work changes.
 
-In each step all peers wait for the one with most work; what the even share would save is the
-largest work less the mean (rebalancing conserves work, so the mean is what it could be). Whether
-peers take turns or one leads more often than chance is said, not judged: a rank that leads
-persistently is a straggler and found as such.
+In each step all peers wait for the one with most work; even shares would save the largest work
+minus the mean (rebalancing conserves work). Whether peers take turns or one leads more often than
+by chance is reported, not judged: a rank that leads persistently is a straggler.
 """
 
 from dataclasses import dataclass
@@ -21,25 +20,25 @@ class LoadImbalance:
     variation_ratio: float
     """Median over groups and steps of the standard deviation over the mean."""
     lost_ns: float
-    """Per step: largest less mean work, of the group where that is most; mean over steps."""
+    """Per step: largest minus mean work, of the group where that is most; mean over steps."""
     lost_ratio: float
     """Of the step."""
     leader: int
-    """The rank that has most work of its group most often."""
+    """The rank that most often has the most work of its group."""
     leader_ratio: float
-    """Of the steps in which it does."""
+    """Share of steps in which it does."""
     leader_p: float
     """Chance of that or more if all were alike, for any rank of the run."""
     num_steps: int
 
     @property
     def takes_turns(self) -> bool:
-        """Whether nobody leads more often than by chance."""
+        """Whether no rank leads more often than by chance."""
         return self.leader_p >= SIGNIFICANCE_RATIO
 
 
 def measure_load_imbalance(work: PeerWork) -> LoadImbalance | None:
-    """None where no rank has a peer."""
+    """None if no rank has a peer."""
     if not work.groups or not len(work.steps):
         return None
     lost, variations, leaders = [], [], []

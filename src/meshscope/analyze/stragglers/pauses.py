@@ -1,14 +1,14 @@
 """Steps in which a rank works far longer than it usually does: sporadic pauses of its host.
 
-A step of a rank is a pause when its work is beyond the rank's usual (median) by _PAUSE_RATIO of a
-step and by far more than it scatters, in few of its steps: what happens in many is how the rank
-is. The cost of pauses is, per step, that of the longest one on any rank: who waits does not care
-how many others paused as well.
+A step of a rank is a pause if its work exceeds the rank's usual (median) by _PAUSE_RATIO of a step
+and by far more than its scatter, in few of its steps: what happens in many is normal for the rank.
+The cost of pauses in a step is that of the longest one on any rank: others that pause at the same
+time cost nothing more.
 
-Pauses of the collector are known by their spans (`gc_collections`); forward that is longer while
-backward is not speaks for the host rather than the device. Wrong for pauses inside of an
-operation: those are transfer, and those in fetching data are the input's. Work that is dealt out
-unevenly, one rank after another, is not called pauses.
+Pauses of the garbage collector are known by their spans (`gc_collections`); a longer forward with a
+normal backward points to the host rather than the device. Wrong for pauses inside an operation,
+which are transfer, and in fetching data, which are the input's. Uneven work that goes around the
+ranks is not called pauses.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from meshscope.analyze.timeline.peer_work import PeerWork
 from meshscope.store.read.arrays import Bools, Floats
 
 _PAUSE_RATIO = 0.25
-"""Of a step's period, by which work must be beyond the usual."""
+"""Least excess over the usual work, as a share of a step's period."""
 _PAUSE_DEVIATIONS = 8.0
-"""Robust deviations of the rank's work, likewise."""
+"""Least excess, in robust deviations of the rank's work."""
 _MAX_STEPS_RATIO = 0.34
-"""Of a rank's steps: above it the rank is slow or uneven, not paused."""
+"""The most paused steps of a rank; with more it is slow or uneven."""
 _MIN_PAUSES = 3
-"""Of a rank, from which they are a pattern."""
+"""Fewest pauses of a rank that are a pattern."""
 _AROUND_STEPS_RATIO = 0.9
-"""Of the steps that have a long rank, from which uneven work goes around."""
+"""Least share of steps with a long rank if uneven work goes around."""
 _AROUND_RANKS = 1.2
-"""Long ranks in such a step, below which it does."""
+"""The most long ranks in such a step."""
 _MAD_TO_DEVIATION = 1.4826
 
 
@@ -39,7 +39,7 @@ class PausedRank:
 
     rank: int
     step_indices: tuple[int, ...]
-    """Places of the steps, in `PeerWork.steps`."""
+    """Indices in `PeerWork.steps`."""
     typical_ns: float
     """Median length."""
     longest_ns: float
@@ -55,7 +55,7 @@ class Pauses:
     ranks: tuple[PausedRank, ...]
     """Most time first."""
     excess_ns: Floats
-    """[step, rank index]: beyond the usual, 0 where there was no pause."""
+    """[step, rank index]: excess over the usual work, 0 without a pause."""
     usual_ns: Floats
     """[rank index]: median work."""
     cost_ns: float
@@ -69,7 +69,7 @@ class Pauses:
 
 
 def find_pauses(work: PeerWork, *, without: frozenset[int] = frozenset()) -> Pauses:
-    """Pauses of all ranks but those whose slowness has another name."""
+    """Pauses of all ranks except those known to be slow."""
     usual = np.median(work.total_ns, axis=0)
     excess = work.total_ns - usual
     deviation = _MAD_TO_DEVIATION * np.median(np.abs(excess), axis=0)
@@ -97,9 +97,9 @@ def find_pauses(work: PeerWork, *, without: frozenset[int] = frozenset()) -> Pau
 
 
 def _goes_around(is_pause: Bools) -> bool:
-    """Whether nearly every step has one long rank, and hardly ever two: dealt out, not happening.
+    """Whether nearly every step has one long rank, and hardly ever two: uneven work, not pauses.
 
-    Pauses of independent hosts that leave no step without one would often meet.
+    Independent pauses that leave no step out would often coincide.
     """
     in_step = is_pause.sum(axis=1)
     num_hit = int(np.count_nonzero(in_step))
@@ -121,7 +121,7 @@ def _describe(work: PeerWork, index: int, paused: Bools, excess: Floats) -> Paus
 
 
 def _share_in(work: PeerWork, phase: str, index: int, paused: Bools) -> float:
-    """Time beyond the usual in one phase of the paused steps."""
+    """Excess time in one phase of the paused steps."""
     if phase not in work.phases:
         return 0.0
     own = work.work_ns[work.phases.index(phase)][:, index]

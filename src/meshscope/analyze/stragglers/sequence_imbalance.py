@@ -1,16 +1,16 @@
 """Whether uneven work comes from the data: forward and backward of a batch are long together.
 
 A longer sequence lengthens forward and backward of the same microbatch by the same factor; a slow
-host or a pause lengthens one of them. So the correlation of the two over microbatches (where
-pipeline actions were recorded) or steps tells (OSDI'25: Pearson r of 0.9 and more over the
-microbatches of a stage). Each rank and stage is divided by its own median first, so that a rank
-that is slow in both does not look like long sequences.
+host or a pause lengthens one of them. So their correlation over microbatches (if pipeline actions
+were recorded) or steps separates the two (OSDI'25: Pearson r of 0.9 and more over the microbatches
+of a stage). Each rank and stage is divided by its own median first, so that a rank that is slow in
+both does not look like long sequences.
 
-Where tokens were counted per step, their correlation with work is stated too. Equal counts do not
-speak against it: attention grows with the square of single sequences, not with their sum.
+If tokens were counted per step, their correlation with work is reported too. Equal counts do not
+contradict it: attention grows with the square of single sequences, not with their sum.
 
-What all of a step have in common is taken off first: it makes nobody wait. Wrong where
-something else varies both of one rank alike from step to step, such as another program on its host.
+What all ranks of a step share is removed first: it makes no rank wait. Wrong where something else
+varies both on one rank alike from step to step, such as another program on its host.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ MIN_CORRELATION = 0.9
 """Of forward and backward (OSDI'25, §5)."""
 _MIN_PAIRS = 20
 _MIN_VARIATION_RATIO = 0.10
-"""Standard deviation over the mean that forward and backward must have: less is noise."""
+"""Least standard deviation over the mean of forward and backward: less is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +40,15 @@ class SequenceImbalance:
     correlation: float
     """Pearson's r of forward and backward."""
     variation_ratio: float
-    """Smaller of the two variations, over what a rank usually takes."""
+    """The smaller of the two variations, relative to the rank's usual time."""
     num_pairs: int
     unit: str
     """`microbatch` or `step`."""
     token_correlation: float | Unavailable
-    """Of tokens and forward plus backward, over ranks and steps."""
+    """Of tokens with forward plus backward, over ranks and steps."""
 
     @property
     def is_found(self) -> bool:
-        """Whether the pattern is there."""
         return (
             self.num_pairs >= _MIN_PAIRS
             and self.correlation >= MIN_CORRELATION
@@ -58,7 +57,7 @@ class SequenceImbalance:
 
 
 def read_tokens(attempt: Attempt, work: PeerWork) -> Floats:
-    """[step, rank]: tokens the recorder counted; not a number where it did not."""
+    """[step, rank]: tokens the recorder counted; NaN where it did not."""
     tokens = np.full(work.total_ns.shape, np.nan)
     for index, rank in enumerate(work.ranks):
         columns = attempt.ranks[rank].read("steps")
@@ -72,7 +71,7 @@ def read_tokens(attempt: Attempt, work: PeerWork) -> Floats:
 def measure_sequence_imbalance(
     work: PeerWork, timeline: Timeline, tokens: Floats | None = None
 ) -> SequenceImbalance | Unavailable:
-    """`tokens` is [step, rank], not finite where it was not counted."""
+    """`tokens` is [step, rank], NaN where not counted."""
     pairs = _pair_actions(timeline)
     unit = "microbatch"
     if pairs is None:
@@ -92,7 +91,7 @@ def measure_sequence_imbalance(
 
 
 def correlate(first: Floats, second: Floats) -> float:
-    """Pearson's r; 0 where one of them does not vary."""
+    """Pearson's r; 0 if one of them is constant."""
     first, second = first - first.mean(), second - second.mean()
     scale = float(np.sqrt((first @ first) * (second @ second)))
     return float(first @ second) / scale if scale > 0 else 0.0
@@ -104,10 +103,7 @@ def _vary(values: Floats) -> float:
 
 
 def _pair_phases(work: PeerWork) -> tuple[Floats, Floats] | None:
-    """Forward and backward of each rank and step, over the rank's usual and the step's.
-
-    What all peers have in common in a step is taken off: it costs nobody a wait.
-    """
+    """Forward and backward of each rank and step, relative to the rank's usual and the step's."""
     if "forward" not in work.phases or "backward" not in work.phases or not work.groups:
         return None
     both = []
@@ -126,7 +122,7 @@ def _pair_phases(work: PeerWork) -> tuple[Floats, Floats] | None:
 
 
 def _pair_actions(timeline: Timeline) -> tuple[Floats, Floats] | None:
-    """Forward and backward of each microbatch, over its rank's and stage's usual and the step's."""
+    """Forward and backward of each microbatch, relative to its rank, stage and step."""
     actions = timeline.actions
     if actions is None:
         return None
@@ -152,7 +148,7 @@ def _pair_actions(timeline: Timeline) -> tuple[Floats, Floats] | None:
 
 
 def _relate(values: Floats, owner: Int64s, step: Int64s) -> Floats:
-    """Over what each owner usually takes, then over the mean of the step."""
+    """Divides by what each owner usually takes, then by the mean of the step."""
     related = values.copy()
     for number in np.unique(owner).tolist():
         own = owner == number

@@ -1,11 +1,10 @@
 """What slow ranks have in common: a host, a pipeline stage, a tp group, a replica of the model.
 
-A set that is all ranks of one host points to the host, one that is all of a tp group to what they
-share, and so on. A trait counts only where it tells ranks apart: with one host for all ranks,
-being on it says nothing. Of several traits that fit, all are named, hosts first.
+A set of all ranks of one host points to the host, a whole tp group to what its ranks share, and so
+on. A trait counts only if it distinguishes ranks: with one host for all ranks, it says nothing. All
+traits that fit are named, hosts first.
 
-Wrong where placement makes traits equal (a tp group that fills a host): then both are named, and
-the numbers cannot tell which it is.
+Wrong where placement makes traits equal (a tp group that fills a host): then both are named.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from meshscope.core.unavailable import Unavailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTrait:
-    """Something all ranks of a set have in common and not all ranks of the job have."""
+    """Something that all ranks of a set share and not all ranks of the job."""
 
     kind: str
     """`host`, `stage`, `tp group` or `replica`."""
@@ -26,7 +25,7 @@ class SharedTrait:
     num_members: int
     """Ranks of the job that have it."""
     is_whole: bool
-    """All of them are in the set."""
+    """All its members are in the set."""
 
 
 def find_shared(
@@ -35,10 +34,9 @@ def find_shared(
     layout: Layout | Unavailable,
     hosts: Mapping[int, str],
 ) -> tuple[SharedTrait, ...]:
-    """Traits of all these ranks, whole ones first; none of a single rank.
+    """Traits that all these ranks share, whole ones first; none for a single rank.
 
-    A trait that only part of its members show (two of eight on a host) must hold for most of
-    them, or chance would name it.
+    Most members of a trait must be in the set (not two of eight on a host): chance names others.
     """
     wanted = frozenset(ranks)
     if len(wanted) < 2:

@@ -1,9 +1,9 @@
-"""What some steps spend their extra time in, on one rank: which phase, or which gap.
+"""The phase or gap in which some steps of one rank spend their extra time.
 
-The period of a step (from the end of the one before) is split by phase, and the mean over the slow
-steps is compared with the median over the others. What no phase claims counts as between steps
-where it lies in the gap, else as unattributed. Wrong about the cause where the rank only waits in
-that phase for another: pick the rank that works more in these steps.
+The period of a step (from the end of the previous one) is split by phase, and the mean over the
+slow steps is compared with the median over the others. Time outside phases counts as between steps
+if it lies in the gap, else as unattributed. Wrong about the cause if the rank only waits in that
+phase for another: pick the rank that works more in these steps.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class PhaseExcess:
 
     phase: str
     excess_ns: float
-    """Mean in the slow steps less median in the others."""
+    """Mean in the slow steps minus median in the others."""
 
 
 def find_excess(recording: RankRecording, slow: Int64s) -> tuple[PhaseExcess, ...]:
-    """Phases by what they take more in the steps numbered `slow`, the largest first."""
+    """Phases by their excess in the steps numbered `slow`, largest first."""
     steps = order_steps(recording.read("steps"))
     placed, _ = assign_phases(steps, recording.read("spans"))
     table = tabulate_phases(placed, recording.names, num_steps=len(steps))

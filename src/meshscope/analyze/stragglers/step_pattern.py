@@ -1,15 +1,13 @@
-"""Patterns in the job's step times over a run: drift, steps that are slow at a fixed interval, and
-single slow steps.
+"""Patterns in the job's step times: drift, slow steps at a fixed interval, single slow steps.
 
-A step's period is from the end of the step before it to its own end, the gap before it included,
-because that is where checkpoints and evaluation happen; the job's is the median over some ranks
-that are spread over the job. Slow steps are those far above the median of their neighbours, so a
-drift does not make steps slow and slow steps do not make a drift: blocks of steps are compared by
-their medians.
+A step's period runs from the end of the previous step to its own end, with the gap before it,
+because checkpoints and evaluation happen there; the job's is the median over some ranks spread over
+the job. Slow steps are those far above the median of their neighbours, so a drift does not make
+steps slow; drift compares medians of blocks, so slow steps do not make a drift.
 
-Slow steps recur where they stand in one class of the step number modulo some interval more often
-than by chance, corrected for all intervals tried. Wrong where every second step is slow:
-the median of the neighbours is then neither.
+Slow steps recur if they share a remainder of the step number modulo some interval more often than
+by chance, corrected for all intervals tried. Wrong if every second step is slow: the median of the
+neighbours is then neither.
 """
 
 import math
@@ -25,20 +23,20 @@ from meshscope.store.read.run import Attempt
 from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
 
 MAX_RANKS = 8
-"""Ranks read for the job's periods: they wait for each other, so a few show the pace of all."""
+"""Ranks read for the job's periods: ranks wait for each other, so a few show the pace of all."""
 _HALF_WINDOW = 12
 """Steps on either side that a step is compared with."""
 MIN_SLOW_RATIO = 0.25
-"""A slow step is longer than its neighbours by at least this..."""
+"""Least excess of a slow step over its neighbours."""
 _MIN_SLOW_DEVIATIONS = 8.0
-"""... and by this many robust standard deviations of theirs."""
+"""Least excess, in robust standard deviations of the neighbours."""
 MIN_STEPS = 24
-"""Steps after warm-up below which no pattern is looked for."""
+"""Fewest steps after warm-up that can show a pattern."""
 _MIN_RECURRENCES = 3
 MAX_CHANCE = 0.01
-"""Of intervals that slow steps would keep by chance, over all intervals tried."""
+"""Chance, over all intervals tried, below which slow steps recur."""
 _MIN_RECURRING_RATIO = 0.8
-"""Of the steps at the interval that have to be slow."""
+"""Least share of slow steps at the interval."""
 _MAX_INTERVALS = 3
 _NUM_BLOCKS = 24
 _MAD_TO_SIGMA = 1.4826
@@ -59,11 +57,11 @@ class StepPeriods:
 
     @property
     def excess_ns(self) -> Floats:
-        """Above the neighbours' median, of slow steps; 0 for the others."""
+        """Excess of slow steps over their neighbours' median; 0 for other steps."""
         return np.where(self.is_slow, self.period_ns - self.usual_ns, 0.0)
 
     def share_of(self, rows: Bools) -> float:
-        """Of all time, what slow steps among `rows` take beyond the usual."""
+        """The excess of slow steps among `rows` as a share of all time."""
         return float(self.excess_ns[rows].sum() / self.period_ns.sum())
 
 
@@ -78,11 +76,10 @@ class Recurrence:
     num_expected: int
     """Steps at that interval."""
     chance: float
-    """Of that many being slow by chance, over all intervals tried."""
+    """That so many are slow by chance, over all intervals tried."""
 
     @property
     def num_slow(self) -> int:
-        """How many of the steps at the interval were slow."""
         return int(np.count_nonzero(self.rows))
 
 
@@ -100,11 +97,10 @@ class Drift:
     """Median period in the last quarter."""
     mean_ns: float
     onset_step: int | Unavailable
-    """Where most of it happened, if it is a jump rather than a slope."""
+    """Where the change happened, if it is a jump rather than a slope."""
 
 
 def read_periods(attempt: Attempt, *, num_warmup: int) -> StepPeriods | Unavailable:
-    """The job's periods; Unavailable with too few steps."""
     ranks = sorted(attempt.ranks)
     picked = ranks[:: max(1, math.ceil(len(ranks) / MAX_RANKS))]
     series = [_rank_periods(attempt, rank, num_warmup) for rank in picked]
@@ -128,7 +124,6 @@ def _rank_periods(attempt: Attempt, rank: int, num_warmup: int) -> tuple[Int64s,
 
 
 def find_slow_steps(step: Int64s, period_ns: Floats) -> StepPeriods:
-    """Compares every step with its neighbours."""
     window = 2 * _HALF_WINDOW + 1
     padded = np.pad(period_ns, _HALF_WINDOW, mode="reflect")
     views = np.lib.stride_tricks.sliding_window_view(padded, window)
@@ -153,7 +148,7 @@ def find_recurrences(periods: StepPeriods) -> tuple[Recurrence, ...]:
 
 
 def _find_recurrence(periods: StepPeriods, is_slow: Bools) -> Recurrence | None:
-    """The interval that chance explains least; only intervals between two slow steps can be."""
+    """The interval least explained by chance, among those between two slow steps."""
     slow = periods.step[is_slow]
     longest = int(periods.step[-1] - periods.step[0]) // _MIN_RECURRENCES
     num_tried = max(1, longest * (longest + 1) // 2)
@@ -205,7 +200,7 @@ def _mann_kendall(values: Floats) -> float:
 
 
 def _find_onset(periods: StepPeriods, level: Floats, slope: float) -> int | Unavailable:
-    """The first step of the second part, where two levels fit the blocks better than a line."""
+    """The first step of the second level, if two levels fit the blocks better than a line."""
     index = np.arange(len(level))
     line = level - slope * index
     line_error = float(np.abs(line - np.median(line)).sum())

@@ -1,14 +1,14 @@
-"""Slow ranks of a run: who, in which phase, since when, how sure, together with whom.
+"""Slow ranks of a run: which, in which phase, since when, how certain, with which others.
 
 Each group of true peers is tested in its whole work and in each phase (`persistence`), and every
 rank's work for a change of level (`change_point`); Holm corrects over all ranks and phases of the
 run. A rank whose work changed level is fail-slow and not also called persistently slow.
 
-Ranks that lose about as much are one set: they are slow together, and mending one alone wins
-nothing. A rank that loses less than half of the worst is a set of its own.
+Ranks that lose about as much are one set: they are slow together, and fixing one alone saves
+nothing. A rank that loses less than half of the worst is in a separate set.
 
-Wrong where more than half of a group is slow, and blind where a rank has no peer and was slow from
-its first step on; a stage that is slow on all its ranks is for the rules of the pipeline.
+Wrong where more than half of a group is slow, and blind to a rank without peers that was slow from
+its first step; a stage that is slow on all its ranks is for the pipeline rules.
 """
 
 from collections.abc import Mapping
@@ -31,15 +31,15 @@ from meshscope.numerics.persistence import Candidate, correct_holm, find_candida
 from meshscope.store.read.arrays import Floats
 
 _MIN_EXCESS_SHARE = 0.01
-"""Of a step's period: less time than that is not worth a line, however sure."""
+"""Least excess, as a share of a step's period, that is reported."""
 _SAME_SET_RATIO = 0.5
-"""Of the worst rank's excess, from which another belongs to its set."""
+"""Least share of the worst rank's excess of a rank in its set."""
 _SAME_ONSET_RATIO = 0.05
-"""Of the steps, within which two onsets are one."""
+"""Onsets within this share of the steps are one."""
 _MAIN_PHASE_RATIO = 0.25
-"""Of a rank's excess, from which a phase is named."""
+"""Least share of a rank's excess of a phase that is named."""
 _USUAL_QUANTILE = 0.25
-"""Of a rank's own steps: what it does while it is not slow, be that half of the run."""
+"""Of a rank's own steps: its work while not slow, even if it is slow for half of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +50,25 @@ class SlowRank:
     axis: str
     """Along which its peers lie; "" where no layout is known."""
     tested_phase: str | None
-    """In which the test was clearest; None: in all its work together."""
+    """The phase of the clearest test; None for all its work together."""
     candidate: Candidate
     adjusted_p: float
     """Corrected for all ranks and phases of the run."""
     excess_ns: float
     """Per step, over all phases in which it is slower: median over steps."""
     phase_excess_ns: Mapping[str, float]
-    """Median excess in each phase, largest first, those below 1 % of a step left out."""
+    """Median excess in each phase, largest first, without those below 1 % of a step."""
     reference: tuple[int, ...]
     """Peers it was compared with, none of them slow."""
 
     @property
     def effect(self) -> Effect:
-        """How much more it works, in the phase of the test."""
+        """Its effect in the phase of the test."""
         return self.candidate.effect
 
     @property
     def main_phases(self) -> tuple[str, ...]:
-        """Phases that hold a good part of the excess."""
+        """Phases with a large part of the excess."""
         total = sum(self.phase_excess_ns.values())
         named = [
             name for name, ns in self.phase_excess_ns.items() if ns >= _MAIN_PHASE_RATIO * total
@@ -78,7 +78,7 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailSlowRank:
-    """One rank that became slow, and perhaps recovered."""
+    """A rank that became slow, and perhaps recovered."""
 
     rank: int
     change: LevelChange
@@ -87,11 +87,11 @@ class FailSlowRank:
     """Per slow step: median."""
     phase_excess_ns: Mapping[str, float]
     reference: tuple[int, ...]
-    """Peers that stayed as they were; empty where it was compared with its own other steps."""
+    """Peers that did not change; empty if it was compared with its own other steps."""
 
     @property
     def main_phases(self) -> tuple[str, ...]:
-        """Phases that hold a good part of the excess."""
+        """Phases with a large part of the excess."""
         total = sum(self.phase_excess_ns.values())
         named = [
             name for name, ns in self.phase_excess_ns.items() if ns >= _MAIN_PHASE_RATIO * total
@@ -101,11 +101,11 @@ class FailSlowRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowSet:
-    """Slow ranks that are one cause, worst first."""
+    """Slow ranks with one cause, worst first."""
 
     slow: tuple[SlowRank, ...]
     shared: tuple[SharedTrait, ...]
-    """What they and few others have in common."""
+    """What they share with few others."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -133,12 +133,11 @@ class Stragglers:
     slow_sets: tuple[SlowSet, ...]
     fail_slow_sets: tuple[FailSlowSet, ...]
     num_tests: int
-    """Ranks times phases that were looked at."""
+    """Ranks times phases tested."""
     num_steps: int
 
     @property
     def ranks(self) -> frozenset[int]:
-        """All that are or became slow."""
         slow = {rank for found in self.slow_sets for rank in found.ranks}
         return frozenset(slow.union(*(found.ranks for found in self.fail_slow_sets)))
 
@@ -146,7 +145,6 @@ class Stragglers:
 def find_stragglers(
     work: PeerWork, layout: Layout | Unavailable, hosts: Mapping[int, str]
 ) -> Stragglers:
-    """Slow ranks in sets."""
     fail_slow = _find_fail_slow(work)
     changed = {one.rank for one in fail_slow}
     slow, num_tests = _find_slow(work, changed)
@@ -177,7 +175,7 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
     ]
     slow_indices = {group.indices[candidate.index] for group, _, candidate, _ in passed}
     best: dict[int, SlowRank] = {}
-    # Of several tests that a rank failed, the one with most time in it speaks for it.
+    # A rank that failed several tests is reported by the one with most time in it.
     for group, phase, candidate, p in sorted(passed, key=lambda test: -test[2].excess_ns):
         index = group.indices[candidate.index]
         rank = work.ranks[index]
@@ -204,7 +202,7 @@ def _measure_phase_excess(
     reference: tuple[int, ...],
     steps: slice | np.typing.NDArray[np.bool_] = np.s_[:],
 ) -> dict[str, float]:
-    """Median over steps of a rank's work less its peers' median, by phase, largest first."""
+    """Median over steps of a rank's work minus its peers' median, by phase, largest first."""
     if not reference:
         return {}
     excess = {}
@@ -230,7 +228,7 @@ def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
         series = _relate(work.total_ns[:, list(indices)], are_peers=indices is not alone)
         if series is None:
             continue
-        # What most ranks move by; a rank that seems steadier than that is so by chance.
+        # The noise of most ranks; a rank that seems steadier is so by chance.
         noise = float(np.median(measure_step_noise(series)))
         changes = {}
         for column, index in enumerate(indices):
@@ -238,7 +236,7 @@ def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
             if change is not None and _has_risen(work, index, change):
                 changes[index] = change
         if 2 * len(changes) > len(indices) and len(indices) > 2:
-            continue  # Most of them changed: that is not one rank's doing.
+            continue  # Most ranks changed: no single rank is the cause.
         others = tuple(index for index in indices if index not in changes)
         for index, change in changes.items():
             reference = others if indices is not alone else ()
@@ -247,10 +245,10 @@ def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
 
 
 def _relate(total_ns: Floats, *, are_peers: bool) -> Floats | None:
-    """Each rank's work over the lower median of the others' in the step, minus one.
+    """Each rank's work over the lower median of the others in the step, minus one.
 
-    The lower median stays where it is while up to half of the ranks are slow. Ranks that do
-    different work are divided by what they usually do before.
+    The lower median holds while up to half of the ranks are slow. Ranks that do different work are
+    divided by their usual work first.
     """
     if not bool(np.isfinite(total_ns).all()) or not bool((total_ns > 0).all()):
         return None

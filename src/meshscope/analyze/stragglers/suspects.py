@@ -1,8 +1,8 @@
-"""Ranks that are known to be late of their own, so that others' waits are not counted twice.
+"""Ranks known to be late by themselves, so that others' waits are not counted twice.
 
-Everyone who communicates with a slow rank waits, and every wait looks like slow communication, a
+Every rank that communicates with a slow rank waits, and every wait looks like slow communication, a
 bubble or a slow link. Rules that read waits ask here first: `explain` says how much of the waiting
-in each step the suspects' excess accounts for.
+the suspects' excess accounts for.
 """
 
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from meshscope.store.read.arrays import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Suspects:
-    """Who was late of its own, and by how much in each step."""
+    """Ranks late by themselves, and by how much in each step."""
 
     ranks: frozenset[int]
     """Slow, fail-slow and paused ranks."""
     excess_ns: Floats
-    """[step index, rank index]: work beyond that of peers, or of the rank's other steps; 0 for
-    everyone else."""
+    """[step index, rank index]: excess over peers, or over the rank's other steps; 0 for all other
+    ranks."""
     step_ns: float
 
     @property
     def lost_ratio(self) -> float:
-        """Of a step: mean over steps of the largest excess, the most they can have cost."""
+        """Mean over steps of the largest excess, as a share of a step: their cost at most."""
         if not self.excess_ns.size or self.step_ns <= 0:
             return 0.0
         return float(self.excess_ns.max(axis=1).mean()) / self.step_ns
 
     def explain(self, wait_ns: Floats) -> float:
-        """Share of waiting [step] that can be theirs, 0 to 1."""
+        """Share of the waiting [step] that they can have caused, 0 to 1."""
         total = float(wait_ns.sum())
         if total <= 0 or not self.excess_ns.size:
             return 0.0
@@ -42,7 +42,6 @@ class Suspects:
 
 
 def list_suspects(work: PeerWork, stragglers: Stragglers, pauses: Pauses) -> Suspects:
-    """From what was found about them."""
     excess = pauses.excess_ns.copy()
     index_of = {rank: index for index, rank in enumerate(work.ranks)}
     for slow_set in stragglers.slow_sets:

@@ -1,14 +1,14 @@
 """What the logged loss, gradient norm and learning rate do over the run.
 
-A step's loss is, of each rank's mean over its microbatches, the median over the ranks that logged
-one, of many the first 64: the same number where ranks log the job's loss, a robust middle where
-each logs its own. NaN and Inf are looked for on every rank, and left out of everything else.
+A step's loss is the median over ranks (the first 64 that logged one) of each rank's mean over its
+microbatches: the job's loss if ranks log that, a robust middle if each logs its own. NaN and Inf
+are searched on every rank and left out of everything else.
 
-- Trend: Theil–Sen slope of the last half with a 95 % interval, and what it makes of the half.
+- Trend: Theil–Sen slope of the last half with a 95 % interval, and its change over the half.
 - Plateau: the interval of that change lies within ±`_PLATEAU_RATIO` of the level, although the loss
   fell before by more.
 - Divergence: the last values lie above the best level reached before, by an effect and beyond the
-  noise, and stay there. A spike that comes back is none.
+  noise, and stay there. A spike that returns is none.
 - Gradient norm: the level of the last tenth over the level of the middle of the run.
 
 Wrong where the loss is not a loss (a reward, a difference of two), where tasks change during a run,
@@ -35,24 +35,24 @@ LEARNING_RATE = "lr"
 _WANTED = frozenset(name for names in SIGNAL_NAMES.values() for name in names)
 
 MAX_POINTS = 80
-"""Of a series as it is drawn."""
+"""Of a drawn series."""
 MAX_RANKS = 64
-"""Ranks of which the median is taken."""
+"""Ranks in the median."""
 MIN_STEPS = 20
-"""With fewer finite values neither divergence nor a plateau is told."""
+"""Fewest finite values for a divergence or a plateau."""
 _MIN_PLATEAU_STEPS = 50
 _PLATEAU_RATIO = 0.01
-"""Of the level: a change over half a run below which nothing moves."""
+"""Largest change of a plateau over half a run, relative to the level."""
 _MIN_FALL_RATIO = 0.05
-"""Of the first level: how much a loss must have fallen for a stop to be news."""
+"""Least fall before a plateau, relative to the first level."""
 _DIVERGENCE_RATIO = 0.1
-"""Of the best level: by which the last one must lie above it."""
+"""Least excess of the last level, relative to the best."""
 _DIVERGENCE_SPREADS = 6.0
-"""Of the noise about a running median, likewise."""
+"""Least excess, in spreads of the noise about a running median."""
 _LOSS_SPIKE_RATIO = 0.2
 _NORM_SPIKE_RATIO = 1.0
 _WINDOW = 9
-"""Steps of the running median that the best level is taken of."""
+"""Steps of the running median behind the best level."""
 
 
 class LossCourse(StrEnum):
@@ -63,12 +63,12 @@ class LossCourse(StrEnum):
     RISING = "rising"
     DIVERGED = "diverged"
     UNCLEAR = "unclear"
-    """The interval of its trend holds both up and down."""
+    """The interval of its trend includes up and down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesPoint:
-    """One value and its step; of several steps the median and the first."""
+    """One value and its step; for a bin the median and the first step."""
 
     step: int
     value: float
@@ -89,12 +89,10 @@ class JobSeries:
 
     @property
     def first(self) -> SeriesPoint:
-        """The first value."""
         return self._at(0)
 
     @property
     def last(self) -> SeriesPoint:
-        """The last value."""
         return self._at(len(self) - 1)
 
     @property
@@ -127,16 +125,16 @@ class NonFinite:
 
     first_step: int
     first_ranks: tuple[int, ...]
-    """Ranks that had one in that step."""
+    """Ranks with one in that step."""
     first_kind: str
     """`NaN`, `+Inf` or `-Inf`."""
     ranks: tuple[int, ...]
-    """All that ever had one."""
+    """Ranks that ever had one."""
     num_values: int
     num_steps: int
     last_step: int
     is_lasting: bool
-    """Whether the last step that was logged has one."""
+    """Whether the last logged step has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +153,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange:
-    """The level of a signal at the end, against its middle."""
+    """The level of a signal at the end, compared with its middle."""
 
     usual: float
     """Median of the second to fifth tenth."""
@@ -167,7 +165,7 @@ class LevelChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Convergence:
-    """What one attempt's signals do. Each may be missing, with the reason."""
+    """What one attempt's signals do."""
 
     loss: JobSeries | Unavailable
     grad_norm: JobSeries | Unavailable
@@ -178,14 +176,13 @@ class Convergence:
     trend: Trend | Unavailable
     """Of the last half of the loss."""
     change_ratio: tuple[float, float, float] | Unavailable
-    """What the trend makes of the last half, over the level: low end, middle, high end."""
+    """The trend's change over the last half, relative to the level: low end, middle, high end."""
     divergence: Divergence | None
     loss_spikes: Spikes | Unavailable
     norm_spikes: Spikes | Unavailable
 
 
 def analyze_convergence(attempt: Attempt) -> Convergence:
-    """Reads and judges the signals of every rank."""
     # A loss of 1e308 is a number; its differences need not be.
     with np.errstate(over="ignore", invalid="ignore"):
         return _analyze(attempt)
@@ -221,7 +218,7 @@ def _analyze(attempt: Attempt) -> Convergence:
 
 @dataclass(slots=True, kw_only=True)
 class _RankSignals:
-    """One signal of all ranks, reduced as they come: many ranks need little more than one."""
+    """One signal of all ranks, reduced rank by rank to save memory."""
 
     signal: str
     name: str = ""
@@ -256,7 +253,7 @@ class _RankSignals:
         return JobSeries(name=self.name, step=numbers, value=low / 2 + high / 2)
 
     def find_nonfinite(self) -> NonFinite | None:
-        """Where NaN and Inf were logged, over all ranks; None where nowhere."""
+        """Where NaN and Inf were logged, over all ranks; None for nowhere."""
         if not self.bad:
             return None
         first_step = min(int(steps.min()) for steps, _ in self.bad.values())
@@ -346,7 +343,7 @@ def _find_divergence(loss: JobSeries) -> Divergence | None:
     at = int(np.argmin(smooth[: count - num_last // 2]))
     best = float(smooth[at])
     limit = best + max(_DIVERGENCE_RATIO * abs(best), _DIVERGENCE_SPREADS * noise)
-    # All of the last values: one that is back at the level is a sign of a spike, not of a course.
+    # All of the last values: one back at the level means a spike, not a course.
     if not last > limit or float(loss.value[-num_last:].min()) <= best + (limit - best) / 2:
         return None
     near = np.flatnonzero(loss.value <= best + (limit - best) / 2)

@@ -1,8 +1,8 @@
-"""Steps whose update was skipped, without those in which a loss scale is looked for.
+"""Steps whose update was skipped, after the search for a loss scale.
 
-Counted from the flags of the steps, on the rank that skipped most: a scaler decides for all ranks
-alike where they share gradients. The first tenth of the run is left out of the rate: a scaler that
-begins high skips there by design.
+They are counted from the steps' flags on the rank that skipped most: a scaler decides alike for all
+ranks that share gradients. The first tenth of the run is left out of the rate: a scaler that starts
+high skips there by design.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class SkippedUpdates:
     """Of the rank that skipped most."""
 
     ranks: tuple[int, ...]
-    """Those that skipped after the first tenth; empty when all did."""
+    """Ranks that skipped after the first tenth; empty if all did."""
     num_skipped: int
     """In the whole run."""
     num_late: int
@@ -36,14 +36,13 @@ class SkippedUpdates:
 
 
 def count_skipped(attempt: Attempt) -> SkippedUpdates | Unavailable:
-    """Over all ranks; Unavailable where no step finished."""
     found: dict[int, SkippedUpdates] = {}
     for recording in attempt:
         columns = recording.read("steps")
         step = int64_column(columns, "step")
         if len(step):
             flags = columns["flags"].astype(np.int64, copy=False)
-            found[recording.rank] = _count(step, (flags & StepFlag.SKIPPED) != 0)
+            found[recording.rank] = _count_flags(step, (flags & StepFlag.SKIPPED) != 0)
     if not found:
         return Unavailable("no step finished")
     late = tuple(rank for rank, own in found.items() if own.num_late)
@@ -58,7 +57,7 @@ def count_skipped(attempt: Attempt) -> SkippedUpdates | Unavailable:
     )
 
 
-def _count(
+def _count_flags(
     step: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]",
     is_skipped: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]",
 ) -> SkippedUpdates:
