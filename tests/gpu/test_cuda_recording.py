@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.capture.steps.marking import MAX_STRIDE
 from meshscope.store.read.run import open_run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -38,7 +39,7 @@ def test_device_spans_and_numbers_arrive_without_waiting(tmp_path: Path):
     recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
     recorder.attach(model, optimizer)
     losses = []
-    for _ in range(40):
+    for _ in range(3 * MAX_STRIDE + 1):  # however short steps are, three of them are marked
         loss = train_step(model, optimizer)
         recorder.log(loss=loss)
         losses.append(loss.detach())
