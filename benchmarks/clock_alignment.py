@@ -27,7 +27,8 @@ from fork_ranks import run_ranks
 from meshscope.analyze.communication.communication import analyze_communication
 from meshscope.analyze.job.job import load_job
 from meshscope.store.read.columns import Columns
-from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import TABLES, Table
 from meshscope.store.write.groups import GROUP_KIND, pack_ranks
 from meshscope.store.write.writer import RankWriter
@@ -76,7 +77,7 @@ def rewrite(
         write_shifted(recording, target, shift)
 
 
-def write_shifted(recording: RankRecording, target: Path, shift) -> None:
+def write_shifted(recording: Recording, target: Path, shift) -> None:
     header = dict(recording.header)
     for name in ("kind", "schema_version", "attempt", "sink"):
         header.pop(name, None)

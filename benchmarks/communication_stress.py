@@ -35,7 +35,8 @@ import torch.distributed._functional_collectives as functional
 
 import meshscope
 from meshscope.core.operations import Kind, Outcome
-from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import open_run
 from meshscope.store.write.writer import file_system_type
 
 NUM_RANKS = 4
@@ -244,7 +245,7 @@ def watch(pids: list[int], progress: Progress, num_operations: int) -> list[int]
     return [exit_codes[pid] for pid in pids]
 
 
-def compare(recording: RankRecording, counted: Counts) -> dict[str, Any]:
+def compare(recording: Recording, counted: Counts) -> dict[str, Any]:
     """What one rank recorded beside what it counted; `problems` should be empty."""
     table = recording.read("collectives")
     kinds, groups, outcomes = (table[name].tolist() for name in ("kind", "group_id", "outcome"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.store.read.run import RankRecording
+from meshscope.store.read.recording import Recording
 
 KINDS = ("steps", "phases", "scalars")
 START_NS = 10**12
@@ -141,7 +141,7 @@ def expect(seed: int, num_steps: int, num_phases: int, num_scalars: int) -> Expe
     return found
 
 
-def read(recording: RankRecording) -> dict[str, list[Record]]:
+def read(recording: Recording) -> dict[str, list[Record]]:
     """What a reader finds, in the form of `Expected`."""
     steps, spans, scalars = (recording.read(name) for name in ("steps", "spans", "scalars"))
     return {
@@ -179,7 +179,7 @@ class Comparison:
     """Acknowledged phases of the step that was not finished."""
 
 
-def compare(recording: RankRecording, seed: int, acknowledged: Counts) -> Comparison:
+def compare(recording: Recording, seed: int, acknowledged: Counts) -> Comparison:
     """Every acknowledged step, phase and scalar, one by one."""
     counts = {kind: acknowledged.get(0, index) for index, kind in enumerate(KINDS)}
     expected = expect(seed, *counts.values())

@@ -30,7 +30,8 @@ import kill_recorder
 import numpy as np
 
 from meshscope.store.read.columns import Columns, ProblemKind
-from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import open_run
 from meshscope.store.write.writer import RankWriter, file_system_type
 
 NUM_THREADS = 4
@@ -195,7 +196,7 @@ def check_recorder(
     note_damage(recording, result)
 
 
-def note_damage(recording: RankRecording, result: ModeResult) -> None:
+def note_damage(recording: Recording, result: ModeResult) -> None:
     """Problems that a kill alone must not cause."""
     found = [problem for problem in recording.problems if problem.kind not in HARMLESS]
     result.num_damaged_runs += bool(found)

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
-from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import NoteCode, OperationFlag, WaitSource
 from meshscope.store.write.groups import Group
 
@@ -137,7 +138,7 @@ class Finished:
 
     folder: Path
 
-    def recording(self, rank: int, name: str = "run", attempt: int = 0) -> RankRecording:
+    def recording(self, rank: int, name: str = "run", attempt: int = 0) -> Recording:
         return _open(self.folder / name, attempt)[rank]
 
     def operations(self, rank: int, name: str = "run", attempt: int = 0) -> list[Operation]:
@@ -167,7 +168,7 @@ class Finished:
 
 
 @cache
-def _open(path: Path, attempt: int) -> dict[int, RankRecording]:
+def _open(path: Path, attempt: int) -> dict[int, Recording]:
     return open_run(path).attempts[attempt].ranks
 
 

@@ -24,7 +24,8 @@ from meshscope.cli import main
 from meshscope.core.schedule import Schedule
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.store.read.query import connect
-from meshscope.store.read.run import RankRecording, Run, open_run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Run, open_run
 from meshscope.store.schema import ACTION_KINDS, StepFlag
 
 pytestmark = [
@@ -64,7 +65,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def read_scalar(recording: RankRecording, name: str) -> dict[int, float]:
+def read_scalar(recording: Recording, name: str) -> dict[int, float]:
     """What a rank logged, by step; each step once."""
     rows = recording.read("scalars")
     (name_id,) = [number for number, text in recording.names.items() if text == name]
@@ -74,12 +75,12 @@ def read_scalar(recording: RankRecording, name: str) -> dict[int, float]:
     return dict(zip(steps, rows["value"][chosen].tolist(), strict=True))
 
 
-def finished_steps(recording: RankRecording) -> list[int]:
+def finished_steps(recording: Recording) -> list[int]:
     rows = recording.read("steps")
     return rows["step"][rows["flags"] & StepFlag.ABORTED == 0].tolist()
 
 
-def aborted_steps(recording: RankRecording) -> list[int]:
+def aborted_steps(recording: Recording) -> list[int]:
     rows = recording.read("steps")
     return rows["step"][rows["flags"] & StepFlag.ABORTED != 0].tolist()
 

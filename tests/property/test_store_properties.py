@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from meshscope.errors import RunError
 from meshscope.store.read.columns import Columns, Problem, TableRead, decode_table
-from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import TABLES, Column, Table
 from meshscope.store.write.journal import read_journal
 from meshscope.store.write.manifest import unseal
@@ -266,7 +267,7 @@ def test_any_bytes_at_all_are_read_without_an_error(content: bytes) -> None:
         assert recording.problems
 
 
-def problems_of(recording: RankRecording) -> list[Problem]:
+def problems_of(recording: Recording) -> list[Problem]:
     for table in TABLES:
         recording.read(table)
     return recording.problems

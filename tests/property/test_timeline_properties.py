@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from meshscope.analyze.rank.phases import assign_phases, order_steps
 from meshscope.capture.steps.timeline import Timeline
-from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import SpanFlag, StepFlag
 from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
 from meshscope.store.write.writer import RankWriter
@@ -153,7 +154,7 @@ def drive(timeline: Timeline, ids: list[int], place: OpenStepWriter | None, now:
 
 def record(
     run_dir: Path, script: list[Operation], *, has_short_cut: bool, is_killed: bool
-) -> tuple[Model, RankRecording]:
+) -> tuple[Model, Recording]:
     writer = RankWriter(run_dir, 0, header=HEADER)
     ids = [writer.name_id(name) for name in NAMES]
     model = Model()
@@ -172,7 +173,7 @@ def record(
     return model, open_run(run_dir).last_attempt.ranks[0]
 
 
-def read_spans(recording: RankRecording) -> list[Span]:
+def read_spans(recording: Recording) -> list[Span]:
     spans = recording.read("spans")
     columns = ("start_host_mono_ns", "duration_ns", "self_ns", "depth", "flags", "microbatch")
     names = [recording.name_of(i) for i in spans["name_id"].tolist()]

@@ -24,7 +24,8 @@ from meshscope.hang.rank_states import (
     RankState,
 )
 from meshscope.store.read.files import read_file, read_file_end
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 from meshscope.store.read.tail import Record, read_last_records, read_step_tail
 from meshscope.store.schema import OPERATION_NOTES, TABLES, NoteCode, OperationFlag, Table
 from meshscope.store.write.groups import Group
@@ -78,21 +79,21 @@ class _Clocks:
                 self._offsets.setdefault(key, self._own_offset(recording))
 
     @staticmethod
-    def _key(recording: RankRecording) -> tuple[str, str] | None:
+    def _key(recording: Recording) -> tuple[str, str] | None:
         host, boot = recording.header.get("host"), recording.header.get("clock_id")
         if isinstance(host, str) and isinstance(boot, str) and boot:
             return (host, boot)
         return None
 
     @staticmethod
-    def _own_offset(recording: RankRecording) -> int:
+    def _own_offset(recording: Recording) -> int:
         return recording.start_unix_ns - _as_int(recording.header.get("start_host_mono_ns"))
 
-    def offset_of(self, recording: RankRecording) -> int:
+    def offset_of(self, recording: Recording) -> int:
         key = self._key(recording)
         return self._offsets[key] if key is not None else self._own_offset(recording)
 
-    def now_of(self, recording: RankRecording) -> int:
+    def now_of(self, recording: Recording) -> int:
         if self._key(recording) is not None and is_this_boot(recording.header, self._here):
             return time.monotonic_ns() + self.offset_of(recording)
         return time.time_ns()
@@ -114,7 +115,7 @@ class _Groups:
             for group in recording.groups.values():
                 self._users.setdefault(group.name, []).append(recording.rank)
 
-    def number(self, recording: RankRecording) -> dict[int, OperationGroup]:
+    def number(self, recording: Recording) -> dict[int, OperationGroup]:
         """By the rank's own numbers. A group that is made again under its name is another one."""
         num_seen: dict[tuple[str, tuple[int, ...]], int] = {}
         groups = {}
@@ -174,7 +175,7 @@ class _Look:
         share = _MAX_RECENT_IN_ALL // max(len(attempt.ranks), 1)
         self._num_recent = min(max(share, _MIN_RECENT), _NUM_RECENT)
 
-    def at(self, recording: RankRecording) -> RankState:
+    def at(self, recording: Recording) -> RankState:
         # Open operations before the tables: one that ends in between is then in both.
         found = _read_in_flight(recording)
         now_ns = self._clocks.now_of(recording)
@@ -228,7 +229,7 @@ class _Look:
         )
 
 
-def _notes_operations(recording: RankRecording) -> bool:
+def _notes_operations(recording: Recording) -> bool:
     """Whether its recorder sees communication, as far as the journal says."""
     if any(line.get("where") == _COMMUNICATION for line in recording.health):
         return False
@@ -244,7 +245,7 @@ def _notes_operations(recording: RankRecording) -> bool:
     return is_on
 
 
-def _read_in_flight(recording: RankRecording) -> InFlight | None:
+def _read_in_flight(recording: Recording) -> InFlight | None:
     found = recording.in_flight()
     if found is not None and found.num_damaged:
         again = recording.in_flight()  # it may just have been written
@@ -252,7 +253,7 @@ def _read_in_flight(recording: RankRecording) -> InFlight | None:
     return found
 
 
-def _tail(recording: RankRecording, table: str, count: int) -> list[Record]:
+def _tail(recording: Recording, table: str, count: int) -> list[Record]:
     try:
         return read_last_records(recording.directory / f"{table}{TABLE_SUFFIX}", count)
     except OSError:  # the rank wrote none
@@ -261,7 +262,7 @@ def _tail(recording: RankRecording, table: str, count: int) -> list[Record]:
 
 class _Reading:
     def __init__(
-        self, recording: RankRecording, groups: Mapping[int, OperationGroup], offset_ns: int
+        self, recording: Recording, groups: Mapping[int, OperationGroup], offset_ns: int
     ) -> None:
         self.groups = groups
         self._recording = recording
@@ -322,7 +323,7 @@ class _Reading:
         return Meeting(group, sequence, *ends, tag)
 
 
-def _read_messages(recording: RankRecording, tail: Sequence[Record]) -> dict[int, str]:
+def _read_messages(recording: Recording, tail: Sequence[Record]) -> dict[int, str]:
     """Error texts of failed operations by the time of their call."""
     outcome = _OPERATION["outcome"]
     if all(outcome.read(words) not in (Outcome.ERROR, Outcome.TIMEOUT) for words in tail):
@@ -375,9 +376,7 @@ def _count_entered(
     return counts
 
 
-def _read_phase(
-    recording: RankRecording, last_end_ns: int
-) -> tuple[tuple[str, int] | None, str, int]:
+def _read_phase(recording: Recording, last_end_ns: int) -> tuple[tuple[str, int] | None, str, int]:
     """The open phase and its start, the last finished phase, and the latest time stamp."""
     if recording.closing is not None:
         return None, "", 0
@@ -409,7 +408,7 @@ def _find_step(
     return max(reached, named) if named is not None else reached
 
 
-def read_exception(recording: RankRecording) -> str:
+def read_exception(recording: Recording) -> str:
     """The exception that the program ended with, from the last lines of the journal."""
     if recording.closing is None:
         return ""
@@ -422,7 +421,7 @@ def read_exception(recording: RankRecording) -> str:
     return str(texts[-1])[:500] if texts else ""
 
 
-def _find_stack_signal(recording: RankRecording) -> int | None:
+def _find_stack_signal(recording: Recording) -> int | None:
     found = None
     for fields in (recording.header, *recording.updates):
         number = fields.get("stack_signal", found)

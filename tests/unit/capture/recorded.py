@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import open_run
 from meshscope.store.schema import SpanFlag
 
 
@@ -44,7 +45,7 @@ class Step:
 
 @dataclass
 class Recorded:
-    rank: RankRecording
+    rank: Recording
     steps: list[Step]
     outside: list[Phase]
     """Phases of gaps, in order."""

@@ -13,7 +13,8 @@ from meshscope.core.schedule_builders import BUILDERS, build_schedule  # noqa: E
 from meshscope.engine.pipeline.action_recording import RecordedActions  # noqa: E402
 from meshscope.engine.pipeline.pipeline import PipelineExecutor  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
-from meshscope.store.read.run import RankRecording, open_run  # noqa: E402
+from meshscope.store.read.recording import Recording  # noqa: E402
+from meshscope.store.read.run import open_run  # noqa: E402
 from meshscope.store.schema import ACTION_KINDS  # noqa: E402
 
 NUM_MICROBATCHES = 4
@@ -35,7 +36,7 @@ def make_stages(num_stages: int) -> dict[int, nn.Module]:
     return {**stages, num_stages - 1: LossStage(WIDTH, WIDTH)}
 
 
-def recorded_actions(rank: RankRecording) -> list[tuple[int, int, Action]]:
+def recorded_actions(rank: Recording) -> list[tuple[int, int, Action]]:
     """Step, chunk and action of each row."""
     columns = rank.read("actions")
     names = ("step", "chunk", "kind", "stage", "microbatch")

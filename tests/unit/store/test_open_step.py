@@ -11,7 +11,8 @@ import pytest
 from builders import START_MONO_NS, flip_byte, make_writer, put_span, put_step
 from meshscope.analyze.study import Study
 from meshscope.store.read.columns import ProblemKind
-from meshscope.store.read.run import RankRecording, open_run
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import open_run
 from meshscope.store.write.open_step import (
     FIRST_STAMP_WORD,
     OPEN_STEP_NAME,
@@ -103,20 +104,20 @@ def test_stamps_of_an_earlier_step_are_not_of_the_open_one(tmp_path: Path) -> No
 # --- in a run ---------------------------------------------------------------------------------
 
 
-def killed(writer: RankWriter) -> RankRecording:
+def killed(writer: RankWriter) -> Recording:
     """The rank as it is read after a kill."""
     run_dir = writer.directory.parent.parent
     return open_run(run_dir).last_attempt.ranks[0]
 
 
-def span_times(recording: RankRecording) -> list[tuple[int, int, int]]:
+def span_times(recording: Recording) -> list[tuple[int, int, int]]:
     spans = recording.read("spans")
     starts = (spans["start_host_mono_ns"] - EPOCH).tolist()
     ends = (spans["start_host_mono_ns"] - EPOCH + spans["duration_ns"]).tolist()
     return sorted(zip(spans["name_id"].tolist(), starts, ends, strict=True))
 
 
-def open_phase_of(recording: RankRecording) -> str | None:
+def open_phase_of(recording: Recording) -> str | None:
     run = open_run(recording.directory.parent.parent)
     return Study(run.last_attempt).ranks[0].open_phase
 

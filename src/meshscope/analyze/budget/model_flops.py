@@ -20,7 +20,8 @@ from meshscope.core.hardware import find_peak, normalise_dtype
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.rank_ranges import abbreviate_ranks
-from meshscope.store.read.run import TRACE_SOURCE, Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import TRACE_SOURCE, Attempt
 
 JsonFields = Mapping[str, object]
 
@@ -66,7 +67,7 @@ def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
 
 
 @or_unavailable
-def _read_rank_flops(recording: RankRecording) -> RankFlops:
+def _read_rank_flops(recording: Recording) -> RankFlops:
     said = _last(recording.updates, "flops")
     if said is None and recording.header.get("source") == TRACE_SOURCE:
         raise Missing("traces do not contain a model's FLOPs")
@@ -93,7 +94,7 @@ def _read_rank_flops(recording: RankRecording) -> RankFlops:
     )
 
 
-def _count_per_step(recording: RankRecording, said: JsonFields) -> float | Unavailable:
+def _count_per_step(recording: Recording, said: JsonFields) -> float | Unavailable:
     if said.get("per") != "microbatch":
         return 1.0
     counts = int64_column(recording.read("steps"), "num_microbatches")
@@ -106,7 +107,7 @@ def _count_per_step(recording: RankRecording, said: JsonFields) -> float | Unava
 
 
 def _find_rank_peak(
-    recording: RankRecording, said: JsonFields, dtype: str | Unavailable
+    recording: Recording, said: JsonFields, dtype: str | Unavailable
 ) -> tuple[float | Unavailable, str]:
     """The rank's peak for a dtype and its source."""
     if isinstance(dtype, Unavailable):
@@ -126,7 +127,7 @@ def _find_rank_peak(
     return found, source
 
 
-def _device_of(recording: RankRecording) -> object:
+def _device_of(recording: Recording) -> object:
     """Name of the rank's accelerator from its provenance; None if unknown."""
     provenance = _fields(recording.header.get("provenance"))
     devices = _fields(provenance.get("torch")).get("devices")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 
 _MAX_VALUE_CHARACTERS = 2000
 MAX_DEPTH = 8
@@ -95,7 +96,7 @@ def _collect_facts(attempt: Attempt) -> dict[str, str]:
     return {name: text for name, text in facts.items() if name not in _VOLATILE}
 
 
-def _host(recording: RankRecording) -> str:
+def _host(recording: Recording) -> str:
     host = recording.header.get("host")
     return host if isinstance(host, str) else "(unknown)"
 

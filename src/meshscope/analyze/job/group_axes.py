@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from meshscope.core.group_axis import AxisSource, name_axis
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 from meshscope.store.write.groups import Group
 
 UNKNOWN_GROUP = -1
@@ -74,13 +75,13 @@ def merge_groups(
     }
 
 
-def _host_of(recording: RankRecording) -> str | None:
+def _host_of(recording: Recording) -> str | None:
     """The name of the rank's host, as its header has it."""
     host = recording.header.get("host")
     return host if isinstance(host, str) else None
 
 
-def _usable_groups(recording: RankRecording) -> Mapping[int, tuple[tuple[int, ...], str]]:
+def _usable_groups(recording: Recording) -> Mapping[int, tuple[tuple[int, ...], str]]:
     found = {}
     for group_id, group in sorted(recording.groups.items()):
         ranks = tuple(sorted(set(group.ranks)))
@@ -100,9 +101,7 @@ def _find_shared_names(attempt: Attempt) -> dict[tuple[int, ...], bool]:
     return is_named
 
 
-def _key_groups(
-    recording: RankRecording, is_named: Mapping[tuple[int, ...], bool]
-) -> dict[int, _Key]:
+def _key_groups(recording: Recording, is_named: Mapping[tuple[int, ...], bool]) -> dict[int, _Key]:
     keys: dict[int, _Key] = {}
     count: dict[tuple[tuple[int, ...], str], int] = {}
     for group_id, (ranks, name) in _usable_groups(recording).items():

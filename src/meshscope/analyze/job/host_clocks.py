@@ -13,7 +13,8 @@ import numpy as np
 
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import int64_column
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 from meshscope.store.write.attempts import CLOCK_SKEW_NS
 
 WALL_CLOCK_UNCERTAINTY_NS = CLOCK_SKEW_NS
@@ -61,7 +62,7 @@ class HostClocks:
 
 def find_host_clocks(attempt: Attempt) -> HostClocks:
     """One clock per host and clock id."""
-    keys: dict[tuple[str, str, int], list[RankRecording]] = {}
+    keys: dict[tuple[str, str, int], list[Recording]] = {}
     for recording in attempt:
         host = recording.header.get("host")
         clock_id = recording.header.get("clock_id")
@@ -88,7 +89,7 @@ def find_host_clocks(attempt: Attempt) -> HostClocks:
     return HostClocks(clocks=tuple(clocks), of_rank=of_rank)
 
 
-def _read_wall_clock(recording: RankRecording) -> int | None:
+def _read_wall_clock(recording: Recording) -> int | None:
     """A rank's monotonic clock minus the wall clock: the middle of its readings."""
     columns = recording.read("clocks")
     mono = int64_column(columns, "time_host_mono_ns")

@@ -17,7 +17,8 @@ from meshscope.core.operations import DTYPES, IS_EXACT_END, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.read.columns import Columns, int64_column
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 from meshscope.store.schema import MISSING, NoteCode, OperationFlag, WaitSource
 
 MAX_TIME_NS = 1 << 62
@@ -222,7 +223,7 @@ class _PhaseBook:
         self.names: list[str] = [NO_PHASE]
         self._index = {NO_PHASE: 0}
 
-    def translate(self, ids: Int64s, recording: RankRecording) -> Int32s:
+    def translate(self, ids: Int64s, recording: Recording) -> Int32s:
         """Indices in `names` for a rank's own ids."""
         used = np.flatnonzero(np.bincount(ids, minlength=1))
         index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
@@ -246,7 +247,7 @@ def _is_time(times: Int64s) -> Bools:
 
 
 def _read_rank(
-    recording: RankRecording, indices: dict[int, int], phases: _PhaseBook
+    recording: Recording, indices: dict[int, int], phases: _PhaseBook
 ) -> tuple[OperationRows, int, int]:
     columns = recording.read("collectives")
     enqueue = int64_column(columns, "enqueue_host_mono_ns")
@@ -313,7 +314,7 @@ def _concatenate(parts: list[OperationRows]) -> OperationRows:
 
 
 def _read_waits(
-    recording: RankRecording, rows: OperationRows
+    recording: Recording, rows: OperationRows
 ) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, int]:
     columns = recording.read("waits")
     start = int64_column(columns, "start_host_mono_ns")
@@ -345,7 +346,7 @@ def find_rows(keys: Int64s, wanted: Int64s) -> Int64s:
     return np.where(keys[index] == wanted, index, -1)
 
 
-def _read_messages(recording: RankRecording) -> dict[int, str]:
+def _read_messages(recording: Recording) -> dict[int, str]:
     columns = recording.read("operation_notes")
     is_error = columns["code"] == NoteCode.ERROR
     keys = int64_column(columns, "operation_enqueue_host_mono_ns")[is_error].tolist()

@@ -23,7 +23,8 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.growth import Growth, GrowthKind, measure_growth
 from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.columns import Columns, int64_column
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 
 _MIN_RISE_BYTES = 16 << 20
 """Less over all samples is no leak, however steady: allocators creep."""
@@ -140,9 +141,7 @@ def analyze_memory(attempt: Attempt) -> JobMemory | Unavailable:
     return JobMemory(ranks=tuple(found), skews=_find_skews(attempt, found))
 
 
-def _measure_rank(
-    recording: RankRecording, samples: Columns, num_tests: int
-) -> Iterable[RankMemory]:
+def _measure_rank(recording: Recording, samples: Columns, num_tests: int) -> Iterable[RankMemory]:
     rss = int64_column(samples, "rss_bytes")
     if bool((rss >= 0).any()):
         yield _measure_host(recording, samples, num_tests)
@@ -150,7 +149,7 @@ def _measure_rank(
         yield _measure_device(recording, samples, num_tests)
 
 
-def _measure_host(recording: RankRecording, samples: Columns, num_tests: int) -> RankMemory:
+def _measure_host(recording: Recording, samples: Columns, num_tests: int) -> RankMemory:
     step, rss = _known(samples, "rss_bytes")
     at = int(np.argmax(rss))
     return RankMemory(
@@ -167,7 +166,7 @@ def _measure_host(recording: RankRecording, samples: Columns, num_tests: int) ->
     )
 
 
-def _measure_device(recording: RankRecording, samples: Columns, num_tests: int) -> RankMemory:
+def _measure_device(recording: Recording, samples: Columns, num_tests: int) -> RankMemory:
     step, allocated = _known(samples, "allocated_bytes")
     peak_step, peak = _known(samples, "peak_allocated_bytes")
     if not len(peak) or int(peak.max()) < int(allocated.max()):
@@ -240,12 +239,12 @@ def _first_rise(step: Int64s, counts: Int64s) -> int | Unavailable:
     return int(step[above[0]]) if len(above) else Unavailable("there was none")
 
 
-def _host_of(recording: RankRecording) -> str:
+def _host_of(recording: Recording) -> str:
     host = recording.header.get("host")
     return host if isinstance(host, str) else ""
 
 
-def _host_limit(recording: RankRecording) -> int | Unavailable:
+def _host_limit(recording: Recording) -> int | Unavailable:
     """The smaller of the machine's memory and the control group's limit."""
     known: list[int] = []
     for fields in (recording.header, *recording.updates):
@@ -256,7 +255,7 @@ def _host_limit(recording: RankRecording) -> int | Unavailable:
     return min(known) if known else Unavailable(_NO_LIMIT)
 
 
-def _device_limit(recording: RankRecording, rows: Columns) -> int | Unavailable:
+def _device_limit(recording: Recording, rows: Columns) -> int | Unavailable:
     total = int(int64_column(rows, "device_total_bytes").max(initial=-1))
     return total if total > 0 else Unavailable(_NO_LIMIT)
 

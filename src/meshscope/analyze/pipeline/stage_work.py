@@ -23,7 +23,8 @@ from meshscope.analyze.pipeline.pipeline_times import PipelineTimes
 from meshscope.core.schedule import ActionKind
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Floats
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 
 Parts = Mapping[str, int]
 """Number of parts by kind."""
@@ -254,7 +255,7 @@ def _agreed_parts(
     return found[0] if found and all(parts == found[0] for parts in found) else None
 
 
-def read_parts(recording: RankRecording, stage: int, source: PartsSource) -> Parts | None:
+def read_parts(recording: Recording, stage: int, source: PartsSource) -> Parts | None:
     """A rank's last readable statement; None if there is none."""
     for fields in (*reversed(recording.updates), recording.header):
         if source is PartsSource.TOLD:

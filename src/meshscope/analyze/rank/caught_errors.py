@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshscope.store.read.run import JsonFields, RankRecording
+from meshscope.store.read.recording import JsonFields, Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class RankErrors:
     """The rank was killed before it wrote its final count."""
 
 
-def list_errors(recording: RankRecording) -> Iterator[RankErrors]:
+def list_errors(recording: Recording) -> Iterator[RankErrors]:
     """Counted from the closing line, or from the journal of a killed rank."""
     closed = recording.closing.get("errors") if recording.closing is not None else None
     if isinstance(closed, dict):

@@ -15,7 +15,7 @@ from meshscope.analyze.rank.phases import PhaseSpans, sum_by_interval
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import Columns, int64_column
-from meshscope.store.read.run import RankRecording
+from meshscope.store.read.recording import Recording
 
 NO_ACCELERATOR = "no accelerator was used by this process"
 NO_EVENTS = "recorded without device events"
@@ -58,7 +58,7 @@ def split_device_time(
     )
 
 
-def explain_no_device(recording: RankRecording, memory: Columns) -> Unavailable:
+def explain_no_device(recording: Recording, memory: Columns) -> Unavailable:
     """Why a rank has no device spans."""
     if bool((int64_column(memory, "allocated_bytes") >= 0).any()) or _saw_devices(recording):
         return Unavailable(NO_EVENTS)
@@ -76,7 +76,7 @@ def explain_no_job_device(reasons: Collection[str]) -> Unavailable:
     return Unavailable(f"{num_with} {noun} {NO_EVENTS}, the others used no accelerator")
 
 
-def _saw_devices(recording: RankRecording) -> bool:
+def _saw_devices(recording: Recording) -> bool:
     provenance = recording.header.get("provenance")
     facts = provenance.get("torch") if isinstance(provenance, dict) else None
     return isinstance(facts, dict) and bool(facts.get("devices"))

@@ -46,7 +46,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.distribution import Distribution, measure_distribution
 from meshscope.store.read.arrays import Bools
 from meshscope.store.read.columns import Columns, int64_column
-from meshscope.store.read.run import RankRecording
+from meshscope.store.read.recording import Recording
 from meshscope.store.read.trace_windows import TraceWindow, mark_profiled
 from meshscope.store.read.usual_phases import is_recorded
 from meshscope.store.schema import StepFlag
@@ -158,7 +158,7 @@ def _choose_steady(
 
 
 def summarize_rank(
-    recording: RankRecording,
+    recording: Recording,
     layout: Layout | Unavailable,
     *,
     windows: Sequence[TraceWindow],
@@ -234,7 +234,7 @@ def summarize_rank(
 
 
 def _recorded_range(
-    recording: RankRecording, steps: StepTimes, spans: Columns, memory: Columns
+    recording: Recording, steps: StepTimes, spans: Columns, memory: Columns
 ) -> tuple[int, int]:
     """First and last moment of the rank's recording, on its monotonic clock.
 
@@ -259,7 +259,7 @@ def _recorded_range(
     return start_ns, end_ns
 
 
-def _to_unix(recording: RankRecording, mono_ns: int) -> int | Unavailable:
+def _to_unix(recording: Recording, mono_ns: int) -> int | Unavailable:
     start_mono_ns = as_int(recording.header.get("start_host_mono_ns"))
     start_unix_ns = as_int(recording.header.get("start_unix_ns"))
     if start_mono_ns is None or start_unix_ns is None:
@@ -267,7 +267,7 @@ def _to_unix(recording: RankRecording, mono_ns: int) -> int | Unavailable:
     return start_unix_ns + mono_ns - start_mono_ns
 
 
-def _find_open_phase(recording: RankRecording, spans: Columns) -> str | None:
+def _find_open_phase(recording: Recording, spans: Columns) -> str | None:
     if recording.closing is not None:
         return None
     going_on = [
@@ -278,7 +278,7 @@ def _find_open_phase(recording: RankRecording, spans: Columns) -> str | None:
     return recording.name_of(going_on[-1].name_id) if going_on else None
 
 
-def _host_of(recording: RankRecording) -> str | Unavailable:
+def _host_of(recording: Recording) -> str | Unavailable:
     host = recording.header.get("host")
     return host if isinstance(host, str) else Unavailable("the rank's journal does not say")
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.columns import Columns, int64_column
-from meshscope.store.read.run import RankRecording
+from meshscope.store.read.recording import Recording
 
 SIGNAL_NAMES: dict[str, tuple[str, ...]] = {
     "loss": ("loss", "backward_loss"),
@@ -55,7 +55,7 @@ class ScalarSeries:
     value: npt.NDArray[np.float64]
 
 
-def read_scalars(recording: RankRecording, wanted: frozenset[str]) -> dict[str, ScalarSeries]:
+def read_scalars(recording: Recording, wanted: frozenset[str]) -> dict[str, ScalarSeries]:
     """The wanted scalars that the rank logged at least once."""
     ids: dict[str, list[int]] = {}
     for name_id, text in recording.names.items():

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshscope.analyze.rank.phases import assign_phases, order_steps, tabulate_phases
 from meshscope.store.read.arrays import Int64s
-from meshscope.store.read.run import RankRecording
+from meshscope.store.read.recording import Recording
 
 BETWEEN_STEPS = "no phase (between steps)"
 UNATTRIBUTED = "no phase (inside steps)"
@@ -27,7 +27,7 @@ class PhaseExcess:
     """Mean in the slow steps minus median in the others."""
 
 
-def find_excess(recording: RankRecording, slow: Int64s) -> tuple[PhaseExcess, ...]:
+def find_excess(recording: Recording, slow: Int64s) -> tuple[PhaseExcess, ...]:
     """Phases by their excess in the steps numbered `slow`, largest first."""
     steps = order_steps(recording.read("steps"))
     placed, _ = assign_phases(steps, recording.read("spans"))

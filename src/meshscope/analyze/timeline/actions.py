@@ -10,7 +10,7 @@ from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS, find_rows
 from meshscope.analyze.timeline.rank_phases import DeviceMarks
 from meshscope.store.read.arrays import Int32s, Int64s, Uint8s
 from meshscope.store.read.columns import int64_column
-from meshscope.store.read.run import RankRecording
+from meshscope.store.read.recording import Recording
 from meshscope.store.schema import ACTION_KINDS, MISSING, ActionFlag
 
 __all__ = ["ACTION_KINDS", "Actions", "read_actions"]
@@ -50,7 +50,7 @@ class Actions:
 
 
 def read_actions(
-    recording: RankRecording,
+    recording: Recording,
     steps: Int64s,
     marks: DeviceMarks | None,
     to_reference: Callable[[Int64s], Int64s],

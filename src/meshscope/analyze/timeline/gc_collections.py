@@ -17,7 +17,8 @@ from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.columns import int64_column
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 
 PREFIX = "gc gen"
 
@@ -55,7 +56,7 @@ def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:
     return Collections(lost_ns=lost, num_collections={r: n for r, n in counts.items() if n})
 
 
-def _read_spans(recording: RankRecording) -> tuple[Int64s, Int64s]:
+def _read_spans(recording: Recording) -> tuple[Int64s, Int64s]:
     """Start and end of a rank's collections, in order and without overlap."""
     names = [name_id for name_id, name in recording.names.items() if name.startswith(PREFIX)]
     if not names or not recording.has_table("spans"):

@@ -14,7 +14,7 @@ from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, assign_phases
 from meshscope.numerics.interval_layers import Layer, make_layer
 from meshscope.store.read.arrays import Int32s, Int64s
 from meshscope.store.read.columns import Columns, int64_column, select_rows
-from meshscope.store.read.run import RankRecording
+from meshscope.store.read.recording import Recording
 
 _NUM_SIDE_STEPS = 32
 """Steps before and after whose marks bound where a device's time line lies on the host's clock."""
@@ -39,7 +39,7 @@ class PhaseBook:
         """-1 when no rank used the name."""
         return self._index.get(name, -1)
 
-    def translate(self, ids: Int64s, recording: RankRecording) -> Int32s:
+    def translate(self, ids: Int64s, recording: Recording) -> Int32s:
         """Indices of a rank's own name ids."""
         used = np.flatnonzero(np.bincount(ids, minlength=1))
         index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
@@ -67,7 +67,7 @@ class RankPhases:
         return self.spans.start_ns + self.spans.duration_ns
 
 
-def read_phases(recording: RankRecording, steps: StepTimes, book: PhaseBook) -> RankPhases:
+def read_phases(recording: Recording, steps: StepTimes, book: PhaseBook) -> RankPhases:
     columns = recording.read("spans")
     start = int64_column(columns, "start_host_mono_ns")
     duration = int64_column(columns, "duration_ns")

@@ -19,7 +19,7 @@ from meshscope.analyze.timeline.rank_pieces import Hold, Track
 from meshscope.analyze.timeline.timeline_steps import StepTable
 from meshscope.numerics.interval_layers import EMPTY_LAYER, Layer, make_layer
 from meshscope.store.read.arrays import Bools, Int64s
-from meshscope.store.read.run import RankRecording
+from meshscope.store.read.recording import Recording
 
 _IDLE_PHASES = ("data", "checkpoint", "eval", "logging")
 """Phases of the host that explain why a device's stream has nothing to do."""
@@ -40,7 +40,7 @@ class RankReading:
     """None where no phase was marked on a device."""
 
 
-def read_rank(recording: RankRecording, steps: StepTimes, book: PhaseBook) -> RankReading:
+def read_rank(recording: Recording, steps: StepTimes, book: PhaseBook) -> RankReading:
     phases = read_phases(recording, steps, book)
     marks = None
     if recording.has_table("device_spans"):

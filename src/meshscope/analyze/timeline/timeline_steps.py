@@ -17,7 +17,8 @@ from meshscope.analyze.rank.steps import NO_STEP, count_warmup, explain_no_stead
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import Columns, int64_column, select_rows
-from meshscope.store.read.run import Attempt, RankRecording
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 from meshscope.store.read.table_window import TimeWindows
 from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
 from meshscope.store.schema import StepFlag
@@ -75,7 +76,7 @@ def keep_steps(
     return _keep_windows(attempt, recordings, warmup_steps, num_kept, choice.num_windows)
 
 
-def _count_kept(recordings: list[RankRecording], choice: StepChoice) -> int | None:
+def _count_kept(recordings: list[Recording], choice: StepChoice) -> int | None:
     """How many steps may be kept; None for all."""
     num_steps = max(recording.count_rows("steps") for recording in recordings)
     num_rank_steps = num_steps * len(recordings)
@@ -90,7 +91,7 @@ def _count_kept(recordings: list[RankRecording], choice: StepChoice) -> int | No
 
 
 def _keep_whole(
-    attempt: Attempt, recordings: list[RankRecording], warmup_steps: int | None
+    attempt: Attempt, recordings: list[Recording], warmup_steps: int | None
 ) -> KeptSteps | Unavailable:
     times = [_read_step_times(recording.read("steps")) for recording in recordings]
     numbers = np.unique(np.concatenate([own.step for own, _ in times]))
@@ -103,7 +104,7 @@ def _keep_whole(
 
 def _keep_windows(
     attempt: Attempt,
-    recordings: list[RankRecording],
+    recordings: list[Recording],
     warmup_steps: int | None,
     num_kept: int,
     num_windows: int,
@@ -166,7 +167,7 @@ def _read_step_times(columns: Columns) -> tuple[StepTimes, Int64s]:
 
 def _make(
     attempt: Attempt,
-    recordings: list[RankRecording],
+    recordings: list[Recording],
     times: list[tuple[StepTimes, Int64s]],
     wanted: Int64s,
     *,

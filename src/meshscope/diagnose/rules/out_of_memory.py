@@ -10,7 +10,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import name_ranks, plural
-from meshscope.store.read.run import RankRecording
+from meshscope.store.read.recording import Recording
 
 _MAX_CHARACTERS = 500
 """Of the sentence; a longer one was not written by the recorder."""
@@ -95,7 +95,7 @@ def _files(one: FullDevice) -> str:
     return f"{one.path} lists what it held, `meshscope snapshot` reads {snapshot}."
 
 
-def _full_devices(recording: RankRecording) -> Iterable[FullDevice]:
+def _full_devices(recording: Recording) -> Iterable[FullDevice]:
     lines = [line for line in recording.health if line.get("cause") == "memory"]
     if not lines:
         return

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from meshscope.report.run.communication import CommunicationFacts
     from meshscope.report.run.pipeline import PipelineFacts
     from meshscope.store.read.columns import Problem
-    from meshscope.store.read.run import Attempt, JsonFields, Run
+    from meshscope.store.read.recording import JsonFields
+    from meshscope.store.read.run import Attempt, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

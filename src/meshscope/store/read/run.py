@@ -22,6 +22,7 @@ from meshscope.store.read.parquet import open_compacted
 from meshscope.store.read.rank_ranges import RankRanges
 from meshscope.store.read.recording import (
     MAX_JOURNAL_BYTES,
+    JsonFields,
     Recording,
     as_int,
     describe_unreadable,
@@ -29,7 +30,6 @@ from meshscope.store.read.recording import (
     last_sign_of_life_ns,
     open_recording,
 )
-from meshscope.store.read.recording import JsonFields as JsonFields
 from meshscope.store.schema import SCHEMA_VERSION, TABLES
 from meshscope.store.write.attempts import CLOCK_SKEW_NS, Extent, settle_by_time, stated_attempt
 from meshscope.store.write.manifest import unseal
@@ -50,8 +50,6 @@ MAX_WORLD_SIZE = 1 << 20
 """Ranks a run can have; a header or a folder that claims more is not believed."""
 _MAX_KEPT_ROWS = 500_000
 """Rows of all tables and ranks together that are kept in memory: about 60 megabytes."""
-RankRecording = Recording
-"""The name before there were recordings in memory."""
 _GroupKey = tuple[str, int, int]
 """Launch, restart, and how many earlier recordings of a rank carry the same two."""
 _Groups = dict[_GroupKey, dict[int, Recording]]

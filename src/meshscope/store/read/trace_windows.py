@@ -15,7 +15,8 @@ from pathlib import PurePosixPath
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.store.read.run import Attempt, JsonFields
+from meshscope.store.read.recording import JsonFields
+from meshscope.store.read.run import Attempt
 
 _LINE = "trace_window"
 _MEMORY_LINE = "memory_window"
