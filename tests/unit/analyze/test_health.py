@@ -1,7 +1,8 @@
 import pytest
 
 from builders import MS, START_MONO_NS, START_UNIX_NS, Faults, make_run, make_writer, put_step
-from meshscope.analyze.health import CaughtErrors, Note
+from meshscope.analyze.health import Note
+from meshscope.analyze.rank.caught_errors import CaughtErrors
 from meshscope.analyze.rank.rank_summary import RankState
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
