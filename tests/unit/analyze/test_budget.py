@@ -191,8 +191,8 @@ def test_time_in_no_phase_and_in_phases_of_ones_own_is_there(tmp_path: Path) -> 
 def test_other_traffic_does_not_change_tensor_parallelism(tmp_path: Path) -> None:
     """torsh rates 1 µs of tp traffic 12.5 %, and 100 % once 100 s of other traffic come along."""
     shares = []
-    for place, send_ms in enumerate((0, 50)):
-        job = TimedJob(tmp_path / str(place), num_ranks=4, layout=Layout(tp=2, pp=2))
+    for index, send_ms in enumerate((0, 50)):
+        job = TimedJob(tmp_path / str(index), num_ranks=4, layout=Layout(tp=2, pp=2))
         groups = [job.group(ranks, description="mesh_tp") for ranks in ((0, 1), (2, 3))]
         pairs = [job.group(ranks, description="mesh_pp") for ranks in ((0, 2), (1, 3))]
         for step in range(4):
