@@ -62,9 +62,9 @@ def test_pieces_sum_to_periods(
             writer.journal.write(
                 GROUP_KIND, id=0, name="0", description="", backend="gloo", ranks=ranks
             )
-            for step, (begin, end) in enumerate(zip(cuts[::2], cuts[1::2], strict=False)):
-                put_step(writer, step, START_MONO_NS + begin, START_MONO_NS + end)
-                put_span(writer, "forward", START_MONO_NS + begin, (end - begin) // 2)
+            for step, (start, end) in enumerate(zip(cuts[::2], cuts[1::2], strict=False)):
+                put_step(writer, step, START_MONO_NS + start, START_MONO_NS + end)
+                put_span(writer, "forward", START_MONO_NS + start, (end - start) // 2)
         for table, rank, row in rows:
             _put(writers[rank], table, row)
         for writer in writers:
@@ -80,8 +80,8 @@ def _check(timeline: Timeline) -> None:
     pieces = timeline.pieces
     period = timeline.period_end_ns - timeline.period_start_ns
     total = np.zeros(period.shape, dtype=np.int64)
-    place = np.searchsorted(timeline.ranks, pieces.rank)
-    np.add.at(total, (place, pieces.step), pieces.duration_ns)
+    index = np.searchsorted(timeline.ranks, pieces.rank)
+    np.add.at(total, (index, pieces.step), pieces.duration_ns)
     assert (total == period).all()
     assert (pieces.duration_ns > 0).all()
     same = (pieces.rank[1:] == pieces.rank[:-1]) & (pieces.step[1:] == pieces.step[:-1])

@@ -132,7 +132,7 @@ class Model:
         )
 
 
-def drive(timeline: Timeline, ids: list[int], place: OpenStepWriter | None, now: int, what: str,
+def drive(timeline: Timeline, ids: list[int], index: OpenStepWriter | None, now: int, what: str,
           name: int) -> None:  # fmt: skip
     """The same operation on the real thing."""
     stack = timeline.stack_here()
@@ -149,7 +149,7 @@ def drive(timeline: Timeline, ids: list[int], place: OpenStepWriter | None, now:
     elif what == "abort":
         timeline.abort_step(now)
     elif what == "again":  # what `Recorder.resume` does, whether it was paused or not
-        timeline.store_stamps(place)
+        timeline.store_stamps(index)
 
 
 def record(
@@ -161,11 +161,11 @@ def record(
     timeline = Timeline(lambda: model.now)
     timeline.spans, timeline.steps = writer.table("spans"), writer.table("steps")
     timeline.phases = writer.table("phases")
-    place = OpenStepWriter(writer.directory / OPEN_STEP_NAME, EPOCH) if has_short_cut else None
-    timeline.store_stamps(place)
+    index = OpenStepWriter(writer.directory / OPEN_STEP_NAME, EPOCH) if has_short_cut else None
+    timeline.store_stamps(index)
     for action, name, elapsed in script:
         model.do(action, name, elapsed)
-        drive(timeline, ids, place, model.now, action, name)
+        drive(timeline, ids, index, model.now, action, name)
     if not is_killed:
         timeline.flush_stamps()
         timeline.store_stamps(None)

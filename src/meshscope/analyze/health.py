@@ -3,25 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from meshscope.analyze.rank.caught_errors import as_int, list_errors
+from meshscope.analyze.rank.caught_errors import CaughtErrors, as_int, list_errors
 from meshscope.analyze.rank.overhead import Overhead
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
 from meshscope.store.read.run import Attempt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaughtErrors:
-    """Errors at one site of the recorder, which training did not notice."""
-
-    site: str
-    """Where in the recorder, such as `scalar` or `open`."""
-    count: int
-    is_at_least: bool
-    """The rank was killed before it wrote its final count."""
-    ranks: tuple[int, ...]
-    first_message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +112,7 @@ def _collect_errors(attempt: Attempt) -> tuple[CaughtErrors, ...]:
     for recording in attempt:
         for found in list_errors(recording):
             seen = sites.get(found.site)
-            sites[found.site] = CaughtErrors(
-                site=found.site,
-                count=found.count + (seen.count if seen else 0),
-                is_at_least=found.is_at_least or bool(seen and seen.is_at_least),
-                ranks=(*(seen.ranks if seen else ()), recording.rank),
-                first_message=seen.first_message if seen else found.first_message,
-            )
+            sites[found.site] = found if seen is None else seen.join(found)
     return tuple(sorted(sites.values(), key=lambda error: (-error.count, error.site)))
 
 

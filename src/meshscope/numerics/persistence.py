@@ -61,8 +61,6 @@ class Candidate:
     """Steps in which it was slower than every peer that does not stand out."""
     num_peers: int
     """Peers that do not stand out: those it is compared with."""
-    num_candidates: int
-    """Peers that stand out, itself included."""
     p_value: float
     """Chance of so many, were all alike; the share of its size taken in, ranks not yet."""
     effect: Effect
@@ -169,7 +167,6 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Indices) -> list[Candidate]:
                 num_effective_steps=num_effective,
                 num_steps_last=num_last,
                 num_peers=len(others),
-                num_candidates=len(chosen),
                 p_value=min(1.0, p_value * len(chosen) ** 2 / _SIZE_SHARE),
                 effect=measure_effect(own, block_steps=math.ceil(2 * correlation_time)),
                 excess_ns=float(np.median(work_ns[:, index] - base_ns)),

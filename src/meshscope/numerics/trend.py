@@ -41,8 +41,6 @@ class Trend:
     """How likely so many rising pairs are where nothing rises (one-sided)."""
     p_falling: float
     num_points: int
-    variance_inflation: float
-    """By which autocorrelation makes the test's variance larger; 1 for independent values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +127,6 @@ def measure_trend(x: Floats, y: Floats) -> Trend | Unavailable:
         p_rising=normal_tail(z),
         p_falling=normal_tail(-z),
         num_points=len(y),
-        variance_inflation=inflation,
     )
 
 

@@ -16,7 +16,7 @@ def test_all_runs_are_timed_as_one_by_one(name, p, m):
     plan = plan_replay(schedule)
     assert plan is not None
     durations = np.random.default_rng(1).integers(1, 50, (len(plan.actions), 5)).astype(float)
-    begin, end = plan.replay(durations, lag_ns=3.0)
+    start, end = plan.replay(durations, lag_ns=3.0)
     for run in range(durations.shape[1]):
         costs = ActionCosts(
             by_stage={},
@@ -28,8 +28,8 @@ def test_all_runs_are_timed_as_one_by_one(name, p, m):
         )
         expected = replay_schedule(schedule, costs)
         times = [time for rank in expected.ranks for time in rank.times]
-        assert begin[:, run].tolist() == [time.start_ns for time in times]
-        assert plan.cost_ns(begin, end)[run] == expected.cost_ns
+        assert start[:, run].tolist() == [time.start_ns for time in times]
+        assert plan.cost_ns(start, end)[run] == expected.cost_ns
         assert plan.busy_ns(durations)[:, run].tolist() == [r.busy_ns for r in expected.ranks]
 
 
@@ -37,9 +37,9 @@ def test_gaps_and_late_ranks_shift_what_follows():
     plan = plan_replay(build_schedule("gpipe", 2, 2))
     assert plan is not None
     durations = np.full((8, 1), 10.0)
-    begin, _ = plan.replay(durations, gap_ns=1.0, ready_ns=np.array([[0.0], [25.0]]))
+    start, _ = plan.replay(durations, gap_ns=1.0, ready_ns=np.array([[0.0], [25.0]]))
     # Rank 0: F F, then B when rank 1, ready at 25, has made the gradients.
-    assert begin[:, 0].tolist() == [0, 11, 57, 68, 25, 36, 47, 58]
+    assert start[:, 0].tolist() == [0, 11, 57, 68, 25, 36, 47, 58]
 
 
 def test_blocking_sends_wait_until_the_receiver_comes():

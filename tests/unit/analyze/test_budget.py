@@ -52,14 +52,12 @@ def test_lines_sum_to_the_wall_clock(tmp_path: Path) -> None:
     }
     assert (budget.residual_ns == 0).all()
     assert budget.residual_ratio == 0
-    assert budget.by_axis_ns() == {"dp": 8 * 8 * MS}
     assert budget.share_of(Share.TRANSFER, "dp") == pytest.approx(5 / 44)
     assert budget.share_of(Share.WAIT) == pytest.approx(3 / 44)
     compute = next(line for line in budget.lines if line.share is Share.COMPUTE)
     assert compute.reason == "nobody counted"
     # Per rank and per step the same sums.
     assert (budget.of_ranks_ns().sum(axis=0) == budget.total_ns()).all()
-    assert (budget.of_steps_ns().sum(axis=0) == budget.total_ns()).all()
 
 
 def test_useful_compute_is_flops_at_peak(tmp_path: Path) -> None:
@@ -193,8 +191,8 @@ def test_time_in_no_phase_and_in_phases_of_ones_own_is_there(tmp_path: Path) -> 
 def test_other_traffic_does_not_change_tensor_parallelism(tmp_path: Path) -> None:
     """torsh rates 1 µs of tp traffic 12.5 %, and 100 % once 100 s of other traffic come along."""
     shares = []
-    for place, send_ms in enumerate((0, 50)):
-        job = TimedJob(tmp_path / str(place), num_ranks=4, layout=Layout(tp=2, pp=2))
+    for index, send_ms in enumerate((0, 50)):
+        job = TimedJob(tmp_path / str(index), num_ranks=4, layout=Layout(tp=2, pp=2))
         groups = [job.group(ranks, description="mesh_tp") for ranks in ((0, 1), (2, 3))]
         pairs = [job.group(ranks, description="mesh_pp") for ranks in ((0, 2), (1, 3))]
         for step in range(4):

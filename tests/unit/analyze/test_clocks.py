@@ -218,7 +218,7 @@ def test_without_anything_a_clock_is_not_aligned(tmp_path):
     alignment = align(job)
     assert alignment.clocks[1].method is ClockMethod.NONE
     assert isinstance(alignment.clocks[1].offset_ns, Unavailable)
-    assert isinstance(alignment.max_uncertainty_ns, Unavailable)
+    assert isinstance(alignment.clocks[1].uncertainty_ns, Unavailable)
     assert "not aligned" in alignment.problems[0]
 
 

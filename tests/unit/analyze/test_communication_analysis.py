@@ -62,8 +62,8 @@ def test_a_late_rank_makes_the_others_wait_and_changes_no_transfer(tmp_path):
     job = Job(tmp_path, num_ranks=4, layout=Layout(dp=4))
     group = job.group(range(4))
     for step in range(20):
-        begin = step * 100 * MS
-        arrivals = dict.fromkeys(range(4), begin) | {2: begin + 20 * MS}
+        start = step * 100 * MS
+        arrivals = dict.fromkeys(range(4), start) | {2: start + 20 * MS}
         job.collective(group, arrivals, transfer_ns=2 * MS, step=step, phase="backward")
     found = analyze(job, first_step=0)
     for rank in range(4):
@@ -98,8 +98,8 @@ def test_lateness_on_another_host_is_found_through_its_clock(tmp_path):
     )
     group = job.group(range(4))
     for step in range(60):
-        begin = step * 100 * MS
-        arrivals = {rank: begin + int(random.exponential(MS / 5)) for rank in range(4)}
+        start = step * 100 * MS
+        arrivals = {rank: start + int(random.exponential(MS / 5)) for rank in range(4)}
         arrivals[3] += 5 * MS
         notice = {rank: int(random.exponential(50 * MICROSECOND)) for rank in range(4)}
         job.collective(group, arrivals, transfer_ns=MS // 2, notice_ns=notice, step=step)
@@ -122,9 +122,9 @@ def test_lateness_below_the_clocks_uncertainty_is_not_named(tmp_path):
     )
     group = job.group(range(2))
     for step in range(200):
-        begin = step * 100 * MS
+        start = step * 100 * MS
         notice = {rank: int(random.exponential(80 * MICROSECOND)) for rank in range(2)}
-        arrivals = {0: begin, 1: begin + 20 * MICROSECOND}
+        arrivals = {0: start, 1: start + 20 * MICROSECOND}
         job.collective(group, arrivals, transfer_ns=MS // 2, notice_ns=notice, step=step)
     found = analyze(job)
     assert found.clocks.clocks[1].uncertainty_ns > 20 * MICROSECOND
@@ -139,8 +139,8 @@ def test_ranks_that_take_turns_at_being_last_are_not_beyond_chance(tmp_path):
     job = Job(tmp_path, num_ranks=4)
     group = job.group(range(4))
     for step in range(200):
-        begin = step * 100 * MS
-        arrivals = {rank: begin + int(random.exponential(5 * MS)) for rank in range(4)}
+        start = step * 100 * MS
+        arrivals = {rank: start + int(random.exponential(5 * MS)) for rank in range(4)}
         job.collective(group, arrivals, step=step)
     found = analyze(job)
     assert {entry.rank for entry in found.last_arrivers} == {0, 1, 2, 3}
@@ -152,9 +152,9 @@ def test_lateness_for_several_operations_at_once_costs_its_time_once(tmp_path):
     job = Job(tmp_path, num_ranks=2)
     group = job.group(range(2))
     for step in range(10):
-        begin = step * 100 * MS
+        start = step * 100 * MS
         for bucket in range(3):
-            at = begin + bucket * MS
+            at = start + bucket * MS
             job.collective(group, {0: at, 1: at + 20 * MS}, flags=ENGINE, step=step)
     found = analyze(job)
     entry = last_arriver(found, 1)
@@ -198,9 +198,9 @@ def test_operations_of_backwards_engine_are_exposed_from_the_last_one_on(tmp_pat
     """Buckets issued at 0, 10 and 20 ms end at 8, 23 and 29 ms: exposed are the last 9 ms."""
     job = Job(tmp_path, num_ranks=2)
     group = job.group(range(2))
-    for begin, transfer in ((0, 8), (10, 13), (20, 9)):
-        arrivals = dict.fromkeys(range(2), begin * MS)
-        options = {"flags": ENGINE, "step": 3, "size_bytes": begin + 1}
+    for start, transfer in ((0, 8), (10, 13), (20, 9)):
+        arrivals = dict.fromkeys(range(2), start * MS)
+        options = {"flags": ENGINE, "step": 3, "size_bytes": start + 1}
         job.collective(group, arrivals, transfer_ns=transfer * MS, **options)
     found = analyze(job)
     for rank in range(2):
@@ -246,13 +246,13 @@ def test_operations_behind_others_of_their_group_are_queued(tmp_path, backend, q
     job = Job(tmp_path, num_ranks=2)
     group = job.group(range(2), backend=backend)
     ends = (4, 8, 12)
-    for place, end in enumerate(ends):
-        options = {"flags": ASYNC, "size_bytes": 1 << 10 + 2 * place}
-        job.collective(group, {0: place, 1: place}, transfer_ns=end * MS - place, **options)
+    for index, end in enumerate(ends):
+        options = {"flags": ASYNC, "size_bytes": 1 << 10 + 2 * index}
+        job.collective(group, {0: index, 1: index}, transfer_ns=end * MS - index, **options)
     found = analyze(job)
     buckets = {row.size_bucket_bytes: row for row in found.bandwidth}
-    for place, (end, queued) in enumerate(zip(ends, queued_ms, strict=True)):
-        transfer_ns = buckets[1 << 10 + 2 * place].median_transfer_ns
+    for index, (end, queued) in enumerate(zip(ends, queued_ms, strict=True)):
+        transfer_ns = buckets[1 << 10 + 2 * index].median_transfer_ns
         assert transfer_ns == pytest.approx((end - queued) * MS, abs=5)
     assert found.total.queued_ns == pytest.approx(2 * sum(queued_ms) * MS, abs=20)
 
@@ -326,9 +326,9 @@ def test_messages_by_pair(tmp_path):
     job = Job(tmp_path, num_ranks=3, layout=Layout(pp=3))
     group = job.group(range(3), description="mesh_pp")
     for step in range(5):
-        begin = step * 100 * MS
-        job.message(group, 0, 1, sent_ns=begin + 3 * MS, asked_ns=begin, size_bytes=100)
-        job.message(group, 1, 2, sent_ns=begin, asked_ns=begin + MS, latency_ns=2 * MS)
+        start = step * 100 * MS
+        job.message(group, 0, 1, sent_ns=start + 3 * MS, asked_ns=start, size_bytes=100)
+        job.message(group, 1, 2, sent_ns=start, asked_ns=start + MS, latency_ns=2 * MS)
     found = analyze(job)
     first, second = found.messages
     assert (first.source, first.target, first.num_messages, first.size_bytes) == (0, 1, 5, 500)
@@ -395,11 +395,11 @@ def test_bandwidth_tells_groups_inside_a_host_from_those_across(tmp_path):
     inside = [job.group([0, 1], description="mesh_tp"), job.group([2, 3], description="mesh_tp")]
     across = [job.group([0, 2], description="mesh_dp"), job.group([1, 3], description="mesh_dp")]
     for step in range(30):
-        begin = step * 100 * MS
+        start = step * 100 * MS
         for group, ranks in zip(inside, ([0, 1], [2, 3]), strict=True):
-            job.collective(group, dict.fromkeys(ranks, begin), transfer_ns=MS)
+            job.collective(group, dict.fromkeys(ranks, start), transfer_ns=MS)
         for group, ranks in zip(across, ([0, 2], [1, 3]), strict=True):
-            job.collective(group, dict.fromkeys(ranks, begin + 50 * MS), transfer_ns=5 * MS)
+            job.collective(group, dict.fromkeys(ranks, start + 50 * MS), transfer_ns=5 * MS)
     rows = {row.axis: row for row in analyze(job).bandwidth}
     assert (rows["tp"].is_across_hosts, rows["tp"].num_operations) == (False, 60)
     assert rows["dp"].is_across_hosts

@@ -21,10 +21,10 @@ def make_job(path):
     job = Job(path, num_ranks=2, layout=Layout(dp=2))
     group = job.group((0, 1), description="mesh_dp")
     for step in range(NUM_STEPS):
-        begin = step * 20 * MS
-        arrivals = {0: begin + 5 * MS, 1: begin + 8 * MS}
+        start = step * 20 * MS
+        arrivals = {0: start + 5 * MS, 1: start + 8 * MS}
         job.collective(group, arrivals, transfer_ns=2 * MS, step=step)
-        job.step(step, begin, begin + 20 * MS)
+        job.step(step, start, start + 20 * MS)
     return job, group
 
 

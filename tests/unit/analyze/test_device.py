@@ -49,11 +49,11 @@ def test_nested_phases_give_their_device_time_only_once(tmp_path):
 def test_steps_without_marks_are_counted(tmp_path):
     writer = make_writer(tmp_path)
     for step in range(8):
-        begin = T0 + step * 1000
-        put_span(writer, "forward", begin, 500)
+        start = T0 + step * 1000
+        put_span(writer, "forward", start, 500)
         if step % 4 == 0:
-            put_device_span(writer, "forward", begin, 400)
-        put_step(writer, step, begin, begin + 1000)
+            put_device_span(writer, "forward", start, 400)
+        put_step(writer, step, start, start + 1000)
     writer.close(end_host_mono_ns=T0 + 8000)
     time = summarize(tmp_path, warmup_steps=0).time
     assert (time.num_device_rank_steps, time.num_markable_rank_steps) == (2, 8)

@@ -1,7 +1,8 @@
 import pytest
 
 from builders import MS, START_MONO_NS, START_UNIX_NS, Faults, make_run, make_writer, put_step
-from meshscope.analyze.health import CaughtErrors, Note
+from meshscope.analyze.health import Note
+from meshscope.analyze.rank.caught_errors import CaughtErrors
 from meshscope.analyze.rank.rank_summary import RankState
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
@@ -34,8 +35,8 @@ def test_a_good_run_is_complete(tmp_path):
 def test_the_recorders_cost_is_that_of_steps_after_the_warm_up(tmp_path):
     writer = make_writer(tmp_path)
     for step, cost in enumerate((9_000_000, -1, 10, -1, 30)):
-        begin = START_MONO_NS + step * 1000
-        put_step(writer, step, begin, begin + 1000, recorder_ns=cost)
+        start = START_MONO_NS + step * 1000
+        put_step(writer, step, start, start + 1000, recorder_ns=cost)
     writer.close(end_host_mono_ns=START_MONO_NS + 5000)
     overhead = summarize(tmp_path).health.overhead
     assert (overhead.num_steps, overhead.median_ns, overhead.max_ns) == (2, 20, 30)

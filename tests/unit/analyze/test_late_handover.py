@@ -75,13 +75,13 @@ def make_sending_run(path: Path, late_ms: dict[int, float]) -> Timeline:
     for step in range(15):
         at = step * STEP_NS
         for rank in range(4):
-            begin = at + 40 * rank * MS
-            end = begin + 10 * MS
-            job.action(rank, "F", step=step, microbatch=0, stage=rank, start_ns=begin, end_ns=end)
+            start = at + 40 * rank * MS
+            end = start + 10 * MS
+            job.action(rank, "F", step=step, microbatch=0, stage=rank, start_ns=start, end_ns=end)
             if rank < 3:
                 sent = end + round(late_ms.get(rank, 0.05) * MS)
                 job.message(
-                    group, rank, rank + 1, sent_ns=sent, asked_ns=begin, latency_ns=MS, step=step
+                    group, rank, rank + 1, sent_ns=sent, asked_ns=start, latency_ns=MS, step=step
                 )
             job.own_step(rank, step, at, at + STEP_NS)
     return timeline_of(job.close())

@@ -120,8 +120,8 @@ def test_only_axis_is_judged_by_what_any_network_does(tmp_path: Path) -> None:
         group = job.group(range(2), description="mesh_tp")
         for step in range(20):
             at = step * STEP_NS
-            for place in range(5):
-                moment = at + (10 + 10 * place) * MS
+            for index in range(5):
+                moment = at + (10 + 10 * index) * MS
                 job.collective(
                     group, {0: moment, 1: moment}, transfer_ns=round(took * MS), step=step
                 )

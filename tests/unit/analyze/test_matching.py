@@ -15,12 +15,12 @@ def match(job):
     return operations, match_operations(operations, find_host_clocks(attempt))
 
 
-def run_steps(job, group, num, *, begin=0, skip=(), sizes=(4096,), period_ns=10 * MS, seed=0):
+def run_steps(job, group, num, *, start=0, skip=(), sizes=(4096,), period_ns=10 * MS, seed=0):
     """`num` all-reduces; ranks in `skip` do not record the first ones."""
     random = np.random.default_rng(seed)
     ranks = job.ranks
     for index in range(num):
-        moment = begin + index * period_ns + int(random.integers(0, period_ns // 2))
+        moment = start + index * period_ns + int(random.integers(0, period_ns // 2))
         arrivals = {rank: moment + int(random.integers(0, MS)) for rank in ranks}
         recorded = {rank: at for rank, at in arrivals.items() if index >= dict(skip).get(rank, 0)}
         end = max(arrivals.values())
@@ -140,11 +140,11 @@ def test_sends_find_their_recvs_by_source_target_tag_and_number(tmp_path):
     job = Job(tmp_path, num_ranks=3)
     group = job.group(range(3))
     for index in range(3):
-        begin = index * 10 * MS
-        job.message(group, 0, 1, sent_ns=begin, asked_ns=begin + 5)
-        job.message(group, 1, 0, sent_ns=begin, asked_ns=begin + 7)
-        job.message(group, 0, 1, sent_ns=begin + 9, asked_ns=begin + 9, tag=3, size_bytes=8)
-        job.message(group, 1, 2, sent_ns=begin, asked_ns=begin)
+        start = index * 10 * MS
+        job.message(group, 0, 1, sent_ns=start, asked_ns=start + 5)
+        job.message(group, 1, 0, sent_ns=start, asked_ns=start + 7)
+        job.message(group, 0, 1, sent_ns=start + 9, asked_ns=start + 9, tag=3, size_bytes=8)
+        job.message(group, 1, 2, sent_ns=start, asked_ns=start)
     operations, matches = match(job)
     assert len(matches) == 12
     assert matches.is_usable.all()

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from builders import make_writer, put_step
-from meshscope.analyze.budget.model_flops import RankFlops, read_flops, sum_flops
-from meshscope.core.flops import Flops
+from meshscope.analyze.budget.model_flops import RankFlops, read_flops
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import open_run
 
@@ -83,18 +82,3 @@ def test_an_unknown_device_has_no_peak(tmp_path):
 def test_hardware_flops_are_never_less_than_the_models(tmp_path):
     found = one(read(tmp_path, {"flops": {**SAID, "hardware_flops": 1.0}}))
     assert found.hardware_flops == 3e12
-
-
-def test_the_job_is_the_sum_of_its_ranks(tmp_path):
-    for rank in range(2):
-        writer = make_writer(tmp_path, rank, 2)
-        put_step(writer, 0, 10, 20)
-        writer.journal.write("update", flops={**SAID, "device": "NVIDIA H200"})
-        writer.close()
-    found = read_flops(open_run(tmp_path).last_attempt)
-    assert not isinstance(found, Unavailable)
-    job = sum_flops(found, range(2))
-    assert job.flops == Flops(model=6e12, hardware=8e12)
-    assert job.has_hardware
-    assert job.peak_flops_per_s == pytest.approx(2 * 989.4e12)
-    assert sum_flops(found, range(3)).flops == Unavailable("FLOPs are not known of rank 2")

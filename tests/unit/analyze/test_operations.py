@@ -67,9 +67,9 @@ def test_groups_with_the_same_members_are_told_apart_by_name(tmp_path):
         tmp_path,
         [[(0, "a", [0, 1]), (1, "b", [0, 1])], [(0, "b", [1, 0]), (1, "a", [1, 0])]],
     )
-    groups, places = merge_groups(attempt)
+    groups, indices = merge_groups(attempt)
     assert [(group.name, group.ranks) for group in groups] == [("a", (0, 1)), ("b", (0, 1))]
-    assert places == {0: {0: 0, 1: 1}, 1: {0: 1, 1: 0}}
+    assert indices == {0: {0: 0, 1: 1}, 1: {0: 1, 1: 0}}
 
 
 def test_groups_without_common_names_go_by_the_order_of_their_making(tmp_path):
@@ -77,18 +77,18 @@ def test_groups_without_common_names_go_by_the_order_of_their_making(tmp_path):
         tmp_path,
         [[(0, "x1", [0, 1]), (1, "x2", [0, 1])], [(0, "y1", [0, 1]), (1, "", [0, 1])]],
     )
-    groups, places = merge_groups(attempt)
+    groups, indices = merge_groups(attempt)
     assert len(groups) == 2
-    assert places == {0: {0: 0, 1: 1}, 1: {0: 0, 1: 1}}
+    assert indices == {0: {0: 0, 1: 1}, 1: {0: 0, 1: 1}}
 
 
 def test_groups_that_cannot_be_have_no_place(tmp_path):
     attempt = write_groups(
         tmp_path, [[(0, "a", []), (1, "b", [1, 2]), (2, "c", [0, 1])], [(0, "c", [0, 1])]]
     )
-    groups, places = merge_groups(attempt)
+    groups, indices = merge_groups(attempt)
     assert [group.name for group in groups] == ["c"]
-    assert places == {0: {2: 0}, 1: {0: 0}}
+    assert indices == {0: {2: 0}, 1: {0: 0}}
     assert groups[0].recorded_ranks == (0, 1)
 
 
@@ -205,9 +205,9 @@ def test_values_are_numbered_like_numpy_does():
         random.integers(-(1 << 60), 1 << 60, 500),
         np.empty(0, dtype=np.int64),
     ):
-        found, place = number_values(values)
+        found, index = number_values(values)
         assert found.tolist() == np.unique(values).tolist()
-        assert found[place].tolist() == values.tolist()
+        assert found[index].tolist() == values.tolist()
 
 
 def test_runs_of_equal_values_are_sliced():

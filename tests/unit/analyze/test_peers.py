@@ -47,11 +47,11 @@ def test_one_slow_rank_is_named_with_its_phase_though_steps_take_the_same_time(t
     for rank in range(8):
         writer = make_writer(tmp_path, rank, 8, layout={"dp": 8})
         for step in range(30):
-            begin = START_MONO_NS + step * 200 * MS
+            start = START_MONO_NS + step * 200 * MS
             forward = int((62 if rank == 5 else 29) * MS * random.lognormal(0, 0.1))
-            put_span(writer, "forward", begin, forward)
-            put_span(writer, "backward", begin + forward, 190 * MS - forward)
-            put_step(writer, step, begin, begin + 195 * MS)
+            put_span(writer, "forward", start, forward)
+            put_span(writer, "backward", start + forward, 190 * MS - forward)
+            put_step(writer, step, start, start + 195 * MS)
         writer.close(end_host_mono_ns=START_MONO_NS + 30 * 200 * MS)
     summary = summarize(tmp_path)
     assert summary.steps.slowest == ()

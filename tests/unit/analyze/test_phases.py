@@ -14,7 +14,7 @@ def summarize(path, **options):
     return Study(open_run(path).last_attempt, **options)
 
 
-def test_a_phase_belongs_to_the_stretch_that_wholly_contains_it(tmp_path):
+def test_a_phase_belongs_to_the_interval_that_wholly_contains_it(tmp_path):
     writer = make_writer(tmp_path)
     put_span(writer, "data", T0 + 100, 10)  # start-up
     put_span(writer, "data", T0 + 1000, 200)  # at the very start of step 0
@@ -159,7 +159,7 @@ def timelines(draw):
     steps: list[tuple[int, int]] = []
 
     def phases(start: int, end: int, depth: int) -> int:
-        """Fills a stretch with phases; the time they take together."""
+        """Fills an interval with phases; the time they take together."""
         taken = 0
         for _ in range(draw(st.integers(0, 3 if depth < 3 else 0))):
             if start > end:

@@ -76,9 +76,9 @@ def test_steps_in_another_order_are_counted_and_left_out(tmp_path):
         schedule = other if step == 2 else usual
         start_ns = START_MONO_NS + step * 100 * MS
         for rank, writer in enumerate(writers):
-            for place, action in enumerate(schedule.actions[rank]):
+            for index, action in enumerate(schedule.actions[rank]):
                 code = 0 if action.kind is ActionKind.FORWARD else 1
-                at_ns = start_ns + (4 * place + rank) * MS
+                at_ns = start_ns + (4 * index + rank) * MS
                 words = (code | rank << 32, step, action.microbatch, at_ns, MS, -1, -1)
                 writer.table("actions").put(*words)
             put_step(writer, step, start_ns, start_ns + 99 * MS)

@@ -27,7 +27,7 @@ def write_gpipe(path, *, m, layout=None, num_steps=NUM_STEPS):
     group = job.group((0, 1))
     free = [0, 0]
     for step in range(num_steps):
-        begin, now = list(free), list(free)
+        start, now = list(free), list(free)
         for _ in range(m):
             now[0] += WORK_NS
             asked = now[1]
@@ -41,7 +41,7 @@ def write_gpipe(path, *, m, layout=None, num_steps=NUM_STEPS):
         for rank in range(2):
             free[rank] = now[rank] + MS
             writer = job.writers[rank]
-            put_step(writer, step, job.local_ns(rank, begin[rank]), job.local_ns(rank, free[rank]))
+            put_step(writer, step, job.local_ns(rank, start[rank]), job.local_ns(rank, free[rank]))
     job.close()
     return path
 

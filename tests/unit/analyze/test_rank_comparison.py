@@ -28,8 +28,8 @@ def compare(tmp_path, by_rank, world_size=2, table=None) -> RankComparison:
 def all_reduces(times, shift=0.0, late=0.0, **more):
     """From `begin + late`, up to 30 µs after `begin`."""
     return [
-        nccl("allreduce", shift + begin + late, 30 - late, group="0", ranks=[0, 1], **more)
-        for begin in times
+        nccl("allreduce", shift + start + late, 30 - late, group="0", ranks=[0, 1], **more)
+        for start in times
     ]
 
 
@@ -41,7 +41,7 @@ def split_of(one):
 def test_exposed_communication_is_waiting_or_transfer(tmp_path) -> None:
     """Rank 1 begins 12 late; on rank 0 compute hides 5 of the wait and 4 of the transfer."""
     times = [100, 200, 300]
-    hiding = [kernel("gemm", begin + at, for_) for begin in times for at, for_ in ((2, 5), (20, 4))]
+    hiding = [kernel("gemm", start + at, for_) for start in times for at, for_ in ((2, 5), (20, 4))]
     found = compare(
         tmp_path,
         {0: [*all_reduces(times), *hiding], 1: all_reduces(times, SHIFT, late=12)},
@@ -90,12 +90,12 @@ def pipeline_rank(rank: int):
         nccl("allreduce", 1000 + 100 * at, 10, group="0", ranks=[0, 1, 2]) for at in range(3)
     ]
     messages = [(0, 1, 10), (1, 2, 30), (2, 1, 50), (1, 0, 70)]
-    for source, target, begin in messages:
+    for source, target, start in messages:
         if rank == source:
-            events = [*events, nccl("send", begin, 10, group="0", Dst_Rank=target, Seq=begin)]
+            events = [*events, nccl("send", start, 10, group="0", Dst_Rank=target, Seq=start)]
         if rank == target:
             # It is there 4 before its sender.
-            events = [*events, nccl("recv", begin - 4, 14, group="0", Src_Rank=source, Seq=1)]
+            events = [*events, nccl("recv", start - 4, 14, group="0", Src_Rank=source, Seq=1)]
     assert len(events) > len(all_to_all)
     return events
 
@@ -109,7 +109,7 @@ def test_messages_are_matched_by_sender_and_receiver(tmp_path) -> None:
     assert waits == pytest.approx([4_000, 8_000, 4_000], abs=200)  # clocks run unevenly
 
 
-def batch_rank(rank: int, begin: float):
+def batch_rank(rank: int, start: float):
     """Stage 1 of three sends up and down and receives from both in one kernel."""
     peers = {0: [1], 1: [0, 2], 2: [1]}[rank]
     records = [
@@ -129,7 +129,7 @@ def batch_rank(rank: int, begin: float):
     shared = [nccl("allreduce", 500 + 100 * at, 10, group="0") for at in range(3)]
     launched = [
         call("cudaLaunchKernelExC", 30, 77),
-        nccl("", begin, 100 - begin, num_elements=None, correlation=77),
+        nccl("", start, 100 - start, num_elements=None, correlation=77),
     ]
     return [*records, *launched, *shared]
 
@@ -138,7 +138,7 @@ def test_a_kernel_of_several_messages_waits_for_the_last_of_them(tmp_path) -> No
     """Ranks 0, 1, 2 begin at 40, 50, 65: 0 waits for 1, 1 waits for 2."""
     table = groups(g0=[0, 1, 2])
     begins = {0: 40.0, 1: 50.0, 2: 65.0}
-    by_rank = {rank: batch_rank(rank, begin) for rank, begin in begins.items()}
+    by_rank = {rank: batch_rank(rank, start) for rank, start in begins.items()}
     found = compare(tmp_path, by_rank, 3, table)
     waits = [one.split.wait_ns for one in found.exposed]
     assert waits == pytest.approx([10_000, 15_000, 0], abs=200)
@@ -212,7 +212,7 @@ def test_uneven_exchanges_are_matched_whatever_their_sizes(tmp_path) -> None:
 
 def test_without_groups_operations_are_matched_only_where_all_ranks_have_traces(tmp_path) -> None:
     def unnamed(shift, last):
-        return [nccl("allreduce", shift + begin, 10) for begin in (0, 100, 200, 300, last)]
+        return [nccl("allreduce", shift + start, 10) for start in (0, 100, 200, 300, last)]
 
     ranks = {0: unnamed(0, 400), 1: unnamed(SHIFT, 440)}
     found = compare(tmp_path, ranks, 8)
@@ -229,12 +229,12 @@ def test_gloo_is_matched_on_hosts(tmp_path, ends) -> None:
     def calls(late, shift):
         found = []
         for at in range(4):
-            begin = shift + 1000 * at
+            start = shift + 1000 * at
             for thread, size in ((2, 10), (3, 20)):
                 dims = {"Input Dims": [[size]], "Input type": ["float"]}
                 length = 100 - late
                 found.append(
-                    host("user_annotation", "gloo:all_reduce", begin + late, length, thread, **dims)
+                    host("user_annotation", "gloo:all_reduce", start + late, length, thread, **dims)
                 )
         return [host("cpu_op", "aten::mm", shift, 50), *found]
 

@@ -16,11 +16,11 @@ def recording(path, *, gap_phase_ns=0, gap_ns=0, inside_ns=0, forward_ns=0):
         if more and gap_phase_ns:
             put_span(writer, "checkpoint", now, gap_phase_ns)
         now += (gap_phase_ns + gap_ns) * more + MS
-        begin = now
+        start = now
         duration = 30 * MS + forward_ns * more
         put_span(writer, "forward", now, duration)
         now += duration + 2 * MS + inside_ns * more
-        put_step(writer, step, begin, now)
+        put_step(writer, step, start, now)
     writer.close(end_host_mono_ns=now)
     return open_run(path).last_attempt.ranks[0]
 

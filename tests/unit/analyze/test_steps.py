@@ -68,8 +68,8 @@ def test_the_headline_step_agrees_with_the_wall_clock_though_ranks_jitter(tmp_pa
     for rank in range(num_ranks):
         writer = make_writer(tmp_path, rank, num_ranks)
         starts = (START_MONO_NS + pace_ns * np.arange(num_steps + 1) + jitter[rank]).astype(int)
-        for step, (begin, end) in enumerate(itertools.pairwise(starts)):
-            put_step(writer, step, int(begin), int(end) - MS)
+        for step, (start, end) in enumerate(itertools.pairwise(starts)):
+            put_step(writer, step, int(start), int(end) - MS)
         writer.close(end_host_mono_ns=int(starts[-1]))
     summary = summarize(tmp_path)
     wall_clock_ns = 1e9 / summary.steps_per_s

@@ -1,4 +1,4 @@
-"""A timeline of some stretches of a run is the same stretches of the timeline of all of it."""
+"""A timeline of some windows of a run is the same windows of the timeline of all of it."""
 
 from pathlib import Path
 
@@ -50,16 +50,16 @@ def _make(path: Path) -> None:
 
 
 def _check_same(part: Timeline, whole: Timeline) -> None:
-    place = np.searchsorted(whole.steps, part.steps)
-    assert (part.period_start_ns == whole.period_start_ns[:, place]).all()
-    assert (part.period_end_ns == whole.period_end_ns[:, place]).all()
-    assert (measure_work(part).work_ns == measure_work(whole).work_ns[:, place]).all()
-    assert (measure_work(part).held_ns == measure_work(whole).held_ns[:, place]).all()
+    index = np.searchsorted(whole.steps, part.steps)
+    assert (part.period_start_ns == whole.period_start_ns[:, index]).all()
+    assert (part.period_end_ns == whole.period_end_ns[:, index]).all()
+    assert (measure_work(part).work_ns == measure_work(whole).work_ns[:, index]).all()
+    assert (measure_work(part).held_ns == measure_work(whole).held_ns[:, index]).all()
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 @pytest.mark.parametrize("whole_bytes", [1 << 20, 0])
-def test_stretches_are_as_in_the_whole(
+def test_windows_are_as_in_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_compacted: bool, whole_bytes: int
 ) -> None:
     _make(tmp_path)

@@ -1,4 +1,4 @@
-"""Sets of stretches against sets of whole numbers."""
+"""Sets of intervals against sets of whole numbers."""
 
 import numpy as np
 from hypothesis import given
@@ -17,21 +17,21 @@ PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(-2, 8)), max_size=8)
 
 
 def make(pairs: list[tuple[int, int]]) -> Intervals:
-    begin = np.array([begin for begin, _ in pairs], dtype=np.int64)
-    return unite(begin, begin + np.array([size for _, size in pairs], dtype=np.int64))
+    start = np.array([start for start, _ in pairs], dtype=np.int64)
+    return unite(start, start + np.array([size for _, size in pairs], dtype=np.int64))
 
 
 def moments(one: Intervals) -> set[int]:
     found: set[int] = set()
-    for begin, end in zip(one.start_ns.tolist(), one.end_ns.tolist(), strict=True):
-        assert begin < end
-        assert not found & set(range(begin - 1, end))
-        found |= set(range(begin, end))
+    for start, end in zip(one.start_ns.tolist(), one.end_ns.tolist(), strict=True):
+        assert start < end
+        assert not found & set(range(start - 1, end))
+        found |= set(range(start, end))
     return found
 
 
 def truth(pairs: list[tuple[int, int]]) -> set[int]:
-    return {moment for begin, size in pairs for moment in range(begin, begin + size)}
+    return {moment for start, size in pairs for moment in range(start, start + size)}
 
 
 @given(PAIRS, PAIRS)
@@ -46,6 +46,6 @@ def test_they_do_as_sets_do(first, second) -> None:
 
 
 @given(PAIRS, st.integers(-5, 45), st.integers(0, 20))
-def test_a_part_of_a_set_is_measured(pairs, begin, size) -> None:
-    found = make(pairs).within(np.array([begin]), np.array([begin + size]))
-    assert found.tolist() == [len(truth(pairs) & set(range(begin, begin + size)))]
+def test_a_part_of_a_set_is_measured(pairs, start, size) -> None:
+    found = make(pairs).within(np.array([start]), np.array([start + size]))
+    assert found.tolist() == [len(truth(pairs) & set(range(start, start + size)))]

@@ -51,7 +51,7 @@ def test_the_tail_is_the_exact_binomial_one():
     late = random.permutation(50)[:30]
     work[late, 3] *= 1.2
     (found,) = find_candidates(work)
-    assert (found.index, found.num_peers, found.num_candidates) == (3, 7, 1)
+    assert (found.index, found.num_peers) == (3, 7)
     assert found.num_steps_last >= 30
     scaled = found.num_steps_last * found.num_effective_steps // 50
     exact = sum(

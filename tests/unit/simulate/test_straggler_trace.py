@@ -51,11 +51,11 @@ def _run_pipeline(step, dp, shape, slow):
     rows, made, count = [], {}, {}
     free = dict.fromkeys(range(num_stages), 0.0)
 
-    def put(chunk, optype, begin, end, *, is_compute=False):
+    def put(chunk, optype, start, end, *, is_compute=False):
         stage = chunk % num_stages
         seq = count[stage, optype] = count.get((stage, optype), -1) + 1
         rows.append(
-            [dp, stage, stage * 10 + dp, step, optype, begin, end - begin, seq,
+            [dp, stage, stage * 10 + dp, step, optype, start, end - start, seq,
              chunk // num_stages if is_compute else -1, seq if is_compute else -1,
              chunk if is_compute else -1]
         )  # fmt: skip
@@ -63,13 +63,13 @@ def _run_pipeline(step, dp, shape, slow):
     chunks = list(range(num_stages * num_chunks))
     for way, line, cost in (("forward", chunks, 1.0), ("backward", chunks[::-1], 2.0)):
         for microbatch in range(num_microbatches):
-            for place, chunk in enumerate(line):
+            for index, chunk in enumerate(line):
                 stage = chunk % num_stages
                 ready = free[stage]
-                if place:
-                    sent = made[way, microbatch, line[place - 1]]
+                if index:
+                    sent = made[way, microbatch, line[index - 1]]
                     arrived = max(sent, ready) + 0.1
-                    put(line[place - 1], f"{way}-send", sent, arrived)
+                    put(line[index - 1], f"{way}-send", sent, arrived)
                     put(chunk, f"{way}-recv", ready, arrived)
                     ready = arrived
                 elif num_chunks > 1:  # profilers note messages of the model's ends, too
@@ -98,7 +98,7 @@ def _synchronise(rows, step):
 
 
 def to_columns(rows):
-    return {name: np.array([row[place] for row in rows]) for place, name in enumerate(COLUMNS)}
+    return {name: np.array([row[index] for row in rows]) for index, name in enumerate(COLUMNS)}
 
 
 def write_parquet(path, rows):
@@ -199,7 +199,7 @@ class TestClosedForms:
         pairs = [group for group in replay.dependencies.groups if len(group) == 2]
         operations = replay.trace.operations
         messages = [
-            {operations[place].optype for place in group}
+            {operations[index].optype for index in group}
             for group in pairs
             if operations[group[0]].optype.endswith(("send", "recv"))
         ]
@@ -263,9 +263,9 @@ class TestDamage:
         for _ in range(60):
             rows = make_rows(num_steps=2)
             kept = [row for row in rows if generator.random() > 0.02]
-            place = int(generator.integers(len(kept)))
+            index = int(generator.integers(len(kept)))
             column = int(generator.choice([0, 1, 2, 3, 5, 6, 7, 8, 10]))
-            kept[place][column] = float(generator.choice([-7, 0, 3, 1e300, np.nan, np.inf]))
+            kept[index][column] = float(generator.choice([-7, 0, 3, 1e300, np.nan, np.inf]))
             with contextlib.suppress(RunError):
                 assert isinstance(measure_slowdown(replay_rows(kept)), Slowdown | Unavailable)
 

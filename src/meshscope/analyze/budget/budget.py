@@ -25,7 +25,6 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.arrays import Int64s
 
-MAX_RESIDUAL_RATIO = 0.005
 _MFU_FORMULA = "model FLOPs of a step / (peak FLOP/s x period), summed over ranks"
 _HFU_FORMULA = "model FLOPs of a step with what is computed again / (peak FLOP/s x period)"
 
@@ -87,10 +86,6 @@ class Budget:
         """[rank, line], all steps together."""
         return np.asarray(self.time_ns.sum(axis=1), dtype=np.int64)
 
-    def of_steps_ns(self) -> Int64s:
-        """[step, line], all ranks together."""
-        return np.asarray(self.time_ns.sum(axis=0), dtype=np.int64)
-
     def share_of(self, share: Share, axis: str | None = None) -> float:
         """A line's share of the wall clock, over all axes if none is named."""
         is_wanted = np.array(
@@ -98,14 +93,6 @@ class Budget:
         )
         wall = self.total_wall_ns
         return float(self.total_ns()[is_wanted].sum()) / wall if wall else 0.0
-
-    def by_axis_ns(self) -> dict[str, int]:
-        """Exposed communication per axis: transfer, wait and unsplit."""
-        found: dict[str, int] = {}
-        for line, total in zip(self.lines, self.total_ns().tolist(), strict=True):
-            if line.axis:
-                found[line.axis] = found.get(line.axis, 0) + total
-        return found
 
 
 def measure_budget(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Budget:

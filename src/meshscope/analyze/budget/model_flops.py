@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.core.flops import Flops
 from meshscope.core.hardware import find_peak, normalise_dtype
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.columns import int64_column
-from meshscope.store.read.rank_ranges import abbreviate_ranks
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import TRACE_SOURCE, Attempt
 
@@ -40,17 +38,6 @@ class RankFlops:
     peak_flops_per_s: float | Unavailable
     peak_source: str
     """Where the peak comes from; empty without one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFlops:
-    """Sums over all ranks; a rank without FLOPs makes them `Unavailable`."""
-
-    flops: Flops | Unavailable
-    """`hardware` equals `model` unless a rank declares more: see `has_hardware`."""
-    has_hardware: bool
-    peak_flops_per_s: float | Unavailable
-    """Sum over the ranks."""
 
 
 def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
@@ -135,35 +122,6 @@ def _device_of(recording: Recording) -> object:
         return None
     names = {_fields(device).get("name") for device in devices}
     return names.pop() if len(names) == 1 else None
-
-
-def sum_flops(ranks: Mapping[int, RankFlops], all_ranks: Iterable[int]) -> JobFlops:
-    """Sums over ranks; none may be missing."""
-    lacking = [rank for rank in all_ranks if rank not in ranks]
-    without_peak = [
-        (rank, one.peak_flops_per_s.reason)
-        for rank, one in ranks.items()
-        if isinstance(one.peak_flops_per_s, Unavailable)
-    ]
-    peak = sum(
-        one.peak_flops_per_s
-        for one in ranks.values()
-        if not isinstance(one.peak_flops_per_s, Unavailable)
-    )
-    hardware = [one.hardware_flops for one in ranks.values()]
-    has_hardware = not any(isinstance(one, Unavailable) for one in hardware)
-    model = sum(one.model_flops for one in ranks.values())
-    known = sum(one for one in hardware if not isinstance(one, Unavailable))
-    reason = f"FLOPs are not known of rank {abbreviate_ranks(lacking)}" if lacking else ""
-    return JobFlops(
-        flops=Unavailable(reason)
-        if reason
-        else Flops(model=model, hardware=known if has_hardware else model),
-        has_hardware=has_hardware,
-        peak_flops_per_s=Unavailable(reason or without_peak[0][1])
-        if reason or without_peak
-        else peak,
-    )
 
 
 def _last(updates: Iterable[JsonFields], name: str) -> JsonFields | None:

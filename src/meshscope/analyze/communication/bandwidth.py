@@ -111,7 +111,7 @@ class MessageFlow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TransferSamples:
+class _TransferSamples:
     """Transfers that bandwidths are measured from; one entry per row with an exact end."""
 
     family: Int64s
@@ -129,7 +129,7 @@ def collect_transfers(
     row_times: RowTimes,
     is_included: Bools,
     alignment: ClockAlignment,
-) -> TransferSamples:
+) -> _TransferSamples:
     """Rows of complete operations whose end shows when the data had arrived."""
     rows = operations.rows
     is_usable = matches.is_usable & is_included
@@ -157,7 +157,7 @@ def collect_transfers(
         members = np.array(group.recorded_ranks, dtype=np.int32)
         if key[3]:
             unsure[index] = alignment.uncertainty_between(members, members[:1]).max(initial=0.0)
-    return TransferSamples(
+    return _TransferSamples(
         family=family[where],
         families=tuple(families),
         match=match,
@@ -192,7 +192,7 @@ def size_buckets(size_bytes: Int64s) -> Int64s:
     return np.where(size_bytes > 0, np.left_shift(np.int64(1), bits), 0)
 
 
-def tabulate_bandwidth(samples: TransferSamples) -> tuple[BandwidthRow, ...]:
+def tabulate_bandwidth(samples: _TransferSamples) -> tuple[BandwidthRow, ...]:
     """One row per family and size bucket, in that order."""
     bucket = size_buckets(samples.size_bytes)
     order = np.lexsort((samples.match, bucket, samples.family))
@@ -204,7 +204,7 @@ def tabulate_bandwidth(samples: TransferSamples) -> tuple[BandwidthRow, ...]:
     return tuple(sorted(found, key=lambda row: (row.axis, row.kind, row.size_bucket_bytes)))
 
 
-def _make_row(samples: TransferSamples, part: Int64s) -> BandwidthRow:
+def _make_row(samples: _TransferSamples, part: Int64s) -> BandwidthRow:
     axis, kind, num_ranks, is_across = samples.families[int(samples.family[part[0]])]
     size, transfer = samples.size_bytes[part], samples.transfer_ns[part]
     median_ns = float(np.median(transfer))
@@ -233,7 +233,7 @@ def _make_row(samples: TransferSamples, part: Int64s) -> BandwidthRow:
     )
 
 
-def fit_latencies(samples: TransferSamples) -> tuple[LatencyFit | FitRefused, ...]:
+def fit_latencies(samples: _TransferSamples) -> tuple[LatencyFit | FitRefused, ...]:
     """Per family a line, or why there is none."""
     order = np.argsort(samples.family, kind="stable")
     family = samples.family[order]

@@ -142,7 +142,7 @@ class CommunicationHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPart:
+class _StepPart:
     """The steps of a long run whose communication was read."""
 
     num_steps: Mapping[int, int]
@@ -181,18 +181,18 @@ class Communication:
     num_desynchronised: int
     shifts: tuple[SequenceShift, ...]
     health: CommunicationHealth
-    part: StepPart | None
+    part: _StepPart | None
     """None if all steps were read."""
 
 
-def describe_part(kept: KeptSteps, first_step: int) -> StepPart | None:
+def describe_part(kept: KeptSteps, first_step: int) -> _StepPart | None:
     """The steps from `first_step` that were read; None if none was left out."""
     if not kept.num_left_out:
         return None
     windows = disturbing_windows(kept.attempt)
     counted = [(own.step >= first_step) & ~mark_profiled(own.step, windows) for own in kept.by_rank]
     pairs = list(zip(kept.ranks, kept.by_rank, counted, strict=True))
-    return StepPart(
+    return _StepPart(
         num_steps={rank: int(np.count_nonzero(rows)) for rank, _, rows in pairs},
         wall_ns={rank: int(own.duration_ns[rows].sum()) for rank, own, rows in pairs},
         num_left_out=kept.num_left_out,
@@ -201,7 +201,7 @@ def describe_part(kept: KeptSteps, first_step: int) -> StepPart | None:
 
 @or_unavailable
 def analyze_communication(
-    job: Job, *, first_step: int | None = None, part: StepPart | None = None
+    job: Job, *, first_step: int | None = None, part: _StepPart | None = None
 ) -> Communication:
     """Analyses a job's communication; `part` describes the steps that were read.
 
@@ -222,17 +222,11 @@ def analyze_communication(
     row_included, match_included = _choose_rows(
         operations, matches, first, disturbing_windows(job.attempt)
     )
-    parts = collect_parts(
-        rows,
-        row_times,
-        exposed,
-        is_first=_mark_first(operations, matches),
-        is_included=row_included,
-    )
+    parts = collect_parts(rows, row_times, exposed, _mark_first(operations, matches))
     axes = tuple(dict.fromkeys([group.axis for group in operations.groups] + [OTHER]))
     axis_of_group = np.array([axes.index(g.axis) for g in operations.groups] + [axes.index(OTHER)])
     table = tabulate_parts(
-        parts, rows, axis_of_group[rows.group], axes=axes, ranks=operations.ranks
+        parts, row_included, rows, axis_of_group[rows.group], axes=axes, ranks=operations.ranks
     )
     by_axis_and_kind = table.by_axis_and_kind()
     transfers = collect_transfers(operations, matches, row_times, match_included, alignment)
@@ -247,7 +241,7 @@ def analyze_communication(
         by_axis_and_kind=by_axis_and_kind,
         by_axis=sum_by_axis(by_axis_and_kind),
         by_rank=table.by_rank(),
-        by_step=sum_by_step(parts, rows, exposed, operations.ranks),
+        by_step=sum_by_step(parts, row_included, rows, exposed, operations.ranks),
         bandwidth=tabulate_bandwidth(transfers),
         fits=fit_latencies(transfers),
         messages=tabulate_messages(operations, matches, row_times, match_included, alignment),

@@ -112,23 +112,13 @@ class StepSums:
         return within + self.exposed_late_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowParts:
-    """The columns of `CommunicationSum` for every row, and `rank_size_bytes`, by rank."""
-
-    columns: Mapping[str, Int64s]
-    is_included: Bools
-
-
 def collect_parts(
-    rows: OperationRows,
-    row_times: RowTimes,
-    exposed: Exposed,
-    *,
-    is_first: Bools,
-    is_included: Bools,
-) -> RowParts:
-    """`is_first` marks one row of every operation."""
+    rows: OperationRows, row_times: RowTimes, exposed: Exposed, is_first: Bools
+) -> dict[str, Int64s]:
+    """The columns of `CommunicationSum` for every row, and `rank_size_bytes`, by rank.
+
+    `is_first` marks one row of every operation.
+    """
     size = len(rows)
     wait = _sum_cells(exposed.row, exposed.wait_ns, size)
     transfer = _sum_cells(exposed.row, exposed.transfer_ns, size)
@@ -137,26 +127,23 @@ def collect_parts(
     unsplit = np.minimum(unsplit, row_times.span_ns - wait - transfer)
     late = _sum_cells(exposed.row, exposed.late_ns + exposed.unsplit_ns, size) - unsplit
     span = row_times.span_ns
-    return RowParts(
-        columns={
-            "num_operations": is_first.astype(np.int64),
-            "num_rank_operations": np.ones(size, dtype=np.int64),
-            "num_inexact_ends": (rows.has_end & ~rows.has_exact_end).astype(np.int64),
-            "size_bytes": np.where(is_first, np.maximum(rows.size_bytes, 0), 0),
-            "rank_size_bytes": np.maximum(rows.size_bytes, 0),
-            "span_ns": span,
-            "wait_ns": row_times.wait_ns,
-            "transfer_ns": row_times.transfer_ns,
-            "queued_ns": row_times.queued_ns,
-            "unsplit_ns": np.where(row_times.is_split, 0, span),
-            "exposed_wait_ns": wait,
-            "exposed_transfer_ns": transfer,
-            "exposed_unsplit_ns": unsplit,
-            "exposed_late_ns": late,
-            "overlapped_ns": span - wait - transfer - unsplit,
-        },
-        is_included=is_included,
-    )
+    return {
+        "num_operations": is_first.astype(np.int64),
+        "num_rank_operations": np.ones(size, dtype=np.int64),
+        "num_inexact_ends": (rows.has_end & ~rows.has_exact_end).astype(np.int64),
+        "size_bytes": np.where(is_first, np.maximum(rows.size_bytes, 0), 0),
+        "rank_size_bytes": np.maximum(rows.size_bytes, 0),
+        "span_ns": span,
+        "wait_ns": row_times.wait_ns,
+        "transfer_ns": row_times.transfer_ns,
+        "queued_ns": row_times.queued_ns,
+        "unsplit_ns": np.where(row_times.is_split, 0, span),
+        "exposed_wait_ns": wait,
+        "exposed_transfer_ns": transfer,
+        "exposed_unsplit_ns": unsplit,
+        "exposed_late_ns": late,
+        "overlapped_ns": span - wait - transfer - unsplit,
+    }
 
 
 def add_sums(sums: Sequence[CommunicationSum]) -> CommunicationSum:
@@ -165,7 +152,7 @@ def add_sums(sums: Sequence[CommunicationSum]) -> CommunicationSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PartTable:
+class _PartTable:
     """Every column summed by rank, axis and kind; the last rank holds what is left out."""
 
     axes: Sequence[str]
@@ -200,22 +187,27 @@ def _pick(sums: Mapping[str, Int64s], index: tuple[int, ...]) -> CommunicationSu
 
 
 def tabulate_parts(
-    parts: RowParts, rows: OperationRows, axis: Int64s, *, axes: Sequence[str], ranks: Sequence[int]
-) -> PartTable:
+    parts: Mapping[str, Int64s],
+    is_included: Bools,
+    rows: OperationRows,
+    axis: Int64s,
+    *,
+    axes: Sequence[str],
+    ranks: Sequence[int],
+) -> _PartTable:
     """`axis` is each row's index in `axes`."""
     num_kinds = max(Kind) + 1
     shape = (len(ranks) + 1, len(axes), num_kinds)
     index = np.zeros(max(ranks, default=0) + 1, dtype=np.int64)
     index[list(ranks)] = np.arange(len(ranks))
-    line = np.where(parts.is_included, index[rows.rank], len(ranks))
+    line = np.where(is_included, index[rows.rank], len(ranks))
     cell = (line * len(axes) + axis) * num_kinds + rows.kind
     size = shape[0] * shape[1] * shape[2]
-    return PartTable(
+    return _PartTable(
         axes=axes,
         ranks=ranks,
         columns={
-            name: _sum_cells(cell, column, size).reshape(shape)
-            for name, column in parts.columns.items()
+            name: _sum_cells(cell, column, size).reshape(shape) for name, column in parts.items()
         },
     )
 
@@ -230,11 +222,15 @@ def sum_by_axis(sums: Sequence[AxisKindSum]) -> tuple[AxisSum, ...]:
 
 
 def sum_by_step(
-    parts: RowParts, rows: OperationRows, exposed: Exposed, ranks: Sequence[int]
+    parts: Mapping[str, Int64s],
+    is_included: Bools,
+    rows: OperationRows,
+    exposed: Exposed,
+    ranks: Sequence[int],
 ) -> StepSums:
     """Sums by step, and exposed time by rank and step."""
-    kept = np.flatnonzero(parts.is_included[exposed.row])
-    called = rows.step.astype(np.int64)[parts.is_included]
+    kept = np.flatnonzero(is_included[exposed.row])
+    called = rows.step.astype(np.int64)[is_included]
     held_up = exposed.step[kept].astype(np.int64)
     steps, column = number_values(np.concatenate([called, held_up]))
     index = np.zeros(max(ranks, default=0) + 1, dtype=np.int64)
@@ -243,7 +239,7 @@ def sum_by_step(
     shape = (len(ranks), len(steps))
 
     def line(name: str) -> Int64s:
-        values = parts.columns[name][parts.is_included]
+        values = parts[name][is_included]
         return _sum_cells(column[: len(called)], values, len(steps))
 
     def table(values: Int64s) -> Int64s:

@@ -42,7 +42,7 @@ _USUAL_QUANTILE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlowPart:
+class _SlowPart:
     """Operations of one class over one link that take too long."""
 
     times: LinkTimes
@@ -74,7 +74,7 @@ class SlowLink:
 
     axis: str
     links: tuple[Link, ...]
-    parts: tuple[SlowPart, ...]
+    parts: tuple[_SlowPart, ...]
     """The costliest first."""
     is_whole_axis: bool
 
@@ -108,7 +108,7 @@ def find_slow_links(timeline: Timeline) -> list[SlowLink]:
     return sorted(slow, key=lambda link: -link.cost_ns)
 
 
-def _compare(links: Sequence[LinkTimes], num_tests: int) -> list[SlowPart]:
+def _compare(links: Sequence[LinkTimes], num_tests: int) -> list[_SlowPart]:
     if len(links) < 2:
         return []
     floors = np.array([one.floor_ns for one in links])
@@ -122,7 +122,7 @@ def _compare(links: Sequence[LinkTimes], num_tests: int) -> list[SlowPart]:
         chance = binomial_tail(num_slow, num_steps, 0.5) * num_tests
         if num_steps >= MIN_STEPS and chance < SIGNIFICANCE_RATIO:
             found.append(
-                SlowPart(
+                _SlowPart(
                     times=one,
                     usual_ns=usual,
                     usual_median_ns=_usual_median(others, usual),
@@ -161,9 +161,9 @@ def _step_medians(times: LinkTimes, num_steps: int) -> Floats:
     return medians
 
 
-def _join_links(parts: Sequence[SlowPart]) -> list[SlowLink]:
+def _join_links(parts: Sequence[_SlowPart]) -> list[SlowLink]:
     """Joins the parts of each link over its classes."""
-    by_link: dict[Link, list[SlowPart]] = {}
+    by_link: dict[Link, list[_SlowPart]] = {}
     for part in parts:
         by_link.setdefault(part.times.link, []).append(part)
     return [
@@ -192,7 +192,7 @@ def _judge_axis(axis: str, found: Sequence[LinkTimes]) -> SlowLink | None:
         if usual is not None:
             num_steps = len(np.unique(one.step))
             parts.append(
-                SlowPart(
+                _SlowPart(
                     times=one,
                     usual_ns=usual,
                     usual_median_ns=usual,

@@ -82,7 +82,7 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Side:
+class _Side:
     period_ns: Floats
     """Per step after warm-up."""
     duration_ns: Floats
@@ -145,7 +145,7 @@ def judge(metric: Metric, limit_ratio: float) -> Verdict:
     return Verdict.WITHIN if interval[1] <= limit_ratio else Verdict.INCONCLUSIVE
 
 
-def read_side(attempt: Attempt, warmup_steps: int | None) -> Side:
+def read_side(attempt: Attempt, warmup_steps: int | None) -> _Side:
     durations, intervals = JobSteps(), JobSteps()
     tokens: dict[int, RankTokens] = {}
     longest, peaks = (0, 0), {"rss_bytes": -1, "peak_allocated_bytes": -1}
@@ -165,7 +165,7 @@ def read_side(attempt: Attempt, warmup_steps: int | None) -> Side:
     num_warmup = count_warmup(num_steps, attempt.choose_warmup(warmup_steps))
     rate = sum_tokens(tokens, attempt.layout, attempt.world_size)
     windows = disturbing_windows(attempt)
-    return Side(
+    return _Side(
         period_ns=_after(intervals, num_warmup, windows),
         duration_ns=_after(durations, num_warmup, windows),
         num_steps=num_steps,

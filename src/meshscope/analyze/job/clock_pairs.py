@@ -21,7 +21,7 @@ from meshscope.analyze.job.clock_samples import NONE_NS, PairSamples
 from meshscope.numerics.theil_sen import MEDIAN_ERROR, fit_line, scaled_mad
 from meshscope.store.read.arrays import Floats, Int64s
 
-MIN_DIFFERENCES = 8
+_MIN_DIFFERENCES = 8
 """With fewer, the spread is not known well enough."""
 _MIN_FEW = 3
 """With so few, as in a trace, twice their range is the uncertainty; with fewer, only bounds
@@ -201,7 +201,7 @@ def _from_bounds(evidence: Evidence, lines: PossibleLines, half_ns: float) -> Pa
 def _from_ends(evidence: Evidence, half_ns: float) -> PairLine | None:
     timed = np.isfinite(evidence.difference)
     time, values = evidence.time[timed], evidence.difference[timed]
-    if len(values) < MIN_DIFFERENCES:
+    if len(values) < _MIN_DIFFERENCES:
         return _from_few_ends(time, values, half_ns)
     quickest = np.argsort(evidence.duration[timed], kind="stable")
     found: list[PairLine] = []

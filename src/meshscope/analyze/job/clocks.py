@@ -96,15 +96,6 @@ class ClockAlignment:
         total = total + np.where(is_apart, self.island_ns[one] + self.island_ns[two], 0.0)
         return np.where(one == two, 0.0, total)
 
-    @property
-    def max_uncertainty_ns(self) -> int | Unavailable:
-        worst = 0
-        for clock in self.clocks:
-            if isinstance(clock.uncertainty_ns, Unavailable):
-                return clock.uncertainty_ns
-            worst = max(worst, clock.uncertainty_ns)
-        return worst
-
 
 def align_clocks(
     attempt: Attempt,

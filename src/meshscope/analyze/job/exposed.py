@@ -25,6 +25,7 @@ import numpy as np
 from meshscope.analyze.job.arrivals import AlignedTimes, RowTimes
 from meshscope.analyze.job.clocks import ClockAlignment
 from meshscope.analyze.job.operations import OperationRows, Waits, slice_runs
+from meshscope.numerics.intervals import Intervals
 from meshscope.store.read.arrays import Bools, Int32s, Int64s
 from meshscope.store.schema import OperationFlag
 
@@ -199,18 +200,9 @@ def _measure_covered(seen: HoldUps, other: HoldUps) -> Int64s:
     theirs = dict(slice_runs(seen.rank))
     for rank, part in slice_runs(other.rank):
         own = theirs.get(rank, slice(0, 0))
-        start, end = seen.start_ns[own], seen.end_ns[own]
-        total = np.append(0, np.cumsum(end - start))
-        until_end = _covered_until(other.end_ns[part], start, end, total)
-        covered[part] = until_end - _covered_until(other.start_ns[part], start, end, total)
+        held = Intervals(seen.start_ns[own], seen.end_ns[own])
+        covered[part] = held.within(other.start_ns[part], other.end_ns[part])
     return covered
-
-
-def _covered_until(moment: Int64s, start: Int64s, end: Int64s, total: Int64s) -> Int64s:
-    """How much of the disjoint, sorted intervals lies before each moment."""
-    index = np.searchsorted(start, moment, side="right")
-    beyond = np.clip(np.append(end, 0)[index - 1] - moment, 0, None)
-    return np.where(index > 0, total[index] - beyond, 0)
 
 
 def _split_exposed(

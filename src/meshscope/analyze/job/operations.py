@@ -152,7 +152,7 @@ def known_phase(phase: str) -> str | Unavailable:
 def load_operations(attempt: Attempt) -> Operations:
     """Reads table `collectives` of every rank."""
     groups, indices = merge_groups(attempt)
-    phases = _PhaseBook()
+    phases = PhaseBook(NO_PHASE)
     parts = [
         _read_rank(recording, indices.get(recording.rank, {}), phases) for recording in attempt
     ]
@@ -216,23 +216,31 @@ def load_failures(attempt: Attempt, operations: Operations, *, limit: int) -> tu
     return tuple(found)
 
 
-class _PhaseBook:
-    """Phase names of all ranks, each once."""
+class PhaseBook:
+    """Phase names of all ranks, each once; the first stands for no phase."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = [NO_PHASE]
-        self._index = {NO_PHASE: 0}
+    def __init__(self, no_phase: str = "") -> None:
+        self.names = [no_phase]
+        self._index = {no_phase: 0}
+
+    def add(self, name: str) -> int:
+        if name not in self._index:
+            self._index[name] = len(self.names)
+            self.names.append(name)
+        return self._index[name]
+
+    def find(self, name: str) -> int:
+        """-1 when no rank used the name."""
+        return self._index.get(name, -1)
 
     def translate(self, ids: Int64s, recording: Recording) -> Int32s:
-        """Indices in `names` for a rank's own ids."""
+        """Indices in `names` of a rank's own name ids."""
         used = np.flatnonzero(np.bincount(ids, minlength=1))
         index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
-        for phase_id in used.tolist():
-            name = recording.name_of(phase_id) if phase_id else NO_PHASE
-            if name not in self._index:
-                self._index[name] = len(self.names)
-                self.names.append(name)
-            index_of[phase_id] = self._index[name]
+        for name_id in used.tolist():
+            # An operation outside of phases has id 0; a span never has.
+            is_named = name_id or not self.names[0]
+            index_of[name_id] = self.add(recording.name_of(name_id)) if is_named else 0
         found: Int32s = index_of[ids]
         return found
 
@@ -247,7 +255,7 @@ def _is_time(times: Int64s) -> Bools:
 
 
 def _read_rank(
-    recording: Recording, indices: dict[int, int], phases: _PhaseBook
+    recording: Recording, indices: dict[int, int], phases: PhaseBook
 ) -> tuple[OperationRows, int, int]:
     columns = recording.read("collectives")
     enqueue = int64_column(columns, "enqueue_host_mono_ns")

@@ -99,7 +99,6 @@ class Forecast:
     limit_bytes: int
     used_bytes: int
     """By all recorded ranks under the limit."""
-    bytes_per_step: float
     num_steps: float
     """From the last sample on."""
     seconds: float | Unavailable
@@ -288,7 +287,6 @@ def _forecast(ranks: list[RankMemory], step_ns: float | Unavailable) -> Forecast
         ranks=tuple(rank.rank for rank in growing),
         limit_bytes=min(limits),
         used_bytes=used,
-        bytes_per_step=slope,
         num_steps=num_steps,
         seconds=step_ns if isinstance(step_ns, Unavailable) else num_steps * step_ns / 1e9,
     )

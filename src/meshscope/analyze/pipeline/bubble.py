@@ -37,7 +37,7 @@ _I, _W = ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BubbleParts:
+class _BubbleParts:
     """Bubble time per step by cause: mean over runs. The parts sum to the bubble."""
 
     inherent_ns: float
@@ -77,7 +77,7 @@ class PipelineBubble:
     """The textbook's, for equal stages and no transfer times."""
     closed_form: str
     """Its formula; empty where there is none."""
-    parts: BubbleParts
+    parts: _BubbleParts
     action_gaps: ActionGaps
 
     @property
@@ -125,9 +125,9 @@ def measure_bubble(times: PipelineTimes) -> PipelineBubble:
     )
 
 
-def _name_parts(values: Floats) -> BubbleParts:
-    names = [field.name for field in fields(BubbleParts)]
-    return BubbleParts(**dict(zip(names, values.tolist(), strict=True)))
+def _name_parts(values: Floats) -> _BubbleParts:
+    names = [field.name for field in fields(_BubbleParts)]
+    return _BubbleParts(**dict(zip(names, values.tolist(), strict=True)))
 
 
 def _as_ratio(bubble_ns: float, plan: ReplayPlan, duration: Floats) -> float:

@@ -31,6 +31,7 @@ from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.schedule import Action, ActionKind, Schedule
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
+from meshscope.numerics.intervals import Intervals
 from meshscope.store.read.arrays import Int32s, Int64s
 from meshscope.store.read.run import Attempt
 
@@ -271,24 +272,9 @@ def _measure_action_work(timeline: Timeline, rank: Int32s, start: Int64s, end: I
         mine = slice(*np.searchsorted(pieces.rank, [one, one + 1]))
         is_work = np.flatnonzero(pieces.kind[mine] == PieceKind.WORK)
         if mine.stop > mine.start:
-            starts, ends = pieces.start_ns[mine][is_work], pieces.end_ns[mine][is_work]
-            work[low:high] = _sum_inside(starts, ends, start[low:high], end[low:high])
+            worked = Intervals(pieces.start_ns[mine][is_work], pieces.end_ns[mine][is_work])
+            work[low:high] = worked.within(start[low:high], end[low:high])
     return work
-
-
-def _sum_inside(piece_start: Int64s, piece_end: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """How much of the disjoint pieces lies within each action."""
-    total = np.concatenate([[0], np.cumsum(piece_end - piece_start)])
-
-    def covered_before(moment: Int64s) -> Int64s:
-        index = np.searchsorted(piece_start, moment, side="right") - 1
-        inside = np.clip(index, 0, None)
-        if not len(piece_start):
-            return np.zeros(len(moment), dtype=np.int64)
-        partial = np.clip(moment - piece_start[inside], 0, piece_end[inside] - piece_start[inside])
-        return np.where(index < 0, 0, total[inside] + partial)
-
-    return covered_before(end) - covered_before(start)
 
 
 def _find_ready(timeline: Timeline, actions: Actions, times: PipelineTimes, rows: Int64s) -> Int64s:

@@ -44,7 +44,7 @@ class PartsSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageLayers:
+class _StageLayers:
     source: PartsSource
     kind: str
     """What is counted as a layer: a class or "layer"."""
@@ -88,9 +88,7 @@ class StageWork:
 
     stages: tuple[StageTime, ...]
     num_positions: int
-    layers: StageLayers | Unavailable
-    rank_work_ns: Mapping[int, float]
-    """Per global rank: work of one microbatch through all its stages."""
+    layers: _StageLayers | Unavailable
     longest_ratio: Floats
     """Per pipeline rank: the share of steps in which it worked longest."""
 
@@ -116,12 +114,6 @@ class StageWork:
         for stage in self.stages:
             total[stage.position] += stage.kind_ns.get(kind, 0.0)
         return total
-
-    @property
-    def imbalance_ratio(self) -> float:
-        """The most loaded pipeline rank over the mean of all, minus 1."""
-        work = self.position_work_ns
-        return float(work.max() / work.mean() - 1) if work.mean() > 0 else 0.0
 
     @or_unavailable
     def position_layers(self) -> tuple[int, ...]:
@@ -156,12 +148,9 @@ def measure_stage_work(times: PipelineTimes, attempt: Attempt) -> StageWork:
     schedule = times.schedule
     actions = list_actions(schedule)
     stages = []
-    rank_work: dict[int, float] = {}
     for stage, position in enumerate(schedule.stage_ranks):
         by_rank = _rank_quantiles(times, stage, position, 0.5)
         quiet = _rank_quantiles(times, stage, position, _QUIET)
-        for rank, kinds in by_rank.items():
-            rank_work[rank] = rank_work.get(rank, 0.0) + sum(kinds.values())
         kinds_here = {action.kind for action in actions if action.stage == stage}
         stages.append(
             StageTime(
@@ -179,7 +168,6 @@ def measure_stage_work(times: PipelineTimes, attempt: Attempt) -> StageWork:
         stages=tuple(stages),
         num_positions=schedule.num_ranks,
         layers=_find_stage_layers(times, attempt),
-        rank_work_ns=rank_work,
         longest_ratio=_count_longest(times),
     )
 
@@ -211,7 +199,7 @@ def _rank_quantiles(
     return found
 
 
-def _find_stage_layers(times: PipelineTimes, attempt: Attempt) -> StageLayers | Unavailable:
+def _find_stage_layers(times: PipelineTimes, attempt: Attempt) -> _StageLayers | Unavailable:
     """What the stages hold, if the ranks of each stage recorded it and agree."""
     schedule = times.schedule
     for source in PartsSource:
@@ -225,14 +213,14 @@ def _find_stage_layers(times: PipelineTimes, attempt: Attempt) -> StageLayers | 
     return Unavailable(_NOT_TOLD)
 
 
-def _name_layers(parts: list[Parts], source: PartsSource) -> StageLayers:
+def _name_layers(parts: list[Parts], source: PartsSource) -> _StageLayers:
     total: Counter[str] = Counter()
     for stage in parts:
         total.update(stage)
     # Ties go to the kind that most stages hold: the other may be a pair of ends.
     holders = Counter(kind for stage in parts for kind in stage)
     layer = max(total, key=lambda kind: (total[kind], holders[kind], kind), default="layer")
-    return StageLayers(
+    return _StageLayers(
         source=source,
         kind=layer,
         num_layers=tuple(stage.get(layer, 0) for stage in parts),

@@ -111,7 +111,7 @@ class RankSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SteadySteps:
+class _SteadySteps:
     """Which of a rank's steps its statistics are over."""
 
     num_warmup: int
@@ -131,7 +131,7 @@ class RankResult:
 
     summary: RankSummary
     steps: StepTimes
-    steady: SteadySteps
+    steady: _SteadySteps
     phases: PhaseTable
     """Self time by step and phase."""
     tokens: RankTokens
@@ -140,7 +140,7 @@ class RankResult:
 
 def _choose_steady(
     steps: StepTimes, windows: Sequence[TraceWindow], asked_warmup: int | None
-) -> SteadySteps:
+) -> _SteadySteps:
     """Steps after warm-up that no rank's trace window disturbed."""
     num_steps = len(steps)
     num_warmup = count_warmup(num_steps, asked_warmup)
@@ -148,7 +148,7 @@ def _choose_steady(
     is_steady = ~is_profiled
     is_steady[:num_warmup] = False
     num_profiled = int(np.count_nonzero(is_profiled[num_warmup:]))
-    return SteadySteps(
+    return _SteadySteps(
         num_warmup=num_warmup,
         num_profiled=num_profiled,
         is_steady=is_steady,

@@ -84,7 +84,7 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
+class _Drift:
     """Steps that become longer, or shorter, over the run."""
 
     change_ratio: float
@@ -169,7 +169,7 @@ def _find_recurrence(periods: StepPeriods, is_slow: Bools) -> Recurrence | None:
     return best
 
 
-def measure_drift(periods: StepPeriods) -> Drift:
+def measure_drift(periods: StepPeriods) -> _Drift:
     """Compares medians of blocks of steps from the first to the last."""
     blocks = np.array_split(periods.period_ns, _NUM_BLOCKS)
     level = np.array([np.median(block) for block in blocks])
@@ -180,7 +180,7 @@ def measure_drift(periods: StepPeriods) -> Drift:
     quarter = len(periods) // 4
     first_ns = float(np.median(periods.period_ns[:quarter]))
     last_ns = float(np.median(periods.period_ns[-quarter:]))
-    return Drift(
+    return _Drift(
         change_ratio=last_ns / first_ns - 1 if first_ns > 0 else 0.0,
         p_value=_mann_kendall(level),
         first_ns=first_ns,

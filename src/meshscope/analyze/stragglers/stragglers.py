@@ -13,6 +13,7 @@ its first step; a stage that is slow on all its ranks is for the pipeline rules.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -69,11 +70,7 @@ class SlowRank:
     @property
     def main_phases(self) -> tuple[str, ...]:
         """Phases with a large part of the excess."""
-        total = sum(self.phase_excess_ns.values())
-        named = [
-            name for name, ns in self.phase_excess_ns.items() if ns >= _MAIN_PHASE_RATIO * total
-        ]
-        return tuple(named)
+        return _choose_main(self.phase_excess_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +89,22 @@ class FailSlowRank:
     @property
     def main_phases(self) -> tuple[str, ...]:
         """Phases with a large part of the excess."""
-        total = sum(self.phase_excess_ns.values())
-        named = [
-            name for name, ns in self.phase_excess_ns.items() if ns >= _MAIN_PHASE_RATIO * total
-        ]
-        return tuple(named)
+        return _choose_main(self.phase_excess_ns)
+
+
+def _choose_main(phase_excess_ns: Mapping[str, float]) -> tuple[str, ...]:
+    least_ns = _MAIN_PHASE_RATIO * sum(phase_excess_ns.values())
+    return tuple(name for name, ns in phase_excess_ns.items() if ns >= least_ns)
+
+
+_Rank = TypeVar("_Rank", SlowRank, FailSlowRank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowSet:
+class _SlowSet(Generic[_Rank]):
     """Slow ranks with one cause, worst first."""
 
-    slow: tuple[SlowRank, ...]
+    slow: tuple[_Rank, ...]
     shared: tuple[SharedTrait, ...]
     """What they share with few others."""
 
@@ -113,17 +114,9 @@ class SlowSet:
         return tuple(sorted(one.rank for one in self.slow))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailSlowSet:
-    """Ranks that became slow at about the same step."""
-
-    slow: tuple[FailSlowRank, ...]
-    shared: tuple[SharedTrait, ...]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ascending."""
-        return tuple(sorted(one.rank for one in self.slow))
+SlowSet = _SlowSet[SlowRank]
+FailSlowSet = _SlowSet[FailSlowRank]
+"""Ranks that became slow at about the same step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +305,7 @@ def _make_sets(
         together = tuple(one for one in left if one.excess_ns >= limit)
         left = left[len(together) :]
         shared = find_shared((one.rank for one in together), work.ranks, layout, hosts)
-        sets.append(SlowSet(slow=together, shared=shared))
+        sets.append(_SlowSet(slow=together, shared=shared))
     return tuple(sets)
 
 
@@ -336,5 +329,5 @@ def _make_fail_slow_sets(
         )
         left = [one for one in left if one not in together]
         shared = find_shared((one.rank for one in together), work.ranks, layout, hosts)
-        sets.append(FailSlowSet(slow=together, shared=shared))
+        sets.append(_SlowSet(slow=together, shared=shared))
     return tuple(sets)

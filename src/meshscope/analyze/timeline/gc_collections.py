@@ -15,6 +15,7 @@ import numpy as np
 from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.numerics.intervals import Intervals
 from meshscope.store.read.arrays import Int64s
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.recording import Recording
@@ -47,10 +48,8 @@ def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:
             continue
         start, end = (timeline.alignment.to_reference(rank, times) for times in spans)
         rows = _find_interruptible(timeline, index)
-        overlap = _measure_overlap(
-            timeline.pieces.start_ns[rows], timeline.pieces.end_ns[rows], start, end
-        )
-        lost[rows] = overlap
+        pieces = timeline.pieces
+        lost[rows] = Intervals(start, end).within(pieces.start_ns[rows], pieces.end_ns[rows])
         first, last = timeline.period_start_ns[index, 0], timeline.period_end_ns[index, -1]
         counts[rank] = int(np.count_nonzero((end > first) & (start < last)))
     return Collections(lost_ns=lost, num_collections={r: n for r, n in counts.items() if n})
@@ -80,17 +79,3 @@ def _find_interruptible(timeline: Timeline, index: int) -> Int64s:
     if bool(timeline.on_device[index]):
         is_own &= pieces.phase == 0
     return np.flatnonzero(is_own).astype(np.int64)
-
-
-def _measure_overlap(start: Int64s, end: Int64s, from_ns: Int64s, to_ns: Int64s) -> Int64s:
-    """For each interval, how much of it lies in intervals that are sorted and disjoint."""
-    return _covered_before(end, from_ns, to_ns) - _covered_before(start, from_ns, to_ns)
-
-
-def _covered_before(time_ns: Int64s, from_ns: Int64s, to_ns: Int64s) -> Int64s:
-    whole = np.concatenate([[0], np.cumsum(to_ns - from_ns)])
-    begun = np.searchsorted(from_ns, time_ns, side="right")
-    last = np.maximum(begun - 1, 0)
-    beyond = np.maximum(to_ns[last] - time_ns, 0)
-    covered = np.where(begun > 0, whole[begun] - beyond, 0)
-    return np.asarray(covered, dtype=np.int64)

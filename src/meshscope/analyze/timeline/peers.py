@@ -35,7 +35,7 @@ MAX_STEPS = 1000
 MAX_CELLS = 2_000_000
 """Above this many steps times ranks of a phase fewer steps are kept, but never below a tenth."""
 
-PeerGroups = Mapping[int, int]
+_PeerGroups = Mapping[int, int]
 """Rank to what it shares with its peers and with no other rank."""
 
 _SPREADER = np.uint64(0x9E3779B97F4A7C15)
@@ -81,7 +81,7 @@ class PhaseClue:
         return self.median_ns - self.peers_median_ns
 
 
-def group_peers(layout: Layout | Unavailable, ranks: Iterable[int]) -> PeerGroups:
+def group_peers(layout: Layout | Unavailable, ranks: Iterable[int]) -> _PeerGroups:
     """For each rank the lowest rank of its dp group; 0 for all without a layout."""
     if isinstance(layout, Unavailable):
         return dict.fromkeys(ranks, 0)
@@ -90,7 +90,7 @@ def group_peers(layout: Layout | Unavailable, ranks: Iterable[int]) -> PeerGroup
 
 
 def _spread_phase(
-    phase: str, found: list[tuple[float, int]], peer_groups: PeerGroups
+    phase: str, found: list[tuple[float, int]], peer_groups: _PeerGroups
 ) -> PhaseSpread:
     """Compares one value per rank; `found` is not empty."""
     means = np.array([value for value, _ in found])
@@ -126,7 +126,9 @@ def _median(ordered: list[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def spread_phases(ranks: Sequence[RankSummary], peer_groups: PeerGroups) -> tuple[PhaseSpread, ...]:
+def spread_phases(
+    ranks: Sequence[RankSummary], peer_groups: _PeerGroups
+) -> tuple[PhaseSpread, ...]:
     """The phases of the steady steps; first the one whose rank is furthest above its peers."""
     values: dict[str, list[tuple[float, int]]] = {}
     for rank in ranks:
@@ -142,7 +144,7 @@ def _order_spread(spread: PhaseSpread) -> tuple[float, float, str]:
 
 
 def spread_unattributed(
-    ranks: Sequence[RankSummary], peer_groups: PeerGroups
+    ranks: Sequence[RankSummary], peer_groups: _PeerGroups
 ) -> PhaseSpread | Unavailable:
     """The time of steady steps that no phase claimed."""
     found = [
@@ -191,7 +193,7 @@ class PeerPhases:
         self._phases += new[: MAX_PHASES - len(self._phases)]
 
     def find_clues(
-        self, peer_groups: PeerGroups, step_ns: float | Unavailable
+        self, peer_groups: _PeerGroups, step_ns: float | Unavailable
     ) -> tuple[PhaseClue, ...]:
         """The ranks that stand out, furthest first; `step_ns` is the job's median step."""
         most = max((len(step) for _, step, _ in self._ranks), default=0)
@@ -230,7 +232,7 @@ class PeerPhases:
 
 
 def _group_rows(
-    ranks: list[int], medians: npt.NDArray[np.float64], peer_groups: PeerGroups
+    ranks: list[int], medians: npt.NDArray[np.float64], peer_groups: _PeerGroups
 ) -> list[list[int]]:
     """The rows of each peer group of two or more that have the phase in most of their steps."""
     groups: dict[int, list[int]] = {}

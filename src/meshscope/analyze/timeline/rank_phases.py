@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS
+from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS, PhaseBook
 from meshscope.analyze.rank.device import join_spans
 from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, assign_phases
 from meshscope.numerics.interval_layers import Layer, make_layer
@@ -20,33 +20,6 @@ _NUM_SIDE_STEPS = 32
 """Steps before and after whose marks bound where a device's time line lies on the host's clock."""
 _MAX_EARLY_NS = 1_000_000
 """Marks that put a device this far ahead of its host are not believed."""
-
-
-class PhaseBook:
-    """Phase names of all ranks, each once; the first is empty and stands for none."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = [""]
-        self._index = {"": 0}
-
-    def add(self, name: str) -> int:
-        if name not in self._index:
-            self._index[name] = len(self.names)
-            self.names.append(name)
-        return self._index[name]
-
-    def find(self, name: str) -> int:
-        """-1 when no rank used the name."""
-        return self._index.get(name, -1)
-
-    def translate(self, ids: Int64s, recording: Recording) -> Int32s:
-        """Indices of a rank's own name ids."""
-        used = np.flatnonzero(np.bincount(ids, minlength=1))
-        index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
-        for name_id in used.tolist():
-            index_of[name_id] = self.add(recording.name_of(name_id))
-        found: Int32s = index_of[ids]
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

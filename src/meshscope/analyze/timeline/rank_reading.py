@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.analyze.job.operations import PhaseBook
 from meshscope.analyze.rank.phases import StepTimes
 from meshscope.analyze.timeline.actions import Actions
 from meshscope.analyze.timeline.rank_phases import (
     DeviceMarks,
-    PhaseBook,
     RankPhases,
     layer_by_depth,
     place_device_spans,
@@ -26,7 +26,7 @@ _IDLE_PHASES = ("data", "checkpoint", "eval", "logging")
 _WAIT_PHASE = "pipeline wait"
 COMM_PHASE = "comm"
 
-ToReference = Callable[[Int64s], Int64s]
+_ToReference = Callable[[Int64s], Int64s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,7 +104,7 @@ def make_track(
     index: int,
     book: PhaseBook,
     holds: tuple[Hold, ...],
-    to_reference: ToReference,
+    to_reference: _ToReference,
 ) -> Track:
     """What is known of a rank except its actions, on the reference clock."""
     phases, busy = _layer_phases(reading, book, to_reference)
@@ -123,7 +123,7 @@ def make_track(
 
 
 def _layer_phases(
-    reading: RankReading, book: PhaseBook, to_reference: ToReference
+    reading: RankReading, book: PhaseBook, to_reference: _ToReference
 ) -> tuple[tuple[Layer, ...], Layer]:
     """Phases, outermost first, and where a device's stream is in one."""
     phases, marks = reading.phases, reading.marks

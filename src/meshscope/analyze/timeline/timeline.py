@@ -24,10 +24,10 @@ import numpy as np
 
 from meshscope.analyze.job.clocks import ClockAlignment
 from meshscope.analyze.job.job import Job, load_job
+from meshscope.analyze.job.operations import PhaseBook
 from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.timeline.actions import ACTION_KINDS, Actions, read_actions
 from meshscope.analyze.timeline.pieces import PieceKind, Pieces
-from meshscope.analyze.timeline.rank_phases import PhaseBook
 from meshscope.analyze.timeline.rank_pieces import Track, cut_pieces
 from meshscope.analyze.timeline.rank_reading import (
     COMM_PHASE,
@@ -37,7 +37,7 @@ from meshscope.analyze.timeline.rank_reading import (
     make_track,
     read_rank,
 )
-from meshscope.analyze.timeline.timeline_holds import RankHolds, find_holds
+from meshscope.analyze.timeline.timeline_holds import find_holds
 from meshscope.analyze.timeline.timeline_steps import KeptSteps, StepTable, keep_steps
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
@@ -145,11 +145,11 @@ def _make_tracks(
     book: PhaseBook,
     job: Job,
 ) -> tuple[list[Track], Actions | None]:
-    holds = _find_holds(job, readings)
+    holds = find_holds(job, [one.rank for one in readings if one.marks is not None])
     tracks, actions, num_actions = [], [], 0
     for index, reading in enumerate(readings):
         to_reference = partial(job.alignment.to_reference, reading.rank)
-        own_holds = holds.for_rank(reading.rank)
+        own_holds = tuple(holds.get(reading.rank, ()))
         track = make_track(reading, table, index, book, own_holds, to_reference)
         if not len(job.operations):
             track = replace(track, comm_phase=book.find(COMM_PHASE))
@@ -162,17 +162,6 @@ def _make_tracks(
             num_actions += len(found)
         tracks.append(track)
     return tracks, Actions.join(actions) if num_actions else None
-
-
-def _find_holds(found: Job, readings: Sequence[RankReading]) -> RankHolds:
-    return find_holds(
-        found.operations,
-        found.waits,
-        found.times,
-        found.row_times,
-        found.alignment,
-        [reading.rank for reading in readings if reading.marks is not None],
-    )
 
 
 def _measure_host_periods(

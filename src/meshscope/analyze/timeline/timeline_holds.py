@@ -6,12 +6,9 @@ where the stream has run out of work.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.job.arrivals import AlignedTimes, RowTimes
-from meshscope.analyze.job.clocks import ClockAlignment
 from meshscope.analyze.job.exposed import (
     HoldUps,
     count_once,
@@ -20,59 +17,22 @@ from meshscope.analyze.job.exposed import (
     find_unqueued,
     find_waits,
 )
-from meshscope.analyze.job.operations import Operations, Waits, slice_runs
+from meshscope.analyze.job.job import Job
+from meshscope.analyze.job.operations import slice_runs
 from meshscope.analyze.timeline.rank_pieces import Hold
 from meshscope.numerics.interval_layers import Layer
-from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.arrays import Int64s
 from meshscope.store.schema import OperationFlag
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Class:
-    """Hold-ups of one sort, none overlapping another of the same rank."""
-
-    found: HoldUps
-    of_rank: dict[int, slice]
-    only_idle: bool
-    is_queued: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankHolds:
-    row_times: RowTimes
-    classes: tuple[_Class, ...]
-
-    def for_rank(self, rank: int) -> tuple[Hold, ...]:
-        """A moment belongs to the first hold that claims it."""
-        return tuple(
-            self._make(one, one.of_rank[rank]) for one in self.classes if rank in one.of_rank
-        )
-
-    def _make(self, one: _Class, part: slice) -> Hold:
-        found = one.found
-        start, end, row = found.start_ns[part], found.end_ns[part], found.row[part]
-        return Hold(
-            layer=Layer(start_ns=start, end_ns=end, value=row),
-            ready_ns=np.clip(self.row_times.ready_ns[row], start, end),
-            is_split=self.row_times.is_split[row],
-            only_idle=one.only_idle,
-            is_queued=one.is_queued,
-        )
-
-
-def find_holds(
-    operations: Operations,
-    waits: Waits,
-    times: AlignedTimes,
-    row_times: RowTimes,
-    alignment: ClockAlignment,
-    device_ranks: Iterable[int],
-) -> RankHolds:
+def find_holds(job: Job, device_ranks: Iterable[int]) -> dict[int, list[Hold]]:
+    """Holds by rank; a moment belongs to the first that claims it."""
+    operations, waits = job.operations, job.waits
     rows = operations.rows
     parts = [
-        find_blocking(rows, times),
-        find_waits(rows, waits, times, alignment),
-        find_engine_intervals(rows, times),
+        find_blocking(rows, job.times),
+        find_waits(rows, waits, job.times, job.alignment),
+        find_engine_intervals(rows, job.times),
     ]
     has_marks = rows.has_flag(OperationFlag.DEVICE)
     marked_waits = waits.device_ns[np.flatnonzero((waits.row >= 0) & ~waits.is_unqueued)] >= 0
@@ -83,25 +43,29 @@ def find_holds(
     is_manual = rows.has_flag(OperationFlag.MANUAL)[found.row]
     on_device = np.isin(found.rank, list(device_ranks))
     is_host = on_device & ~of_stream
-    classes = [
-        _make_class(found, is_kept & ~is_manual & ~is_host, only_idle=False),
-        _make_class(found, is_kept & ~is_manual & is_host, only_idle=True),
-        _make_class(found, is_kept & is_manual & ~on_device, only_idle=False),
-        _make_class(found, is_kept & is_manual & on_device, only_idle=True),
-    ]
-    unqueued = find_unqueued(waits, alignment)
-    is_kept = is_shared[rows.group[unqueued.row]]
-    classes.append(_make_class(unqueued, is_kept, only_idle=False, is_queued=False))
-    return RankHolds(row_times=row_times, classes=tuple(one for one in classes if one.of_rank))
-
-
-def _make_class(
-    found: HoldUps, is_chosen: Bools, *, only_idle: bool, is_queued: bool = True
-) -> _Class:
-    cut, length_ns = count_once(found.select(is_chosen))
-    cut = cut.select(length_ns > 0)
-    of_rank = dict(slice_runs(cut.rank))
-    return _Class(found=cut, of_rank=of_rank, only_idle=only_idle, is_queued=is_queued)
+    unqueued = find_unqueued(waits, job.alignment)
+    is_free = is_shared[rows.group[unqueued.row]]
+    holds: dict[int, list[Hold]] = {}
+    for own, only_idle, is_queued in (
+        (found.select(is_kept & ~is_manual & ~is_host), False, True),
+        (found.select(is_kept & ~is_manual & is_host), True, True),
+        (found.select(is_kept & is_manual & ~on_device), False, True),
+        (found.select(is_kept & is_manual & on_device), True, True),
+        (unqueued.select(is_free), False, False),
+    ):
+        cut, length_ns = count_once(own)
+        cut = cut.select(length_ns > 0)
+        for rank, part in slice_runs(cut.rank):
+            start, end, row = cut.start_ns[part], cut.end_ns[part], cut.row[part]
+            hold = Hold(
+                layer=Layer(start_ns=start, end_ns=end, value=row),
+                ready_ns=np.clip(job.row_times.ready_ns[row], start, end),
+                is_split=job.row_times.is_split[row],
+                only_idle=only_idle,
+                is_queued=is_queued,
+            )
+            holds.setdefault(rank, []).append(hold)
+    return holds
 
 
 def _join(parts: list[HoldUps]) -> HoldUps:
