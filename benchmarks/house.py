@@ -338,9 +338,9 @@ def list_command_rows(folder: Path, traces: list[Path]) -> list[Row]:
         (f"{', '.join(ONCE)} per report", "2 / 2 / 2", calls, "1 / 1 / 1"),
         (f"table reads per report of {NUM_RANKS} ranks", "124 (162)", str(report.num_tables_read),
          "≤ 80"),
-        ("files written by trace (2 ranks)", "17 (13)",
+        ("files written by trace, its cache not counted", "17 (13)",
          attempt(lambda: len(run_command("trace", made, "--no-cache").written)), "0"),
-        ("files written by report TRACES (2 ranks)", "17 (13)",
+        ("files written by report TRACES, likewise", "17 (13)",
          attempt(lambda: len(run_command("report", made).written)), "0"),
         ("envelopes of JSON documents", "3 (2)", str(len(kinds)), "1"),
     ]  # fmt: skip
