@@ -25,6 +25,8 @@ class RecorderConfig:
     """Count the FLOPs of a model given to `attach`, on fake tensors, at its first forward."""
     communication: bool = True
     """Record every operation of torch.distributed."""
+    kernel_samples: bool = True
+    """Watch the kernels of a CUDA device in a few steps, now and then."""
     stack_dumps: bool = True
     """Let `meshscope hang` ask for the Python stacks, by an unused real-time signal."""
     provenance: bool = True

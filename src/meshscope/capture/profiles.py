@@ -9,6 +9,7 @@ from typing import Any
 from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
 from meshscope.capture.profiling.automatic_profile import AutomaticProfile
+from meshscope.capture.profiling.kernel_samples import KernelSamples
 from meshscope.capture.profiling.settings import (
     ProfilingSettings,
     change_settings,
@@ -31,6 +32,7 @@ class Profiles:
         self._watching = watching
         self._guard = session.guard
         self.windows: TraceWindows | None = None
+        self.samples = KernelSamples(session)
         self._memory: list[MemoryProfile] = []
         self._memory_soon: AutomaticProfile | None = None
         self._out_of_memory: OutOfMemoryWatch | None = None
@@ -45,6 +47,15 @@ class Profiles:
         wants_every_step = windows.wants_every_step
         return self._visit_memory(windows) or wants_every_step
 
+    def visit_samples(self, step: int, end_ns: int) -> None:
+        """Called at the end of every step of a rank on a CUDA device."""
+        session = self._session
+        windows = self.windows
+        is_free = windows is None or not windows.is_profiling
+        is_free = is_free and not any(profile.is_open for profile in self._memory)
+        may_begin = is_free and session.config.kernel_samples and not session.is_paused
+        self.samples.visit(step, session.timeline.step_start_ns, end_ns, may_begin=may_begin)
+
     def _visit_memory(self, windows: TraceWindows) -> bool:
         """Whether a memory profile is still to come."""
         soon, torch = self._memory_soon, sys.modules.get("torch")
@@ -57,6 +68,7 @@ class Profiles:
 
     def close(self) -> None:
         """Ends everything that is under way."""
+        self._guard.run("kernel samples", self.samples.close)
         if self.windows is not None:
             self._guard.run("profiling", self.windows.close)
         for profile in self._memory:
@@ -67,6 +79,7 @@ class Profiles:
     def disarm_after_fork(self) -> None:
         """Drops, in a forked child, what belongs to the parent."""
         self.windows = None
+        self.samples.disarm_after_fork()
         for profile in self._memory:
             self._guard.run("memory profile", profile.abandon)
 
@@ -87,12 +100,14 @@ class Profiles:
         if settings is None or session.is_closed:
             return
         self.windows = TraceWindows(settings, session)
+        self.windows.make_room = self.samples.give_way
         if settings.anomaly:
             session.scalars.watch = self._note_nonfinite
         session.timeline.next_visit_ns = 0
 
     def begin_attempt(self) -> None:
         """The same windows, of the next attempt."""
+        self.samples.begin_attempt()
         if self.windows is not None:
             self._use_windows(self.windows.settings)
 

@@ -5,6 +5,7 @@ as often as memory is read, and once a second.
 """
 
 import sys
+from typing import Any
 
 from meshscope.capture.identity import initialized_distributed
 from meshscope.capture.memory.device_memory import pause_after, sample_memory
@@ -40,6 +41,7 @@ class Sampling:
         self._has_counted_layers = False
         self._has_said_silent = False
         session.timeline.on_visit = self.visit
+        marking.on_probe = self._note_probe
 
     def begin_attempt(self) -> None:
         self._first_sampled_step = None
@@ -74,11 +76,17 @@ class Sampling:
             if self._watching.collectives is not None:
                 run("device operations", self._watching.collectives.visit)
             run("sample", self._sample, step, end_ns)
+        if marking.device is not None and marking.device.device_type == "cuda":
+            self._profiles.visit_samples(step, end_ns)
         next_ns = min(self._next_sample_ns, self._next_memory_ns)
         if self._profiles.windows is not None:
             # Last: what is traced begins and ends here.
             next_ns = 0 if self._profiles.visit(step, end_ns) else next_ns
         self._timeline.next_visit_ns = next_ns if marking.device is None else 0
+
+    def _note_probe(self, event: Any, issued_ns: int) -> None:
+        if self._watching.collectives is not None:
+            self._watching.collectives.note_probe(event, issued_ns)
 
     def _wake(self) -> None:
         """Asks for a visit at the end of this step. Takes no lock."""

@@ -9,6 +9,8 @@ when it is missing; missing is never 0.
 
 from dataclasses import dataclass
 
+from meshscope.store.kernel_table import KERNELS as KERNELS
+from meshscope.store.kernel_table import KernelKind as KernelKind
 from meshscope.store.operation_tables import ACTIONS as ACTIONS
 from meshscope.store.operation_tables import COLLECTIVES as COLLECTIVES
 from meshscope.store.operation_tables import OPERATION_NOTES as OPERATION_NOTES
@@ -399,8 +401,10 @@ TABLES: dict[str, Table] = {
         WAITS,
         OPERATION_NOTES,
         ACTIONS,
+        KERNELS,
         FAULTS,
         DEVICE_GAPS,
+        KERNELS,
     )
 }
 

@@ -306,6 +306,11 @@ class CollectiveTap:
             self._follower.device.queue_waits()
             self._follower.device.read()
 
+    def note_probe(self, event: Any, issued_ns: int) -> None:
+        """Times of operations are placed by probes of the device's clock."""
+        if self._follower.device is not None:
+            self._follower.device.note_probe(event, issued_ns)
+
     def end_pass(self) -> None:
         """After a backward pass: the program waits for what was issued in it."""
         if self._follower.device is not None:

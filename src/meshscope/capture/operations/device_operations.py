@@ -19,7 +19,8 @@ from the moment it was issued, the kernels of backward stood still behind it, wh
 step on four ranks (`benchmarks/nccl_overhead.py`).
 
 Nothing here waits for the device. Device times are placed on the host clock by the tightest lower
-bound seen: the device cannot reach an event before the host has issued it.
+bound seen: the device cannot reach an event before the host has issued it, and reaches a probe
+(`clock_probe`) at once.
 """
 
 import sys
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshscope.capture.operations.operation_log import Operation, OperationLog
+from meshscope.capture.steps.clock_probe import ProbeOffsets
 from meshscope.core.operations import EndSource, Outcome
 from meshscope.store.schema import MISSING
 
@@ -146,6 +148,7 @@ class DeviceOperations:
         self._anchor: Any = None
         self._anchor_device_ns = 0
         self._offsets: deque[int] = deque(maxlen=_NUM_OFFSETS)
+        self._probe_offsets = ProbeOffsets()
         self.offset_uncertainty_ns = MISSING
         self._next_read_ns = 0
         self.num_given_up = 0
@@ -275,7 +278,7 @@ class DeviceOperations:
             for operation in pending.operations:
                 start_ns = self._device_ns(anchor, operation.start_event)
                 self._offsets.append(operation.c - start_ns)
-                offset_ns = max(self._offsets)
+                offset_ns = self._probe_offsets.tighten(max(self._offsets))
                 self.offset_uncertainty_ns = max(0, seen_ns - end_ns - offset_ns)
                 self._log.end(
                     operation,
@@ -308,6 +311,14 @@ class DeviceOperations:
 
     def _device_ns(self, anchor: Any, event: Any) -> int:
         return self._anchor_device_ns + _elapsed_ns(anchor, event)
+
+    def note_probe(self, event: Any, issued_ns: int) -> None:
+        """An event of another stream of this device was reached when it was issued."""
+        if self._anchor is not None and self._lock.acquire(blocking=False):
+            try:
+                self._probe_offsets.note(issued_ns, self._device_ns(self._anchor, event))
+            finally:
+                self._lock.release()
 
     def _recycle(self, done: list[_Pending], anchor: Any) -> None:
         """Events go back to the pool; the last start becomes the anchor of the next reading.

@@ -89,6 +89,8 @@ class TraceWindows:
         self._disturbed_to_step = -1
         self._num_bytes = 0
         self._said: set[str] = set()
+        self.make_room: Callable[[], None] = _do_nothing
+        """Ends what else of ours uses torch's profiler."""
 
     @property
     def wants_every_step(self) -> bool:
@@ -204,6 +206,7 @@ class TraceWindows:
             return
         if self._marks is not None:  # at once: the first look for a profiler takes its time, too
             self._marks.begin()
+        self.make_room()
         other = self._run(lambda: find_other_profiler(torch))
         if other is None:
             self._end_for_good("torch's profiler cannot be used")
@@ -358,3 +361,6 @@ class TraceWindows:
         self._is_over = True
         if self._signal is not None:
             self._signal.remove()
+
+
+def _do_nothing() -> None: ...

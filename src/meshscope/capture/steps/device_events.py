@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from meshscope.capture.steps.clock_probe import ClockProbe, ProbeOffsets
+
 _MAX_PENDING_STEPS = 256
 """Steps kept unread; beyond this the oldest is given up and counted (a device that hangs)."""
 READ_EVERY_NS = 100_000_000
@@ -79,6 +81,9 @@ class DeviceTimeline:
         self._anchor_device_ns = 0
         self._next_read_ns = 0
         self.device_index = device_index
+        self.probe = ClockProbe(backend, clock)
+        self.probe.listeners.append(self._note_probe)
+        self._probe_offsets = ProbeOffsets()
         self.num_given_up = 0
         self.put_span: Callable[[int, int, int, int, int, int, int], None] | None = None
         self.put_scalar: Callable[[DeviceScalar, float], None] | None = None
@@ -134,12 +139,18 @@ class DeviceTimeline:
                 step.spans.append(_DeviceSpan(Mark(0, 0, None), step.last_event, 0))
             self._pending.append(step)
             self._open = _PendingStep()
+        self.probe.visit(now_ns)
         if now_ns >= self._next_read_ns or len(self._pending) > _MAX_PENDING_STEPS:
             self._next_read_ns = now_ns + READ_EVERY_NS
             self.read_finished()
             while len(self._pending) > _MAX_PENDING_STEPS:
                 self._pending.popleft()
                 self.num_given_up += 1
+
+    def _note_probe(self, event: Any, issued_ns: int) -> None:
+        if self._anchor is not None:
+            at_ns = self._anchor_device_ns + _elapsed_ns(self._anchor, event)
+            self._probe_offsets.note(issued_ns, at_ns)
 
     def read_finished(self) -> None:
         """Writes out the steps whose last mark has been reached."""
@@ -175,6 +186,7 @@ class DeviceTimeline:
         starts = [self._anchor_device_ns + _elapsed_ns(anchor, s.begin.event) for s in spans]
         durations = [_elapsed_ns(s.begin.event, s.end_event) for s in spans]
         offset_min = max(s.begin.host_ns - at for s, at in zip(spans, starts, strict=True))
+        offset_min = self._probe_offsets.tighten(offset_min)
         last_ns = max(at + length for at, length in zip(starts, durations, strict=True))
         for span, start_ns, duration_ns in zip(spans, starts, durations, strict=True):
             if self.put_span is not None:

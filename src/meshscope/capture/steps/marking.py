@@ -32,6 +32,8 @@ class Marking:
         self._put_scalar = put_scalar
         self.is_wanted = True
         self.device: DeviceTimeline | None = None
+        self.on_probe: Callable[[Any, int], None] | None = None
+        """Hears of every probe of the device's clock."""
 
     @property
     def num_given_up(self) -> int:
@@ -50,6 +52,8 @@ class Marking:
         self.device = device = DeviceTimeline(device_type, torch, index, self._clock)
         device.put_span = self._put_span
         device.put_scalar = self._put_scalar
+        if self.on_probe is not None:
+            device.probe.listeners.append(self.on_probe)
         self._timeline.mark_device(device)
         self._timeline.next_visit_ns = 0
         return device

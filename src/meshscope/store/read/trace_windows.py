@@ -21,6 +21,8 @@ from meshscope.store.read.run import Attempt
 _LINE = "trace_window"
 _MEMORY_LINE = "memory_window"
 """A step whose memory was profiled; it disturbs as a trace window does, and has no trace."""
+KERNEL_LINE = "kernel_window"
+"""A kernel sample; it disturbs likewise, and fills the table `kernels`."""
 NO_TRACE = "the window never ended"
 """Why a window without a trace and without a problem has none."""
 MAX_WINDOWS = 100_000
@@ -71,9 +73,10 @@ def windows_of(attempt: Attempt, line: str = _LINE) -> tuple[TraceWindow, ...]:
 
 
 def disturbing_windows(attempt: Attempt) -> tuple[TraceWindow, ...]:
-    """One window for each range of disturbed steps, by traces or by a memory profile: most ranks
-    are profiled in the same ones."""
-    windows = (*windows_of(attempt), *windows_of(attempt, _MEMORY_LINE))
+    """One window for each range of disturbed steps, by traces, a memory profile or a kernel
+    sample: most ranks are profiled in the same ones."""
+    lines = (_LINE, _MEMORY_LINE, KERNEL_LINE)
+    windows = [window for line in lines for window in windows_of(attempt, line)]
     by_steps = {(w.disturbed_from_step, w.disturbed_to_step): w for w in windows}
     return tuple(by_steps.values())
 

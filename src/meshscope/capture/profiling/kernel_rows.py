@@ -1,0 +1,116 @@
+"""Turns what torch's profiler saw into rows of the table `kernels`, a few at a time."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from meshscope.store.kernel_table import KernelKind
+from meshscope.store.schema import MISSING
+
+_MAX_NAME = 160
+_LONG_CALL_NS = 100_000
+"""A call of the runtime that takes longer is worth a row."""
+_COMMUNICATION = ("nccl", "rccl", "oneccl", "mscclpp", "nvshmem")
+_LAUNCHES = ("launch", "memcpy", "memset", "graphexec")
+_MAX_STREAM = 0x7FFFFFFF
+
+Row = tuple[str, int, int, int, int, int, int, int, int, int]
+"""Name, kind, thread, stream, start, duration, launch, launch duration, is graph, bytes; times on
+the profiler's clock."""
+
+
+class KernelRows:
+    """Goes through the events twice: first the host's calls, then what they launched."""
+
+    def __init__(self, result: Any) -> None:
+        self._events = result.events()
+        self._calls: dict[int, tuple[int, int, int, bool]] = {}
+        self._threads: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def walk(self) -> Iterator[Row | None]:
+        """One item per event looked at; None where it has no row."""
+        device_events = []
+        for event in self._events:
+            if int(event.device_type()):  # 0 is the host
+                device_events.append(event)
+            else:
+                yield self._note_call(event)
+        for event in device_events:
+            yield self._make_row(event)
+
+    def _note_call(self, event: Any) -> Row | None:
+        name = event.name()
+        short = name.lower()
+        start_ns, duration_ns = event.start_ns(), event.duration_ns()
+        thread = self._threads.setdefault(event.device_resource_id(), len(self._threads)) & 0xFF
+        is_graph = "graphlaunch" in short
+        if is_graph or any(part in short for part in _LAUNCHES):
+            self._calls[event.correlation_id()] = (start_ns, duration_ns, thread, is_graph)
+        if "synchronize" in short:
+            kind = KernelKind.SYNCHRONISATION
+        elif duration_ns >= _LONG_CALL_NS:
+            kind = KernelKind.UNLAUNCHED
+        else:
+            return None
+        return (name[:_MAX_NAME], kind, thread, 0, start_ns, duration_ns,
+                MISSING, MISSING, 0, MISSING)  # fmt: skip
+
+    def _make_row(self, event: Any) -> Row | None:
+        name = event.name()
+        kind = find_kind(name)
+        if kind is None:
+            return None
+        call = self._calls.get(event.correlation_id())
+        launch_ns, launch_duration_ns, thread, is_graph = call or (MISSING, MISSING, 0, False)
+        stream = event.device_resource_id() & _MAX_STREAM
+        return (name[:_MAX_NAME], kind, thread, stream, event.start_ns(), event.duration_ns(),
+                launch_ns, launch_duration_ns, int(is_graph), MISSING)  # fmt: skip
+
+
+def find_kind(name: str) -> KernelKind | None:
+    """Of work of the device, by its name; None for what is no work."""
+    short = name[:40].lower()
+    if short.startswith("memcpy"):
+        return KernelKind.COPY
+    if short.startswith("memset"):
+        return KernelKind.FILL
+    if any(part in short for part in _COMMUNICATION):
+        return KernelKind.COMMUNICATION
+    if short.endswith(" synchronize") or short.startswith(("context sync", "stream wait")):
+        return None  # what CUPTI tells about waits on the device
+    return KernelKind.COMPUTE
+
+
+def put_rows(
+    rows: Iterator[Row | None],
+    *,
+    put: Callable[..., None],
+    name_id: Callable[[str], int],
+    offset_ns: int,
+    sample: int,
+    clock: Callable[[], int],
+    until_ns: int,
+) -> tuple[int, bool]:
+    """Writes rows until the time is up; how many, and whether all are done.
+
+    `offset_ns` is the profiler's clock less the host's monotonic one.
+    """
+    num_written = 0
+    for count, row in enumerate(rows):
+        if row is not None:
+            name, kind, thread, stream, start_ns, duration_ns, launch, launch_ns, graph, size = row
+            put(
+                name_id(name) | int(kind) << 16 | thread << 24 | stream << 32,
+                start_ns - offset_ns,
+                duration_ns,
+                launch - offset_ns if launch != MISSING else MISSING,
+                launch_ns,
+                sample | graph << 32,
+                size,
+            )
+            num_written += 1
+        if not count % 16 and clock() >= until_ns:
+            return num_written, False
+    return num_written, True
