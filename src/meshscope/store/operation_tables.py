@@ -119,6 +119,16 @@ WAITS = Table(
             meaning="how long the device's stream was held up; missing without a device",
         ),
         Column(
+            name="device_end_host_mono_ns",
+            word=6,
+            width=63,
+            unit="ns",
+            can_be_missing=True,
+            is_stored_plus_one=True,
+            meaning="when the device's stream went on (device time placed on the host clock); "
+            "missing without a device, and in older runs",
+        ),
+        Column(
             name="step",
             word=7,
             width=32,

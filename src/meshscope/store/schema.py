@@ -456,6 +456,8 @@ class WaitSource:
     UNQUEUED = 4
     """No wait: the operation ran with nothing beside it, and nothing was queued behind it. Only
     traces of a profiler tell."""
+    STREAM = 5
+    """The device's main stream was made to wait for another, on which the operation runs."""
 
 
 class ActionFlag:

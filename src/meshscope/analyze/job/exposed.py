@@ -118,9 +118,13 @@ def find_waits(
     kept = np.flatnonzero((waits.row >= 0) & ~waits.is_unqueued)
     found = _align_waits(waits, kept, alignment)
     # The stream continues when the operation is over, whenever the host asked.
-    device_ns = waits.device_ns[kept]
-    on_device = (device_ns >= 0) & rows.has_end[found.row]
-    end = np.where(on_device, times.end_ns[found.row], found.end_ns)
+    device_ns, device_end_ns = waits.device_ns[kept], waits.device_end_ns[kept].copy()
+    for own, part in slice_runs(found.rank):
+        device_end_ns[part] = alignment.to_reference(own, device_end_ns[part])
+    has_own_end = waits.device_end_ns[kept] >= 0
+    on_device = (device_ns >= 0) & (rows.has_end[found.row] | has_own_end)
+    stream_end = np.where(has_own_end, device_end_ns, times.end_ns[found.row])
+    end = np.where(on_device, stream_end, found.end_ns)
     start = np.where(on_device, end - device_ns, found.start_ns)
     return replace(found, start_ns=start, end_ns=end)
 

@@ -112,6 +112,8 @@ class Waits:
     duration_ns: Int64s
     device_ns: Int64s
     """-1 without a device."""
+    device_end_ns: Int64s
+    """When the device's stream went on; -1 where it is not known."""
     step: Int32s
     is_unqueued: Bools
     """The operation ran alone and held nothing up: see `WaitSource.UNQUEUED`."""
@@ -182,9 +184,10 @@ def load_waits(attempt: Attempt, operations: Operations) -> Waits:
         start_ns=join(2),
         duration_ns=join(3),
         device_ns=join(4),
-        step=join(5).astype(np.int32),
-        is_unqueued=join(6) == WaitSource.UNQUEUED,
-        num_damaged=sum(part[7] for part in parts),
+        device_end_ns=join(5),
+        step=join(6).astype(np.int32),
+        is_unqueued=join(7) == WaitSource.UNQUEUED,
+        num_damaged=sum(part[8] for part in parts),
     )
 
 
@@ -323,7 +326,7 @@ def _concatenate(parts: list[OperationRows]) -> OperationRows:
 
 def _read_waits(
     recording: Recording, rows: OperationRows
-) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, int]:
+) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, int]:
     columns = recording.read("waits")
     start = int64_column(columns, "start_host_mono_ns")
     duration = int64_column(columns, "duration_ns")
@@ -331,6 +334,8 @@ def _read_waits(
     start, duration = start[is_good], duration[is_good]
     device = int64_column(columns, "device_ns")[is_good]
     device = np.where((device >= 0) & (device < MAX_SPAN_NS), device, MISSING)
+    device_end = int64_column(columns, "device_end_host_mono_ns")[is_good]
+    device_end = np.where(_is_time(device_end), device_end, MISSING)
     key = int64_column(columns, "operation_enqueue_host_mono_ns")[is_good]
     first, last = np.searchsorted(rows.rank, (recording.rank, recording.rank + 1))
     row = find_rows(rows.enqueue_ns[first:last], key)
@@ -340,6 +345,7 @@ def _read_waits(
         start,
         duration,
         device,
+        device_end,
         _step(columns, "step")[is_good].astype(np.int64),
         int64_column(columns, "source")[is_good],
         int(np.count_nonzero(~is_good)),

@@ -26,6 +26,7 @@ from meshscope.capture.operations.operation_shapes import (
     find_shapes,
 )
 from meshscope.capture.operations.process_groups import GroupBook
+from meshscope.capture.operations.sharded_waits import ShardedWaits
 from meshscope.capture.operations.waits import WaitTaps
 from meshscope.errors import CaptureError
 from meshscope.store.schema import MISSING
@@ -58,6 +59,7 @@ class CollectiveTap:
         self._follower = follower = Follower(torch, log, book, guard, clock)
         follower.on_functional = self._meet_functional
         self._waits = WaitTaps(torch, log, book, follower, guard, clock)
+        self._sharded = ShardedWaits(log, follower, guard, clock)
         self._kernels = Kernels(torch, log, book, follower, clock, guard.caught)
         self._libraries: list[Any] = []
         self._originals: list[tuple[Any, str, Any, Any]] = []
@@ -85,6 +87,7 @@ class CollectiveTap:
                 raise CaptureError("this torch has no _dispatch_keyset_full_after")
             self._kernels.after = full_after(torch._C.DispatchKey.BackendSelect)
             self._install_short_way()
+            self._sharded.install()
             self._test()
         except BaseException:
             self.remove()
@@ -284,6 +287,7 @@ class CollectiveTap:
             self._guard.run("tap removal", library._destroy)
         self._libraries.clear()
         self._drop_sentinels()
+        self._sharded.remove()
         self._restore(lambda owner, name: True)
         self._log.is_on = False  # a tap that someone else has wrapped passes everything on
 
@@ -302,6 +306,7 @@ class CollectiveTap:
 
     def visit(self) -> None:
         """Reads what the device has finished; the recorder calls it now and then."""
+        self._sharded.install()
         if self._follower.device is not None:
             self._follower.device.queue_waits()
             self._follower.device.read()

@@ -187,7 +187,7 @@ class Follower:
         if is_first or now_ns - operation.c <= SLOW_CALL_NS:
             return
         if self._caller_of(frame) in (PROGRAM, FUNCTIONAL):
-            self._log.wait(operation, WaitSource.CALL, operation.c, now_ns)
+            self._log.wait(operation.c, WaitSource.CALL, operation.c, now_ns)
 
     def _caller_of(self, frame: Any) -> int:
         """Who called the operation, by the code of the frame above the kernel."""

@@ -259,26 +259,31 @@ class OperationLog:
 
     def wait(
         self,
-        operation: Operation | None,
+        key_ns: int,
         source: int,
         start_ns: int,
         end_ns: int,
         device_ns: int = MISSING,
+        device_end_ns: int = MISSING,
     ) -> None:
-        """Writes a wait for an operation that was started earlier."""
+        """Writes a wait for an operation that was started earlier; `key_ns` is its key."""
         timeline = self.timeline
         phase = timeline.open_phase
         phase_id = PHASE_IDS[phase] if phase >= 0 else timeline.stack.name_id
         step = timeline.step if timeline.step_start_ns else timeline.last_step
         self.waits.put(
             source | (phase_id if phase_id <= _MAX_PHASE_ID else 0) << 48,
-            MISSING if operation is None else operation.c,
+            key_ns,
             start_ns,
             end_ns - start_ns,
             device_ns,
-            0,
+            device_end_ns + 1,
             (step + 1) & 0xFFFFFFFF | (timeline.microbatch + 1 & 0xFFFF) << 32,
         )
+
+    def tell(self, what: str, **fields: object) -> None:
+        """Writes a line into the rank's journal."""
+        self._journal("update", **{what: fields})
 
     def put_timed(
         self, details: Details, start_ns: int, duration_ns: int, outcome: Outcome

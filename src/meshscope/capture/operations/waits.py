@@ -126,7 +126,7 @@ class WaitTaps:
         end_ns = self._clock()
         if operations is None:
             if end_ns - start_ns > _NOTED_WAIT_NS:
-                log.wait(None, WaitSource.WORK, start_ns, end_ns)
+                log.wait(MISSING, WaitSource.WORK, start_ns, end_ns)
             return
         first = operations[0]
         flags = first.a >> 24
@@ -137,7 +137,7 @@ class WaitTaps:
                 )
             return
         if flags & _ASYNC:
-            log.wait(first, WaitSource.WORK, start_ns, end_ns)
+            log.wait(first.c, WaitSource.WORK, start_ns, end_ns)
         source = EndSource.WAIT_LATE if was_over else EndSource.WAIT
         for operation in operations:
             if not operation.has_future:
@@ -288,7 +288,7 @@ class WaitTaps:
                 self._follower.device.end_wait([operation], mark, start_ns, None, WaitSource.TENSOR)
             return
         end_ns = self._clock()
-        log.wait(operation, WaitSource.TENSOR, start_ns, end_ns)
+        log.wait(operation.c, WaitSource.TENSOR, start_ns, end_ns)
         if not operation.has_future:
             is_late = end_ns - start_ns < _NOTED_WAIT_NS
             log.end(operation, end_ns, EndSource.WAIT_LATE if is_late else EndSource.WAIT)

@@ -7,14 +7,15 @@ as it lags. The host looks for the event for some microseconds at most; one that
 hardware queue was in use) still gives a bound, a loose one.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 EVERY_NS = 500_000_000
 _LOOK_FOR_NS = 60_000
-_NUM_KEPT = 3
-"""Older ones would be off by the clocks' drift."""
+_MAX_LATE = 3
+"""After so many late ones in a row none is taken any more: streams share their queues here."""
+_WORTH_NS = 20_000
+"""A bound that is tighter by less changes nothing."""
 
 
 class ClockProbe:
@@ -29,10 +30,11 @@ class ClockProbe:
         self.listeners: list[Callable[[Any, int], None]] = []
         """Called with the event, which has been reached, and when it was issued."""
         self.num_taken = self.num_late = 0
+        self._num_late_in_a_row = 0
 
     def visit(self, now_ns: int) -> None:
         """Takes a probe when one is due; never while a graph is captured."""
-        if now_ns < self._next_ns:
+        if now_ns < self._next_ns or self._num_late_in_a_row >= _MAX_LATE:
             return
         self._next_ns = now_ns + EVERY_NS
         if self._stream is None:
@@ -45,22 +47,37 @@ class ClockProbe:
         while not event.query():
             if clock() > until_ns:
                 self.num_late += 1
+                self._num_late_in_a_row += 1
                 self._event = self._backend.Event(enable_timing=True)
                 return
         self.num_taken += 1
+        self._num_late_in_a_row = 0
         for listener in self.listeners:
             listener(event, issued_ns)
 
 
-class ProbeOffsets:
-    """The latest bounds that probes gave for one time line of a device."""
+class DeviceOffset:
+    """Host time less device time of one time line of a device, bounded from both sides.
 
-    def __init__(self) -> None:
-        self._offsets: deque[int] = deque(maxlen=_NUM_KEPT)
+    The device reaches an event after the host has issued it (lower bounds), and before the host
+    sees that it has been reached (upper ones). The highest lower bound ever seen holds, so that
+    times placed by it keep their distances; an upper bound below it says that the clocks have
+    drifted apart, and replaces it. Every value it ever had is told, so that readers who know better
+    (kernel samples) can place all times anew.
+    """
 
-    def note(self, issued_ns: int, device_ns: int) -> None:
-        self._offsets.append(issued_ns - device_ns)
+    def __init__(self, note: Callable[[int], None]) -> None:
+        self._note = note
+        self.ns: int | None = None
 
-    def tighten(self, bound_ns: int) -> int:
-        """The higher of a lower bound and the probes'."""
-        return max(bound_ns, *self._offsets) if self._offsets else bound_ns
+    def bound_below(self, offset_ns: int) -> None:
+        if self.ns is None or offset_ns > self.ns + _WORTH_NS:
+            self._set(offset_ns)
+
+    def bound_above(self, offset_ns: int) -> None:
+        if self.ns is not None and offset_ns < self.ns:
+            self._set(offset_ns)
+
+    def _set(self, offset_ns: int) -> None:
+        self.ns = offset_ns
+        self._note(offset_ns)

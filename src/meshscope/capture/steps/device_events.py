@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from meshscope.capture.steps.clock_probe import ClockProbe, ProbeOffsets
+from meshscope.capture.steps.clock_probe import ClockProbe
 
 _MAX_PENDING_STEPS = 256
 """Steps kept unread; beyond this the oldest is given up and counted (a device that hangs)."""
@@ -83,7 +83,7 @@ class DeviceTimeline:
         self.device_index = device_index
         self.probe = ClockProbe(backend, clock)
         self.probe.listeners.append(self._note_probe)
-        self._probe_offsets = ProbeOffsets()
+        self._probe_offset_ns: int | None = None
         self.num_given_up = 0
         self.put_span: Callable[[int, int, int, int, int, int, int], None] | None = None
         self.put_scalar: Callable[[DeviceScalar, float], None] | None = None
@@ -150,7 +150,7 @@ class DeviceTimeline:
     def _note_probe(self, event: Any, issued_ns: int) -> None:
         if self._anchor is not None:
             at_ns = self._anchor_device_ns + _elapsed_ns(self._anchor, event)
-            self._probe_offsets.note(issued_ns, at_ns)
+            self._probe_offset_ns = issued_ns - at_ns
 
     def read_finished(self) -> None:
         """Writes out the steps whose last mark has been reached."""
@@ -186,7 +186,8 @@ class DeviceTimeline:
         starts = [self._anchor_device_ns + _elapsed_ns(anchor, s.begin.event) for s in spans]
         durations = [_elapsed_ns(s.begin.event, s.end_event) for s in spans]
         offset_min = max(s.begin.host_ns - at for s, at in zip(spans, starts, strict=True))
-        offset_min = self._probe_offsets.tighten(offset_min)
+        if self._probe_offset_ns is not None:
+            offset_min = max(offset_min, self._probe_offset_ns)
         last_ns = max(at + length for at, length in zip(starts, durations, strict=True))
         for span, start_ns, duration_ns in zip(spans, starts, durations, strict=True):
             if self.put_span is not None:
