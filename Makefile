@@ -71,7 +71,7 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/recorder_overhead.py --device cuda --rounds 26 --steps 8 --output benchmarks/results/recorder_overhead_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/device_shares.py --output benchmarks/results/device_shares.json
 	PYTHONPATH=src $(PYTHON) benchmarks/communication_gpu.py --output benchmarks/results/communication_gpu.json
-	PYTHONPATH=src $(PYTHON) benchmarks/nccl_overhead.py --blocks 16 --steps 8 --output benchmarks/results/nccl_overhead_ddp.json
+	PYTHONPATH=src $(PYTHON) benchmarks/nccl_overhead.py --output benchmarks/results/nccl_overhead_programs.json
 	PYTHONPATH=src $(PYTHON) benchmarks/engine_gpu.py --output benchmarks/results/engine_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/trace_faults.py --record runs/trace_faults
 	PYTHONPATH=src $(PYTHON) benchmarks/memory_strategies.py --device cuda --output benchmarks/results/memory_strategies_gpu.json

@@ -1,259 +1,277 @@
-"""What recording costs a job of several real NCCL ranks, by paired blocks inside one job.
+"""What recording costs real NCCL ranks and single GPUs, by paired blocks inside one job.
 
-    python benchmarks/nccl_overhead.py [--program fsdp2] [--ranks 4] [--output FILE]   (needs CUDA)
+    python benchmarks/nccl_overhead.py [--only ddp fsdp2] [--output FILE] [--resume FILE]
+    python benchmarks/nccl_overhead.py --only ddp --connections 1        # as Megatron-LM's jobs
+    python benchmarks/nccl_overhead.py --device cpu --rounds 2 --steps 2 # only whether it runs
 
-On a machine with fewer GPUs than ranks the ranks share a GPU: MPS runs them side by side, and each
-has another NCCL_HOSTID, without which NCCL refuses two ranks on one device. On a machine with
-enough GPUs each rank has its own. Ways of recording take turns in random order, the same on all
-ranks; a block is a few steps between two synchronisations. Kernels of a few steps are traced for
-each way, too: how much communication ran beside compute.
+Blocks of steps take turns without and with the recorder, in random order, the same on all ranks; in
+some rounds with torch.profiler (wait 1, warm-up 1, active 3 of the block's steps) and pytscope, if
+it is installed. All ranks begin a block together with empty devices, and it lasts until the last
+rank's device is empty. A recording lasts for one block; its first steps are not counted. The cost
+is the median over rounds of the ratio of the two blocks, with a bootstrap interval. Kernels of a
+few steps are traced each way: how much communication ran beside compute.
+
+See `nccl_bench.py` for how ranks share a GPU.
 """
 
 import argparse
-import json
-import os
+import importlib.util
 import random
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.profiler import ProfilerActivity, profile
+from nccl_bench import FAILED_KEY, Place, add_options, choose, is_rank, run_jobs, serve_rank
+from nccl_catalog import PROGRAMS
+from nccl_kernels import trace_steps
+from nccl_programs import Training
+from torch.profiler import ProfilerActivity, profile, schedule
 
-import meshscope
+DEFAULT = ("ddp", "fsdp2", "tp_fsdp2", "pp4", "engine_222", "single_25ms", "single_100ms")
+NUM_TRACED_STEPS = 4
+NUM_TRACES = 2
+NUM_RESAMPLES = 2000
+MAX_MEDIAN_RATIO, MAX_UPPER_RATIO = 0.01, 0.02
+MAX_SINGLE_RATIO = 0.002
+MAX_OVERLAP_CHANGE_RATIO = 0.05
 
-WARMUP_STEPS = 8
-TRACED_STEPS = 3
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, 8, width // 8).unbind(2)
-        mixed = nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
-        )
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+Step = Callable[[], None]
 
 
-class Gpt(nn.Module):
-    def __init__(self, layers: int = 8, width: int = 512, words: int = 8192) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(words, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
-        self.head = nn.Linear(width, words, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return nn.functional.cross_entropy(
-            self.head(x[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten()
-        )
+# --- ways ------------------------------------------------------------------------------------
 
 
-WAYS: dict[str, dict | None] = {
-    "bare": None,
-    "recorded": {},
-    "no_communication": {"communication": False},
+@contextmanager
+def run_bare(training: Training, folder: Path) -> Iterator[Step]:
+    yield training.step
+
+
+@contextmanager
+def run_recorded(training: Training, folder: Path) -> Iterator[Step]:
+    recorder = training.start_recording(folder)
+    try:
+        yield training.step
+    finally:
+        caught = training.stop_recording(recorder)
+        if caught:
+            print(f"the recorder caught {caught} {recorder.guard.first_messages}", flush=True)
+
+
+@contextmanager
+def run_torch_profiler(training: Training, folder: Path) -> Iterator[Step]:
+    """The usual schedule; nothing is exported."""
+    activities = [ProfilerActivity.CPU]
+    if training.place.is_cuda:
+        activities.append(ProfilerActivity.CUDA)
+    with profile(
+        activities=activities, schedule=schedule(wait=1, warmup=1, active=3, repeat=1)
+    ) as profiled:
+
+        def step() -> None:
+            training.step()
+            profiled.step()
+
+        yield step
+
+
+@contextmanager
+def run_pytscope(training: Training, folder: Path) -> Iterator[Step]:
+    from pytscope import AutoProfiler
+
+    path = f"{folder}-{training.place.rank}"
+    profiler = AutoProfiler(path, training.model, training.optimizer)
+    profiler.start()
+    try:
+        yield training.step
+    finally:
+        profiler.finish()
+
+
+WAYS = {
+    "bare": run_bare,
+    "recorded": run_recorded,
+    "torch.profiler": run_torch_profiler,
+    "pytscope": run_pytscope,
 }
-"""Settings of the recorder, or none at all."""
 
 
-def wrap(model: nn.Module, program: str, device: int) -> nn.Module:
-    if program == "ddp":
-        return nn.parallel.DistributedDataParallel(model, device_ids=[device])
-    for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)
+def list_ways(turn: int) -> list[str]:
+    """The other tools in some rounds only: they are for comparison."""
+    ways = ["bare", "recorded"]
+    if turn % 6 == 3:
+        ways.append("torch.profiler")
+    if turn % 3 == 1 and importlib.util.find_spec("pytscope") is not None:
+        ways.append("pytscope")
+    return ways
 
 
-def rank_main(options: argparse.Namespace) -> None:
-    rank = int(os.environ["RANK"])
-    device = rank % torch.cuda.device_count()
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", device))
-    torch.manual_seed(0)
-    model = wrap(Gpt().cuda(), options.program, device)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens = torch.randint(0, 8192, (16, 1024), device="cuda")
+# --- on every rank ---------------------------------------------------------------------------
 
-    def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(tokens)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
-    def block(way: str, num_steps: int, folder: Path, *, trace: bool = False) -> tuple[float, str]:
-        recorder = None
-        if WAYS[way] is not None:
-            recorder = meshscope.start(folder, **WAYS[way])
-            recorder.attach(model, optimizer)
-        for _ in range(2):
-            step()
-        torch.cuda.synchronize()
-        dist.barrier()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        text = ""
-        if trace:
-            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-                for _ in range(num_steps):
-                    step()
-                torch.cuda.synchronize()
-            if rank == 0:
-                path = folder.with_suffix(".json")
-                profiled.export_chrome_trace(str(path))
-                text = str(path)
-        else:
-            for _ in range(num_steps):
-                step()
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - begin
-        if recorder is not None:
-            recorder.close()
-        return seconds / num_steps, text
-
-    root = Path(options.folder)
-    for _ in range(WARMUP_STEPS):
-        step()
+def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    begin = time.perf_counter()
+    training = PROGRAMS[name].build(place)
+    for _ in range(options.warmup_steps):
+        training.step()
+    place.meet()
     shuffle = random.Random(1)
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
-    count = 0
-    for _ in range(options.blocks):
-        order = list(WAYS)
+    blocks: list[tuple[int, str, float]] = []
+    for turn in range(options.rounds):
+        order = list_ways(turn)
         shuffle.shuffle(order)
         for way in order:
-            count += 1
-            seconds, _ = block(way, options.steps, root / f"run{count}")
-            found[way].append(1e3 * seconds)
-    kernels = {}
-    for way in ("bare", "recorded", "bare", "recorded"):
-        count += 1
-        _, path = block(way, TRACED_STEPS, root / f"run{count}", trace=True)
-        if path:
-            kernels.setdefault(way, []).append(measure_kernels(Path(path)))
-    if rank == 0:
-        (root / "result.json").write_text(json.dumps({"ms": found, "kernels": kernels}))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def measure_kernels(path: Path) -> dict[str, float]:
-    """Union of kernels, ms a step."""
-    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    work = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    communication = unite([e for e in work if "nccl" in e["name"].lower()])
-    compute = unite([e for e in work if "nccl" not in e["name"].lower()])
-    both = unite(work)
-    total = lambda spans: sum(end - begin for begin, end in spans)  # noqa: E731
-    wall = both[-1][1] - both[0][0]
-    scale = 1e-3 / TRACED_STEPS
+            folder = place.folder / name / f"{turn}-{way}"
+            blocks.append((turn, way, run_block(training, way, folder, options)))
+    kernels: dict[str, list[list[dict | None]]] = {}
+    for turn in range(NUM_TRACES):
+        for way in ("bare", "recorded"):
+            folder = place.folder / name / f"trace{turn}-{way}"
+            with WAYS[way](training, folder) as step:
+                for _ in range(options.settle_steps):
+                    step()
+                traced = trace_steps(place, step, NUM_TRACED_STEPS)
+            kernels.setdefault(way, []).append(place.gather(traced))
+    training.close()
+    by_rank = place.gather(blocks)
     return {
-        "compute": total(compute) * scale,
-        "communication": total(communication) * scale,
-        "overlapped": (total(compute) + total(communication) - total(both)) * scale,
-        "idle": (wall - total(both)) * scale,
-        "wall": wall * scale,
+        "num_ranks": place.num_ranks,
+        "blocks": [
+            {
+                "round": turn,
+                "way": way,
+                "rank_ms": [round(1e3 * one[index][2], 4) for one in by_rank],
+            }
+            for index, (turn, way, _) in enumerate(blocks)
+        ],
+        "kernels_ms": kernels,
+        "seconds": round(time.perf_counter() - begin, 1),
     }
 
 
-def unite(events: list[dict]) -> list[tuple[float, float]]:
-    spans: list[tuple[float, float]] = []
-    for begin, end in sorted((e["ts"], e["ts"] + e["dur"]) for e in events):
-        if spans and begin <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], end))
-        else:
-            spans.append((begin, end))
-    return spans
+def run_block(training: Training, way: str, folder: Path, options: argparse.Namespace) -> float:
+    """Seconds a step."""
+    is_traced = way == "torch.profiler"
+    with nullcontext(training.step) if is_traced else WAYS[way](training, folder) as step:
+        for _ in range(options.settle_steps):
+            step()
+        training.place.meet()
+        begin = time.perf_counter()
+        with WAYS[way](training, folder) if is_traced else nullcontext(step) as timed_step:
+            for _ in range(options.steps):
+                timed_step()
+            training.place.synchronize()
+        return (time.perf_counter() - begin) / options.steps
 
 
-def name_rank(rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_HOSTID": f"h{rank}"}
+# --- what it says ----------------------------------------------------------------------------
 
 
-def launch(options: argparse.Namespace) -> dict:
-    folder = tempfile.mkdtemp()
-    environment = dict(os.environ, WORLD_SIZE=str(options.ranks), MASTER_ADDR="127.0.0.1")
-    environment |= {"MASTER_PORT": str(random.randint(20000, 40000))}
-    is_shared = torch.cuda.device_count() < options.ranks
-    if is_shared:
-        for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-            environment[name] = tempfile.mkdtemp()
-        environment |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env=environment, check=True)
-    if options.connections:
-        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = str(options.connections)
-    try:
-        command = [sys.executable, __file__, "--folder", folder]
-        command += ["--program", options.program]
-        command += ["--blocks", str(options.blocks), "--steps", str(options.steps)]
-        ranks = [
-            subprocess.Popen(command, env={**environment, **name_rank(rank)})
-            for rank in range(options.ranks)
-        ]
-        codes = [rank.wait(timeout=420) for rank in ranks]
-    finally:
-        if is_shared:
-            stop = ["nvidia-cuda-mps-control"]
-            subprocess.run(stop, input=b"quit\n", env=environment, check=False)
-    if any(codes):
-        raise SystemExit(f"ranks ended with {codes}")
-    return json.loads((Path(folder) / "result.json").read_text())
+def summarize(result: dict[str, Any]) -> dict[str, Any]:
+    """Costs by way, and what the kernels say."""
+    by_round: dict[int, dict[str, float]] = {}
+    for block in result["blocks"]:
+        by_round.setdefault(block["round"], {})[block["way"]] = max(block["rank_ms"])
+    ways = {block["way"] for block in result["blocks"]}
+    summary = {
+        way: compare([(one["bare"], one[way]) for one in by_round.values() if way in one])
+        for way in sorted(ways)
+    }
+    return {"ways": summary, "kernels": summarize_kernels(result["kernels_ms"])}
+
+
+def compare(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Cost as a ratio of the bare block of the same round, and how blocks spread."""
+    ratios = [other / bare - 1 for bare, other in pairs]
+    draw = random.Random(0)
+    medians = sorted(
+        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(NUM_RESAMPLES)
+    )
+    values = [other for _, other in pairs]
+    middle = statistics.median(values)
+    quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [middle] * 3
+    return {
+        "num_blocks": len(pairs),
+        "ms": round(middle, 4),
+        "spread_ratio": round((quartiles[2] - quartiles[0]) / middle, 5),
+        "median_ratio": round(statistics.median(ratios), 6),
+        "low_ratio": round(medians[int(0.025 * NUM_RESAMPLES)], 6),
+        "high_ratio": round(medians[int(0.975 * NUM_RESAMPLES) - 1], 6),
+    }
+
+
+def summarize_kernels(kernels: dict[str, list[list[dict | None]]]) -> dict[str, dict[str, float]]:
+    """Means over ranks and windows, milliseconds a step."""
+    found = {}
+    for way, windows in kernels.items():
+        rows = [row for window in windows for row in window if row is not None]
+        if rows:
+            found[way] = {
+                name: round(statistics.fmean(r[name] for r in rows), 3) for name in rows[0]
+            }
+    return found
+
+
+def find_misses(result: dict[str, Any]) -> list[str]:
+    """The goals that are not met."""
+    summary = result["summary"]
+    cost, kernels = summary["ways"]["recorded"], summary["kernels"]
+    misses = []
+    if result["num_ranks"] == 1:
+        if cost["median_ratio"] > MAX_SINGLE_RATIO:
+            misses.append(f"median above {MAX_SINGLE_RATIO:.1%}")
+    else:
+        if cost["median_ratio"] > MAX_MEDIAN_RATIO:
+            misses.append(f"median above {MAX_MEDIAN_RATIO:.0%}")
+        if cost["high_ratio"] > MAX_UPPER_RATIO:
+            misses.append(f"upper end above {MAX_UPPER_RATIO:.0%}")
+        if kernels and kernels["bare"]["overlapped"] > 0.1:
+            change = kernels["recorded"]["overlapped"] / kernels["bare"]["overlapped"] - 1
+            if abs(change) > MAX_OVERLAP_CHANGE_RATIO:
+                misses.append(f"overlap changed by {change:+.1%}")
+    return misses
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    if FAILED_KEY in result:
+        return
+    result["summary"] = summarize(result)
+    result["misses"] = find_misses(result)
+    for way, cost in result["summary"]["ways"].items():
+        print(
+            f"{name:13} {way:14} {cost['ms']:8.2f} ms ± {cost['spread_ratio'] / 2:.1%}  "
+            f"{cost['median_ratio']:+.2%} of bare, 95 % interval "
+            f"{cost['low_ratio']:+.2%} to {cost['high_ratio']:+.2%}, {cost['num_blocks']} blocks"
+        )
+    for way, found in result["summary"]["kernels"].items():
+        shown = "  ".join(f"{key} {found[key]:.1f}" for key in SHOWN_KERNELS)
+        print(f"{name:13} {way:14} kernels, ms a step: {shown}")
+    print(
+        f"{name:13} {'; '.join(result['misses']) or 'goals met'}, {result['seconds']} s", flush=True
+    )
+
+
+SHOWN_KERNELS = ("compute", "communication", "overlapped", "exposed", "copies", "idle", "wall")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument(
-        "--connections", type=int, default=0, help="CUDA_DEVICE_MAX_CONNECTIONS; 0: not set"
-    )
-    parser.add_argument("--program", choices=("ddp", "fsdp2"), default="ddp")
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path)
+    add_options(parser)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=10, help="in a block")
+    parser.add_argument("--settle-steps", type=int, default=2, help="before a block")
+    parser.add_argument("--warmup-steps", type=int, default=8, help="before the first block")
     options = parser.parse_args()
-    if options.folder:
-        rank_main(options)
+    if is_rank():
+        serve_rank(options.device, lambda place, name: measure(place, name, options))
         return
-    result = launch(options)
-    rows = result["ms"]
-    for way, values in rows.items():
-        low, middle, high = paired_change(values, rows["bare"])
-        print(
-            f"{options.program} {way:17} median {statistics.median(values):7.2f} ms   "
-            f"{middle:+.2f} % of bare, 95 % interval {low:+.2f} to {high:+.2f} %"
-        )
-    for way, found in result["kernels"].items():
-        for one in found:
-            shown = "  ".join(f"{name} {value:.1f}" for name, value in one.items())
-            print(f"{options.program} {way:17} kernels, ms a step: {shown}")
-    if options.output:
-        options.output.write_text(json.dumps({**vars(options), **result}, default=str, indent=1))
-
-
-def paired_change(values: list[float], bare: list[float]) -> tuple[float, float, float]:
-    """Median change in percent over blocks of the same round, with its bootstrap interval."""
-    pairs = [100 * (value / other - 1) for value, other in zip(values, bare, strict=True)]
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(pairs, k=len(pairs))) for _ in range(2000))
-    return medians[50], statistics.median(pairs), medians[1949]
+    names = choose(list(PROGRAMS), options.only) if options.only else list(DEFAULT)
+    run_jobs([PROGRAMS[name].task for name in names], options, show)
 
 
 if __name__ == "__main__":
+    torch.set_float32_matmul_precision("high")
     main()
