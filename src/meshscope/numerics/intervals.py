@@ -36,7 +36,7 @@ class Intervals:
         return self.until(end_ns) - self.until(start_ns)
 
 
-_EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def unite(start_ns: Int64s, end_ns: Int64s) -> Intervals:
@@ -44,7 +44,7 @@ def unite(start_ns: Int64s, end_ns: Int64s) -> Intervals:
     is_any = end_ns > start_ns
     start_ns, end_ns = start_ns[is_any], end_ns[is_any]
     if not len(start_ns):
-        return _EMPTY
+        return EMPTY
     order = np.argsort(start_ns, kind="stable")
     start, furthest = start_ns[order], np.maximum.accumulate(end_ns[order])
     is_first = np.ones(len(start), dtype=np.bool_)
@@ -80,7 +80,7 @@ def subtract(one: Intervals, other: Intervals) -> Intervals:
 def intersect(one: Intervals, other: Intervals) -> Intervals:
     """The moments in both."""
     if not len(one) or not len(other):
-        return _EMPTY
+        return EMPTY
     first = np.searchsorted(other.end_ns, one.start_ns, side="right")
     after = np.searchsorted(other.start_ns, one.end_ns, side="left")
     count = np.clip(after - first, 0, None)
@@ -90,3 +90,14 @@ def intersect(one: Intervals, other: Intervals) -> Intervals:
     start = np.maximum(one.start_ns[mine], other.start_ns[theirs])
     end = np.minimum(one.end_ns[mine], other.end_ns[theirs])
     return unite(start, end)
+
+
+def own_moments(start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
+    """For each of the intervals, in order of their start, the moments that no earlier one has.
+
+    What an interval has so is one interval, empty where an earlier one lasts as long.
+    """
+    start = start_ns.copy()
+    if len(start):
+        start[1:] = np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1])
+    return start, np.maximum(start, end_ns)

@@ -10,9 +10,9 @@ from meshscope.core.layout import Axis, Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_communication import AxisRow
 from meshscope.ingest.traces.trace_host import HostOperatorRow
-from meshscope.ingest.traces.trace_idle import IdleTime
 from meshscope.ingest.traces.trace_tables import OperatorRow
 from meshscope.ingest.traces.trace_time import DeviceTime
+from meshscope.numerics.idle_gaps import IdleTime
 from meshscope.report import format as form
 from meshscope.report.screen import Column, Screen, ScreenWriter, make_column
 from meshscope.report.trace_ranks_text import write_comparison, write_path, write_rank_table

@@ -17,8 +17,8 @@ def causes(idle):
 
 
 def test_gaps_of_each_step_have_their_causes(tmp_path) -> None:
-    """Step 1: the host launches 30 after the gap's begin, 5 of it synchronising, 10 in a call,
-    then 20 of launch and 10 too long for one. Step 2: queued before the gap: dependency."""
+    """Step 1: the host has launched 31 after the gap's begin, 5 of it synchronising, 10 in a call,
+    then 20 of launch and 9 too long for one. Step 2: queued before the gap: dependency."""
     events = [
         step(1, 0, 100),
         step(2, 100, 100),
@@ -36,7 +36,7 @@ def test_gaps_of_each_step_have_their_causes(tmp_path) -> None:
     ]
     (device,) = summarize(tmp_path / "t.json", events).devices
     first, second = device.steps
-    assert causes(first.idle) == (15_000, 5_000, 10_000, 20_000, 10_000, 0)
+    assert causes(first.idle) == (16_000, 5_000, 10_000, 20_000, 9_000, 0)
     assert causes(second.idle) == (0, 0, 0, 0, 20_000, 10_000)
     for one, time in zip(device.steps, device.breakdown.steps, strict=True):
         assert sum(causes(one.idle)) == one.idle.total_ns == time.time.idle_ns
@@ -60,7 +60,7 @@ def test_every_step_with_work_is_there(tmp_path, num_steps) -> None:
 
 @pytest.mark.parametrize(
     ("synchronises_from", "track", "expected"),
-    [(10, None, 30_000), (21, None, 4_000), (10, 300, 0)],
+    [(10, None, 31_000), (21, None, 4_000), (10, 300, 0)],
     ids=[
         "device runs dry in it",
         "only later in the gap",
@@ -70,7 +70,7 @@ def test_every_step_with_work_is_there(tmp_path, num_steps) -> None:
 def test_all_that_is_behind_a_wait_for_the_device_is_its_fault(
     tmp_path, synchronises_from, track, expected
 ) -> None:
-    """The device ends at 20, the wait at 25, and the next launch is at 50."""
+    """The device ends at 20, the wait at 25, and the next launch is from 50 to 51."""
     length = 25 - synchronises_from
     waiting = call("cudaStreamSynchronize", synchronises_from, 0, length=length)
     events = [
@@ -83,4 +83,4 @@ def test_all_that_is_behind_a_wait_for_the_device_is_its_fault(
     ]
     (device,) = summarize(tmp_path / "t.json", events).devices
     assert device.idle.synchronising_ns == expected
-    assert device.idle.host_ns == 30_000 - expected
+    assert device.idle.host_ns == 31_000 - expected

@@ -15,8 +15,8 @@ from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_communication import AxisRow
 from meshscope.ingest.traces.trace_host import HostSummary, HostTime
-from meshscope.ingest.traces.trace_idle import IdleTime
 from meshscope.ingest.traces.trace_time import DeviceTime
+from meshscope.numerics.idle_gaps import IdleTime
 
 TIMES: dict[str, Callable[[DeviceTime], int]] = {
     "total": lambda time: time.total_ns,

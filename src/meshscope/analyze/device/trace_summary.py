@@ -19,12 +19,7 @@ from meshscope.ingest.traces.trace_communication import (
     tabulate_axes,
 )
 from meshscope.ingest.traces.trace_host import HostSummary
-from meshscope.ingest.traces.trace_idle import (
-    IdleGaps,
-    IdleTime,
-    explain_idle,
-    find_gaps,
-)
+from meshscope.ingest.traces.trace_idle import explain_idle, find_gaps
 from meshscope.ingest.traces.trace_kernels import (
     Recognition,
     Work,
@@ -45,6 +40,7 @@ from meshscope.ingest.traces.trace_time import (
     unite_work,
 )
 from meshscope.ingest.traces.trace_view import TraceView
+from meshscope.numerics.idle_gaps import IdleGaps, IdleTime
 from meshscope.numerics.intervals import subtract
 from meshscope.store.read.arrays import Int64s
 

@@ -23,11 +23,12 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, TraceGroup
 from meshscope.ingest.traces.trace_collectives import TraceCollective, list_collectives
 from meshscope.ingest.traces.trace_host import summarize_host
-from meshscope.ingest.traces.trace_idle import IdleGaps, find_gaps, find_synchronising
+from meshscope.ingest.traces.trace_idle import find_gaps, find_synchronising
 from meshscope.ingest.traces.trace_kernels import Work
 from meshscope.ingest.traces.trace_phases import HostPhases, find_phases, take_as_one_step
 from meshscope.ingest.traces.trace_steps import TraceSteps, assign_steps
 from meshscope.ingest.traces.trace_view import TraceView
+from meshscope.numerics.idle_gaps import IdleGaps
 from meshscope.numerics.intervals import Intervals, complement, join, unite
 from meshscope.store.read.arrays import Int32s, Int64s
 

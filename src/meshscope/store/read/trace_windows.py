@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.store.read.recording import JsonFields
+from meshscope.store.read.recording import JsonFields, Recording
 from meshscope.store.read.run import Attempt
 
 _LINE = "trace_window"
@@ -57,19 +57,23 @@ class TraceWindow:
     """How long writing the trace held this rank up."""
     problem: str | None
     """Why there is no trace."""
+    num_rows: int | None = None
+    """What a kernel sample wrote, once all of it is written; None of other windows."""
 
 
 def windows_of(attempt: Attempt, line: str = _LINE) -> tuple[TraceWindow, ...]:
     """All windows, by rank and in their order."""
-    found: list[TraceWindow] = []
-    for recording in attempt:
-        by_start: dict[tuple[int, int], TraceWindow] = {}
-        for update in recording.updates:
-            window = _read_window(recording.rank, update.get(line))
-            if window is not None and len(by_start) < MAX_WINDOWS:
-                by_start[window.number, window.begin_host_mono_ns] = window
-        found += by_start.values()
-    return tuple(found)
+    return tuple(window for recording in attempt for window in read_windows(recording, line))
+
+
+def read_windows(recording: Recording, line: str = _LINE) -> tuple[TraceWindow, ...]:
+    """Those of one rank, in their order."""
+    by_start: dict[tuple[int, int], TraceWindow] = {}
+    for update in recording.updates:
+        window = _read_window(recording.rank, update.get(line))
+        if window is not None and len(by_start) < MAX_WINDOWS:
+            by_start[window.number, window.begin_host_mono_ns] = window
+    return tuple(by_start.values())
 
 
 def disturbing_windows(attempt: Attempt) -> tuple[TraceWindow, ...]:
@@ -113,6 +117,7 @@ def _read_window(rank: int, fields: object) -> TraceWindow | None:
         end_host_mono_ns=_read_number(fields, "end_host_mono_ns"),
         write_ns=_read_number(fields, "write_ns"),
         problem=_read_text(fields, "problem"),
+        num_rows=_read_number(fields, "num_rows") if fields.get("is_read") is True else None,
     )
 
 
