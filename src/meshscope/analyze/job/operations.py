@@ -7,12 +7,14 @@ before the start is no end, and kinds this version does not know are `CUSTOM`. E
 Times are as recorded, on the clock of the rank's host; `job.clocks` aligns them.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
 from meshscope.analyze.job.group_axes import UNKNOWN_GROUP, JobGroup, merge_groups
+from meshscope.analyze.rank.device_clock import PlacedClock, fit_placed_clock
+from meshscope.analyze.rank.kernel_sample import read_samples
 from meshscope.core.operations import DTYPES, IS_EXACT_END, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
@@ -96,6 +98,8 @@ class Operations:
     """Ends before the start, or implausibly late; such rows count as without an end."""
     is_from_traces: bool = False
     """Traces often cover only some ranks: an absent member of a group may have been the last."""
+    clocks: Mapping[int, PlacedClock] = field(default_factory=dict)
+    """By rank, how the times of its device were corrected; only ranks with kernel samples."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -155,8 +159,10 @@ def load_operations(attempt: Attempt) -> Operations:
     """Reads table `collectives` of every rank."""
     groups, indices = merge_groups(attempt)
     phases = PhaseBook(NO_PHASE)
+    clocks: dict[int, PlacedClock] = {}
     parts = [
-        _read_rank(recording, indices.get(recording.rank, {}), phases) for recording in attempt
+        _read_rank(recording, indices.get(recording.rank, {}), phases, clocks)
+        for recording in attempt
     ]
     return Operations(
         ranks=tuple(recording.rank for recording in attempt),
@@ -167,12 +173,14 @@ def load_operations(attempt: Attempt) -> Operations:
         num_damaged=sum(damaged for _, damaged, _ in parts),
         num_bad_ends=sum(bad for _, _, bad in parts),
         is_from_traces=attempt.is_from_traces,
+        clocks=clocks,
     )
 
 
 def load_waits(attempt: Attempt, operations: Operations) -> Waits:
     """Reads table `waits` of every rank and finds the operations waited for."""
-    parts = [_read_waits(recording, operations.rows) for recording in attempt]
+    rows, clocks = operations.rows, operations.clocks
+    parts = [_read_waits(recording, rows, clocks) for recording in attempt]
     none = np.empty(0, dtype=np.int64)
 
     def join(index: int) -> Int64s:
@@ -258,7 +266,10 @@ def _is_time(times: Int64s) -> Bools:
 
 
 def _read_rank(
-    recording: Recording, indices: dict[int, int], phases: PhaseBook
+    recording: Recording,
+    indices: dict[int, int],
+    phases: PhaseBook,
+    clocks: dict[int, PlacedClock],
 ) -> tuple[OperationRows, int, int]:
     columns = recording.read("collectives")
     enqueue = int64_column(columns, "enqueue_host_mono_ns")
@@ -296,7 +307,39 @@ def _read_rank(
         dtype=_small(columns, "dtype"),
         tag=_small(columns, "tag"),
     )
+    clock = _fit_clock(recording, rows)
+    if clock is not None:
+        clocks[recording.rank] = clock
+        rows = _correct_device_times(rows, clock)
     return rows, num_all - len(rows), num_bad_ends
+
+
+def _fit_clock(recording: Recording, rows: OperationRows) -> PlacedClock | None:
+    """From where the main stream reached operations, and where it went on after waits."""
+    if not recording.has_table("kernels"):
+        return None
+    is_timed = rows.has_flag(OperationFlag.DEVICE) & (rows.end_ns != MISSING)
+    waits = recording.read("waits")
+    wait_start = int64_column(waits, "start_host_mono_ns")
+    went_on = int64_column(waits, "device_end_host_mono_ns")
+    is_placed = _is_time(went_on) & _is_time(wait_start)
+    issued = wait_start + np.clip(int64_column(waits, "duration_ns"), 0, MAX_SPAN_NS)
+    return fit_placed_clock(
+        read_samples(recording),
+        recording.updates,
+        np.concatenate([rows.enqueue_ns[is_timed], issued[is_placed]]),
+        np.concatenate([rows.start_ns[is_timed], went_on[is_placed]]),
+    )
+
+
+def _correct_device_times(rows: OperationRows, clock: PlacedClock) -> OperationRows:
+    is_timed = rows.has_flag(OperationFlag.DEVICE) & (rows.end_ns != MISSING)
+    start, end = clock.correct(rows.start_ns), clock.correct(rows.end_ns)
+    return replace(
+        rows,
+        start_ns=np.where(is_timed, start, rows.start_ns),
+        end_ns=np.where(is_timed, np.maximum(end, start), rows.end_ns),
+    )
 
 
 def _small(columns: Columns, name: str) -> Uint8s:
@@ -325,7 +368,7 @@ def _concatenate(parts: list[OperationRows]) -> OperationRows:
 
 
 def _read_waits(
-    recording: Recording, rows: OperationRows
+    recording: Recording, rows: OperationRows, clocks: Mapping[int, PlacedClock]
 ) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, int]:
     columns = recording.read("waits")
     start = int64_column(columns, "start_host_mono_ns")
@@ -338,6 +381,9 @@ def _read_waits(
     device_end = np.where(_is_time(device_end), device_end, MISSING)
     key = int64_column(columns, "operation_enqueue_host_mono_ns")[is_good]
     first, last = np.searchsorted(rows.rank, (recording.rank, recording.rank + 1))
+    clock = clocks.get(recording.rank)
+    if clock is not None:
+        device_end = np.where(device_end >= 0, clock.correct(device_end), device_end)
     row = find_rows(rows.enqueue_ns[first:last], key)
     return (
         np.full(len(start), recording.rank, dtype=np.int64),

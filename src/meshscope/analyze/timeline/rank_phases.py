@@ -4,12 +4,15 @@ Phases that cross the start or end of a step are left out, as in `rank.phases`: 
 around a loop and would claim all time outside other phases.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS, PhaseBook
 from meshscope.analyze.rank.device import join_spans
+from meshscope.analyze.rank.device_clock import fit_offsets
+from meshscope.analyze.rank.kernel_sample import KernelSample
 from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, assign_phases
 from meshscope.numerics.interval_layers import Layer, make_layer
 from meshscope.store.read.arrays import Int32s, Int64s
@@ -79,8 +82,10 @@ class DeviceMarks:
         return len(self.start_ns)
 
 
-def place_device_spans(columns: Columns, phases: RankPhases) -> DeviceMarks:
-    """Puts device spans on the host's clock by the tightest bound that nearby steps give.
+def place_device_spans(
+    columns: Columns, phases: RankPhases, samples: Sequence[KernelSample] = ()
+) -> DeviceMarks:
+    """Puts device spans on the host's clock: as kernel samples say, else by the tightest bound.
 
     The device cannot reach a mark before the host issued it: each step bounds the offset from
     below, and the highest bound of the steps around holds. Spans whose bounds contradict each
@@ -97,8 +102,9 @@ def place_device_spans(columns: Columns, phases: RankPhases) -> DeviceMarks:
         values[is_good] for values in (start, duration, low, host_row)
     )
     interval = phases.spans.interval[host_row]
-    since = start + _tighten(low, interval)
     host_start = phases.spans.start_ns[host_row]
+    offsets = fit_offsets(samples, host_start, start) if len(samples) else None
+    since = start + (_tighten(low, interval) if offsets is None else offsets.find(host_start))
     kept = since >= host_start - _MAX_EARLY_NS
     return DeviceMarks(
         start_ns=since[kept],
