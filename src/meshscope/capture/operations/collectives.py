@@ -59,7 +59,7 @@ class CollectiveTap:
         self._follower = follower = Follower(torch, log, book, guard, clock)
         follower.on_functional = self._meet_functional
         self._waits = WaitTaps(torch, log, book, follower, guard, clock)
-        self._sharded = ShardedWaits(log, follower, guard, clock)
+        self._sharded = ShardedWaits(torch, log, follower, guard, clock)
         self._kernels = Kernels(torch, log, book, follower, clock, guard.caught)
         self._libraries: list[Any] = []
         self._originals: list[tuple[Any, str, Any, Any]] = []

@@ -1,9 +1,10 @@
 """Sees how long FullyShardedDataParallel (`fully_shard`) holds the device's main stream up.
 
 Its operations run on streams of its own, and nothing may be recorded there. What a step loses is
-what the main stream waits: for gathered parameters before a block, and for the last gradients at
-the end of backward. Both are calls of Python; marks on the main stream around them show the wait,
-and the short copies behind it.
+what the main stream waits: for gathered parameters before a block, for buffers of gradients in
+backward and for the last gradients at its end. All of these are `wait_event` of a stream, called in
+Python inside three methods of torch's parameter groups; marks on the main stream around them show
+the waits. Outside of these methods `wait_event` is passed on.
 """
 
 import functools
@@ -15,41 +16,57 @@ from typing import Any
 from meshscope.capture.guard import Guard
 from meshscope.capture.operations.following import Follower
 from meshscope.capture.operations.operation_log import OperationLog
-from meshscope.store.schema import MISSING
 
+_Clock = Callable[[], int]
 _MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-_METHODS = ("unshard", "wait_for_unshard", "finalize_backward")
+_METHODS = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+_NO_KEY = 0
 
 
 class ShardedWaits:
-    """Wraps three methods of torch's parameter groups, once their module has been imported."""
+    """Wraps methods of torch's parameter groups, once their module has been imported."""
 
     def __init__(
-        self, log: OperationLog, follower: Follower, guard: Guard, clock: Callable[[], int]
+        self, torch: Any, log: OperationLog, follower: Follower, guard: Guard, clock: _Clock
     ) -> None:
+        self._stream_type = getattr(torch.cuda, "Stream", None)
         self._log = log
         self._follower = follower
         self._guard = guard
         self._clock = clock
-        self._originals: dict[str, Any] = {}
-        self._wrappers: dict[str, Any] = {}
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._key_ns = _NO_KEY
+        """The operation that the main stream is about to wait for; one thread trains."""
+        self._last_reduction_ns = _NO_KEY
         self._gathers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """The last operation that gathered the parameters of a group."""
 
     def install(self) -> None:
         """Does nothing until the program has imported the module, and once it is done."""
-        module = sys.modules.get(_MODULE)
-        kind = getattr(module, "FSDPParamGroup", None)
-        if self._originals or kind is None:
+        if self._replaced or _MODULE not in sys.modules:
             return
+        kind = getattr(sys.modules[_MODULE], "FSDPParamGroup", None)
         if not all(callable(getattr(kind, name, None)) for name in _METHODS):
             return
-        makers = (self._make_gather, self._make_wait, self._make_finalize)
+        if not callable(vars(self._stream_type or object).get("wait_event")):
+            return
+        makers = (self._make_gather, self._make_wait, self._make_reduce, self._make_finalize)
         for name, make in zip(_METHODS, makers, strict=True):
-            original = getattr(kind, name)
-            self._originals[name] = original
-            self._wrappers[name] = wrapper = functools.update_wrapper(make(original), original)
-            setattr(kind, name, wrapper)
+            self._replace(kind, name, make)
+        self._replace(self._stream_type, "wait_event", self._make_stream_wait)
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+        original = vars(owner)[name]
+        wrapper = functools.update_wrapper(make(original), original)
+        setattr(owner, name, wrapper)
+        self._replaced.append((owner, name, original, wrapper))
+
+    def remove(self) -> None:
+        """Puts torch's own methods back, where nobody has put something else there."""
+        for owner, name, original, wrapper in self._replaced:
+            if vars(owner).get(name) is wrapper:
+                setattr(owner, name, original)
+        self._replaced.clear()
 
     def _make_gather(self, original: Any) -> Callable[..., Any]:
         log, gathers = self._log, self._gathers
@@ -67,50 +84,48 @@ class ShardedWaits:
         gathers = self._gathers
 
         def wait_for_unshard(group: Any) -> Any:
-            key_ns = gathers.pop(group, MISSING)
-            if key_ns == MISSING:
+            self._key_ns = gathers.pop(group, _NO_KEY)
+            try:
                 return original(group)
-            begin, start_ns = self._begin(), self._clock()
-            result = original(group)
-            self._end(begin, key_ns, start_ns)
-            return result
+            finally:
+                self._key_ns = _NO_KEY
 
         return wait_for_unshard
 
+    def _make_reduce(self, original: Any) -> Callable[..., Any]:
+        log = self._log
+
+        def post_backward(group: Any, *args: Any, **kwargs: Any) -> Any:
+            self._key_ns, before_ns = self._last_reduction_ns, log.last_enqueue_ns
+            try:
+                return original(group, *args, **kwargs)
+            finally:
+                self._key_ns = _NO_KEY
+                if log.last_enqueue_ns != before_ns:
+                    self._last_reduction_ns = log.last_enqueue_ns
+
+        return post_backward
+
     def _make_finalize(self, original: Any) -> Callable[..., Any]:
-        def finalize_backward(group: Any) -> Any:
-            if not _is_reducing(group):
-                return original(group)
-            key_ns, begin, start_ns = self._log.last_enqueue_ns, self._begin(), self._clock()
-            result = original(group)
-            self._end(begin, key_ns or MISSING, start_ns)
-            return result
+        def finalize_backward(group: Any, *args: Any, **kwargs: Any) -> Any:
+            self._key_ns = self._last_reduction_ns
+            try:
+                return original(group, *args, **kwargs)
+            finally:
+                self._key_ns = _NO_KEY
 
         return finalize_backward
 
-    def _begin(self) -> Any:
-        device = self._follower.device
-        if device is None or not self._log.is_on:
-            return None
-        return self._guard.run("stream wait", device.begin_stream_wait)
+    def _make_stream_wait(self, original: Any) -> Callable[..., Any]:
+        def wait_event(stream: Any, event: Any) -> Any:
+            key_ns, device = self._key_ns, self._follower.device
+            if not key_ns or device is None or not self._log.is_on or stream.stream_id:
+                return original(stream, event)
+            begin = self._guard.run("stream wait", device.begin_stream_wait)
+            start_ns = self._clock()
+            result = original(stream, event)
+            if begin is not None:
+                self._guard.run("stream wait", device.end_stream_wait, begin, key_ns, start_ns)
+            return result
 
-    def _end(self, begin: Any, key_ns: int, start_ns: int) -> None:
-        device = self._follower.device
-        if begin is not None and device is not None:
-            self._guard.run("stream wait", device.end_stream_wait, begin, key_ns, start_ns)
-
-    def remove(self) -> None:
-        """Puts torch's own methods back, where nobody has put something else there."""
-        kind = getattr(sys.modules.get(_MODULE), "FSDPParamGroup", None)
-        for name, original in self._originals.items():
-            if getattr(kind, name, None) is self._wrappers[name]:
-                setattr(kind, name, original)
-        self._originals.clear()
-
-
-def _is_reducing(group: Any) -> bool:
-    """Whether gradients of the group, or of any group of its model, are still on their way."""
-    if getattr(group, "_post_reduce_event", None) is not None:
-        return True
-    context = getattr(group, "comm_ctx", None)
-    return bool(getattr(context, "_last_post_reduce_events", None))
+        return wait_event
