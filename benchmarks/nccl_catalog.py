@@ -52,15 +52,15 @@ def compute(ms: float) -> Act:
 
 def _calibrate(training: Training, ms: float) -> tuple[torch.Tensor, int]:
     is_cuda = training.place.is_cuda
-    width, dtype = (2048, torch.bfloat16) if is_cuda else (256, torch.float32)
+    width, dtype = (4096, torch.bfloat16) if is_cuda else (256, torch.float32)
     matrix = torch.ones(width, width, device=training.place.device, dtype=dtype)
     torch.mm(matrix, matrix)
     training.place.synchronize()
     begin = time.perf_counter()
-    for _ in range(50):
+    for _ in range(20):
         torch.mm(matrix, matrix)
     training.place.synchronize()
-    return matrix, max(1, round(50 * ms / 1e3 / (time.perf_counter() - begin)))
+    return matrix, max(1, round(20 * ms / 1e3 / (time.perf_counter() - begin)))
 
 
 def multiply_again() -> Act:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_bench import FAILED_KEY, Place, Task, add_options, choose, is_rank, run_jobs, serve_rank
-from nccl_cases import CASES, Case, make_faulty
+from nccl_cases import CASES, OWN, Case, make_faulty
 from nccl_kernels import trace_steps
 from nccl_parcel import pack, unpack
 from nccl_programs import Program, Training
@@ -71,6 +71,8 @@ def record(place: Place, name: str, options: argparse.Namespace) -> dict[str, An
         torch.cuda.empty_cache()  # what an earlier fault left would hide what this one needs
     folder = place.folder / name
     faulty.set_faults(make_faulty(case).faults)
+    for _ in range(2):
+        faulty.step()  # what a fault does when it is first reached
     caught = place.gather(record_steps(faulty, folder / "run", options.steps))
     times = time_twins(case, clean, faulty, options) if case.is_timed else []
     if case.other is not None:
@@ -252,11 +254,11 @@ def describe(finding: Any) -> str:
     return f"{finding.label} ({finding.severity.word}, {stated})"
 
 
-def find_own(case: Case, twin: Path) -> tuple[str, ...]:
+def find_own(twin: Path) -> tuple[str, ...]:
     """The codes that are true of the clean program."""
     rows = [row for row in read_times(twin).get("kernels_ms", []) if row is not None]
     exposed = [row["exposed"] / row["wall"] for row in rows]
-    return case.own if exposed and statistics.fmean(exposed) >= OWN_RATIO else ()
+    return OWN if exposed and statistics.fmean(exposed) >= OWN_RATIO else ()
 
 
 def read_times(folder: Path) -> dict[str, Any]:
@@ -276,7 +278,7 @@ def judge_all(parcels: Sequence[Path], output: Path | None) -> bool:
                 continue
             case = CASES[one]
             cost = measure_cost(read_times(folder)["times_ms"])
-            own = find_own(case, folders[case.clean.name]) if case.clean.name in folders else ()
+            own = find_own(folders[case.clean.name]) if case.clean.name in folders else ()
             own = (*own, *case.also)
             verdict = judge_case(case, folder, cost, own)
             rows[one] = to_document(verdict, cost)
@@ -294,8 +296,7 @@ def judge_twin(name: str, folders: dict[str, Path]) -> dict[str, Any]:
 
     if name not in folders:
         return {"is_twin": True, "is_right": False, "false": ["not recorded"], "found": []}
-    case = next(case for case in CASES.values() if case.clean.name == name)
-    own = find_own(case, folders[name])
+    own = find_own(folders[name])
     findings = read_findings(folders[name] / "run")
     loud = [one for one in findings if one.severity > Severity.LOW]
     false = [one.label for one in loud if one.code not in own]
