@@ -326,6 +326,9 @@ def to_document(verdict: Verdict, cost: Cost | None) -> dict[str, Any]:
             "cost_scatter_ms": round(cost.scatter_ms, 3),
             "clean_ms": round(cost.clean_ms, 3),
             "faulty_ms": round(cost.faulty_ms, 3),
+            "price_error_ratio": None
+            if verdict.price_ms is None
+            else round(verdict.price_ms / cost.lost_ms - 1, 4),
         }
     return document
 
@@ -338,6 +341,8 @@ def show_twin(name: str, row: dict[str, Any]) -> None:
 
 def show_verdict(name: str, verdict: Verdict, cost: Cost | None) -> None:
     price = "no price" if verdict.price_ms is None else f"price {verdict.price_ms:.2f} ms"
+    if cost is not None and verdict.price_ms is not None:
+        price += f" ({verdict.price_ms / cost.lost_ms - 1:+.0%})"
     parts = [
         "named" if verdict.is_named else "NOT NAMED",
         price if verdict.is_price_right else f"{price} WRONG",

@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import nccl_faults
+import nccl_overhead
 import nccl_truth
 import pytest
-from nccl_bench import choose
+import torch
+from nccl_bench import Place, choose
 from nccl_kernels import measure_kernels
-from nccl_overhead import compare
 from nccl_parcel import unpack
 
 from meshscope.store.read.run import open_run
@@ -31,8 +34,8 @@ def event(category: str, name: str, start: float, end: float) -> dict[str, objec
 def test_programs_are_recorded_timed_and_unpacked(tmp_path: Path) -> None:
     parcel, output = tmp_path / "truth.tar", tmp_path / "truth.json"
     run(
-        "nccl_truth.py", "--only", "ddp2", "--steps", "6", "--timed-steps", "2",
-        "--parcel", str(parcel), "--output", str(output),
+        "nccl_truth.py", "--only", "ddp2", "--steps", "6", "--timed-steps", "1",
+        "--warmup-steps", "1", "--parcel", str(parcel), "--output", str(output),
     )  # fmt: skip
     (folder,) = unpack([parcel], tmp_path)
     truth = json.loads((folder / nccl_truth.TRUTH_FILE).read_text(encoding="utf-8"))
@@ -45,17 +48,43 @@ def test_programs_are_recorded_timed_and_unpacked(tmp_path: Path) -> None:
     assert list(json.loads(output.read_text(encoding="utf-8"))["programs"]) == ["ddp2"]
 
 
-@pytest.mark.gloo
-def test_faults_are_recorded_beside_their_twin_and_judged(tmp_path: Path) -> None:
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """One rank in this process."""
+    monkeypatch.setattr(nccl_faults, "KEPT", nccl_faults.Kept())
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path / "job"
+    yield Place(rank=0, num_ranks=1, device=torch.device("cpu"), folder=folder, store=None)
+    torch.set_num_threads(num_threads)
+
+
+def test_faults_are_recorded_beside_their_twin_and_judged(tmp_path: Path, place: Place) -> None:
     parcel, output = tmp_path / "faults.tar", tmp_path / "verdicts.json"
-    run(
-        "nccl_faults.py", "--only", "one_slow_loader", "one_leak", "--steps", "6", "--blocks", "2",
-        "--timed-steps", "2", "--parcel", str(parcel),
-    )  # fmt: skip
+    options = Namespace(parcel=parcel, steps=3, blocks=2, timed_steps=1, warmup_steps=1)
+    for name in ("one_slow_loader", "one_leak"):
+        nccl_faults.record(place, name, options)
+    # Few steps: what is said of them does not matter here.
     nccl_faults.judge_all([parcel], output)
     rows = json.loads(output.read_text(encoding="utf-8"))
-    assert list(rows) == ["single_clean", "one_slow_loader", "one_leak"]
-    assert rows["one_slow_loader"]["cost_ms"] > 0
+    assert {name: "cost_ms" in row for name, row in rows.items()} == {
+        "single_clean": False,
+        "one_slow_loader": True,
+        "one_leak": False,
+    }
+
+
+def test_blocks_take_turns_and_are_summarized(place: Place) -> None:
+    options = Namespace(rounds=4, steps=1, settle_steps=1, warmup_steps=1, long_rounds=0)
+    result = nccl_overhead.measure(place, "host_bound", options)
+    nccl_overhead.show("host_bound", result)
+    ways = result["summary"]["ways"]
+    assert {way: ways[way]["num_blocks"] for way in ("bare", "recorded", "torch.profiler")} == {
+        "bare": 4,
+        "recorded": 4,
+        "torch.profiler": 1,
+    }
+    assert ways["bare"]["median_ratio"] == 0
 
 
 def test_kernels_are_united_by_what_they_are() -> None:
@@ -113,7 +142,7 @@ def test_a_block_is_as_long_as_on_its_slowest_rank() -> None:
 
 
 def test_costs_are_of_blocks_of_the_same_round() -> None:
-    found = compare([(100.0, 101.0), (200.0, 202.0), (50.0, 50.5)])
+    found = nccl_overhead.compare([(100.0, 101.0), (200.0, 202.0), (50.0, 50.5)])
     assert (found["median_ratio"], found["low_ratio"], found["high_ratio"]) == (0.01, 0.01, 0.01)
 
 
