@@ -65,13 +65,18 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/snapshot_read.py --output benchmarks/results/snapshot_read.json
 	$(BIN)/python tests/fuzz/fuzz_trace.py --inputs 1000000 --seed 1 --result benchmarks/results/trace_fuzz.json
 
-# On a machine with a CUDA device and torch; needs nothing that is not in such an image.
+# On a machine with a CUDA device and torch; needs nothing that is not in such an image. What is
+# written to runs is judged where the packages are: benchmarks/nccl_truth.py --judge runs/nccl_truth*.tar
 bench-gpu:
+	mkdir -p runs
 	PYTHONPATH=src $(PYTHON) -m pytest -q tests/gpu -o addopts= -o timeout=0 -o filterwarnings=default
 	PYTHONPATH=src $(PYTHON) benchmarks/recorder_overhead.py --device cuda --rounds 26 --steps 8 --output benchmarks/results/recorder_overhead_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/device_shares.py --output benchmarks/results/device_shares.json
 	PYTHONPATH=src $(PYTHON) benchmarks/communication_gpu.py --output benchmarks/results/communication_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/nccl_overhead.py --output benchmarks/results/nccl_overhead_programs.json
+	PYTHONPATH=src $(PYTHON) benchmarks/nccl_overhead.py --only ddp --connections 1 --output benchmarks/results/nccl_overhead_connections.json
+	PYTHONPATH=src $(PYTHON) benchmarks/nccl_truth.py --parcel runs/nccl_truth.tar
+	PYTHONPATH=src $(PYTHON) benchmarks/nccl_faults.py --parcel runs/nccl_faults.tar
 	PYTHONPATH=src $(PYTHON) benchmarks/engine_gpu.py --output benchmarks/results/engine_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/trace_faults.py --record runs/trace_faults
 	PYTHONPATH=src $(PYTHON) benchmarks/memory_strategies.py --device cuda --output benchmarks/results/memory_strategies_gpu.json

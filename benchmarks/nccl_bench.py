@@ -99,7 +99,8 @@ class Place:
     def clean_up(self) -> None:
         """Gives back what the last task held."""
         gc.collect()
-        torch._dynamo.reset()
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
         if self.is_cuda:
             torch.cuda.empty_cache()
         self.meet()
@@ -340,6 +341,7 @@ def join(device: str) -> Place:
     else:
         found = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(found)
+        torch.zeros(1, device=found)  # a device mesh would choose a device that is not open yet
     store = None
     if num_ranks > 1:
         is_cuda = found.type == "cuda"

@@ -52,15 +52,15 @@ def compute(ms: float) -> Act:
 
 def _calibrate(training: Training, ms: float) -> tuple[torch.Tensor, int]:
     is_cuda = training.place.is_cuda
-    width, dtype = (2048, torch.bfloat16) if is_cuda else (256, torch.float32)
+    width, dtype = (4096, torch.bfloat16) if is_cuda else (256, torch.float32)
     matrix = torch.ones(width, width, device=training.place.device, dtype=dtype)
     torch.mm(matrix, matrix)
     training.place.synchronize()
     begin = time.perf_counter()
-    for _ in range(50):
+    for _ in range(20):
         torch.mm(matrix, matrix)
     training.place.synchronize()
-    return matrix, max(1, round(50 * ms / 1e3 / (time.perf_counter() - begin)))
+    return matrix, max(1, round(20 * ms / 1e3 / (time.perf_counter() - begin)))
 
 
 def multiply_again() -> Act:
@@ -101,12 +101,16 @@ def leak(num_mib: int = 64) -> Act:
 
 
 def fragment(training: Training) -> None:
-    """Every other block of 9 MiB is given back: holes that no large tensor fits into."""
-    count = 40 if training.place.is_cuda else 2
-    blocks = [
-        torch.zeros(9 * MIB, dtype=torch.uint8, device=training.place.device) for _ in range(count)
-    ]
-    training.kept.append(blocks[::2])
+    """Holes that no later tensor fits into.
+
+    torch takes tensors of 1 to 10 MiB from segments of 20 MiB. In each, a small one stays between
+    two that go; the next step's are a little larger, and no other fits beside them.
+    """
+    hole = round((9 + 0.0075 * min(len(training.kept), 64)) * MIB)
+    sizes = (hole, MIB + 4096, hole) * (10 if training.place.is_cuda else 1)
+    device = training.place.device
+    blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+    training.kept.append(blocks[1::3])
 
 
 def save_checkpoint(training: Training) -> None:
@@ -122,14 +126,17 @@ def evaluate(training: Training) -> None:
     training.model.train()
 
 
-CHECKPOINTS = Fault(moment=Moment.AFTER_OPTIMIZER, act=save_checkpoint, every=10, ranks=(0,))
-EVALUATIONS = Fault(moment=Moment.AFTER_OPTIMIZER, act=evaluate, every=10)
+CHECKPOINTS = Fault(
+    moment=Moment.AFTER_OPTIMIZER, act=save_checkpoint, every=10, ranks=(0,), phase="checkpoint"
+)
+EVALUATIONS = Fault(moment=Moment.AFTER_OPTIMIZER, act=evaluate, every=10, phase="eval")
 READS = Fault(moment=Moment.AFTER_OPTIMIZER, act=read_loss)
 
 
 # --- programs --------------------------------------------------------------------------------
 
 JOBS = (
+    wrapped("ddp2", wrap_ddp, num_ranks=2),
     wrapped("ddp", wrap_ddp),
     wrapped("fsdp2", wrap_fsdp2),
     wrapped("tp_fsdp2", wrap_tp_fsdp2, size=SHARED_TP),

@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 DEFAULT = ("ddp", "fsdp2", "tp_fsdp2", "pp4", "engine_222", "single_25ms", "single_100ms")
 NUM_TRACED_STEPS = 4
+LONG_STEPS = 60
+"""Kernels are sampled at about the 20th and 40th step of a recording."""
 NUM_TRACES = 2
 NUM_RESAMPLES = 2000
 MAX_MEDIAN_RATIO, MAX_UPPER_RATIO = 0.01, 0.02
@@ -51,8 +54,8 @@ def run_bare(training: Training, folder: Path) -> Iterator[Step]:
 
 
 @contextmanager
-def run_recorded(training: Training, folder: Path) -> Iterator[Step]:
-    recorder = training.start_recording(folder)
+def run_recorded(training: Training, folder: Path, **settings: Any) -> Iterator[Step]:
+    recorder = training.start_recording(folder, **settings)
     try:
         yield training.step
     finally:
@@ -94,6 +97,7 @@ def run_pytscope(training: Training, folder: Path) -> Iterator[Step]:
 WAYS = {
     "bare": run_bare,
     "recorded": run_recorded,
+    "unsampled": partial(run_recorded, kernel_samples=False),
     "torch.profiler": run_torch_profiler,
     "pytscope": run_pytscope,
 }
@@ -125,7 +129,8 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
         shuffle.shuffle(order)
         for way in order:
             folder = place.folder / name / f"{turn}-{way}"
-            blocks.append((turn, way, run_block(training, way, folder, options)))
+            blocks.append((turn, way, run_block(training, way, folder, options, options.steps)))
+    long_blocks = run_long_blocks(training, place.folder / name, options)
     kernels: dict[str, list[list[dict | None]]] = {}
     for turn in range(NUM_TRACES):
         for way in ("bare", "recorded"):
@@ -136,23 +141,31 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
                 traced = trace_steps(place, step, NUM_TRACED_STEPS)
             kernels.setdefault(way, []).append(place.gather(traced))
     training.close()
-    by_rank = place.gather(blocks)
     return {
         "num_ranks": place.num_ranks,
-        "blocks": [
-            {
-                "round": turn,
-                "way": way,
-                "rank_ms": [round(1e3 * one[index][2], 4) for one in by_rank],
-            }
-            for index, (turn, way, _) in enumerate(blocks)
-        ],
+        "blocks": gather_blocks(place, blocks),
+        "long_blocks": gather_blocks(place, long_blocks),
         "kernels_ms": kernels,
         "seconds": round(time.perf_counter() - begin, 1),
     }
 
 
-def run_block(training: Training, way: str, folder: Path, options: argparse.Namespace) -> float:
+def run_long_blocks(
+    training: Training, folder: Path, options: argparse.Namespace
+) -> list[tuple[int, str, float]]:
+    """Recordings that last until kernels were sampled twice."""
+    blocks = []
+    for turn in range(options.long_rounds):
+        ways = ["bare", "recorded", "unsampled"]
+        for way in ways[turn % 3 :] + ways[: turn % 3]:
+            path = folder / f"long{turn}-{way}"
+            blocks.append((turn, way, run_block(training, way, path, options, LONG_STEPS)))
+    return blocks
+
+
+def run_block(
+    training: Training, way: str, folder: Path, options: argparse.Namespace, num_steps: int
+) -> float:
     """Seconds a step."""
     is_traced = way == "torch.profiler"
     with nullcontext(training.step) if is_traced else WAYS[way](training, folder) as step:
@@ -161,10 +174,18 @@ def run_block(training: Training, way: str, folder: Path, options: argparse.Name
         training.place.meet()
         begin = time.perf_counter()
         with WAYS[way](training, folder) if is_traced else nullcontext(step) as timed_step:
-            for _ in range(options.steps):
+            for _ in range(num_steps):
                 timed_step()
             training.place.synchronize()
-        return (time.perf_counter() - begin) / options.steps
+        return (time.perf_counter() - begin) / num_steps
+
+
+def gather_blocks(place: Place, blocks: Sequence[tuple[int, str, float]]) -> list[dict[str, Any]]:
+    by_rank = place.gather([round(1e3 * seconds, 4) for _, _, seconds in blocks])
+    return [
+        {"round": turn, "way": way, "rank_ms": [one[index] for one in by_rank]}
+        for index, (turn, way, _) in enumerate(blocks)
+    ]
 
 
 # --- what it says ----------------------------------------------------------------------------
@@ -172,15 +193,21 @@ def run_block(training: Training, way: str, folder: Path, options: argparse.Name
 
 def summarize(result: dict[str, Any]) -> dict[str, Any]:
     """Costs by way, and what the kernels say."""
-    by_round: dict[int, dict[str, float]] = {}
-    for block in result["blocks"]:
-        by_round.setdefault(block["round"], {})[block["way"]] = max(block["rank_ms"])
-    ways = {block["way"] for block in result["blocks"]}
-    summary = {
-        way: compare([(one["bare"], one[way]) for one in by_round.values() if way in one])
-        for way in sorted(ways)
+    return {
+        "ways": summarize_blocks(result["blocks"]),
+        "long": summarize_blocks(result["long_blocks"]),
+        "kernels": summarize_kernels(result["kernels_ms"]),
     }
-    return {"ways": summary, "kernels": summarize_kernels(result["kernels_ms"])}
+
+
+def summarize_blocks(blocks: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    by_round: dict[int, dict[str, float]] = {}
+    for block in blocks:
+        by_round.setdefault(block["round"], {})[block["way"]] = max(block["rank_ms"])
+    return {
+        way: compare([(one["bare"], one[way]) for one in by_round.values() if way in one])
+        for way in dict.fromkeys(block["way"] for block in blocks)
+    }
 
 
 def compare(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -240,15 +267,16 @@ def show(name: str, result: dict[str, Any]) -> None:
         return
     result["summary"] = summarize(result)
     result["misses"] = find_misses(result)
-    for way, cost in result["summary"]["ways"].items():
+    long = {f"{way}, long": cost for way, cost in result["summary"]["long"].items()}
+    for way, cost in (result["summary"]["ways"] | long).items():
         print(
-            f"{name:13} {way:14} {cost['ms']:8.2f} ms ± {cost['spread_ratio'] / 2:.1%}  "
+            f"{name:13} {way:16} {cost['ms']:8.2f} ms ± {cost['spread_ratio'] / 2:.1%}  "
             f"{cost['median_ratio']:+.2%} of bare, 95 % interval "
             f"{cost['low_ratio']:+.2%} to {cost['high_ratio']:+.2%}, {cost['num_blocks']} blocks"
         )
     for way, found in result["summary"]["kernels"].items():
         shown = "  ".join(f"{key} {found[key]:.1f}" for key in SHOWN_KERNELS)
-        print(f"{name:13} {way:14} kernels, ms a step: {shown}")
+        print(f"{name:13} {way:16} kernels, ms a step: {shown}")
     print(
         f"{name:13} {'; '.join(result['misses']) or 'goals met'}, {result['seconds']} s", flush=True
     )
@@ -264,6 +292,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="in a block")
     parser.add_argument("--settle-steps", type=int, default=2, help="before a block")
     parser.add_argument("--warmup-steps", type=int, default=8, help="before the first block")
+    parser.add_argument(
+        "--long-rounds", type=int, default=0, help="of blocks long enough for kernel samples"
+    )
     options = parser.parse_args()
     if is_rank():
         serve_rank(options.device, lambda place, name: measure(place, name, options))

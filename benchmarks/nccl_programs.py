@@ -60,6 +60,8 @@ class Fault:
     ranks: tuple[int, ...] | None = None
     """None: all."""
     every: int = 1
+    phase: str = ""
+    """What people call it, if it is a part of training: `checkpoint`, `eval`."""
 
     def strikes(self, step: int) -> bool:
         return step % self.every == self.every - 1
@@ -187,6 +189,9 @@ class Training:
         self.kept: list[Any] = []
         """What faults keep."""
         self.linear: nn.Module | None = None
+        """The layer that reached IN_MATRICES."""
+        self.is_steady = False
+        """Whether shapes stay as they are."""
         self._faults: list[Fault] = []
         self._handles: list[Any] = []
         torch.manual_seed(0)
@@ -285,6 +290,8 @@ class Loop(Training):
     def __init__(self, place: Place, size: Size, wrap: Wrap, settings: LoopSettings) -> None:
         super().__init__(place, size)
         self.settings = settings
+        self.num_fetched = 0
+        """Batches that could change their length."""
         self.model = wrap(Gpt(self.size).to(place.device), place, settings)
         self.run: Callable[[Tensor], Tensor] = self.model
         if settings.compile_mode:
@@ -311,11 +318,13 @@ class Loop(Training):
     def fetch(self) -> Tensor:
         tokens = next(self.batches).to(self.place.device, non_blocking=True)
         every = self.settings.new_length_every
-        if every:
-            unit = self.size.length // 64 or 1
-            cut = unit * (self.num_steps // every) % (self.size.length // 2)
-            tokens = tokens[:, : self.size.length - cut].contiguous()
-        return tokens
+        if not every:
+            return tokens
+        if not self.is_steady:
+            self.num_fetched += 1
+        unit = self.size.length // 64 or 1
+        cut = unit * (self.num_fetched // every) % (self.size.length // 2)
+        return tokens[:, : self.size.length - cut].contiguous()
 
     def step(self) -> None:
         settings = self.settings
@@ -515,8 +524,9 @@ class Program:
     make: Callable[[Place], Training]
     faults: tuple[Fault, ...] = ()
     """What it always does besides training."""
-    compile_steps: int = 0
-    """First steps that compile."""
+    period: int = 1
+    """Steps after which it has done everything that it does."""
+    recompiles: bool = False
 
     @property
     def task(self) -> Task:
@@ -527,6 +537,18 @@ class Program:
         training.set_faults(self.faults)
         return training
 
+    @property
+    def phases(self) -> list[str]:
+        """What it does besides training, in words."""
+        named = [fault.phase for fault in self.faults if fault.phase]
+        return [*named, *(["compile"] if self.recompiles else [])]
+
+    def limit(self, training: Training, phases: Sequence[str]) -> None:
+        """From now on it does only these of its phases."""
+        kept = [fault for fault in self.faults if not fault.phase or fault.phase in phases]
+        training.set_faults(kept)
+        training.is_steady = "compile" not in phases
+
 
 def plain(name: str, size: Size, *, faults: Sequence[Fault] = (), **settings: Any) -> Program:
     """One process without torch.distributed."""
@@ -536,6 +558,8 @@ def plain(name: str, size: Size, *, faults: Sequence[Fault] = (), **settings: An
         num_ranks=1,
         make=lambda place: Loop(place, size, keep_whole, chosen),
         faults=tuple(faults),
+        period=max([chosen.new_length_every, 1, *(fault.every for fault in faults)]),
+        recompiles=chosen.new_length_every > 0,
     )
 
 

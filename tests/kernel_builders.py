@@ -3,9 +3,12 @@
 from pathlib import Path
 
 from builders import START_MONO_NS, make_writer, put_span, put_step
+from communication_builders import operation_words
+from meshscope.core.operations import EndSource
 from meshscope.store.kernel_table import KernelKind
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import MISSING
+from meshscope.store.write.groups import GROUP_KIND, pack_ranks
 
 T0 = START_MONO_NS
 US = 1_000
@@ -54,6 +57,23 @@ class SampleBuilder:
             MISSING,
         )
         self.num_rows += 1
+
+    def group(self, number: int, ranks: range) -> None:
+        self.writer.journal.write(
+            GROUP_KIND, id=number, name=str(number), description="", backend="nccl",
+            ranks=pack_ranks(ranks),
+        )  # fmt: skip
+
+    def operation(self, enqueue: float, end: float | None = None, **words: int) -> None:
+        """Timed by an event of the device if it has an end."""
+        self.writer.table("collectives").put(
+            *operation_words(
+                enqueue_ns=T0 + int(enqueue * US),
+                end_ns=MISSING if end is None else T0 + int(end * US),
+                end_source=EndSource.NONE if end is None else EndSource.DEVICE,
+                **words,
+            )
+        )
 
     def close(self, last_step: int, end: float, num_rows: int | None = None, **fields: object):
         """The recording as it is read."""

@@ -4,7 +4,6 @@ import pytest
 from builders import MS, SECOND
 from communication_builders import Job
 from meshscope.analyze.job.clock_bounds import Bounds, find_lines
-from meshscope.analyze.job.clock_graph import Edge, find_islands, solve, walk_best
 from meshscope.analyze.job.clock_pairs import ClockMethod
 from meshscope.analyze.job.clocks import align_clocks
 from meshscope.analyze.job.host_clocks import find_host_clocks
@@ -12,6 +11,7 @@ from meshscope.analyze.job.matching import match_operations
 from meshscope.analyze.job.operations import load_operations
 from meshscope.core.operations import EndSource, Kind
 from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.clock_graph import Edge, find_islands, solve, walk_best
 from meshscope.numerics.theil_sen import fit_line
 
 SPAN_NS = 30 * SECOND

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshscope.analyze.job.clock_graph import Edge, find_islands, solve, walk_best
 from meshscope.analyze.job.clock_pairs import FLOOR_NS, Evidence, PairLine, estimate_line
+from meshscope.numerics.clock_graph import Edge, find_islands, solve, walk_best
 from meshscope.numerics.theil_sen import MEDIAN_ERROR, scaled_mad
 from meshscope.store.read.arrays import Floats, Int64s
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshscope.analyze.job.clock_fit import ClockFit, ClockModel, fit_clocks, start_model
-from meshscope.analyze.job.clock_graph import Edge, find_islands, walk_best
 from meshscope.analyze.job.clock_pairs import FLOOR_NS, ClockMethod, make_evidence
 from meshscope.analyze.job.clock_samples import (
     HOST_TOLERANCE_NS,
@@ -40,6 +39,7 @@ from meshscope.analyze.job.host_clocks import (
 from meshscope.analyze.job.matching import Matches
 from meshscope.analyze.job.operations import OperationRows
 from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.clock_graph import Edge, find_islands, walk_best
 from meshscope.store.read.arrays import Floats, Int32s, Int64s
 from meshscope.store.read.run import Attempt
 
