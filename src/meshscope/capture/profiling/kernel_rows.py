@@ -12,6 +12,8 @@ _LONG_CALL_NS = 100_000
 _COMMUNICATION = ("nccl", "rccl", "oneccl", "mscclpp", "nvshmem")
 _LAUNCHES = ("launch", "memcpy", "memset", "graphexec")
 _MAX_STREAM = 0x7FFFFFFF
+_NO_WORK = -1
+_NO_CALL = (MISSING, MISSING, 0, False)
 
 Row = tuple[str, int, int, int, int, int, int, int, int, int]
 """Name, kind, thread, stream, start, duration, launch, launch duration, is graph, bytes; times on
@@ -19,12 +21,17 @@ the profiler's clock."""
 
 
 class KernelRows:
-    """Goes through the events twice: first the host's calls, then what they launched."""
+    """Goes through the events twice: first the host's calls, then what they launched.
+
+    Programs have few names and many events: what a name means is found once.
+    """
 
     def __init__(self, result: Any) -> None:
         self._events = result.events()
         self._calls: dict[int, tuple[int, int, int, bool]] = {}
         self._threads: dict[int, int] = {}
+        self._call_kinds: dict[str, tuple[bool, bool, bool]] = {}
+        self._work_kinds: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._events)
@@ -42,28 +49,37 @@ class KernelRows:
 
     def _note_call(self, event: Any) -> Row | None:
         name = event.name()
-        short = name.lower()
-        start_ns, duration_ns = event.start_ns(), event.duration_ns()
-        thread = self._threads.setdefault(event.device_resource_id(), len(self._threads)) & 0xFF
-        is_graph = "graphlaunch" in short
-        if is_graph or any(part in short for part in _LAUNCHES):
-            self._calls[event.correlation_id()] = (start_ns, duration_ns, thread, is_graph)
-        if "synchronize" in short:
-            kind = KernelKind.SYNCHRONISATION
-        elif duration_ns >= _LONG_CALL_NS:
-            kind = KernelKind.UNLAUNCHED
-        else:
+        found = self._call_kinds.get(name)
+        if found is None:
+            short = name.lower()
+            is_graph = "graphlaunch" in short
+            is_launch = is_graph or any(part in short for part in _LAUNCHES)
+            found = self._call_kinds[name] = (is_launch, is_graph, "synchronize" in short)
+        is_launch, is_graph, is_synchronising = found
+        duration_ns = event.duration_ns()
+        is_long = duration_ns >= _LONG_CALL_NS
+        if not (is_launch or is_synchronising or is_long):
             return None
+        start_ns = event.start_ns()
+        thread = self._threads.setdefault(event.device_resource_id(), len(self._threads)) & 0xFF
+        if is_launch:
+            self._calls[event.correlation_id()] = (start_ns, duration_ns, thread, is_graph)
+        if not (is_synchronising or is_long):
+            return None
+        kind = KernelKind.SYNCHRONISATION if is_synchronising else KernelKind.UNLAUNCHED
         return (name[:_MAX_NAME], kind, thread, 0, start_ns, duration_ns,
                 MISSING, MISSING, 0, MISSING)  # fmt: skip
 
     def _make_row(self, event: Any) -> Row | None:
         name = event.name()
-        kind = find_kind(name)
+        kind = self._work_kinds.get(name)
         if kind is None:
+            found = find_kind(name)
+            kind = self._work_kinds[name] = _NO_WORK if found is None else int(found)
+        if kind == _NO_WORK:
             return None
         call = self._calls.get(event.correlation_id())
-        launch_ns, launch_duration_ns, thread, is_graph = call or (MISSING, MISSING, 0, False)
+        launch_ns, launch_duration_ns, thread, is_graph = call or _NO_CALL
         stream = event.device_resource_id() & _MAX_STREAM
         return (name[:_MAX_NAME], kind, thread, stream, event.start_ns(), event.duration_ns(),
                 launch_ns, launch_duration_ns, int(is_graph), MISSING)  # fmt: skip

@@ -1,6 +1,6 @@
 """Kernel samples: what the device really did in a few steps, again and again, all through a run.
 
-    step 20: prepared   21, 22: watched   then, when the device is past 22: read, a bit every step
+    step 20: prepared   21, 22: watched   then, when the device is past 22: read
 
 Samples come at the same steps on every rank: the 20th and 44th after the first one recorded, and
 then after three times as many each, as long as they cost less than a thousandth of the run. All
@@ -31,9 +31,10 @@ _TOO_LONG_STEP_NS = 30_000_000_000
 """A step that launches so much for so long would fill the profiler's memory."""
 _MAX_EVENTS = 400_000
 _MAX_DRAIN_STEPS = 64
-_READ_SHARE = 0.002
-"""Of a step's time that reading may take; at least `_MIN_READ_NS`."""
-_MIN_READ_NS = 50_000
+_FIRST_READ_NS = 100_000_000
+"""For reading where the window ends: that step is disturbed anyway. 20,000 events take that long."""
+_READ_SHARE = 0.01
+"""Of a step's time that reading the rest may take, in the steps after."""
 
 
 class _State(Enum):
@@ -108,7 +109,7 @@ class KernelSamples:
             if window.is_passed or self._num_left <= 0:
                 self._end(window, step)
         elif state is _State.READING:
-            self._read(max(int(step_ns * _READ_SHARE), _MIN_READ_NS))
+            self._read(int(step_ns * _READ_SHARE))
 
     def _is_due(self, step: int, step_ns: int) -> bool:
         done = step + 1 - (self._first_step or 0)
@@ -162,6 +163,7 @@ class KernelSamples:
             return
         self._fields["num_events"] = len(rows)
         self._rows, self._num_rows, self._state = rows.walk(), 0, _State.READING
+        self._read(_FIRST_READ_NS)
 
     def _read(self, allowed_ns: int) -> None:
         session = self._session
