@@ -32,7 +32,7 @@ _TOO_LONG_STEP_NS = 30_000_000_000
 _MAX_EVENTS = 400_000
 _MAX_DRAIN_STEPS = 64
 _FIRST_READ_NS = 100_000_000
-"""For reading where the window ends: that step is disturbed anyway. 20,000 events take that long."""
+"""For reading where the window ends: that step is disturbed anyway. Enough for 20,000 events."""
 _READ_SHARE = 0.01
 """Of a step's time that reading the rest may take, in the steps after."""
 
