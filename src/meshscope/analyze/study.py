@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from meshscope.analyze.stragglers.sequence_imbalance import SequenceImbalance
     from meshscope.analyze.stragglers.stragglers import Stragglers
     from meshscope.analyze.stragglers.suspects import Suspects
-    from meshscope.analyze.timeline.device_gaps import DeviceGaps
+    from meshscope.analyze.timeline.device_parts import DeviceParts
     from meshscope.analyze.timeline.gc_collections import Collections
     from meshscope.analyze.timeline.peer_work import PeerWork
     from meshscope.analyze.timeline.timeline import Timeline
@@ -312,7 +312,8 @@ class Study:
         from meshscope.analyze.budget.budget import measure_budget
         from meshscope.analyze.budget.model_flops import read_flops
 
-        return measure_budget(need(self.timeline), read_flops(self.attempt))
+        flops = read_flops(self.attempt)
+        return measure_budget(need(self.timeline), flops, known(self.device_parts))
 
     @_Analysis
     def pipeline(self) -> "PipelineAnalysis":
@@ -329,11 +330,14 @@ class Study:
         return need(measure_pipeline_waits(need(self.timeline)))
 
     @_Analysis
-    def device_gaps(self) -> "DeviceGaps":
+    def device_parts(self) -> "DeviceParts":
         """Idle time of devices by cause, for runs made of traces."""
-        from meshscope.analyze.timeline.device_gaps import measure_gaps
+        from meshscope.analyze.timeline.device_parts import divide_device_time
 
-        return need(measure_gaps(self.attempt, need(self.timeline)))
+        timeline = need(self.timeline)
+        if not timeline.on_device.any():
+            raise Missing("no rank's time is a device's")
+        return divide_device_time(self.attempt, timeline)
 
     # Ranks late by themselves. Garbage collections are subtracted before ranks are compared: a rank
     # that collects in every step is not slow, it pauses.

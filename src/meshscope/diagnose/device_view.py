@@ -2,16 +2,12 @@
 
 from collections.abc import Iterable
 
-import numpy as np
-
-from meshscope.analyze.timeline.device_gaps import CAUSES
-from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.device_parts import CAUSES
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import known
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import MEASURED, Confidence, ConfidenceLevel, Evidence
 from meshscope.numerics.chance import MIN_STEPS
-from meshscope.store.read.arrays import Bools
 
 PROFILED = Confidence(
     level=ConfidenceLevel.MEDIUM,
@@ -24,25 +20,23 @@ def has_enough_steps(context: Context, timeline: Timeline) -> bool:
     return len(timeline.steps) >= (1 if context.study.attempt.is_from_traces else MIN_STEPS)
 
 
-def find_gap_pieces(timeline: Timeline) -> Bools:
-    """Pieces in which a device had nothing to do, no operation ran and no phase explains it."""
-    pieces = timeline.pieces
-    on_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), pieces.rank)]
-    found: Bools = on_device & (pieces.kind == PieceKind.WORK) & (pieces.phase == 0)
-    found &= pieces.row < 0
-    return found
-
-
 def state_confidence(context: Context) -> Confidence:
-    return PROFILED if context.study.attempt.is_from_traces else MEASURED
+    """How sure what is said about the parts of a device's time is."""
+    if context.study.attempt.is_from_traces:
+        return PROFILED
+    budget = known(context.study.budget)
+    evidence = None if budget is None else known(budget.evidence)
+    if evidence is None:
+        return MEASURED
+    return Confidence(level=ConfidenceLevel.HIGH, text=f"estimated from {evidence}")
 
 
 def list_causes(context: Context, num_rank_steps: int) -> Iterable[Evidence]:
     """Idle time by cause per rank and step, the largest first."""
-    gaps = known(context.study.device_gaps)
-    if gaps is None:
+    parts = known(context.study.device_parts)
+    if parts is None:
         return
-    totals = dict(zip(CAUSES, gaps.cause_ns.sum(axis=0).tolist(), strict=True))
+    totals = {cause: parts.total_ns(cause) for cause in CAUSES}
     for cause in sorted(totals, key=lambda one: -totals[one]):
         if totals[cause]:
             value = totals[cause] / max(num_rank_steps, 1)

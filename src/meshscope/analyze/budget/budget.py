@@ -1,10 +1,11 @@
 """Where the wall clock of every rank and step went, in lines that add up exactly.
 
-    wall = useful compute + kernel inefficiency + exposed transfer by axis + exposed wait by axis
-         + pipeline bubble + host/launch gap + input stall + checkpoint + eval + logging + other
-         + residual
+    wall = useful compute + kernel inefficiency + exposed transfer, wait or communication by axis
+         + pipeline bubble + exposed copies + idle by cause + input stall + checkpoint + eval
+         + logging + compilation + other + residual
 
-Lines are sums of the timeline's pieces. The wall clock of a step is its period on the host or on
+Lines are sums of the timeline's pieces; a device's work is divided as `device_parts` says, with an
+interval where that is an estimate. The wall clock of a step is its period on the host or on
 the device's stream, like the pieces, from the end of the previous step to its own. The residual is
 the part of a period without a piece: 0 unless pieces are damaged. A host that runs ahead of its
 device has shorter periods until its queue is full (`host_ahead_ratio`).
@@ -19,13 +20,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.budget.budget_lines import Line, Share, sort_pieces
+from meshscope.analyze.budget.budget_lines import SHARE_OF_PART, Line, Share, sort_pieces
 from meshscope.analyze.budget.model_flops import RankFlops
+from meshscope.analyze.timeline.device_parts import DeviceParts, describe_evidence
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Floats, Int64s
 
 _MFU_FORMULA = "model FLOPs of a step / (peak FLOP/s x period), summed over ranks"
+_NOT_SPLIT = "what devices computed is not known: no kernel sample was taken"
+_COUNTED = "nothing is estimated"
 _HFU_FORMULA = "model FLOPs of a step with what is computed again / (peak FLOP/s x period)"
 
 
@@ -56,6 +60,10 @@ class Budget:
     lines: tuple[Line, ...]
     time_ns: Int64s
     """[rank, step, line]"""
+    spread_ns: Floats
+    """[rank, line]: a line's time in a step may be off by so much; 0 where it was counted."""
+    evidence: str | Unavailable
+    """What devices' lines are estimated from."""
     wall_ns: Int64s
     """[rank, step]: the period, on the clock of the pieces."""
     host_ahead_ratio: float
@@ -95,23 +103,36 @@ class Budget:
         return float(self.total_ns()[is_wanted].sum()) / wall if wall else 0.0
 
 
-def measure_budget(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable) -> Budget:
-    """`flops` come from `model_flops.read_flops`."""
+def measure_budget(
+    timeline: Timeline,
+    flops: Mapping[int, RankFlops] | Unavailable,
+    parts: DeviceParts | None = None,
+) -> Budget:
+    """`flops` come from `model_flops.read_flops`, `parts` from `divide_device_time`."""
     lines, line = sort_pieces(timeline)
     pieces = timeline.pieces
     shape = (len(timeline.ranks), len(timeline.steps), len(lines))
     index = np.searchsorted(np.array(timeline.ranks), pieces.rank).astype(np.int64)
     cell = (index * shape[1] + pieces.step) * shape[2] + line
     # Exact: a sum of periods stays far below 2^53 ns.
-    sums = np.bincount(cell, pieces.duration_ns, minlength=int(np.prod(shape)))
+    left = (
+        pieces.duration_ns if parts is None else np.where(parts.is_divided, 0, pieces.duration_ns)
+    )
+    sums = np.bincount(cell, left, minlength=int(np.prod(shape)))
     time_ns = np.rint(sums).astype(np.int64).reshape(shape)
-    useful = _useful_ns(timeline, flops)
-    lines, time_ns = _split_compute(lines, time_ns, useful)
+    spread_ns = np.zeros((shape[0], shape[2]))
+    if parts is not None:
+        lines, time_ns, spread_ns = _add_parts(lines, time_ns, parts)
+    is_split = all(one.share is not Share.SPAN for one in lines)
+    useful = _useful_ns(timeline, flops) if is_split else Unavailable(_NOT_SPLIT)
+    lines, time_ns, spread_ns = _split_compute(lines, time_ns, spread_ns, useful)
     return Budget(
         ranks=timeline.ranks,
         steps=timeline.steps,
         lines=tuple(lines),
         time_ns=time_ns,
+        spread_ns=spread_ns,
+        evidence=Unavailable(_COUNTED) if parts is None else describe_evidence(parts),
         wall_ns=timeline.period_end_ns - timeline.period_start_ns,
         host_ahead_ratio=measure_host_lead(timeline),
         mfu=_measure_mfu(timeline, flops),
@@ -137,19 +158,40 @@ def _useful_ns(timeline: Timeline, flops: Mapping[int, RankFlops] | Unavailable)
     return np.rint(found).astype(np.int64)
 
 
+def _add_parts(
+    lines: list[Line], time_ns: Int64s, parts: DeviceParts
+) -> tuple[list[Line], Int64s, Floats]:
+    """The budget with what devices did, in the order of `Share`."""
+    wanted = [Line(share=SHARE_OF_PART[name], axis=axis) for name, axis in parts.parts]
+    order = list(Share)
+    merged = sorted({*lines, *wanted}, key=lambda line: (order.index(line.share), line.axis))
+    total = np.zeros((*time_ns.shape[:2], len(merged)), dtype=np.int64)
+    spread = np.zeros((time_ns.shape[0], len(merged)))
+    for index, line in enumerate(lines):
+        total[:, :, merged.index(line)] += time_ns[:, :, index]
+    for index, line in enumerate(wanted):
+        at = merged.index(line)
+        total[:, :, at] += parts.time_ns[:, :, index]
+        spread[:, at] = np.maximum(spread[:, at], parts.spread_ns[:, index])
+    return merged, total, spread
+
+
 def _split_compute(
-    lines: list[Line], time_ns: Int64s, useful_ns: Int64s | Unavailable
-) -> tuple[list[Line], Int64s]:
+    lines: list[Line], time_ns: Int64s, spread_ns: Floats, useful_ns: Int64s | Unavailable
+) -> tuple[list[Line], Int64s, Floats]:
     """Compute as useful and the rest, or as one line with the reason."""
     at = next(index for index, line in enumerate(lines) if line.share is Share.COMPUTE)
     if isinstance(useful_ns, Unavailable):
         lines[at] = Line(share=Share.COMPUTE, reason=useful_ns.reason)
-        return lines, time_ns
+        return lines, time_ns, spread_ns
     useful = np.broadcast_to(useful_ns[:, None], time_ns.shape[:2])
     rest = time_ns[:, :, at] - useful
     new_lines = [Line(share=Share.USEFUL), Line(share=Share.INEFFICIENCY)]
     parts = [time_ns[:, :, :at], np.stack([useful, rest], axis=2), time_ns[:, :, at + 1 :]]
-    return [*lines[:at], *new_lines, *lines[at + 1 :]], np.concatenate(parts, axis=2)
+    known_ns = np.zeros((len(spread_ns), 1))
+    spreads = [spread_ns[:, :at], known_ns, spread_ns[:, at:]]
+    merged = [*lines[:at], *new_lines, *lines[at + 1 :]]
+    return merged, np.concatenate(parts, axis=2), np.concatenate(spreads, axis=1)
 
 
 @or_unavailable

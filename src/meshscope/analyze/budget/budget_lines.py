@@ -3,8 +3,8 @@
 Held-up time belongs to the axis of the operation's group. Waiting for another pipeline stage is the
 pipeline's bubble, whatever it waits in: an action's input, a message, or a group that spans stages,
 such as the last all-reduce of a gradient norm, where finished stages wait for draining ones. Work
-belongs to its phase; outside all phases it is, on a device, a gap in which the host had issued
-nothing, and on a host `other`.
+belongs to its phase; outside all phases it is `other` on a host. On a device a phase's span is not
+compute: `timeline.device_parts` says what it was.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from meshscope.analyze.job.group_axes import JobGroup
+from meshscope.analyze.timeline.device_parts import BETWEEN, COMPUTE, COPY, EXPOSED, SPAN
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.group_axis import OTHER
@@ -30,7 +31,11 @@ class Share(StrEnum):
     INEFFICIENCY = "kernel inefficiency"
     """Computing beyond that."""
     COMPUTE = "compute"
-    """Both together, if they cannot be separated."""
+    """Both together, if they cannot be separated. On a device: kernels that compute ran."""
+    SPAN = "in phases, not split"
+    """A device's stream was in a phase, and nothing says what it did: a bound on compute."""
+    BETWEEN = "between phases, not split"
+    """It was in none, and nothing says what it did."""
     TRANSFER = "exposed transfer"
     WAIT = "exposed wait"
     UNSPLIT = "exposed communication"
@@ -40,9 +45,18 @@ class Share(StrEnum):
     only profiler traces show it."""
     BUBBLE = "pipeline bubble"
     COPY = "exposed copies"
-    """Copies between memories with nothing beside them; only profiler traces show them."""
-    GAP = "host/launch gap"
+    """Copies between memories with no kernel beside them."""
+    IDLE_HOST = "idle, host-bound"
+    """A device had nothing to do: its host was at something else, or the launch on its way."""
+    IDLE_SYNCHRONISING = "idle, synchronising"
+    """Its host had waited for it, and launched more only after that."""
+    IDLE_STREAM = "idle, other stream"
+    """Work was launched, and waited for other work."""
+    IDLE_RANK = "idle, other rank"
+    """Its host was inside a collective's call."""
+    IDLE_UNKNOWN = "idle, cause not known"
     INPUT = "input stall"
+    COMPILE = "compilation"
     CHECKPOINT = "checkpoint"
     EVAL = "eval"
     LOGGING = "logging"
@@ -52,12 +66,27 @@ class Share(StrEnum):
 _SHARE_OF_PHASE = {
     "": Share.OTHER,
     "data": Share.INPUT,
+    "compile": Share.COMPILE,
     "checkpoint": Share.CHECKPOINT,
     "eval": Share.EVAL,
     "logging": Share.LOGGING,
     "copy": Share.COPY,
 }
 """Work in any other phase is compute."""
+SHARE_OF_PART = {
+    COMPUTE: Share.COMPUTE,
+    COPY: Share.COPY,
+    EXPOSED: Share.UNSPLIT,
+    "host": Share.IDLE_HOST,
+    "launch": Share.IDLE_HOST,
+    "synchronising": Share.IDLE_SYNCHRONISING,
+    "communicating": Share.IDLE_RANK,
+    "dependency": Share.IDLE_STREAM,
+    "unknown": Share.IDLE_UNKNOWN,
+    SPAN: Share.SPAN,
+    BETWEEN: Share.BETWEEN,
+}
+"""Of the parts of a device's time."""
 _SHARE_OF_KIND = {
     PieceKind.TRANSFER: Share.TRANSFER,
     PieceKind.WAIT: Share.WAIT,
@@ -111,9 +140,7 @@ def _find_work_shares(timeline: Timeline, shares: Sequence[Share]) -> Int64s:
     """Per piece its line if it is work."""
     pieces = timeline.pieces
     of_phase = [_SHARE_OF_PHASE.get(name, Share.COMPUTE) for name in timeline.phases]
-    share = np.array([shares.index(one) for one in of_phase])[pieces.phase]
-    is_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), pieces.rank)]
-    share[is_device & (pieces.phase == 0)] = shares.index(Share.GAP)
+    share: Int64s = np.array([shares.index(one) for one in of_phase])[pieces.phase]
     return share
 
 

@@ -23,7 +23,7 @@ from meshscope.analyze.rank.signals import read_scalars
 from meshscope.analyze.rank.steps import JobSteps, count_warmup
 from meshscope.analyze.rank.throughput import RankTokens, measure_tokens, sum_tokens
 from meshscope.analyze.study import Study
-from meshscope.core.unavailable import Unavailable, need, or_unavailable
+from meshscope.core.unavailable import Unavailable, known, need, or_unavailable
 from meshscope.numerics.location_shift import Shift, measure_shift
 from meshscope.store.read.arrays import Floats
 from meshscope.store.read.columns import int64_column
@@ -227,6 +227,6 @@ def _compare_budgets(a: Study, b: Study) -> BudgetChange | Unavailable:
 
     @or_unavailable
     def measure(study: Study, flops: "Mapping[int, RankFlops] | Unavailable") -> Budget:
-        return measure_budget(need(study.timeline), flops)
+        return measure_budget(need(study.timeline), flops, known(study.device_parts))
 
     return compare_budgets(measure(a, flops[0]), measure(b, flops[1]))

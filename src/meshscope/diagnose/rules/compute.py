@@ -2,15 +2,12 @@
 
 from collections.abc import Iterable
 
-import numpy as np
-
-from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.timeline.device_parts import BETWEEN
 from meshscope.core.unavailable import Unavailable, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
-    find_gap_pieces,
     has_enough_steps,
     list_causes,
     state_confidence,
@@ -37,6 +34,7 @@ _MAX_LOW_MFU_RATIO = Threshold(
     default=0.25,
     meaning="model FLOPs utilisation below which it is reported",
 )
+_IDLE_PARTS = ("host", "launch")
 _MIN_GAP_RATIO = Threshold(
     name="host_gap_min_ratio",
     default=0.05,
@@ -187,15 +185,15 @@ class LowUtilisation(Rule):
 class HostGap(Rule):
     """Devices idle because the host issues work too late.
 
-    What it finds: gaps between phases on the device's stream of `host_gap_min_ratio` of the wall
-    clock or more, in which the host did not fetch data, save, evaluate or log.
+    What it finds: idle time of devices of `host_gap_min_ratio` of the wall clock or more, because
+    the host was at something else than fetching data, saving, evaluating or logging, or the launch
+    was on its way.
 
     Why it matters: the device is the expensive part; a host that cannot keep up wastes it.
 
-    How it is measured: time between device spans, placed on the host's clock, that no operation and
-    no phase of the host explains. The gain is a replay without these gaps. Gaps inside a phase are
-    seen only in runs made from profiler traces. These also give the cause: the host was busy,
-    waited for the device, or was launching, or the launched work waited for other work.
+    How it is measured: kernel samples and profiler traces show when a device had nothing to do, and
+    when the host launched what came next. The gain is a replay without these gaps. Without either,
+    the time between phases on the device's stream is named, at low severity.
 
     What to change: use fewer and larger kernels, compilation, CUDA graphs, no `.item()` and no
     synchronisation in the loop, less Python between phases.
@@ -211,21 +209,22 @@ class HostGap(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         budget, timeline = need(context.study.budget), need(context.study.timeline)
-        share = budget.share_of(Share.GAP)
+        parts = need(context.study.device_parts)
+        names = _IDLE_PARTS if parts.total_ns(*_IDLE_PARTS) else (BETWEEN,)
+        share = parts.total_ns(*names) / max(budget.total_wall_ns, 1)
         if share < context.thresholds[_MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
             return
-        pieces, is_gap = timeline.pieces, find_gap_pieces(timeline)
-        edit = Edit(
-            name="no gaps between phases on devices",
-            work_ns=np.where(is_gap, 0, pieces.duration_ns),
-        )
+        edit = Edit(name="no gaps on devices", work_ns=parts.remove(timeline, *names))
         gain = context.price_edit(edit)
-        mean = float(pieces.duration_ns[is_gap].sum()) / budget.wall_ns.size
-        between = "" if context.study.attempt.is_from_traces else " between phases"
+        mean = share * budget.total_wall_ns / budget.wall_ns.size
+        is_known = BETWEEN not in names
+        between = "" if is_known else " between phases"
+        severity = severity_of(gain, otherwise=share)
         yield Finding(
             code=self.code,
             title=f"devices wait for the host{between}",
-            severity=severity_of(gain, otherwise=share),
+            # Without a kernel sample nothing says that the device did nothing there.
+            severity=severity if is_known else Severity.LOW,
             summary=f"a device has nothing to do for {duration(mean)} per step{between}, "
             f"{ratio(share)} of the wall clock.",
             evidence=(

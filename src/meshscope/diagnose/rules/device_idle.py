@@ -5,20 +5,19 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.timeline.device_parts import COPY
 from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import need
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.device_view import (
-    find_gap_pieces,
-    has_enough_steps,
-    state_confidence,
-)
+from meshscope.diagnose.device_view import has_enough_steps, state_confidence
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import duration, ratio
 from meshscope.simulate.what_if import Edit
+from meshscope.store.read.arrays import Int64s
 
 _MIN_SYNCHRONISING_RATIO = Threshold(
     name="synchronising_min_ratio",
@@ -37,7 +36,7 @@ class HostSynchronises(Rule):
     """Devices idle because the host waited for them before it launched more.
 
     What it finds: idle time of devices that ran dry while their host waited for them, of
-    `synchronising_min_ratio` of the wall clock or more. Only in runs made from profiler traces.
+    `synchronising_min_ratio` of the wall clock or more, by kernel samples or profiler traces.
 
     Why it matters: a host that waits for its device has nothing queued when the wait is over: the
     device then idles until new work is launched.
@@ -60,20 +59,15 @@ class HostSynchronises(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         budget, timeline = need(context.study.budget), need(context.study.timeline)
-        gaps = need(context.study.device_gaps)
+        parts = need(context.study.device_parts)
         if not has_enough_steps(context, timeline):
             return
-        lost = gaps.ns_by_rank("synchronising")
+        lost = parts.ns_by_rank("synchronising")
         share = float(lost.sum()) / max(budget.total_wall_ns, 1)
         if share < context.thresholds[_MIN_SYNCHRONISING_RATIO]:
             return
-        pieces = timeline.pieces
-        is_gap = find_gap_pieces(timeline)
-        rank_index = np.searchsorted(np.array(timeline.ranks), pieces.rank)
-        idle = np.bincount(rank_index[is_gap], pieces.duration_ns[is_gap], minlength=len(lost))
-        left = 1 - np.minimum(lost / np.maximum(idle, 1), 1)
-        work = np.where(is_gap, np.rint(pieces.duration_ns * left[rank_index]), pieces.duration_ns)
-        edit = Edit(name="no waiting of hosts for devices", work_ns=work.astype(np.int64))
+        work_ns = parts.remove(timeline, "synchronising")
+        edit = Edit(name="no waiting of hosts for devices", work_ns=work_ns)
         gain = context.price_edit(edit)
         mean = float(lost.sum()) / budget.wall_ns.size
         yield Finding(
@@ -98,7 +92,7 @@ class ExposedCopies(Rule):
     """Devices do nothing but copy.
 
     What it finds: copies between memories with no kernel beside them, of `exposed_copy_min_ratio`
-    of the wall clock or more. Only in runs made from profiler traces.
+    of the wall clock or more, by kernel samples or profiler traces.
 
     Why it matters: copies run on separate engines and cost nothing while kernels run.
 
@@ -120,14 +114,9 @@ class ExposedCopies(Rule):
         share = budget.share_of(Share.COPY)
         if share < context.thresholds[_MIN_COPY_RATIO] or not has_enough_steps(context, timeline):
             return
-        pieces = timeline.pieces
-        is_copy = pieces.phase == timeline.phases.index(_COPY_PHASE)
-        is_copy &= pieces.kind == PieceKind.WORK
-        edit = Edit(
-            name="copies hidden behind kernels", work_ns=np.where(is_copy, 0, pieces.duration_ns)
-        )
+        edit = Edit(name="copies hidden behind kernels", work_ns=_remove_copies(context, timeline))
         gain = context.price_edit(edit)
-        mean = float(pieces.duration_ns[is_copy].sum()) / budget.wall_ns.size
+        mean = share * budget.total_wall_ns / budget.wall_ns.size
         yield Finding(
             code=self.code,
             title="devices wait for copies",
@@ -142,3 +131,11 @@ class ExposedCopies(Rule):
             gain=gain,
             edit=edit,
         )
+
+
+def _remove_copies(context: Context, timeline: Timeline) -> Int64s:
+    pieces = timeline.pieces
+    if _COPY_PHASE in timeline.phases:  # traces have them as pieces
+        is_copy = pieces.phase == timeline.phases.index(_COPY_PHASE)
+        return np.where(is_copy & (pieces.kind == PieceKind.WORK), 0, pieces.duration_ns)
+    return need(context.study.device_parts).remove(timeline, COPY)
