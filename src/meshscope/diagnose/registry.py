@@ -8,6 +8,7 @@ from meshscope.diagnose.rules import (
     convergence,
     device_idle,
     few_steps,
+    hardware,
     health,
     imbalance,
     input_stalls,
@@ -71,6 +72,8 @@ RULES: dict[str, type[Rule]] = {
     "TI002": step_time.PeriodicSlowSteps,
     "TI003": step_time.LongWarmup,
     "TI004": step_time.SlowStepsOnAllRanks,
+    "HW001": hardware.ThrottledDevice,
+    "HW002": hardware.DeviceErrors,
 }
 
 
