@@ -8,11 +8,9 @@ from meshscope.diagnose.rules import (
     convergence,
     device_idle,
     few_steps,
-    hardware,
     health,
     imbalance,
     input_stalls,
-    links,
     memory,
     microbatches,
     out_of_memory,
@@ -21,6 +19,7 @@ from meshscope.diagnose.rules import (
     step_time,
     stragglers,
 )
+from meshscope.diagnose.rules.hardware import devices, links
 
 RULES: dict[str, type[Rule]] = {
     "HE001": health.RuleFailed,
@@ -72,8 +71,8 @@ RULES: dict[str, type[Rule]] = {
     "TI002": step_time.PeriodicSlowSteps,
     "TI003": step_time.LongWarmup,
     "TI004": step_time.SlowStepsOnAllRanks,
-    "HW001": hardware.ThrottledDevice,
-    "HW002": hardware.DeviceErrors,
+    "HW001": devices.ThrottledDevice,
+    "HW002": devices.DeviceErrors,
 }
 
 
