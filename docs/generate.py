@@ -24,6 +24,7 @@ from meshscope.store.schema import (
     SCHEMA_VERSION,
     TABLES,
     ActionFlag,
+    ClockLimit,
     Column,
     NoteCode,
     OperationFlag,
@@ -59,6 +60,17 @@ FLAG_MEANINGS = {
         "it; only traces of a profiler tell",
     },
     "ActionFlag": {"ABORTED": "left by an exception"},
+    "ClockLimit": {
+        "IDLE": "nothing runs on it",
+        "CLOCKS_SET": "someone set its clocks",
+        "POWER_CAP": "its power limit",
+        "HARDWARE_SLOWDOWN": "heat or power, by its hardware",
+        "SYNC_BOOST": "the slowest of devices whose clocks are tied to each other",
+        "SOFTWARE_THERMAL": "heat, by its driver",
+        "HARDWARE_THERMAL": "heat, by its hardware",
+        "POWER_BRAKE": "the machine's power supply asked for it",
+        "DISPLAY": "a display's clock",
+    },
     "NoteCode": {
         "ERROR": "the message of an operation that failed",
         "NAME": "the name of a custom operation, or torch's for one that is not known here",
@@ -139,6 +151,8 @@ def render_columns() -> str:
             lines += describe_flags(ActionFlag, "actions.flags")
             kinds = ", ".join(f"{code} `{kind}`" for code, kind in enumerate(ACTION_KINDS))
             lines += ["### ACTION_KINDS", "", kinds + ".", ""]
+        if table.name == "hardware":
+            lines += describe_flags(ClockLimit, "hardware.clock_limits")
     lines += ["## Built-in names", "", "The same ids in every rank; a program's own names begin at"]
     lines += [f"{FIRST_CUSTOM_NAME_ID}.", "", "| id | name | meaning |", "|---|---|---|"]
     lines += [f"| {BUILTIN_NAMES[role.name]} | `{role.name}` | {role.meaning} |" for role in ROLES]

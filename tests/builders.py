@@ -77,11 +77,13 @@ def make_run(
     launch_id: str | None = "launch",
     restart_count: int = 0,
     faults: Faults = NO_FAULTS,
+    also: Callable[[RankWriter], None] = lambda writer: None,
 ) -> Path:
     """Writes a run and returns its path.
 
     `scalars` maps a name to a function of rank and step. `memory` are the five words of one memory
-    sample. `device_ratio` adds device spans that last this much of their host span.
+    sample. `device_ratio` adds device spans that last this much of their host span. `also` writes
+    what a test adds to a rank.
     """
     world = layout.world_size if layout else world_size or 1
     for rank in range(world):
@@ -133,6 +135,7 @@ def make_run(
             now_ns += gap_ns
         if memory is not None:
             writer.table("memory").put(rank_steps - 1, now_ns - gap_ns, *memory)
+        also(writer)
         now_ns -= gap_ns if rank_steps else 0
         if rank in faults.killed:
             writer.flush()

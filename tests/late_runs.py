@@ -18,6 +18,7 @@ from communication_builders import Job
 from meshscope.analyze.timeline.peer_work import PeerWork, group_true_peers
 from meshscope.core.layout import Layout
 from meshscope.store.schema import MISSING
+from meshscope.store.write.writer import RankWriter
 
 Work = Callable[[int, int], Mapping[str, int]]
 """Rank and step to nanoseconds of `forward`, `backward` and `optimizer`."""
@@ -48,6 +49,8 @@ class LateRun:
     tokens: Callable[[int, int], int] = lambda rank, step: MISSING
     collections: Callable[[int, int], int] = lambda rank, step: 0
     """Rank and step to the length of a collection at the begin of forward, part of its work."""
+    also: Callable[[RankWriter], None] = lambda writer: None
+    """Writes what a test adds to a rank."""
 
     def record(self, path: Path) -> float:
         """Writes the run and returns the mean time of its steps without the first."""
@@ -78,6 +81,8 @@ class LateRun:
                     input_tokens=self.tokens(rank, step),
                 )
             ends.append(max(now.values()))
+        for writer in job.writers.values():
+            self.also(writer)
         job.close()
         return (ends[-1] - ends[0]) / (self.num_steps - 1)
 

@@ -226,6 +226,21 @@ STORE_TABLES = {
         "launch_ns",
         "dependency_ns",
     ],
+    "hardware": [
+        "name_id",
+        "sm_clock_mhz",
+        "memory_clock_mhz",
+        "temperature_celsius",
+        "time_host_mono_ns",
+        "energy_millijoules",
+        "power_milliwatts",
+        "clock_limits",
+        "num_ecc_corrected",
+        "num_ecc_uncorrected",
+        "num_pcie_replays",
+        "num_nvlink_errors",
+        "cost_ns",
+    ],
 }
 
 

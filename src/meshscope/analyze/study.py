@@ -45,6 +45,7 @@ from meshscope.store.read.trace_windows import disturbing_windows
 if TYPE_CHECKING:
     from meshscope.analyze.budget.budget import Budget
     from meshscope.analyze.communication.communication import Communication
+    from meshscope.analyze.device.hardware import Hardware
     from meshscope.analyze.job.job import Job
     from meshscope.analyze.pipeline.pipeline import PipelineAnalysis
     from meshscope.analyze.pipeline.pipeline_waits import PipelineWaits
@@ -284,13 +285,33 @@ class Study:
             describe_part,
         )
 
-        steps, kept = self.steps, known(self._kept)
-        first = -1
-        if steps.num_steps:
-            is_any_left = steps.num_warmup < steps.num_steps
-            first = int(steps.step[steps.num_warmup]) if is_any_left else int(steps.step[-1]) + 1
+        kept, first = known(self._kept), self._first_steady_step
         part = None if kept is None else describe_part(kept, first)
         return analyze_communication(self.job, first_step=first, part=part)
+
+    @property
+    def _first_steady_step(self) -> int:
+        """The first step after warm-up; -1 where no step finished."""
+        steps = self.steps
+        if not steps.num_steps:
+            return -1
+        is_any_left = steps.num_warmup < steps.num_steps
+        return int(steps.step[steps.num_warmup]) if is_any_left else int(steps.step[-1]) + 1
+
+    @_Analysis
+    def hardware(self) -> "Hardware":
+        """The devices' clocks, power, errors and energy, as their driver saw them."""
+        from meshscope.analyze.device.hardware import measure_hardware
+
+        tokens = self.tokens
+        return need(
+            measure_hardware(
+                self.attempt,
+                first_step=self._first_steady_step,
+                steps_per_s=self.steps_per_s,
+                tokens_per_s=tokens if isinstance(tokens, Unavailable) else tokens.tokens_per_s,
+            )
+        )
 
     @_Analysis
     def timeline(self) -> "Timeline":

@@ -21,6 +21,8 @@ class RecorderConfig:
     """Read memory at step ends, as often as it costs a thousandth of the time."""
     gc_pauses: bool = True
     """Record garbage collections over 0.2 ms as detail spans."""
+    hardware: bool = True
+    """Read the devices' clocks, power, heat and errors once a second, in a thread."""
     count_flops: bool = False
     """Count the FLOPs of a model given to `attach`, on fake tensors, at its first forward."""
     communication: bool = True

@@ -102,7 +102,7 @@ class Recorder:
 
     def _begin_recording(self) -> None:
         self._facts.write_all()
-        self.sampling.listen_to_collector()
+        self.sampling.follow_config()
 
     def flush(self) -> None:
         """Hands everything recorded to the operating system (mapped files need no flush)."""
@@ -147,7 +147,7 @@ class Recorder:
     def disarm_after_fork(self) -> None:
         """In a forked child: what is open is the parent's; what is not may still become ours."""
         if self.session.disarm_after_fork():
-            self.sampling.gc_pauses.remove()
+            self.sampling.disarm_after_fork()
             self.profiles.disarm_after_fork()
             self.watching.disarm_after_fork()
 
@@ -194,7 +194,7 @@ class Recorder:
             session.resume() if self.config.enabled else session.pause()
         if not self.config.device_events:
             self._marking.drop()
-        self.sampling.listen_to_collector()
+        self.sampling.follow_config()
         if session.writer is not None:
             written = {name: repr(value) for name, value in changes.items()}
             self.guard.run("configure", lambda: session.journal("update", config=written))

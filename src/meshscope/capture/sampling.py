@@ -7,6 +7,7 @@ as often as memory is read, and once a second.
 import sys
 from typing import Any
 
+from meshscope.capture.hardware.hardware_sampling import HardwareSampling
 from meshscope.capture.identity import initialized_distributed
 from meshscope.capture.memory.device_memory import pause_after, sample_memory
 from meshscope.capture.memory.gc_pauses import GcPauses, pause_name
@@ -35,6 +36,7 @@ class Sampling:
         self._watching = watching
         self._profiles = profiles
         self.gc_pauses = GcPauses(session.clock, self._wake)
+        self.hardware = HardwareSampling(session)
         self._next_sample_ns = 0
         self._next_memory_ns = 0
         self._first_sampled_step: int | None = None
@@ -47,9 +49,11 @@ class Sampling:
         self._first_sampled_step = None
         self._has_counted_layers = False
 
-    def listen_to_collector(self) -> None:
-        """Begins or ends with pauses of the garbage collector, as the settings say."""
+    def follow_config(self) -> None:
+        """Begins or ends with pauses of the garbage collector, ends with readings of hardware, as
+        the settings say."""
         session = self._session
+        self.hardware.follow_config()
         if not session.config.gc_pauses:
             self.gc_pauses.remove()
         elif session.writer is not None and not session.is_closed:
@@ -57,7 +61,12 @@ class Sampling:
 
     def close(self) -> None:
         self.gc_pauses.remove()
+        self._guard.run("hardware", self.hardware.stop)
         self._guard.run("gc pauses", self.put_pauses)
+
+    def disarm_after_fork(self) -> None:
+        self.gc_pauses.remove()
+        self.hardware.disarm_after_fork()
 
     def visit(self, step: int, end_ns: int) -> None:
         """Called at the end of a step. Takes what is due, and sets when to call again."""
@@ -124,6 +133,7 @@ class Sampling:
         if writer is None or session.is_paused:
             return
         self._marking.find()
+        self._guard.run("hardware", self.hardware.visit)
         if session.layout is None:
             self._learn_layout()
         if not self._has_counted_layers:

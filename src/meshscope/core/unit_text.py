@@ -54,6 +54,16 @@ def bandwidth(bytes_per_s: float) -> str:
     return f"{_three_digits(value)} GB/s"
 
 
+def energy(joules: float) -> str:
+    """`850 µJ`, `12.3 J`, `1.21 kJ`, `3.40 MJ`."""
+    value = joules * 1e6
+    for unit in ("µJ", "mJ", "J", "kJ"):
+        if value < 999.5:
+            return f"{_three_digits(value)} {unit}"
+        value /= 1000
+    return f"{_three_digits(value)} MJ"
+
+
 def ratio(value: float) -> str:
     """`71 %`, `3.2 %`, `0.018 %`."""
     percent = value * 100

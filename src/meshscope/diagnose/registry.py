@@ -11,7 +11,6 @@ from meshscope.diagnose.rules import (
     health,
     imbalance,
     input_stalls,
-    links,
     memory,
     microbatches,
     out_of_memory,
@@ -20,6 +19,7 @@ from meshscope.diagnose.rules import (
     step_time,
     stragglers,
 )
+from meshscope.diagnose.rules.hardware import devices, links
 
 RULES: dict[str, type[Rule]] = {
     "HE001": health.RuleFailed,
@@ -71,6 +71,8 @@ RULES: dict[str, type[Rule]] = {
     "TI002": step_time.PeriodicSlowSteps,
     "TI003": step_time.LongWarmup,
     "TI004": step_time.SlowStepsOnAllRanks,
+    "HW001": devices.ThrottledDevice,
+    "HW002": devices.DeviceErrors,
 }
 
 

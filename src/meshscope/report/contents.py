@@ -13,6 +13,7 @@ from meshscope.report.section import Line, Section, Tone, missing_section
 from meshscope.report.sections.run.budget import show_budget
 from meshscope.report.sections.run.findings import show_findings
 from meshscope.report.sections.run.first_screen import list_first_screen
+from meshscope.report.sections.run.hardware import show_hardware
 from meshscope.report.sections.run.head import show_run, show_verdict
 from meshscope.report.sections.run.phases import show_peers, show_phases
 from meshscope.report.sections.run.pipeline import show_pipeline
@@ -55,6 +56,7 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
     "communication": _show_communication,
     "time": show_time,
     "ranks": show_ranks,
+    "hardware": show_hardware,
     "traces": show_traces,
     "recording": show_recording,
     "problems": show_problems,

@@ -16,6 +16,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.core.unit_text import bandwidth as bandwidth
 from meshscope.core.unit_text import count as count
 from meshscope.core.unit_text import duration as duration
+from meshscope.core.unit_text import energy as energy
 from meshscope.core.unit_text import memory as memory
 from meshscope.core.unit_text import plural as plural
 from meshscope.core.unit_text import rate as rate
@@ -54,6 +55,7 @@ _ASCII_FOR = {
     "≤": "<",
     "±": "~",
     "²": "2",
+    "°": " ",
     "✅": "+",
     "❌": "x",
 }

@@ -194,6 +194,26 @@ GLOSSARY: Mapping[str, tuple[Entry, ...]] = {
             "rank",
         ),
     ),
+    "Hardware": (
+        Entry(
+            "SM clock",
+            "The clock of a device's multiprocessors: the median of the readings in which the "
+            "device was not idle, beside the highest clock of the product.",
+            "MHz",
+        ),
+        Entry(
+            "held back by",
+            "What the driver names as the reason for lower clocks: power cap, heat, a power brake "
+            "or slowdown by the hardware, clocks that someone set; and in which share of readings.",
+            "ratio of readings",
+        ),
+        Entry(
+            "energy/step, energy a token",
+            "What devices used in steady steps, gaps included, divided by steps or by tokens. "
+            "A device that several ranks share counts once.",
+            "joules, by the driver's counter",
+        ),
+    ),
     "Findings": (
         Entry(
             "finding",

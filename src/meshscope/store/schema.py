@@ -9,6 +9,9 @@ when it is missing; missing is never 0.
 
 from dataclasses import dataclass
 
+from meshscope.store.hardware_table import CLOCK_LIMITS as CLOCK_LIMITS
+from meshscope.store.hardware_table import HARDWARE as HARDWARE
+from meshscope.store.hardware_table import ClockLimit as ClockLimit
 from meshscope.store.kernel_table import KERNELS as KERNELS
 from meshscope.store.kernel_table import KernelKind as KernelKind
 from meshscope.store.operation_tables import ACTIONS as ACTIONS
@@ -404,7 +407,7 @@ TABLES: dict[str, Table] = {
         KERNELS,
         FAULTS,
         DEVICE_GAPS,
-        KERNELS,
+        HARDWARE,
     )
 }
 

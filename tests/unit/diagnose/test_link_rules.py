@@ -11,7 +11,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
-from meshscope.diagnose.rules.links import SlowLinkRule
+from meshscope.diagnose.rules.hardware.links import SlowLinkRule
 from meshscope.store.read.run import Attempt
 from meshscope.store.schema import OperationFlag
 from timeline_builders import TimedJob

@@ -40,6 +40,9 @@ def test_ratios_become_percent(value, text):
 
 
 def test_memory_is_in_powers_of_1024():
+    assert [form.energy(joules) for joules in (8.5e-4, 0.0123, 51, 1210, 3.4e6)] == [
+        "850 µJ", "12.3 mJ", "51.0 J", "1.21 kJ", "3.40 MJ"
+    ]  # fmt: skip
     assert [form.memory(n) for n in (512, 3 << 30, 12_900_000, 5 << 40)] == [
         "512 B", "3.00 GiB", "12.3 MiB", "5.00 TiB"
     ]  # fmt: skip

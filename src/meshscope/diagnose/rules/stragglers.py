@@ -17,6 +17,7 @@ from meshscope.core.verdict.severity import Severity, grade
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
+from meshscope.diagnose.hardware_view import describe_slow_device
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
 from meshscope.diagnose.rule import Rule
@@ -60,7 +61,8 @@ class SlowRankRule(Rule):
     slow in more steps than chance allows (exact binomial tail, steps that repeat each other counted
     as fewer, Holm's correction for ranks and phases, 1 % per run), and its median work must exceed
     theirs by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain
-    is replayed with the peers' median work instead of its own.
+    is replayed with the peers' median work instead of its own. If the driver was read (table
+    `hardware`) and the clocks of its device are behind those of the other devices, they are named.
 
     What to change: look at the host of the rank: clocks and temperature, other processes, cores it
     is bound to, memory it swaps, its links; compare with a run on another host.
@@ -195,6 +197,12 @@ _FIX_RANK = (
 _FIX_SET = "Look at what these ranks share before looking at any one of them."
 
 
+_FIX_DEVICE = (
+    "Look at the device: its power limit, cooling and set clocks (nvidia-smi -q -d PERFORMANCE); "
+    "then run once without it."
+)
+
+
 def _slow_sets(context: Context) -> list[SlowSet]:
     stragglers = need(context.study.stragglers)
     least = context.thresholds[MIN_SLOW_RATIO]
@@ -215,16 +223,21 @@ def _describe_slow(
     share = worst.excess_ns / work.step_ns if work.step_ns else 0.0
     edit = relieve_slow(timeline, slow_set, work)
     gain = context.price_edit(edit)
+    device = describe_slow_device(context, worst.rank)
     return Finding(
         code=code,
         title=title,
         # Fixing a rank evens out its noise too; it cannot save more than its excess.
         severity=min(severity_of(gain, otherwise=share), grade(share)),
-        summary=_summarize_slow(slow_set),
+        summary=_summarize_slow(slow_set)
+        + (f" Rank {worst.rank}'s device ran at {device}." if device else ""),
         ranks=slow_set.ranks,
-        evidence=_list_evidence(slow_set, work.step_ns),
+        evidence=(
+            *_list_evidence(slow_set, work.step_ns),
+            *_list_devices(slow_set.ranks, context),
+        ),
         confidence=_state_confidence(worst, need(context.study.stragglers).num_tests),
-        change=change,
+        change=_FIX_DEVICE if device else change,
         gain=gain,
         edit=known(edit),
     )
@@ -275,6 +288,14 @@ def _list_evidence(slow_set: SlowSet, step_ns: float) -> tuple[Evidence, ...]:
     return tuple(evidence)
 
 
+def _list_devices(ranks: Iterable[int], context: Context) -> Iterable[Evidence]:
+    """Devices whose clocks are behind their peers'."""
+    for rank in list(ranks)[:8]:
+        device = describe_slow_device(context, rank)
+        if device:
+            yield Evidence(name=f"clock of rank {rank}'s device", value=device)
+
+
 def _state_confidence(worst: SlowRank, num_tests: int) -> Confidence:
     found, effect = worst.candidate, worst.effect
     text = (
@@ -315,6 +336,7 @@ def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> F
             Evidence(name="rise of work", value=worst.change.shift_ratio, unit="ratio"),
             Evidence(name="rise of work per slow step", value=worst.excess_ns, unit="ns"),
             *(Evidence(name="shared", value=trait.name) for trait in fail_set.shared),
+            *_list_devices(fail_set.ranks, context),
         ),
         confidence=Confidence(
             level=ConfidenceLevel.HIGH,

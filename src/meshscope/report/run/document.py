@@ -19,6 +19,7 @@ from meshscope.analyze.communication.communication import (
     SlowOperation,
 )
 from meshscope.analyze.communication.communication_sums import CommunicationSum
+from meshscope.analyze.device.hardware import Hardware
 from meshscope.analyze.health import RecordingHealth
 from meshscope.analyze.job.clocks import Clock
 from meshscope.analyze.job.group_axes import JobGroup
@@ -154,6 +155,8 @@ class Document:
     communication: CommunicationFacts | Unavailable
     time: JobTime
     ranks: tuple[RankSummary, ...]
+    hardware: Hardware | Unavailable
+    """The devices as their driver saw them."""
     traces: tuple[TraceFacts, ...]
     """Windows of torch.profiler, by rank."""
     health: HealthFacts
@@ -236,6 +239,7 @@ def build_document(report: Report) -> Document:
         communication=report.communication,
         time=study.time,
         ranks=study.ranks,
+        hardware=study.hardware,
         traces=tuple(map(_describe_trace, windows_of(report.attempt)[:MAX_TRACES])),
         health=HealthFacts(
             found=study.health,

@@ -1,0 +1,1 @@
+"""Rules about the machines: devices and the links between them."""
