@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_builders import T0, US, SampleBuilder
+from builders import MS
+from kernel_builders import T0, US, SampleBuilder, open_real
 from meshscope.analyze.rank.kernel_sample import (
     DeviceWork,
     KernelSample,
@@ -155,6 +156,26 @@ def test_impossible_times_are_no_work_and_no_launch(tmp_path):
     (only,) = split(made.close(1, 300, num_rows=2))
     assert (only.compute_ns, only.length_ns) == (20 * US, 20 * US)
     assert in_us(only.compute_by_phase_ns) == {"(no phase)": 10, "(launch not seen)": 10}
+
+
+def test_real_steps_are_what_an_independent_profiler_saw(tmp_path):
+    """The means of 4 other steps of the same program and rank; steps vary by some ms."""
+    steps = split(open_real(tmp_path, "ddp").ranks[2])
+    assert [(one.step, one.is_followed) for one in steps] == [(21, True), (22, True)]
+    expected = {
+        "compute_ns": (23.17, 1),
+        "copy_ns": (0.72, 0.1),
+        "communication_ns": (73.8, 1.5),
+        "exposed_ns": (57.7, 1.5),
+        "total_idle_ns": (16.1, 1.5),
+        "length_ns": (97.7, 1.5),
+    }
+    for name, (truth, error) in expected.items():
+        mean = np.mean([getattr(one, name) for one in steps]) / MS
+        assert mean == pytest.approx(truth, abs=error), name
+    for one in steps:
+        assert list(one.compute_by_phase_ns) == ["forward", "backward", "optimizer"]
+        assert list(one.idle_ns) == ["dependency"]  # the host is 50 ms ahead
 
 
 pieces = st.lists(
