@@ -79,6 +79,14 @@ def test_parts_of_a_step_are_what_ran_beside_what(tmp_path):
             {"data": 30, "synchronising": 20, "host": 45, "launch": 5},
         ),
         (
+            lambda made: (
+                made.phase("data", 20, 60),
+                made.work(50, 70, kind=KernelKind.UNLAUNCHED, name="Activity Buffer Request"),
+                made.work(70, 90, kind=KernelKind.UNLAUNCHED, name="Command Buffer Full"),
+            ),
+            {"data": 30, "profiler": 20, "host": 45, "launch": 5},
+        ),
+        (
             lambda made: made.work(5, 30, kind=KernelKind.SYNCHRONISATION, stream=0),
             {"synchronising": 95, "launch": 5},
         ),
@@ -93,7 +101,16 @@ def test_parts_of_a_step_are_what_ran_beside_what(tmp_path):
             {"synchronising": 95, "launch": 5},
         ),
     ],
-    ids=["host", "data", "inner cause", "a wait later", "runs dry", "watchdog", "blocking copy"],
+    ids=[
+        "host",
+        "data",
+        "inner cause",
+        "a wait later",
+        "profiler",
+        "runs dry",
+        "watchdog",
+        "blocking copy",
+    ],
 )
 def test_idle_time_has_the_name_of_what_the_host_did(tmp_path, prepare, expected):
     """Idle from 10 to 110; the call that launched what follows was over at 105."""
@@ -206,6 +223,7 @@ def test_parts_sum_exactly(pieces, waits, data):
             start_ns=none, end_ns=none, is_synchronising=none > 0, thread=none, name_id=none
         ),
         synchronising=unite(waits[0], waits.sum(axis=0)),
+        profiling=unite(waits[1] + 20, waits.sum(axis=0)),
     )  # fmt: skip
     edges = np.arange(0, 500, 100)
     steps = StepTimes(step=edges // 100, start_ns=edges, end_ns=edges + 90, num_overlapping=0)
