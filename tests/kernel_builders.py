@@ -1,18 +1,30 @@
 """Writes kernel samples row by row, through the real writer; times in microseconds from T0."""
 
+import tarfile
 from pathlib import Path
 
 from builders import START_MONO_NS, make_writer, put_span, put_step
 from communication_builders import operation_words
 from meshscope.core.operations import EndSource
 from meshscope.store.kernel_table import KernelKind
-from meshscope.store.read.run import open_run
+from meshscope.store.read.run import Attempt, open_run
 from meshscope.store.schema import MISSING
 from meshscope.store.write.groups import GROUP_KIND, pack_ranks
 
 T0 = START_MONO_NS
 US = 1_000
 COMPUTE_STREAM, OTHER_STREAM = 7, 16
+
+REAL = Path(__file__).parent / "golden" / "runs" / "kernel_samples.tar.xz"
+"""One rank of each of two programs, 4 NCCL ranks on one H200: all rows of a kernel sample of steps
+21 and 22, other tables around it."""
+
+
+def open_real(folder: Path, name: str) -> Attempt:
+    """`ddp` has rank 2, `fsdp2` rank 1."""
+    with tarfile.open(REAL) as archive:
+        archive.extractall(folder, filter="data")
+    return open_run(folder / "kernel_samples" / name).last_attempt
 
 
 class SampleBuilder:

@@ -1,10 +1,11 @@
 """Which kernel is which operation, how long it was exposed, and what it says about clocks."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_builders import T0, US, SampleBuilder
+from kernel_builders import T0, US, SampleBuilder, open_real
 from meshscope.analyze.job.kernel_operations import (
     match_kernels,
     measure_clock_shifts,
@@ -12,6 +13,8 @@ from meshscope.analyze.job.kernel_operations import (
 )
 from meshscope.analyze.job.operations import load_operations
 from meshscope.analyze.rank.kernel_sample import read_samples
+from meshscope.analyze.rank.kernel_steps import read_host_phases, split_sample
+from meshscope.analyze.rank.phases import order_steps
 from meshscope.core.operations import Kind
 from meshscope.store.kernel_table import KernelKind
 from meshscope.store.read.run import open_run
@@ -141,6 +144,27 @@ def test_shifts_are_those_on_which_operations_agree(tmp_path):
     assert [one.spread_ns for one in shifts] == [1 * US, 1 * US]
     assert [(one.first_host_ns - T0) // US for one in shifts] == [320, 530]
     assert [(one.last_host_ns - T0) // US for one in shifts] == [470, 590]
+
+
+@pytest.mark.parametrize(("name", "rank", "per_step"), [("ddp", 2, 5), ("fsdp2", 1, 26)])
+def test_real_kernels_are_the_operations_of_their_steps(tmp_path, name, rank, per_step):
+    """Steps of the device are cut where its compute stream reaches the next one: each has all
+    operations of that step of the host, and no others."""
+    attempt = open_real(tmp_path, name)
+    recording, rows = attempt.ranks[rank], load_operations(attempt).rows
+    (sample,) = read_samples(recording)
+    found = match_kernels(sample, rows, recording.names)
+    assert (np.diff(found.row) == 1).all()
+    assert (found.row >= 0).all()
+    steps = order_steps(recording.read("steps"))
+    for one in split_sample(sample, steps, read_host_phases(recording, steps)):
+        part = measure_operations(sample, found, one.start_ns, one.end_ns)
+        assert rows.step[part.row].tolist() == [one.step] * per_step
+        assert part.exposed_ns.sum() == one.exposed_ns + one.exposed_beside_copy_ns
+        assert part.beside_copy_ns.sum() == one.exposed_beside_copy_ns
+        assert (part.exposed_ns + part.hidden_ns).sum() == one.communication_ns
+    shifts = measure_clock_shifts(sample, found, rows)
+    assert max(shift.spread_ns for shift in shifts) < 15 * US
 
 
 kernels = st.lists(

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_builders import T0, US, SampleBuilder
+from builders import MS
+from kernel_builders import T0, US, SampleBuilder, open_real
 from meshscope.analyze.rank.kernel_sample import (
     DeviceWork,
     KernelSample,
@@ -78,6 +79,14 @@ def test_parts_of_a_step_are_what_ran_beside_what(tmp_path):
             {"data": 30, "synchronising": 20, "host": 45, "launch": 5},
         ),
         (
+            lambda made: (
+                made.phase("data", 20, 60),
+                made.work(50, 70, kind=KernelKind.UNLAUNCHED, name="Activity Buffer Request"),
+                made.work(70, 90, kind=KernelKind.UNLAUNCHED, name="Command Buffer Full"),
+            ),
+            {"data": 30, "profiler": 20, "host": 45, "launch": 5},
+        ),
+        (
             lambda made: made.work(5, 30, kind=KernelKind.SYNCHRONISATION, stream=0),
             {"synchronising": 95, "launch": 5},
         ),
@@ -92,7 +101,16 @@ def test_parts_of_a_step_are_what_ran_beside_what(tmp_path):
             {"synchronising": 95, "launch": 5},
         ),
     ],
-    ids=["host", "data", "inner cause", "a wait later", "runs dry", "watchdog", "blocking copy"],
+    ids=[
+        "host",
+        "data",
+        "inner cause",
+        "a wait later",
+        "profiler",
+        "runs dry",
+        "watchdog",
+        "blocking copy",
+    ],
 )
 def test_idle_time_has_the_name_of_what_the_host_did(tmp_path, prepare, expected):
     """Idle from 10 to 110; the call that launched what follows was over at 105."""
@@ -157,6 +175,26 @@ def test_impossible_times_are_no_work_and_no_launch(tmp_path):
     assert in_us(only.compute_by_phase_ns) == {"(no phase)": 10, "(launch not seen)": 10}
 
 
+def test_real_steps_are_what_an_independent_profiler_saw(tmp_path):
+    """The means of 4 other steps of the same program and rank; steps vary by some ms."""
+    steps = split(open_real(tmp_path, "ddp").ranks[2])
+    assert [(one.step, one.is_followed) for one in steps] == [(21, True), (22, True)]
+    expected = {
+        "compute_ns": (23.17, 1),
+        "copy_ns": (0.72, 0.1),
+        "communication_ns": (73.8, 1.5),
+        "exposed_ns": (57.7, 1.5),
+        "total_idle_ns": (16.1, 1.5),
+        "length_ns": (97.7, 1.5),
+    }
+    for name, (truth, error) in expected.items():
+        mean = np.mean([getattr(one, name) for one in steps]) / MS
+        assert mean == pytest.approx(truth, abs=error), name
+    for one in steps:
+        assert list(one.compute_by_phase_ns) == ["forward", "backward", "optimizer"]
+        assert list(one.idle_ns) == ["dependency"]  # the host is 50 ms ahead
+
+
 pieces = st.lists(
     st.tuples(
         st.integers(0, 3), st.integers(7, 9), st.integers(0, 400), st.integers(0, 60),
@@ -185,6 +223,7 @@ def test_parts_sum_exactly(pieces, waits, data):
             start_ns=none, end_ns=none, is_synchronising=none > 0, thread=none, name_id=none
         ),
         synchronising=unite(waits[0], waits.sum(axis=0)),
+        profiling=unite(waits[1] + 20, waits.sum(axis=0)),
     )  # fmt: skip
     edges = np.arange(0, 500, 100)
     steps = StepTimes(step=edges // 100, start_ns=edges, end_ns=edges + 90, num_overlapping=0)

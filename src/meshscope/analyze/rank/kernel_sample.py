@@ -20,8 +20,11 @@ from meshscope.store.schema import MISSING
 _SLACK_NS = 1_000_000_000
 """By how much a row may lie outside of its sample: clocks are placed to microseconds."""
 _BLOCKING_COPY = "memcpy dtoh"
-PROFILER_CALLS = frozenset(("Command Buffer Full", "Activity Buffer Request"))
-"""Names of calls that are the profiler's own, not the program's."""
+_PROFILER_CALLS = frozenset(
+    ("activity buffer request", "buffer flush", "instrumentation", "resource", "uvm activity init")
+)
+"""What CUPTI calls the time it takes itself. Its "Command Buffer Full" is none: the device's queue
+is full, watched or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,6 +89,8 @@ class KernelSample:
     calls: RuntimeCalls
     synchronising: Intervals
     """When a thread that launches work waited for the device."""
+    profiling: Intervals
+    """When a thread was held up by the profiler itself, as far as that says so."""
 
 
 def read_samples(recording: Recording) -> tuple[KernelSample, ...]:
@@ -127,6 +132,7 @@ def _read_sample(
         work=work,
         calls=calls,
         synchronising=_find_synchronising(recording, work, calls),
+        profiling=_find_profiling(recording, calls),
     )
 
 
@@ -165,13 +171,20 @@ def _find_synchronising(recording: Recording, work: DeviceWork, calls: RuntimeCa
     threads = np.unique(work.thread[work.launch_ns >= 0])
     waits = np.flatnonzero(calls.is_synchronising & np.isin(calls.thread, threads))
     blocking = (work.kind == KernelKind.COPY) & (work.launched_ns >= work.end_ns)
-    names = [
-        name_id
+    names = {
+        name_id: recording.name_of(name_id).lower()
         for name_id in np.unique(work.name_id[blocking]).tolist()
-        if recording.name_of(name_id).lower().startswith(_BLOCKING_COPY)
-    ]
-    copies = np.flatnonzero(blocking & np.isin(work.name_id, names))
+    }
+    to_host = [name_id for name_id, name in names.items() if name.startswith(_BLOCKING_COPY)]
+    copies = np.flatnonzero(blocking & np.isin(work.name_id, to_host))
     return unite(
         np.concatenate([calls.start_ns[waits], work.launch_ns[copies]]),
         np.concatenate([calls.end_ns[waits], work.launched_ns[copies]]),
     )
+
+
+def _find_profiling(recording: Recording, calls: RuntimeCalls) -> Intervals:
+    names = np.unique(calls.name_id).tolist()
+    own = [one for one in names if recording.name_of(one).lower() in _PROFILER_CALLS]
+    is_own = np.isin(calls.name_id, own)
+    return unite(calls.start_ns[is_own], calls.end_ns[is_own])

@@ -11,7 +11,7 @@ before it on its stream: what was launched before the sample began comes before 
     compute + copies with no compute beside + communication with neither beside + idle = length
 
 Idle time is by cause, as `numerics.idle_gaps` defines them; what is the host's is given to the
-phase the host was in, where that is one of `HOST_CAUSES`.
+phase the host was in, where that is one of `HOST_CAUSES`, or to the profiler that held it up.
 """
 
 from collections.abc import Callable, Mapping
@@ -159,7 +159,9 @@ def split_sample(
         subtract(exposed, copies),
         intersect(exposed, copies),
     )
-    causes = {name: subtract(one, sample.synchronising) for name, one in phases.causes.items()}
+    causes = {"profiler": sample.profiling}
+    causes |= {name: subtract(one, sample.profiling) for name, one in phases.causes.items()}
+    causes = {name: subtract(one, sample.synchronising) for name, one in causes.items()}
     phase = np.where(work.launch_ns >= 0, phases.find(work.launch_ns), _NOT_SEEN_ID)
     names = {**phases.names, _NO_PHASE_ID: NO_PHASE, _NOT_SEEN_ID: NOT_SEEN}
     sum_compute = _sum_by_phase(work, phase, names, compute, (KernelKind.COMPUTE,))
