@@ -9,6 +9,7 @@ from builders import MS, SECOND, make_run
 from meshscope.analyze.budget.budget import Budget, measure_budget
 from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.budget.model_flops import RankFlops
+from meshscope.analyze.timeline.device_parts import divide_device_time
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import open_run
@@ -134,7 +135,7 @@ def test_waiting_for_another_stage_is_the_bubble(tmp_path: Path) -> None:
     assert sum(lines.values()) == 100
 
 
-def test_gap_of_a_device_is_the_hosts(tmp_path: Path) -> None:
+def test_a_devices_time_is_not_split_without_a_kernel_sample(tmp_path: Path) -> None:
     job = TimedJob(tmp_path, num_ranks=1)
     for step in range(5):
         at = 100 * step * MS
@@ -142,9 +143,12 @@ def test_gap_of_a_device_is_the_hosts(tmp_path: Path) -> None:
             0, "forward", (at, at + MS), (at + 10 * MS, at + 90 * MS), offset_ns=SECOND
         )
         job.own_step(0, step, at, at + 95 * MS)
-    budget = measure_budget(timeline_of(job.close(), warmup_steps=1), UNKNOWN)
+    attempt = job.close()
+    timeline = timeline_of(attempt, warmup_steps=1)
+    budget = measure_budget(timeline, UNKNOWN, divide_device_time(attempt, timeline))
 
-    assert _lines(budget) == {"compute": 80, "host/launch gap": 20}
+    lines = {"in phases, not split": 80, "between phases, not split": 20}
+    assert _lines(budget) == {"compute": 0, **lines}
     assert budget.residual_ratio == 0
 
 

@@ -88,7 +88,7 @@ def test_devices_that_wait_for_the_host(tmp_path: Path) -> None:
     (finding,) = _find(_make_device_run(tmp_path, 20))
 
     assert finding.code == "CP004"
-    assert finding.severity is Severity.HIGH
+    assert finding.severity is Severity.LOW  # nothing says that the device did nothing there
     assert not isinstance(finding.gain, Unavailable)
     assert finding.gain.saved_ns == pytest.approx(20 * MS, rel=0.02)
 
