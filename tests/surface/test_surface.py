@@ -226,6 +226,7 @@ STORE_TABLES = {
         "launch_ns",
         "dependency_ns",
     ],
+    "stacks": ["name_id", "reason", "step", "time_host_mono_ns"],
 }
 
 

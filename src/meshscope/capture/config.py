@@ -29,6 +29,9 @@ class RecorderConfig:
     """Watch the kernels of a CUDA device in a few steps, now and then."""
     stack_dumps: bool = True
     """Let `meshscope hang` ask for the Python stacks, by an unused real-time signal."""
+    stack_samples: bool = True
+    """Sample the training thread's stack in a few steps, where time that no phase claims repeats
+    and while kernels are sampled."""
     provenance: bool = True
     """Write git revision, packages, devices and settings into the run."""
     max_detail_bytes: int = MAX_DETAIL_BYTES
