@@ -13,6 +13,7 @@ from meshscope.capture.memory.gc_pauses import GcPauses, pause_name
 from meshscope.capture.model.layer_counts import count_layers
 from meshscope.capture.profiles import Profiles
 from meshscope.capture.session import CLOCKS_EVERY_NS, Session, read_clocks
+from meshscope.capture.stacks.gap_watch import GapWatch
 from meshscope.capture.steps.marking import Marking
 from meshscope.capture.watching import Watching
 from meshscope.core.layout import Layout
@@ -34,18 +35,21 @@ class Sampling:
         self._marking = marking
         self._watching = watching
         self._profiles = profiles
+        self._gaps = GapWatch(session.timeline, session.stack_sampler)
         self.gc_pauses = GcPauses(session.clock, self._wake)
         self._next_sample_ns = 0
         self._next_memory_ns = 0
         self._first_sampled_step: int | None = None
         self._has_counted_layers = False
         self._has_said_silent = False
+        watching.compilations.on_end = self._wake
         session.timeline.on_visit = self.visit
         marking.on_probe = self._note_probe
 
     def begin_attempt(self) -> None:
         self._first_sampled_step = None
         self._has_counted_layers = False
+        self._gaps.begin_attempt()
 
     def listen_to_collector(self) -> None:
         """Begins or ends with pauses of the garbage collector, as the settings say."""
@@ -58,6 +62,7 @@ class Sampling:
     def close(self) -> None:
         self.gc_pauses.remove()
         self._guard.run("gc pauses", self.put_pauses)
+        self._guard.run("compilations", self._watching.compilations.settle)
 
     def visit(self, step: int, end_ns: int) -> None:
         """Called at the end of a step. Takes what is due, and sets when to call again."""
@@ -71,6 +76,7 @@ class Sampling:
         if end_ns >= self._next_memory_ns:
             run("memory", self._sample_memory, step, end_ns)
             run("gc pauses", self.put_pauses)
+            run("compilations", self._watching.compilations.settle)
         if end_ns >= self._next_sample_ns:
             self._next_sample_ns = end_ns + _SAMPLE_EVERY_NS
             if self._watching.collectives is not None:
@@ -79,6 +85,8 @@ class Sampling:
         if marking.device is not None and marking.device.device_type == "cuda":
             self._profiles.visit_samples(step, end_ns)
         next_ns = min(self._next_sample_ns, self._next_memory_ns)
+        if self._session.config.stack_samples and run("gaps", self._gaps.visit, step, end_ns):
+            next_ns = 0
         if self._profiles.windows is not None:
             # Last: what is traced begins and ends here.
             next_ns = 0 if self._profiles.visit(step, end_ns) else next_ns
@@ -124,6 +132,7 @@ class Sampling:
         if writer is None or session.is_paused:
             return
         self._marking.find()
+        self._watching.find_phases()
         if session.layout is None:
             self._learn_layout()
         if not self._has_counted_layers:

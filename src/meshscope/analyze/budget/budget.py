@@ -1,8 +1,8 @@
 """Where the wall clock of every rank and step went, in lines that add up exactly.
 
     wall = useful compute + kernel inefficiency + exposed transfer by axis + exposed wait by axis
-         + pipeline bubble + host/launch gap + input stall + checkpoint + eval + logging + other
-         + residual
+         + pipeline bubble + host/launch gap + input stall + compile + checkpoint + eval + logging
+         + other + residual
 
 Lines are sums of the timeline's pieces. The wall clock of a step is its period on the host or on
 the device's stream, like the pieces, from the end of the previous step to its own. The residual is

@@ -43,6 +43,8 @@ class Share(StrEnum):
     """Copies between memories with nothing beside them; only profiler traces show them."""
     GAP = "host/launch gap"
     INPUT = "input stall"
+    COMPILE = "compile"
+    """torch.compile making code; forward and backward wait for it."""
     CHECKPOINT = "checkpoint"
     EVAL = "eval"
     LOGGING = "logging"
@@ -52,6 +54,7 @@ class Share(StrEnum):
 _SHARE_OF_PHASE = {
     "": Share.OTHER,
     "data": Share.INPUT,
+    "compile": Share.COMPILE,
     "checkpoint": Share.CHECKPOINT,
     "eval": Share.EVAL,
     "logging": Share.LOGGING,

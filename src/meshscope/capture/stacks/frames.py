@@ -22,6 +22,8 @@ _MAX_DEPTH = 200
 _MAX_NAME = 60
 _MAX_INSTRUCTIONS = 20_000
 """A function of more than this is not searched for what it calls."""
+_CALLS = ("CALL", "PRECALL")
+"""Python 3.11 calls what is written in C from the second."""
 _LOADS = frozenset(
     ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")
 )
@@ -48,16 +50,19 @@ class FrameTexts:
             if at is None or len(spots) == MAX_FRAMES:
                 break
             code = at.f_code
-            is_own = self._is_own.get(code.co_filename)
-            if is_own is None:
-                is_own = self._is_own[code.co_filename] = self._is_program(code.co_filename)
-            if is_own:
+            if self.is_program(code.co_filename):
                 spots.append((code, at.f_lineno or 0, at.f_lasti))
             at = at.f_back
         return tuple(spots) or (innermost,)
 
-    def _is_program(self, path: str) -> bool:
+    def is_program(self, path: str) -> bool:
         """Whether a file is neither torch's, nor the standard library's, nor ours."""
+        found = self._is_own.get(path)
+        if found is None:
+            found = self._is_own[path] = self._find_out(path)
+        return found
+
+    def _find_out(self, path: str) -> bool:
         if path.startswith("<"):  # a frozen module, code that torch.compile made
             return path in ("<stdin>", "<string>")
         if f"{os.sep}torch{os.sep}" in path or path.startswith(_own_folder()):
@@ -90,7 +95,7 @@ def find_call(code: CodeType, last_index: int) -> str:
     if len(code.co_code) > 2 * _MAX_INSTRUCTIONS:
         return ""
     instructions = [found for found in dis.get_instructions(code) if found.offset <= last_index]
-    if not instructions or not instructions[-1].opname.startswith("CALL"):
+    if not instructions or not instructions[-1].opname.startswith(_CALLS):
         return ""
     call = instructions[-1].positions
     if call is None or call.lineno is None:
