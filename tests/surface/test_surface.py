@@ -30,6 +30,7 @@ FLAGS = {
         "--name",
         "--no-progress",
         "--no-report",
+        "--off",
         "--profiling",
         "--report",
         "--run-dir",

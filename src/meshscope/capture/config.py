@@ -38,6 +38,21 @@ class RecorderConfig:
     """Limit of one detail table of one rank."""
 
 
+OFF_VARIABLE = "MESHSCOPE_OFF"
+"""Names of settings that `meshscope run --off` turns off in all processes, with commas."""
+
+
+def read_off(text: str) -> dict[str, bool]:
+    """The settings that a text such as `stack_samples,kernel_samples` turns off; UsageError if one
+    is unknown, or no switch."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    switches = [field.name for field in fields(RecorderConfig) if field.type in (bool, "bool")]
+    unknown = sorted(set(names) - set(switches))
+    if unknown:
+        raise UsageError(f"nothing to turn off: {', '.join(unknown)}; one of {', '.join(switches)}")
+    return dict.fromkeys(names, False)
+
+
 def check_names(config: type, settings: Iterable[str]) -> None:
     """UsageError when a name is no field of `config`, a dataclass."""
     known = [field.name for field in fields(config)]

@@ -54,6 +54,7 @@ RULES: dict[str, type[Rule]] = {
     "CP004": compute.HostGap,
     "CP005": device_idle.HostSynchronises,
     "CP006": device_idle.ExposedCopies,
+    "CP007": compute.Recompilation,
     "ME001": memory.MemoryLeak,
     "ME002": memory.NearCapacity,
     "ME003": memory.Fragmentation,
@@ -71,6 +72,7 @@ RULES: dict[str, type[Rule]] = {
     "TI002": step_time.PeriodicSlowSteps,
     "TI003": step_time.LongWarmup,
     "TI004": step_time.SlowStepsOnAllRanks,
+    "TI005": input_stalls.WorkBetweenSteps,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch.distributed.checkpoint as dcp
-from tests.unit.capture.recorded import read_recorded
+from recorded import read_recorded
 
 from meshscope.capture.config import RecorderConfig
 from meshscope.capture.recorder import Recorder
