@@ -30,6 +30,7 @@ FLAGS = {
         "--name",
         "--no-progress",
         "--no-report",
+        "--off",
         "--profiling",
         "--report",
         "--run-dir",
@@ -255,6 +256,7 @@ STORE_TABLES = {
         "num_nvlink_errors",
         "cost_ns",
     ],
+    "stacks": ["name_id", "reason", "step", "time_host_mono_ns"],
 }
 
 

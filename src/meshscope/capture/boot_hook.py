@@ -6,7 +6,9 @@ loader workers and helper processes leave no trace.
 
 import logging
 import os
+from typing import Any
 
+from meshscope.capture.config import OFF_VARIABLE, read_off
 from meshscope.capture.default import start
 from meshscope.capture.profiling.settings import PROFILING_VARIABLE
 from meshscope.core.layout import Layout
@@ -19,7 +21,7 @@ LAYOUT_VARIABLE = "MESHSCOPE_LAYOUT"
 
 def begin_recording() -> None:
     """Starts the process's recorder and attaches it to the training."""
-    recorder = start(layout=_read_layout(os.environ.get(LAYOUT_VARIABLE, "")))
+    recorder = start(layout=_read_layout(os.environ.get(LAYOUT_VARIABLE, "")), **_read_settings())
     recorder.watch_everything()
     profiling = os.environ.get(PROFILING_VARIABLE, "")
     if profiling:
@@ -28,6 +30,14 @@ def begin_recording() -> None:
             recorder.profile_memory_soon()
         except UsageError as error:
             logger.warning("meshscope: %s is ignored: %s", PROFILING_VARIABLE, error)
+
+
+def _read_settings() -> dict[str, Any]:
+    try:
+        return read_off(os.environ.get(OFF_VARIABLE, ""))
+    except UsageError as error:
+        logger.warning("meshscope: %s is ignored: %s", OFF_VARIABLE, error)
+        return {}
 
 
 def _read_layout(text: str) -> Layout | None:

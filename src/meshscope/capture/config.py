@@ -31,10 +31,28 @@ class RecorderConfig:
     """Watch the kernels of a CUDA device in a few steps, now and then."""
     stack_dumps: bool = True
     """Let `meshscope hang` ask for the Python stacks, by an unused real-time signal."""
+    stack_samples: bool = True
+    """Sample the training thread's stack in a few steps, where time that no phase claims repeats
+    and while kernels are sampled."""
     provenance: bool = True
     """Write git revision, packages, devices and settings into the run."""
     max_detail_bytes: int = MAX_DETAIL_BYTES
     """Limit of one detail table of one rank."""
+
+
+OFF_VARIABLE = "MESHSCOPE_OFF"
+"""Names of settings that `meshscope run --off` turns off in all processes, with commas."""
+
+
+def read_off(text: str) -> dict[str, bool]:
+    """The settings that a text such as `stack_samples,kernel_samples` turns off; UsageError if one
+    is unknown, or no switch."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    switches = [field.name for field in fields(RecorderConfig) if field.type in (bool, "bool")]
+    unknown = sorted(set(names) - set(switches))
+    if unknown:
+        raise UsageError(f"nothing to turn off: {', '.join(unknown)}; one of {', '.join(switches)}")
+    return dict.fromkeys(names, False)
 
 
 def check_names(config: type, settings: Iterable[str]) -> None:

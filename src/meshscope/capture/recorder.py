@@ -118,6 +118,7 @@ class Recorder:
 
     def _close(self) -> None:
         self.session.stop_flusher()
+        self.session.stack_sampler.close()
         self.profiles.close()
         self.sampling.close()
         self.watching.remove_hooks()
@@ -203,6 +204,7 @@ class Recorder:
         self._marking.is_wanted = self.config.device_events
         self.operations.is_on = self.config.communication
         self.session.scalars.are_signals_wanted = self.config.signals
+        self.session.stack_sampler.is_on = self.config.stack_samples
 
     def pause(self) -> None:
         """Stops writing; hooks stay, so that `resume` finds everything in step."""

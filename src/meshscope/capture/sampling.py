@@ -14,6 +14,7 @@ from meshscope.capture.memory.gc_pauses import GcPauses, pause_name
 from meshscope.capture.model.layer_counts import count_layers
 from meshscope.capture.profiles import Profiles
 from meshscope.capture.session import CLOCKS_EVERY_NS, Session, read_clocks
+from meshscope.capture.stacks.gap_watch import GapWatch
 from meshscope.capture.steps.marking import Marking
 from meshscope.capture.watching import Watching
 from meshscope.core.layout import Layout
@@ -35,6 +36,7 @@ class Sampling:
         self._marking = marking
         self._watching = watching
         self._profiles = profiles
+        self._gaps = GapWatch(session.timeline, session.stack_sampler)
         self.gc_pauses = GcPauses(session.clock, self._wake)
         self.hardware = HardwareSampling(session)
         self._next_sample_ns = 0
@@ -42,12 +44,14 @@ class Sampling:
         self._first_sampled_step: int | None = None
         self._has_counted_layers = False
         self._has_said_silent = False
+        watching.compilations.on_end = self._wake
         session.timeline.on_visit = self.visit
         marking.on_probe = self._note_probe
 
     def begin_attempt(self) -> None:
         self._first_sampled_step = None
         self._has_counted_layers = False
+        self._gaps.begin_attempt()
 
     def follow_config(self) -> None:
         """Begins or ends with pauses of the garbage collector, ends with readings of hardware, as
@@ -63,6 +67,7 @@ class Sampling:
         self.gc_pauses.remove()
         self._guard.run("hardware", self.hardware.stop)
         self._guard.run("gc pauses", self.put_pauses)
+        self._guard.run("compilations", self._watching.compilations.settle)
 
     def disarm_after_fork(self) -> None:
         self.gc_pauses.remove()
@@ -80,6 +85,7 @@ class Sampling:
         if end_ns >= self._next_memory_ns:
             run("memory", self._sample_memory, step, end_ns)
             run("gc pauses", self.put_pauses)
+            run("compilations", self._watching.compilations.settle)
         if end_ns >= self._next_sample_ns:
             self._next_sample_ns = end_ns + _SAMPLE_EVERY_NS
             if self._watching.collectives is not None:
@@ -88,6 +94,8 @@ class Sampling:
         if marking.device is not None and marking.device.device_type == "cuda":
             self._profiles.visit_samples(step, end_ns)
         next_ns = min(self._next_sample_ns, self._next_memory_ns)
+        if self._session.config.stack_samples and run("gaps", self._gaps.visit, step, end_ns):
+            next_ns = 0
         if self._profiles.windows is not None:
             # Last: what is traced begins and ends here.
             next_ns = 0 if self._profiles.visit(step, end_ns) else next_ns
@@ -134,6 +142,7 @@ class Sampling:
             return
         self._marking.find()
         self._guard.run("hardware", self.hardware.visit)
+        self._watching.find_phases()
         if session.layout is None:
             self._learn_layout()
         if not self._has_counted_layers:

@@ -29,7 +29,8 @@ from meshscope.capture.memory.host_memory import read_host_memory
 from meshscope.capture.operations.operation_log import OperationLog
 from meshscope.capture.operations.process_groups import GroupEntry
 from meshscope.capture.provenance import collect_provenance
-from meshscope.capture.stacks import STACKS_NAME, StackDumps
+from meshscope.capture.stacks.dumps import STACKS_NAME, StackDumps
+from meshscope.capture.stacks.sampler import StackSampler
 from meshscope.capture.steps.scalars import ScalarLog
 from meshscope.capture.steps.timeline import NullSink, Timeline
 from meshscope.core.group_axis import name_axis
@@ -94,6 +95,7 @@ class Session:
         self.operations = OperationLog(
             self.timeline, self.guard, clock, self.name_id, self._open_operations, self.journal
         )
+        self.stack_sampler = StackSampler(self, lambda: self.timeline.current_step)
         self._open_step: OpenStepWriter | None = None
         self._stack_dumps: StackDumps | None = None
         self._flusher: threading.Thread | None = None
@@ -437,8 +439,10 @@ class Session:
         """In a forked child: what is open is the parent's; what is not may still become ours.
         Whether something was open."""
         self.lock = threading.RLock()
+        self.stack_sampler.forget_thread()
         if self.writer is None:
             return False
+        self.stack_sampler.is_on = False
         self.operations.is_on = False
         self._remove_stack_dumps()
         if self.operations.in_flight is not None:

@@ -9,6 +9,8 @@ from meshscope.capture.communication.clock_calibration import ClockOffset, measu
 from meshscope.capture.communication.default import listen
 from meshscope.capture.identity import initialized_distributed
 from meshscope.capture.operations.collectives import CollectiveTap
+from meshscope.capture.phases.compilations import Compilations
+from meshscope.capture.phases.saves import Saves
 from meshscope.capture.session import Session
 from meshscope.capture.steps.actions import Actions
 from meshscope.capture.steps.automatic import Automatic
@@ -31,6 +33,9 @@ class Watching:
         self.automatic: Automatic | None = None
         self.hooks: Hooks | None = None
         self.collectives: CollectiveTap | None = None
+        timeline, guard, clock = session.timeline, session.guard, session.clock
+        self.compilations = Compilations(timeline, guard, clock, session.journal)
+        self.saves = Saves(timeline, guard, clock)
         self._num_calibrations = 0
 
     @property
@@ -52,10 +57,18 @@ class Watching:
                 automatic.call_at_first_forward(one, at_first_forward)
         for one in as_list(optimizer):
             automatic.attach_optimizer(one)
+        self.find_phases()
 
     def attach_everything(self) -> None:
         """Watches all training in this process."""
         self._make_automatic().watch_everything()
+        self.find_phases()
+
+    def find_phases(self) -> None:
+        """Listens to compilers and savers that the program has loaded by now."""
+        if self.automatic is not None:
+            self.compilations.find()
+            self.saves.find()
 
     def _make_automatic(self) -> Automatic:
         self.watch_communication()
@@ -83,6 +96,7 @@ class Watching:
         self.automatic = Automatic(
             torch, self.hooks, self._steps, session.guard, note=session.note_gap
         )
+        self.automatic.on_optimizer = self.find_phases  # it loads torch's compiler
         return self.automatic
 
     def watch_communication(self) -> None:
@@ -151,6 +165,7 @@ class Watching:
     def begin_attempt(self) -> None:
         """Steps and phases are found anew."""
         self._steps.reset()
+        self.compilations.begin_attempt()
         if self.hooks is not None:
             self.hooks.reset()
 
@@ -161,6 +176,8 @@ class Watching:
 
     def remove_hooks(self) -> None:
         """Takes the hooks on models and optimizers out."""
+        self.compilations.remove()
+        self.saves.remove()
         if self.automatic is not None:
             self.automatic.remove()
 

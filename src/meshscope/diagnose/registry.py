@@ -54,6 +54,7 @@ RULES: dict[str, type[Rule]] = {
     "CP004": compute.HostGap,
     "CP005": device_idle.HostSynchronises,
     "CP006": device_idle.ExposedCopies,
+    "CP007": compute.Recompilation,
     "ME001": memory.MemoryLeak,
     "ME002": memory.NearCapacity,
     "ME003": memory.Fragmentation,
@@ -73,6 +74,7 @@ RULES: dict[str, type[Rule]] = {
     "TI004": step_time.SlowStepsOnAllRanks,
     "HW001": devices.ThrottledDevice,
     "HW002": devices.DeviceErrors,
+    "TI005": input_stalls.WorkBetweenSteps,
 }
 
 

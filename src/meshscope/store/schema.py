@@ -18,6 +18,8 @@ from meshscope.store.operation_tables import ACTIONS as ACTIONS
 from meshscope.store.operation_tables import COLLECTIVES as COLLECTIVES
 from meshscope.store.operation_tables import OPERATION_NOTES as OPERATION_NOTES
 from meshscope.store.operation_tables import WAITS as WAITS
+from meshscope.store.sample_tables import STACKS as STACKS
+from meshscope.store.sample_tables import SampleReason as SampleReason
 from meshscope.store.table import MISSING as MISSING
 from meshscope.store.table import NUM_WORDS as NUM_WORDS
 from meshscope.store.table import RECORD_BYTES as RECORD_BYTES
@@ -408,6 +410,7 @@ TABLES: dict[str, Table] = {
         FAULTS,
         DEVICE_GAPS,
         HARDWARE,
+        STACKS,
     )
 }
 
@@ -507,6 +510,7 @@ ROLES: tuple[Role, ...] = (
     Role("logging", 9, "writing metrics"),
     Role("compute", 10, "forward and backward together, where a framework hides the split"),
     Role("pipeline wait", 11, "waiting for what another pipeline stage makes"),
+    Role("compile", 12, "torch.compile making code, for the first time or again"),
 )
 """Built-in phase names have the same id in every rank, so that readers need no translation."""
 

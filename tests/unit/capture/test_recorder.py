@@ -14,6 +14,7 @@ from recorded import Recorded, read_recorded
 
 import meshscope
 from meshscope.capture import default
+from meshscope.capture.config import read_off
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
@@ -635,3 +636,10 @@ def test_a_number_on_a_device_is_never_waited_for(rec, clock):
     rec.close()
     assert rec.guard.counts == {"scalar": 1}
     assert "would make the program wait" in rec.guard.first_messages["scalar"]
+
+
+def test_switches_are_turned_off_by_name():
+    assert read_off("") == {}
+    assert read_off("stack_samples, memory") == {"stack_samples": False, "memory": False}
+    with pytest.raises(UsageError, match="nothing to turn off: max_detail_bytes, stacks"):
+        read_off("stacks,max_detail_bytes")

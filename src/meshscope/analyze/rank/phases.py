@@ -4,7 +4,8 @@ Steps cut the recorded time into intervals: before the first step, steps, gaps, 
 A phase (on the training thread, not a detail span) belongs to the interval that contains it. A
 phase that crosses a cut, such as one around the whole loop, is a container: it is counted and left
 out, because its self time cannot be split. In every interval the self times of its phases plus
-`unattributed_ns` are its wall clock: unattributed is what no phase claimed, not idle time.
+`unattributed_ns` are its wall clock: unattributed is what no phase claimed, not idle time. What
+feeds an evaluation is a part of it (`evaluation`).
 
 Wrong when records were lost: the time of a lost phase shows as unattributed.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from meshscope.analyze.rank.evaluation import EVAL, find_evaluation
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.schema import SpanFlag
@@ -155,6 +157,16 @@ def assign_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
     ends = np.append(cuts, np.iinfo(np.int64).max)[interval]
     # An empty span on a cut belongs to the interval that starts there.
     interval = np.where(start + duration <= ends, interval, -1)
+    if (name_id == EVAL).any():
+        rows = np.flatnonzero(depth == 0)
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        belongs, pause = find_evaluation(
+            name_id[rows], interval[rows], start[rows], (start + duration)[rows]
+        )
+        name_id, duration, self_ns = name_id.copy(), duration.copy(), self_ns.copy()
+        name_id[rows[belongs]] = EVAL
+        duration[rows] += pause
+        self_ns[rows] += pause
     placed = PhaseSpans(
         name_id=name_id,
         depth=depth,

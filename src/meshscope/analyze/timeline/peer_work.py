@@ -5,8 +5,8 @@ equal shares of the same layers. Any other rank has no peer and is compared only
 steps (`change_point`). Without a layout all ranks are peers, unless any two sent each other
 messages: then they may be stages of a pipeline.
 
-Only WORK inside steps counts. Fetching data, checkpoints, evaluation and logging do not: a rank may
-do these alone by design, and other rules look at them.
+Only WORK inside steps counts. Fetching data, compilation, checkpoints, evaluation and logging do
+not: a rank may do these alone by design, and other rules look at them.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.paired_excess import Indices
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
-_OTHERS_PHASES = frozenset(("data", "checkpoint", "eval", "logging"))
+_OTHERS_PHASES = frozenset(("data", "compile", "checkpoint", "eval", "logging"))
 """Their length does not show how fast a rank computes."""
 MAX_PHASES = 8
 """The phases with most work are compared one by one; the rest counts in the total only."""

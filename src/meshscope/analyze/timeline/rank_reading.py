@@ -22,7 +22,7 @@ from meshscope.numerics.interval_layers import EMPTY_LAYER, Layer, make_layer
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.recording import Recording
 
-_IDLE_PHASES = ("data", "checkpoint", "eval", "logging")
+_IDLE_PHASES = ("data", "compile", "checkpoint", "eval", "logging")
 """Phases of the host that explain why a device's stream has nothing to do."""
 _WAIT_PHASE = "pipeline wait"
 COMM_PHASE = "comm"

@@ -8,8 +8,8 @@ step's period exactly.
 
 If a rank's phases were marked on an accelerator's stream, its pieces are the stream's. Device spans
 are put on the host's clock; between them the stream idles, which is WORK in the host's phase if
-that is data, checkpoint, eval or logging, and in no phase otherwise (a host or launch gap). Steps
-without marks are left out and counted; the recorder marks only some short steps.
+that is data, compile, checkpoint, eval or logging, and in no phase otherwise (a host or launch
+gap). Steps without marks are left out and counted; the recorder marks only some short steps.
 
 Wrong where clocks of hosts are not tied together (`ClockAlignment.problems`): durations hold,
 waits do not. Wrong where an operation was not seen: waiting in it is WORK, and in a phase that the

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.capture.boot_hook import LAYOUT_VARIABLE
+from meshscope.capture.config import OFF_VARIABLE, read_off
 from meshscope.capture.identity import RUN_DIR_VARIABLE
 from meshscope.capture.profiling.settings import PROFILING_VARIABLE, parse_settings
 from meshscope.core.layout import Layout
@@ -73,6 +74,7 @@ def prepare_launch(
     name: str | None = None,
     layout: str | None = None,
     profiling: str | None = None,
+    off: str | None = None,
 ) -> Launch:
     """Resolves the command and the run directory, which is made; UsageError or LayoutError if not.
 
@@ -87,6 +89,7 @@ def prepare_launch(
     profiling = profiling or env.get(PROFILING_VARIABLE)
     if profiling:
         parse_settings(profiling)
+    read_off(off or "")
     shared_id = find_shared_launch_id(env, command)
     stem = name or find_program_name(command)
     directory = Path(run_dir or env.get(RUN_DIR_VARIABLE) or _default_run_dir(stem, shared_id))
@@ -95,7 +98,12 @@ def prepare_launch(
     return Launch(
         command=resolve_command(command, env),
         environment=injected_environment(
-            env, run_dir=directory, launch_id=launch_id, layout=layout, profiling=profiling
+            env,
+            run_dir=directory,
+            launch_id=launch_id,
+            layout=layout,
+            profiling=profiling,
+            off=off,
         ),
         run_dir=directory,
         launch_id=launch_id,
@@ -115,6 +123,7 @@ def injected_environment(
     launch_id: str,
     layout: str | None = None,
     profiling: str | None = None,
+    off: str | None = None,
 ) -> dict[str, str]:
     """A copy of `env` in which every Python process finds our sitecustomize first."""
     # An empty entry would mean the current directory, which an unset PYTHONPATH does not.
@@ -125,7 +134,7 @@ def injected_environment(
         _SOURCE_VARIABLE: str(SOURCE_DIR),
         "PYTHONPATH": os.pathsep.join(folders),
     }
-    given = {LAYOUT_VARIABLE: layout, PROFILING_VARIABLE: profiling}
+    given = {LAYOUT_VARIABLE: layout, PROFILING_VARIABLE: profiling, OFF_VARIABLE: off}
     return {**env, **changed, **{name: value for name, value in given.items() if value}}
 
 

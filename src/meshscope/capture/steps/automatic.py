@@ -48,6 +48,8 @@ class Automatic:
         self._num_optimizers = 0
         self._watches_all_optimizers = False
         self._searches_left = 0
+        self.on_optimizer: Callable[[], None] | None = None
+        """Called when an optimizer has been made, under `watch_everything`."""
 
     @property
     def models(self) -> list[Any]:
@@ -147,6 +149,8 @@ class Automatic:
         # A search looks at every object there is; programs may make an optimizer per parameter.
         if self._num_optimizers <= _MAX_ROOT_SEARCHES:
             self._attach_roots()
+            if self.on_optimizer is not None:
+                self.on_optimizer()
 
     def _search_again(self) -> None:
         if self._searches_left:

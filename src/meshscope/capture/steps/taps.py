@@ -16,20 +16,33 @@ class Tap:
     """One replaced attribute."""
 
     def __init__(
-        self, owner: Any, attribute: str, begins: Function, ends: Function, *, wants_result: bool
+        self,
+        owner: Any,
+        attribute: str,
+        begins: Function,
+        ends: Function,
+        *,
+        wants_result: bool,
+        aliases: tuple[Any, ...] = (),
     ) -> None:
         """`begins(args, kwargs)` runs before the function, `ends(token)` after it.
 
         The token is what `begins` returned. With `wants_result`, `ends(token, result)` is called
         instead, with None as result when the function raised. Neither may raise: the caller
-        guards them.
+        guards them. `aliases` hold the same function under the same name: all get one wrapper, so
+        that it can be pickled as the original could.
         """
-        self._owner = owner
         self._attribute = attribute
         self._original = getattr(owner, attribute)
         self._is_active = True
         self._tapped = (self._wrap_with_result if wants_result else self._wrap)(begins, ends)
-        setattr(owner, attribute, self._tapped)
+        self._owners = [
+            holder
+            for holder in (owner, *aliases)
+            if getattr(holder, attribute, None) is self._original
+        ]
+        for holder in self._owners:
+            setattr(holder, attribute, self._tapped)
 
     def _wrap(self, begins: Function, ends: Function) -> Function:
         original = self._original
@@ -66,5 +79,6 @@ class Tap:
     def remove(self) -> None:
         """Puts the original back, or falls silent when another wrapper sits on top."""
         self._is_active = False
-        if getattr(self._owner, self._attribute, None) is self._tapped:
-            setattr(self._owner, self._attribute, self._original)
+        for holder in self._owners:
+            if getattr(holder, self._attribute, None) is self._tapped:
+                setattr(holder, self._attribute, self._original)

@@ -45,6 +45,11 @@ from meshscope.store.read.tail import RunTail
     "--report/--no-report", default=False, show_default=True, help="Print the report at the end."
 )
 @profiling_options
+@click.option(
+    "--off",
+    metavar="NAMES",
+    help="Settings of the recorder to turn off, such as stack_samples,memory (docs/recorder.md).",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 @click.pass_context
 def command(
@@ -58,6 +63,7 @@ def command(
     report: bool,
     profiling: bool,
     trace_windows: str | None,
+    off: str | None,
     command: tuple[str, ...],
 ) -> None:
     """Runs COMMAND and records every process below it that trains with torch.
@@ -78,6 +84,7 @@ def command(
         name=name,
         layout=layout,
         profiling=profiling_text(is_wanted=profiling, text=trace_windows),
+        off=off,
     )
     for note in launch.notes:
         say(note)

@@ -1,9 +1,16 @@
-"""Rules about computing: phases out of proportion, utilisation, gaps in a device's work."""
+"""Rules about computing: phases out of proportion, utilisation, gaps in a device's work, code that
+is compiled again."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
+import numpy as np
+
+from meshscope.analyze.rank.compilations import Compilation, read_compilations
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.device_parts import BETWEEN
-from meshscope.core.unavailable import Unavailable, need
+from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
@@ -12,10 +19,11 @@ from meshscope.diagnose.device_view import (
     list_causes,
     state_confidence,
 )
-from meshscope.diagnose.finding import Evidence, Finding
+from meshscope.diagnose.finding import Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.wording import duration, ratio
+from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
+from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.simulate.what_if import Edit
 
@@ -40,6 +48,21 @@ _MIN_GAP_RATIO = Threshold(
     default=0.05,
     meaning="share of the wall clock in which devices had nothing to do between phases",
 )
+
+
+_MIN_RECOMPILE_RATIO = Threshold(
+    name="recompile_min_ratio",
+    default=0.02,
+    meaning="share of all steps' time that compiling again must cost",
+)
+_MIN_RECOMPILATIONS = Threshold(
+    name="recompile_min_count",
+    default=2,
+    meaning="compilations again on a rank below which nothing is reported",
+)
+_SHOWN_REASONS = 3
+_MIN_WAITED_RATIO = 0.25
+"""Of the time compiled in, for another rank to have waited for it."""
 
 
 class BackwardHeavy(Rule):
@@ -220,17 +243,19 @@ class HostGap(Rule):
         is_known = BETWEEN not in names
         between = "" if is_known else " between phases"
         severity = severity_of(gain, otherwise=share)
+        lines = find_lines(context.study, (), lambda one: one.find_in_phase(""))
         yield Finding(
             code=self.code,
             title=f"devices wait for the host{between}",
             # Without a kernel sample nothing says that the device did nothing there.
             severity=severity if is_known else Severity.LOW,
             summary=f"a device has nothing to do for {duration(mean)} per step{between}, "
-            f"{ratio(share)} of the wall clock.",
+            f"{ratio(share)} of the wall clock.{write_lines(lines)}",
             evidence=(
                 Evidence(name="gap per rank and step", value=mean, unit="ns"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
                 *list_causes(context, budget.wall_ns.size),
+                *list_evidence(lines),
             ),
             confidence=state_confidence(context),
             change="Issue work earlier: compile, capture graphs, and take synchronisation and "
@@ -238,3 +263,140 @@ class HostGap(Rule):
             gain=gain,
             edit=edit,
         )
+
+
+def find_recompilations(study: Study) -> Mapping[int, tuple[Compilation, ...]]:
+    """Per rank what was compiled again, with the backward that belongs to it."""
+    found = {}
+    for rank, recording in study.attempt.ranks.items():
+        again = tuple(one for one in read_compilations(recording) if one.reason)
+        if again:
+            found[rank] = again
+    return found
+
+
+class Recompilation(Rule):
+    """A compiled function is compiled again and again.
+
+    What it finds: functions that torch.compile had to compile again, `recompile_min_count` times on
+    a rank or more, for `recompile_min_ratio` of all steps' time or more together.
+
+    Why it matters: a compilation takes seconds to minutes. The rank that compiles holds up all
+    others, and their steps look slow without a cause.
+
+    How it is measured: the phase `compile`, and torch's own account of which guard had failed. A
+    first compilation does not count. The gain is, for each step, what the rank took that compiled
+    longest in it, spread over all steps.
+
+    What to change: let the size that changes be dynamic (`torch._dynamo.mark_dynamic`,
+    `torch.compile(dynamic=True)`), pad batches to a few sizes, and keep numbers that change in
+    every step in tensors. `TORCH_LOGS=recompiles` lists every reason.
+
+    When it is wrong: in a short run, where it may be over after a few more shapes. Functions that
+    were compiled more often than torch's limit run without compilation from then on; that time is
+    not in here. The journal keeps the reasons of the first 200 compilations of a rank.
+    """
+
+    code = "CP007"
+    name = "recompilation"
+    thresholds = (_MIN_RECOMPILE_RATIO, _MIN_RECOMPILATIONS)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one: what takes most of the time is named."""
+        steps = context.study.steps
+        by_rank = need(context.study.get(find_recompilations))
+        if not by_rank or not steps.num_steps:
+            return
+        lost = _find_lost(by_rank)
+        gain = Estimate(
+            saved_ns=sum(lost.values()) / steps.num_steps,
+            step_ns=float(steps.duration_ns.mean()),
+            basis="the longest compilation of each step, spread over all steps",
+        )
+        number = max(len({one.compile_id for one in again}) for again in by_rank.values())
+        if number < context.thresholds[_MIN_RECOMPILATIONS]:
+            return
+        if gain.saved_ratio < context.thresholds[_MIN_RECOMPILE_RATIO]:
+            return
+        what, again = _find_worst(by_rank)
+        ranks = tuple(sorted(by_rank))
+        waiting = _find_waiting(context, ranks, lost)
+        reasons = list(dict.fromkeys(one.reason for one in again))
+        held = f" {capitalize(name_ranks(waiting))} {be(waiting)} held up by it." if waiting else ""
+        yield Finding(
+            code=self.code,
+            title=f"code is compiled again {plural(number, 'time')}: {what}",
+            severity=severity_of(gain),
+            summary=f"{name_ranks(ranks)} compile{'s' if len(ranks) == 1 else ''} again, "
+            f"{plural(number, 'time')}: {what}; {duration(sum(lost.values()))} together, "
+            f"{ratio(gain.saved_ratio)} of all steps' time: {reasons[0]}.{held}",
+            ranks=() if len(ranks) == len(context.study.attempt.ranks) else ranks,
+            first_step=min(lost),
+            last_step=max(lost),
+            evidence=(
+                Evidence(name="compiled again, on the rank with most", value=number),
+                Evidence(name="steps with a compilation", value=len(lost), unit="steps"),
+                *(Evidence(name="failed guard", value=one) for one in reasons[:_SHOWN_REASONS]),
+            ),
+            change="Let the size that changes be dynamic (torch._dynamo.mark_dynamic, "
+            "torch.compile(dynamic=True)), or pad to a few sizes; keep numbers that change in "
+            "tensors.",
+            gain=gain,
+        )
+
+
+def _find_lost(by_rank: Mapping[int, tuple[Compilation, ...]]) -> dict[int, int]:
+    """Per step the time of the rank that compiled longest."""
+    by_step: dict[int, dict[int, int]] = {}
+    for rank, again in by_rank.items():
+        for one in again:
+            of_rank = by_step.setdefault(one.step, {})
+            of_rank[rank] = of_rank.get(rank, 0) + one.duration_ns
+    return {step: max(of_rank.values()) for step, of_rank in by_step.items()}
+
+
+def _find_worst(
+    by_rank: Mapping[int, tuple[Compilation, ...]],
+) -> tuple[str, list[Compilation]]:
+    """The function that took most time, in words, and its compilations."""
+    total: Counter[str] = Counter()
+    for again in by_rank.values():
+        for one in again:
+            total[one.function] += one.duration_ns
+    worst = total.most_common(1)[0][0]
+    chosen = [one for again in by_rank.values() for one in again if one.function == worst]
+    where = next((one.where for one in chosen if one.where), "")
+    return _name_compiled(worst, where), chosen
+
+
+def _name_compiled(function: str, where: str) -> str:
+    """`forward (model.py:40), called at train.py:88`, or `model, called at train.py:88`."""
+    place, _, name = function.partition(" ")
+    caller, _, called = where.partition(" < ")[0].partition(" > ")
+    # torch calls a module through a function of its own: what the program calls says more.
+    is_own = bool(name) and not place.startswith("_dynamo/")
+    what = f"{name} ({place})" if is_own else called or "a function"
+    return f"{what}, called at {caller.partition(' ')[0]}" if caller else what
+
+
+def _find_waiting(
+    context: Context, ranks: tuple[int, ...], lost: Mapping[int, int]
+) -> tuple[int, ...]:
+    """Ranks that did not compile and waited in these steps."""
+    timeline = known(context.study.timeline)
+    if timeline is None:
+        return ()
+    pieces = timeline.pieces
+    steps = [step for step in lost if step in timeline.steps]
+    is_then = np.isin(timeline.steps, steps)[pieces.step] & (pieces.kind == PieceKind.WAIT)
+    waited = np.bincount(
+        np.searchsorted(np.array(timeline.ranks), pieces.rank[is_then]),
+        pieces.duration_ns[is_then],
+        minlength=len(timeline.ranks),
+    )
+    least = _MIN_WAITED_RATIO * sum(lost[step] for step in steps)
+    return tuple(
+        rank
+        for rank, wait_ns in zip(timeline.ranks, waited.tolist(), strict=True)
+        if steps and wait_ns >= least and rank not in ranks
+    )

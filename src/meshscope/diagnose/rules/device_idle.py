@@ -1,10 +1,13 @@
 """Rules about devices that wait for copies and for a host that waits for them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.rank.host_waits import HostWaits, read_host_waits
+from meshscope.analyze.rank.stacks import NO_LINES, SampledLines, StackSamples
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.device_parts import COPY
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
@@ -15,9 +18,10 @@ from meshscope.diagnose.device_view import has_enough_steps, state_confidence
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import duration, ratio
 from meshscope.simulate.what_if import Edit
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Bools, Int64s
 
 _MIN_SYNCHRONISING_RATIO = Threshold(
     name="synchronising_min_ratio",
@@ -43,7 +47,8 @@ class HostSynchronises(Rule):
 
     How it is measured: gaps that began while the host was in a call such as
     `cudaStreamSynchronize`, up to the call that launched the next work. The gain is a replay with
-    gaps shorter by that part, rank by rank, as if the host had been ahead.
+    gaps shorter by that part, rank by rank, as if the host had been ahead. Stacks sampled while the
+    host was in such a call name the line of the program, and what that line calls.
 
     What to change: take `.item()`, `.cpu()`, `print` of tensors, `nonzero` and data-dependent
     shapes out of the loop, read losses some steps later, copy from pinned memory with
@@ -70,15 +75,19 @@ class HostSynchronises(Rule):
         edit = Edit(name="no waiting of hosts for devices", work_ns=work_ns)
         gain = context.price_edit(edit)
         mean = float(lost.sum()) / budget.wall_ns.size
+        waits = need(context.study.get(_read_waits))
+        lines = find_waiting_lines(context.study, waits)
         yield Finding(
             code=self.code,
             title="hosts wait for their devices in the loop",
             severity=severity_of(gain, otherwise=share),
             summary=f"a device idles {duration(mean)} per step, {ratio(share)} of the wall clock, "
-            "after calls in which its host waited for it.",
+            f"after calls in which its host waited for it.{write_lines(lines)}",
             evidence=(
                 Evidence(name="idle after synchronising calls", value=mean, unit="ns"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
+                *_count_waits(waits),
+                *list_evidence(lines),
             ),
             confidence=state_confidence(context),
             change="Take `.item()`, `.cpu()` and other reads of tensors out of the loop, or read "
@@ -86,6 +95,28 @@ class HostSynchronises(Rule):
             gain=gain,
             edit=edit,
         )
+
+
+def _read_waits(study: Study) -> Mapping[int, HostWaits]:
+    read = {rank: read_host_waits(one) for rank, one in study.attempt.ranks.items()}
+    return {rank: waits for rank, waits in read.items() if isinstance(waits, HostWaits)}
+
+
+def find_waiting_lines(study: Study, waits: Mapping[int, HostWaits]) -> SampledLines:
+    """The lines of the program that stacks sampled inside these calls show."""
+
+    def choose(samples: StackSamples) -> Bools:
+        found = waits[samples.rank]
+        return samples.find_in_intervals(found.start_ns, found.end_ns)
+
+    return find_lines(study, tuple(waits), choose) if waits else NO_LINES
+
+
+def _count_waits(waits: Mapping[int, HostWaits]) -> Iterable[Evidence]:
+    num_steps = sum(found.num_steps for found in waits.values())
+    if num_steps:
+        number = sum(len(found.start_ns) for found in waits.values()) / num_steps
+        yield Evidence(name="calls that wait, per rank and sampled step with any", value=number)
 
 
 class ExposedCopies(Rule):

@@ -1,9 +1,10 @@
-"""Rules about waiting for data.
+"""Rules about waiting for data, and about what else happens between steps.
 
 A loop over torch's loader, or over `recorder.data(…)`, has a phase `data`. A loop over any other
 iterator fetches between steps, where nothing names it. If no rank has the phase, unnamed time
 between steps is used instead, with a higher limit, and findings say so. Programs sometimes also
-save and evaluate there: a step counts at most `_USUAL` times the rank's median.
+save and evaluate there: a step counts at most `_USUAL` times the rank's median. If stacks were
+sampled there, findings name the line.
 """
 
 from collections.abc import Iterable
@@ -11,16 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.analyze.rank.stacks import SampledLines
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.unavailable import need
 from meshscope.core.verdict.advice import FEED_FASTER, MIN_STALL_RATIO
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import be, duration, name_ranks, p_value, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
 from meshscope.simulate.what_if import Edit
@@ -31,6 +34,11 @@ MIN_EXCESS_RATIO = Threshold(
     name="input_min_excess_ratio",
     default=0.02,
     meaning="share of the step by which a rank must wait longer for data than its peers",
+)
+_MIN_BETWEEN_RATIO = Threshold(
+    name="between_steps_min_ratio",
+    default=0.08,
+    meaning="share of the step that ranks usually spend between steps, in no phase",
 )
 _UNNAMED_MIN_RATIO = 0.08
 """Of the step, for time between steps that nothing names."""
@@ -67,10 +75,21 @@ class InputStalls:
         return self.mean_ns - self.common_ns
 
 
-def _measure_stalls(study: Study) -> InputStalls | Unavailable:
+def _measure_stalls(study: Study) -> InputStalls:
+    timeline = need(study.timeline)
+    if DATA not in timeline.phases:
+        return _measure(study, _find_between(timeline), is_named=False)
+    pieces = timeline.pieces
+    is_here = pieces.phase == timeline.phases.index(DATA)
+    return _measure(study, is_here & (pieces.kind == PieceKind.WORK), is_named=True)
+
+
+def _measure_between(study: Study) -> InputStalls:
+    return _measure(study, _find_between(need(study.timeline)), is_named=False)
+
+
+def _measure(study: Study, is_stall: Bools, *, is_named: bool) -> InputStalls:
     work, timeline = need(study.work), need(study.timeline)
-    is_named = DATA in timeline.phases
-    is_stall = _find_stalls(timeline)
     times = _sum_by_step(timeline, is_stall)
     if not is_named:
         times = np.minimum(times, _USUAL * np.median(times, axis=1, keepdims=True))
@@ -93,14 +112,10 @@ def _measure_stalls(study: Study) -> InputStalls | Unavailable:
     )
 
 
-def _find_stalls(timeline: Timeline) -> Bools:
-    """The pieces in which ranks fetch data, as far as known."""
+def _find_between(timeline: Timeline) -> Bools:
+    """The pieces between steps that no phase names."""
     pieces = timeline.pieces
-    if DATA in timeline.phases:
-        is_here: Bools = pieces.phase == timeline.phases.index(DATA)
-    else:
-        is_here = pieces.is_between & (pieces.phase == 0)
-    return np.asarray(is_here & (pieces.kind == PieceKind.WORK))
+    return np.asarray(pieces.is_between & (pieces.phase == 0) & (pieces.kind == PieceKind.WORK))
 
 
 def _sum_by_step(timeline: Timeline, chosen: Bools) -> Floats:
@@ -161,24 +176,35 @@ def _find_slow(context: Context, stalls: InputStalls) -> Bools:
     return np.asarray(is_long & (stalls.p_value < SIGNIFICANCE_RATIO))
 
 
-def _describe_slow(ranks: tuple[int, ...], stalls: InputStalls, worst: int) -> tuple[str, str]:
+def _find_lines(study: Study, ranks: tuple[int, ...], stalls: InputStalls) -> SampledLines:
+    phase, is_between = (DATA, None) if stalls.is_named else ("", True)
+    return find_lines(study, ranks, lambda one: one.find_in_phase(phase, is_between=is_between))
+
+
+def _explain_unnamed(lines: SampledLines) -> str:
+    return "." if lines.lines else "; a plain iterator fetches its data there."
+
+
+def _describe_slow(
+    ranks: tuple[int, ...], stalls: InputStalls, worst: int, lines: SampledLines
+) -> tuple[str, str]:
     names = f"{name_ranks(ranks)} {be(ranks)}"
     own, peers = duration(float(stalls.mean_ns[worst])), duration(float(stalls.common_ns[worst]))
     if stalls.is_named:
         return (
             f"{names} slow to get data",
             f"{names} held up by data: rank {stalls.ranks[worst]} waits {own} for it per step, its "
-            f"peers {peers}.",
+            f"peers {peers}.{write_lines(lines)}",
         )
     return (
         f"{names} slow between steps",
         f"rank {stalls.ranks[worst]} spends {own} between steps without a phase, its peers "
-        f"{peers}; a plain iterator fetches its data there.",
+        f"{peers}{_explain_unnamed(lines)}{write_lines(lines)}",
     )
 
 
 def _describe_bound(
-    ranks: tuple[int, ...], stalls: InputStalls, typical_ns: float
+    ranks: tuple[int, ...], stalls: InputStalls, typical_ns: float, lines: SampledLines
 ) -> tuple[str, str]:
     ending = "s" if len(ranks) == 1 else ""
     share = ratio(typical_ns / stalls.step_ns)
@@ -186,12 +212,12 @@ def _describe_bound(
         return (
             "training waits for data",
             f"{name_ranks(ranks)} wait{ending} {duration(typical_ns)} for data per step, {share} "
-            "of it.",
+            f"of it.{write_lines(lines)}",
         )
     return (
         "much time passes between steps",
         f"{name_ranks(ranks)} spend{ending} {duration(typical_ns)} between steps without a phase, "
-        f"{share} of a step; a plain iterator fetches its data there.",
+        f"{share} of a step{_explain_unnamed(lines)}{write_lines(lines)}",
     )
 
 
@@ -238,7 +264,8 @@ class SlowLoader(Rule):
         worst = int(np.argmax(np.where(is_slow, stalls.excess_ns, -1.0)))
         chance = float(stalls.p_value[is_slow].max())
         share = float(stalls.excess_ns[worst]) / stalls.step_ns
-        title, summary = _describe_slow(ranks, stalls, worst)
+        lines = _find_lines(context.study, ranks, stalls)
+        title, summary = _describe_slow(ranks, stalls, worst, lines)
         yield Finding(
             code=self.code,
             title=title,
@@ -257,6 +284,7 @@ class SlowLoader(Rule):
                     unit="ns",
                 ),
                 Evidence(name="excess, of the step", value=share, unit="ratio"),
+                *list_evidence(lines),
             ),
             confidence=Confidence(
                 level=ConfidenceLevel.HIGH,
@@ -309,7 +337,8 @@ class InputBound(Rule):
         gain = context.price_edit(edit)
         typical = float(np.median(stalls.common_ns[is_stalled]))
         share = typical / stalls.step_ns
-        title, summary = _describe_bound(ranks, stalls, typical)
+        lines = _find_lines(context.study, ranks, stalls)
+        title, summary = _describe_bound(ranks, stalls, typical, lines)
         yield Finding(
             code=self.code,
             title=title,
@@ -320,8 +349,74 @@ class InputBound(Rule):
                 Evidence(name=f"{stalls.what}, median over these ranks", value=typical, unit="ns"),
                 Evidence(name="share of the step", value=share, unit="ratio"),
                 Evidence(name="ranks that wait", value=len(ranks)),
+                *list_evidence(lines),
             ),
             change=FEED_FASTER,
+            gain=gain,
+            edit=edit,
+        )
+
+
+class WorkBetweenSteps(Rule):
+    """Ranks do something else between steps, and training waits.
+
+    What it finds: time between steps in no phase, in most steps, of `between_steps_min_ratio` of
+    the step or more, on ranks that have the phase `data` and so do not fetch there.
+
+    Why it matters: nothing trains in that time; if one rank does it, all others wait for it.
+
+    How it is measured: time between the end of a step and the begin of the next, outside of all
+    phases and without what communication held up; a step counts at most three times the rank's
+    median. Where stacks were sampled, the finding names the line of the program. The gain is a
+    replay without that time.
+
+    What to change: log less often or from another thread, read tensors some steps later, take the
+    named line out of the loop; or give it a name with `recorder.phase(…)`.
+
+    When it is wrong: if the time is needed there, as for an environment of reinforcement learning.
+    It is silent on ranks with device marks: CP004 looks at what their devices miss.
+    """
+
+    code = "TI005"
+    name = "work-between-steps"
+    thresholds = (_MIN_BETWEEN_RATIO,)
+
+    def find(self, context: Context) -> Iterable[Finding]:
+        """At most one, for all ranks together."""
+        timeline = need(context.study.timeline)
+        if DATA not in timeline.phases or len(timeline.steps) < MIN_STEPS:
+            return
+        between = need(context.study.get(_measure_between))
+        is_long = between.mean_ns >= between.step_ns * context.thresholds[_MIN_BETWEEN_RATIO]
+        is_long &= ~timeline.on_device
+        if not is_long.any():
+            return
+        ranks = tuple(rank for rank, one in zip(between.ranks, is_long, strict=True) if one)
+        target = np.where(is_long, 0.0, between.mean_ns)
+        edit = Edit(
+            name=f"{name_ranks(ranks)} without time between steps",
+            work_ns=_shorten(timeline, between, target),
+        )
+        gain = context.price_edit(edit)
+        typical = float(np.median(between.mean_ns[is_long]))
+        share = typical / between.step_ns
+        lines = _find_lines(context.study, ranks, between)
+        is_all = len(ranks) == len(between.ranks)
+        spend = "spends" if len(ranks) == 1 else "spend"
+        yield Finding(
+            code=self.code,
+            title=f"{name_ranks(ranks)} {spend} time between steps",
+            severity=severity_of(gain, otherwise=share),
+            summary=f"{name_ranks(ranks)} {spend} {duration(typical)} between steps in no phase, "
+            f"{ratio(share)} of a step.{write_lines(lines)}",
+            ranks=() if is_all else ranks,
+            evidence=(
+                Evidence(name="time between steps", value=typical, unit="ns"),
+                Evidence(name="share of the step", value=share, unit="ratio"),
+                *list_evidence(lines),
+            ),
+            change="Take it out of the loop, do it less often or in another thread; give it a name "
+            "with recorder.phase(…) if it has to be there.",
             gain=gain,
             edit=edit,
         )

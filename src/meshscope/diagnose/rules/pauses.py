@@ -59,6 +59,7 @@ class GarbageCollectionRule(Rule):
     code = "PA001"
     name = "garbage-collection"
     thresholds = (_MIN_COLLECTED_RATIO,)
+    symptom_of = frozenset({"CP007"})  # compiling makes much garbage
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""
@@ -99,7 +100,7 @@ class HostPauseRule(Rule):
     code = "PA002"
     name = "host-pauses"
     thresholds = (_MIN_PAUSES_RATIO, _MIN_PAUSES_COUNT)
-    symptom_of = frozenset({"PA001", "IM001"})
+    symptom_of = frozenset({"PA001", "IM001", "CP007"})
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""

@@ -1,11 +1,18 @@
 """Rules about the course of step times over a run, on all ranks together."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from meshscope.analyze.budget.budget import measure_host_lead
-from meshscope.analyze.stragglers.slow_steps import PhaseExcess, find_excess
+from meshscope.analyze.rank.stacks import SampledLines, StackSamples
+from meshscope.analyze.stragglers.slow_steps import (
+    BETWEEN_STEPS,
+    UNATTRIBUTED,
+    PhaseExcess,
+    find_excess,
+)
 from meshscope.analyze.stragglers.step_pattern import (
     Recurrence,
     StepPeriods,
@@ -21,6 +28,8 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.rules.compute import find_recompilations
+from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import count, duration, p_value, plural, ratio
 from meshscope.store.read.arrays import Bools, Int64s
 
@@ -63,6 +72,14 @@ _MAX_OTHERS_RATIO = 0.5
 _MIN_STEPS_FOR_WARMUP_ALARM = 200
 """In shorter runs a long warm-up is normal."""
 
+_ADVICE = {
+    "checkpoint": "Save asynchronously (torch.distributed.checkpoint.async_save), from a copy, or "
+    "less often.",
+    "eval": "Evaluate less often, on fewer batches, or on other machines.",
+    "": "Take what happens in these steps off the critical path: save asynchronously or less "
+    "often, evaluate elsewhere, log without waiting.",
+}
+"""What to change, by the phase that is longer."""
 _MAX_HOST_LEAD_RATIO = 0.05
 _ONE_RANK_CAUSES = frozenset(
     {"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IN002", "PP003"}
@@ -70,8 +87,15 @@ _ONE_RANK_CAUSES = frozenset(
 """Causes on one rank that slow all ranks down; their rules name that rank."""
 
 
-def _job_periods(study: Study) -> StepPeriods | Unavailable:
-    return read_periods(study.attempt, num_warmup=study.steps.num_warmup)
+def _job_periods(study: Study) -> StepPeriods:
+    """Steps in which a rank compiled again are not slow here: CP007 reports them."""
+    periods = need(read_periods(study.attempt, num_warmup=study.steps.num_warmup))
+    again = need(study.get(find_recompilations))
+    compiled = {one.step for compilations in again.values() for one in compilations}
+    if not compiled:
+        return periods
+    is_known = np.isin(periods.step, sorted(compiled))
+    return replace(periods, is_slow=periods.is_slow & ~is_known)
 
 
 def _job_recurrences(study: Study) -> tuple[Recurrence, ...]:
@@ -110,7 +134,7 @@ class StepTimeDrift(Rule):
     code = "TI001"
     name = "step-time-drift"
     thresholds = (_MIN_DRIFT_RATIO, _MAX_DRIFT_CHANCE)
-    symptom_of = _ONE_RANK_CAUSES | {"ME001", "LK001"}
+    symptom_of = _ONE_RANK_CAUSES | {"ME001", "LK001", "CP007"}
 
     def find(self, context: Context) -> Iterable[Finding]:
         periods = need(context.study.get(_job_periods))
@@ -187,31 +211,33 @@ class PeriodicSlowSteps(Rule):
     def _report(self, context: Context, periods: StepPeriods, found: Recurrence) -> Finding:
         gain = _price_slow(periods, found.rows)
         extra_ns = float(np.median(periods.excess_ns[found.rows]))
-        where, ranks = _find_contents(context, periods.step[found.rows])
+        slow = periods.step[found.rows]
+        where, ranks = _find_contents(context, slow)
         doing = "" if where is None else f", mostly in {where.phase}"
+        lines = _find_lines(context, where, slow, ranks)
         return Finding(
             code=self.code,
             title=f"every {found.interval} steps one is slow{doing}",
             severity=severity_of(gain),
             summary=f"every {found.interval} steps one takes {duration(extra_ns)} longer{doing}: "
             f"{count(found.num_slow)} of {plural(found.num_expected, 'step')} at that interval, "
-            f"{ratio(gain.saved_ratio)} of all time.",
+            f"{ratio(gain.saved_ratio)} of all time.{write_lines(lines)}",
             ranks=ranks,
-            first_step=int(periods.step[found.rows][0]),
-            last_step=int(periods.step[found.rows][-1]),
+            first_step=int(slow[0]),
+            last_step=int(slow[-1]),
             evidence=(
                 Evidence(name="interval", value=found.interval, unit="steps"),
                 Evidence(name="extra time of a slow step", value=extra_ns, unit="ns"),
                 Evidence(name="slow steps at the interval", value=found.num_slow, unit="steps"),
                 *_contents_evidence(where),
+                *list_evidence(lines),
             ),
             confidence=Confidence(
                 level=ConfidenceLevel.HIGH,
                 text=f"{p_value(found.chance)} over all intervals tried",
                 p_value=found.chance,
             ),
-            change="Take what happens in these steps off the critical path: save asynchronously or "
-            "less often, evaluate elsewhere, log without waiting.",
+            change=_ADVICE.get("" if where is None else where.phase, _ADVICE[""]),
             gain=gain,
         )
 
@@ -237,6 +263,7 @@ class LongWarmup(Rule):
     name = "long-warmup"
     severities = (Severity.LOW, Severity.CRITICAL)
     thresholds = (_MIN_WARMUP_STEPS, _WARMUP_FACTOR)
+    symptom_of = frozenset({"CP007"})
 
     def find(self, context: Context) -> Iterable[Finding]:
         steps, usual = context.study.steps, need(context.study.steps.time)
@@ -334,6 +361,20 @@ class SlowStepsOnAllRanks(Rule):
             "hosts.",
             gain=gain,
         )
+
+
+def _find_lines(
+    context: Context, where: PhaseExcess | None, slow: Int64s, ranks: tuple[int, ...]
+) -> SampledLines:
+    """The lines sampled in these steps, where their extra time is in no phase."""
+
+    def choose(samples: StackSamples) -> Bools:
+        is_unnamed = where is not None and where.phase in (BETWEEN_STEPS, UNATTRIBUTED)
+        is_between = where is not None and where.phase == BETWEEN_STEPS
+        found = samples.find_in_phase("", is_between=is_between)
+        return found & is_unnamed & np.isin(samples.step, slow)
+
+    return find_lines(context.study, ranks, choose)
 
 
 def _price_slow(periods: StepPeriods, rows: Bools) -> Estimate:

@@ -1,0 +1,1 @@
+"""Python stacks of a training process: on request of `meshscope hang`, and sampled."""

@@ -1,0 +1,103 @@
+import pytest
+from diagnosed import context_of, find
+
+from builders import MS, make_writer, put_span, put_step
+from meshscope.analyze.rank.host_waits import read_host_waits
+from meshscope.core.layout import Layout
+from meshscope.core.verdict.severity import Severity
+from meshscope.diagnose.rules.device_idle import find_waiting_lines
+from meshscope.diagnose.runner import diagnose
+from meshscope.store.schema import KernelKind, SampleReason
+from timeline_builders import TimedJob
+
+LOGS = "my/train.py:88 log_metrics > sleep < my/train.py:140 main"
+
+
+def write_run(path, gap_ms, *, phases=("data", "forward"), num_steps=40):
+    """Steps of 50 ms on one rank, `gap_ms(step)` apart; the gap before step 20 is sampled."""
+    writer = make_writer(path)
+    now = 10**9
+    for step in range(num_steps):
+        gap = int(gap_ms(step) * MS)
+        if step == 20:
+            for at in range(now + MS // 2, now + gap, MS):
+                words = writer.name_id(LOGS) | SampleReason.GAP << 16
+                writer.table("stacks").put(words, step - 1, at, 0, 0, 0, 0)
+        now += gap
+        start = now
+        for name in phases:
+            put_span(writer, name, now, 2 * MS if name == "data" else 47 * MS)
+            now += 2 * MS if name == "data" else 47 * MS
+        now = start + 50 * MS
+        put_step(writer, step, start, now)
+    writer.close(end_host_mono_ns=now)
+    return path
+
+
+def test_what_happens_between_steps_is_named_with_its_line(tmp_path):
+    (found,) = find("TI005", write_run(tmp_path, lambda step: 10))
+    assert found.severity > Severity.LOW
+    assert found.gain.saved_ns == pytest.approx(10 * MS, rel=0.03)
+    assert found.summary.endswith(
+        "A stack sampled there shows my/train.py:88 in log_metrics, which calls sleep "
+        "(10 of 10 samples)."
+    )
+    above_low = [
+        one.code for one in diagnose(context_of(tmp_path)).findings if one.severity > Severity.LOW
+    ]
+    assert above_low == ["TI005"]
+
+
+def test_short_gaps_and_single_long_ones_are_none(tmp_path):
+    assert find("TI005", write_run(tmp_path / "short", lambda step: 3)) == []
+    rare = write_run(tmp_path / "rare", lambda step: 100 if step % 10 == 9 else 1)
+    assert find("TI005", rare) == []
+
+
+def test_without_the_phase_data_the_input_rule_names_the_line(tmp_path):
+    write_run(tmp_path, lambda step: 10, phases=("forward",))
+    assert find("TI005", tmp_path) == []
+    (found,) = find("IN002", tmp_path)
+    assert "plain iterator" not in found.summary
+    assert "my/train.py:88 in log_metrics" in found.summary
+
+
+def test_a_rank_that_works_alone_between_steps_is_priced_by_a_replay(tmp_path):
+    job = TimedJob(tmp_path, num_ranks=2, layout=Layout(dp=2))
+    group = job.group(range(2), description="mesh_dp")
+    now = 0
+    for step in range(30):
+        begin = {0: now + 20 * MS, 1: now}
+        for rank, at in begin.items():
+            job.phase(rank, "data", at, at + MS)
+            job.phase(rank, "forward", at + MS, at + 50 * MS)
+        ends = {rank: at + 50 * MS for rank, at in begin.items()}
+        job.collective(group, ends, transfer_ns=MS, step=step, size_bytes=4096)
+        now = max(ends.values()) + MS
+        for rank, at in begin.items():
+            job.own_step(rank, step, at, now)
+    job.close()
+    (found,) = find("TI005", tmp_path)
+    assert found.ranks == (0,)
+    assert found.gain.saved_ns == pytest.approx(20 * MS, rel=0.05)
+
+
+def test_lines_inside_synchronising_calls_are_found(tmp_path):
+    write_run(tmp_path, lambda step: 10)
+    study = context_of(tmp_path).study
+    assert find_waiting_lines(study, {}).lines == ()
+
+    other = tmp_path / "sampled"
+    writer = make_writer(other)
+    put_step(writer, 0, 1000 * MS, 1100 * MS)
+    reads = "my/train.py:41 train > item"
+    for at in (1011, 1012, 1013, 1050):
+        words = writer.name_id(reads if at < 1050 else LOGS) | SampleReason.KERNELS << 16
+        writer.table("stacks").put(words, 0, at * MS, 0, 0, 0, 0)
+    call = writer.name_id("cudaStreamSynchronize") | KernelKind.SYNCHRONISATION << 16
+    writer.table("kernels").put(call, 1010 * MS, 5 * MS, 0, 0, 0, -1)
+    writer.close(end_host_mono_ns=1200 * MS)
+    study = context_of(other).study
+    waits = read_host_waits(study.attempt.ranks[0])
+    (line,) = find_waiting_lines(study, {0: waits}).lines
+    assert (line.text, line.num_samples) == ("my/train.py:41 in train, which calls item", 3)
