@@ -86,7 +86,7 @@ def recording(folder: Path):
     with tempfile.TemporaryDirectory(dir=folder) as run_dir:
         recorder = meshscope.start(run_dir, provenance=False)
         with recorder.step():
-            pass  # the recorder measures itself in every 16th step, of which this is the first
+            pass  # the recorder measures itself in one step in 17, of which this is the first
         yield
         recorder.close()
         assert not recorder.guard.counts, recorder.guard.first_messages

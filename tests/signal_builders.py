@@ -32,6 +32,8 @@ class DeviceMemory:
     peak_reserved: int = 0
     inactive_split: int = 0
     total: int = 80 * GB
+    others: int = 0
+    """Held on the device by other processes."""
     num_retries: int = 0
     num_ooms: int = 0
 
@@ -51,6 +53,9 @@ def make_signal_run(
     provenance: Mapping[str, object] | None = None,
     has_layout: bool = True,
     host: Callable[[int], str] = lambda rank: "node0",
+    is_sampled: Callable[[int], bool] = lambda step: True,
+    is_compiling: Callable[[int], bool] = lambda step: False,
+    device_limit_bytes: int | None = None,
 ) -> Path:
     """Writes the run and returns its path; the ranks are a dp axis."""
     layout = Layout(dp=num_ranks) if has_layout else None
@@ -70,14 +75,19 @@ def make_signal_run(
         writer = RankWriter(path, rank, header=header)
         if host_limit_bytes is not None:
             writer.journal.write("update", host_memory={"total_bytes": host_limit_bytes})
+        if device_limit_bytes is not None:
+            writer.journal.write("update", device_memory={"limit_bytes": device_limit_bytes})
         now_ns = START_MONO_NS + 500 * MS
         for step in range(num_steps):
             begin_ns, now_ns = now_ns, now_ns + int(step_ns(rank, step))
             put_span(writer, "forward", begin_ns, now_ns - begin_ns)
+            if is_compiling(step):
+                put_span(writer, "compile", begin_ns, now_ns - begin_ns)
             put_step(writer, step, begin_ns, now_ns, flags=SKIPPED if skipped(step) else 0)
             for name, value_of in (scalars or {}).items():
                 put_scalar(writer, name, step, now_ns, value_of(rank, step))
-            put_memory(writer, rank, step, now_ns, rss, device)
+            if is_sampled(step):
+                put_memory(writer, rank, step, now_ns, rss, device)
             now_ns += gap_ns
         writer.close(
             end_host_mono_ns=now_ns,
@@ -112,11 +122,12 @@ def put_memory(
         now_ns,
         resident,
         state.allocated,
-        state.reserved,
+        max(state.reserved, state.allocated),
         max(state.peak_allocated, state.allocated),
-        max(state.peak_reserved, state.reserved),
+        max(state.peak_reserved, state.reserved, state.allocated),
     )
     counts = pack_counts(state.num_retries, state.num_ooms)
+    free = state.total - max(state.reserved, state.allocated) - state.others
     writer.table("allocator").put(
-        step, now_ns, state.allocated, state.inactive_split, 0, state.total, counts
+        step, now_ns, state.allocated, state.inactive_split, free, state.total, counts
     )

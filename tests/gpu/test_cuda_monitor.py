@@ -68,7 +68,9 @@ def test_the_allocators_figures_agree_with_torch(recorded):
     allocator, memory = rank.read("allocator"), rank.read("memory")
     assert allocator["time_host_mono_ns"].tolist() == memory["time_host_mono_ns"].tolist()
     total = torch.cuda.get_device_properties(0).total_memory
-    assert set(allocator["device_total_bytes"].tolist()) == {total}
+    # The driver is asked once a second, the allocator far more often.
+    assert set(allocator["device_total_bytes"].tolist()) <= {total, -1}
+    assert int(allocator["device_total_bytes"][0]) == total
     assert (allocator["device_free_bytes"] < total).all()
     assert (allocator["active_bytes"] >= memory["allocated_bytes"]).all()
     assert (allocator["num_ooms"] <= torch.cuda.memory_stats()["num_ooms"]).all()

@@ -244,10 +244,7 @@ class Study:
     @cached_property
     def has_accelerators(self) -> bool:
         """Whether any rank recorded an accelerator's memory or stream."""
-        return any(
-            known(rank.device) is not None or known(rank.peak_device_bytes) is not None
-            for rank in self._totals.ranks
-        )
+        return any(rank.has_accelerator for rank in self._totals.ranks)
 
     @cached_property
     def health(self) -> RecordingHealth:
@@ -491,7 +488,7 @@ def _merge_ranks(
         steps=steps_of_job,
         clues=peers.find_clues(peer_groups, step_ns),
         tokens=tokens,
-        overhead=measure_overhead(overhead),
+        overhead=measure_overhead(overhead, has_device=any(rank.has_accelerator for rank in ranks)),
         longest=longest,
         problems=tuple(problems),
     )

@@ -9,7 +9,13 @@ from typing import Any
 
 from meshscope.capture.hardware.hardware_sampling import HardwareSampling
 from meshscope.capture.identity import initialized_distributed
-from meshscope.capture.memory.device_memory import pause_after, sample_memory
+from meshscope.capture.memory.device_memory import (
+    COST_PER_WALL,
+    DeviceCapacity,
+    pause_after,
+    read_capacity,
+    sample_memory,
+)
 from meshscope.capture.memory.gc_pauses import GcPauses, pause_name
 from meshscope.capture.model.layer_counts import count_layers
 from meshscope.capture.profiles import Profiles
@@ -18,6 +24,7 @@ from meshscope.capture.stacks.gap_watch import GapWatch
 from meshscope.capture.steps.marking import Marking
 from meshscope.capture.watching import Watching
 from meshscope.core.layout import Layout
+from meshscope.store.schema import MISSING
 
 _SAMPLE_EVERY_NS = 1_000_000_000
 SILENT_STEPS = 20
@@ -41,6 +48,9 @@ class Sampling:
         self.hardware = HardwareSampling(session)
         self._next_sample_ns = 0
         self._next_memory_ns = 0
+        self._last_memory_cost_ns = 0
+        self._next_capacity_ns = 0
+        self._device_limit_bytes = MISSING
         self._first_sampled_step: int | None = None
         self._has_counted_layers = False
         self._has_said_silent = False
@@ -52,6 +62,8 @@ class Sampling:
         self._first_sampled_step = None
         self._has_counted_layers = False
         self._gaps.begin_attempt()
+        self._next_capacity_ns = 0
+        self._device_limit_bytes = MISSING
 
     def follow_config(self) -> None:
         """Begins or ends with pauses of the garbage collector, ends with readings of hardware, as
@@ -110,7 +122,11 @@ class Sampling:
         self._next_memory_ns = self._timeline.next_visit_ns = 0
 
     def _sample_memory(self, step: int, end_ns: int) -> None:
-        """Memory, and when to read it next: a reading may cost a thousandth of the time."""
+        """Memory, and when to read it next: a reading may cost a thousandth of the time.
+
+        Its cost is the lower of its own and the last one's: the first one, which is cold, and one
+        that the system interrupted do not keep the next ones away.
+        """
         session = self._session
         writer = session.writer
         if writer is None:  # the first step's own record opens the run
@@ -118,13 +134,30 @@ class Sampling:
         self._next_memory_ns = end_ns + _SAMPLE_EVERY_NS
         if session.is_paused or not session.config.memory:
             return
+        torch = sys.modules.get("torch")
         table = writer.table("memory")  # making its file is no part of a reading's cost
+        capacity = self._read_capacity(torch, end_ns)
         start_ns = session.clock()
-        sample = sample_memory(sys.modules.get("torch"))
+        sample = sample_memory(torch, capacity)
         table.put(step, end_ns, *sample.memory)
         if sample.allocator is not None:
             writer.table("allocator").put(step, end_ns, *sample.allocator)
-        self._next_memory_ns = end_ns + pause_after(session.clock() - start_ns)
+        cost_ns = session.clock() - start_ns
+        self._next_memory_ns = end_ns + pause_after(min(cost_ns, self._last_memory_cost_ns))
+        self._last_memory_cost_ns = cost_ns
+
+    def _read_capacity(self, torch: Any | None, end_ns: int) -> DeviceCapacity:
+        """The device's memory, once a second, or less often where a thousandth asks for it."""
+        if end_ns < self._next_capacity_ns:
+            return DeviceCapacity()
+        start_ns = self._session.clock()
+        capacity = read_capacity(torch)
+        cost_ns = self._session.clock() - start_ns
+        self._next_capacity_ns = end_ns + max(_SAMPLE_EVERY_NS, COST_PER_WALL * cost_ns)
+        if capacity.limit_bytes != self._device_limit_bytes:
+            self._device_limit_bytes = capacity.limit_bytes
+            self._session.journal("update", device_memory={"limit_bytes": capacity.limit_bytes})
+        return capacity
 
     def put_pauses(self) -> None:
         """Writes the collector's pauses since the last time as detail spans."""

@@ -50,8 +50,8 @@ STEPS = Table(
             can_be_missing=True,
             word=5,
             unit="ns",
-            meaning="time spent inside the recorder during the step, measured on every "
-            "16th step; -1 on the others",
+            meaning="time spent inside the recorder during the step, measured on one step in "
+            "17 (16 in older recordings); -1 on the others",
         ),
         Column(
             name="input_tokens",

@@ -108,3 +108,67 @@ def test_peers_are_compared_and_strangers_are_not(tmp_path):
 
 def test_a_run_without_samples_says_so(tmp_path):
     assert analyze(tmp_path / "run") == Unavailable("memory was not sampled")
+
+
+def test_what_rose_while_code_was_compiled_is_no_leak(tmp_path):
+    options = {"num_steps": 20, "rss": lambda rank, step: (300 + 40 * step) * MB}
+    memory = analyze(tmp_path / "a", **options, is_compiling=lambda step: True)
+    assert memory.leaking(Place.HOST) == ()
+    assert memory.ranks[0].growth.kind is GrowthKind.LEVEL
+    # A leak beside a few compilations is one, with its own slope.
+    some = analyze(tmp_path / "b", **options, is_compiling=lambda step: step in (3, 9))
+    (leaking,) = some.leaking(Place.HOST)
+    assert leaking.growth.per_step == pytest.approx(40 * MB, rel=0.05)
+
+
+def limit_of(path, **options):
+    others, peak = options.pop("others", 0), options.pop("peak", 0)
+    device = DeviceMemory(allocated=10 * GB, reserved=12 * GB, peak_allocated=peak, others=others)
+    (rank,) = analyze(path, device=lambda rank, step: device, **options).ranks
+    return rank.limit_bytes
+
+
+def test_a_device_ends_where_other_processes_or_a_share_begin(tmp_path):
+    assert limit_of(tmp_path / "a") == 80 * GB
+    assert limit_of(tmp_path / "b", others=30 * GB) == 50 * GB
+    assert limit_of(tmp_path / "c", device_limit_bytes=20 * GB) == 20 * GB
+    assert limit_of(tmp_path / "d", device_limit_bytes=-1) == 80 * GB
+    assert limit_of(tmp_path / "e", others=30 * GB, peak=60 * GB) == 60 * GB  # it has had that
+
+
+def grow_holes(lengths):
+    """Blocks of a caching allocator that no longer one fits into: each new longest is added."""
+    highest, reserved = 0, 0
+    for length in lengths.tolist():
+        if length > highest:
+            highest, reserved = length, reserved + length
+        yield DeviceMemory(
+            allocated=GB,
+            reserved=GB + reserved,
+            peak_allocated=GB + highest,
+            peak_reserved=GB + reserved,
+        )
+
+
+def find_holes(path, lengths):
+    states = list(grow_holes(lengths))
+    options = {"num_steps": len(states), "is_sampled": lambda step: step % 3 == 0}
+    (rank,) = analyze(path, device=lambda rank, step: states[step], **options).ranks
+    return rank.allocator
+
+
+def test_blocks_too_small_for_the_next_length_are_seen_to_grow(tmp_path):
+    state = find_holes(tmp_path, 64 * MB + 2 * MB * np.arange(60))
+    assert state.is_hollowing(128 * MB)
+    # All but the newest block: each step adds one, of 64 to 182 MiB.
+    assert state.unused_at_peak_bytes == sum((64 + 2 * step) * MB for step in range(57))
+    assert 90 * MB < state.growth.per_step < 160 * MB
+
+
+def test_random_lengths_leave_holes_that_come_to_an_end(tmp_path):
+    random = np.random.default_rng(0)
+    found = [
+        find_holes(tmp_path / str(draw), (512 * MB * random.random(60)).astype(np.int64))
+        for draw in range(20)
+    ]
+    assert sum(state.is_hollowing(0) for state in found) == 0

@@ -8,9 +8,11 @@ from recorded import read_recorded
 from meshscope.capture import sampling
 from meshscope.capture.memory import device_memory as memory
 from meshscope.capture.memory.device_memory import (
+    DeviceCapacity,
     MemorySample,
     pack_counts,
     pause_after,
+    read_capacity,
     sample_memory,
 )
 from meshscope.capture.memory.host_memory import (
@@ -48,34 +50,45 @@ class FakeClock:
         return self.now_ns
 
 
-@pytest.mark.parametrize(("cost_ns", "num_samples"), [(0, 50), (10_000, 50), (100_000, 5)])
+def record_steps(path, clock, *, num_steps, step_ns):
+    """The memory of a run whose first step, which opens it, is not counted."""
+    config = RecorderConfig(provenance=False, gc_pauses=False)
+    rec = Recorder(path / "run", config=config, clock=clock)
+    with rec.step():
+        pass
+    for _ in range(num_steps):
+        with rec.step():
+            clock.now_ns += step_ns
+    path = rec.run_dir
+    rec.close()
+    return read_recorded(path).rank
+
+
+@pytest.mark.parametrize(("cost_ns", "num_samples"), [(0, 50), (10_000, 50), (100_000, 6)])
 def test_every_step_is_sampled_as_far_as_it_is_cheap(tmp_path, monkeypatch, cost_ns, num_samples):
     clock = FakeClock()
 
-    def sample(torch):
+    def sample(torch, capacity):
         clock.now_ns += cost_ns
         return MemorySample((7, -1, -1, -1, -1), None)
 
     monkeypatch.setattr(sampling, "sample_memory", sample)
-    rec = Recorder(
-        tmp_path / "run", config=RecorderConfig(provenance=False, gc_pauses=False), clock=clock
-    )
-    with rec.step():  # its record opens the run
-        pass
-    for _ in range(50):
-        with rec.step():
-            clock.now_ns += 10 * MS
-    path = rec.run_dir
-    rec.close()
-    found = read_recorded(path).rank.read("memory")
+    rank = record_steps(tmp_path, clock, num_steps=50, step_ns=10 * MS)
+    found = rank.read("memory")
+    # The first two follow each other: the first one is cold.
     assert len(found["step"]) == num_samples
     assert set(found["rss_bytes"].tolist()) == {7}
 
 
 class FakeCuda:
-    """Answers as torch.cuda does on a device."""
+    """Answers as torch.cuda does on a device; each call takes the time it is given."""
 
     is_capturing = False
+    share = 1.0
+
+    def __init__(self, clock=None, *, stats_ns=0, driver_ns=0):
+        self.clock, self.stats_ns, self.driver_ns = clock or FakeClock(), stats_ns, driver_ns
+        self.num_driver_calls = 0
 
     def is_initialized(self):
         return True
@@ -84,56 +97,96 @@ class FakeCuda:
         return self.is_capturing
 
     def mem_get_info(self):
+        self.clock.now_ns += self.driver_ns
+        self.num_driver_calls += 1
         return (30, 100)
 
-    def memory_stats(self):
+    def get_per_process_memory_fraction(self):
+        return self.share
+
+    def memory_stats_as_nested_dict(self):
+        self.clock.now_ns += self.stats_ns
         return {
-            "allocated_bytes.all.current": 1,
-            "reserved_bytes.all.current": 2,
-            "allocated_bytes.all.peak": 3,
-            "reserved_bytes.all.peak": 4,
-            "active_bytes.all.current": 5,
-            "inactive_split_bytes.all.current": 6,
+            "allocated_bytes": {"all": {"current": 1, "peak": 3}, "small_pool": {"current": 0}},
+            "reserved_bytes": {"all": {"current": 2, "peak": 4}},
+            "active_bytes": {"all": {"current": 5}},
+            "inactive_split_bytes": {"all": {"current": 6}},
             "num_alloc_retries": 8,
             "num_ooms": 9,
         }
 
 
 class FakeTorch:
-    cuda = FakeCuda()
+    def __init__(self, cuda=None):
+        self.cuda = cuda or FakeCuda()
+
+
+@pytest.mark.parametrize(
+    ("stats_us", "driver_us", "least"), [(40, 200, 30), (70, 900, 20), (20, 2000, 60)]
+)
+def test_sixty_steps_on_a_device_have_twenty_readings_at_a_thousandth_each(
+    tmp_path, monkeypatch, stats_us, driver_us, least
+):
+    clock = FakeClock()
+    cuda = FakeCuda(clock, stats_ns=1000 * stats_us, driver_ns=1000 * driver_us)
+    torch = FakeTorch(cuda)
+    read, ask = memory.sample_memory, memory.read_capacity
+    monkeypatch.setattr(sampling, "sample_memory", lambda _, capacity: read(torch, capacity))
+    monkeypatch.setattr(sampling, "read_capacity", lambda _: ask(torch))
+    rank = record_steps(tmp_path, clock, num_steps=60, step_ns=25 * MS)
+    found = rank.read("allocator")
+    num_readings, num_free = len(found["step"]), int((found["device_free_bytes"] == 30).sum())
+    assert num_readings >= least
+    # 1.5 s: the driver is asked at the start and a second later, or later where it is slow.
+    assert cuda.num_driver_calls == num_free == (1 if driver_us > 1000 else 2)
+    assert 1000 * stats_us * (num_readings - 2) <= 60 * 25 * MS / 1000 * 1.01
 
 
 def test_the_allocator_is_read_in_one_go():
-    sample = sample_memory(FakeTorch())
+    sample = sample_memory(FakeTorch(), DeviceCapacity(30, 100))
     assert sample.memory[1:] == (1, 2, 3, 4)
     assert sample.allocator == (5, 6, 30, 100, pack_counts(8, 9))
 
 
+def test_what_an_allocator_does_not_count_is_missing():
+    cuda = FakeCuda()
+    cuda.memory_stats_as_nested_dict = lambda: {"allocated_bytes": {"all": {"current": 1}}}
+    sample = sample_memory(FakeTorch(cuda), DeviceCapacity())
+    assert sample.memory[1:] == (1, -1, -1, -1)
+    assert sample.allocator == (-1, -1, -1, -1, pack_counts(-1, -1))
+
+
 def test_a_graph_that_is_captured_is_left_alone():
-    torch = FakeTorch()
-    torch.cuda = FakeCuda()
-    torch.cuda.is_capturing = True
-    assert sample_memory(torch).allocator[2:4] == (-1, -1)
+    cuda = FakeCuda()
+    cuda.is_capturing = True
+    assert read_capacity(FakeTorch(cuda)) == DeviceCapacity(-1, -1, -1)
+
+
+def test_a_share_of_the_device_is_a_limit():
+    cuda = FakeCuda()
+    assert read_capacity(FakeTorch(cuda)) == DeviceCapacity(30, 100, -1)
+    cuda.share = 0.25
+    assert read_capacity(FakeTorch(cuda)) == DeviceCapacity(30, 100, 25)
 
 
 def test_counts_are_read_back_and_missing_ones_stay_missing(tmp_path, monkeypatch):
-    clock = FakeClock()
-    monkeypatch.setattr(sampling, "sample_memory", lambda torch: memory.sample_memory(FakeTorch()))
-    rec = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False), clock=clock)
-    for _ in range(2):
-        with rec.step():
-            clock.now_ns += MS
-    path = rec.run_dir
-    rec.close()
-    found = open_run(path).last_attempt.ranks[0].read("allocator")
+    clock, torch = FakeClock(), FakeTorch()
+    torch.cuda.share = 0.5
+    monkeypatch.setattr(sampling, "sample_memory", lambda _, c: memory.sample_memory(torch, c))
+    monkeypatch.setattr(sampling, "read_capacity", lambda _: memory.read_capacity(torch))
+    rank = record_steps(tmp_path, clock, num_steps=2, step_ns=MS)
+    found = rank.read("allocator")
     row = {column.name: int(found[column.name][0]) for column in ALLOCATOR.columns}
     assert (row["num_alloc_retries"], row["num_ooms"], row["device_total_bytes"]) == (8, 9, 100)
     assert pack_counts(-1, -1) == 0
+    limits = [line["device_memory"] for line in rank.updates if "device_memory" in line]
+    assert limits == [{"limit_bytes": 50}]
 
 
 def test_without_a_device_only_the_process_is_known():
-    assert sample_memory(None).allocator is None
-    assert sample_memory(None).memory[1:] == (-1, -1, -1, -1)
+    assert sample_memory(None, DeviceCapacity()).allocator is None
+    assert sample_memory(None, DeviceCapacity()).memory[1:] == (-1, -1, -1, -1)
+    assert read_capacity(None) == DeviceCapacity()
     assert resident_bytes() > 0
 
 

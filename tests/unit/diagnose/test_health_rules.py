@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from diagnosed import context_of, find, make_finding
 
-from builders import MS, Faults, make_run, make_writer, put_step
+from builders import MS, Faults, make_run, make_writer, put_device_span, put_span, put_step
 from communication_builders import Job
 from meshscope.analyze.study import Failure
 from meshscope.core.layout import Layout
@@ -163,6 +163,65 @@ def test_few_timed_steps_make_it_a_hint(tmp_path):
     (found,) = find("HE005", tmp_path)
     assert found.severity is Severity.LOW
     assert find("HE005", tmp_path, recorder_max_overhead_ratio=0.2) == []
+
+
+def write_device_steps(path, *, lead_ns, stride=1, is_marked=True):
+    """100 steps of 10 ms, all timed: 1 ms of host time with marks on the device, else 0.2 ms.
+
+    Every tenth step the device has caught up, so that its clock is known there.
+    """
+    writer = make_writer(path)
+    for step in range(100):
+        begin = 10**9 + step * 10 * MS
+        has_marks = is_marked and step % stride == 0
+        put_span(writer, "forward", begin, 8 * MS)
+        put_step(writer, step, begin, begin + 10 * MS, recorder_ns=MS if has_marks else MS // 5)
+        writer.table("memory").put(step, begin + 10 * MS, 0, 1, 1, 1, 1)
+        if has_marks:
+            lead = lead_ns if step % 10 else 0
+            start = step * 10 * MS + lead
+            put_device_span(
+                writer,
+                "forward",
+                begin,
+                8 * MS,
+                start_device_ns=start,
+                offset_min_ns=begin - start,
+                offset_max_ns=10**9 + 5 * MS,
+            )
+    writer.close(end_host_mono_ns=10**9 + 1000 * MS)
+
+
+def test_host_time_that_the_devices_queue_hides_is_no_cost(tmp_path):
+    write_device_steps(tmp_path, lead_ns=3 * MS)
+    overhead = context_of(tmp_path).study.health.overhead
+    # The device had caught up in every tenth step; 9 of the 99 after warm-up.
+    assert overhead.host_ratio == pytest.approx(0.1)
+    assert overhead.starved_ratio == pytest.approx(9 / 99)
+    assert find("HE005", tmp_path) == []
+
+
+def test_host_time_that_a_device_waits_for_is_a_cost(tmp_path):
+    write_device_steps(tmp_path, lead_ns=MS // 2)
+    (found,) = find("HE005", tmp_path)
+    assert found.severity is Severity.HIGH
+    assert found.gain.saved_ratio == pytest.approx(0.1)
+    assert "the device waited at 100" in found.summary
+
+
+def test_without_marks_on_the_device_host_time_is_a_bound_and_low(tmp_path):
+    write_device_steps(tmp_path, lead_ns=0, is_marked=False)
+    (found,) = find("HE005", tmp_path, recorder_max_overhead_ratio=0.01)
+    assert found.severity is Severity.LOW
+    assert found.title == "recording takes at most a part of every step"
+    assert "no mark on the device says" in found.summary
+
+
+def test_marked_steps_count_as_often_as_they_are(tmp_path):
+    write_device_steps(tmp_path, lead_ns=0, stride=4)
+    overhead = context_of(tmp_path).study.health.overhead
+    # 24 of the 99 steps after warm-up have marks and take 1 ms, the others 0.2 ms.
+    assert overhead.host_ns == pytest.approx((24 * 1.0 + 75 * 0.2) / 99 * MS)
 
 
 def test_few_steps_are_said(tmp_path):

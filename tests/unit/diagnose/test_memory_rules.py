@@ -12,6 +12,7 @@ from meshscope.diagnose.rules.memory import (
     MemorySkew,
     NearCapacity,
 )
+from meshscope.diagnose.runner import diagnose
 from meshscope.store.read.run import open_run
 from signal_builders import GB, MB, DeviceMemory, make_signal_run
 
@@ -65,6 +66,25 @@ def test_a_leaking_device_is_told_for_its_rank(tmp_path):
     assert finding.title == "device memory of rank 0 grows with every step"
 
 
+def leak_on_device(rank, step):
+    return DeviceMemory(allocated=5 * GB + 64 * MB * step, total=139 * GB)
+
+
+def test_sixty_four_megabytes_a_step_are_seen_in_sixty_steps_read_every_third(tmp_path):
+    """A step of 25 ms: 139 GiB are full within a minute."""
+    (finding,) = find(
+        MemoryLeak,
+        tmp_path,
+        num_steps=60,
+        step_ns=lambda rank, step: 24e6,
+        device=leak_on_device,
+        is_sampled=lambda step: step % 3 == 0,
+    )
+    assert finding.severity is Severity.CRITICAL
+    # At the last reading, of step 57: (139 - 5) GiB / 64 MiB - 57.
+    assert "139 GiB are full after 2,087 more steps, 52.2 s at this pace" in finding.summary
+
+
 def full_device(used_gb):
     return lambda rank, step: DeviceMemory(allocated=20 * GB, peak_allocated=int(used_gb * GB))
 
@@ -105,6 +125,21 @@ def test_holes_matter_on_a_full_device_and_are_low_on_one_with_room(tmp_path):
     assert "3.00 GiB in holes" in full.summary
 
 
+def test_holes_that_grow_are_told_before_the_device_is_full(tmp_path):
+    def hollowing(rank, step):
+        reserved = 8 * GB + 64 * MB * step
+        return DeviceMemory(
+            allocated=5 * GB, peak_allocated=8 * GB, reserved=reserved, peak_reserved=reserved
+        )
+
+    (found,) = find(Fragmentation, tmp_path, num_steps=60, device=hollowing)
+    assert (found.code, found.severity, found.ranks) == ("ME003", Severity.MEDIUM, (0,))
+    assert found.title == "reserved device memory that is not used grows with every step"
+    # (80 - 8) GiB / 64 MiB - 59 steps.
+    assert "grows by 64.0 MiB a step, and 80.0 GiB are reserved after 1,093 more" in found.summary
+    assert "expandable_segments" in found.change
+
+
 def test_a_cache_that_is_used_at_the_peak_is_no_fragmentation(tmp_path):
     # At the step's end 5 of 76 GiB are allocated, at the peak 70 were.
     assert find(Fragmentation, tmp_path, device=holes(76, 70)) == []
@@ -136,6 +171,33 @@ def test_repeated_and_failed_allocations_are_told(tmp_path):
     (finding,) = find(AllocatorRetries, tmp_path / "b", device=device(4, 1))
     assert finding.severity is Severity.HIGH
     assert find(AllocatorRetries, tmp_path / "c", device=device(0, 0)) == []
+
+
+def test_retries_are_priced_by_the_steps_they_were_in(tmp_path):
+    def device(rank, step):
+        return DeviceMemory(allocated=GB, num_retries=2 * (step >= 20) + 2 * (step >= 30))
+
+    slow = {20, 30}
+    options = {"device": device, "step_ns": lambda rank, step: (209 if step in slow else 49) * 1e6}
+    (found,) = find(AllocatorRetries, tmp_path, num_steps=40, **options)
+    # Steps 1 to 38 of 50 ms have a period, two of them take 160 ms more: 320 ms over 38 steps.
+    assert found.gain.saved_ns == pytest.approx(320e6 / 38)
+    assert found.severity is Severity.HIGH  # 14 % of a step
+    assert "4 allocations succeeded only after the cache had been emptied" in found.summary
+    assert "one takes about 80.0 ms" in found.summary
+
+
+def test_what_a_leak_leads_to_is_a_symptom_of_it(tmp_path):
+    def device(rank, step):
+        return DeviceMemory(
+            allocated=40 * GB + 500 * MB * step, num_retries=5 * (step >= 70) + 5 * (step >= 75)
+        )
+
+    attempt = open_run(make_signal_run(tmp_path, num_steps=80, device=device)).last_attempt
+    found = {finding.code: finding for finding in diagnose(Context(Study(attempt))).findings}
+    assert found["ME001"].severity is Severity.CRITICAL
+    assert {found[code].severity for code in ("ME002", "ME005")} == {Severity.LOW}
+    assert "ME001" in found["ME005"].explained_by
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,54 @@ def test_more_series_ask_for_more_certainty():
     values = np.arange(20) + 1.0 * random.normal(size=20)
     assert grow(values).kind is GrowthKind.STEADY
     assert grow(values, num_tests=10**12).kind is not GrowthKind.STEADY
+
+
+STEPS = np.arange(60)
+
+
+def random_teeth(random):
+    """Grows by 64 a step and is freed one step in ten."""
+    rises = np.where(random.random(60) < 0.1, -1e9, 64)
+    level = [0.0]
+    for rise in rises.tolist():
+        level.append(max(level[-1] + rise, 0.0))
+    return np.array(level[1:])
+
+
+def teeth(period):
+    return lambda r: 64.0 * ((STEPS + r.integers(period)) % period) + noise(r, STEPS)
+
+
+SIXTY_STEPS = {
+    # MiB at the ends of 60 steps, and the least and the most of 40 draws that are called a leak.
+    "leak": (lambda r: 64.0 * STEPS, 1, 1),
+    "leak in noise of its size": (lambda r: 64 * STEPS + 64 * noise(r, STEPS), 0.99, 1),
+    "leak beside random lengths": (lambda r: 64 * STEPS + 500 * r.random(60), 0.85, 1),
+    "leak after warm-up": (lambda r: 64 * STEPS + 3000 * (1 - np.exp(-STEPS / 3)), 1, 1),
+    "leak beside evaluation": (lambda r: 64 * STEPS + 500 * (STEPS % 10 == 9), 1, 1),
+    "leak every other step": (lambda r: 128.0 * (STEPS // 2), 1, 1),
+    "healthy": (lambda r: 2 * noise(r, STEPS), 0, 0),
+    "optimizer state and caches": (lambda r: 3000 * (STEPS > 0) - 500 * np.exp(-STEPS / 5), 0, 0),
+    "warm-up of twenty steps": (lambda r: 100.0 * np.minimum(STEPS, 20) + noise(r, STEPS), 0, 0),
+    "random lengths": (lambda r: 500 * r.random(60), 0, 0),
+    "largest length so far": (lambda r: np.maximum.accumulate(500 * r.random(60)), 0, 0),
+    "evaluation": (lambda r: 500 * (STEPS % 10 == 9) + noise(r, STEPS), 0, 0),
+    "evaluation that keeps a cache": (lambda r: 200 * (STEPS > 9) + noise(r, STEPS), 0, 0),
+    "saves that keep a copy, twice": (lambda r: 300.0 * (STEPS > 9) + 300 * (STEPS > 19), 0, 0),
+    "freed every ten steps": (teeth(10), 0, 0),
+    "freed every twenty steps": (teeth(20), 0, 0),
+    "freed now and then": (random_teeth, 0, 0.1),
+    "random walk": (lambda r: np.cumsum(20 * noise(r, STEPS)), 0, 0.05),
+}
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("name", SIXTY_STEPS)
+def test_sixty_steps_tell_a_leak_from_what_training_does(name, stride):
+    make, least, most = SIXTY_STEPS[name]
+    random, num_found = np.random.default_rng(1), 0
+    for _ in range(40):
+        first = random.integers(stride)
+        step, value = STEPS[first::stride].astype(float), make(random)[first::stride] * 1.0
+        num_found += measure_growth(step, value, num_tests=2).kind is GrowthKind.STEADY
+    assert least <= num_found / 40 <= most

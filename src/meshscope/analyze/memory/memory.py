@@ -2,10 +2,11 @@
 
 Host memory is the resident set of the rank's process, device memory what its allocator holds
 (allocated) and has taken from the device (reserved). Growth is judged on samples at step ends, when
-a step's own activations are gone: see `growth`. A forecast divides the free memory by the growth
-per step. For a host it covers all its recorded ranks, against the machine's memory or the limit of
-their control group; for a device it covers allocated memory, because cached memory is released on
-demand.
+a step's own activations are gone: see `growth`. What rose while torch.compile made code is taken
+out: that is the size of the code, and ends with it. A forecast divides the free memory by the
+growth per step. For a host it covers all its recorded ranks, against the machine's memory or the
+limit of their control group; for a device it covers allocated memory, because cached memory is
+released on demand, against what the process can get: what it has reserved and what is free.
 
 Wrong where other programs need the host's memory, where processes share pages (each counts them),
 and where sampling missed the peak: between two step ends only the allocator's own peak is seen.
@@ -17,6 +18,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from meshscope.analyze.memory.retry_cost import RetryCost, measure_retry_cost
 from meshscope.analyze.rank.caught_errors import as_int
 from meshscope.analyze.timeline.peers import group_peers
 from meshscope.core.unavailable import Unavailable
@@ -53,12 +55,23 @@ class AllocatorState:
     """Highest reserved minus highest allocated since the peaks were reset: at least this much was
     unused at the highest reservation."""
     peak_reserved_bytes: int
+    growth: Growth | Unavailable
+    """Of what is reserved beyond the highest allocation, in bytes per step."""
     num_retries: int | Unavailable
     """Allocations that succeeded only after the cache was emptied."""
     num_failures: int | Unavailable
     """Allocations that failed."""
     first_retry_step: int | Unavailable
     """The first sampled step after a retry since recording began."""
+    retry_cost: RetryCost | Unavailable
+    """What steps with retries took longer."""
+
+    def is_hollowing(self, least_bytes: float) -> bool:
+        """Whether unused reservations grow steadily, by at least so much over the run."""
+        growth = self.growth
+        if isinstance(growth, Unavailable) or growth.kind is not GrowthKind.STEADY:
+            return False
+        return growth.rise >= least_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +172,7 @@ def _measure_host(recording: Recording, samples: Columns, num_tests: int) -> Ran
         peak_step=int(step[at]),
         last_bytes=int(rss[-1]),
         last_step=int(step[-1]),
-        growth=_measure_growth(step, rss, num_tests),
+        growth=_measure_growth(step, _without_compilation(recording, samples, rss), num_tests),
         limit_bytes=_host_limit(recording),
         allocator=Unavailable(_NO_DEVICE),
     )
@@ -181,8 +194,8 @@ def _measure_device(recording: Recording, samples: Columns, num_tests: int) -> R
         last_bytes=int(allocated[-1]),
         last_step=int(step[-1]),
         growth=_measure_growth(step, allocated, num_tests),
-        limit_bytes=_device_limit(recording, rows),
-        allocator=_measure_allocator(samples, rows),
+        limit_bytes=_device_limit(recording, samples, rows, int(peak[at])),
+        allocator=_measure_allocator(recording, samples, rows, num_tests),
     )
 
 
@@ -201,7 +214,25 @@ def _measure_growth(step: Int64s, value: Int64s, num_tests: int) -> Growth | Una
     return measure_growth(numbers.astype(np.float64), lowest, num_tests=num_tests)
 
 
-def _measure_allocator(samples: Columns, rows: Columns) -> AllocatorState | Unavailable:
+def _without_compilation(recording: Recording, samples: Columns, rss: Int64s) -> Int64s:
+    """The resident set without what it rose by from one sample to the next around a `compile`."""
+    if not any(name == "compile" for name in recording.names.values()):
+        return rss
+    spans = recording.read("spans")
+    ids = [number for number, name in recording.names.items() if name == "compile"]
+    is_compile = np.isin(spans["name_id"], ids)
+    start = np.sort(int64_column(spans, "start_host_mono_ns")[is_compile])
+    time = int64_column(samples, "time_host_mono_ns")[int64_column(samples, "rss_bytes") >= 0]
+    num_begun = np.searchsorted(start, time, side="right")
+    rise = np.diff(rss)
+    rise[(np.diff(num_begun) == 0) | (rise < 0)] = 0
+    rest: Int64s = rss - np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(rise)])
+    return rest
+
+
+def _measure_allocator(
+    recording: Recording, samples: Columns, rows: Columns, num_tests: int
+) -> AllocatorState | Unavailable:
     step, reserved = _known(samples, "reserved_bytes")
     if not len(reserved):
         return Unavailable("the allocator's reservations were not recorded")
@@ -222,10 +253,25 @@ def _measure_allocator(samples: Columns, rows: Columns) -> AllocatorState | Unav
         inactive_split_bytes=int(split[in_step[-1]]) if len(in_step) else Unavailable(_NO_SAMPLE),
         unused_at_peak_bytes=max(0, highest - max(peak_allocated, int(allocated), 0)),
         peak_reserved_bytes=highest,
+        growth=_measure_hollowing(samples, num_tests),
         num_retries=_highest(rows, "num_alloc_retries"),
         num_failures=_highest(rows, "num_ooms"),
         first_retry_step=_first_rise(retry_step, retries),
+        retry_cost=measure_retry_cost(recording.read("steps"), retry_step, retries),
     )
+
+
+def _measure_hollowing(samples: Columns, num_tests: int) -> Growth | Unavailable:
+    """Growth of the highest reservation beyond the highest allocation.
+
+    Peaks stay until the program resets them. A new highest allocation makes the reservation grow
+    as well, and the difference stays; blocks that nothing fits into make it grow alone.
+    """
+    reserved = int64_column(samples, "peak_reserved_bytes")
+    allocated = int64_column(samples, "peak_allocated_bytes")
+    is_known = (reserved >= 0) & (allocated >= 0)
+    unused = (reserved - allocated)[is_known]
+    return _measure_growth(int64_column(samples, "step")[is_known], unused, num_tests)
 
 
 def _highest(rows: Columns, name: str) -> int | Unavailable:
@@ -254,9 +300,24 @@ def _host_limit(recording: Recording) -> int | Unavailable:
     return min(known) if known else Unavailable(_NO_LIMIT)
 
 
-def _device_limit(recording: Recording, rows: Columns) -> int | Unavailable:
+def _device_limit(
+    recording: Recording, samples: Columns, rows: Columns, peak_bytes: int
+) -> int | Unavailable:
+    """What the process can get: the device, less what others hold, or the share it was given."""
     total = int(int64_column(rows, "device_total_bytes").max(initial=-1))
-    return total if total > 0 else Unavailable(_NO_LIMIT)
+    if total <= 0:
+        return Unavailable(_NO_LIMIT)
+    known = [total]
+    for fields in recording.updates:
+        facts = fields.get("device_memory")
+        size = as_int(facts.get("limit_bytes")) if isinstance(facts, Mapping) else None
+        known[1:] = [size] if size is not None and size > 0 else []
+    step, reserved = _known(samples, "reserved_bytes")
+    read_step, free = _known(rows, "device_free_bytes")
+    at = np.flatnonzero(step == read_step[-1]) if len(free) else np.empty(0, dtype=np.int64)
+    if len(at):  # what others took since the peak cannot undo it
+        known.append(max(int(free[-1]) + int(reserved[at[-1]]), peak_bytes))
+    return min(known)
 
 
 def forecast_host(

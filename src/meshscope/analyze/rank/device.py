@@ -19,6 +19,8 @@ from meshscope.store.read.recording import Recording
 
 NO_ACCELERATOR = "no accelerator was used by this process"
 NO_EVENTS = "recorded without device events"
+_NUM_SIDE_STEPS = 32
+"""Steps before and after whose marks bound where a device's time line lies on the host's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,48 @@ def join_spans(spans: PhaseSpans, device_spans: Columns) -> npt.NDArray[np.int64
         open_rows = open_rows[~same_name]
         position[open_rows] += 1
     return found
+
+
+def tighten_offsets(low_ns: Int64s, step: Int64s) -> Int64s:
+    """For each device span the highest lower bound of its clock's offset among the steps around."""
+    if not len(low_ns):
+        return low_ns
+    numbers, index = np.unique(step, return_inverse=True)
+    bound = np.full(len(numbers), low_ns.min(), dtype=np.int64)
+    np.maximum.at(bound, index, low_ns)
+    padded = np.pad(bound, _NUM_SIDE_STEPS, mode="edge")
+    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * _NUM_SIDE_STEPS + 1)
+    return np.asarray(around.max(axis=1)[index], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MarkLeads:
+    """How much work a device had left when its host marked the begin or the end of a phase."""
+
+    step: Int64s
+    """Index of the mark's step, in order of time."""
+    lead_ns: Int64s
+    """By which the host was ahead, at least."""
+
+
+def measure_leads(spans: PhaseSpans, device_spans: Columns) -> MarkLeads:
+    """Of all marks inside steps.
+
+    The device reaches a mark when all that was launched before it is done. Where its time line lies
+    on the host's clock is known from below, by the mark that it reached soonest among the steps
+    around: a lead may be longer, and one that seems to be none may be one.
+    """
+    host_row = join_spans(spans, device_spans)
+    kept = host_row >= 0
+    kept[kept] &= (spans.interval[host_row[kept]] & 1 == 1) & (spans.interval[host_row[kept]] > 0)
+    host_row = host_row[kept]
+    step = spans.interval[host_row] // 2
+    offset = tighten_offsets(int64_column(device_spans, "offset_min_ns")[kept], step)
+    start = int64_column(device_spans, "start_device_ns")[kept] + offset
+    lead = start - spans.start_ns[host_row]
+    device_ns = int64_column(device_spans, "duration_ns")[kept]
+    lead_at_end = lead + device_ns - spans.duration_ns[host_row]
+    return MarkLeads(step=np.concatenate([step, step]), lead_ns=np.concatenate([lead, lead_at_end]))
 
 
 def _children_sum(spans: PhaseSpans, values: Int64s) -> Int64s:

@@ -14,7 +14,9 @@ from meshscope.analyze.rank.caught_errors import as_int, list_errors
 from meshscope.analyze.rank.device import (
     NO_ACCELERATOR,
     DeviceSplit,
+    MarkLeads,
     explain_no_device,
+    measure_leads,
     split_device_time,
 )
 from meshscope.analyze.rank.overhead import OverheadSamples, sample_overhead
@@ -105,6 +107,12 @@ class RankSummary:
         return self.device if isinstance(self.device, Unavailable) else self.device.phase_ns
 
     @property
+    def has_accelerator(self) -> bool:
+        """Whether its memory or its stream was recorded."""
+        both = (self.device, self.peak_device_bytes)
+        return not all(isinstance(found, Unavailable) for found in both)
+
+    @property
     def num_steady_steps(self) -> int:
         """Steps the statistics are over."""
         return self.num_steps - self.num_warmup - self.num_profiled
@@ -176,15 +184,15 @@ def summarize_rank(
     phases = tabulate_phases(placed, recording.names, num_steps=num_steps)
     recorded_ns = _recorded_range(recording, steps, spans, memory)
     device: DeviceSplit | Unavailable
+    leads: MarkLeads | Unavailable
     if recording.has_table("device_spans"):
+        device_spans = recording.read("device_spans")
         device = split_device_time(
-            placed,
-            recording.read("device_spans"),
-            recording.names,
-            is_steady=chosen.is_steady,
+            placed, device_spans, recording.names, is_steady=chosen.is_steady
         )
+        leads = measure_leads(placed, device_spans)
     else:
-        device = explain_no_device(recording, memory)
+        device = leads = explain_no_device(recording, memory)
     rates = measure_tokens(steps, columns, scalars.get("tokens"))
     flags = columns["flags"].astype(np.int64, copy=False)
     summary = RankSummary(
@@ -229,7 +237,7 @@ def summarize_rank(
         steady=chosen,
         phases=phases,
         tokens=rates,
-        overhead=sample_overhead(columns, chosen.num_warmup),
+        overhead=sample_overhead(columns, steps.step, chosen.num_warmup, leads),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS, PhaseBook
-from meshscope.analyze.rank.device import join_spans
+from meshscope.analyze.rank.device import join_spans, tighten_offsets
 from meshscope.analyze.rank.device_clock import fit_offsets
 from meshscope.analyze.rank.kernel_sample import KernelSample
 from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, assign_phases
@@ -19,8 +19,6 @@ from meshscope.store.read.arrays import Int32s, Int64s
 from meshscope.store.read.columns import Columns, int64_column, select_rows
 from meshscope.store.read.recording import Recording
 
-_NUM_SIDE_STEPS = 32
-"""Steps before and after whose marks bound where a device's time line lies on the host's clock."""
 _MAX_EARLY_NS = 1_000_000
 """Marks that put a device this far ahead of its host are not believed."""
 
@@ -104,7 +102,9 @@ def place_device_spans(
     interval = phases.spans.interval[host_row]
     host_start = phases.spans.start_ns[host_row]
     offsets = fit_offsets(samples, host_start, start) if len(samples) else None
-    since = start + (_tighten(low, interval) if offsets is None else offsets.find(host_start))
+    since = start + (
+        tighten_offsets(low, interval // 2) if offsets is None else offsets.find(host_start)
+    )
     kept = since >= host_start - _MAX_EARLY_NS
     return DeviceMarks(
         start_ns=since[kept],
@@ -114,15 +114,3 @@ def place_device_spans(
         interval=interval[kept],
         phase=phases.phase[host_row][kept],
     )
-
-
-def _tighten(low_ns: Int64s, interval: Int64s) -> Int64s:
-    """For each span the highest lower bound among the steps around it."""
-    if not len(low_ns):
-        return low_ns
-    step, index = np.unique(interval // 2, return_inverse=True)
-    bound = np.full(len(step), -MAX_TIME_NS, dtype=np.int64)
-    np.maximum.at(bound, index, low_ns)
-    padded = np.pad(bound, _NUM_SIDE_STEPS, mode="edge")
-    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * _NUM_SIDE_STEPS + 1)
-    return np.asarray(around.max(axis=1)[index], dtype=np.int64)

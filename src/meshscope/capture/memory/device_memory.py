@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from meshscope.capture.memory.host_memory import resident_bytes
 from meshscope.store.schema import MISSING
 
-_COST_PER_WALL = 1000
+COST_PER_WALL = 1000
 """A reading may cost a thousandth of the time until the next one."""
 _LONGEST_PAUSE_NS = 1_000_000_000
 """However dear a reading is, there is one a second, as long as that costs less than a hundredth."""
@@ -24,37 +24,65 @@ class MemorySample(NamedTuple):
     """Active, inactive split, device free and total bytes; retries and failures in one word."""
 
 
-def sample_memory(torch: Any | None) -> MemorySample:
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_initialized():
+class DeviceCapacity(NamedTuple):
+    """What the driver says of the device; -1 where not known."""
+
+    free_bytes: int = MISSING
+    """Whoever uses the rest."""
+    total_bytes: int = MISSING
+    limit_bytes: int = MISSING
+    """Of this process, where the program set a share of the device."""
+
+
+def sample_memory(torch: Any | None, capacity: DeviceCapacity) -> MemorySample:
+    """What the process and its allocator hold; `capacity` as it was just read, if it was."""
+    cuda = _find_cuda(torch)
+    if cuda is None:
         missing = (MISSING, MISSING, MISSING, MISSING)
         return MemorySample((resident_bytes(), *missing), None)
-    stats = cuda.memory_stats()
+    # Nested as it comes from C++: `memory_stats` flattens and sorts it, which takes several times
+    # as long.
+    stats = cuda.memory_stats_as_nested_dict()
+    allocated, reserved = _count_all(stats, "allocated_bytes"), _count_all(stats, "reserved_bytes")
     memory = (
         resident_bytes(),
-        stats.get("allocated_bytes.all.current", MISSING),
-        stats.get("reserved_bytes.all.current", MISSING),
-        stats.get("allocated_bytes.all.peak", MISSING),
-        stats.get("reserved_bytes.all.peak", MISSING),
+        allocated.get("current", MISSING),
+        reserved.get("current", MISSING),
+        allocated.get("peak", MISSING),
+        reserved.get("peak", MISSING),
     )
-    free_bytes, total_bytes = _read_device(cuda)
     allocator = (
-        stats.get("active_bytes.all.current", MISSING),
-        stats.get("inactive_split_bytes.all.current", MISSING),
-        free_bytes,
-        total_bytes,
+        _count_all(stats, "active_bytes").get("current", MISSING),
+        _count_all(stats, "inactive_split_bytes").get("current", MISSING),
+        capacity.free_bytes,
+        capacity.total_bytes,
         pack_counts(stats.get("num_alloc_retries", MISSING), stats.get("num_ooms", MISSING)),
     )
     return MemorySample(memory, allocator)
 
 
-def _read_device(cuda: Any) -> tuple[int, int]:
-    """Free and total bytes of the device, of all processes on it; not while a graph is captured,
-    which a call to the driver could break."""
-    if cuda.is_current_stream_capturing():
-        return MISSING, MISSING
+def _find_cuda(torch: Any | None) -> Any | None:
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _count_all(stats: Any, name: str) -> dict[str, int]:
+    """Blocks of all sizes; empty where an allocator does not count this."""
+    found: dict[str, int] = stats.get(name, {}).get("all", {})
+    return found
+
+
+def read_capacity(torch: Any | None) -> DeviceCapacity:
+    """Asks the driver, which takes far longer than asking the allocator; not while a graph is
+    captured, which a call to the driver could break."""
+    cuda = _find_cuda(torch)
+    if cuda is None or cuda.is_current_stream_capturing():
+        return DeviceCapacity()
     free_bytes, total_bytes = cuda.mem_get_info()
-    return int(free_bytes), int(total_bytes)
+    read_share = getattr(cuda, "get_per_process_memory_fraction", None)
+    share = 1.0 if read_share is None else float(read_share())
+    limit_bytes = int(share * total_bytes) if share < 1 else MISSING
+    return DeviceCapacity(int(free_bytes), int(total_bytes), limit_bytes)
 
 
 def pack_counts(num_retries: int, num_failures: int) -> int:
@@ -64,7 +92,7 @@ def pack_counts(num_retries: int, num_failures: int) -> int:
 
 def pause_after(cost_ns: int) -> int:
     """How long after a reading of this cost the next one may come."""
-    wanted_ns = _COST_PER_WALL * cost_ns
+    wanted_ns = COST_PER_WALL * cost_ns
     if wanted_ns <= _LONGEST_PAUSE_NS:
         return wanted_ns
     return max(_LONGEST_PAUSE_NS, _SHORTEST_PAUSE_PER_COST * cost_ns)

@@ -10,7 +10,8 @@ from pathlib import Path
 from meshscope.store.schema import MISSING
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
+_MAX_STATM_BYTES = 256
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -21,8 +22,11 @@ _NO_LIMIT_BYTES = 1 << 60
 def resident_bytes() -> int:
     """Resident set size of this process; -1 where the system does not tell."""
     try:
-        with open(_STATM, "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
+        file = os.open(_STATM, os.O_RDONLY)  # half the time of a Python file
+        try:
+            return int(os.read(file, _MAX_STATM_BYTES).split()[1]) * _PAGE_BYTES
+        finally:
+            os.close(file)
     except (OSError, ValueError, IndexError):
         return MISSING
 

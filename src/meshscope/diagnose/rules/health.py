@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 
+from meshscope.analyze.rank.overhead import Overhead
 from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
@@ -21,7 +22,7 @@ _NO_TIME_LOST = Unavailable("it does not make steps longer")
 _MAX_OVERHEAD_RATIO = Threshold(
     name="recorder_max_overhead_ratio",
     default=0.02,
-    meaning="share of a step the recorder may take, median over the steps it timed itself in",
+    meaning="share of a step the recorder may take, by the steps it timed itself in",
 )
 _MIN_OVERHEAD_SAMPLES = Threshold(
     name="recorder_min_timed_steps",
@@ -292,12 +293,14 @@ class ClocksApart(Rule):
 class RecorderCost(Rule):
     """Recording takes a noticeable part of the steps.
 
-    What it finds: steps in which the recorder itself took more than `recorder_max_overhead_ratio`.
+    What it finds: steps of which the recorder itself took more than `recorder_max_overhead_ratio`.
 
     Why it matters: the run is slower than it would be, and short phases look longer than they are.
 
-    How it is measured: on every 16th step the recorder times what it does inside its hooks and
-    calls; the finding uses the median over these steps, without warm-up.
+    How it is measured: on one step in 17 the recorder times what it does inside its hooks and
+    calls; the finding uses the median over these steps, without warm-up. On a device only the share
+    counts at which the device waited: marks of phases that it reached with less work left than the
+    recorder takes in a step. Without such marks the host's time is an upper bound, and LOW.
 
     What to change: record less: fewer detail spans, no per-operation recording if steps have
     thousands of operations.
@@ -316,28 +319,45 @@ class RecorderCost(Rule):
         overhead = need(context.study.health.overhead)
         if overhead.is_warmup_only:
             return
-        share = need(overhead.median_ratio)
-        if share < context.thresholds[_MAX_OVERHEAD_RATIO]:
+        host_share = need(overhead.host_ratio)
+        is_bound = isinstance(overhead.lost_ratio, Unavailable)
+        share = host_share if is_bound else need(overhead.lost_ratio)
+        if not share or share < context.thresholds[_MAX_OVERHEAD_RATIO]:
             return
+        lost_ns = overhead.host_ns * share / host_share
         gain = Estimate(
-            saved_ns=overhead.median_ns,
-            step_ns=overhead.median_ns / share,
-            basis="measured by the recorder itself, median",
+            saved_ns=lost_ns,
+            step_ns=overhead.host_ns / host_share,
+            basis="measured by the recorder itself, "
+            + ("host time, an upper bound" if is_bound else "median"),
         )
-        is_hint = overhead.num_steps < context.thresholds[_MIN_OVERHEAD_SAMPLES]
+        is_hint = is_bound or overhead.num_steps < context.thresholds[_MIN_OVERHEAD_SAMPLES]
+        at_most = "at most " if is_bound else ""
         yield Finding(
             code=self.code,
-            title="recording takes a part of every step",
+            title=f"recording takes {at_most}a part of every step",
             severity=Severity.LOW if is_hint else severity_of(gain),
-            summary=f"the recorder takes {duration(overhead.median_ns)} of a step "
-            f"({ratio(share)}), median over {plural(overhead.num_steps, 'step')}.",
+            summary=f"the recorder takes {at_most}{duration(lost_ns)} of a step "
+            f"({ratio(share)}), median over {plural(overhead.num_steps, 'step')}"
+            f"{_describe_hiding(overhead)}.",
             evidence=(
-                Evidence(name="recorder per step", value=overhead.median_ns, unit="ns"),
+                Evidence(name="recorder per step", value=overhead.host_ns, unit="ns"),
                 Evidence(name="share of the step", value=share, unit="ratio"),
             ),
             change="Record fewer detail spans.",
             gain=gain,
         )
+
+
+def _describe_hiding(overhead: Overhead) -> str:
+    if not overhead.has_device:
+        return ""
+    if isinstance(overhead.starved_ratio, Unavailable):
+        return f"; that is host time, and {overhead.starved_ratio.reason}"
+    return (
+        f"; of {duration(overhead.host_ns)} of host time the device waited at "
+        f"{ratio(overhead.starved_ratio)} of the marks"
+    )
 
 
 class Desynchronised(Rule):

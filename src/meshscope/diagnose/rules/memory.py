@@ -19,6 +19,7 @@ from meshscope.analyze.memory.memory import (
     forecast_device,
     forecast_host,
 )
+from meshscope.analyze.memory.retry_cost import RetryCost
 from meshscope.analyze.rank.compilations import read_compilations
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable, known, need
@@ -26,7 +27,8 @@ from meshscope.core.verdict.advice import CRITICAL_RATIO, NEAR_RATIO, NEED_LESS_
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
+from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import (
     be,
@@ -66,6 +68,11 @@ _FRAGMENTATION_FULL_RATIO = Threshold(
     default=0.85,
     meaning="share of the device that is reserved, from which holes matter",
 )
+_MIN_HOLLOWING_BYTES = Threshold(
+    name="fragmentation_min_growth_bytes",
+    default=128 << 20,
+    meaning="growth over the recorded steps below which unused reservations are called level",
+)
 _MIN_SKEW_RATIO = Threshold(
     name="memory_skew_min_ratio",
     default=0.2,
@@ -104,8 +111,10 @@ class MemoryLeak(Rule):
     if there are many. A Theil-Sen slope within four windows of the run, a Mann-Kendall test within
     them, residuals with their autocorrelation, growth from every window to the next, and a second
     half that grows at least 0.6 times as fast as the first: a jump is not a leak, and neither is a
-    warm-up. The forecast divides what is left of the host's (or control group's) or the device's
-    memory by the growth of all ranks that share it.
+    warm-up. What a process grew by while torch.compile made code (`compile` phases) is taken out.
+    The forecast divides what is left of the host's (or control group's) memory by the growth of all
+    ranks on it; on a device, what the process has reserved and what is free, less its highest
+    allocation, by the rank's own growth.
 
     What to change: look for what is kept from step to step: losses or outputs with their graphs
     (`.item()` or `.detach()` them), lists of metrics, caches without a limit, hooks that are added
@@ -114,7 +123,8 @@ class MemoryLeak(Rule):
 
     When it is wrong: if something is released at an interval longer than the recording, or if a
     cache grows to a limit the recording did not reach. Growth in a few large jumps is not called a
-    leak, nor is growth of which half or more came in steps in which torch.compile made code.
+    leak, nor is growth of which half or more came in steps in which torch.compile made code. The
+    forecast is too long where several growing processes share a device.
     """
 
     code = "ME001"
@@ -251,20 +261,21 @@ class NearCapacity(Rule):
     Why it matters: a longer sequence, another batch, a second process or fragmentation then ends
     the job; before that, the allocator empties its cache and waits for the device again and again.
 
-    How it is measured: the allocator's own highest allocation over the device's memory; for hosts,
-    the sum of the ranks' highest resident sets over the smaller of the machine's memory and the
-    control group's limit.
+    How it is measured: the allocator's own highest allocation over what the process can get of the
+    device: what it has reserved and what is free; for hosts, the sum of the ranks' highest resident
+    sets over the smaller of the machine's memory and the control group's limit.
 
     What to change: recompute activations, use a smaller microbatch, shard the optimizer's state, or
     use a device with more memory.
 
     When it is wrong: on hosts, if ranks share pages, which count once for each of them, and if
-    their peaks do not come at the same time; if other programs use the device.
+    their peaks do not come at the same time.
     """
 
     code = "ME002"
     name = "near-capacity"
     severities = (Severity.MEDIUM, Severity.HIGH)
+    symptom_of = frozenset({"ME001"})
     thresholds = (NEAR_RATIO, CRITICAL_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -317,15 +328,18 @@ class Fragmentation(Rule):
     """The allocator holds device memory that it cannot use.
 
     What it finds: a device on which a share of `fragmentation_min_unused_ratio` or more of the
-    reserved memory was not in use when most was reserved.
+    reserved memory was not in use when most was reserved, or on which what is reserved and not used
+    grows all the time, by at least `fragmentation_min_growth_bytes` over the run.
 
     Why it matters: memory in holes is missing when a large tensor is needed: an allocation fails
-    although enough is free.
+    although enough is free. Before that the allocator gives its cache back and takes new memory,
+    and the device waits each time (ME005).
 
     How it is measured: the allocator's highest reservation minus its highest allocation. At the
     moment of the highest reservation at least this much was unused. This is a lower bound, and not
     the cache at the end of a step, which is full by design. Holes of segments in use (inactive
-    splits) are reported beside it. LOW while the device has room.
+    splits) are reported beside it. Growth is judged as for ME001. LOW while the device has room and
+    the unused part does not grow.
 
     What to change: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, shapes that do not change
     from step to step, fewer large temporary tensors.
@@ -337,43 +351,74 @@ class Fragmentation(Rule):
     code = "ME003"
     name = "fragmentation"
     severities = (Severity.LOW, Severity.MEDIUM)
-    thresholds = (_MIN_UNUSED_RATIO, _FRAGMENTATION_FULL_RATIO)
+    thresholds = (_MIN_UNUSED_RATIO, _FRAGMENTATION_FULL_RATIO, _MIN_HOLLOWING_BYTES)
+    symptom_of = frozenset({"ME005"})
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """At most one, for the device on which most is unused."""
+        """At most one, for the device on which most is unused; those where it grows come first."""
         found = need(context.study.get(_job_memory))
         least = context.thresholds[_MIN_UNUSED_RATIO]
+        growth = context.thresholds[_MIN_HOLLOWING_BYTES]
         holed = [
             (rank, state)
             for rank in found.ranks
-            if (state := known(rank.allocator)) is not None and _unused(state) >= least
+            if (state := known(rank.allocator)) is not None
+            and (_unused(state) >= least or state.is_hollowing(growth))
         ]
-        if not holed:
-            return
-        rank, state = max(holed, key=lambda pair: pair[1].unused_at_peak_bytes)
-        numbers = tuple(pair[0].rank for pair in holed)
+        if holed:
+            growing = [pair for pair in holed if pair[1].is_hollowing(growth)]
+            rank, state = max(growing or holed, key=lambda pair: pair[1].unused_at_peak_bytes)
+            yield self._report(context, rank, state, [pair[0].rank for pair in growing or holed])
+
+    def _report(
+        self, context: Context, rank: RankMemory, state: AllocatorState, ranks: list[int]
+    ) -> Finding:
         is_full = not isinstance(rank.limit_bytes, Unavailable) and (
             state.peak_reserved_bytes
             >= context.thresholds[_FRAGMENTATION_FULL_RATIO] * rank.limit_bytes
         )
+        is_growing = state.is_hollowing(context.thresholds[_MIN_HOLLOWING_BYTES])
         splits = state.inactive_split_bytes
         holes = "" if isinstance(splits, Unavailable) else f", {memory(splits)} in holes"
-        yield Finding(
+        growth = known(state.growth) if is_growing else None
+        return Finding(
             code=self.code,
-            title=f"{ratio(_unused(state))} of the reserved device memory is not used at the peak",
-            severity=Severity.MEDIUM if is_full else Severity.LOW,
+            title="reserved device memory that is not used grows with every step"
+            if is_growing
+            else f"{ratio(_unused(state))} of the reserved device memory is not used at the peak",
+            severity=Severity.MEDIUM if is_full or is_growing else Severity.LOW,
             summary=f"Rank {rank.rank} had {memory(state.peak_reserved_bytes)} reserved at its "
-            f"peak, of which at least {memory(state.unused_at_peak_bytes)} were not in use{holes}.",
-            ranks=numbers,
+            f"peak, of which at least {memory(state.unused_at_peak_bytes)} were not in use{holes}"
+            f"{_describe_hollowing(rank, state, growth)}.",
+            ranks=tuple(ranks),
+            first_step=None if growth is None else growth.first_step,
+            last_step=None if growth is None else growth.last_step,
             evidence=(
                 Evidence(name="highest reserved", value=state.peak_reserved_bytes, unit="bytes"),
                 Evidence(name="unused then", value=state.unused_at_peak_bytes, unit="bytes"),
                 Evidence(name="share unused", value=_unused(state), unit="ratio"),
+                *(
+                    Evidence(name="growth of the unused per step", value=g.per_step, unit="bytes")
+                    for g in (growth,)
+                    if g is not None
+                ),
             ),
             change="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes the same "
             "from step to step.",
             gain=NOT_TIME,
         )
+
+
+def _describe_hollowing(rank: RankMemory, state: AllocatorState, growth: Growth | None) -> str:
+    if growth is None:
+        return ""
+    text = f"; that grows by {memory(growth.per_step)} a step"
+    if isinstance(rank.limit_bytes, Unavailable):
+        return text
+    num_steps = max(0.0, (rank.limit_bytes - state.peak_reserved_bytes) / growth.per_step)
+    return (
+        f"{text}, and {memory(rank.limit_bytes)} are reserved after {count(round(num_steps))} more"
+    )
 
 
 def _unused(state: AllocatorState) -> float:
@@ -454,17 +499,21 @@ class AllocatorRetries(Rule):
     and memory is taken from the driver again. It is the last thing that happens before the job runs
     out of memory.
 
-    How it is measured: the allocator's own counts, at the last sample.
+    How it is measured: the allocator's own counts, at the last sample. What a retry costs: by how
+    much the steps since the reading before took longer, from start to start, than the median of
+    steps without one.
 
     What to change: as for memory that is nearly full: recompute, smaller microbatches, sharding; if
     much is unused at the peak, expandable segments.
 
-    When it is wrong: if the program provokes it, to find the largest batch.
+    When it is wrong: if the program provokes it, to find the largest batch. The price is too low if
+    every step has retries, and none is given if fewer than 8 steps have none.
     """
 
     code = "ME005"
     name = "allocation-retries"
-    severities = (Severity.MEDIUM, Severity.HIGH)
+    severities = (Severity.MEDIUM, Severity.CRITICAL)
+    symptom_of = frozenset({"ME001"})
 
     def find(self, context: Context) -> Iterable[Finding]:
         found = need(context.study.get(_job_memory))
@@ -479,12 +528,20 @@ class AllocatorRetries(Rule):
         num_retries, num_failures = sum(retries.values()), sum(failures.values())
         first = [states[r].first_retry_step for r in ranks]
         steps = [step for step in map(known, first) if step is not None]
+        is_leak = bool({rank.rank for rank in found.leaking(Place.DEVICE)} & set(ranks))
+        gain = (
+            Unavailable("memory that grows is the cause")
+            if is_leak
+            else _price_retries([states[r].retry_cost for r in ranks])
+        )
+        least = Severity.HIGH if num_failures else Severity.MEDIUM
         yield Finding(
             code=self.code,
             title=f"allocations were repeated or failed on {name_ranks(ranks)}",
-            severity=Severity.HIGH if num_failures else Severity.MEDIUM,
+            severity=least if isinstance(gain, Unavailable) else max(least, severity_of(gain)),
             summary=f"On {name_ranks(ranks)} {plural(num_retries, 'allocation')} succeeded only "
-            f"after the cache had been emptied, and {count(num_failures)} failed.",
+            f"after the cache had been emptied, and {count(num_failures)} failed"
+            f"{_describe_retry_cost([states[r].retry_cost for r in ranks])}.",
             ranks=ranks,
             first_step=min(steps, default=None),
             evidence=(
@@ -492,9 +549,31 @@ class AllocatorRetries(Rule):
                 Evidence(name="failed allocations", value=num_failures),
             ),
             change="Leave the device more room: recompute activations, take a smaller microbatch, "
-            "shard the optimizer's state; with much unused at the peak, expandable segments.",
-            gain=Unavailable("what a repeated allocation costs was not recorded"),
+            "shard the optimizer's state; with much unused at the peak, set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+            gain=gain,
         )
+
+
+def _price_retries(costs: list[RetryCost | Unavailable]) -> Estimate | Unavailable:
+    """Ranks wait for each other: the rank that lost most decides."""
+    priced = [cost for cost in map(known, costs) if cost is not None]
+    if not priced:
+        return next(c for c in costs if isinstance(c, Unavailable))
+    most = max(priced, key=lambda cost: cost.per_step_ns)
+    return Estimate(
+        saved_ns=most.per_step_ns,
+        step_ns=most.step_ns,
+        basis="steps with repeated allocations against the median of those without",
+    )
+
+
+def _describe_retry_cost(costs: list[RetryCost | Unavailable]) -> str:
+    priced = [cost for cost in map(known, costs) if cost is not None]
+    if not priced:
+        return ""
+    most = max(priced, key=lambda cost: cost.per_retry_ns)
+    return f"; one takes about {duration(most.per_retry_ns)}"
 
 
 def _count(value: int | Unavailable) -> int:

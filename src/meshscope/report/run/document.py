@@ -27,6 +27,7 @@ from meshscope.analyze.job.job_time import JobTime
 from meshscope.analyze.job.matching import OperationSide
 from meshscope.analyze.pipeline.bubble import PipelineBubble
 from meshscope.analyze.pipeline.stage_work import StageTime
+from meshscope.analyze.rank.overhead import Overhead
 from meshscope.analyze.rank.phases import RankPartition, TimeSplit
 from meshscope.analyze.rank.rank_summary import RankSummary
 from meshscope.analyze.rank.signals import JobSignal, Signal
@@ -187,6 +188,7 @@ SHAPES: Shapes = {
     ),
     JobTime: Shape(derived=("wall_ns",), renamed={"containers": "num_containers"}),
     OperationSide: Shape(ranges=("ranks",)),
+    Overhead: Shape(derived=("lost_ratio",)),
     PartialGroup: Shape(ranges=("missing_ranks",)),
     PipelineBubble: Shape(
         dropped=("executed", "rank_bubble_ratio", "run_bubble_ratio", "parts", "action_gaps"),

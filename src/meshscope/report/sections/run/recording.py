@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from meshscope.analyze.rank.overhead import Overhead
+from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report, name_file
 from meshscope.report.section import Line, Part, Section, Tone, make_facts
@@ -39,12 +40,24 @@ def show_recording(report: Report, detail: Detail) -> Section:
 def _describe_cost(cost: Overhead, report: Report) -> str:
     num_rank_steps = report.study.health.num_rank_steps
     return (
-        f"median {form.duration(cost.median_ns)} a step "
+        f"{_describe_loss(cost)}median {form.duration(cost.median_ns)} a step "
         f"({form.or_dash(cost.median_ratio, form.ratio)}), "
         f"p95 {form.duration(cost.p95_ns)} ({form.or_dash(cost.p95_ratio, form.ratio)}), "
         f"measured in {count_of(report, cost.num_steps, num_rank_steps)}"
         + (", opening included" if cost.is_warmup_only else "")
     )
+
+
+def _describe_loss(cost: Overhead) -> str:
+    """On a device: what of the host's time the job lost."""
+    if not cost.has_device:
+        return ""
+    host = form.or_dash(cost.host_ratio, form.ratio)
+    if isinstance(cost.starved_ratio, Unavailable):
+        return f"at most {host} of a step ({cost.starved_ratio.reason}); host time: "
+    lost = form.or_dash(cost.lost_ratio, form.ratio)
+    starved = form.ratio(cost.starved_ratio)
+    return f"{lost} of a step, as the device waited at {starved} of the marks; host time: "
 
 
 def _describe_errors(report: Report) -> str:
