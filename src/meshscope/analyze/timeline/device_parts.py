@@ -6,10 +6,9 @@ nothing in it. Two kinds of evidence divide it:
 - Traces of a profiler count. Their phases have no gaps; what lies between is idle, and the table
   `device_gaps` has its causes, step by step.
 - Kernel samples count in a few steps, and the others are estimated: a step computes and copies as
-  long as a sampled one, communication is exposed as long as in the samples where that is more than
-  hold-ups show, and the rest is idle, for the causes seen in the samples, in their proportion. The
-  profiler slows hosts, so idle time is taken from no sample. The interval is half the range of the
-  sampled steps.
+  long as a sampled one. Of the rest, communication is exposed as in the samples, in proportion to
+  the length, where that is more than hold-ups show; what remains is idle, for the causes seen in
+  the samples, in their proportion. The interval is half the range of the sampled steps.
 
 Without evidence a rank's time is `SPAN` where its stream was in a phase, and `BETWEEN` elsewhere.
 Wrong where steps differ in what they compute: each is taken for the mean of the sampled ones.
@@ -179,23 +178,50 @@ class _PartTable:
             return
         self._sampled[self._timeline.ranks[rank]] = sampled
         whole = self._sum(mine)
-        seen = {
-            (COMPUTE, ""): np.array([float(one.compute_ns) for one in sampled.steps]),
-            (COPY, ""): np.array([float(one.copy_ns) for one in sampled.steps]),
+        steps = sampled.steps
+        busy = {
+            (COMPUTE, ""): np.array([float(one.compute_ns) for one in steps]),
+            (COPY, ""): np.array([float(one.copy_ns) for one in steps]),
         }
-        held = _measure_held(self._timeline, rank)
-        for axis, exposed in sampled.exposed_ns.items():
-            seen[EXPOSED, axis] = np.maximum(exposed - held.get(axis, 0.0), 0.0)
-        means = {part: float(values.mean()) for part, values in seen.items()}
+        means = {part: float(values.mean()) for part, values in busy.items()}
         scale = np.minimum(1.0, whole / max(sum(means.values()), 1.0))
-        rest, spread = whole.copy(), 0.0
-        for part, values in seen.items():
+        rest = whole.copy()
+        for part, values in busy.items():
             time_ns = np.minimum(np.rint(means[part] * scale).astype(np.int64), rest)
-            own = float(values.max() - values.min()) / 2
-            self._add(part, rank, time_ns, own)
-            rest, spread = rest - time_ns, spread + own
-        weights = _sum_causes(sampled.steps)
-        self._spread_idle(rank, rest, np.repeat(weights[None], self._shape[1], axis=0), spread)
+            self._add(part, rank, time_ns, _half_range(values))
+            rest = rest - time_ns
+        shares = self._share_rest(rank, sampled, float(rest.mean()))
+        idle, spread = rest.copy(), 0.0
+        for axis, (ratio, off) in shares.items():
+            time_ns = np.minimum(np.rint(rest * ratio).astype(np.int64), idle)
+            self._add((EXPOSED, axis), rank, time_ns, off)
+            idle, spread = idle - time_ns, max(spread, off)
+        weights = _sum_causes(steps)
+        self._spread_idle(rank, idle, np.repeat(weights[None], self._shape[1], axis=0), spread)
+
+    def _share_rest(
+        self, rank: int, sampled: Sampled, rest_ns: float
+    ) -> dict[str, tuple[float, float]]:
+        """Which part of the time that is neither compute nor copies was communication that no
+        hold-up shows, by axis; and how far off that may be, in ns a step.
+
+        Where steps are longer than the sampled ones, communication and idle time both are.
+        """
+        timeline = self._timeline
+        period = timeline.period_end_ns[rank] - timeline.period_start_ns[rank]
+        busy = np.array([float(one.compute_ns + one.copy_ns) for one in sampled.steps])
+        length = np.array([float(one.length_ns) for one in sampled.steps])
+        stretch = (float(period.mean()) - float(busy.mean())) / max(
+            float((length - busy).mean()), 1
+        )
+        held = _measure_held(timeline, rank)
+        found = {}
+        for axis, exposed in sampled.exposed_ns.items():
+            unseen = max(float(exposed.mean()) * stretch - held.get(axis, 0.0), 0.0)
+            if unseen:
+                found[axis] = (min(unseen / max(rest_ns, 1.0), 1.0), _half_range(exposed))
+        total = sum(ratio for ratio, _ in found.values())
+        return {axis: (ratio / max(total, 1.0), off) for axis, (ratio, off) in found.items()}
 
     def make(self, is_divided: Bools) -> DeviceParts:
         order = [COMPUTE, COPY, EXPOSED, *CAUSES, SPAN, BETWEEN]
@@ -210,6 +236,10 @@ class _PartTable:
             is_divided=is_divided,
             sampled=self._sampled,
         )
+
+
+def _half_range(values: Floats) -> float:
+    return float(values.max() - values.min()) / 2
 
 
 def _stack(columns: list[Int64s], shape: tuple[int, int]) -> Int64s:

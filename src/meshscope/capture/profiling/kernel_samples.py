@@ -18,6 +18,7 @@ from typing import Any
 from meshscope.capture.profiling.kernel_rows import KernelRows, Row, put_rows
 from meshscope.capture.profiling.kernel_window import KernelWindow, ProfilerGate, find_obstacle
 from meshscope.capture.session import Session, read_clocks
+from meshscope.store.schema import SampleReason
 
 SITE = "kernel samples"
 FIRST_STEPS = (20, 44)
@@ -98,10 +99,14 @@ class KernelSamples:
         elif window is not None and state is _State.PREPARED:
             window.enable()
             self._state = _State.WATCHING
+            self._session.stack_sampler.start(
+                SampleReason.KERNELS, expected_ns=self._num_left * step_ns
+            )
         elif window is not None and state is _State.WATCHING:
             self._num_left -= 1
             if self._num_left <= 0:
                 window.mark_end()
+                self._session.stack_sampler.stop()
                 self._fields["last_step"] = step
                 self._state, self._num_left = _State.DRAINING, _MAX_DRAIN_STEPS
         elif window is not None and state is _State.DRAINING:
@@ -194,12 +199,14 @@ class KernelSamples:
         """The program is about to use torch's profiler itself."""
         window, self._window = self._window, None
         if window is not None:
+            self._session.stack_sampler.stop()
             self._session.guard.run(SITE, window.disable)
             self._fields |= {"problem": "the program started a profiler of its own"}
             self._fields["disturbed_to_step"] = self._last_step + 2
             self._finish()
 
     def _drop(self) -> None:
+        self._session.stack_sampler.stop()
         first = self._session.guard.first_messages.get(SITE, "unknown")
         window, self._window = self._window, None
         if window is not None:
