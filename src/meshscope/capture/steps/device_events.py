@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshscope.capture.steps.clock_probe import ClockProbe
+from meshscope.capture.steps.stream_events import StreamEvents
 
 _MAX_PENDING_STEPS = 256
 """Steps kept unread; beyond this the oldest is given up and counted (a device that hangs)."""
@@ -73,7 +74,8 @@ class DeviceTimeline:
         self._backend = backend = getattr(torch, device_type)
         self.device_type = device_type
         self._clock = clock
-        self._free_events: list[Any] = []
+        self._events = StreamEvents(backend)
+        self._free_events = self._events.free
         self._free_cells: list[Any] = []
         self._open = _PendingStep()
         self._pending: deque[_PendingStep] = deque()
@@ -87,30 +89,20 @@ class DeviceTimeline:
         self.num_given_up = 0
         self.put_span: Callable[[int, int, int, int, int, int, int], None] | None = None
         self.put_scalar: Callable[[DeviceScalar, float], None] | None = None
-        self._is_capturing: Callable[[], bool] = getattr(
-            backend, "is_current_stream_capturing", lambda: False
-        )
-
-    def _record(self) -> Any:
-        event = self._free_events.pop() if self._free_events else self._new_event()
-        event.record()
-        return event
-
-    def _new_event(self) -> Any:
-        return self._backend.Event(enable_timing=True)
+        self._is_capturing = self._events.is_capturing
 
     def mark(self, name_id: int, host_ns: int) -> Mark | None:
         """Marks the begin of a phase; None while a graph is being captured."""
         if self._is_capturing():
             return None  # an event recorded now would become part of the user's graph
-        return Mark(name_id, host_ns, self._record())
+        return Mark(name_id, host_ns, self._events.record())
 
     def close_span(self, begin: Mark, microbatch: int) -> None:
         """Marks the end of the phase that `begin` opened."""
         if self._is_capturing():
             self._free_events.append(begin.event)
             return
-        event = self._record()
+        event = self._events.record()
         self._open.spans.append(_DeviceSpan(begin, event, microbatch))
         self._open.last_event = event
 
@@ -135,7 +127,7 @@ class DeviceTimeline:
         step = self._open
         if step.spans or step.scalars:
             if step.last_event is None:
-                step.last_event = self._record()
+                step.last_event = self._events.record()
                 step.spans.append(_DeviceSpan(Mark(0, 0, None), step.last_event, 0))
             self._pending.append(step)
             self._open = _PendingStep()
