@@ -144,6 +144,17 @@ def meshscope_auto(trainer: Trainer, folder: Path) -> Iterator[Step]:
 
 
 @contextlib.contextmanager
+def meshscope_plain(trainer: Trainer, folder: Path) -> Iterator[Step]:
+    """The same without the compiled helper."""
+    os.environ["MESHSCOPE_NATIVE"] = "0"
+    try:
+        with meshscope_auto(trainer, folder) as step:
+            yield step
+    finally:
+        del os.environ["MESHSCOPE_NATIVE"]
+
+
+@contextlib.contextmanager
 def meshscope_manual(trainer: Trainer, folder: Path) -> Iterator[Step]:
     """The explicit API: a step with four phases."""
     recorder = Recorder(folder, config=RecorderConfig(provenance=False))
@@ -225,6 +236,7 @@ VARIANTS = {
     "bare": bare,
     "bare again": bare,
     "meshscope auto": meshscope_auto,
+    "meshscope auto, plain Python": meshscope_plain,
     "meshscope manual": meshscope_manual,
     "pytscope auto": pytscope_auto,
     "pytscope manual": pytscope_manual,
@@ -292,6 +304,7 @@ def measure_in_place(size: str, steps: int) -> dict[str, float]:
     found = {}
     for name, variant, wrap in (
         ("meshscope auto", meshscope_auto, wrap_meshscope),
+        ("meshscope auto, plain Python", meshscope_plain, wrap_meshscope),
         ("pytscope auto", pytscope_auto, wrap_pytscope),
     ):
         if name.startswith("pytscope") and not has_pytscope():
@@ -317,21 +330,23 @@ def measure_in_place(size: str, steps: int) -> dict[str, float]:
 @contextlib.contextmanager
 def wrap_meshscope(timings: dict[str, list[int]]) -> Iterator[None]:
     """Times the bodies of all hooks; the recorder's own sampling of its cost is left out."""
-    from meshscope.capture.steps import hooks, timeline
+    from meshscope.capture import watching
+    from meshscope.capture.steps import timeline
 
     names = ("forward_begins", "forward_ends", "backward_begins", "backward_ends")
     names += ("optimizer_begins", "optimizer_ends")
-    originals = {name: getattr(hooks.Hooks, name) for name in names}
-    every = timeline.SAMPLE_EVERY_STEPS
-    timeline.SAMPLE_EVERY_STEPS = 1 << 40
-    for name, original in originals.items():
-        setattr(hooks.Hooks, name, timed(original, timings.setdefault(name, [])))
+    choose_hooks, every = watching.choose_hooks, timeline.SAMPLE_EVERY_STEPS
+
+    def choose_timed(*parts):  # type: ignore[no-untyped-def]
+        kind = choose_hooks(*parts)
+        wrapped = {n: timed(getattr(kind, n), timings.setdefault(n, [])) for n in names}
+        return type("TimedHooks", (kind,), {**wrapped, "__slots__": ()})
+
+    watching.choose_hooks, timeline.SAMPLE_EVERY_STEPS = choose_timed, 1 << 40
     try:
         yield
     finally:
-        timeline.SAMPLE_EVERY_STEPS = every
-        for name, original in originals.items():
-            setattr(hooks.Hooks, name, original)
+        watching.choose_hooks, timeline.SAMPLE_EVERY_STEPS = choose_hooks, every
 
 
 @contextlib.contextmanager
@@ -456,10 +471,9 @@ def print_table(size: str, found: dict[str, object]) -> None:
         )
     in_place: dict[str, float] = found.get("in_place_us_per_step", {})  # type: ignore[assignment]
     for name, value in in_place.items():
-        print(f"in place: {name:16} {value:6.1f} us per step")
-    if len(in_place) == 2:
-        ours, peer = in_place.values()
-        print(f"in place: ratio {ours / peer:.2f}")
+        peer = in_place.get("pytscope auto")
+        ratio = f", {value / peer:.2f} of pytscope" if peer else ""
+        print(f"in place: {name:28} {value:6.1f} us per step{ratio}")
 
 
 if __name__ == "__main__":

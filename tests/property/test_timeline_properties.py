@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshscope.analyze.rank.phases import assign_phases, order_steps
+from meshscope.capture.steps.native_steps import choose_timeline
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
@@ -153,12 +154,17 @@ def drive(timeline: Timeline, ids: list[int], index: OpenStepWriter | None, now:
 
 
 def record(
-    run_dir: Path, script: list[Operation], *, has_short_cut: bool, is_killed: bool
+    run_dir: Path,
+    script: list[Operation],
+    *,
+    timeline_type: type[Timeline],
+    has_short_cut: bool,
+    is_killed: bool,
 ) -> tuple[Model, Recording]:
     writer = RankWriter(run_dir, 0, header=HEADER)
     ids = [writer.name_id(name) for name in NAMES]
     model = Model()
-    timeline = Timeline(lambda: model.now)
+    timeline = timeline_type(lambda: model.now)
     timeline.spans, timeline.steps = writer.table("spans"), writer.table("steps")
     timeline.phases = writer.table("phases")
     index = OpenStepWriter(writer.directory / OPEN_STEP_NAME, EPOCH) if has_short_cut else None
@@ -181,10 +187,14 @@ def read_spans(recording: Recording) -> list[Span]:
     return sorted((*row[:6], 0 if row[0] == "optimizer" else row[6]) for row in found)
 
 
-def check(script: list[Operation], *, has_short_cut: bool, is_killed: bool) -> None:
+def check(script: list[Operation], *, way: str, is_killed: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:
         model, recording = record(
-            Path(directory), script, has_short_cut=has_short_cut, is_killed=is_killed
+            Path(directory),
+            script,
+            timeline_type=choose_timeline() if way == "native" else Timeline,
+            has_short_cut=way != "stack",
+            is_killed=is_killed,
         )
         assert read_spans(recording) == model.spans()
         table = recording.read("steps")
@@ -210,8 +220,8 @@ TWO_MICROBATCHES: list[Operation] = [
 ]
 
 
-@pytest.mark.parametrize("has_short_cut", [True, False], ids=["short-cut", "stack"])
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("way", ["native", "short-cut", "stack"])
+@settings(max_examples=200, deadline=None)
 @given(script=operations(ANY_LENGTH))
 @example(script=[(*one, 3) for one in USUAL])
 @example(script=LATE_MICROBATCH)
@@ -221,18 +231,18 @@ TWO_MICROBATCHES: list[Operation] = [
         ("enter", 0, 1), ("leave", 0, 1), ("again", 0, 1), ("enter", 0, 1), ("leave", 0, 1),
     ]
 )  # fmt: skip
-def test_phases_are_those_of_a_plain_stack(has_short_cut: bool, script: list[Operation]) -> None:
-    check(script, has_short_cut=has_short_cut, is_killed=False)
+def test_phases_are_those_of_a_plain_stack(way: str, script: list[Operation]) -> None:
+    check(script, way=way, is_killed=False)
 
 
-@pytest.mark.parametrize("has_short_cut", [True, False], ids=["short-cut", "stack"])
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("way", ["native", "short-cut", "stack"])
+@settings(max_examples=200, deadline=None)
 @given(script=operations(SHORT))
 @example(script=[(*one, 3) for one in USUAL[:-1]])
 @example(script=TWO_MICROBATCHES)
 @example(script=TWO_MICROBATCHES[:8])
 def test_a_killed_process_leaves_every_phase_that_had_ended(
-    has_short_cut: bool, script: list[Operation]
+    way: str, script: list[Operation]
 ) -> None:
     """Clocks that stand still are left out: an end stamp and the next begin could be the same."""
-    check(script, has_short_cut=has_short_cut, is_killed=True)
+    check(script, way=way, is_killed=True)

@@ -44,7 +44,7 @@ from meshscope.capture.steps.actions import ActionBlock, Actions, WaitBlock
 from meshscope.capture.steps.blocks import Phase, Span, StepBlock
 from meshscope.capture.steps.fetches import time_fetches
 from meshscope.capture.steps.marking import Marking
-from meshscope.capture.steps.step_inference import StepInference
+from meshscope.capture.steps.native_steps import choose_inference
 from meshscope.capture.watching import Watching, as_list
 from meshscope.core.layout import Layout
 
@@ -77,7 +77,7 @@ class Recorder:
         scalars, put_span = session.scalars, partial(session.put, "device_spans")
         self._marking = Marking(self.timeline, clock, put_span, scalars.put_from_device)
         scalars.marking = self._marking
-        self._steps = StepInference(self.timeline)
+        self._steps = choose_inference()(self.timeline)
         self._step_block = StepBlock(self.timeline, self._steps, self.guard, clock)
         self._actions = Actions(self.timeline, self._steps, self.guard, clock)
         self._facts = ModelFacts(session.journal)

@@ -31,8 +31,9 @@ from meshscope.capture.operations.process_groups import GroupEntry
 from meshscope.capture.provenance import collect_provenance
 from meshscope.capture.stacks.dumps import STACKS_NAME, StackDumps
 from meshscope.capture.stacks.sampler import StackSampler
+from meshscope.capture.steps.native_steps import choose_timeline
 from meshscope.capture.steps.scalars import ScalarLog
-from meshscope.capture.steps.timeline import NullSink, Timeline
+from meshscope.capture.steps.timeline import NullSink
 from meshscope.core.group_axis import name_axis
 from meshscope.core.layout import Layout
 from meshscope.store.schema import MISSING
@@ -88,7 +89,7 @@ class Session:
         self.next_clocks_ns = 0
         """When wall clock and monotonic clock are to be read together again."""
         self.name_ids: dict[str, int] = {}
-        self.timeline = Timeline(clock)
+        self.timeline = choose_timeline()(clock)
         self.scalars = ScalarLog(
             self.timeline, clock, self.guard, self.name_id, lambda: self.find_table("scalars")
         )
@@ -177,6 +178,7 @@ class Session:
             "clock_id": self.guard.run("clock id", clock_id),
             "pid_namespace": self.guard.run("pid namespace", pid_namespace),
             "communication": self.config.communication,
+            "has_native_hooks": self.timeline.is_native,
             "start_host_mono_ns": mono_ns,
             "start_unix_ns": unix_ns,
             "clock_uncertainty_ns": uncertainty_ns,

@@ -15,6 +15,7 @@ from meshscope.capture.session import Session
 from meshscope.capture.steps.actions import Actions
 from meshscope.capture.steps.automatic import Automatic
 from meshscope.capture.steps.hooks import BACKWARD, Hooks
+from meshscope.capture.steps.native_steps import choose_hooks
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.errors import CaptureError
 
@@ -83,7 +84,7 @@ class Watching:
                 "watched; step, phase, data and log still work"
             )
         session = self._session
-        self.hooks = self._actions.hooks = Hooks(
+        self.hooks = self._actions.hooks = choose_hooks(session.timeline, self._steps)(
             torch,
             session.timeline,
             self._steps,

@@ -7,11 +7,22 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from meshscope.capture.steps.native_steps import choose_timeline
 from meshscope.capture.steps.timeline import Timeline
+from meshscope.store.write.native import SWITCH_VARIABLE
 from meshscope.store.write.open_step import OpenStepWriter
 
 DATA, FORWARD = 1, 2
 AUGMENT = 64
+
+
+@pytest.fixture(autouse=True, params=["native", "plain"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both timelines, that with compiled fields and that in Python."""
+    if request.param == "plain":
+        monkeypatch.setenv(SWITCH_VARIABLE, "0")
 
 
 class Records:
@@ -29,7 +40,7 @@ class Records:
 
 
 def make_timeline(tmp_path: Path) -> tuple[Timeline, Records, Records]:
-    timeline = Timeline(lambda: 0)
+    timeline = choose_timeline()(lambda: 0)
     spans, phases = Records(), Records()
     timeline.spans, timeline.phases, timeline.steps = spans, phases, Records()
     timeline.store_stamps(OpenStepWriter(tmp_path / "open_step.bin", 1))
@@ -101,7 +112,7 @@ def test_threads_keep_numbers_of_their_own(tmp_path: Path) -> None:
 
 def test_without_a_place_for_stamps_times_may_be_large() -> None:
     """Before a run is open, and on network file systems; a host may be up for years."""
-    timeline = Timeline(lambda: 0)
+    timeline = choose_timeline()(lambda: 0)
     spans = timeline.spans = Records()
     uptime_ns = 3 * 365 * 86_400 * 10**9
     timeline.enter(timeline.stack_here(), FORWARD, uptime_ns)

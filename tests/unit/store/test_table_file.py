@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import resource
 import signal
 import struct
@@ -12,12 +13,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshscope.store.read.columns import ProblemKind, TableRead, read_table_file
 from meshscope.store.schema import TABLES
 from meshscope.store.write import table_file
+from meshscope.store.write.native import SWITCH_VARIABLE, load_native
 from meshscope.store.write.table_file import (
     CHECK_SALT,
     HEADER_BYTES,
@@ -31,6 +34,15 @@ from meshscope.store.write.table_file import (
 
 SCALARS = TABLES["scalars"]
 FIRST_WINDOW_RECORDS = (WINDOW_BYTES - HEADER_BYTES) // 64
+SINKS = pytest.mark.parametrize("mapped", [1, True, False], ids=["mapped", "plain", "append"])
+BOTH_WAYS = pytest.mark.parametrize("way", ["mapped", "plain"])
+
+
+@pytest.fixture(autouse=True)
+def _written_in_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test whose id says plain does without the compiled writer, in its processes too."""
+    if "plain" in request.node.name:
+        monkeypatch.setenv(SWITCH_VARIABLE, "0")
 
 
 def make_writer(path: Path, *, mapped: bool = True, max_detail_bytes: int = 1 << 40) -> TableWriter:
@@ -49,7 +61,7 @@ def read_numbers(path: Path) -> tuple[list[int], TableRead]:
     return read.columns["start_host_mono_ns"].tolist(), read
 
 
-@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "append"])
+@SINKS
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "open"])
 @pytest.mark.parametrize("count", [0, 1, 959, 960, 961, 5000])
 def test_what_is_put_is_read_back(
@@ -79,7 +91,8 @@ def test_the_worked_example_of_the_documentation() -> None:
     assert struct.unpack("<Q", record[:8])[0] == check
 
 
-def test_no_record_is_lost_or_doubled_when_many_threads_put(tmp_path: Path) -> None:
+@BOTH_WAYS
+def test_no_record_is_lost_or_doubled_when_many_threads_put(tmp_path: Path, way: str) -> None:
     path = tmp_path / "spans.tbl"
     writer = make_writer(path)
     num_threads, each = 8, 12_000
@@ -104,7 +117,7 @@ def test_no_record_is_lost_or_doubled_when_many_threads_put(tmp_path: Path) -> N
     assert read.problems == ()
 
 
-@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "append"])
+@SINKS
 def test_closing_while_threads_put_leaves_a_whole_file(tmp_path: Path, mapped: bool) -> None:
     for round_number in range(10):
         path = tmp_path / f"{round_number}.tbl"
@@ -129,8 +142,9 @@ def test_closing_while_threads_put_leaves_a_whole_file(tmp_path: Path, mapped: b
         assert read.problems == ()
 
 
+@BOTH_WAYS
 def test_a_slot_drawn_before_the_disk_was_full_is_not_written_into_a_later_epoch(
-    tmp_path: Path,
+    tmp_path: Path, way: str
 ) -> None:
     path = tmp_path / "spans.tbl"
     writer = make_writer(path, max_detail_bytes=WINDOW_BYTES)
@@ -149,7 +163,7 @@ def test_a_slot_drawn_before_the_disk_was_full_is_not_written_into_a_later_epoch
     assert [(p.kind, p.num_records) for p in read.problems] == [(ProblemKind.DROPPED, 6)]
 
 
-@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "append"])
+@SINKS
 @pytest.mark.parametrize("bad", [1 << 70, None, 1.5, "x"])
 def test_a_value_that_is_no_64_bit_integer_raises_and_costs_only_itself(
     tmp_path: Path, mapped: bool, bad: object
@@ -166,7 +180,7 @@ def test_a_value_that_is_no_64_bit_integer_raises_and_costs_only_itself(
     assert all(problem.kind is ProblemKind.DROPPED for problem in read.problems)
 
 
-@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "append"])
+@SINKS
 def test_a_detail_table_stops_at_its_limit_and_counts_the_rest(
     tmp_path: Path, mapped: bool
 ) -> None:
@@ -182,7 +196,7 @@ def test_a_detail_table_stops_at_its_limit_and_counts_the_rest(
     assert path.stat().st_size <= 2 * WINDOW_BYTES
 
 
-@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "append"])
+@SINKS
 def test_a_forked_child_writes_nothing_and_the_parent_goes_on(tmp_path: Path, mapped: bool) -> None:
     path = tmp_path / "spans.tbl"
     writer = make_writer(path, mapped=mapped)
@@ -235,7 +249,7 @@ from meshscope.store.write import table_file
 from meshscope.store.schema import TABLES
 from meshscope.store.write.table_file import TableWriter
 table_file.RETRY_SECONDS = 0.05
-path, mapped = Path(sys.argv[1]), sys.argv[2] == "mapped"
+path, mapped = Path(sys.argv[1]), sys.argv[2] != "append"
 writer = TableWriter(path, TABLES["spans"], {"rank": 0}, mapped=mapped)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
 for number in range(90_000):
@@ -251,7 +265,7 @@ print(dropped_while_full, writer.num_dropped, writer.error, sep=";")
 """
 
 
-@pytest.mark.parametrize("sink", ["mapped", "append"])
+@pytest.mark.parametrize("sink", ["mapped", "plain", "append"])
 def test_recording_goes_on_over_a_file_size_limit_and_resumes(tmp_path: Path, sink: str) -> None:
     path = tmp_path / "spans.tbl"
     done = subprocess.run(
@@ -273,6 +287,37 @@ def test_recording_goes_on_over_a_file_size_limit_and_resumes(tmp_path: Path, si
     assert len(early) >= (131_072 - HEADER_BYTES) // 64
 
 
+WORDS = (0, 1, -1, 7, 2**62, 2**63 - 1, -(2**63))
+NO_WORDS = (2**63, -(2**63) - 1, True, 1.5, None, "1")
+
+
+def test_both_ways_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over windows, limits and epochs, with numbers that fit and some that do not."""
+    if load_native("meshscope.store.write._record_slots_native") is None:
+        pytest.skip("no compiled writer here: meshscope was installed without a compiler")
+
+    def write(way: str) -> tuple[bytes, list[object]]:
+        writer = make_writer(tmp_path / way, max_detail_bytes=2 * WINDOW_BYTES)
+        chance, outcomes = random.Random(5), []
+        for number in range(6000):
+            words: list[Any] = [chance.choice(WORDS) for _ in range(7)]
+            if chance.random() < 0.002:
+                words[chance.randrange(7)] = chance.choice(NO_WORDS)
+            if number == 4000:  # room again: what follows is of another epoch
+                writer._max_bytes, writer._retry_at = 1 << 40, 0.0
+            try:
+                writer.put(*words)
+            except (struct.error, TypeError) as error:
+                outcomes.append((number, type(error)))
+        outcomes += [writer.num_dropped, writer.error, writer.close()]
+        return (tmp_path / way).read_bytes()[HEADER_BYTES:], outcomes
+
+    native = write("native")
+    monkeypatch.setenv(SWITCH_VARIABLE, "0")
+    assert native == write("python")
+    assert len(native[1]) > 5
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB, if this process may mount one."""
@@ -290,7 +335,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(point)], check=True)
 
 
-@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "append"])
+@SINKS
 def test_recording_goes_on_when_the_disk_is_full_and_resumes(
     small_disk: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,7 +397,8 @@ def test_a_table_that_could_not_be_made_on_a_full_disk_starts_when_there_is_room
     assert [(p.kind, p.num_records) for p in read.problems] == [(ProblemKind.DROPPED, 5)]
 
 
-def test_nothing_is_lost_when_the_process_is_killed_between_puts(tmp_path: Path) -> None:
+@BOTH_WAYS
+def test_nothing_is_lost_when_the_process_is_killed_between_puts(tmp_path: Path, way: str) -> None:
     path = tmp_path / "spans.tbl"
     child = os.fork()
     if child == 0:
@@ -364,7 +410,8 @@ def test_nothing_is_lost_when_the_process_is_killed_between_puts(tmp_path: Path)
     assert read.problems == ()
 
 
-def test_a_signal_handler_that_raises_does_not_leave_a_hole(tmp_path: Path) -> None:
+@BOTH_WAYS
+def test_a_signal_handler_that_raises_does_not_leave_a_hole(tmp_path: Path, way: str) -> None:
     """Control-C in the middle of a put: the interrupted record is there or not, others are."""
     code = textwrap.dedent("""
         import signal, sys

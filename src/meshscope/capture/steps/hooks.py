@@ -9,6 +9,9 @@ The begins and ends of the usual phases repeat what `Timeline.enter` and `leave`
 place of names: phase 1 is forward, 2 backward, 3 optimizer; `stamps[2p]` and `stamps[2p + 1]` are
 its begin and end, `stored[3 + 2p]` and `stored[4 + 2p]` the same on disk, times 257 (see
 `store.open_step`). `tests/property/test_timeline_properties.py` holds `Timeline` to a plain stack.
+
+`hot_steps.c` does what a usual step needs of this in C, where it was compiled; a change here that
+a usual step would notice is made there too.
 """
 
 from collections.abc import Callable
@@ -136,8 +139,8 @@ class Hooks:
         """Before a root module's forward."""
         if is_compiling():
             return
-        now_ns = self._clock()
         try:
+            now_ns = self._clock()
             if (
                 self._forward_depth
                 or self._backward_depth
@@ -193,8 +196,8 @@ class Hooks:
         """After a root module's forward, also when it raised."""
         if is_compiling():
             return
-        now_ns = self._clock()
         try:
+            now_ns = self._clock()
             timeline = self._timeline
             if timeline.open_phase != 1 or self._forward_module is not module:
                 self._unusual_forward_ends(now_ns)
@@ -223,8 +226,8 @@ class Hooks:
 
     def backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before `torch.autograd.backward` or `grad`."""
-        now_ns = self._clock()
         try:
+            now_ns = self._clock()
             self._backward_depth += 1
             if self._backward_depth > 1:
                 return
@@ -267,8 +270,8 @@ class Hooks:
 
     def backward_ends(self, token: None) -> None:
         """After `torch.autograd.backward`."""
-        now_ns = self._clock()
         try:
+            now_ns = self._clock()
             self._backward_depth -= 1
             if self._backward_depth:
                 return
@@ -306,8 +309,8 @@ class Hooks:
         """Before an optimizer's step."""
         if is_compiling():
             return
-        now_ns = self._clock()
         try:
+            now_ns = self._clock()
             timeline = self._timeline
             if self._open_optimizer and not self._is_stale_optimizer(id(optimizer), now_ns):
                 return
@@ -345,8 +348,8 @@ class Hooks:
         """After an optimizer's step: usually the end of the training step."""
         if is_compiling():
             return
-        now_ns = self._clock()
         try:
+            now_ns = self._clock()
             if self._open_optimizer != id(optimizer):
                 return
             self._optimizer_depth -= 1
@@ -428,3 +431,28 @@ class Hooks:
         # A sharded norm (DTensor) would need communication to read: only plain tensors are taken.
         if self._takes_signals and type(norm) is self._tensor:
             self._signal("grad_norm", norm)
+
+
+class UntracedHooks:
+    """The way into compiled hooks: torch.compile can follow only Python, and must see nothing."""
+
+    native_forward_begins: Callable[..., None]
+    native_forward_ends: Callable[..., None]
+    native_optimizer_begins: Callable[..., None]
+    native_optimizer_ends: Callable[..., None]
+
+    def forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_compiling():
+            self.native_forward_begins(module, args, kwargs)
+
+    def forward_ends(self, module: Any, args: Any, output: Any) -> None:
+        if not is_compiling():
+            self.native_forward_ends(module, args, output)
+
+    def optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling():
+            self.native_optimizer_begins(optimizer, args, kwargs)
+
+    def optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling():
+            self.native_optimizer_ends(optimizer, args, kwargs)

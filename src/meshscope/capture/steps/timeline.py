@@ -15,7 +15,7 @@ them all. Phases that do not fit go through the stack and the span table.
 
 from collections.abc import Callable
 from threading import get_ident
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 from meshscope.capture.steps.device_events import DeviceTimeline, Mark
 from meshscope.store.schema import MISSING, SpanFlag, StepFlag
@@ -82,6 +82,7 @@ class Timeline:
         "_has_stamp_file",
         "_other_stacks",
         "_own_thread",
+        "_sample_every_steps",
         "actions",
         "device",
         "done_phase",
@@ -105,8 +106,15 @@ class Timeline:
         "stored",
     )
 
+    is_native: ClassVar[bool] = False
+    """Whether its fields and its hot methods are compiled: see `native_steps`."""
+    _stack_type: ClassVar[type[PhaseStack]] = PhaseStack
+    _new_stamps: ClassVar[Any] = staticmethod(lambda: list(_NO_STAMPS))
+    _no_stamps: ClassVar[Any] = _NO_STAMPS
+
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
+        self._sample_every_steps = SAMPLE_EVERY_STEPS
         self.spans: Sink = NullSink()
         self.steps: Sink = NullSink()
         self.phases: Sink = NullSink()
@@ -124,7 +132,7 @@ class Timeline:
 
     def reset(self) -> None:
         """Forgets the open step and all open phases; step numbering starts again."""
-        self.stack = PhaseStack(0)
+        self.stack = self._stack_type(0)
         self._other_stacks: dict[int, PhaseStack] = {}
         self.step = 0
         self.last_step = MISSING
@@ -136,7 +144,7 @@ class Timeline:
         self.input_tokens = 0
         self.own_ns = 0
         self.is_sampled = True
-        self.stamps = list(_NO_STAMPS)
+        self.stamps = self._new_stamps()
         """Begin and end of each usual phase of the open step; 0 when it did not occur."""
         self.open_phase = -1
         """Index of the usual phase that is open; -1 when none."""
@@ -176,7 +184,7 @@ class Timeline:
             return self.stack
         found = self._other_stacks.get(ident)
         if found is None:
-            found = self._other_stacks[ident] = PhaseStack(len(self._other_stacks) + 1)
+            found = self._other_stacks[ident] = self._stack_type(len(self._other_stacks) + 1)
         return found
 
     def _become_training_thread(self) -> None:
@@ -184,7 +192,7 @@ class Timeline:
         if self._own_thread:
             self._leave_short_cut()
             own = self._other_stacks.pop(get_ident(), None)
-            own = own or PhaseStack(len(self._other_stacks) + 1)
+            own = own or self._stack_type(len(self._other_stacks) + 1)
             earlier, self.stack = self.stack, own
             earlier.thread_bits, own.thread_bits = own.thread_bits, 0
             self._other_stacks[self._own_thread] = earlier
@@ -302,7 +310,7 @@ class Timeline:
         if stamps[2] or stamps[0] or stamps[4]:
             a, b, c, d, e, f, _, _ = stamps
             self.phases.put(a, b, c, d, e, f, optimizer)
-        stamps[:] = _NO_STAMPS
+        stamps[:] = self._no_stamps
         self.done_phase = -1
 
     def _close_mark(self, mark: Mark) -> None:
@@ -368,7 +376,7 @@ class Timeline:
         self.last_step = step
         self.step = step = step + 1
         self.step_start_ns = self.microbatch = self.input_tokens = self.own_ns = 0
-        self.is_sampled = not step % SAMPLE_EVERY_STEPS
+        self.is_sampled = not step % self._sample_every_steps
 
     def set_microbatch(self, index: int, stride: int) -> None:
         """The program labels what follows; `stride` is what a backward pass adds."""

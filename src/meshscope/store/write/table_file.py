@@ -23,11 +23,13 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from meshscope.store.schema import MAX_DETAIL_BYTES, RECORD_BYTES, SCHEMA_VERSION, Table
 from meshscope.store.write.manifest import link_into_place
+from meshscope.store.write.native import load_native
 
 MAGIC = b"MSHSCOPE"
 HEADER_BYTES = 4096
@@ -156,6 +158,7 @@ class TableWriter:
         "_lock",
         "_mapping",
         "_max_bytes",
+        "_native",
         "_num_collected",
         "_num_granted",
         "_outgoing",
@@ -193,10 +196,11 @@ class TableWriter:
         self._fd = -1
         self._head: mmap.mmap | None = None
         # Mapped sink.
-        self._slots = itertools.count()
+        self._native = load_native("meshscope.store.write._record_slots_native")
+        self._ends: list[int] = []  # for each past epoch, the slots it was granted
+        self._slots: Iterator[int] = self._count_slots(0)
         self._mapping: Mapping = _NOWHERE
         self._num_granted = 0
-        self._ends: list[int] = []  # for each past epoch, the slots it was granted
         # Append sink. The second lock is held while writing, so that `put` need not wait for it.
         self._io_lock = threading.Lock()
         self._num_collected = 0
@@ -206,7 +210,7 @@ class TableWriter:
         self._status_is_due = False
         self.put: Put = self._put_nothing
         if self._create():
-            self.put = self._put_mapped if self._head is not None else self._put_appended
+            self.put = self._choose_put()
         else:
             self._lose(self.error)
 
@@ -237,7 +241,30 @@ class TableWriter:
         self._head = head
         return True
 
+    def _choose_put(self) -> Put:
+        if self._head is None:
+            return self._put_appended
+        slots: Any = self._slots
+        return self._put_mapped if self._native is None else slots.put
+
     # --- mapped ---------------------------------------------------------------------------
+
+    def _count_slots(self, first: int) -> Iterator[int]:
+        """Slots of this epoch. The compiled counter also writes, where a record is an usual one."""
+        epoch = len(self._ends) * EPOCH
+        if self._native is None:
+            return itertools.count(epoch + first)
+        counter: Iterator[int] = self._native.RecordSlots(epoch, first, self._put_mapped)
+        return counter
+
+    def _set_mapping(self, mapping: Mapping) -> None:
+        """From here on records of this epoch go into that window."""
+        self._mapping = mapping
+        if self._native is not None:
+            start, window = mapping
+            epoch_start = len(self._ends) * EPOCH * RECORD_BYTES
+            slots: Any = self._slots
+            slots.map(0 if window is None else start - epoch_start, window)
 
     def _put_mapped(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
         # A `for` and not `next()`: at a call CPython may switch threads or run a
@@ -311,7 +338,8 @@ class TableWriter:
                 self._note(error)
                 self._drop()
             # Only now may other threads write behind this record.
-            self._mapping = mapping or self._mapping
+            if mapping is not None:
+                self._set_mapping(mapping)
 
     def _is_granted(self, epoch: int, record_index: int) -> bool:
         end = self._ends[epoch] if epoch < len(self._ends) else self._num_granted
@@ -343,7 +371,7 @@ class TableWriter:
     def _lose(self, reason: str) -> None:
         self.error = self.error or reason
         self._is_lost = True
-        self._mapping = _NOWHERE
+        self._set_mapping(_NOWHERE)
         self._retry_at = time.monotonic() + RETRY_SECONDS
         self.put = self._put_dropped
 
@@ -367,10 +395,10 @@ class TableWriter:
                 if mapping is None:
                     return False
                 self._ends.append(first)
-                self._slots = itertools.count(len(self._ends) * EPOCH + first)
-                self._mapping = mapping
+                self._slots = self._count_slots(first)
+                self._set_mapping(mapping)
             self._is_lost = False
-            self.put = self._put_mapped if self._head is not None else self._put_appended
+            self.put = self._choose_put()
             return True
 
     def _put_nothing(self, *words: int) -> None:
@@ -475,7 +503,7 @@ class TableWriter:
                 return 0
             self._is_closed = True
             self.put = self._put_nothing
-            self._mapping = _NOWHERE  # from here on a late put finds no window and no grant
+            self._set_mapping(_NOWHERE)  # from here on a late put finds no window and no grant
             if self._fd < 0:
                 return 0
             if self._head is not None:
@@ -536,7 +564,7 @@ class TableWriter:
         self._io_lock = threading.Lock()
         self._is_closed = True
         self.put = self._put_nothing
-        self._mapping = _NOWHERE
+        self._set_mapping(_NOWHERE)
         self._head = None
         self._buffer = bytearray()
         self._outgoing = bytearray()
