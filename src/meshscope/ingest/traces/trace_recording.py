@@ -25,8 +25,14 @@ from meshscope.ingest.traces.trace_collectives import TraceCollective, list_coll
 from meshscope.ingest.traces.trace_host import summarize_host
 from meshscope.ingest.traces.trace_idle import find_gaps, find_synchronising
 from meshscope.ingest.traces.trace_kernels import Work
-from meshscope.ingest.traces.trace_phases import HostPhases, find_phases, take_as_one_step
-from meshscope.ingest.traces.trace_steps import TraceSteps, assign_steps
+from meshscope.ingest.traces.trace_phases import (
+    HostPhases,
+    begin_earlier,
+    find_phases,
+    take_as_one_step,
+)
+from meshscope.ingest.traces.trace_spans import unite_events
+from meshscope.ingest.traces.trace_steps import BEFORE_TRACE, TraceSteps, assign_steps
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.idle_gaps import IdleGaps
 from meshscope.numerics.intervals import Intervals, complement, join, unite
@@ -112,6 +118,9 @@ class TraceRecording:
     collectives: tuple[RecordedCollective, ...]
     num_outside: int
     """Device events outside of steps, which are left out."""
+    earlier_ns: int
+    """How long the device was at work that was launched before the trace began; the first step's,
+    as a phase of its own."""
     other_devices: tuple[int, ...]
     """Devices of the trace that are not looked at: a rank has one."""
 
@@ -136,6 +145,7 @@ def record_trace(trace: Trace, *, max_spans: int, view: TraceView | None = None)
         work=look.merge_spans(max_spans) if look.device >= 0 else None,
         collectives=look.list_operations() if look.device >= 0 else look.list_host_operations(),
         num_outside=look.num_outside,
+        earlier_ns=look.earlier_ns,
         other_devices=look.other_devices,
     )
 
@@ -159,7 +169,13 @@ class _Look:
         every = self._every
         self._rows = every[self._step_of[every] >= 0]
         self.num_outside = len(every) - len(self._rows)
-        self._phase = self.phases.locate(_moments(trace, self._launch, self._rows))
+        is_earlier = self._launch[self._rows] == BEFORE_TRACE
+        if is_earlier.any():
+            since = int(trace.events.begin_ns[self._rows[is_earlier]].min())
+            self.steps, self.phases = begin_earlier(self.steps, self.phases, since)
+        phase = self.phases.locate(_moments(trace, self._launch, self._rows))
+        self._phase = np.where(is_earlier, 0, phase)
+        self.earlier_ns = unite_events(trace, self._rows[is_earlier]).total_ns
 
     def merge_spans(self, max_spans: int) -> DeviceWork:
         """What the device did and why it did not."""

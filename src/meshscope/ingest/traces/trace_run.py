@@ -211,6 +211,12 @@ def _find_notes(
     num_outside = sum(one.num_outside for one in recordings)
     if num_outside:
         notes.append(f"{num_outside:,} device events outside of steps are left out")
+    earlier_ns = max((one.earlier_ns for one in recordings), default=0)
+    if earlier_ns:
+        notes.append(
+            f"the first step includes up to {earlier_ns / 1e6:.3g} ms of work that was launched "
+            "before the traces began"
+        )
     if any(one.other_devices for one in recordings):
         notes.append("of a trace with several devices the one with the most events is looked at")
     notes += [f"{one.source}: {text}" for one in recordings for text in one.warnings]
