@@ -142,7 +142,7 @@ GLOSSARY: Mapping[str, tuple[Entry, ...]] = {
             "time, aligned clock or device stream",
         ),
         Entry(
-            "exposed, nothing queued",
+            "exposed, not waited for",
             "Exposed communication that nothing waited for: the host had queued no work behind "
             "it. Only traces tell it apart.",
             "time, device stream",

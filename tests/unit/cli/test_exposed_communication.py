@@ -63,7 +63,7 @@ def reported_ns(folder) -> dict[int, int]:
 def budgeted_ns(folder) -> float:
     """Mean of a rank and step, summed over the budget's lines."""
     lines = call("report", folder)["budget"]["lines"]
-    shares = ("exposed transfer", "exposed wait", "exposed communication", "exposed, nothing")
+    shares = ("exposed transfer", "exposed wait", "exposed communication", "exposed, not waited")
     return sum(line["mean_ns"] for line in lines if line["name"].startswith(shares))
 
 

@@ -2,9 +2,10 @@
 
 What a recorder would have written had it seen what the profiler saw. The device's line is what it
 computed or copied; communication with no compute beside it is exposed, as `trace_time` counts
-it. Part of that held the device up: nothing ran up to an operation's end, and what came next was
-queued behind it: launched before that end, or after a call in which the host waited for it. In the
-rest nothing was queued: the host was late, and faster communication would not have helped.
+it. Part of that held the device up: nothing ran up to an operation's end, and what came next, be it
+a copy, was queued behind it: launched before that end, or after a call in which the host waited for
+it. The rest nothing waited for: the host was late, or kernels beside the operation had gaps between
+them; faster communication would not have helped.
 
 Copies that nothing hides are a phase of their own. Gaps of the device up to `merged_gap_ns` count
 as the work around them.
@@ -197,7 +198,7 @@ class _Look:
     def list_operations(self) -> tuple[RecordedCollective, ...]:
         """Communication kernels of the device."""
         trace, rows, launch = self._trace, self._rows, self._launch
-        others = rows[self._classes.work[rows] == Work.COMPUTE]
+        others = rows[self._classes.work[rows] != Work.COMMUNICATION]
         beside = self._every[self._classes.work[self._every] == Work.COMPUTE]
         busy = unite(trace.events.begin_ns[beside], trace.events.end_ns[beside])
         found = list_collectives(trace, self._classes, rows, busy, self._view.operator_of)
@@ -207,7 +208,7 @@ class _Look:
         return tuple(
             RecordedCollective(
                 found=one,
-                enqueue_ns=_enqueued(trace, launch, one),
+                enqueue_ns=self._find_enqueue(one),
                 step=int(self.steps.number[self._step_of[one.row]]),
                 phase=int(self._phase[place[one.row]]),
                 held_ns=held_ns,
@@ -215,6 +216,12 @@ class _Look:
             )
             for one, held_ns, pieces in zip(found, held.tolist(), unqueued, strict=True)
         )
+
+    def _find_enqueue(self, one: TraceCollective) -> int:
+        call = int(self._launch[one.row])
+        if call == BEFORE_TRACE:
+            return int(self.steps.begin_ns[0]) - 1
+        return int(self._trace.events.begin_ns[call]) if call >= 0 else one.begin_ns
 
     def list_host_operations(self) -> tuple[RecordedCollective, ...]:
         """Calls of gloo and its like; they hold the main thread up where it runs no operator."""
@@ -269,11 +276,6 @@ def _moments(trace: Trace, launch: Int64s, rows: Int64s) -> Int64s:
     call = launch[rows]
     events = trace.events
     return np.where(call >= 0, events.begin_ns[call], events.begin_ns[rows])
-
-
-def _enqueued(trace: Trace, launch: Int64s, one: TraceCollective) -> int:
-    call = int(launch[one.row])
-    return int(trace.events.begin_ns[call]) if call >= 0 else one.begin_ns
 
 
 def _find_gaps(trace: Trace, rows: Int64s, launch: Int64s) -> IdleGaps:
