@@ -32,7 +32,7 @@ from meshscope.ingest.traces.trace_phases import (
     find_phases,
     take_as_one_step,
 )
-from meshscope.ingest.traces.trace_spans import unite_events
+from meshscope.ingest.traces.trace_spans import find_ends, unite_events
 from meshscope.ingest.traces.trace_steps import BEFORE_TRACE, TraceSteps, assign_steps
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.idle_gaps import IdleGaps
@@ -44,6 +44,8 @@ COPY = "copy"
 NONE = np.empty(0, dtype=np.int64)
 FIRST_WALL_NS = 1_000_000_000 * 1_000_000_000
 """September 2001: earlier times are not of a wall clock, but count from a host's boot."""
+MAX_TURN_NS = 200_000
+"""An operation that begins so soon after another of its stream had waited for its turn."""
 MERGED_GAPS_NS = (0, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000)
 """Gaps that are not kept apart from the work around them, if there are too many of them."""
 
@@ -84,6 +86,9 @@ class RecordedCollective:
 
     found: TraceCollective
     enqueue_ns: int
+    arrive_ns: int
+    """When the rank was ready for it: all work that was launched before it was over. Earlier than
+    its begin where it queued behind another operation of its stream."""
     step: int
     """The step's number."""
     phase: int
@@ -209,13 +214,36 @@ class _Look:
             RecordedCollective(
                 found=one,
                 enqueue_ns=self._find_enqueue(one),
+                arrive_ns=arrive_ns,
                 step=int(self.steps.number[self._step_of[one.row]]),
                 phase=int(self._phase[place[one.row]]),
                 held_ns=held_ns,
                 unqueued=pieces,
             )
-            for one, held_ns, pieces in zip(found, held.tolist(), unqueued, strict=True)
+            for one, arrive_ns, held_ns, pieces in zip(
+                found, self._find_arrivals(found, others), held.tolist(), unqueued, strict=True
+            )
         )
+
+    def _find_arrivals(self, found: Sequence[TraceCollective], others: Int64s) -> list[int]:
+        """An operation's stream waits for what was launched before it, then for its own turn."""
+        events, launch = self._trace.events, self._launch
+        called = others[launch[others] >= 0]
+        called = called[np.argsort(events.begin_ns[launch[called]], kind="stable")]
+        moments = events.begin_ns[launch[called]]
+        over = np.maximum.accumulate(find_ends(self._trace, called))
+        arrivals = []
+        last_end: dict[int, int] = {}
+        for one in found:
+            track, call = int(events.track[one.row]), int(launch[one.row])
+            arrive = one.begin_ns
+            if call >= 0 and one.begin_ns - last_end.get(track, -MAX_TURN_NS) < MAX_TURN_NS:
+                before = int(np.searchsorted(moments, events.begin_ns[call]))
+                ready = int(over[before - 1]) if before else 0
+                arrive = min(max(ready, int(events.begin_ns[call])), arrive)
+            last_end[track] = one.end_ns
+            arrivals.append(arrive)
+        return arrivals
 
     def _find_enqueue(self, one: TraceCollective) -> int:
         call = int(self._launch[one.row])
@@ -243,6 +271,7 @@ class _Look:
             RecordedCollective(
                 found=one,
                 enqueue_ns=one.begin_ns,
+                arrive_ns=one.begin_ns,
                 step=one.step,
                 phase=in_phase,
                 held_ns=held_ns,

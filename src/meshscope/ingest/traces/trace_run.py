@@ -383,6 +383,7 @@ class _RankTables:
         )
         begin = _column(one.begin_ns for one in found) + self._shift_ns
         end = begin + _column(one.duration_ns for one in found)
+        arrive = _column(one.recorded.arrive_ns for one, _ in numbered) + self._shift_ns
         step = _column(min(one.recorded.step, (1 << 32) - 2) for one, _ in numbered)
         is_one_of_many = _column(one.is_one_of_many for one, _ in numbered)
         self._add(
@@ -396,7 +397,7 @@ class _RankTables:
             sequence=_column(sequence for _, sequence in numbered),
             peer=_column(one.peer for one, _ in numbered),
             enqueue_host_mono_ns=key,
-            start_host_mono_ns=begin,
+            start_host_mono_ns=arrive,
             end_host_mono_ns=end,
             size_bytes=_column(one.size_bytes for one, _ in numbered),
             step=step,
