@@ -12,7 +12,7 @@ SIGNIFICANCE_RATIO = 0.01
 """How often a healthy run may be called unhealthy, over all its ranks."""
 MIN_STEPS = 10
 """With fewer steps nothing stands out."""
-LEAD_FLOOR = 0.01
+LEAD_FLOOR = 0.1
 """The least chance that is believed of one step's lead."""
 
 

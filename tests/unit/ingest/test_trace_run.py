@@ -19,6 +19,7 @@ from meshscope.ingest.traces.trace_phases import NAMES, find_phases
 from meshscope.ingest.traces.trace_recording import record_trace
 from meshscope.ingest.traces.trace_run import make_run
 from meshscope.ingest.traces.trace_steps import find_steps
+from meshscope.numerics.chance import LEAD_FLOOR
 from meshscope.simulate.critical_path import PathKind, find_critical_path
 from trace_builders import (
     BACKWARD_NS,
@@ -122,7 +123,7 @@ def test_few_steps_give_a_hint(tmp_path, num_slow_steps, is_found):
         assert found.ranks == (5,)
         assert found.severity is Severity.MEDIUM
         assert found.saved_ns == pytest.approx(EXTRA_NS, rel=0.01)
-        assert found.confidence.p_value == pytest.approx(8 * 8.0**-4)
+        assert found.confidence.p_value == pytest.approx(8 * (LEAD_FLOOR / 8) ** 4)
 
 
 def test_few_steps_of_two_ranks_tell_nothing(tmp_path):

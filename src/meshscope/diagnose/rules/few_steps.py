@@ -44,8 +44,8 @@ class SlowInFewSteps(Rule):
 
     How it is measured: work as in ST001. With N equal ranks the chance that one of them is the
     slowest in all of S steps is N·N^-S, times the number of peer groups; times, for each step, the
-    chance of so large a lead over peers so close together if noise were exponential (at least 1 %).
-    It must be below `few_steps_max_chance`. The cause is where most of the excess is: in a phase's
+    chance of so large a lead over peers so close together if noise were exponential (at least
+    10 %). It must be below `few_steps_max_chance`. The cause is where most of the excess is: in a phase's
     kernels, or in idle time of the device before them, because its host had launched nothing or for
     another reason. The gain is replayed with the peers' median work instead of its own.
 
