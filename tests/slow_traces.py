@@ -62,7 +62,7 @@ class _Moved:
         self._last = reduces[count - 1 :: count]
 
     def make_slow(self, cause: str) -> list[Event]:
-        """Moves all that comes with each step's backward; gives extra kernels, if these cause it."""
+        """Moves all that comes with each step's backward; gives the kernels, if these cause it."""
         host = [
             min(e["ts"] for e in self._events if _is_backward(e) and low <= e["ts"] < high)
             for low, high in self._steps

@@ -45,9 +45,10 @@ class SlowInFewSteps(Rule):
     How it is measured: work as in ST001. With N equal ranks the chance that one of them is the
     slowest in all of S steps is N·N^-S, times the number of peer groups; times, for each step, the
     chance of so large a lead over peers so close together if noise were exponential (at least
-    10 %). It must be below `few_steps_max_chance`. The cause is where most of the excess is: in a phase's
-    kernels, or in idle time of the device before them, because its host had launched nothing or for
-    another reason. The gain is replayed with the peers' median work instead of its own.
+    10 %). It must be below `few_steps_max_chance`. The cause is where most of the excess is: in a
+    phase's kernels, or in idle time of the device before them, because its host had launched
+    nothing or for another reason. The gain is replayed with the peers' median work instead of its
+    own.
 
     What to change: for slow kernels look at the device's clocks, and at what else runs on it; for a
     slow host at what its process does there. Then trace more steps.
@@ -91,7 +92,7 @@ class SlowInFewSteps(Rule):
         cause = _find_cause(context, work, timeline, rank, peers)
         yield Finding(
             code=self.code,
-            title=f"rank {rank} was the slowest of its peers in every step{cause.title}",
+            title=f"rank {rank} is the slowest in every step{cause.title}",
             severity=min(
                 severity_of(gain, otherwise=excess / max(work.step_ns, 1)), Severity.MEDIUM
             ),
