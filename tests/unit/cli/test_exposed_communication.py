@@ -90,6 +90,10 @@ def test_trace_and_report_say_the_same_of_real_traces(name) -> None:
         assert exposed_ns == pytest.approx(by_trace, abs=0.03 * MS)
         assert mean_ns == pytest.approx(by_trace / len(traced) / NUM_STEPS, abs=0.03 * MS)
     assert {one["share"] for one in lines if one["axis"]} <= set(EXPOSED)
+    # All ranks were on one machine: their clocks are not apart.
+    for clock in communication["clocks"]:
+        limit_ns = (2 if name == "pp4" else 1) * MS
+        assert abs(clock["offset_ns"]) <= clock["uncertainty_ns"] < limit_ns
 
 
 def test_exposed_communication_is_the_same_in_both_commands(tmp_path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.job.clocks import TRACE_CLOCK_NS
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
@@ -105,6 +106,26 @@ def test_clocks_of_ranks_are_brought_together(tmp_path):
     assert not isinstance(timeline, Unavailable)
     begins = timeline.period_start_ns
     assert int(np.abs(begins - begins[0]).max()) <= 1 * US
+
+
+@pytest.mark.parametrize(
+    ("process", "skew_ns", "num_clocks"),
+    [(100, 0, 1), (101, 0, 3), (100, 700 * MS, 3)],
+    ids=["one host", "another process's name", "one host, clocks apart"],
+)
+def test_traces_named_for_one_host_share_its_clock(tmp_path, process, skew_ns, num_clocks):
+    paths = job(tmp_path, num_ranks=3, skew_ns=lambda rank: rank * skew_ns)
+    named = [
+        path.rename(tmp_path / f"node7_{process}.17672256000000000{rank:02}.pt.trace.json.gz")
+        for rank, path in enumerate(paths)
+    ]
+    timeline = examine(tmp_path, named)[0].study.timeline
+    assert not isinstance(timeline, Unavailable)
+    assert len(timeline.alignment.clocks) == num_clocks
+    if num_clocks == 1:
+        ranks = np.array([0, 1], dtype=np.int32)
+        between = timeline.alignment.uncertainty_between(ranks, np.array([2, 1], dtype=np.int32))
+        assert between.tolist() == [TRACE_CLOCK_NS, 0]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, TraceGroup
+from meshscope.ingest.traces.trace_axes import find_host
 from meshscope.ingest.traces.trace_collectives import TraceCollective, list_collectives
 from meshscope.ingest.traces.trace_host import summarize_host
 from meshscope.ingest.traces.trace_idle import find_gaps, find_synchronising
@@ -108,6 +109,8 @@ class TraceRecording:
     world_size: int | Unavailable
     groups: tuple[TraceGroup, ...]
     device_name: str
+    host: str
+    """As the trace's name tells it; ""."""
     base_ns: int
     """What is to be added to times so that they are of the wall clock, or of none."""
     is_on_wall_clock: bool
@@ -141,6 +144,7 @@ def record_trace(trace: Trace, *, max_spans: int, view: TraceView | None = None)
         world_size=trace.world_size,
         groups=trace.groups,
         device_name=trace.device_names.get(look.device, ""),
+        host=find_host(trace),
         base_ns=trace.base_ns,
         is_on_wall_clock=_find_extent(trace)[0] > FIRST_WALL_NS,
         extent_ns=_find_extent(trace),

@@ -1,7 +1,8 @@
 """Traces of a job's ranks as a run in memory, so that everything that reads runs reads them.
 
-Every rank has a clock of its own, which `analyze.clocks` aligns by what ranks did together. A rank
-may have several traces, of different steps.
+Every rank has a clock of its own, which `analyze.clocks` aligns by what ranks did together, unless
+the names of traces tell that they are of one host. A rank may have several traces, of different
+steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -261,7 +262,7 @@ class _RankTables:
             "source": TRACE_SOURCE,
             "launch_id": TRACE_SOURCE,
             "restart_count": 0,
-            "clock_id": f"trace of rank {rank}",
+            **_name_clock(rank, recordings),
             "start_host_mono_ns": self._first_ns,
             **({"start_unix_ns": first} if recordings[0].is_on_wall_clock else {}),
             "layout": layout.to_dict() if isinstance(layout, Layout) else None,
@@ -460,6 +461,14 @@ class _RankTables:
             return found.ranks
         is_world = found.group_size == self._world_size
         return listed or (tuple(range(self._world_size)) if is_world else ())
+
+
+def _name_clock(rank: int, recordings: Sequence[TraceRecording]) -> dict[str, str]:
+    """Profilers of one host read one wall clock; of unknown hosts every rank has its own."""
+    hosts = {one.host for one in recordings}
+    if len(hosts) == 1 and all(one.host and one.is_on_wall_clock for one in recordings):
+        return {"host": hosts.pop(), "clock_id": "wall clock"}
+    return {"clock_id": f"trace of rank {rank}"}
 
 
 def _column(values: Iterable[int]) -> Int64s:
