@@ -371,3 +371,14 @@ def test_a_cut_trace_is_a_note_of_the_run(tmp_path):
     (note,) = context.study.health.notes
     assert note.text.startswith("rank1.json: the JSON is cut off at byte")
     assert note.ranks == (1,)
+
+
+def test_a_trace_that_is_cut_off_gives_no_verdict(tmp_path):
+    paths = job(tmp_path, extra_ns={2: EXTRA_NS})
+    whole = gzip.decompress(paths[1].read_bytes())
+    paths[1] = paths[1].with_name("rank1.json")
+    paths[1].write_bytes(whole[: len(whole) * 3 // 4])
+    found = findings(examine(tmp_path, paths)[0])
+    above = [code for code, one in found.items() if one.severity > Severity.LOW]
+    assert all(code.startswith("HE") for code in above)
+    assert "cut off" in found["HE003"].summary

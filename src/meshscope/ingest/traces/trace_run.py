@@ -15,6 +15,7 @@ from meshscope.core.layout import Layout
 from meshscope.core.operations import DTYPES, EndSource, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import TraceError
+from meshscope.ingest.kineto.kineto import lacks_end
 from meshscope.ingest.traces.trace_axes import coordinates_of, infer_layout
 from meshscope.ingest.traces.trace_collectives import SYMMETRIC, TraceCollective
 from meshscope.ingest.traces.trace_numbers import Numbered, group_key, number_operations
@@ -25,7 +26,7 @@ from meshscope.ingest.traces.trace_recording import (
     TraceRecording,
 )
 from meshscope.store.read.arrays import Int64s
-from meshscope.store.read.columns import Columns
+from meshscope.store.read.columns import Columns, Problem, ProblemKind
 from meshscope.store.read.memory import MemoryRecording, make_columns
 from meshscope.store.read.run import TRACE_SOURCE, Run, group_attempts
 from meshscope.store.schema import (
@@ -307,6 +308,12 @@ class _RankTables:
             ),
             groups={group.group_id: group for group in self._groups.values()},
             columns={name: _join_rows(name, parts) for name, parts in self._rows.items()},
+            problems=[
+                Problem(kind=ProblemKind.CUT, rank=self._rank, path=Path(one.source), text=text)
+                for one in self._recordings
+                for text in one.warnings
+                if lacks_end(text)
+            ],
         )
 
     def _add(self, table: str, **columns: Int64s | int) -> None:
