@@ -11,7 +11,6 @@ from meshscope.core.unavailable import known, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.device_view import HOST_CAUSES, sum_causes
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
@@ -157,8 +156,9 @@ def _find_cause(
                 Evidence(name=f"excess in {phase or 'no phase'}", value=most_work, unit="ns"),
             ),
         )
-    gaps = known(context.study.device_gaps)
-    host = exceed(sum_causes(gaps, HOST_CAUSES)[None, :] / len(work.steps)) if gaps else 0.0
+    parts = known(context.study.device_parts)
+    wanted = [] if parts is None else [name in _HOST_CAUSES for name, _ in parts.parts]
+    host = 0.0 if parts is None else exceed(parts.time_ns[:, :, wanted].sum(axis=2).T)
     is_host = 2 * host >= most_idle
     what = "its host launches late" if is_host else "its device idles"
     return _Cause(
@@ -171,6 +171,8 @@ def _find_cause(
     )
 
 
+_HOST_CAUSES = ("host", "synchronising", "communicating", "launch")
+"""Of `device_parts.CAUSES`; in the others the work was launched, or nobody knows."""
 _LOOK_CLOSER = "Trace or record more steps of all ranks; if it stays, look at the rank's host."
 _LOOK_AT_DEVICE = (
     "Compare the rank's kernels with a peer's (`meshscope trace --against`): more of them, or "
