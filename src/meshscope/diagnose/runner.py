@@ -7,6 +7,8 @@ waits as a stronger one is a symptom of it: it names that finding and is demoted
 Two findings are about the same waits if the weaker one's rule names the stronger one's code in
 `symptom_of`, or if a replay shows that fixing both saves hardly more than fixing the stronger.
 Wrong if the only rule that sees a cause prices it too low: then its symptom stays.
+
+Where a trace is cut off nothing but that is above LOW.
 """
 
 from collections.abc import Mapping
@@ -17,16 +19,19 @@ from meshscope.analyze.study import Failure, catch_failure
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.finding import Finding
+from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Finding
 from meshscope.diagnose.pricing import Scale, join_edits
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule
+from meshscope.store.read.columns import ProblemKind
 
 if TYPE_CHECKING:
     from meshscope.simulate.what_if import Fidelity
 
 _FAILED_RULE_CODE = "HE001"
 """Runs last: it reports errors of the other rules."""
+_HEALTH = "HE"
+"""Codes of rules about the recording itself."""
 _MIN_CAUSE_RATIO = 0.5
 """A cause must save at least this share of what its symptom would."""
 _MAX_OWN_RATIO = 0.25
@@ -70,6 +75,8 @@ def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Di
             context.study.failures.append(result)
         else:
             found += result
+    if _has_cut_traces(context):
+        found = [one if one.code.startswith(_HEALTH) else _doubt(one) for one in found]
     explained = _explain_symptoms(sorted(found, key=_order), context, rules)
     return Diagnosis(
         findings=tuple(sorted(explained, key=_order)),
@@ -85,6 +92,19 @@ def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Di
         else context.replay.fidelity,
         changed_thresholds=context.thresholds.changed,
     )
+
+
+def _has_cut_traces(context: Context) -> bool:
+    """A profiler writes hosts before devices: the rest may be most of a device's work."""
+    study = context.study
+    problems = study.health.problems if study.attempt.is_from_traces else ()
+    return any(problem.kind is ProblemKind.CUT for problem in problems)
+
+
+def _doubt(finding: Finding) -> Finding:
+    text = "a trace is cut off: what its missing part would show is not known"
+    confidence = Confidence(level=ConfidenceLevel.LOW, text=text)
+    return replace(finding, severity=Severity.LOW, confidence=confidence)
 
 
 def _run_rule(rule: type[Rule], context: Context) -> list[Finding] | Failure:

@@ -12,6 +12,8 @@ SIGNIFICANCE_RATIO = 0.01
 """How often a healthy run may be called unhealthy, over all its ranks."""
 MIN_STEPS = 10
 """With fewer steps nothing stands out."""
+LEAD_FLOOR = 0.1
+"""The least chance that is believed of one step's lead."""
 
 
 def binomial_tail(count: int, num_trials: int, probability: float) -> float:
@@ -39,6 +41,21 @@ def binomial_tail(count: int, num_trials: int, probability: float) -> float:
         if growth < 1 and term < total * 1e-17:
             break
     return min(1.0, math.exp(log_term + math.log(total)))
+
+
+def lead_chance(lead: float, spread: float, num_ranks: int) -> float:
+    """The chance that the largest of `num_ranks` leads the next by `lead` or more, if the others
+    are within `spread`.
+
+    For exponential noise, whose tail is long: the gaps between values in order are independent,
+    that below the i-th largest with the rate i, so it is the product of i / (i + lead / spread)
+    for i from 2 to num_ranks - 1. At least LEAD_FLOOR: a few values do not show the noise's tail.
+    """
+    if spread <= 0:
+        return LEAD_FLOOR if num_ranks > 2 else 1.0
+    factor = max(lead, 0.0) / spread
+    chance = math.prod(i / (i + factor) for i in range(2, num_ranks))
+    return max(chance, LEAD_FLOOR)
 
 
 def is_beyond_chance(count: int, *, num_steps: int, num_ranks: int, num_tests: int) -> bool:

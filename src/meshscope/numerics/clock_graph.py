@@ -65,6 +65,18 @@ def walk_best(
     return value, error
 
 
+def walk_between(num_nodes: int, edges: Sequence[Edge]) -> Floats:
+    """[node, node]: the error along the best path between each two; infinite without one."""
+    error = np.full((num_nodes, num_nodes), np.inf)
+    np.fill_diagonal(error, 0.0)
+    for edge in edges:
+        least = min(error[edge.low, edge.high], edge.error)
+        error[edge.low, edge.high] = error[edge.high, edge.low] = least
+    for middle in range(num_nodes):
+        error = np.minimum(error, error[:, [middle]] + error[[middle], :])
+    return error
+
+
 def solve(num_nodes: int, edges: Sequence[Edge], islands: Sequence[int]) -> Floats:
     """Values of all nodes, 0 at each island's lowest, that fit the edges best."""
     values = np.zeros(num_nodes)

@@ -138,13 +138,14 @@ GLOSSARY: Mapping[str, tuple[Entry, ...]] = {
         Entry(
             "exposed",
             "Communication that held the rank up. Each moment counts once. In traces: the time in "
-            "which a communication kernel runs and no other kernel or fill of the rank does.",
+            "which a communication kernel runs and no other kernel or fill of the rank does; "
+            "copies hide none.",
             "time, aligned clock or device stream",
         ),
         Entry(
-            "exposed, nothing queued",
-            "Exposed communication that nothing waited for: the host had queued no work behind "
-            "it. Only traces tell it apart.",
+            "exposed, not waited for",
+            "Exposed communication that nothing waited for: the host was late, or kernels beside "
+            "it had gaps between them. Only traces tell it apart.",
             "time, device stream",
         ),
         Entry(

@@ -36,6 +36,11 @@ def write_comparison(
             f"rank {late.rank} came last {form.plural(late.num_last, 'time')}; the others waited "
             f"{form.duration(late.caused_wait_ns)}"
         )
+    if comparison.num_undecided:
+        out.line(
+            f"in {form.plural(comparison.num_undecided, 'operation')} nobody is known to be last: "
+            "arrivals are closer together than the clocks are known"
+        )
     _write_exposed(out, comparison, num_rows)
 
 

@@ -208,13 +208,19 @@ def _show_bytes(row: AxisRow) -> str:
     return f"{'≥ ' if row.num_unsized else ''}{form.memory(row.size_bytes)}"
 
 
+def _describe_exposed(time: DeviceTime) -> str:
+    beside = time.exposed_beside_copy_ns
+    copies = f"; {form.duration(beside)} beside copies" if beside else ""
+    return f"of {form.duration(time.communication_ns)}{copies}"
+
+
 def _write_device(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
     time = device.breakdown.time
     name = form.clean_text(device.breakdown.name)
     out.section(f"Device {device.breakdown.device} {name}".rstrip(), form.duration(time.total_ns))
     parts = [
         ("compute", time.compute_ns, ""),
-        ("exposed communication", time.exposed_ns, f"of {form.duration(time.communication_ns)}"),
+        ("exposed communication", time.exposed_ns, _describe_exposed(time)),
         ("exposed copies", time.exposed_copy_ns, f"of {form.duration(time.copy_ns)}"),
         ("idle", time.idle_ns, ""),
     ]

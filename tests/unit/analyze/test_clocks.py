@@ -11,7 +11,7 @@ from meshscope.analyze.job.matching import match_operations
 from meshscope.analyze.job.operations import load_operations
 from meshscope.core.operations import EndSource, Kind
 from meshscope.core.unavailable import Unavailable
-from meshscope.numerics.clock_graph import Edge, find_islands, solve, walk_best
+from meshscope.numerics.clock_graph import Edge, find_islands, solve, walk_best, walk_between
 from meshscope.numerics.theil_sen import fit_line
 
 SPAN_NS = 30 * SECOND
@@ -396,6 +396,16 @@ def test_a_graph_is_averaged_and_its_errors_add_up():
     values, errors = walk_best(5, edges, islands)
     assert values == [0, 10, 18, 0, 7]
     assert errors == [0, 1, 1, 0, 2]
+
+
+def test_two_clocks_are_as_sure_as_the_best_way_between_them():
+    edges = [
+        Edge(low=0, high=1, value=5.0, error=3.0),
+        Edge(low=0, high=2, value=9.0, error=4.0),
+        Edge(low=1, high=2, value=4.0, error=1.0),
+    ]
+    expected = [[0, 3, 4, np.inf], [3, 0, 1, np.inf], [4, 1, 0, np.inf], [np.inf] * 3 + [0]]
+    assert walk_between(4, edges).tolist() == expected
 
 
 def test_a_line_ignores_wild_points():

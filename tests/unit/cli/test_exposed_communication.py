@@ -1,4 +1,5 @@
-"""Exposed communication is one number: in `trace`, in `report`, and in the table of the traces."""
+"""Where a device's time went is one set of numbers: in `trace`, in `report`, in the table of the
+traces that another program made."""
 
 import json
 from pathlib import Path
@@ -6,19 +7,51 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from meshscope.analyze.device.trace_summary import summarize_trace
 from meshscope.cli import main
+from meshscope.ingest.kineto.kineto import read_trace
 from trace_builders import MS, write_traces
 
 NCCL = Path(__file__).parents[4] / "shared" / "data" / "nccl"
-EXPOSED_MS = {
-    "ddp": {0: 76.1, 1: 75.4, 2: 76.5, 3: 79.1},
-    "fsdp2": {0: 104.0, 3: 101.8},
-    "tp2dp2": {0: 269.3, 3: 261.8},
-    "pp4": {0: 23.4, 1: 28.1, 2: 41.8, 3: 23.7},
+TABLE = {
+    ("ddp", 0): (32.0, 95.3, 76.1, 19.2, 18.6, 126.7),
+    ("ddp", 1): (32.8, 94.6, 75.4, 19.2, 20.6, 128.8),
+    ("ddp", 2): (32.7, 95.9, 76.5, 19.5, 19.0, 128.1),
+    ("ddp", 3): (32.8, 100.8, 79.1, 21.7, 17.2, 129.1),
+    ("fsdp2", 0): (34.2, 122.8, 104.0, 18.8, 16.0, 154.2),
+    ("fsdp2", 3): (33.9, 121.9, 101.8, 20.2, 17.2, 152.8),
+    ("tp2dp2", 0): (32.7, 277.9, 269.3, 8.6, 28.0, 329.9),
+    ("tp2dp2", 3): (32.5, 270.3, 261.8, 8.5, 30.0, 324.3),
+    ("pp4", 0): (8.6, 23.4, 23.4, 0.0, 20.7, 52.6),
+    ("pp4", 1): (7.7, 28.1, 28.1, 0.0, 18.2, 53.9),
+    ("pp4", 2): (8.1, 41.8, 41.8, 0.0, 4.4, 54.4),
+    ("pp4", 3): (11.1, 23.7, 23.7, 0.0, 18.9, 53.7),
 }
-"""By rank, per step: the union of communication kernels less that of all other work, measured by
-another program. Copies count as other work there; here they hide nothing."""
+"""By set and rank, ms a step: compute with copies and fills, communication, exposed with neither
+beside it, overlapped, idle, and from the first work to the last; unions of kernels by another
+program."""
 NUM_STEPS = 3
+AXES = {"ddp": {"world"}, "fsdp2": {"world"}, "tp2dp2": {"dp", "tp"}, "pp4": {"world"}}
+needs_traces = pytest.mark.skipif(
+    not NCCL.exists(), reason="the shared traces are not on this machine"
+)
+
+
+@needs_traces
+@pytest.mark.parametrize(("name", "rank"), TABLE)
+def test_a_devices_time_is_that_of_the_table(name, rank) -> None:
+    trace = read_trace(NCCL / name / f"rank{rank}.json.gz")
+    time = summarize_trace(trace).devices[0].breakdown.time
+    parts = (
+        time.work_ns,
+        time.communication_ns,
+        time.exposed_alone_ns,
+        time.communication_ns - time.exposed_alone_ns,
+        time.idle_ns,
+        time.total_ns,
+    )
+    expected = TABLE[name, rank]
+    assert [part / NUM_STEPS / MS for part in parts] == pytest.approx(expected, abs=0.06)
 
 
 def call(*arguments) -> dict:
@@ -27,63 +60,44 @@ def call(*arguments) -> dict:
     return json.loads(done.stdout)
 
 
-def traced_ns(folder) -> dict[int, int]:
-    """By rank, as `trace` says of the device."""
-    traces = call("trace", folder, "--no-cache")["traces"]
-    return {one["rank"]: one["devices"][0]["breakdown"]["time"]["exposed_ns"] for one in traces}
+def traced_ns(folder) -> dict[int, dict[str, int]]:
+    """Exposed communication by rank and axis, as `trace` says of the device."""
+    found: dict[int, dict[str, int]] = {}
+    for one in call("trace", folder, "--no-cache")["traces"]:
+        own = found.setdefault(one["rank"], {})
+        for row in one["devices"][0]["communication"]:
+            own[row["axis"]] = own.get(row["axis"], 0) + row["exposed_ns"]
+    return found
 
 
-def beside_copies_ns(folder) -> dict[int, int]:
-    """By rank, the part of it in which a copy ran."""
-    traces = call("trace", folder, "--no-cache")["traces"]
-    return {
-        one["rank"]: one["devices"][0]["breakdown"]["time"]["exposed_beside_copy_ns"]
-        for one in traces
-    }
+EXPOSED = ("exposed transfer", "exposed wait", "exposed communication", "exposed, not waited for")
 
 
-def outside_ns(folder) -> dict[int, int]:
-    """By rank, of collectives that belong to no step: the step before the window launched them."""
-    return {
-        one["rank"]: sum(
-            found["exposed_ns"]
-            for found in one["devices"][0]["collectives"]
-            if found["step"] is None
-        )
-        for one in call("trace", folder, "--no-cache")["traces"]
-    }
-
-
-def reported_ns(folder) -> dict[int, int]:
-    """By rank, as `report` says in its table of communication."""
-    ranks = call("report", folder)["communication"]["ranks"]
-    return {one["rank"]: one["total"]["exposed_ns"] for one in ranks}
-
-
-def budgeted_ns(folder) -> float:
-    """Mean of a rank and step, summed over the budget's lines."""
-    lines = call("report", folder)["budget"]["lines"]
-    shares = ("exposed transfer", "exposed wait", "exposed communication", "exposed, nothing")
-    return sum(line["mean_ns"] for line in lines if line["name"].startswith(shares))
-
-
-@pytest.mark.parametrize("name", EXPOSED_MS)
-def test_trace_and_report_say_what_the_kernels_say(name) -> None:
-    folder = NCCL / name
-    if not folder.exists():
-        pytest.skip("the shared traces are not on this machine")
-    traced, outside = traced_ns(folder), outside_ns(folder)
-    reported, beside_copies = reported_ns(folder), beside_copies_ns(folder)
-    for rank, expected_ms in EXPOSED_MS[name].items():
-        alone_ns = traced[rank] - beside_copies[rank]
-        assert alone_ns / NUM_STEPS / MS == pytest.approx(expected_ms, abs=0.06)
-    for rank, exposed_ns in reported.items():
-        assert exposed_ns + outside[rank] == pytest.approx(traced[rank], abs=0.02 * MS)
-    mean_ns = sum(reported.values()) / len(reported) / NUM_STEPS
-    assert budgeted_ns(folder) == pytest.approx(mean_ns, abs=0.2 * MS)
+@needs_traces
+@pytest.mark.parametrize("name", AXES)
+def test_trace_and_report_say_the_same_of_real_traces(name) -> None:
+    traced, report = traced_ns(NCCL / name), call("report", NCCL / name)
+    communication, lines = report["communication"], report["budget"]["lines"]
+    ranks = {one["rank"]: one["total"]["exposed_ns"] for one in communication["ranks"]}
+    assert ranks == pytest.approx(
+        {rank: sum(own.values()) for rank, own in traced.items()}, abs=0.03 * MS
+    )
+    axes = {one["axis"]: one["total"]["exposed_ns"] for one in communication["axes"]}
+    assert set(axes) == AXES[name]
+    for axis, exposed_ns in axes.items():
+        by_trace = sum(own[axis] for own in traced.values())
+        mean_ns = sum(one["mean_ns"] for one in lines if one["axis"] == axis)
+        assert exposed_ns == pytest.approx(by_trace, abs=0.03 * MS)
+        assert mean_ns == pytest.approx(by_trace / len(traced) / NUM_STEPS, abs=0.03 * MS)
+    assert {one["share"] for one in lines if one["axis"]} <= set(EXPOSED)
+    # All ranks were on one machine: their clocks are not apart.
+    for clock in communication["clocks"]:
+        limit_ns = (2 if name == "pp4" else 1) * MS
+        assert abs(clock["offset_ns"]) <= clock["uncertainty_ns"] < limit_ns
 
 
 def test_exposed_communication_is_the_same_in_both_commands(tmp_path) -> None:
     write_traces(tmp_path, num_ranks=4, num_steps=12, extra_ns={2: 5 * MS})
-    reported = reported_ns(tmp_path)
-    assert reported == pytest.approx(traced_ns(tmp_path), abs=100)
+    ranks = call("report", tmp_path)["communication"]["ranks"]
+    reported = {one["rank"]: {"world": one["total"]["exposed_ns"]} for one in ranks}
+    assert reported == traced_ns(tmp_path)

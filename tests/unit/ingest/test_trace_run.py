@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from meshscope.analyze.budget.budget_lines import Share
+from meshscope.analyze.job.clocks import TRACE_CLOCK_NS
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
@@ -19,6 +20,7 @@ from meshscope.ingest.traces.trace_phases import NAMES, find_phases
 from meshscope.ingest.traces.trace_recording import record_trace
 from meshscope.ingest.traces.trace_run import make_run
 from meshscope.ingest.traces.trace_steps import find_steps
+from meshscope.numerics.chance import LEAD_FLOOR
 from meshscope.simulate.critical_path import PathKind, find_critical_path
 from trace_builders import (
     BACKWARD_NS,
@@ -107,6 +109,26 @@ def test_clocks_of_ranks_are_brought_together(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("process", "skew_ns", "num_clocks"),
+    [(100, 0, 1), (101, 0, 3), (100, 700 * MS, 3)],
+    ids=["one host", "another process's name", "one host, clocks apart"],
+)
+def test_traces_named_for_one_host_share_its_clock(tmp_path, process, skew_ns, num_clocks):
+    paths = job(tmp_path, num_ranks=3, skew_ns=lambda rank: rank * skew_ns)
+    named = [
+        path.rename(tmp_path / f"node7_{process}.17672256000000000{rank:02}.pt.trace.json.gz")
+        for rank, path in enumerate(paths)
+    ]
+    timeline = examine(tmp_path, named)[0].study.timeline
+    assert not isinstance(timeline, Unavailable)
+    assert len(timeline.alignment.clocks) == num_clocks
+    if num_clocks == 1:
+        ranks = np.array([0, 1], dtype=np.int32)
+        between = timeline.alignment.uncertainty_between(ranks, np.array([2, 1], dtype=np.int32))
+        assert between.tolist() == [TRACE_CLOCK_NS, 0]
+
+
+@pytest.mark.parametrize(
     ("num_slow_steps", "is_found"), [(4, True), (3, False)], ids=["all steps", "all but one"]
 )
 def test_few_steps_give_a_hint(tmp_path, num_slow_steps, is_found):
@@ -122,7 +144,7 @@ def test_few_steps_give_a_hint(tmp_path, num_slow_steps, is_found):
         assert found.ranks == (5,)
         assert found.severity is Severity.MEDIUM
         assert found.saved_ns == pytest.approx(EXTRA_NS, rel=0.01)
-        assert found.confidence.p_value == pytest.approx(8 * 8.0**-4)
+        assert found.confidence.p_value == pytest.approx(8 * (LEAD_FLOOR / 8) ** 4)
 
 
 def test_few_steps_of_two_ranks_tell_nothing(tmp_path):
@@ -349,3 +371,14 @@ def test_a_cut_trace_is_a_note_of_the_run(tmp_path):
     (note,) = context.study.health.notes
     assert note.text.startswith("rank1.json: the JSON is cut off at byte")
     assert note.ranks == (1,)
+
+
+def test_a_trace_that_is_cut_off_gives_no_verdict(tmp_path):
+    paths = job(tmp_path, extra_ns={2: EXTRA_NS})
+    whole = gzip.decompress(paths[1].read_bytes())
+    paths[1] = paths[1].with_name("rank1.json")
+    paths[1].write_bytes(whole[: len(whole) * 3 // 4])
+    found = findings(examine(tmp_path, paths)[0])
+    above = [code for code, one in found.items() if one.severity > Severity.LOW]
+    assert all(code.startswith("HE") for code in above)
+    assert "cut off" in found["HE003"].summary

@@ -1,8 +1,9 @@
 import math
 
+import numpy as np
 import pytest
 
-from meshscope.numerics.chance import binomial_tail, is_beyond_chance
+from meshscope.numerics.chance import LEAD_FLOOR, binomial_tail, is_beyond_chance, lead_chance
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.125, 1 / 1024])
@@ -27,3 +28,15 @@ def test_counts_of_a_demo_are_chance_and_a_straggler_is_not():
     assert not is_beyond_chance(22, num_steps=149, num_ranks=8, num_tests=8)
     assert is_beyond_chance(60, num_steps=149, num_ranks=8, num_tests=8)
     assert not is_beyond_chance(9, num_steps=9, num_ranks=8, num_tests=8)
+
+
+def test_a_lead_is_as_likely_as_among_exponential_values():
+    random = np.random.default_rng(1)
+    values = np.sort(random.exponential(size=(200_000, 4)), axis=1)
+    lead = values[:, 3] - values[:, 2]
+    spread = values[:, 2] - values[:, 0]
+    for factor in (0.0, 0.5, 1.0, 2.0):
+        share = float(np.mean(lead >= factor * spread))
+        assert lead_chance(factor, 1.0, 4) == pytest.approx(share, abs=0.005)
+    assert lead_chance(1.0, 0.0, 4) == LEAD_FLOOR
+    assert lead_chance(5.0, 1.0, 2) == 1.0

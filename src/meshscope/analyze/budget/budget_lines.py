@@ -40,9 +40,9 @@ class Share(StrEnum):
     WAIT = "exposed wait"
     UNSPLIT = "exposed communication"
     """Waiting or transfer; which is not known."""
-    UNQUEUED = "exposed, nothing queued"
-    """Communication with nothing beside it while the host had queued nothing that waited for it;
-    only profiler traces show it."""
+    UNQUEUED = "exposed, not waited for"
+    """Communication with nothing beside it that no queued work waited for; only profiler traces
+    show it."""
     BUBBLE = "pipeline bubble"
     COPY = "exposed copies"
     """Copies between memories with no kernel beside them."""

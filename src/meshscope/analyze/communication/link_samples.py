@@ -7,7 +7,7 @@ mistaken for transfer only makes times longer, hence the low percentile: the flo
 time that nine in ten operations exceed.
 
 Links are compared within a class: same axis, kind, size within a factor of four, number of ranks,
-and whether they cross hosts (ranks with different clocks).
+and whether they cross hosts (ranks with different clocks). Operations of unknown size are left out.
 """
 
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ def collect_link_times(timeline: Timeline) -> list[LinkTimes]:
     rows = communication.operations.rows
     first_row = communication.matches.member[communication.matches.first[match]]
     links, link = _name_links(timeline, communication, match)
-    size = np.maximum(rows.size_bytes[first_row], 0)
+    size = np.maximum(_known_sizes(communication)[match], 0)
     sizes, size_index = np.unique(size, return_inverse=True)
     of_size = np.array([size_bucket(one) for one in sizes.tolist()], dtype=np.int64)
     buckets = of_size[size_index]
@@ -123,8 +123,18 @@ def _measure_matches(timeline: Timeline, communication: Job) -> tuple[Int64s, In
     own = np.where(is_known, row_times.pure_transfer_ns[member], _NEVER)
     time_ns = np.minimum.reduceat(own, matches.first)
     step = find_rows(timeline.steps, rows.step[member[matches.first]].astype(np.int64))
-    match = np.flatnonzero((time_ns < _NEVER) & (step >= 0) & matches.is_usable)
+    is_sized = _known_sizes(communication) >= 0
+    is_sized |= rows.kind[member[matches.first]] == Kind.BARRIER
+    match = np.flatnonzero((time_ns < _NEVER) & (step >= 0) & matches.is_usable & is_sized)
     return match, step[match], np.maximum(time_ns[match], 0)
+
+
+def _known_sizes(communication: Job) -> Int64s:
+    """Per operation what any of its ranks knows; -1 where none does, as of what was launched before
+    a trace began."""
+    matches, rows = communication.matches, communication.operations.rows
+    size: Int64s = np.maximum.reduceat(rows.size_bytes[matches.member], matches.first)
+    return size
 
 
 def _name_links(timeline: Timeline, communication: Job, match: Int64s) -> tuple[list[Link], Int64s]:

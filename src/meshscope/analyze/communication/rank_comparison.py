@@ -63,6 +63,9 @@ class RankComparison:
     """Ranks whose clocks nothing ties to the others'."""
     num_matched: int
     num_unmatched: int
+    num_undecided: int
+    """Of these, in which no rank is known to have come last: arrivals are closer together than the
+    clocks are known."""
     late: tuple[LateRank, ...]
     exposed: tuple[RankExposed, ...]
 
@@ -80,6 +83,7 @@ def compare_ranks(found: Communication | Unavailable) -> RankComparison | Unavai
         unaligned=tuple(rank for rank in found.ranks if rank not in aligned),
         num_matched=found.health.num_matched,
         num_unmatched=found.health.num_unmatched + found.health.num_unknown_group,
+        num_undecided=found.num_undecided,
         late=_list_late(found),
         exposed=tuple(
             RankExposed(
@@ -111,7 +115,8 @@ def _list_clocks(found: Communication) -> tuple[RankClock, ...]:
         RankClock(
             rank=rank,
             offset_ns=clock.offset_ns,
-            uncertainty_ns=clock.uncertainty_ns,
+            uncertainty_ns=clock.uncertainty_ns
+            + (round(found.clocks.shared_ns) if rank != clock.ranks[0] else 0),
             num_operations=clock.num_operations,
         )
         for clock in found.clocks.clocks

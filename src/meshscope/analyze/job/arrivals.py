@@ -143,9 +143,16 @@ def measure_arrivals(
     known = np.where(ready - arrival <= unsure, arrival, ready)
     ready_ns[row] = np.where(has_end, np.minimum(known, end), known)
     span = times.end_ns - times.arrival_ns
-    wait = np.where(is_split, ready_ns - times.arrival_ns, 0)
-    transfer = np.where(is_split, span - wait, 0)
     free_ns = _find_free_times(operations, times)
+    begun_ns = times.arrival_ns
+    if operations.is_from_traces:
+        # Their operations arrive with their data: what passes before their turn is no wait.
+        begun_ns = np.clip(free_ns, times.arrival_ns, times.end_ns)
+    wait = np.where(is_split, np.maximum(ready_ns - begun_ns, 0), 0)
+    transfer = np.where(is_split, span - wait, 0)
+    queued = np.clip(free_ns - ready_ns, 0, transfer)
+    if operations.is_from_traces:
+        queued = np.where(is_split, begun_ns - times.arrival_ns, 0)
     pure = times.end_ns - last_ns
     row_times = RowTimes(
         span_ns=span,
@@ -153,10 +160,11 @@ def measure_arrivals(
         ready_ns=ready_ns,
         wait_ns=wait,
         transfer_ns=transfer,
-        queued_ns=np.clip(free_ns - ready_ns, 0, transfer),
+        queued_ns=queued,
         pure_transfer_ns=pure - np.clip(free_ns - last_ns, 0, np.maximum(pure, 0)),
     )
-    arrivals = _rank_arrivals(members, alignment, _is_whole(operations, row[members.first]))
+    is_whole = _is_whole(operations, row[members.first])
+    arrivals = _rank_arrivals(members, begun_ns[row], alignment, is_whole)
     return row_times, arrivals, int(np.count_nonzero(is_early))
 
 
@@ -313,18 +321,21 @@ def _shift(values: Int64s, key: Int64s, count: int) -> Int64s:
     return moved
 
 
-def _rank_arrivals(members: _Members, alignment: ClockAlignment, is_whole: Bools) -> Arrivals:
+def _rank_arrivals(
+    members: _Members, begun_ns: Int64s, alignment: ClockAlignment, is_whole: Bools
+) -> Arrivals:
+    """`begun_ns` is, per member, from when it waited for others."""
     first, last, index = members.first, members.last, members.index
     kept = np.flatnonzero(_is_kind(members.kind[first], EVERYONE) & is_whole)
     if not len(kept):
         return _no_arrivals()
     is_last = np.zeros(len(members.row), dtype=np.bool_)
     is_last[last] = True
-    behind = members.arrival[last][index] - members.arrival
+    behind = members.arrival[last][index] - begun_ns
     unsure = alignment.uncertainty_between(members.rank, members.rank[last][index])
     margin = np.where(is_last, np.inf, behind - unsure)
     gap = np.where(is_last, -_NEVER, behind)
-    waited = np.where(behind > unsure, behind, 0)
+    waited = np.where((behind > unsure) & ~is_last, behind, 0)
     return Arrivals(
         match=members.match[kept],
         row=members.row[last][kept],

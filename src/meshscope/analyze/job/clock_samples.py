@@ -27,6 +27,8 @@ _MAX_PER_GROUP = 8_000
 _MIN_CONTRADICTIONS = 3
 _MAX_CONTRADICTED_RATIO = 0.1
 """The share of operations that may contradict that their ranks share a clock."""
+MAX_ALL_PAIRS = 16
+"""Clocks up to which each is compared with each."""
 HOST_TOLERANCE_NS = 20_000
 _DEVICE_TOLERANCE_NS = 1_000_000
 """Device times are put on the host's clock less exactly."""
@@ -146,12 +148,8 @@ def find_contradicted(segments: Segments, num_clocks: int) -> Int64s:
 
 
 def pair_segments(segments: Segments) -> list[PairSamples]:
-    """Each clock of an operation against its lowest clock."""
-    starts = np.ones(len(segments.match), dtype=np.bool_)
-    starts[1:] = segments.match[1:] != segments.match[:-1]
-    pivot = np.flatnonzero(starts)[np.cumsum(starts) - 1]
-    high = np.flatnonzero(~starts)
-    low = pivot[high]
+    """Each clock of an operation against its lowest clock; of few clocks, each against each."""
+    low, high = _choose_pairs(segments)
     exact_low, exact_high = segments.first_exact_end_ns[low], segments.first_exact_end_ns[high]
     end_low, end_high = segments.first_end_ns[low], segments.first_end_ns[high]
     start_low, start_high = segments.last_start_ns[low], segments.last_start_ns[high]
@@ -165,6 +163,21 @@ def pair_segments(segments: Segments) -> list[PairSamples]:
         upper_ns=np.where(end_high < NONE_NS, end_high - start_low, NONE_NS),
         duration_ns=np.minimum(segments.shortest_ns[low], segments.shortest_ns[high]),
     )
+
+
+def _choose_pairs(segments: Segments) -> tuple[Int64s, Int64s]:
+    """Rows of segments to compare, the lower clock first."""
+    match = segments.match
+    if len(np.unique(segments.clock)) <= MAX_ALL_PAIRS:
+        apart = range(1, MAX_ALL_PAIRS)
+        pairs = [np.flatnonzero(match[d:] == match[:-d]) for d in apart]
+        low = np.concatenate(pairs)
+        return low, low + np.repeat(apart, [len(one) for one in pairs])
+    starts = np.ones(len(match), dtype=np.bool_)
+    starts[1:] = match[1:] != match[:-1]
+    pivot = np.flatnonzero(starts)[np.cumsum(starts) - 1]
+    high = np.flatnonzero(~starts)
+    return pivot[high], high
 
 
 def pair_messages(

@@ -51,7 +51,7 @@ class OperationRows:
     end_ns: Int64s
     """-1 when it is not known; never before `start_ns`."""
     size_bytes: Int64s
-    """-1 when it was damaged."""
+    """-1 when it was damaged, or a trace does not say it."""
     step: Int32s
     microbatch: Int32s
     dtype: Uint8s
@@ -144,7 +144,7 @@ def dtype_label(dtype: int) -> str | Unavailable:
 
 
 def known_size(size_bytes: int) -> int | Unavailable:
-    return size_bytes if size_bytes >= 0 else Unavailable("the recorded size is damaged")
+    return size_bytes if size_bytes >= 0 else Unavailable("not recorded, or damaged")
 
 
 def known_step(step: int) -> int | Unavailable:

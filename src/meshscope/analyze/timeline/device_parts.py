@@ -50,7 +50,7 @@ CAUSES: Mapping[str, str] = {
     "unknown": "not known",
 }
 """Why a device idled, in words; also columns of table `device_gaps`."""
-OWN_PHASES = frozenset(("data", "checkpoint", "eval", "logging", "compile", "copy"))
+OWN_PHASES = frozenset(("data", "checkpoint", "eval", "logging", "compile", "copy", "earlier"))
 """Phases that have lines of their own: nothing in them is divided."""
 
 Part = tuple[str, str]

@@ -23,8 +23,9 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.paired_excess import Indices
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 
-_OTHERS_PHASES = frozenset(("data", "compile", "checkpoint", "eval", "logging"))
-"""Their length does not show how fast a rank computes."""
+_OTHERS_PHASES = frozenset(("data", "compile", "checkpoint", "eval", "logging", "earlier"))
+"""Their length does not show how fast a rank computes; `earlier` is what a trace has of the steps
+before it."""
 MAX_PHASES = 8
 """The phases with most work are compared one by one; the rest counts in the total only."""
 _MIN_PHASE_SHARE = 0.01
@@ -102,6 +103,34 @@ def sum_compared(timeline: Timeline, values: Int64s, *, phase: int | None = None
     cell = pieces.step[rows].astype(np.int64) * shape[1] + index
     sums = np.bincount(cell, values[rows], minlength=shape[0] * shape[1])
     return np.asarray(sums.reshape(shape), dtype=np.float64)
+
+
+def split_idle(timeline: Timeline) -> dict[str, Floats]:
+    """By the phase whose work ended it, [step, rank]: how long devices had nothing to do."""
+    pieces = timeline.pieces
+    order = np.lexsort((pieces.start_ns, pieces.rank))
+    is_idle = find_idle(timeline)[order]
+    place = np.arange(len(order))
+    following = np.where(is_idle, len(order), place)[::-1]
+    following = np.minimum.accumulate(following)[::-1]
+    phase = np.append(pieces.phase[order], 0)[following]
+    ended = np.empty_like(phase)
+    ended[order] = phase
+    return {
+        timeline.phases[index]: sum_compared(
+            timeline, np.where(find_idle(timeline) & (ended == index), pieces.duration_ns, 0)
+        )
+        for index in np.unique(phase[is_idle]).tolist()
+    }
+
+
+def find_idle(timeline: Timeline) -> Bools:
+    """Pieces in which a device had nothing to do, no operation ran and no phase explains it."""
+    pieces = timeline.pieces
+    on_device = timeline.on_device[np.searchsorted(np.array(timeline.ranks), pieces.rank)]
+    found: Bools = on_device & (pieces.kind == PieceKind.WORK) & (pieces.phase == 0)
+    found &= pieces.row < 0
+    return found
 
 
 def subtract_lost(work: PeerWork, timeline: Timeline, lost_ns: Int64s) -> PeerWork:

@@ -70,9 +70,9 @@ class GapWatch:
     def _find_unclaimed(self, end_ns: int) -> int:
         """From the end of the last step: outside of the usual phases, as far as they are known."""
         timeline = self._timeline
-        gap_ns = timeline.step_start_ns - self._last_end_ns
+        gap_ns: int = timeline.step_start_ns - self._last_end_ns
         stamps = timeline.stamps
         if timeline.device is not None or timeline.microbatch > 1 or not stamps[2]:
             return gap_ns
-        claimed_ns = sum(stamps[1::2]) - sum(stamps[0::2])
+        claimed_ns: int = sum(stamps[1::2]) - sum(stamps[0::2])
         return gap_ns + end_ns - timeline.step_start_ns - claimed_ns

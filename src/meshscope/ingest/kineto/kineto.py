@@ -88,6 +88,15 @@ def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator
             return
 
 
+_ENDINGS = ("cut off", "reading ended", "ends the reading", "damaged after", "expands more")
+"""Words of all warnings about a rest that was not read."""
+
+
+def lacks_end(warning: str) -> bool:
+    """Whether a trace's warning says that its rest is missing: most of a device's work, perhaps."""
+    return any(words in warning for words in _ENDINGS)
+
+
 def _explain_end(scanner: Scanner, stream: ByteStream) -> list[str]:
     found = []
     if stream.problem:

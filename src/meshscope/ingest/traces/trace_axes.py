@@ -28,6 +28,8 @@ MAX_LISTED = 1 << 17
 """Larger jobs' members are not written out: a header can claim any number."""
 _NAMED_RANK = re.compile(r"rank(\d{1,9})((?:_(?:dp|tp|pp|cp|ep)\d{1,9})+)(?![A-Za-z0-9])")
 _INDEX = re.compile(r"_([a-z]+)(\d+)")
+_HOST_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,200})_(\d{1,9})\.\d{10,20}\.pt\.trace\.json")
+"""`HOST_PID.NANOSECONDS.pt.trace.json`."""
 
 Coordinates = Mapping[str, int]
 
@@ -51,6 +53,15 @@ def find_rank(trace: Trace) -> int | Unavailable:
     if isinstance(trace.rank, Unavailable) and named is not None:
         return named[0]
     return trace.rank
+
+
+def find_host(trace: Trace) -> str:
+    """The host that a trace's name tells, as torch's `tensorboard_trace_handler` names traces, if
+    the process it names is the trace's own; otherwise ""."""
+    found = _HOST_NAME.match(re.split(r"[/\\]", trace.source)[-1])
+    if found is None or not any(track.process == int(found[2]) for track in trace.tracks):
+        return ""
+    return found[1]
 
 
 def infer_layout(

@@ -21,7 +21,7 @@ import numpy as np
 
 from meshscope.core.group_axis import OTHER, AxisSource
 from meshscope.core.unavailable import Unavailable
-from meshscope.ingest.kineto.trace_columns import Trace
+from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_axes import AxisNamer, NamedGroup, find_rank
 from meshscope.ingest.traces.trace_kernels import KernelClasses, Work, name_kind
 from meshscope.ingest.traces.trace_messages import POINT_TO_POINT, find_batches
@@ -69,6 +69,7 @@ _TEXTS = (
     "Process Group Description",
     "Process Group Ranks",
 )
+_GROUP_TEXTS = _TEXTS[2:]
 _ELEMENTS = ("In msg nelems", "Out msg nelems")
 _NUMBERS = (*_ELEMENTS, "Group size", "Seq", "Src Rank", "Dst Rank")
 
@@ -193,9 +194,37 @@ class _Facts:
         lent = read_arguments(trace, operator, _TEXTS, _NUMBERS)
         self._text = {name: _name(trace, _lend(own.text[name], lent.text[name])) for name in _TEXTS}
         self._number = {name: _lend(own.number[name], lent.number[name]) for name in _NUMBERS}
+        self._name_by_stream(trace, picked)
         self._batches = {
             place: self._read_records(trace, records) for place, records in batches.items()
         }
+
+    def _name_by_stream(self, trace: Trace, picked: Int64s) -> None:
+        """NCCL gives each group a stream: operations whose call is not in the trace are of the one
+        group that their stream is of, where nothing else runs on it."""
+        events = trace.events
+        track = events.track[picked].tolist()
+        said = [
+            *zip(
+                *(self._text[name] for name in _GROUP_TEXTS),
+                self._number["Group size"],
+                strict=True,
+            )
+        ]
+        is_open = [not any(texts) and size < 0 for *texts, size in said]
+        if not any(is_open):
+            return
+        found: dict[int, set[tuple[str | int, ...]]] = {}
+        for own, group, is_unsaid in zip(track, said, is_open, strict=True):
+            if not is_unsaid:
+                found.setdefault(own, set()).add(group)
+        shared = set(np.unique(events.track[_other_work(trace, picked)]).tolist())
+        for place, (own, is_unsaid) in enumerate(zip(track, is_open, strict=True)):
+            if is_unsaid and own not in shared and len(found.get(own, ())) == 1:
+                *texts, size = next(iter(found[own]))
+                for name, text in zip(_GROUP_TEXTS, texts, strict=True):
+                    self._text[name][place] = str(text)
+                self._number["Group size"][place] = int(size)
 
     def _read_records(self, trace: Trace, rows: list[int]) -> list[_Message]:
         """What the host's records of messages say."""
@@ -302,6 +331,13 @@ class _Facts:
         if width is None or elements < 0 or elements > _MAX_ELEMENTS:
             return Unavailable("the trace does not say how much was sent")
         return elements * width
+
+
+def _other_work(trace: Trace, picked: Int64s) -> Int64s:
+    category = trace.events.category
+    is_work = (category >= Category.KERNEL) & (category <= Category.MEMSET)
+    is_work[picked] = False
+    return np.flatnonzero(is_work)
 
 
 def _lend(own: Int64s, lent: Int64s) -> list[int]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_spans import find_ends, unite_events
+from meshscope.ingest.traces.trace_steps import BEFORE_TRACE
 from meshscope.numerics.idle_gaps import IdleGaps, IdleTime, explain_gaps
 from meshscope.numerics.intervals import Intervals
 from meshscope.store.read.arrays import Int64s
@@ -58,6 +59,7 @@ def find_gaps(
     call = launch[rows] if len(launch) else np.full(len(rows), -1, dtype=np.int64)
     launched = np.full(len(rows), -1, dtype=np.int64)
     launched[call >= 0] = find_ends(trace, call[call >= 0])
+    launched[call == BEFORE_TRACE] = 0
     calls = calls or find_calls(trace)
     gaps = explain_gaps(
         events.begin_ns[rows],

@@ -1,8 +1,10 @@
 """Numbers of the operations in traces: an operation has the same on all ranks of its group.
 
 They are the group's own (`Seq`) where all traces say so; else they count by step, group and the
-order in which each rank launched them. Without steps they count from the end of the trace, and also
-where steps are a guess: that of a kernel without a launching call comes from its time.
+order in which each rank launched them. In its first step a trace may lack operations at the front:
+there they count from the step's end, unless their kinds and sizes say otherwise. Without steps they
+count from the end of the trace, and also where steps are a guess: that of a kernel without a
+launching call comes from its time.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,6 +17,8 @@ from meshscope.ingest.traces.trace_recording import RecordedCollective, TraceRec
 from meshscope.store.schema import MISSING
 
 _Channel = tuple[str, int, int]
+_MAX_TRIED = 256
+"""Operations at most that a trace may lack in a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,8 @@ class Operation:
     is_one_of_many: bool
     channel: _Channel
     """Operations of one are matched by their order: a group, and of a message who to whom."""
+    first_step: int
+    """Of its trace."""
     last_step: int
     """Of its trace."""
 
@@ -40,14 +46,20 @@ class Operation:
 
 def _list_operations(trace: TraceRecording, rank: int) -> Iterator[Operation]:
     for recorded in _sort_by_launch(trace):
-        yield from _expand(recorded, rank, _last_step(trace))
+        yield from _expand(recorded, rank, _first_step(trace), _last_step(trace))
 
 
 def _last_step(trace: TraceRecording) -> int:
     return int(trace.steps.number[-1]) if len(trace.steps.number) else MISSING
 
 
-def _expand(recorded: RecordedCollective, rank: int, last_step: int) -> Iterator[Operation]:
+def _first_step(trace: TraceRecording) -> int:
+    return int(trace.steps.number[0]) if len(trace.steps.number) else MISSING
+
+
+def _expand(
+    recorded: RecordedCollective, rank: int, first_step: int, last_step: int
+) -> Iterator[Operation]:
     """What a recorder would have seen of a kernel.
 
     Messages whose sides are not known are CUSTOM: whom they wait for is not known either.
@@ -63,6 +75,7 @@ def _expand(recorded: RecordedCollective, rank: int, last_step: int) -> Iterator
                 peer=receiver if is_send else sender,
                 is_one_of_many=len(found.messages) > 1,
                 channel=(group, sender, receiver),
+                first_step=first_step,
                 last_step=last_step,
             )
     if not found.messages:
@@ -72,6 +85,7 @@ def _expand(recorded: RecordedCollective, rank: int, last_step: int) -> Iterator
             peer=MISSING,
             is_one_of_many=False,
             channel=(group, MISSING, MISSING),
+            first_step=first_step,
             last_step=last_step,
         )
 
@@ -87,31 +101,52 @@ def number_operations(by_rank: Mapping[int, Sequence[TraceRecording]]) -> dict[i
         rank: [list(_list_operations(trace, rank)) for trace in own]
         for rank, own in by_rank.items()
     }
-    stated = _number_as_stated(operations)
-    whole = _find_whole(by_rank, operations)
-    counts = _count_operations(operations, whole)
-    first: dict[_Cell, int] = {}
-    total: dict[_Channel, int] = {}
-    for step, channel in sorted(counts, key=lambda cell: cell[0]):
-        first[step, channel] = total.get(channel, 0)
-        total[channel] = first[step, channel] + max(counts[step, channel].values())
-    numbered: dict[int, list[Numbered]] = {}
+    numbers = _count_by_step(operations, _find_whole(by_rank, operations))
+    numbers |= _number_as_stated(operations)
+    return {
+        rank: [[(one, numbers[id(one)]) for one in own] for own in traces]
+        for rank, traces in operations.items()
+    }
+
+
+def _count_by_step(operations: _Operations, whole: Collection[_Channel]) -> dict[int, int]:
+    """Numbers by identity: in each step as the rank counts that has the most operations there."""
+    cells: dict[_Cell, dict[int, list[Operation]]] = {}
     for rank, traces in operations.items():
-        seen: dict[_Cell, int] = {}
-        numbered[rank] = []
-        for own in traces:
-            rows: Numbered = []
-            for one in own:
-                cell = _cell_of(one, whole)
-                place = seen.get(cell, 0)
-                seen[cell] = place + 1
-                count = counts[cell]
-                # Traces begin at different moments and end together.
-                absent = max(count.values()) - count[rank] if one.channel in whole else 0
-                number = stated.get(id(one))
-                rows.append((one, first[cell] + absent + place if number is None else number))
-            numbered[rank].append(rows)
-    return numbered
+        for one in (one for own in traces for one in own):
+            cells.setdefault(_cell_of(one, whole), {}).setdefault(rank, []).append(one)
+    numbers: dict[int, int] = {}
+    total: dict[_Channel, int] = {}
+    for step, channel in sorted(cells, key=lambda cell: cell[0]):
+        ranks = cells[step, channel]
+        longest = max(ranks.values(), key=len)
+        first = total.get(channel, 0)
+        total[channel] = first + len(longest)
+        for own in ranks.values():
+            # Traces begin at different operations, in the middle of their first step.
+            is_opening = channel in whole or step == own[0].first_step
+            start = first + _find_offset(longest, own, at_end=is_opening)
+            numbers.update((id(one), start + place) for place, one in enumerate(own))
+    return numbers
+
+
+def _find_offset(longest: list[Operation], own: list[Operation], *, at_end: bool) -> int:
+    """How many of the longest list come before the first of this one: all that are missing, or
+    none, or what else makes operations alike."""
+    room = len(longest) - len(own)
+    tried = range(min(room, _MAX_TRIED) + 1)
+    if at_end:
+        tried = range(room, max(room - _MAX_TRIED, 0) - 1, -1)
+    alike = (
+        offset for offset in tried if all(map(_is_alike, longest[offset : offset + len(own)], own))
+    )
+    return next(alike, tried[0])
+
+
+def _is_alike(one: Operation, other: Operation) -> bool:
+    is_message = one.peer != MISSING
+    sizes = {one.size_bytes, other.size_bytes} - {MISSING}
+    return (is_message or one.kind == other.kind) and len(sizes) < 2
 
 
 def _sort_by_launch(trace: TraceRecording) -> list[RecordedCollective]:
@@ -124,21 +159,58 @@ def _sort_by_launch(trace: TraceRecording) -> list[RecordedCollective]:
 
 
 def _number_as_stated(operations: _Operations) -> dict[int, int]:
-    """Numbers of the operations, by identity, of channels whose operations all have a `Seq`."""
-    channels: dict[_Channel, dict[tuple[int | None, int], list[Operation]]] = {}
-    for traces in operations.values():
-        seen: dict[tuple[_Channel, int | None], int] = {}
-        for one in (one for own in traces for one in own):
-            sequence = one.recorded.found.sequence if one.peer == MISSING else None
-            # A group that coalesces gives several the same number.
-            place = seen[one.channel, sequence] = seen.get((one.channel, sequence), -1) + 1
-            channels.setdefault(one.channel, {}).setdefault((sequence, place), []).append(one)
+    """Numbers of the operations, by identity, of channels whose operations have a `Seq`.
+
+    What was launched before a trace began has none: it counts back from the first that does. Where
+    ranks then disagree, such an operation is matched with none.
+    """
+    channels: dict[_Channel, dict[int, list[Operation]]] = {}
+    for rank, traces in operations.items():
+        for one in (one for own in traces for one in own if one.peer == MISSING):
+            channels.setdefault(one.channel, {}).setdefault(rank, []).append(one)
     numbers: dict[int, int] = {}
-    for keyed in channels.values():
-        if all(sequence is not None for sequence, _ in keyed):
-            ordered = sorted(keyed, key=lambda key: (key[0] or 0, key[1]))
+    for ranks in channels.values():
+        keyed: dict[_StatedKey, list[Operation]] = {}
+        if all(_add_stated(keyed, own) for own in ranks.values()):
+            for rank, own in ranks.items():
+                _add_earlier(keyed, own, rank)
+            ordered = sorted(keyed)
             numbers.update((id(one), at) for at, key in enumerate(ordered) for one in keyed[key])
     return numbers
+
+
+_StatedKey = tuple[int, int, int]
+"""Sequence number, place among those with the same, and 0, or 1 + the rank that has it alone."""
+
+
+def _add_stated(keyed: dict[_StatedKey, list[Operation]], own: list[Operation]) -> bool:
+    """Whether all operations of a rank from its first stated one on have a number."""
+    stated = own[_count_unstated(own) :]
+    seen: dict[int, int] = {}
+    for one in stated:
+        sequence = one.recorded.found.sequence
+        if sequence is None:
+            return False
+        # A group that coalesces gives several the same number.
+        place = seen[sequence] = seen.get(sequence, -1) + 1
+        keyed.setdefault((sequence, place, 0), []).append(one)
+    return bool(stated)
+
+
+def _add_earlier(keyed: dict[_StatedKey, list[Operation]], own: list[Operation], rank: int) -> None:
+    count = _count_unstated(own)
+    first = own[count].recorded.found.sequence or 0
+    for place, one in enumerate(own[:count]):
+        key = (first - count + place, 0, 0)
+        if not all(_is_alike(one, other) for other in keyed.get(key, ())):
+            key = (key[0], 0, 1 + rank)
+        keyed.setdefault(key, []).append(one)
+
+
+def _count_unstated(own: list[Operation]) -> int:
+    """Operations before the first that has a number."""
+    stated = (i for i, one in enumerate(own) if one.recorded.found.sequence is not None)
+    return next(stated, len(own))
 
 
 _Cell = tuple[int, _Channel]

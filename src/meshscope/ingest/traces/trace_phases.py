@@ -6,13 +6,14 @@
     forward     what comes before a backward
     rest        all other time of a step
     compute     the whole step, where a trace has neither autograd nor an optimizer (inference)
+    earlier     what the device did of steps before the trace, whose launches are not in it
 
 A pass of backward ends where the thread that trains begins an operator of its own. Device work is
 in the phase in which it was launched. A trace without `ProfilerStep#n` is one step.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,10 @@ from meshscope.ingest.traces.trace_steps import TraceSteps
 from meshscope.numerics.intervals import Intervals, complement, intersect, subtract, unite
 from meshscope.store.read.arrays import Int32s, Int64s
 
-DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE = (
-    "data", "forward", "backward", "optimizer", "rest", "compute",
+DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE, EARLIER = (
+    "data", "forward", "backward", "optimizer", "rest", "compute", "earlier",
 )  # fmt: skip
-NAMES = (DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE)
+NAMES = (DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE, EARLIER)
 
 _DATA_NAME = re.compile(
     r"enumerate\(DataLoader\)|^[#\s]*(?:data|data[_ ]?load(?:ing|er)?|load[_ ]data|get[_ ]batch)"
@@ -58,6 +59,25 @@ class HostPhases:
         place = np.searchsorted(self.begin_ns, moment_ns, side="right") - 1
         is_inside = (place >= 0) & (moment_ns < self.end_ns[place])
         return np.where(is_inside, place, -1)
+
+
+def begin_earlier(
+    steps: TraceSteps, phases: HostPhases, begin_ns: int
+) -> tuple[TraceSteps, HostPhases]:
+    """The first step from where the device worked on what was launched before the trace, which is
+    a phase of its own, ahead of what the host did."""
+    until = steps.begin_ns[:1]
+    since = np.minimum(until - 1, begin_ns)
+    zero = np.zeros(1, dtype=np.int32)
+    return (
+        replace(steps, begin_ns=np.append(since, steps.begin_ns[1:])),
+        HostPhases(
+            begin_ns=np.append(since, phases.begin_ns),
+            end_ns=np.append(until, phases.end_ns),
+            name=np.append(zero + NAMES.index(EARLIER), phases.name).astype(np.int32),
+            step=np.append(zero, phases.step),
+        ),
+    )
 
 
 def take_as_one_step(trace: Trace) -> TraceSteps:

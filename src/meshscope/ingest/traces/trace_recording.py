@@ -2,9 +2,10 @@
 
 What a recorder would have written had it seen what the profiler saw. The device's line is what it
 computed or copied; communication with no compute beside it is exposed, as `trace_time` counts
-it. Part of that held the device up: nothing ran up to an operation's end, and what came next was
-queued behind it: launched before that end, or after a call in which the host waited for it. In the
-rest nothing was queued: the host was late, and faster communication would not have helped.
+it. Part of that held the device up: nothing ran up to an operation's end, and what came next, be it
+a copy, was queued behind it: launched before that end, or after a call in which the host waited for
+it. The rest nothing waited for: the host was late, or kernels beside the operation had gaps between
+them; faster communication would not have helped.
 
 Copies that nothing hides are a phase of their own. Gaps of the device up to `merged_gap_ns` count
 as the work around them.
@@ -21,12 +22,19 @@ import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, TraceGroup
+from meshscope.ingest.traces.trace_axes import find_host
 from meshscope.ingest.traces.trace_collectives import TraceCollective, list_collectives
 from meshscope.ingest.traces.trace_host import summarize_host
 from meshscope.ingest.traces.trace_idle import find_gaps, find_synchronising
 from meshscope.ingest.traces.trace_kernels import Work
-from meshscope.ingest.traces.trace_phases import HostPhases, find_phases, take_as_one_step
-from meshscope.ingest.traces.trace_steps import TraceSteps, assign_steps
+from meshscope.ingest.traces.trace_phases import (
+    HostPhases,
+    begin_earlier,
+    find_phases,
+    take_as_one_step,
+)
+from meshscope.ingest.traces.trace_spans import find_ends, unite_events
+from meshscope.ingest.traces.trace_steps import BEFORE_TRACE, TraceSteps, assign_steps
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.idle_gaps import IdleGaps
 from meshscope.numerics.intervals import Intervals, complement, join, unite
@@ -37,6 +45,8 @@ COPY = "copy"
 NONE = np.empty(0, dtype=np.int64)
 FIRST_WALL_NS = 1_000_000_000 * 1_000_000_000
 """September 2001: earlier times are not of a wall clock, but count from a host's boot."""
+MAX_TURN_NS = 200_000
+"""An operation that begins so soon after another of its stream had waited for its turn."""
 MERGED_GAPS_NS = (0, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000)
 """Gaps that are not kept apart from the work around them, if there are too many of them."""
 
@@ -77,6 +87,9 @@ class RecordedCollective:
 
     found: TraceCollective
     enqueue_ns: int
+    arrive_ns: int
+    """When the rank was ready for it: all work that was launched before it was over. Earlier than
+    its begin where it queued behind another operation of its stream."""
     step: int
     """The step's number."""
     phase: int
@@ -96,6 +109,8 @@ class TraceRecording:
     world_size: int | Unavailable
     groups: tuple[TraceGroup, ...]
     device_name: str
+    host: str
+    """As the trace's name tells it; ""."""
     base_ns: int
     """What is to be added to times so that they are of the wall clock, or of none."""
     is_on_wall_clock: bool
@@ -112,6 +127,9 @@ class TraceRecording:
     collectives: tuple[RecordedCollective, ...]
     num_outside: int
     """Device events outside of steps, which are left out."""
+    earlier_ns: int
+    """How long the device was at work that was launched before the trace began; the first step's,
+    as a phase of its own."""
     other_devices: tuple[int, ...]
     """Devices of the trace that are not looked at: a rank has one."""
 
@@ -126,6 +144,7 @@ def record_trace(trace: Trace, *, max_spans: int, view: TraceView | None = None)
         world_size=trace.world_size,
         groups=trace.groups,
         device_name=trace.device_names.get(look.device, ""),
+        host=find_host(trace),
         base_ns=trace.base_ns,
         is_on_wall_clock=_find_extent(trace)[0] > FIRST_WALL_NS,
         extent_ns=_find_extent(trace),
@@ -136,6 +155,7 @@ def record_trace(trace: Trace, *, max_spans: int, view: TraceView | None = None)
         work=look.merge_spans(max_spans) if look.device >= 0 else None,
         collectives=look.list_operations() if look.device >= 0 else look.list_host_operations(),
         num_outside=look.num_outside,
+        earlier_ns=look.earlier_ns,
         other_devices=look.other_devices,
     )
 
@@ -159,7 +179,13 @@ class _Look:
         every = self._every
         self._rows = every[self._step_of[every] >= 0]
         self.num_outside = len(every) - len(self._rows)
-        self._phase = self.phases.locate(_moments(trace, self._launch, self._rows))
+        is_earlier = self._launch[self._rows] == BEFORE_TRACE
+        if is_earlier.any():
+            since = int(trace.events.begin_ns[self._rows[is_earlier]].min())
+            self.steps, self.phases = begin_earlier(self.steps, self.phases, since)
+        phase = self.phases.locate(_moments(trace, self._launch, self._rows))
+        self._phase = np.where(is_earlier, 0, phase)
+        self.earlier_ns = unite_events(trace, self._rows[is_earlier]).total_ns
 
     def merge_spans(self, max_spans: int) -> DeviceWork:
         """What the device did and why it did not."""
@@ -181,7 +207,7 @@ class _Look:
     def list_operations(self) -> tuple[RecordedCollective, ...]:
         """Communication kernels of the device."""
         trace, rows, launch = self._trace, self._rows, self._launch
-        others = rows[self._classes.work[rows] == Work.COMPUTE]
+        others = rows[self._classes.work[rows] != Work.COMMUNICATION]
         beside = self._every[self._classes.work[self._every] == Work.COMPUTE]
         busy = unite(trace.events.begin_ns[beside], trace.events.end_ns[beside])
         found = list_collectives(trace, self._classes, rows, busy, self._view.operator_of)
@@ -191,14 +217,43 @@ class _Look:
         return tuple(
             RecordedCollective(
                 found=one,
-                enqueue_ns=_enqueued(trace, launch, one),
+                enqueue_ns=self._find_enqueue(one),
+                arrive_ns=arrive_ns,
                 step=int(self.steps.number[self._step_of[one.row]]),
                 phase=int(self._phase[place[one.row]]),
                 held_ns=held_ns,
                 unqueued=pieces,
             )
-            for one, held_ns, pieces in zip(found, held.tolist(), unqueued, strict=True)
+            for one, arrive_ns, held_ns, pieces in zip(
+                found, self._find_arrivals(found, others), held.tolist(), unqueued, strict=True
+            )
         )
+
+    def _find_arrivals(self, found: Sequence[TraceCollective], others: Int64s) -> list[int]:
+        """An operation's stream waits for what was launched before it, then for its own turn."""
+        events, launch = self._trace.events, self._launch
+        called = others[launch[others] >= 0]
+        called = called[np.argsort(events.begin_ns[launch[called]], kind="stable")]
+        moments = events.begin_ns[launch[called]]
+        over = np.maximum.accumulate(find_ends(self._trace, called))
+        arrivals = []
+        last_end: dict[int, int] = {}
+        for one in found:
+            track, call = int(events.track[one.row]), int(launch[one.row])
+            arrive = one.begin_ns
+            if call >= 0 and one.begin_ns - last_end.get(track, -MAX_TURN_NS) < MAX_TURN_NS:
+                before = int(np.searchsorted(moments, events.begin_ns[call]))
+                ready = int(over[before - 1]) if before else 0
+                arrive = min(max(ready, int(events.begin_ns[call])), arrive)
+            last_end[track] = one.end_ns
+            arrivals.append(arrive)
+        return arrivals
+
+    def _find_enqueue(self, one: TraceCollective) -> int:
+        call = int(self._launch[one.row])
+        if call == BEFORE_TRACE:
+            return int(self.steps.begin_ns[0]) - 1
+        return int(self._trace.events.begin_ns[call]) if call >= 0 else one.begin_ns
 
     def list_host_operations(self) -> tuple[RecordedCollective, ...]:
         """Calls of gloo and its like; they hold the main thread up where it runs no operator."""
@@ -220,6 +275,7 @@ class _Look:
             RecordedCollective(
                 found=one,
                 enqueue_ns=one.begin_ns,
+                arrive_ns=one.begin_ns,
                 step=one.step,
                 phase=in_phase,
                 held_ns=held_ns,
@@ -253,11 +309,6 @@ def _moments(trace: Trace, launch: Int64s, rows: Int64s) -> Int64s:
     call = launch[rows]
     events = trace.events
     return np.where(call >= 0, events.begin_ns[call], events.begin_ns[rows])
-
-
-def _enqueued(trace: Trace, launch: Int64s, one: TraceCollective) -> int:
-    call = int(launch[one.row])
-    return int(trace.events.begin_ns[call]) if call >= 0 else one.begin_ns
 
 
 def _find_gaps(trace: Trace, rows: Int64s, launch: Int64s) -> IdleGaps:

@@ -1,7 +1,8 @@
 """Traces of a job's ranks as a run in memory, so that everything that reads runs reads them.
 
-Every rank has a clock of its own, which `analyze.clocks` aligns by what ranks did together. A rank
-may have several traces, of different steps.
+Every rank has a clock of its own, which `analyze.clocks` aligns by what ranks did together, unless
+the names of traces tell that they are of one host. A rank may have several traces, of different
+steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from meshscope.core.layout import Layout
 from meshscope.core.operations import DTYPES, EndSource, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import TraceError
+from meshscope.ingest.kineto.kineto import lacks_end
 from meshscope.ingest.traces.trace_axes import coordinates_of, infer_layout
 from meshscope.ingest.traces.trace_collectives import SYMMETRIC, TraceCollective
 from meshscope.ingest.traces.trace_numbers import Numbered, group_key, number_operations
@@ -24,7 +26,7 @@ from meshscope.ingest.traces.trace_recording import (
     TraceRecording,
 )
 from meshscope.store.read.arrays import Int64s
-from meshscope.store.read.columns import Columns
+from meshscope.store.read.columns import Columns, Problem, ProblemKind
 from meshscope.store.read.memory import MemoryRecording, make_columns
 from meshscope.store.read.run import TRACE_SOURCE, Run, group_attempts
 from meshscope.store.schema import (
@@ -211,6 +213,12 @@ def _find_notes(
     num_outside = sum(one.num_outside for one in recordings)
     if num_outside:
         notes.append(f"{num_outside:,} device events outside of steps are left out")
+    earlier_ns = max((one.earlier_ns for one in recordings), default=0)
+    if earlier_ns:
+        notes.append(
+            f"the first step includes up to {earlier_ns / 1e6:.3g} ms of work that was launched "
+            "before the traces began"
+        )
     if any(one.other_devices for one in recordings):
         notes.append("of a trace with several devices the one with the most events is looked at")
     notes += [f"{one.source}: {text}" for one in recordings for text in one.warnings]
@@ -255,7 +263,7 @@ class _RankTables:
             "source": TRACE_SOURCE,
             "launch_id": TRACE_SOURCE,
             "restart_count": 0,
-            "clock_id": f"trace of rank {rank}",
+            **_name_clock(rank, recordings),
             "start_host_mono_ns": self._first_ns,
             **({"start_unix_ns": first} if recordings[0].is_on_wall_clock else {}),
             "layout": layout.to_dict() if isinstance(layout, Layout) else None,
@@ -300,6 +308,12 @@ class _RankTables:
             ),
             groups={group.group_id: group for group in self._groups.values()},
             columns={name: _join_rows(name, parts) for name, parts in self._rows.items()},
+            problems=[
+                Problem(kind=ProblemKind.CUT, rank=self._rank, path=Path(one.source), text=text)
+                for one in self._recordings
+                for text in one.warnings
+                if lacks_end(text)
+            ],
         )
 
     def _add(self, table: str, **columns: Int64s | int) -> None:
@@ -377,6 +391,7 @@ class _RankTables:
         )
         begin = _column(one.begin_ns for one in found) + self._shift_ns
         end = begin + _column(one.duration_ns for one in found)
+        arrive = _column(one.recorded.arrive_ns for one, _ in numbered) + self._shift_ns
         step = _column(min(one.recorded.step, (1 << 32) - 2) for one, _ in numbered)
         is_one_of_many = _column(one.is_one_of_many for one, _ in numbered)
         self._add(
@@ -390,7 +405,7 @@ class _RankTables:
             sequence=_column(sequence for _, sequence in numbered),
             peer=_column(one.peer for one, _ in numbered),
             enqueue_host_mono_ns=key,
-            start_host_mono_ns=begin,
+            start_host_mono_ns=arrive,
             end_host_mono_ns=end,
             size_bytes=_column(one.size_bytes for one, _ in numbered),
             step=step,
@@ -453,6 +468,14 @@ class _RankTables:
             return found.ranks
         is_world = found.group_size == self._world_size
         return listed or (tuple(range(self._world_size)) if is_world else ())
+
+
+def _name_clock(rank: int, recordings: Sequence[TraceRecording]) -> dict[str, str]:
+    """Profilers of one host read one wall clock; of unknown hosts every rank has its own."""
+    hosts = {one.host for one in recordings}
+    if len(hosts) == 1 and all(one.host and one.is_on_wall_clock for one in recordings):
+        return {"host": hosts.pop(), "clock_id": "wall clock"}
+    return {"clock_id": f"trace of rank {rank}"}
 
 
 def _column(values: Iterable[int]) -> Int64s:

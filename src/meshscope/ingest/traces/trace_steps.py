@@ -2,7 +2,8 @@
 
 A device runs behind its host: a step of the device is what was launched for it, from the first to
 the last. Device work belongs to the step in which the call that launched it began; where that call
-is not in the trace, to the step in which the work itself began.
+is not in the trace, to the step in which the work itself began. Work that was launched before the
+trace began belongs to the first step: it took its time from it.
 """
 
 import re
@@ -14,6 +15,8 @@ from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.store.read.arrays import Int32s, Int64s
 
 STEP_NAME = re.compile(r"ProfilerStep#(\d{1,12})$")
+BEFORE_TRACE = -2
+"""In place of a launching call: it was made before the trace began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +72,10 @@ def find_steps(trace: Trace) -> TraceSteps:
 
 
 def find_launches(trace: Trace) -> Int64s:
-    """For each event the row of the runtime call that launched it, by correlation; -1 without."""
+    """For each event the row of the runtime call that launched it, by correlation; -1 without.
+
+    BEFORE_TRACE for work on a stream ahead of the first whose call is known: streams run in order.
+    """
     events = trace.events
     launch = np.full(len(events), -1, dtype=np.int64)
     calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation > 0))
@@ -87,13 +93,28 @@ def find_launches(trace: Trace) -> Int64s:
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     is_found = keys[place] == wanted
     launch[work[is_found]] = calls[place[is_found]]
+    launch[_find_queued_before(trace, launch)] = BEFORE_TRACE
     return launch
+
+
+def _find_queued_before(trace: Trace, launch: Int64s) -> Int64s:
+    """Work that begins before any launched work of its stream does."""
+    events = trace.events
+    is_work = (events.category >= Category.KERNEL) & (events.category <= Category.MEMSET)
+    rows = np.flatnonzero(is_work)
+    called = rows[launch[rows] >= 0]
+    first = np.full(len(trace.tracks) + 1, np.iinfo(np.int64).min)
+    first[events.track[called]] = np.iinfo(np.int64).max
+    np.minimum.at(first, events.track[called], events.begin_ns[called])
+    found: Int64s = rows[events.begin_ns[rows] < first[events.track[rows]]]
+    return found
 
 
 def assign_steps(trace: Trace, steps: TraceSteps, launch: Int64s) -> Int32s:
     """For each event the place of its step; -1 outside of all."""
     moment = np.where(launch >= 0, trace.events.begin_ns[launch], trace.events.begin_ns)
-    return steps.locate(moment)
+    found = steps.locate(moment)
+    return np.where((launch == BEFORE_TRACE) & (len(steps) > 0), 0, found).astype(np.int32)
 
 
 def split_by_step(rows: Int64s, step_of: Int32s) -> list[tuple[int, Int64s]]:

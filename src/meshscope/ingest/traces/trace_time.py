@@ -56,6 +56,16 @@ class DeviceTime:
         """Communication behind which compute ran."""
         return self.communication_ns - self.exposed_ns
 
+    @property
+    def work_ns(self) -> int:
+        """Compute or copies: all that is not communication, each moment once."""
+        return self.compute_ns + self.exposed_copy_ns + self.exposed_beside_copy_ns
+
+    @property
+    def exposed_alone_ns(self) -> int:
+        """Communication with neither compute nor a copy beside it."""
+        return self.exposed_ns - self.exposed_beside_copy_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTime:

@@ -19,7 +19,7 @@ from meshscope.analyze.job.matching import SequenceShift
 from meshscope.analyze.job.operations import Failure
 from meshscope.analyze.study import Study
 from meshscope.core.operations import Kind
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 
 MAX_MESSAGE_PAIRS = 4096
 MAX_LAST_ARRIVERS = 4096
@@ -200,18 +200,30 @@ def describe_communication(found: Communication, study: Study) -> CommunicationF
 def _count_steps(found: Communication, study: Study) -> dict[int, _Steps]:
     step_time, part = study.steps.time, found.part
     reason = step_time.reason if isinstance(step_time, Unavailable) else "no step finished"
+    periods = _sum_device_periods(study)
     return {
         rank.rank: _Steps(
             num_rank_steps=rank.num_steady_steps
             if part is None
             else part.num_steps.get(rank.rank, 0),
-            wall_ns=rank.time.steady_steps.wall_ns
-            if part is None
-            else part.wall_ns.get(rank.rank, 0),
+            wall_ns=periods.get(
+                rank.rank,
+                rank.time.steady_steps.wall_ns if part is None else part.wall_ns.get(rank.rank, 0),
+            ),
             reason=reason,
         )
         for rank in study.ranks
     }
+
+
+def _sum_device_periods(study: Study) -> dict[int, int]:
+    """By rank of a trace: its steps on the device, which runs behind the host that launched them,
+    as its communication does."""
+    timeline = known(study.timeline) if study.attempt.is_from_traces else None
+    if timeline is None or not timeline.on_device.all():
+        return {}
+    periods = (timeline.period_end_ns - timeline.period_start_ns).sum(axis=1)
+    return dict(zip(timeline.ranks, periods.tolist(), strict=True))
 
 
 def _add_steps(steps: Iterable[_Steps]) -> _Steps:

@@ -145,7 +145,10 @@ def _show_slow(report: Report) -> Section | None:
     if not rows:
         is_alone = layout is not None and layout.dp == 1
         text = "no rank has a peer that does the same work (dp1)" if is_alone else _NO_SLOW_RANK
-        return Section(key="slow", title="Who is slow", parts=(Line(text),))
+        named = _list_named(report)
+        return Section(
+            key="slow", title="Who is slow", parts=tuple(map(Line, named)) or (Line(text),)
+        )
     parts: list[Part] = [
         Table(
             (
@@ -165,6 +168,16 @@ def _show_slow(report: Report) -> Section | None:
     doubt = "" if report.layout.degrees else "; layout not known: ranks may do different work"
     note = f"medians per step{doubt}"
     return Section(key="slow", title="Who is slow", note=note, parts=tuple(parts))
+
+
+def _list_named(report: Report) -> list[str]:
+    """What findings say of single ranks: they need fewer steps, or see more than phases."""
+    findings = report.diagnosis.findings if report.diagnosis is not None else ()
+    return [
+        f"{form.clean_text(one.title)} ({one.code})"
+        for one in findings
+        if one.code.startswith("ST") and one.ranks and one.severity > Severity.LOW
+    ][:MAX_SLOW_ROWS]
 
 
 def _show_missing(report: Report) -> Section | None:
