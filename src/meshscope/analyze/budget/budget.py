@@ -126,6 +126,8 @@ def measure_budget(
     is_split = all(one.share is not Share.SPAN for one in lines)
     useful = _useful_ns(timeline, flops) if is_split else Unavailable(_NOT_SPLIT)
     lines, time_ns, spread_ns = _split_compute(lines, time_ns, spread_ns, useful)
+    if parts is not None:
+        lines, time_ns, spread_ns = _drop_empty(lines, time_ns, spread_ns, is_split=is_split)
     return Budget(
         ranks=timeline.ranks,
         steps=timeline.steps,
@@ -174,6 +176,18 @@ def _add_parts(
         total[:, :, at] += parts.time_ns[:, :, index]
         spread[:, at] = np.maximum(spread[:, at], parts.spread_ns[:, index])
     return merged, total, spread
+
+
+def _drop_empty(
+    lines: list[Line], time_ns: Int64s, spread_ns: Floats, *, is_split: bool
+) -> tuple[list[Line], Int64s, Floats]:
+    """Leaves out lines whose time all went to others; compute is shown where it is known."""
+    kept = [
+        index
+        for index, line in enumerate(lines)
+        if time_ns[:, :, index].any() or (is_split and line.share is Share.COMPUTE)
+    ]
+    return [lines[index] for index in kept], time_ns[:, :, kept], spread_ns[:, kept]
 
 
 def _split_compute(
