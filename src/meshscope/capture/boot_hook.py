@@ -34,7 +34,7 @@ def begin_recording() -> None:
 
 def _read_settings() -> dict[str, Any]:
     try:
-        return read_off(os.environ.get(OFF_VARIABLE, ""))
+        return {**read_off(os.environ.get(OFF_VARIABLE, ""))}
     except UsageError as error:
         logger.warning("meshscope: %s is ignored: %s", OFF_VARIABLE, error)
         return {}

@@ -69,9 +69,21 @@ GLOSSARY: Mapping[str, tuple[Entry, ...]] = {
     "Where the time goes": (
         Entry(
             "phase",
-            "A named part of a step: data, forward, backward, clip, optimizer, or a name "
-            "from the program. Nested phases are not counted twice.",
+            "A named part of a step: data, forward, backward, clip, optimizer, compile, or a name "
+            "from the program. Between steps: eval, checkpoint. Nested phases are not counted "
+            "twice.",
             "time, host clock",
+        ),
+        Entry(
+            "compile",
+            "torch.compile making code, for the first time or again because a guard failed.",
+            "time, host clock",
+        ),
+        Entry(
+            "sampled stack",
+            "Where the training thread was at one moment, by the program's own lines; taken in a "
+            "few steps only. Shares of samples say where time goes, not how long it takes.",
+            "samples",
         ),
         Entry(
             "data",

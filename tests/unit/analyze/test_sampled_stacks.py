@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from builders import MS, make_writer, put_span, put_step
-from meshscope.analyze.rank.host_waits import read_host_waits
 from meshscope.analyze.rank.stacks import count_lines, describe_frame, read_stacks
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import open_run
-from meshscope.store.schema import KernelKind, SampleReason
+from meshscope.store.schema import SampleReason
 
 LOGS = "my/train.py:88 log_metrics > item < my/train.py:140 main"
 FETCHES = "my/train.py:30 main > __next__"
@@ -36,13 +35,6 @@ def recording(tmp_path):
     put_stack(writer, COMPUTES, 1, 1185 * MS)  # while compiling
     put_stack(writer, FETCHES, 1, 1249 * MS)  # in the step, in no phase
     put_stack(writer, LOGS, 1, 1300 * MS)  # after the last step
-    writer.table("kernels").put(
-        writer.name_id("cudaStreamSynchronize") | KernelKind.SYNCHRONISATION << 16,
-        1108 * MS, 4 * MS, 0, 0, 0, -1,
-    )  # fmt: skip
-    writer.table("kernels").put(
-        writer.name_id("gemm") | KernelKind.COMPUTE << 16, 1118 * MS, 4 * MS, 0, 0, 0, -1
-    )
     writer.close(end_host_mono_ns=1400 * MS)
     return open_run(tmp_path).last_attempt.ranks[0]
 
@@ -65,10 +57,8 @@ def test_lines_of_a_gap_are_counted(recording):
 
 
 def test_lines_inside_intervals_are_those_of_the_calls_there(recording):
-    samples, waits = read_stacks(recording), read_host_waits(recording)
-    assert (waits.start_ns.tolist(), waits.end_ns.tolist()) == ([1108 * MS], [1112 * MS])
-    assert waits.num_steps == 1
-    chosen = samples.find_in_intervals(waits.start_ns, waits.end_ns)
+    samples = read_stacks(recording)
+    chosen = samples.find_in_intervals(np.array([1108]) * MS, np.array([1112]) * MS)
     assert samples.time_ns[chosen].tolist() == [1110 * MS]
     # A long interval that begins before a short one still holds what comes after that.
     start, end = np.array([1150, 1100]) * MS, np.array([1152, 1180]) * MS
@@ -82,7 +72,6 @@ def test_a_rank_without_samples_says_so(tmp_path):
     writer.close(end_host_mono_ns=1400 * MS)
     recording = open_run(tmp_path).last_attempt.ranks[0]
     assert isinstance(read_stacks(recording), Unavailable)
-    assert isinstance(read_host_waits(recording), Unavailable)
 
 
 @pytest.mark.parametrize("text", ["", " > ", " < ", "(unnamed 7)", "x" * 500])

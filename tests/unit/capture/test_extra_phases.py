@@ -3,6 +3,7 @@
 import inspect
 import io
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch._dynamo
 import torch.distributed.checkpoint as dcp
 from recorded import read_recorded
 
+from meshscope.analyze.rank.phases import assign_phases, order_steps, tabulate_phases
 from meshscope.capture.config import RecorderConfig
 from meshscope.capture.recorder import Recorder
 from meshscope.store.read.run import open_run
@@ -126,3 +128,42 @@ def test_a_save_that_raises_ends_its_phase(tmp_path: Path) -> None:
     found = read_recorded(tmp_path / "run")
     assert [phase.name for phase in found.outside] == ["checkpoint"]
     assert found.steps[1].names == ["forward", "backward", "optimizer"]
+
+
+class SlowRows(torch.utils.data.Dataset[torch.Tensor]):
+    """Rows that take a while to read."""
+
+    def __init__(self, num_rows: int, seconds: float) -> None:
+        self.num_rows, self.seconds = num_rows, seconds
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return torch.randn(4)
+
+
+def test_a_slow_validation_loader_is_evaluation_and_no_input_stall(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = torch.utils.data.DataLoader(SlowRows(8, 0.0), batch_size=4)
+    validation = torch.utils.data.DataLoader(SlowRows(6, 0.01), batch_size=2)
+    recorder = Recorder(tmp_path / "run", config=QUIET).attach(model, optimizer)
+    for _ in range(2):
+        for batch in training:
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for batch in validation:
+                model(batch).sum().item()
+    recorder.close()
+    recording = open_run(tmp_path / "run").last_attempt.ranks[0]
+    steps = order_steps(recording.read("steps"))
+    placed, _ = assign_phases(steps, recording.read("spans"))
+    table = tabulate_phases(placed, recording.names, num_steps=len(steps))
+    between = dict(zip(table.phases, table.total_ns[4].tolist(), strict=True))  # after step 1
+    assert between["eval"] >= 6 * 10_000_000  # six rows of 10 ms
+    assert between["data"] < 10_000_000  # the training loader's end
+    assert table.in_steps_ns[:, table.phases.index("eval")].sum() == 0

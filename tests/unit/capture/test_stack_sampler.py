@@ -46,14 +46,16 @@ def read_samples(run_dir: Path) -> list[tuple[str, int, int]]:
 def test_the_line_that_sleeps_is_named_with_what_it_calls(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run", config=QUIET)
     sampler = recorder.session.stack_sampler
-    assert not any(thread.name == "meshscope-stacks" for thread in threading.enumerate())
+    before = set(threading.enumerate())  # others' recorders may have one
     with recorder.step():
         assert sampler.start(SampleReason.KERNELS, expected_ns=200_000_000)
         assert not sampler.start(SampleReason.GAP, expected_ns=1)  # one request at a time
         pause_for_a_while()
         sampler.stop()
+    (own,) = set(threading.enumerate()) - before
+    assert own.name == "meshscope-stacks"
     recorder.close()
-    assert not any(thread.name == "meshscope-stacks" for thread in threading.enumerate())
+    assert not own.is_alive()
 
     samples = read_samples(tmp_path / "run")
     here = f"capture/test_stack_sampler.py:{LINE_OF_SLEEP} pause_for_a_while > sleep < "

@@ -2,7 +2,8 @@ import pytest
 from diagnosed import context_of, find
 
 from builders import MS, make_writer, put_span, put_step
-from meshscope.analyze.rank.host_waits import read_host_waits
+from kernel_builders import T0, SampleBuilder
+from meshscope.analyze.rank.kernel_sample import read_samples
 from meshscope.core.layout import Layout
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.rules.device_idle import find_waiting_lines
@@ -83,21 +84,18 @@ def test_a_rank_that_works_alone_between_steps_is_priced_by_a_replay(tmp_path):
 
 
 def test_lines_inside_synchronising_calls_are_found(tmp_path):
-    write_run(tmp_path, lambda step: 10)
+    built = SampleBuilder(tmp_path)
+    built.step(0, 0, 10_000)
+    built.step(1, 10_000, 40_000)
+    built.work(11_000, 15_000, launch=10_500)
+    built.work(10_900, 15_100, kind=KernelKind.SYNCHRONISATION, name="cudaStreamSynchronize")
+    reads, others = "my/train.py:41 train > item", LOGS
+    for at, text in ((12, reads), (13, reads), (14, reads), (20, others)):
+        words = built.writer.name_id(text) | SampleReason.KERNELS << 16
+        built.writer.table("stacks").put(words, 1, T0 + at * MS, 0, 0, 0, 0)
+    built.close(last_step=1, end=40_000)
     study = context_of(tmp_path).study
-    assert find_waiting_lines(study, {}).lines == ()
-
-    other = tmp_path / "sampled"
-    writer = make_writer(other)
-    put_step(writer, 0, 1000 * MS, 1100 * MS)
-    reads = "my/train.py:41 train > item"
-    for at in (1011, 1012, 1013, 1050):
-        words = writer.name_id(reads if at < 1050 else LOGS) | SampleReason.KERNELS << 16
-        writer.table("stacks").put(words, 0, at * MS, 0, 0, 0, 0)
-    call = writer.name_id("cudaStreamSynchronize") | KernelKind.SYNCHRONISATION << 16
-    writer.table("kernels").put(call, 1010 * MS, 5 * MS, 0, 0, 0, -1)
-    writer.close(end_host_mono_ns=1200 * MS)
-    study = context_of(other).study
-    waits = read_host_waits(study.attempt.ranks[0])
-    (line,) = find_waiting_lines(study, {0: waits}).lines
+    samples = {0: read_samples(study.attempt.ranks[0])}
+    (line,) = find_waiting_lines(study, samples).lines
     assert (line.text, line.num_samples) == ("my/train.py:41 in train, which calls item", 3)
+    assert find_waiting_lines(study, {}).lines == ()

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
-from meshscope.analyze.rank.host_waits import HostWaits, read_host_waits
+from meshscope.analyze.rank.kernel_sample import KernelSample, read_samples
 from meshscope.analyze.rank.stacks import NO_LINES, SampledLines, StackSamples
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.device_parts import COPY
@@ -75,8 +75,8 @@ class HostSynchronises(Rule):
         edit = Edit(name="no waiting of hosts for devices", work_ns=work_ns)
         gain = context.price_edit(edit)
         mean = float(lost.sum()) / budget.wall_ns.size
-        waits = need(context.study.get(_read_waits))
-        lines = find_waiting_lines(context.study, waits)
+        samples = need(context.study.get(_read_samples))
+        lines = find_waiting_lines(context.study, samples)
         yield Finding(
             code=self.code,
             title="hosts wait for their devices in the loop",
@@ -86,7 +86,7 @@ class HostSynchronises(Rule):
             evidence=(
                 Evidence(name="idle after synchronising calls", value=mean, unit="ns"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
-                *_count_waits(waits),
+                *_count_waits(samples),
                 *list_evidence(lines),
             ),
             confidence=state_confidence(context),
@@ -97,26 +97,32 @@ class HostSynchronises(Rule):
         )
 
 
-def _read_waits(study: Study) -> Mapping[int, HostWaits]:
-    read = {rank: read_host_waits(one) for rank, one in study.attempt.ranks.items()}
-    return {rank: waits for rank, waits in read.items() if isinstance(waits, HostWaits)}
+def _read_samples(study: Study) -> Mapping[int, tuple[KernelSample, ...]]:
+    read = {rank: read_samples(recording) for rank, recording in study.attempt.ranks.items()}
+    return {rank: samples for rank, samples in read.items() if samples}
 
 
-def find_waiting_lines(study: Study, waits: Mapping[int, HostWaits]) -> SampledLines:
-    """The lines of the program that stacks sampled inside these calls show."""
+def find_waiting_lines(
+    study: Study, samples: Mapping[int, tuple[KernelSample, ...]]
+) -> SampledLines:
+    """The lines of the program that stacks show which were sampled while the host waited."""
 
-    def choose(samples: StackSamples) -> Bools:
-        found = waits[samples.rank]
-        return samples.find_in_intervals(found.start_ns, found.end_ns)
+    def choose(stacks: StackSamples) -> Bools:
+        found = np.zeros(len(stacks), dtype=np.bool_)
+        for sample in samples[stacks.rank]:
+            waits = sample.synchronising
+            found |= stacks.find_in_intervals(waits.start_ns, waits.end_ns)
+        return found
 
-    return find_lines(study, tuple(waits), choose) if waits else NO_LINES
+    return find_lines(study, tuple(samples), choose) if samples else NO_LINES
 
 
-def _count_waits(waits: Mapping[int, HostWaits]) -> Iterable[Evidence]:
-    num_steps = sum(found.num_steps for found in waits.values())
-    if num_steps:
-        number = sum(len(found.start_ns) for found in waits.values()) / num_steps
-        yield Evidence(name="calls that wait, per rank and sampled step with any", value=number)
+def _count_waits(samples: Mapping[int, tuple[KernelSample, ...]]) -> Iterable[Evidence]:
+    every = [sample for of_rank in samples.values() for sample in of_rank]
+    if every:
+        num_steps = sum(sample.last_step - sample.first_step + 1 for sample in every)
+        number = sum(len(sample.synchronising) for sample in every) / num_steps
+        yield Evidence(name="times a host waits per step", value=number)
 
 
 class ExposedCopies(Rule):
