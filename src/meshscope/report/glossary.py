@@ -118,10 +118,33 @@ GLOSSARY: Mapping[str, tuple[Entry, ...]] = {
             "time, aligned clock",
         ),
         Entry(
-            "host/launch gap",
-            "The time in which the device's stream is idle between phases because the host "
-            "has issued nothing.",
+            "kernel sample",
+            "A few steps in which torch's profiler watched a device's kernels. They say what the "
+            "device did in these steps; the other steps are estimated from them.",
+            "",
+        ),
+        Entry(
+            "in phases, not split",
+            "The device's stream was in a phase, and no kernel sample says what it did: compute, "
+            "communication or nothing. It is a bound, not a measurement.",
             "time, device stream",
+        ),
+        Entry(
+            "idle, host-bound",
+            "The device had nothing to do because its host was at something else, or was just "
+            "launching.",
+            "time, device",
+        ),
+        Entry(
+            "idle, synchronising",
+            "The device had nothing to do because its host had waited for it before it launched "
+            "more.",
+            "time, device",
+        ),
+        Entry(
+            "idle, other stream",
+            "Work was launched, and waited for other work of the device.",
+            "time, device",
         ),
         Entry(
             "MFU, HFU",

@@ -20,6 +20,8 @@ class BudgetLineFacts:
     """Per rank and step."""
     ratio: float
     """Of the wall clock."""
+    spread_ns: float
+    """The mean may be off by so much; 0 where it was counted."""
     note: str
     """Why compute is not split; empty otherwise."""
 
@@ -48,6 +50,8 @@ class BudgetFacts:
     mean_wall_ns: float
     """Per rank and step, the gap before the step included."""
     lines: tuple[BudgetLineFacts, ...]
+    evidence: str | Unavailable
+    """What estimated lines rest on, such as kernel samples."""
     residual_mean_ns: float
     """What no line explains, per rank and step; negative where lines explain too much."""
     residual_ratio: float
@@ -75,10 +79,17 @@ def describe_budget(budget: Budget, num_left_out: int) -> BudgetFacts:
                 axis=line.axis,
                 mean_ns=total / count,
                 ratio=total / wall if wall else 0.0,
+                spread_ns=spread,
                 note=line.reason,
             )
-            for line, total in zip(budget.lines, budget.total_ns().tolist(), strict=True)
+            for line, total, spread in zip(
+                budget.lines,
+                budget.total_ns().tolist(),
+                budget.spread_ns.mean(axis=0).tolist(),
+                strict=True,
+            )
         ),
+        evidence=budget.evidence,
         residual_mean_ns=int(budget.residual_ns.sum()) / count,
         residual_ratio=budget.residual_ratio,
         mfu=budget.mfu,

@@ -38,6 +38,10 @@ def describe_budget(budget: BudgetFacts | Unavailable | None) -> Section | None:
         for line in budget.lines
         if line.note
     ]
+    if not isinstance(budget.evidence, Unavailable):
+        parts.append(
+            Line(f"Lines with ± are estimated from {form.clean_text(budget.evidence)}.", Tone.QUIET)
+        )
     mfu, hfu = (form.or_reason(use, _describe_use) for use in (budget.mfu, budget.hfu))
     parts.append(make_facts([("MFU, HFU", mfu)] if mfu == hfu else [("MFU", mfu), ("HFU", hfu)]))
     return Section(key="budget", title="Budget", note=note + left_out, parts=tuple(parts))
@@ -46,21 +50,26 @@ def describe_budget(budget: BudgetFacts | Unavailable | None) -> Section | None:
 def _make_table(budget: BudgetFacts) -> Table:
     shown = [line for line in budget.lines if abs(line.ratio) >= MIN_RATIO]
     shown.sort(key=lambda line: -line.ratio)
-    rows = [(form.clean_text(line.name), line.mean_ns, line.ratio) for line in shown]
+    rows = [
+        (form.clean_text(line.name), line.mean_ns, line.ratio, line.spread_ns) for line in shown
+    ]
     small = [line for line in budget.lines if abs(line.ratio) < MIN_RATIO]
     if any(line.mean_ns for line in small):
         total, share = sum(line.mean_ns for line in small), sum(line.ratio for line in small)
-        rows.append(("smaller lines", total, share))
+        rows.append(("smaller lines", total, share, 0.0))
     sign = -1 if budget.residual_mean_ns < 0 else 1
-    rows.append(("residual", budget.residual_mean_ns, sign * budget.residual_ratio))
-    rows.append(("wall clock", budget.mean_wall_ns, 1.0))
-    return Table(
-        (
-            make_column("", rows, lambda row: row[0], 3, is_right=False),
-            make_column("time", rows, lambda row: form.duration(row[1]), 2),
-            make_column("share", rows, lambda row: form.ratio(row[2]), 2),
+    rows.append(("residual", budget.residual_mean_ns, sign * budget.residual_ratio, 0.0))
+    rows.append(("wall clock", budget.mean_wall_ns, 1.0, 0.0))
+    columns = [
+        make_column("", rows, lambda row: row[0], 3, is_right=False),
+        make_column("time", rows, lambda row: form.duration(row[1]), 2),
+        make_column("share", rows, lambda row: form.ratio(row[2]), 2),
+    ]
+    if any(row[3] for row in rows):
+        columns.append(
+            make_column("", rows, lambda row: f"± {form.duration(row[3])}" if row[3] else "", 2)
         )
-    )
+    return Table(tuple(columns))
 
 
 def _describe_use(found: Utilisation) -> str:

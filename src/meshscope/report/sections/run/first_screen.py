@@ -33,6 +33,7 @@ from meshscope.report.sections.run.recording import describe_problem
 MORE = "more"
 """Key of the section that names other options."""
 MAX_FINDINGS = 3
+_MAX_EVIDENCE = 60
 _MAX_CHANGE = 150
 """Characters of the change; `--explain` shows all."""
 _MAX_TIME_ROWS = 6
@@ -120,6 +121,8 @@ def _show_time(report: Report) -> Section | None:
     else:
         shares = [(line.name, line.mean_ns, line.ratio) for line in budget.lines]
         note = "mean of a rank's step, with the gap before it"
+        if not isinstance(budget.evidence, Unavailable):
+            note += f"; from {form.clean_text(budget.evidence, _MAX_EVIDENCE)}"
     shares.sort(key=lambda row: -row[2])
     rows = [row for row in shares if row[2] >= MIN_RATIO][:_MAX_TIME_ROWS]
     if not rows:
