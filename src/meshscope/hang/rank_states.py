@@ -141,6 +141,8 @@ class RankState:
     """The same per tag, as far as the operations in memory show it."""
     is_complete: bool = True
     """False if not all of its operations are recorded: then it may have entered any of them."""
+    resting_since_step: int | None = None
+    """From this step on operations are not recorded, to keep the cost small; None: they are."""
     is_delayed: bool = False
     """Its files cannot be mapped and are written a few times a second."""
     in_flight: tuple[Operation, ...] = ()
