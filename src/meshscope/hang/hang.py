@@ -201,7 +201,7 @@ def _make_notes(facts: Facts) -> tuple[str, ...]:
         first = min(raised, key=lambda state: state.closed_unix_ns or 0)
         who = abbreviate_ranks(state.rank for state in raised)
         notes.append(f"ended with an exception: {who}; first {first.rank}: {first.exception}")
-    resting = [state.rank for state in unended if state.resting_since_step is not None]
+    resting = [state.rank for state in recorded if state.is_resting]
     if resting:
         notes.append(
             "operations of the current step were not recorded (to keep the cost small, only those "

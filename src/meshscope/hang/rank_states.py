@@ -167,6 +167,11 @@ class RankState:
         return tuple(sorted(failed, key=lambda o: o.ended_unix_ns or 0))
 
     @property
+    def is_resting(self) -> bool:
+        """Whether it goes on without recording the operations of its step."""
+        return self.resting_since_step is not None and not self.has_ended
+
+    @property
     def has_ended(self) -> bool:
         """Whether it will certainly enter nothing more."""
         return self.is_closed or self.process.is_gone
