@@ -202,7 +202,7 @@ class Recorder:
 
     def _apply_config(self) -> None:
         self._marking.is_wanted = self.config.device_events
-        self.operations.is_on = self.config.communication
+        self.operations.switch(is_on=self.config.communication)
         self.session.scalars.are_signals_wanted = self.config.signals
         self.session.stack_sampler.is_on = self.config.stack_samples
 

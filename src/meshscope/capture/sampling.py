@@ -105,6 +105,9 @@ class Sampling:
             run("sample", self._sample, step, end_ns)
         if marking.device is not None and marking.device.device_type == "cuda":
             self._profiles.visit_samples(step, end_ns)
+            if self._watching.collectives is not None:
+                is_wanted = self._profiles.samples.needs_operations
+                run("operation stride", self._choose_operations, step, end_ns, is_wanted)
         next_ns = min(self._next_sample_ns, self._next_memory_ns)
         if self._session.config.stack_samples and run("gaps", self._gaps.visit, step, end_ns):
             next_ns = 0
@@ -112,6 +115,11 @@ class Sampling:
             # Last: what is traced begins and ends here.
             next_ns = 0 if self._profiles.visit(step, end_ns) else next_ns
         self._timeline.next_visit_ns = next_ns if marking.device is None else 0
+
+    def _choose_operations(self, step: int, end_ns: int, is_wanted: bool) -> None:  # noqa: FBT001
+        start_ns, collectives = self._timeline.step_start_ns, self._watching.collectives
+        if collectives is not None:
+            collectives.end_step(step, start_ns, end_ns, is_wanted=is_wanted)
 
     def _note_probe(self, event: Any, issued_ns: int) -> None:
         if self._watching.collectives is not None:

@@ -445,7 +445,7 @@ class Session:
         if self.writer is None:
             return False
         self.stack_sampler.is_on = False
-        self.operations.is_on = False
+        self.operations.is_on = self.operations.is_resting = False
         self._remove_stack_dumps()
         if self.operations.in_flight is not None:
             self.operations.in_flight.disarm()

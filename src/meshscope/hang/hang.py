@@ -201,7 +201,18 @@ def _make_notes(facts: Facts) -> tuple[str, ...]:
         first = min(raised, key=lambda state: state.closed_unix_ns or 0)
         who = abbreviate_ranks(state.rank for state in raised)
         notes.append(f"ended with an exception: {who}; first {first.rank}: {first.exception}")
-    unseen = [state.rank for state in recorded if not state.is_complete]
+    resting = [state.rank for state in recorded if state.is_resting]
+    if resting:
+        notes.append(
+            "operations of the current step were not recorded (to keep the cost small, only those "
+            f"of some steps are) on {abbreviate_ranks(resting)}: whether one is under way is not "
+            "known"
+        )
+    unseen = [
+        state.rank
+        for state in recorded
+        if not state.is_complete and state.resting_since_step is None
+    ]
     if unseen:
         notes.append(f"communication is not, or not all, recorded on {abbreviate_ranks(unseen)}")
     silent = [state.rank for state in facts.states.values() if state.directory is None]

@@ -197,6 +197,7 @@ class _Look:
             *(c.last_host_mono_ns + offset_ns for c in (found.channels if found else ())),
         ]
         counts = _count_entered(found, reading.groups, operations)
+        resting = None if found is None else found.resting_since_step
         return RankState(
             rank=recording.rank,
             directory=recording.directory,
@@ -212,7 +213,9 @@ class _Look:
             messages=counts.messages,
             message_tags=counts.message_tags,
             is_complete=(found is None or len(found.channels) < NUM_CHANNELS)
-            and _notes_operations(recording),
+            and _notes_operations(recording)
+            and resting is None,
+            resting_since_step=resting,
             is_delayed=recording.header.get("sink") == "append",
             in_flight=in_flight,
             recent=recent,

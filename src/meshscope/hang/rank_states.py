@@ -141,6 +141,8 @@ class RankState:
     """The same per tag, as far as the operations in memory show it."""
     is_complete: bool = True
     """False if not all of its operations are recorded: then it may have entered any of them."""
+    resting_since_step: int | None = None
+    """From this step on operations are not recorded, to keep the cost small; None: they are."""
     is_delayed: bool = False
     """Its files cannot be mapped and are written a few times a second."""
     in_flight: tuple[Operation, ...] = ()
@@ -163,6 +165,11 @@ class RankState:
         """Operations that ended in an error, oldest first."""
         failed = (operation for operation in self.recent if operation.is_failed)
         return tuple(sorted(failed, key=lambda o: o.ended_unix_ns or 0))
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it goes on without recording the operations of its step."""
+        return self.resting_since_step is not None and not self.has_ended
 
     @property
     def has_ended(self) -> bool:

@@ -32,7 +32,8 @@ COLLECTIVES = Table(
             word=2,
             width=32,
             meaning="ordinal from 0 among the operations of its group on this rank; of a send or "
-            "recv, among those with the same peer, direction and tag",
+            "recv, among those with the same peer, direction and tag; on devices, where only some "
+            "steps may be recorded, step × 2^14 + ordinal in the step, modulo 2^32",
         ),
         Column(
             name="peer",

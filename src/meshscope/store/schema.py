@@ -424,6 +424,8 @@ class StepFlag:
     """The boundaries were given by the program, not inferred from the optimizer."""
     SKIPPED = 4
     """The gradient scaler skipped the optimizer update (non-finite gradients)."""
+    UNWATCHED = 8
+    """Communication of this step was not recorded, to keep the cost of recording small."""
 
 
 class SpanFlag:

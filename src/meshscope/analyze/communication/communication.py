@@ -143,7 +143,7 @@ class CommunicationHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepPart:
-    """The steps of a long run whose communication was read."""
+    """The steps whose communication was recorded and, of a long run, read."""
 
     num_steps: Mapping[int, int]
     """By rank."""
@@ -187,10 +187,15 @@ class Communication:
 
 def describe_part(kept: KeptSteps, first_step: int) -> _StepPart | None:
     """The steps from `first_step` that were read; None if none was left out."""
-    if not kept.num_left_out:
+    if not kept.num_left_out and not len(kept.unwatched):
         return None
     windows = disturbing_windows(kept.attempt)
-    counted = [(own.step >= first_step) & ~mark_profiled(own.step, windows) for own in kept.by_rank]
+    counted = [
+        (own.step >= first_step)
+        & ~mark_profiled(own.step, windows)
+        & ~np.isin(own.step, kept.unwatched)
+        for own in kept.by_rank
+    ]
     pairs = list(zip(kept.ranks, kept.by_rank, counted, strict=True))
     return _StepPart(
         num_steps={rank: int(np.count_nonzero(rows)) for rank, _, rows in pairs},

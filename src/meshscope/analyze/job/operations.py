@@ -18,10 +18,10 @@ from meshscope.analyze.rank.kernel_sample import read_samples
 from meshscope.core.operations import DTYPES, IS_EXACT_END, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
-from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.read.columns import Columns, int64_column, select_rows
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
-from meshscope.store.schema import MISSING, NoteCode, OperationFlag, WaitSource
+from meshscope.store.schema import MISSING, NoteCode, OperationFlag, StepFlag, WaitSource
 
 MAX_TIME_NS = 1 << 62
 """146 years after boot: a later time is damage."""
@@ -156,7 +156,7 @@ def known_phase(phase: str) -> str | Unavailable:
 
 
 def load_operations(attempt: Attempt) -> Operations:
-    """Reads table `collectives` of every rank."""
+    """Reads table `collectives` of every rank, less steps that some rank did not record."""
     groups, indices = merge_groups(attempt)
     phases = PhaseBook(NO_PHASE)
     clocks: dict[int, PlacedClock] = {}
@@ -169,7 +169,7 @@ def load_operations(attempt: Attempt) -> Operations:
         world_size=attempt.world_size,
         groups=groups,
         phases=tuple(phases.names),
-        rows=_concatenate([rows for rows, _, _ in parts]),
+        rows=_leave_out(_concatenate([rows for rows, _, _ in parts]), find_unwatched(attempt)),
         num_damaged=sum(damaged for _, damaged, _ in parts),
         num_bad_ends=sum(bad for _, _, bad in parts),
         is_from_traces=attempt.is_from_traces,
@@ -177,10 +177,29 @@ def load_operations(attempt: Attempt) -> Operations:
     )
 
 
+def find_unwatched(attempt: Attempt) -> Int64s:
+    """Steps whose communication some rank did not record."""
+    found = [np.empty(0, dtype=np.int64)]
+    for recording in attempt:
+        columns = recording.read("steps")
+        flags = columns["flags"].astype(np.int64, copy=False)
+        found.append(int64_column(columns, "step")[(flags & StepFlag.UNWATCHED) != 0])
+    return np.unique(np.concatenate(found))
+
+
+def _leave_out(rows: OperationRows, steps: Int64s) -> OperationRows:
+    if not len(steps):
+        return rows
+    kept = ~np.isin(rows.step, steps)
+    names = [field.name for field in fields(OperationRows)]
+    return OperationRows(**{name: getattr(rows, name)[kept] for name in names})
+
+
 def load_waits(attempt: Attempt, operations: Operations) -> Waits:
     """Reads table `waits` of every rank and finds the operations waited for."""
     rows, clocks = operations.rows, operations.clocks
-    parts = [_read_waits(recording, rows, clocks) for recording in attempt]
+    unwatched = find_unwatched(attempt)
+    parts = [_read_waits(recording, rows, clocks, unwatched) for recording in attempt]
     none = np.empty(0, dtype=np.int64)
 
     def join(index: int) -> Int64s:
@@ -368,9 +387,14 @@ def _concatenate(parts: list[OperationRows]) -> OperationRows:
 
 
 def _read_waits(
-    recording: Recording, rows: OperationRows, clocks: Mapping[int, PlacedClock]
+    recording: Recording,
+    rows: OperationRows,
+    clocks: Mapping[int, PlacedClock],
+    unwatched: Int64s,
 ) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, int]:
     columns = recording.read("waits")
+    if len(unwatched):
+        columns = select_rows(columns, ~np.isin(_step(columns, "step"), unwatched))
     start = int64_column(columns, "start_host_mono_ns")
     duration = int64_column(columns, "duration_ns")
     is_good = _is_time(start) & (duration >= 0) & (duration < MAX_SPAN_NS)

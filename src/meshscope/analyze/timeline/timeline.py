@@ -69,6 +69,8 @@ class Timeline:
     """Steady steps that were not kept, to stay within memory."""
     num_profiled: int
     """Steady steps left out because a trace window disturbed them."""
+    num_unwatched: int
+    """Steady steps left out because some rank did not record their communication."""
     num_unmarked: int
     """Steady steps left out because a rank that has device marks has none for them."""
     period_start_ns: Int64s
@@ -122,6 +124,7 @@ def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
         starts_window=_find_borders(period_start, period_end),
         num_left_out=kept.num_left_out,
         num_profiled=kept.num_profiled,
+        num_unwatched=len(kept.unwatched),
         num_unmarked=num_unmarked,
         period_start_ns=period_start,
         period_end_ns=period_end,

@@ -2,8 +2,8 @@
 
 A step's period runs from the end of the step before it on the same rank to its own end: a step
 owns the gap before it, because its data is fetched there. The first step a rank recorded has no
-gap. Steps that an exception left or a trace window disturbed are not kept; the period after an
-aborted step begins at its end.
+gap. Steps that an exception left, a trace window disturbed, or whose communication some rank did
+not record, are not kept; the period after an aborted step begins at its end.
 """
 
 from dataclasses import dataclass, replace
@@ -61,6 +61,8 @@ class KeptSteps:
     num_left_out: int
     num_profiled: int
     """Steps left out because a trace window disturbed them."""
+    unwatched: Int64s
+    """Steps left out because some rank did not record their communication."""
 
 
 def keep_steps(
@@ -94,7 +96,7 @@ def _keep_whole(
     attempt: Attempt, recordings: list[Recording], warmup_steps: int | None
 ) -> KeptSteps | Unavailable:
     times = [_read_step_times(recording.read("steps")) for recording in recordings]
-    numbers = np.unique(np.concatenate([own.step for own, _ in times]))
+    numbers = np.unique(np.concatenate([own.step for own, _, _ in times]))
     num_warmup = count_warmup(len(numbers), warmup_steps)
     steady = numbers[num_warmup:]
     if not len(steady):
@@ -127,7 +129,7 @@ def _keep_windows(
     numbers = np.concatenate([np.arange(start, end + 1) for start, end in windows])
     narrowed = {
         recording.rank: recording.narrow(_time_windows(own, wanted))
-        for recording, (own, _) in zip(recordings, times, strict=True)
+        for recording, (own, _, _) in zip(recordings, times, strict=True)
     }
     ranks = {rank: narrowed.get(rank, recording) for rank, recording in attempt.ranks.items()}
     return _make(
@@ -152,8 +154,12 @@ def _time_windows(times: StepTimes, wanted: list[tuple[int, int]]) -> TimeWindow
     )
 
 
-def _read_step_times(columns: Columns) -> tuple[StepTimes, Int64s]:
-    """A rank's steps with usable times, and the numbers of those left by an exception."""
+_Times = tuple[StepTimes, Int64s, Int64s]
+"""Of one rank: its steps, those left by an exception, those without communication."""
+
+
+def _read_step_times(columns: Columns) -> _Times:
+    """A rank's steps with usable times, and the numbers of those not to be kept."""
     start = int64_column(columns, "start_host_mono_ns")
     end = int64_column(columns, "end_host_mono_ns")
     step = int64_column(columns, "step")
@@ -161,20 +167,22 @@ def _read_step_times(columns: Columns) -> tuple[StepTimes, Int64s]:
     is_good &= np.where(is_good, end - start, 0) < MAX_SPAN_NS
     if not is_good.all():
         columns = select_rows(columns, is_good)
-    is_aborted = (columns["flags"].astype(np.int64) & StepFlag.ABORTED) != 0
-    return order_steps(columns), int64_column(columns, "step")[is_aborted]
+    step, flags = int64_column(columns, "step"), columns["flags"].astype(np.int64)
+    is_aborted = (flags & StepFlag.ABORTED) != 0
+    is_unwatched = (flags & StepFlag.UNWATCHED) != 0
+    return order_steps(columns), step[is_aborted], step[is_unwatched]
 
 
 def _make(
     attempt: Attempt,
     recordings: list[Recording],
-    times: list[tuple[StepTimes, Int64s]],
+    times: list[_Times],
     wanted: Int64s,
     *,
     num_steady: int,
 ) -> KeptSteps | Unavailable:
     kept = wanted
-    for own, aborted in times:
+    for own, aborted, _ in times:
         kept = kept[np.isin(kept, own.step) & ~np.isin(kept, aborted)]
     if not len(kept):
         return Unavailable("no step was finished by every rank")
@@ -183,7 +191,11 @@ def _make(
     kept = kept[~is_profiled]
     if not len(kept):
         return Unavailable(f"all {num_profiled} steps after warm-up were profiled")
-    moments = [_find_moments(own, kept) for own, _ in times]
+    is_unwatched = np.isin(kept, np.concatenate([numbers for _, _, numbers in times]))
+    unwatched, kept = kept[is_unwatched], kept[~is_unwatched]
+    if not len(kept):
+        return Unavailable(f"communication was recorded in none of {len(unwatched)} steps")
+    moments = [_find_moments(own, kept) for own, _, _ in times]
     table = StepTable(
         steps=kept,
         before_ns=np.array([found[0] for found in moments]),
@@ -194,9 +206,10 @@ def _make(
         attempt=attempt,
         ranks=tuple(recording.rank for recording in recordings),
         table=table,
-        by_rank=tuple(own for own, _ in times),
-        num_left_out=max(num_steady - num_profiled - len(kept), 0),
+        by_rank=tuple(own for own, _, _ in times),
+        num_left_out=max(num_steady - num_profiled - len(unwatched) - len(kept), 0),
         num_profiled=num_profiled,
+        unwatched=unwatched,
     )
 
 

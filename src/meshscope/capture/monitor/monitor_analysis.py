@@ -109,6 +109,11 @@ def _sum_phase(phases: Iterable[PhaseTime], name_id: int, on_device: bool) -> in
 def _sum_hold_ups(snapshot: Snapshot) -> int | Unavailable:
     if not snapshot.around.has_communication:
         return _UNWATCHED
+    num_watched = sum(step.is_watched for step in snapshot.steps)
+    if num_watched < len(snapshot.steps):
+        return Unavailable(
+            f"communication was recorded in {num_watched} of {len(snapshot.steps)} steps"
+        )
     return sum(one.end_ns - one.start_ns for one in snapshot.hold_ups)
 
 
@@ -186,10 +191,15 @@ def _choose(snapshot: Snapshot) -> list[_Period]:
     return [period for period in periods if period.start_ns >= snapshot.complete_since_ns]
 
 
+def _keep_watched(periods: Sequence[_Period]) -> list[_Period]:
+    return [period for period in periods if period.step.is_watched]
+
+
 @or_unavailable
 def _measure_communication(snapshot: Snapshot, periods: Sequence[_Period]) -> float:
     if not snapshot.around.has_communication:
         raise Missing(_UNWATCHED)
+    periods = _keep_watched(periods)
     if not periods:
         raise Missing(_NO_STEPS)
     return _measure_share(periods, [one[:2] for one in snapshot.hold_ups])
@@ -197,6 +207,7 @@ def _measure_communication(snapshot: Snapshot, periods: Sequence[_Period]) -> fl
 
 def _measure_axes(snapshot: Snapshot, periods: Sequence[_Period]) -> dict[str, float]:
     """The same, by the axis of the group."""
+    periods = _keep_watched(periods)
     held: dict[str, list[tuple[int, int]]] = {}
     for one in snapshot.hold_ups if periods and snapshot.around.has_communication else ():
         axis = snapshot.around.axes.get(one.group_id, "") or "other"

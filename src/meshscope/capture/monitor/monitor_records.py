@@ -50,6 +50,8 @@ class Step(NamedTuple):
     num_microbatches: int
     num_tokens: int
     """-1 when they were not counted."""
+    is_watched: bool = True
+    """Whether its communication was recorded."""
 
 
 class PhaseTime(NamedTuple):
@@ -166,7 +168,10 @@ def read_steps(read: _ReadTable, since_ns: int, logged_tokens: Mapping[int, int]
     for flags, step, start_ns, end_ns, num_microbatches, tokens in rows:
         if start_ns >= since_ns and not flags & StepFlag.ABORTED:
             num_tokens = logged_tokens.get(step, tokens)
-            found[step] = Step(step, start_ns, end_ns, num_microbatches, num_tokens)
+            found[step] = Step(
+                step, start_ns, end_ns, num_microbatches, num_tokens,
+                is_watched=not flags & StepFlag.UNWATCHED,
+            )  # fmt: skip
     return sorted(found.values(), key=lambda one: one.end_ns)
 
 

@@ -21,7 +21,8 @@ def look_around(session: Session, watching: Watching, facts: ModelFacts) -> Surr
         rank=session.rank,
         world_size=session.world_size,
         axes={entry.group_id: _find_axis(session, entry) for entry in entries},
-        has_communication=session.operations.is_on and watching.collectives is not None,
+        has_communication=(session.operations.is_on or session.operations.is_resting)
+        and watching.collectives is not None,
         host_limit_bytes=session.host_limit_bytes,
         tokens_name_id=session.name_ids.get("tokens", 0),
         facts=dict(facts.lines),

@@ -1,9 +1,10 @@
 """Sees every communication operation of torch, from Python or C++.
 
 As long as only Python communicates, the methods of `ProcessGroup` are patched (`group_methods`).
-Before C++ code can communicate (DistributedDataParallel's reducer, functional collectives, compiled
-graphs), `kernels` in the dispatcher replace them. Both tell `following` of every call; the taps of
-`waits` tell it of ends. This module installs all of them, tests them and takes them out.
+Functional collectives are seen where Python calls them (`functional_operations`), compiled graphs
+included. Before C++ code can communicate by itself (DistributedDataParallel's reducer, graphs
+compiled to C++), `kernels` in the dispatcher replace both. All tell `following` of every call; the
+taps of `waits` tell it of ends. This module installs them, tests them and takes them out.
 """
 
 import functools
@@ -15,6 +16,7 @@ from typing import Any
 
 from meshscope.capture.guard import Guard
 from meshscope.capture.operations.following import Follower
+from meshscope.capture.operations.functional_operations import FunctionalOperations
 from meshscope.capture.operations.group_methods import GroupMethods
 from meshscope.capture.operations.kernels import Kernels
 from meshscope.capture.operations.operation_log import OperationLog
@@ -25,16 +27,13 @@ from meshscope.capture.operations.operation_shapes import (
     covers,
     find_shapes,
 )
+from meshscope.capture.operations.operation_stride import OperationStride
 from meshscope.capture.operations.process_groups import GroupBook
 from meshscope.capture.operations.sharded_waits import ShardedWaits
 from meshscope.capture.operations.waits import WaitTaps
 from meshscope.errors import CaptureError
 from meshscope.store.schema import MISSING
 
-_FUNCTIONAL_NAMESPACE = "_c10d_functional"
-_NUM_FUNCTIONAL_LOOKED_AT = 256
-"""Functional collectives whose callers are checked: one may be a compiled graph."""
-MAX_FRAMES = 12
 _INHERITED = object()
 _installed: "CollectiveTap | None" = None
 
@@ -57,18 +56,17 @@ class CollectiveTap:
         self._clock = clock
         self._book = book = log.groups = GroupBook(self._dist, journal)
         self._follower = follower = Follower(torch, log, book, guard, clock)
-        follower.on_functional = self._meet_functional
-        self._waits = WaitTaps(torch, log, book, follower, guard, clock)
+        self._waits = waits = WaitTaps(torch, log, book, follower, guard, clock)
         self._sharded = ShardedWaits(torch, log, follower, guard, clock)
         self._kernels = Kernels(torch, log, book, follower, clock, guard.caught)
+        self._functional = FunctionalOperations(
+            torch, log, book, follower, waits, guard, clock, self.see_all
+        )
+        self._stride = OperationStride(log, follower)
         self._libraries: list[Any] = []
         self._originals: list[tuple[Any, str, Any, Any]] = []
         self._shapes: list[OperationShape] = []
-        self._sentinels: Any = None
         self._lock = threading.Lock()
-        self._has_wait_kernel = False
-        self._has_wait_function = False
-        self._num_functional = 0
 
     def install(self) -> None:
         """Installs everything and tests it. CaptureError when this torch does not allow it."""
@@ -81,12 +79,12 @@ class CollectiveTap:
         _installed = self
         try:
             self._install_taps()
-            self._install_wait_function()
             full_after = getattr(torch._C, "_dispatch_keyset_full_after", None)
             if full_after is None:
                 raise CaptureError("this torch has no _dispatch_keyset_full_after")
             self._kernels.after = full_after(torch._C.DispatchKey.BackendSelect)
             self._install_short_way()
+            self._functional.install()
             self._sharded.install()
             self._test()
         except BaseException:
@@ -97,6 +95,7 @@ class CollectiveTap:
         """Patches group methods for Python callers, and detects when they no longer suffice."""
         self._shapes = find_shapes(self._torch)
         if not covers(self._shapes) or self._has_reducer():
+            self._follower.sees_all = True
             self._install_kernels()
             return
         book, caught = self._book, self._guard.caught
@@ -104,7 +103,6 @@ class CollectiveTap:
         for name, method in METHODS.items():
             make = functools.partial(methods.make, name, method)
             self._replace(self._dist.ProcessGroup, name, make)
-        self._install_sentinels()
         for owner, name in (
             (self._torch.nn.parallel.DistributedDataParallel, "__init__"),
             (self._dist, "_broadcast_coalesced"),
@@ -127,42 +125,15 @@ class CollectiveTap:
         self._follower.trigger_code = trigger.__code__
         return functools.update_wrapper(trigger, original)
 
-    def _install_sentinels(self) -> None:
-        """Kernels before functional collectives: the first one is the sign to see all."""
-        library = self._torch.library.Library(_FUNCTIONAL_NAMESPACE, "IMPL")
-        self._sentinels = library
-        after = self._kernels.after
-        for schema in self._torch._C._jit_get_all_schemas():
-            namespace, _, name = schema.name.partition("::")
-            if namespace != _FUNCTIONAL_NAMESPACE or name == "wait_tensor":
-                continue
-            overload = getattr(getattr(self._torch.ops._c10d_functional, name), "default", None)
-            if overload is None or schema.overload_name:
-                continue
-
-            def kernel(keyset: Any, *args: Any, redispatch: Any = overload.redispatch) -> Any:
-                self._guard.run("dispatcher kernels", self.see_all)
-                return redispatch(keyset & after, *args)
-
-            library.impl(overload, kernel, "BackendSelect", with_keyset=True)
-
     def see_all(self) -> None:
         """Switches to the dispatcher's kernels: C++ code is about to communicate."""
         with self._lock:
-            if self._sentinels is None or self._follower.sees_all:
+            if self._follower.sees_all:
                 return
             self._follower.sees_all = True
-            self._waits.before_wait = self._drop_sentinels
             self._install_kernels()
             group = self._dist.ProcessGroup
             self._restore(lambda owner, name: owner is group and name in METHODS)
-
-    def _drop_sentinels(self) -> None:
-        """Not inside one of them: it would be destroyed while it runs."""
-        self._waits.before_wait = None
-        library, self._sentinels = self._sentinels, None
-        if library is not None:
-            self._guard.run("tap removal", library._destroy)
 
     def _install_kernels(self) -> None:
         library = self._torch.library.Library(NAMESPACE, "IMPL")
@@ -170,55 +141,6 @@ class CollectiveTap:
         for shape in self._shapes:
             kernel = self._kernels.make(shape)
             library.impl(shape.overload, kernel, "BackendSelect", with_keyset=True)
-
-    def _install_wait_kernel(self) -> None:
-        """For compiled graphs, which call the operation and not the Python function around it.
-
-        Only once there is one: a second kernel in the way of every functional collective costs
-        more than the tap of that function.
-        """
-        self._has_wait_kernel = True
-        overload = self._torch.ops._c10d_functional.wait_tensor.default
-        library = self._torch.library.Library(_FUNCTIONAL_NAMESPACE, "IMPL")
-        self._libraries.append(library)
-        redispatch = getattr(overload._handle, "redispatch_boxed", overload.redispatch)
-        after = self._kernels.after
-        waited = self._waits.make_wait_for_tensor(
-            lambda keyset, tensor: redispatch(keyset & after, tensor)
-        )
-        library.impl(overload, waited, "BackendSelect", with_keyset=True)
-
-    def _install_wait_function(self) -> None:
-        functional = sys.modules.get("torch.distributed._functional_collectives")
-        if functional is None or self._has_wait_function:
-            return
-        self._has_wait_function = True
-        is_compiling = self._torch.compiler.is_dynamo_compiling
-
-        def make(original: Any) -> Callable[..., Any]:
-            waited = self._waits.make_wait_for_tensor(lambda keyset, tensor: original(tensor))
-
-            def wait_tensor(tensor: Any) -> Any:
-                return original(tensor) if is_compiling() else waited(None, tensor)
-
-            return wait_tensor
-
-        self._replace(functional, "wait_tensor", make)
-
-    def _meet_functional(self, frame: Any) -> None:
-        """Finds out, at the first functional collectives, how their results are waited for."""
-        self._num_functional += 1
-        if self._num_functional >= _NUM_FUNCTIONAL_LOOKED_AT:
-            self._follower.on_functional = None
-        self._install_wait_function()
-        for _ in range(MAX_FRAMES):
-            if frame is None or self._has_wait_kernel:
-                break
-            if frame.f_code.co_filename.endswith("_functional_collectives.py"):
-                return
-            frame = frame.f_back
-        if not self._has_wait_kernel:
-            self._install_wait_kernel()
 
     def _install_taps(self) -> None:
         work, group = self._dist.Work, self._dist.ProcessGroup
@@ -286,10 +208,10 @@ class CollectiveTap:
         for library in self._libraries:
             self._guard.run("tap removal", library._destroy)
         self._libraries.clear()
-        self._drop_sentinels()
+        self._functional.remove()
         self._sharded.remove()
         self._restore(lambda owner, name: True)
-        self._log.is_on = False  # a tap that someone else has wrapped passes everything on
+        self._log.switch(is_on=False)  # a tap that someone else has wrapped passes everything on
 
     def drain(self, deadline_ns: int) -> None:
         """Waits a moment for callbacks and the device at the end of a recording."""
@@ -307,9 +229,16 @@ class CollectiveTap:
     def visit(self) -> None:
         """Reads what the device has finished; the recorder calls it now and then."""
         self._sharded.install()
+        inductor = sys.modules.get("torch._inductor.config")
+        if inductor is not None and getattr(inductor, "cpp_wrapper", False):
+            self.see_all()
         if self._follower.device is not None:
             self._follower.device.queue_waits()
             self._follower.device.read()
+
+    def end_step(self, step: int, start_ns: int, end_ns: int, *, is_wanted: bool) -> None:
+        """Chooses whether the next step's operations are recorded."""
+        self._stride.end_step(step, start_ns, end_ns, is_wanted=is_wanted)
 
     def note_probe(self, event: Any, issued_ns: int) -> None:
         """Times of operations are placed by probes of the device's clock."""

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshscope.capture.operations.operation_log import Operation, OperationLog
+from meshscope.capture.operations.process_groups import STEP_SHIFT
 from meshscope.capture.steps.clock_probe import DeviceOffset
 from meshscope.capture.steps.stream_events import StreamEvents
 from meshscope.core.operations import EndSource, Outcome
@@ -101,8 +102,13 @@ class DeviceOperations:
             self._next_read_ns = now_ns + READ_EVERY_NS
             self.read()
         self._num_recent += 1
-        if not (operation.b & 0xFFFFFFFF) % self._stride and self._events.is_on_main_stream():
+        if self._is_chosen(operation.b & 0xFFFFFFFF) and self._events.is_on_main_stream():
             operation.start_event = self._events.record()
+
+    def _is_chosen(self, sequence: int) -> bool:
+        """By the number, so that ranks agree; numbers begin anew with every step, and the marks
+        move on from step to step, by Knuth's multiplier, whichever steps are recorded."""
+        return not (sequence + ((sequence >> STEP_SHIFT) * 40503 >> 10)) % self._stride
 
     def _set_stride(self, now_ns: int) -> None:
         """Chosen anew at every reading, from the operations since the last one."""

@@ -30,6 +30,7 @@ DRAIN_SECONDS = 0.2
 PROGRAM, ENGINE, FUNCTIONAL, HELPER = 0, 1, 2, 3
 """Who called: Python code that gets a handle, torch's backward engine, a functional collective, or
 a function of torch in C++ that waits itself (broadcasting buffers, comparing parameters)."""
+_PYTHON = (PROGRAM, FUNCTIONAL)
 _HELPER_FILES = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
 _ASYNC = OperationFlag.ASYNC
 _OWN_REFERENCES = 6
@@ -80,8 +81,8 @@ class Follower:
         """The dispatcher's kernels are in place; `ProcessGroup` methods are no longer patched."""
         self.trigger_code: Any = None
         """Lies between a helper in C++ and torch's Python function that calls it."""
-        self.on_functional: Callable[[Any], None] | None = None
-        """Called with the frame of the first functional collectives."""
+        self.functional_codes: set[Any] = set()
+        """Lie between a functional collective in C++ and Python that calls it."""
         self.is_testing = False
         """An operation is counted in `num_seen`, and not recorded."""
         self.num_seen = 0
@@ -134,7 +135,9 @@ class Follower:
         """Chooses the source of an operation's end. `frame` is the caller's."""
         flags = operation.a >> 24
         if flags & _ASYNC:
-            self._note_slow_call(operation, frame)
+            now_ns = self._clock()
+            if now_ns - operation.c > SLOW_CALL_NS and self._caller_of(frame) in _PYTHON:
+                self.note_slow_call(operation, now_ns)
         if flags & OperationFlag.COALESCED:
             return  # the batch will have a handle
         is_device = flags & OperationFlag.DEVICE
@@ -165,10 +168,8 @@ class Follower:
             if not operation.has_future:
                 self._hold(work, [operation])
             return
-        if caller == FUNCTIONAL and self.on_functional is not None:
-            self.on_functional(frame)
         if output is not None:
-            self._remember_result(operation, output)
+            self.remember_result(operation, output)
         if caller == ENGINE:
             operation.a |= OperationFlag.ENGINE << 24
             work = get_work()
@@ -179,14 +180,11 @@ class Follower:
         elif not is_device and not (operation.b & 0xFFFFFFFF) % _FUTURE_STRIDE:
             self._call_back(operation, get_work())
 
-    def _note_slow_call(self, operation: Operation, frame: Any) -> None:
+    def note_slow_call(self, operation: Operation, now_ns: int) -> None:
         """A call that should return at once and did not held the program up. Not the first of a
         channel: it sets things up, ours among them."""
-        now_ns = self._clock()
-        is_first = not operation.b & 0xFFFFFFFF
-        if is_first or now_ns - operation.c <= SLOW_CALL_NS:
-            return
-        if self._caller_of(frame) in (PROGRAM, FUNCTIONAL):
+        a, b, tag = operation.a, operation.b, operation.g >> 56 & 0x7F
+        if not self._book.is_first(a >> 32 & 0xFFFF, a & 0xFF, (b >> 32) - 1, tag, b & 0xFFFFFFFF):
             self._log.wait(operation.c, WaitSource.CALL, operation.c, now_ns)
 
     def _caller_of(self, frame: Any) -> int:
@@ -198,7 +196,7 @@ class Follower:
         if found is None:
             file_name = code.co_filename.replace("\\", "/")
             found = PROGRAM
-            if file_name.endswith("torch/_ops.py"):
+            if file_name.endswith("torch/_ops.py") or code in self.functional_codes:
                 found = FUNCTIONAL
             elif code.co_name == "_engine_run_backward":
                 found = ENGINE
@@ -260,7 +258,8 @@ class Follower:
         except Exception as error:  # noqa: BLE001 - called by the garbage collector
             self._guard.caught("handle dropped", error)
 
-    def _remember_result(self, operation: Operation, result: Any) -> None:
+    def remember_result(self, operation: Operation, result: Any) -> None:
+        """The wait for this tensor, or the first of these, will be the operation's end."""
         while type(result) is list:
             if not result:
                 return

@@ -50,6 +50,9 @@ class GroupMethods:
         is_plain = is_plain and name != "monitored_barrier"
         num_needed = size_index + 2
         async_code = kind_code | OperationFlag.ASYNC << 24
+        codes_by_async = (kind_code, async_code)
+        device_codes = tuple(code | OperationFlag.DEVICE << 24 for code in codes_by_async)
+        enter, find_device = log.enter, follower.find_device
 
         def tapped(group: Any, *args: Any, **kwargs: Any) -> Any:
             # Once kernels see it all, a method that someone has wrapped since only passes on.
@@ -75,15 +78,22 @@ class GroupMethods:
                     is_usual
                     and entry is not None
                     and entry.is_plain
-                    and entry.is_host
+                    and (entry.is_host or value is not None)
                     and entry.ref() is group
                 ):
                     size_bytes = detail = 0
                     if value is not None:
                         size_bytes = value.nbytes
                         detail = codes.get(value.dtype, 0) << 48
-                    if getattr(options, "asyncOp", True):
-                        operation = log.enter(
+                    is_async = getattr(options, "asyncOp", True)
+                    if not entry.is_host:
+                        is_device = value.is_cuda  # type: ignore[union-attr]
+                        code = (device_codes if is_device else codes_by_async)[is_async]
+                        operation = enter(entry, entry, code, MISSING, detail, size_bytes, now_ns)
+                        if is_device:
+                            find_device(value).enter(operation, now_ns)
+                    elif is_async:
+                        operation = enter(
                             entry, entry, async_code, MISSING, detail, size_bytes, now_ns
                         )
                     else:

@@ -16,7 +16,7 @@ from meshscope.capture.guard import Guard, safe_text
 from meshscope.capture.operations.process_groups import Channel, GroupBook, GroupEntry
 from meshscope.capture.steps.timeline import NullSink, Sink, Timeline
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
-from meshscope.store.schema import MISSING, NoteCode, OperationFlag
+from meshscope.store.schema import MISSING, NoteCode, OperationFlag, StepFlag
 from meshscope.store.write.in_flight import NO_SLOT, NUM_SLOTS, InFlightWriter, pack_row
 from meshscope.store.write.open_step import PHASE_IDS
 from meshscope.store.write.table_file import CHECK_MASK
@@ -79,6 +79,10 @@ class OperationLog:
         self._open_run = open_run
         self.is_on = True
         """False: operations are not recorded."""
+        self.is_resting = False
+        """They are not in this step, and will be in a later one (`operation_stride`)."""
+        self.num_calls = 0
+        """Operations that gave a handle or ran on a device."""
         self.collectives: Sink = NullSink()
         self.waits: Sink = NullSink()
         self.notes: Sink = NullSink()
@@ -112,10 +116,11 @@ class OperationLog:
         if phase_id > _MAX_PHASE_ID:
             phase_id = 0
         step = timeline.step if timeline.step_start_ns else timeline.last_step
-        sequence = next(channel.numbers)
+        self.num_calls += 1
+        sequence = next(channel.numbers) & 0xFFFFFFFF
         operation = Operation()
         operation.a = a = code | group.code | phase_id << 48
-        operation.b = b = sequence & 0xFFFFFFFF | peer + 1 << 32
+        operation.b = b = sequence | peer + 1 << 32
         operation.c = now_ns
         operation.f = size_bytes
         operation.g = g = step + 1 & 0xFFFFFFFF | (timeline.microbatch + 1 & 0xFFFF) << 32 | detail
@@ -317,6 +322,30 @@ class OperationLog:
             self.note(operation, NoteCode.ERROR, details.message)
         end_ns = operation.c + duration_ns if duration_ns >= 0 else MISSING
         self.end(operation, end_ns, EndSource.CALL, outcome, is_observed=False)
+
+    def switch(self, *, is_on: bool) -> None:
+        """Records operations from now on, or no more."""
+        self.go_on()
+        self.is_on = is_on
+
+    def rest(self, step: int) -> None:
+        """Records nothing in this step, which comes next."""
+        self.is_on, self.is_resting = False, True
+        self.timeline.step_flags = StepFlag.UNWATCHED
+        for operation in self.under_way():
+            if not operation.has_future:  # its wait will not be seen
+                self.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN)
+        if self.in_flight is not None:
+            self.in_flight.rest(step)
+
+    def go_on(self) -> None:
+        """Ends a rest."""
+        if not self.is_resting:
+            return
+        self.is_on, self.is_resting = True, False
+        self.timeline.step_flags = 0
+        if self.in_flight is not None:
+            self.in_flight.rest(None)
 
     def open(self) -> bool:
         """Opens the run if it is not open yet: a rank that communicates is worth a recording."""

@@ -19,6 +19,7 @@ _NOT_OPERATIONS = frozenset(("check_for_nan",))
 
 _KINDS = {
     "allreduce": Kind.ALL_REDUCE,
+    "all_reduce": Kind.ALL_REDUCE,
     "allgather": Kind.ALL_GATHER,
     "gather": Kind.GATHER,
     "reduce_scatter": Kind.REDUCE_SCATTER,
@@ -35,6 +36,7 @@ _KINDS = {
 }
 _SUFFIXES = (
     "_any_source", "_anysource", "_into_tensor", "_tensor", "_coalesced", "_base", "_single",
+    "_out",
 )  # fmt: skip
 _OUTPUT_INPUT = ("output_tensors", "input_tensors")
 _INTO = ("output", "input")

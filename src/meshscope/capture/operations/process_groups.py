@@ -11,6 +11,8 @@ from meshscope.store.write.groups import GROUP_KIND, pack_ranks
 from meshscope.store.write.in_flight import InFlightWriter, channel_code, row_salt
 
 MAX_GROUPS = 0xFFFE
+STEP_SHIFT = 14
+"""Bits of a number that count within a step, where steps are part of it."""
 _HOST_BACKENDS = frozenset(("gloo", "mpi", "ucc", "fake", "threaded"))
 """Back ends whose operations run on host threads even when the tensors are on a device."""
 
@@ -18,10 +20,11 @@ _HOST_BACKENDS = frozenset(("gloo", "mpi", "ucc", "fake", "threaded"))
 class Channel:
     """Operations that follow each other: a group's collectives, or those with one peer."""
 
-    __slots__ = ("numbers", "row")
+    __slots__ = ("first_number", "numbers", "row")
 
-    def __init__(self, row: int) -> None:
-        self.numbers = itertools.count()
+    def __init__(self, row: int, first_number: int) -> None:
+        self.first_number = first_number
+        self.numbers = itertools.count(first_number)
         """Drawing from it is atomic: several threads may communicate."""
         self.row = row
         """Number of the channel in `in_flight.bin`; 0 when that is full."""
@@ -35,8 +38,10 @@ class GroupEntry(Channel):
         "ranks", "ref", "row_offset", "row_salt", "size",
     )  # fmt: skip
 
-    def __init__(self, group_id: int, name: str, ranks: tuple[int, ...], size: int, row: int):
-        super().__init__(row)
+    def __init__(
+        self, group_id: int, name: str, ranks: tuple[int, ...], size: int, row: int, first: int
+    ) -> None:
+        super().__init__(row, first)
         self.group_id = group_id
         self.code = group_id << 32
         """The form in a record's first word."""
@@ -77,6 +82,10 @@ class GroupBook:
         self.entries: dict[str, GroupEntry] = {}
         self.on_group: Callable[[GroupEntry], None] | None = None
         """Called with every new group of torch."""
+        self.has_device_group = False
+        """Whether there is a group whose operations run on a device."""
+        self._next_number = 0
+        """Of the first operation of a channel that is met now."""
         self._is_batching = False
         self._lock = threading.Lock()
         self._ids = itertools.count()
@@ -107,16 +116,38 @@ class GroupBook:
         self.entries.clear()
         self._met.clear()
         self._ids = itertools.count()
+        self._next_number = 0
+
+    def number_by_step(self, step: int) -> None:
+        """From here on operations count from `step` × 2^14 in every channel: ranks that record
+        different steps agree on their numbers. A step that is gone on with goes on counting."""
+        number = max(step, 0) << STEP_SHIFT
+        if number <= self._next_number:
+            return
+        self._next_number = number
+        for entry in list({**self.entries, **self._met}.values()):
+            entry.numbers = itertools.count(number)
+            for channel in list(entry.channels.values()):
+                channel.numbers = itertools.count(number)
+
+    def is_first(self, group_id: int, kind: int, peer: int, tag: int, sequence: int) -> bool:
+        """Whether it is the first operation of its channel that was seen."""
+        for entry in list(self._met.values()):
+            if entry.group_id == group_id:
+                channel: Channel = entry.channels.get((kind, peer, tag), entry)
+                return channel.first_number & 0xFFFFFFFF == sequence
+        return False
 
     def _meet(self, group: Any, name: str, ranks: tuple[int, ...]) -> GroupEntry:
         """Numbers a group that was not seen before and writes it into the journal."""
         group_id = min(next(self._ids), MAX_GROUPS)
         row = self._open_row(channel_code(group_id, -1, 0))
-        entry = GroupEntry(group_id, name, ranks, int(group.size()), row)
+        entry = GroupEntry(group_id, name, ranks, int(group.size()), row, self._next_number)
         backend = self._backend_of(group)
         entry.is_host = all(
             part.rpartition(":")[2] in _HOST_BACKENDS for part in backend.split(",")
         )
+        self.has_device_group |= not entry.is_host
         entry.is_plain = bool(row) and not self._is_batching
         self._met[name, ranks] = entry
         entry.description = str(getattr(group, "group_desc", "") or "")
@@ -139,7 +170,7 @@ class GroupBook:
         if found is None:
             group_id = min(next(self._ids), MAX_GROUPS)
             row = self._open_row(channel_code(group_id, -1, 0))
-            found = self.entries[key] = GroupEntry(group_id, key, (), size, row)
+            found = self.entries[key] = GroupEntry(group_id, key, (), size, row, self._next_number)
             self._journal(
                 GROUP_KIND, id=group_id, name=name, description=axis and f"mesh_{axis}",
                 backend="", ranks=[],
@@ -156,7 +187,7 @@ class GroupBook:
                 (c.row for (k, p, _), c in group.channels.items() if (k, p) == (kind, peer)), 0
             )
             row = row or self._open_row(channel_code(group.group_id, peer, direction))
-            found = group.channels[kind, peer, tag] = Channel(row)
+            found = group.channels[kind, peer, tag] = Channel(row, self._next_number)
         return found
 
     def _open_row(self, code: int) -> int:

@@ -45,8 +45,6 @@ class WaitTaps:
         self._follower = follower
         self._guard = guard
         self._clock = clock
-        self.before_wait: Callable[[], None] | None = None
-        """Called at the next wait for a tensor."""
 
     def make_wait(self, original: Any) -> Callable[..., Any]:
         """`Work.wait`: the end of what it waits for, and the wait itself."""
@@ -245,16 +243,15 @@ class WaitTaps:
             operation.a |= _ASYNC << 24
         self._follower.watch_handle(work, batch)
 
-    def make_wait_for_tensor(self, original: Any) -> Callable[..., Any]:
-        """`wait_tensor`, of functional collectives; `original` takes a key set and a tensor."""
+    def make_wait_for_tensor(self, original: Any) -> Any:
+        """`wait_tensor`, of functional collectives."""
         log, clock, caught = self._log, self._clock, self._guard.caught
         by_pointer, plain = self._follower.by_pointer, self._torch.Tensor
 
-        def waited(keyset: Any, tensor: Any) -> Any:
-            if self.before_wait is not None:
-                self.before_wait()
-            if not log.is_on or not by_pointer or type(tensor) is not plain:
-                return original(keyset, tensor)
+        def waited(*args: Any, **kwargs: Any) -> Any:
+            if not log.is_on or not by_pointer or kwargs or type(args[0]) is not plain:
+                return original(*args, **kwargs)
+            tensor = args[0]
             start_ns = clock()
             operation, mark = None, None
             try:
@@ -268,7 +265,7 @@ class WaitTaps:
             except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
                 caught("wait begin", error)
             try:
-                result = original(keyset, tensor)
+                result = original(tensor)
             except BaseException as error:
                 self._wait_failed([operation] if operation is not None else None, error)
                 raise

@@ -73,6 +73,12 @@ class KernelSamples:
         """Whether torch's profiler is in use by a sample."""
         return self._window is not None
 
+    @property
+    def needs_operations(self) -> bool:
+        """Whether the next step is watched, or the one before those that are: kernels are named
+        by operations that were issued then."""
+        return self._state in (_State.PREPARED, _State.WATCHING)
+
     def begin_attempt(self) -> None:
         self._first_step = None
         self._next = FIRST_STEPS[0]

@@ -80,6 +80,7 @@ class Timeline:
     __slots__ = (
         "_clock",
         "_has_stamp_file",
+        "_last_flags",
         "_other_stacks",
         "_own_thread",
         "_sample_every_steps",
@@ -101,6 +102,7 @@ class Timeline:
         "stack",
         "stamps",
         "step",
+        "step_flags",
         "step_start_ns",
         "steps",
         "stored",
@@ -138,6 +140,8 @@ class Timeline:
         self.last_step = MISSING
         self.step_start_ns = 0
         """0 when no step is open."""
+        self.step_flags = self._last_flags = 0
+        """Of the open step, besides those given where it ends."""
         self.microbatch = 0
         self.microbatch_stride = 1
         """How far a backward pass moves the microbatch index; 0 while the program sets it."""
@@ -358,6 +362,8 @@ class Timeline:
         if not start_ns:
             return
         step = self.step
+        flags |= self.step_flags
+        self._last_flags = self.step_flags
         if end_ns >= self.next_visit_ns:
             self.on_visit(step, end_ns)
         if self.open_phase >= 0:
@@ -389,6 +395,7 @@ class Timeline:
         self.step_start_ns = start_ns
         self.microbatch = microbatch
         self.last_step = step - 1
+        self.step_flags |= self._last_flags
 
     def abort_step(self, end_ns: int, flags: int = 0) -> None:
         """Ends the open step after an exception, with everything still open inside it."""

@@ -248,6 +248,11 @@ def _say_cycle(hang: Hang) -> str:
 def _say_moving(hang: Hang) -> str:
     if hang.operation is not None and hang.age_ns is not None:
         return f"Nothing hangs yet: {_say_long_wait(hang.operation, hang.age_ns, hang)}."
+    resting = [state.rank for state in hang.states.values() if state.is_resting]
+    if resting:
+        return (
+            f"Not known: operations of the current step were not recorded on {name_ranks(resting)}."
+        )
     if hang.last_operation_unix_ns is None:
         return "Nothing hangs: no rank waits for another; no operation has been recorded."
     age = duration(max(0, hang.asked_unix_ns - hang.last_operation_unix_ns))

@@ -5,7 +5,8 @@ so that a process that was killed, stopped or is stuck leaves behind what it was
 every channel (a group's collectives, or sends to or receives from one peer) has a row with the
 number of operations entered. Reading it takes no time, however long the run has been going on.
 
-    64 bytes                      magic, epoch_host_mono_ns, -epoch, operations without a slot
+    64 bytes                      magic, epoch_host_mono_ns, -epoch, operations without a slot,
+                                  1 + the step whose operations are not recorded, times 257
     NUM_CHANNELS x 64 bytes       channel, operations entered and kind of the last, its time; and
                                   the blocking one that is under way, checksum 0: none is
     NUM_SLOTS x 64 bytes          a record as in table `collectives`; checksum 0: a free slot
@@ -34,6 +35,7 @@ _FACTOR = 257
 NO_SLOT = -1
 _MAGIC = 0x4C464E49_4853454D
 _OVERFLOW_WORD = 3
+_REST_WORD = 4
 _RECORD = struct.Struct("<Q7q")
 _PACK_INTO = _RECORD.pack_into
 _ROW = struct.Struct("<6qQ")
@@ -136,6 +138,11 @@ class InFlightWriter:
             self._free.append(slot)
             self.is_dirty = True
 
+    def rest(self, step: int | None) -> None:
+        """From `step` on operations are not written here; None: they are."""
+        self.words[_REST_WORD] = 0 if step is None else (step + 1) * _FACTOR
+        self.is_dirty = True
+
     def flush(self) -> None:
         """Writes the file where it is not mapped."""
         if self._fd >= 0 and self.is_dirty:
@@ -177,13 +184,15 @@ class InFlight:
     """64-byte records of table `collectives` without an end, in no order; word 0 means nothing."""
     num_without_slot: int
     num_damaged: int
+    resting_since_step: int | None
+    """From this step on operations are not recorded; None: they are."""
 
 
 def read_in_flight(data: bytes) -> InFlight:
     """What stands in the file. ValueError when it cannot be trusted as a whole."""
     if len(data) != FILE_BYTES:
         raise ValueError(f"{len(data)} bytes, expected {FILE_BYTES}")
-    magic, epoch_ns, negated, num_without_slot = struct.unpack_from("<4q", data)
+    magic, epoch_ns, negated, num_without_slot, rest = struct.unpack_from("<5q", data)
     if magic != _MAGIC or epoch_ns != -negated:
         raise ValueError("its head does not match")
     channels = []
@@ -227,4 +236,5 @@ def read_in_flight(data: bytes) -> InFlight:
         records=tuple(records),
         num_without_slot=num_without_slot,
         num_damaged=num_damaged,
+        resting_since_step=rest // _FACTOR - 1 if rest > 0 and not rest % _FACTOR else None,
     )

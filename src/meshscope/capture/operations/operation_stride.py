@@ -1,0 +1,86 @@
+"""Records operations in some steps only, where recording all of them would take too much.
+
+A step's operations cost host time, and a model in small pieces has hundreds in a step. Beyond
+`MAX_SHARE` of the step's time they are recorded in every 2nd, 4th, … step, by the step's number:
+ranks that choose alike record the same steps, and of two that do not one records some of the
+other's. In between the taps pass everything on, and steps carry a flag that says so
+(`StepFlag.UNWATCHED`).
+
+Only where operations run on a device: there they take a host's time that nothing waits for, and
+what the device did is known from kernel samples, whose steps are always recorded.
+"""
+
+from collections import deque
+from statistics import median_low
+
+from meshscope.capture.operations.following import Follower
+from meshscope.capture.operations.operation_log import OperationLog
+
+MAX_SHARE = 0.01
+"""Of a step's time that recording its operations may take."""
+MAX_STRIDE = 64
+NUM_FIRST_STEPS = 8
+"""Steps after the start that are recorded in any case."""
+PYTHON_COST_NS = 15_000
+KERNEL_COST_NS = 65_000
+"""What recording one operation takes the host, seen in Python and by the dispatcher's kernels:
+10 and 43 µs in a loop (`benchmarks/operation_cost.py`), and half as much again for caches that a
+program keeps busy."""
+_NUM_DURATIONS = 8
+_SLACK = 0.5
+"""The stride is halved only if the cost then stays below this part of what is allowed, so that
+ranks and steps do not go to and fro."""
+
+
+class OperationStride:
+    """Decides at the end of a step whether the next one's operations are recorded."""
+
+    def __init__(self, log: OperationLog, follower: Follower) -> None:
+        self._log = log
+        self._follower = follower
+        self._durations: deque[int] = deque(maxlen=_NUM_DURATIONS)
+        self._num_steps = 0
+        self._last_step = -1
+        self._last_end_ns = 0
+        self._num_before = 0
+        self._num_operations = 0
+        """In the last recorded step."""
+        self.stride = 1
+
+    def end_step(self, step: int, start_ns: int, end_ns: int, *, is_wanted: bool) -> None:
+        """A step ended; `is_wanted` says that the next one is to be recorded in any case."""
+        log, groups = self._log, self._log.groups
+        if groups is None or not groups.has_device_group or not (log.is_on or log.is_resting):
+            return
+        self._count(step, end_ns - (self._last_end_ns or start_ns))
+        self._last_end_ns = end_ns
+        if not log.is_resting and self._num_steps >= NUM_FIRST_STEPS:
+            self._choose()
+        is_first = self._num_steps < NUM_FIRST_STEPS
+        if is_first or is_wanted or not (step + 1) % self.stride:
+            log.go_on()
+            groups.number_by_step(step + 1)
+        elif not log.is_resting:
+            self._follower.by_pointer.clear()
+            log.rest(step + 1)
+
+    def _count(self, step: int, duration_ns: int) -> None:
+        num_operations = self._log.num_calls - self._num_before
+        self._num_before = self._log.num_calls
+        if step == self._last_step and self._durations:  # it was gone on with
+            self._durations[-1] += duration_ns
+            self._num_operations += num_operations
+            return
+        self._last_step = step
+        self._num_steps += 1
+        self._durations.append(duration_ns)
+        if not self._log.is_resting:
+            self._num_operations = num_operations
+
+    def _choose(self) -> None:
+        cost_ns = KERNEL_COST_NS if self._follower.sees_all else PYTHON_COST_NS
+        share = self._num_operations * cost_ns / max(median_low(self._durations), 1) / MAX_SHARE
+        while share > self.stride and self.stride < MAX_STRIDE:
+            self.stride *= 2
+        while self.stride > 1 and share < self.stride // 2 * _SLACK:
+            self.stride //= 2
