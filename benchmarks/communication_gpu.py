@@ -26,7 +26,7 @@ from recorder_overhead import describe_machine
 from torch.profiler import ProfilerActivity, profile
 
 import meshscope
-from meshscope.capture.operations import device_operations
+from meshscope.capture.operations import operation_stride
 from meshscope.core.operations import EndSource, Kind
 from meshscope.store.read.run import open_run
 
@@ -37,7 +37,7 @@ GLOO_RANKS = 4
 FILLER: list[torch.Tensor] = []
 """A matrix whose square keeps the stream busy while the host issues what follows: without it the
 times of short operations are those of launching them."""
-USUAL_SHARE = device_operations.MAX_SHARE
+USUAL_SHARE = operation_stride.MAX_SHARE
 
 
 def operations(tensor: torch.Tensor, out: torch.Tensor, *, is_async: bool) -> None:
@@ -105,7 +105,7 @@ def compare_nccl(folder: Path) -> dict[str, object]:
     """Durations against the trace, kind by kind, blocking and asynchronous."""
     rows = []
     waiting = {}
-    device_operations.MAX_SHARE = 1e9  # every operation, however dense they are
+    operation_stride.MAX_SHARE = 1e9  # every operation, however dense they are
     for is_async in (False, True):
         for size in SIZES:
             tensor = torch.ones(size // 4, device="cuda")
@@ -184,7 +184,7 @@ def host_cost(folder: Path) -> dict[str, float]:
     plain = {name: best(call) for name, call in calls.items()}
     costs: dict[str, float] = {}
     for marking, share in (("all_marked", 1e9), ("as_it_is", USUAL_SHARE), ("none_marked", 0.0)):
-        device_operations.MAX_SHARE = share
+        operation_stride.MAX_SHARE = share
         recorder = meshscope.start(folder / f"cost-{marking}")
         for name, call in calls.items():
             with_us = best(call)
@@ -198,7 +198,7 @@ def wrappers(folder: Path) -> dict[str, object]:
     """DDP and FSDP2 on one NCCL rank: every operation has an end, and the trace's count."""
     from torch.distributed.fsdp import fully_shard
 
-    device_operations.MAX_SHARE = USUAL_SHARE
+    operation_stride.MAX_SHARE = USUAL_SHARE
     found = {}
     for name in ("ddp", "fsdp2"):
         torch.manual_seed(0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshscope.capture.operations import device_operations
+from meshscope.capture.operations import operation_stride
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.store.read.run import open_run
@@ -29,7 +29,7 @@ def nccl():
 
 @pytest.fixture
 def recorder(tmp_path: Path, nccl: None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(device_operations, "MAX_SHARE", 1e9)  # mark every operation
+    monkeypatch.setattr(operation_stride, "MAX_SHARE", 1e9)  # mark every operation
     made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
     made.watch_communication()
     yield made

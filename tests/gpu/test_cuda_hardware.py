@@ -101,8 +101,8 @@ def test_a_recorded_run_has_its_device_and_its_energy(tmp_path: Path):
     assert not isinstance(hardware, Unavailable), hardware
     print(hardware)
     (device,) = hardware.devices
-    assert 3 <= device.num_readings <= 6
+    assert 1 <= device.num_readings <= 6  # as often as a reading's cost allows
     # A step of 0.1 s at between 60 W and the limit.
     assert 6 < hardware.joules_per_step < 0.13 * device.power_limit_watts
     assert hardware.joules_per_step == pytest.approx(0.1 * device.power_watts, rel=0.4)
-    assert hardware.reading_cost_ns < 5_000_000
+    assert hardware.reading_cost_ns < 20_000_000

@@ -32,19 +32,12 @@ from collections.abc import Callable
 from typing import Any
 
 from meshscope.capture.operations.operation_log import Operation, OperationLog
-from meshscope.capture.operations.process_groups import STEP_SHIFT
 from meshscope.capture.steps.clock_probe import DeviceOffset
 from meshscope.capture.steps.stream_events import StreamEvents
 from meshscope.core.operations import EndSource, Outcome
 from meshscope.store.schema import MISSING, WaitSource
 
 READ_EVERY_NS = 50_000_000
-MAX_SHARE = 0.005
-"""Of the host's time that marking may take; beyond it only every 2nd, 4th, … operation of a group
-is marked, by its sequence number, so that ranks mark the same ones. The others have no end."""
-_COST_NS = 40_000
-"""What marking and reading an operation takes; measured by `benchmarks/communication_gpu.py`."""
-MAX_STRIDE = 1024
 _MAX_PENDING = 4096
 _HELD_UP_NS = 20_000
 """A stream that took longer than this over a wait was held up by the operation."""
@@ -80,8 +73,6 @@ class DeviceOperations:
         self._log = log
         self._events = StreamEvents(backend)
         self._clock = clock
-        self._num_recent = 0
-        self._stride = 1
         self._pending: deque[_Pending] = deque()
         self._put_off: deque[tuple[Operation, Callable[[], Any], Callable[[], bool]]] = deque()
         """Operations our stream will wait for, how, and what says whether they are over."""
@@ -98,31 +89,15 @@ class DeviceOperations:
         if self._events.is_capturing():
             return  # an event, or the question whether one was reached, would break the capture
         if now_ns >= self._next_read_ns:
-            self._set_stride(now_ns)
             self._next_read_ns = now_ns + READ_EVERY_NS
             self.read()
-        self._num_recent += 1
-        if self._is_chosen(operation.b & 0xFFFFFFFF) and self._events.is_on_main_stream():
+        if self._events.is_on_main_stream():
             operation.start_event = self._events.record()
-
-    def _is_chosen(self, sequence: int) -> bool:
-        """By the number, so that ranks agree; numbers begin anew with every step, and the marks
-        move on from step to step, by Knuth's multiplier, whichever steps are recorded."""
-        return not (sequence + ((sequence >> STEP_SHIFT) * 40503 >> 10)) % self._stride
-
-    def _set_stride(self, now_ns: int) -> None:
-        """Chosen anew at every reading, from the operations since the last one."""
-        elapsed_ns = now_ns - self._next_read_ns + READ_EVERY_NS
-        stride = 1
-        while self._num_recent * _COST_NS > elapsed_ns * MAX_SHARE * stride and stride < MAX_STRIDE:
-            stride *= 2
-        self._stride = stride
-        self._num_recent = 0
 
     def _is_unmarked(self, operation: Operation) -> bool:
         if operation.start_event is not None:
             return False
-        # Not chosen, on another stream, or part of a graph that is being captured.
+        # On another stream, or part of a graph that is being captured.
         self._log.end(operation, MISSING, EndSource.NONE, Outcome.UNSEEN, MISSING)
         return True
 

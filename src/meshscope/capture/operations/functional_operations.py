@@ -86,7 +86,7 @@ class FunctionalOperations:
                     call = self._make_trigger(original)
                 self._follower.functional_codes.add(call.__code__)
                 tap = _make_tap(original, call)
-                owner._op = tap
+                owner._op = tap  # type: ignore[union-attr]
                 self._tapped.append((owner, original, tap))
 
     def remove(self) -> None:
@@ -126,7 +126,7 @@ class FunctionalOperations:
             now_ns = clock()
             try:
                 entry = entries.get(args[group_index]) if len(args) > group_index else None
-                value = args[0] if args else None
+                value: Any = args[0] if args else None
                 if (
                     is_plain
                     and entry is not None

@@ -21,11 +21,11 @@ MAX_SHARE = 0.01
 MAX_STRIDE = 64
 NUM_FIRST_STEPS = 8
 """Steps after the start that are recorded in any case."""
-PYTHON_COST_NS = 15_000
-KERNEL_COST_NS = 65_000
-"""What recording one operation takes the host, seen in Python and by the dispatcher's kernels:
-10 and 43 µs in a loop (`benchmarks/operation_cost.py`), and half as much again for caches that a
-program keeps busy."""
+PYTHON_COST_NS = 45_000
+KERNEL_COST_NS = 85_000
+"""What recording one operation on a device takes the host, seen in Python and by the dispatcher's
+kernels: 10 and 43 µs in a loop (`benchmarks/operation_cost.py`), half as much again for caches that
+a program keeps busy, and the events on its streams."""
 _NUM_DURATIONS = 8
 _SLACK = 0.5
 """The stride is halved only if the cost then stays below this part of what is allowed, so that

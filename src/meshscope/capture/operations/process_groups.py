@@ -125,7 +125,7 @@ class GroupBook:
         if number <= self._next_number:
             return
         self._next_number = number
-        for entry in list({**self.entries, **self._met}.values()):
+        for entry in [*self.entries.values(), *self._met.values()]:
             entry.numbers = itertools.count(number)
             for channel in list(entry.channels.values()):
                 channel.numbers = itertools.count(number)
