@@ -1,0 +1,165 @@
+"""Kernel samples on a machine without a device: the schedule, the gate and the rows are real."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from meshscope.capture.profiling import kernel_samples, kernel_window
+from meshscope.capture.profiling.kernel_rows import KernelRows, find_kind
+from meshscope.capture.profiling.kernel_samples import KernelSamples
+from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.store.kernel_table import KernelKind
+from meshscope.store.read.run import open_run
+from meshscope.store.read.trace_windows import disturbing_windows
+
+MS = 1_000_000
+
+
+class Event:
+    """As torch gives it; times are on the wall clock."""
+
+    def __init__(self, name, start, duration, *, device=0, resource=0, correlation=0):
+        self._values = (name, start, duration, device, resource, correlation)
+
+    name = property(lambda self: lambda: self._values[0])
+    start_ns = property(lambda self: lambda: self._values[1])
+    duration_ns = property(lambda self: lambda: self._values[2])
+    device_type = property(lambda self: lambda: self._values[3])
+    device_resource_id = property(lambda self: lambda: self._values[4])
+    correlation_id = property(lambda self: lambda: self._values[5])
+
+
+def make_result(*events):
+    return SimpleNamespace(events=lambda: list(events))
+
+
+class Window:
+    """Stands in for torch's profiler of a device, which is not here."""
+
+    calls: ClassVar[list[str]] = []
+    is_passed = True
+
+    def __init__(self, torch):
+        pass
+
+    def prepare(self):
+        self.calls.append("prepare")
+
+    def enable(self):
+        self.calls.append("enable")
+
+    def mark_end(self):
+        self.calls.append("mark")
+
+    def disable(self):
+        self.calls.append("disable")
+        return make_result(
+            Event("cudaLaunchKernel", 10 * MS, 1000, resource=77, correlation=5),
+            Event("cudaStreamSynchronize", 20 * MS, 300, resource=77),
+            Event("gemm", 11 * MS, 2000, device=1, resource=7, correlation=5),
+        )
+
+
+@pytest.fixture
+def samples(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(kernel_samples, "KernelWindow", Window)
+    monkeypatch.setattr(kernel_samples, "find_obstacle", lambda torch: "")
+    monkeypatch.setattr(Window, "calls", [])
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    recorder.open()
+    yield recorder.profiles.samples, recorder
+    recorder.close()
+
+
+def visit(samples: KernelSamples, steps: range) -> dict[int, list[str]]:
+    """What was called at the end of which step."""
+    found = {}
+    for step in steps:
+        before = len(Window.calls)
+        samples.visit(step, 0, 30 * MS, may_begin=True)
+        if Window.calls[before:]:
+            found[step] = Window.calls[before:]
+    return found
+
+
+def test_two_steps_are_watched_and_the_rows_read(samples):
+    kernels, recorder = samples
+    assert visit(kernels, range(60)) == {
+        19: ["prepare"], 20: ["enable"], 22: ["mark"], 23: ["disable"],
+        43: ["prepare"], 44: ["enable"], 46: ["mark"], 47: ["disable"],
+    }  # fmt: skip
+    run_dir = recorder.run_dir
+    recorder.close()
+    attempt = open_run(run_dir).last_attempt
+    rows = attempt.ranks[0].read("kernels")
+    assert rows["kind"].tolist() == [KernelKind.SYNCHRONISATION, KernelKind.COMPUTE] * 2
+    assert rows["stream"].tolist() == [0, 7, 0, 7]
+    # The kernel has the call that launched it, on the same clock.
+    assert (rows["start_host_mono_ns"] - rows["launch_host_mono_ns"])[1] == MS
+    assert [(w.disturbed_from_step, w.disturbed_to_step) for w in disturbing_windows(attempt)] == [
+        (20, 24),
+        (44, 48),
+    ]
+
+
+def test_the_programs_profiler_comes_first(samples):
+    kernels, recorder = samples
+    visit(kernels, range(21))
+    assert kernels.is_open
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert not kernels.is_open
+        assert Window.calls == ["prepare", "enable", "disable"]
+        # None begins beside it.
+        assert visit(kernels, range(21, 60)) == {}
+    recorder.close()
+    assert recorder.guard.counts == {}
+
+
+def test_an_error_ends_the_samples_and_nothing_else(samples, monkeypatch):
+    kernels, recorder = samples
+
+    def fail(self):
+        raise RuntimeError("CUPTI is taken")
+
+    monkeypatch.setattr(Window, "enable", fail)
+    assert visit(kernels, range(60)) == {19: ["prepare"], 20: ["disable"]}
+    assert recorder.guard.counts == {"kernel samples": 1}
+
+
+def test_torch_gets_its_own_functions_back(tmp_path: Path):
+    module = torch.autograd.profiler
+    before = module._prepare_profiler
+    gate = kernel_window.ProfilerGate(lambda: None)
+    assert gate.install(torch)
+    assert module._prepare_profiler is not before
+    gate.remove()
+    assert module._prepare_profiler is before
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", KernelKind.COMMUNICATION),
+        ("Memcpy DtoH (Device -> Pinned)", KernelKind.COPY),
+        ("Memset (Device)", KernelKind.FILL),
+        ("void at::native::vectorized_elementwise_kernel<4>", KernelKind.COMPUTE),
+        ("Context Sync", None),
+    ],
+)
+def test_kinds_by_name(name, kind):
+    assert find_kind(name) == kind
+
+
+def test_a_graphs_kernels_have_its_launch():
+    rows = KernelRows(
+        make_result(
+            Event("cudaGraphLaunch", 100, 10, resource=3, correlation=9),
+            Event("gemm", 200, 5, device=1, resource=7, correlation=9),
+            Event("gemm", 210, 5, device=1, resource=7, correlation=9),
+        )
+    )
+    found = [row for row in rows.walk() if row is not None]
+    assert [(row[4], row[6], row[8]) for row in found] == [(200, 100, 1), (210, 100, 1)]
