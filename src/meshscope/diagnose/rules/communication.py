@@ -15,7 +15,7 @@ from meshscope.analyze.job.job import Job
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Axis
-from meshscope.core.operations import POINT_TO_POINT
+from meshscope.core.operations import POINT_TO_POINT, Kind
 from meshscope.core.unavailable import Unavailable, need
 from meshscope.core.verdict.advice import KEEP_TP_INSIDE, MIN_DATA_PARALLEL_RATIO, OVERLAP_TRANSFERS
 from meshscope.core.verdict.severity import Severity
@@ -76,8 +76,9 @@ def _is_hideable(timeline: Timeline, communication: Job, row: Bools) -> bool:
 
 
 def _is_messages(communication: Job, row: Bools) -> bool:
-    kinds = communication.operations.rows.kind[row]
-    return bool(np.isin(kinds, [int(kind) for kind in POINT_TO_POINT]).all())
+    kinds = set(communication.operations.rows.kind[row].tolist())
+    # What a trace does not tell the sides of is custom.
+    return bool(kinds & POINT_TO_POINT) and kinds <= POINT_TO_POINT | {Kind.CUSTOM}
 
 
 def _measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
