@@ -15,7 +15,7 @@ from meshscope.analyze.job.job import Job
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.layout import Axis
-from meshscope.core.operations import POINT_TO_POINT
+from meshscope.core.operations import POINT_TO_POINT, Kind
 from meshscope.core.unavailable import Unavailable, need
 from meshscope.core.verdict.advice import KEEP_TP_INSIDE, MIN_DATA_PARALLEL_RATIO, OVERLAP_TRANSFERS
 from meshscope.core.verdict.severity import Severity
@@ -56,6 +56,8 @@ class _Exposed:
     """Per rank and step."""
     is_hideable: bool
     """It goes over a network, or beside an accelerator."""
+    is_messages: bool
+    """Nothing but messages between two ranks, as of a pipeline whose layout is not known."""
 
 
 def _rows_of(communication: Job, axis: str) -> Bools:
@@ -71,6 +73,12 @@ def _is_hideable(timeline: Timeline, communication: Job, row: Bools) -> bool:
         return True
     used = np.unique(rows.group[row])
     return any(groups[group].is_across_hosts for group in used.tolist() if group >= 0)
+
+
+def _is_messages(communication: Job, row: Bools) -> bool:
+    kinds = set(communication.operations.rows.kind[row].tolist())
+    # What a trace does not tell the sides of is custom.
+    return bool(kinds & POINT_TO_POINT) and kinds <= POINT_TO_POINT | {Kind.CUSTOM}
 
 
 def _measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
@@ -90,6 +98,7 @@ def _measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
                 ratio=total / budget.total_wall_ns,
                 mean_ns=total / budget.wall_ns.size,
                 is_hideable=_is_hideable(timeline, communication, row),
+                is_messages=_is_messages(communication, row),
             )
         )
     return sorted(found, key=lambda one: -one.ratio)
@@ -127,14 +136,18 @@ def _report(rule: Rule, context: Context, exposed: _Exposed, *, change: str) -> 
 
 
 def _pick(context: Context, *, axes: Collection[str] | None, limit: float) -> list[_Exposed]:
-    """Axes over a limit; without `axes` all but tp and pp."""
+    """Axes over a limit; without `axes` all but tp, pp and what is like pp."""
     found = need(context.study.get(_measure_transfers))
     return [
         one
         for one in found
-        if one.ratio >= limit
-        and (one.axis in axes if axes is not None else one.axis not in (Axis.TP, Axis.PP))
+        if one.ratio >= limit and (one.axis in axes if axes is not None else not _is_layered(one))
     ]
+
+
+def _is_layered(exposed: _Exposed) -> bool:
+    """Between the layers of one replica: no gradients that could wait for backward's end."""
+    return exposed.axis in (Axis.TP, Axis.PP) or exposed.is_messages
 
 
 class ExposedDataParallel(Rule):
