@@ -763,8 +763,11 @@ def _taps() -> list[Any]:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     kernels = [name for name in sorted(names) if has_kernel(name, "BackendSelect")]
     work, group = dist.Work, dist.ProcessGroup
+    functional_names = [n.partition("::")[2] for n in names if n.startswith("_c10d_functional::")]
+    packets = [getattr(torch.ops._c10d_functional, name) for name in sorted(functional_names)]
     return [
         kernels,
+        *(owner._op for packet in packets for owner in (packet, packet.default)),
         *(getattr(work, name) for name in ("wait", "synchronize", "is_completed", "get_future")),
         *(getattr(group, name) for name in ("_start_coalescing", "_end_coalescing")),
     ]

@@ -16,6 +16,9 @@ it can be compared with the speed of a link for any kind and number of ranks.
 
 from enum import IntEnum
 
+STEP_SHIFT = 14
+"""Bits of a sequence number that count within a step, where it says the step, too."""
+
 
 class Kind(IntEnum):
     """Kinds of operations. The numbers are written into runs: never change one."""

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshscope.core.layout import Layout
-from meshscope.core.operations import Kind, Outcome
+from meshscope.core.operations import STEP_SHIFT, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.hang.processes import ProcessState
 
 SENDS, RECEIVES = 1, 2
 """Directions of messages, as `in_flight.bin` has them."""
 _NO_RANK = -1
+_STEP_MASK = (1 << 32 - STEP_SHIFT) - 1
+"""Steps in a sequence number go round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,6 +177,15 @@ class RankState:
     def has_ended(self) -> bool:
         """Whether it will certainly enter nothing more."""
         return self.is_closed or self.process.is_gone
+
+    def is_before(self, meeting: Meeting) -> bool:
+        """Whether this member, which rests, has certainly not called its part: numbers say the
+        step on such ranks, and it has not finished the one before."""
+        if self.step is None:
+            return False
+        reached = self.step if self.phase is not None or self.last_phase else self.step + 1
+        ahead = (meeting.sequence >> STEP_SHIFT) - reached & _STEP_MASK
+        return 0 < ahead <= _STEP_MASK >> 1
 
     def has_entered(self, meeting: Meeting) -> bool:
         """Whether this member has called its part."""

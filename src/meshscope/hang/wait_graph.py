@@ -179,7 +179,11 @@ class Attendance:
 
     def _is_missing(self, rank: int, meeting: Meeting) -> bool:
         state = self._states.get(rank)
-        if state is None or not state.is_complete:
+        if state is None:
+            return False
+        if state.is_resting:
+            return state.is_before(meeting)
+        if not state.is_complete:
             return False
         if not state.has_entered(meeting):
             return True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from builders import MS
+from builders import MS, put_step
 from communication_builders import Job
 from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.study import Study
@@ -10,6 +10,7 @@ from meshscope.core.layout import Layout
 from meshscope.report.run.report import Report
 from meshscope.report.screen import Screen
 from meshscope.store.read.run import open_run
+from meshscope.store.schema import StepFlag
 from report_builders import render_report
 
 NUM_STEPS = 200
@@ -59,3 +60,30 @@ def test_how_a_long_run_ended_is_seen(tmp_path):
     assert found.part is not None
     assert found.num_desynchronised == 1
     assert found.desynchronisations[0].sequence == NUM_STEPS
+
+
+def test_steps_without_communication_are_left_out_of_its_means(tmp_path):
+    """In three of four steps rank 1 recorded no operation, and in half of them none did."""
+    job = Job(tmp_path, num_ranks=2, layout=Layout(dp=2))
+    group = job.group((0, 1), description="mesh_dp")
+    for step in range(80):
+        start = step * 20 * MS
+        arrivals = {0: start + 5 * MS, 1: start + 8 * MS}
+        resting = {rank for rank in (0, 1) if step % (2, 4)[rank]}
+        seen = {rank: at for rank, at in arrivals.items() if rank not in resting}
+        if seen:
+            numbers = {rank: {"sequence": step << 14} for rank in seen}
+            job.collective(group, seen, transfer_ns=2 * MS, step=step, overrides=numbers)
+        for rank, writer in job.writers.items():
+            times = (job.local_ns(rank, start), job.local_ns(rank, start + 20 * MS))
+            put_step(writer, step, *times, flags=StepFlag.UNWATCHED * (rank in resting))
+    study = Study(job.close())
+    found = study.communication
+    assert study.timeline.steps.tolist() == [step for step in range(80) if not step % 4][1:]
+    assert study.timeline.num_unwatched == 60
+    assert (found.health.num_lost, found.num_desynchronised, found.health.num_stopped) == (0, 0, 0)
+    [axis] = found.by_axis
+    num_steps = found.part.num_steps[0]
+    assert found.part.num_steps == {0: 19, 1: 19}
+    assert axis.total.transfer_ns == 2 * 2 * MS * num_steps
+    assert axis.total.wait_ns == 3 * MS * num_steps

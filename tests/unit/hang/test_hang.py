@@ -528,3 +528,29 @@ def test_whoever_slept_through_a_timeout_and_was_ended_afterwards_did_not_die(
     hang = job.diagnose()
     assert hang.kind is VerdictKind.MISSING
     assert [culprit.rank for culprit in hang.culprits] == [2]
+
+
+def make_resting(path, waiter, step: int) -> Job:
+    """Rank 1 is in step 17, whose operations it does not record; rank 0 in one of `step`."""
+    job = Job(path, world_size=2)
+    for rank in range(2):
+        job.rank(rank, waiter).finishes("all_reduce", job.world, ago_s=9)
+        job.rank(rank).ends_step(16, ago_s=8.9).is_in_phase("forward", ago_s=8.8)
+    job.rank(0)._numbers[job.world, 0, -1, 0] = step << 14
+    job.rank(0).enters("all_reduce", job.world, ago_s=8)
+    job.rank(1).in_flight.rest(17)
+    return job
+
+
+def test_a_rank_that_rests_has_not_entered_what_a_later_step_brings(tmp_path, waiter):
+    hang = make_resting(tmp_path / "run", waiter, step=18).diagnose()
+    assert verdict(hang) == (VerdictKind.MISSING, [(1, Reason.NOT_ENTERED)])
+    [note] = [note for note in hang.notes if "not recorded" in note]
+    assert "operations of the current step" in note
+    assert "on 1:" in note
+
+
+def test_a_rank_that_rests_is_not_blamed_for_what_it_may_have_entered(tmp_path, waiter):
+    hang = make_resting(tmp_path / "run", waiter, step=17).diagnose()
+    assert hang.culprits == ()
+    assert (hang.states[1].resting_since_step, hang.states[0].resting_since_step) == (17, None)

@@ -72,7 +72,8 @@ class FunctionalOperations:
                 continue
             names = [argument.name for argument in schema.arguments]
             packet = getattr(getattr(self._torch.ops, namespace), name)
-            for owner in (packet, getattr(packet, "default", None)):
+            owners: tuple[Any, ...] = (packet, getattr(packet, "default", None))
+            for owner in owners:
                 original = getattr(owner, "_op", None)
                 if original is None:
                     continue
@@ -86,7 +87,7 @@ class FunctionalOperations:
                     call = self._make_trigger(original)
                 self._follower.functional_codes.add(call.__code__)
                 tap = _make_tap(original, call)
-                owner._op = tap  # type: ignore[union-attr]
+                owner._op = tap
                 self._tapped.append((owner, original, tap))
 
     def remove(self) -> None:

@@ -6,13 +6,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from meshscope.core.operations import Kind
+from meshscope.core.operations import STEP_SHIFT, Kind
 from meshscope.store.write.groups import GROUP_KIND, pack_ranks
 from meshscope.store.write.in_flight import InFlightWriter, channel_code, row_salt
 
 MAX_GROUPS = 0xFFFE
-STEP_SHIFT = 14
-"""Bits of a number that count within a step, where steps are part of it."""
 _HOST_BACKENDS = frozenset(("gloo", "mpi", "ucc", "fake", "threaded"))
 """Back ends whose operations run on host threads even when the tensors are on a device."""
 

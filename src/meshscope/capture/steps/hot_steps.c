@@ -19,7 +19,7 @@
 #include <structmember.h>
 #include <time.h>
 
-#define VERSION 1
+#define VERSION 2
 #define MISSING (-1)
 #define NUM_STAMPS 8
 #define NUM_STAMP_WORDS 16
@@ -52,8 +52,9 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    long long done_phase, epoch_ns, input_tokens, last_step, microbatch, microbatch_stride,
-        next_visit_ns, open_phase, own_ns, own_thread, sample_every_steps, step, step_start_ns;
+    long long done_phase, epoch_ns, input_tokens, last_flags, last_step, microbatch,
+        microbatch_stride, next_visit_ns, open_phase, own_ns, own_thread, sample_every_steps, step,
+        step_flags, step_start_ns;
     char has_stamp_file, is_sampled;
     Words stamps, stored;
     Stack *stack;
@@ -97,6 +98,7 @@ static PyMemberDef timeline_members[] = {
     INTEGER(Timeline, "done_phase", done_phase),
     INTEGER(Timeline, "epoch_ns", epoch_ns),
     INTEGER(Timeline, "input_tokens", input_tokens),
+    INTEGER(Timeline, "_last_flags", last_flags),
     INTEGER(Timeline, "last_step", last_step),
     INTEGER(Timeline, "microbatch", microbatch),
     INTEGER(Timeline, "microbatch_stride", microbatch_stride),
@@ -106,6 +108,7 @@ static PyMemberDef timeline_members[] = {
     INTEGER(Timeline, "_own_thread", own_thread),
     INTEGER(Timeline, "_sample_every_steps", sample_every_steps),
     INTEGER(Timeline, "step", step),
+    INTEGER(Timeline, "step_flags", step_flags),
     INTEGER(Timeline, "step_start_ns", step_start_ns),
     FLAG(Timeline, "_has_stamp_file", has_stamp_file),
     FLAG(Timeline, "is_sampled", is_sampled),
@@ -445,6 +448,8 @@ static int put_usual_phases(Timeline *self) {
 static int end_step(Timeline *self, long long end_ns, long long flags) {
     long long start_ns = self->step_start_ns, step = self->step;
     if (!start_ns) return 0;
+    flags |= self->step_flags;
+    self->last_flags = self->step_flags;
     if (end_ns >= self->next_visit_ns) {
         PyObject *on_visit = Py_NewRef(self->on_visit);
         PyObject *result = PyObject_CallFunction(on_visit, "LL", step, end_ns);

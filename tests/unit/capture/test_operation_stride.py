@@ -1,0 +1,111 @@
+"""Operations of some steps only: which steps, their flags, and numbers on which ranks agree."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from meshscope.capture.operations import operation_stride, process_groups
+from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.store.read.run import open_run
+from meshscope.store.schema import StepFlag
+from meshscope.store.write.in_flight import read_in_flight
+
+WANTED = 22
+"""A step of a kernel sample."""
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.setattr(process_groups, "_HOST_BACKENDS", frozenset())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(path, num_steps, look=lambda step, recorder: None):
+    """Two operations in a step; what the end of a step on a CUDA device does, on the host."""
+    recorder = Recorder(path, config=RecorderConfig(provenance=False))
+    recorder.watch_communication()
+    tap, timeline = recorder.watching.collectives, recorder.session.timeline
+
+    def visit(step, end_ns):
+        timeline.next_visit_ns = 0
+        tap.end_step(step, timeline.step_start_ns, end_ns, is_wanted=step + 1 == WANTED)
+
+    timeline.on_visit = visit
+    for step in range(num_steps):
+        with recorder.step():
+            dist.all_reduce(torch.ones(2))
+            look(step, recorder)
+            dist.all_reduce(torch.ones(3), async_op=True).wait()
+    recorder.close()
+    assert recorder.guard.counts == {}
+    return open_run(path).last_attempt.ranks[0]
+
+
+def test_beyond_the_limit_every_fourth_step_is_recorded_and_the_others_say_so(
+    tmp_path, alone, monkeypatch
+):
+    monkeypatch.setattr(operation_stride, "MAX_STRIDE", 4)
+    monkeypatch.setattr(operation_stride, "MAX_SHARE", 1e-9)
+    resting = {}
+
+    def look(step, recorder):
+        data = (recorder.session.writer.directory / "in_flight.bin").read_bytes()
+        resting[step] = read_in_flight(data).resting_since_step
+
+    rank = train(tmp_path / "run", 26, look)
+    recorded = [*range(8), 8, 12, 16, 20, WANTED, 24]
+    operations = rank.read("collectives")
+    assert operations["step"].tolist() == [step for step in recorded for _ in range(2)]
+    # step × 2^14 + ordinal in the step, as the column says.
+    assert operations["sequence"].tolist() == [
+        step * 16384 + ordinal for step in recorded for ordinal in range(2)
+    ]
+    flags = rank.read("steps")["flags"]
+    unwatched = rank.read("steps")["step"][(flags & StepFlag.UNWATCHED) != 0]
+    assert unwatched.tolist() == [step for step in range(26) if step not in recorded]
+    assert resting[9] == resting[11] == 9
+    assert resting[8] is resting[12] is resting[WANTED] is None
+
+
+def test_cheap_operations_are_recorded_in_every_step(tmp_path, alone, monkeypatch):
+    monkeypatch.setattr(operation_stride, "PYTHON_COST_NS", 0)
+    rank = train(tmp_path / "run", 12)
+    assert rank.count_rows("collectives") == 24
+    assert not rank.read("steps")["flags"].astype(int).max() & StepFlag.UNWATCHED
+
+
+@pytest.mark.parametrize(
+    ("num_operations", "step_ms", "strides"),
+    [
+        # 45 µs each: 110 take 9.2 % of 54 ms, 11 take 0.9 %.
+        (110, 54, 16),
+        (11, 54, 1),
+        (10_000, 54, 64),
+    ],
+)
+def test_the_stride_keeps_the_cost_below_a_hundredth(num_operations, step_ms, strides):
+    class Log:
+        is_on, is_resting, num_calls = True, False, 0
+        groups = None
+
+    class Follower:
+        sees_all = False
+
+    stride = operation_stride.OperationStride(Log, Follower)
+    for step in range(8):
+        Log.num_calls += num_operations
+        stride._count(step, step_ms * 1_000_000)
+    stride._choose()
+    assert stride.stride == strides
+
+
+def test_groups_of_the_host_are_recorded_in_every_step_with_plain_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(operation_stride, "MAX_SHARE", 1e-9)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        rank = train(tmp_path / "run", 12)
+    finally:
+        dist.destroy_process_group()
+    assert rank.read("collectives")["sequence"].tolist() == list(range(24))
