@@ -82,7 +82,8 @@ def make_signal_run(
             begin_ns, now_ns = now_ns, now_ns + int(step_ns(rank, step))
             put_span(writer, "forward", begin_ns, now_ns - begin_ns)
             if is_compiling(step):
-                put_span(writer, "compile", begin_ns, now_ns - begin_ns)
+                times = {"start_host_mono_ns": begin_ns, "duration_ns": now_ns - begin_ns}
+                writer.journal.write("update", compilation={"step": step, **times})
             put_step(writer, step, begin_ns, now_ns, flags=SKIPPED if skipped(step) else 0)
             for name, value_of in (scalars or {}).items():
                 put_scalar(writer, name, step, now_ns, value_of(rank, step))

@@ -7,9 +7,6 @@ one and in order.
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.run_program import run_program
 
 from meshscope.core.operations import DTYPES, EndSource, Kind, Outcome
 from meshscope.store.read.recording import Recording
@@ -28,7 +26,6 @@ pytest.importorskip("torch", reason="communication is recorded in torch")
 
 pytestmark = [pytest.mark.gloo]
 
-REPOSITORY = Path(__file__).parents[2]
 PROFILED = ("plain", "ddp", "ddp_hook", "fsdp2", "tp", "pp", "mesh", "compiled")
 TRAINED = PROFILED[1:]
 NUM_RANKS = 8
@@ -216,17 +213,10 @@ _COLUMNS = (
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all scenarios; each test looks at its own, and at its exit codes."""
     folder = tmp_path_factory.mktemp("communication")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.communication_scenarios", str(folder)],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=170,
+    said = run_program(
+        "communication_scenarios", folder, timeout_s=170, is_strict=False, is_checked=False
     )
-    (folder / "output.txt").write_text(done.stdout, encoding="utf-8")
+    (folder / "output.txt").write_text(said, encoding="utf-8")
     return folder
 
 

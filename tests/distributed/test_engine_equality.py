@@ -1,9 +1,6 @@
 """Whole engines in many layouts learn what the single-process model learns, step by step."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +11,10 @@ from tests.distributed.engine_equality import (  # noqa: E402
     make_covering_selection,
     make_full_cross,
 )
+from tests.distributed.run_program import run_program  # noqa: E402
 
 from meshscope.core.schedule_builders import BUILDERS  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 CASES = make_covering_selection()
 
 pytestmark = [
@@ -30,15 +27,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("equality")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.engine_equality", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program("engine_equality", folder, timeout_s=580, is_strict=False)
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     return {line["case"]: line for line in map(json.loads, lines)}
 

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 pytest.importorskip("torch", reason="the engine trains with torch")
 
 from tests.distributed.engine_training import NUM_STEPS, SAVED_STEP, TOML
+from tests.distributed.run_program import run_program
 
 from meshscope.cli import main
 from meshscope.core.schedule import Schedule
@@ -34,7 +35,6 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-REPOSITORY = Path(__file__).parents[2]
 LOSS_TOLERANCE = 1e-4
 """Sums in another order: float32 has seven digits, and AdamW makes little of that worse."""
 HALF_TOLERANCE = {"bf16": 0.02, "fp16": 0.005}
@@ -48,16 +48,7 @@ LATE_STEPS = list(range(SAVED_STEP, NUM_STEPS))
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every scenario left what happened."""
     folder = tmp_path_factory.mktemp("training")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.distributed.engine_training", folder],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program("engine_training", folder, timeout_s=500)
     return folder
 
 
@@ -445,7 +436,7 @@ def test_torchrun_restarts_from_the_last_checkpoint(folder: Path, tmp_path: Path
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
             *("--max-restarts", "1", "--master-port", str(20_000 + time.time_ns() % 9_000)),
-            *("-m", "meshscope", "train", "train.toml", "--pp", "2", "-o", "run"),
+            *("-m", "meshscope", "train", "train.toml", "--pp", "2"),
             *("--set", "checkpoint.folder=kept", "--set", "checkpoint.every=3"),
             *("--fault", "crash rank=1 steps=8 how=SIGKILL"),
         ],
@@ -458,7 +449,8 @@ def test_torchrun_restarts_from_the_last_checkpoint(folder: Path, tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     plain = read(folder / "curves" / "plain.json")["llama"]["loss"]
-    first, second = open_run(tmp_path / "run").attempts
+    (run_dir,) = (tmp_path / "runs" / "train").iterdir()  # one for both ranks and both attempts
+    first, second = open_run(run_dir).attempts
     for attempt, steps in ((first, range(8)), (second, LATE_STEPS)):
         assert sorted(attempt.ranks) == [0, 1]
         for recording in attempt.ranks.values():

@@ -1,5 +1,6 @@
 """FLOPs, the allocator's figures and the monitor on a real device; see CONTRIBUTING.md."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from meshscope.analyze.budget.model_flops import read_flops
+from meshscope.analyze.memory.memory import Place, analyze_memory
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import open_run
@@ -74,6 +76,25 @@ def test_the_allocators_figures_agree_with_torch(recorded):
     assert (allocator["device_free_bytes"] < total).all()
     assert (allocator["active_bytes"] >= memory["allocated_bytes"]).all()
     assert (allocator["num_ooms"] <= torch.cuda.memory_stats()["num_ooms"]).all()
+
+
+@pytest.mark.parametrize("leak_bytes", [64 << 20, 0])
+def test_sixty_steps_of_25_ms_are_enough_to_see_a_leak(tmp_path: Path, leak_bytes: int):
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    kept = [torch.empty(1 << 20, device="cuda")]
+    for _ in range(60):
+        with recorder.step():
+            if leak_bytes:
+                kept.append(torch.empty(leak_bytes, dtype=torch.uint8, device="cuda"))
+            time.sleep(0.025)
+    run_dir = recorder.run_dir
+    recorder.close()
+    attempt = open_run(run_dir).last_attempt
+    assert len(attempt.ranks[0].read("memory")["step"]) >= 20
+    memory = analyze_memory(attempt)
+    (rank,) = (rank for rank in memory.ranks if rank.place is Place.DEVICE)
+    assert rank.is_leaking is bool(leak_bytes)
+    assert rank.growth.per_step == pytest.approx(leak_bytes, rel=0.01)
 
 
 def test_the_peak_is_found_by_the_devices_name_and_the_monitor_knows_mfu(recorded):

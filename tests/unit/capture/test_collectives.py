@@ -276,14 +276,30 @@ def test_the_dispatcher_takes_over_before_something_in_c_communicates(recorder):
     assert {row["outcome"] for row in found} == {Outcome.OK}
 
 
-def test_a_reducer_made_before_the_recorder_is_seen(tmp_path, alone):
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+@pytest.mark.parametrize("has_communicated", [True, False])
+def test_a_reducer_made_before_the_recorder_is_seen(tmp_path, alone, has_communicated):
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    original = wrapper._pre_forward
+    model = wrapper(torch.nn.Linear(2, 2), init_sync=has_communicated)
     recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
     recorder.watch_communication()
     model(torch.ones(1, 2)).sum().backward()
+    assert wrapper._pre_forward is original
     recorder.close()
     kinds = open_run(tmp_path / "run").last_attempt.ranks[0].read("collectives")["kind"].tolist()
     assert kinds == [Kind.ALL_REDUCE]
+
+
+def test_the_heap_is_not_searched_before_anything_was_communicated(alone, tmp_path, monkeypatch):
+    def search():
+        raise AssertionError("searched")
+
+    monkeypatch.setattr(collectives.gc, "get_objects", search)
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    recorder.watch_communication()
+    assert recorder.guard.counts == {}
+    dist.all_reduce(torch.ones(4))
+    assert [row["kind"] for row in rows(recorder)] == [Kind.ALL_REDUCE]
 
 
 def test_a_method_that_the_program_wrapped_is_not_counted_twice(recorder, monkeypatch):

@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -224,25 +223,3 @@ def test_after_a_kill_all_ranks_go_on_from_the_last_checkpoint(tmp_path):
     assert first.ranks[1].read("steps")["step"].tolist() == [0, 1, 2]
     for rank in range(2):
         assert second.ranks[rank].read("steps")["step"].tolist() == [2, 3, 4]
-
-
-@pytest_real
-@pytest.mark.slow
-def test_under_torchrun_it_is_one_of_its_ranks(tmp_path):
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-port", str(20_000 + time.time_ns() % 9_000)),
-        *("-m", "meshscope", "train", str(EXAMPLE), *TWO_RANKS, "--steps", "2"),
-    ]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (run_dir,) = (tmp_path / "runs" / "train_2x2x2").iterdir()  # one for both ranks
-    assert sorted(open_run(run_dir).last_attempt.ranks) == [0, 1]

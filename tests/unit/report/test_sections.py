@@ -219,6 +219,15 @@ def test_the_recorders_cost_is_its_median_and_p95(tmp_path):
     ) in text
 
 
+def test_on_a_device_without_marks_the_cost_is_a_bound(tmp_path):
+    make_run(tmp_path, num_steps=60, memory=(1 << 30, 1, 2, 5 << 30, 4))
+    text = render_report(report_of(tmp_path), Screen(width=250))
+    assert (
+        "Own cost      at most 0.020 % of a step (no mark on the device says whether it had work "
+        "meanwhile); host time: median 20.0 µs a step"
+    ) in text
+
+
 def test_a_signal_says_the_one_name_it_was_read_from(tmp_path):
     scalars = {
         "backward_loss": lambda rank, step: 4.0 - step,

@@ -20,6 +20,7 @@ import numpy as np
 
 from meshscope.analyze.memory.retry_cost import RetryCost, measure_retry_cost
 from meshscope.analyze.rank.caught_errors import as_int
+from meshscope.analyze.rank.compilations import read_compilations
 from meshscope.analyze.timeline.peers import group_peers
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.growth import Growth, GrowthKind, measure_growth
@@ -215,13 +216,8 @@ def _measure_growth(step: Int64s, value: Int64s, num_tests: int) -> Growth | Una
 
 
 def _without_compilation(recording: Recording, samples: Columns, rss: Int64s) -> Int64s:
-    """The resident set without what it rose by from one sample to the next around a `compile`."""
-    if not any(name == "compile" for name in recording.names.values()):
-        return rss
-    spans = recording.read("spans")
-    ids = [number for number, name in recording.names.items() if name == "compile"]
-    is_compile = np.isin(spans["name_id"], ids)
-    start = np.sort(int64_column(spans, "start_host_mono_ns")[is_compile])
+    """The resident set without what it rose by from one sample to the next around a compilation."""
+    start = np.array([one.start_ns for one in read_compilations(recording)], dtype=np.int64)
     time = int64_column(samples, "time_host_mono_ns")[int64_column(samples, "rss_bytes") >= 0]
     num_begun = np.searchsorted(start, time, side="right")
     rise = np.diff(rss)

@@ -103,8 +103,10 @@ class CollectiveTap:
         for name, method in METHODS.items():
             make = functools.partial(methods.make, name, method)
             self._replace(self._dist.ProcessGroup, name, make)
+        wrapper = self._torch.nn.parallel.DistributedDataParallel
         for owner, name in (
-            (self._torch.nn.parallel.DistributedDataParallel, "__init__"),
+            (wrapper, "__init__"),
+            (wrapper, "_pre_forward"),
             (self._dist, "_broadcast_coalesced"),
             (self._dist, "_verify_params_across_processes"),
         ):
@@ -112,10 +114,19 @@ class CollectiveTap:
 
     def _has_reducer(self) -> bool:
         """Whether a DistributedDataParallel model was made before the recorder was started."""
-        if not self._dist.is_initialized():
+        if not self._dist.is_initialized() or not self._has_communicated():
             return False
         wrapper = self._torch.nn.parallel.DistributedDataParallel
         return any(issubclass(kind, wrapper) for kind in set(map(type, gc.get_objects())))
+
+    def _has_communicated(self) -> bool:
+        """Whether any group has, or does not tell: a model compares its parameters across ranks
+        when it is made, and one that is told not to is met at its next forward pass."""
+        try:
+            groups = list(self._dist.distributed_c10d._world.pg_map)
+            return any(group._get_sequence_number_for_group() for group in groups)
+        except (RuntimeError, AttributeError):
+            return True
 
     def _make_trigger(self, original: Any) -> Callable[..., Any]:
         def trigger(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +144,9 @@ class CollectiveTap:
             self._follower.sees_all = True
             self._install_kernels()
             group = self._dist.ProcessGroup
-            self._restore(lambda owner, name: owner is group and name in METHODS)
+            self._restore(
+                lambda owner, name: (owner is group and name in METHODS) or name == "_pre_forward"
+            )
 
     def _install_kernels(self) -> None:
         library = self._torch.library.Library(NAMESPACE, "IMPL")

@@ -6,8 +6,6 @@ recording does not say how much memory there is, on what is known.
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from meshscope.analyze.memory.memory import (
     AllocatorState,
     Forecast,
@@ -20,7 +18,6 @@ from meshscope.analyze.memory.memory import (
     forecast_host,
 )
 from meshscope.analyze.memory.retry_cost import RetryCost
-from meshscope.analyze.rank.compilations import read_compilations
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.advice import CRITICAL_RATIO, NEAR_RATIO, NEED_LESS_MEMORY, grade_memory
@@ -41,7 +38,6 @@ from meshscope.diagnose.wording import (
     ratio,
 )
 from meshscope.numerics.growth import Growth
-from meshscope.store.read.columns import int64_column
 
 _MIN_LEAK_BYTES = Threshold(
     name="leak_min_rise_bytes",
@@ -89,8 +85,6 @@ _SKEW_FULL_RATIO = Threshold(
     meaning="share of its memory that the rank must use for a skew to limit the job",
 )
 
-_MIN_COMPILED_RATIO = 0.5
-"""Of a growth, for compilation to be its cause."""
 NOT_TIME = Unavailable("memory costs no time until it runs out")
 
 
@@ -111,10 +105,10 @@ class MemoryLeak(Rule):
     if there are many. A Theil-Sen slope within four windows of the run, a Mann-Kendall test within
     them, residuals with their autocorrelation, growth from every window to the next, and a second
     half that grows at least 0.6 times as fast as the first: a jump is not a leak, and neither is a
-    warm-up. What a process grew by while torch.compile made code (`compile` phases) is taken out.
-    The forecast divides what is left of the host's (or control group's) memory by the growth of all
-    ranks on it; on a device, what the process has reserved and what is free, less its highest
-    allocation, by the rank's own growth.
+    warm-up. What a process grew by while torch.compile made code is taken out. The forecast divides
+    what is left of the host's (or control group's) memory by the growth of all ranks on it; on a
+    device, what the process has reserved and what is free, less its highest allocation, by the
+    rank's own growth.
 
     What to change: look for what is kept from step to step: losses or outputs with their graphs
     (`.item()` or `.detach()` them), lists of metrics, caches without a limit, hooks that are added
@@ -123,8 +117,7 @@ class MemoryLeak(Rule):
 
     When it is wrong: if something is released at an interval longer than the recording, or if a
     cache grows to a limit the recording did not reach. Growth in a few large jumps is not called a
-    leak, nor is growth of which half or more came in steps in which torch.compile made code. The
-    forecast is too long where several growing processes share a device.
+    leak. The forecast is too long where several growing processes share a device.
     """
 
     code = "ME001"
@@ -142,7 +135,6 @@ class MemoryLeak(Rule):
             if rank.is_leaking
             and (growth := known(rank.growth)) is not None
             and growth.rise >= least
-            and not (rank.place is Place.HOST and _grows_by_compiling(context, rank.rank, growth))
         ]
         for host in dict.fromkeys(r.host for r in leaking if r.place is Place.HOST):
             here = [r for r in leaking if r.place is Place.HOST and r.host == host]
@@ -211,21 +203,6 @@ class MemoryLeak(Rule):
             return Severity.CRITICAL
         is_near = forecast.seconds <= context.thresholds[_LEAK_HIGH_S]
         return Severity.HIGH if is_near else Severity.MEDIUM
-
-
-def _grows_by_compiling(context: Context, rank: int, growth: Growth) -> bool:
-    """Whether most of the growth came with steps in which torch.compile made code."""
-    recording = context.study.attempt.ranks[rank]
-    compiled = {one.step for one in read_compilations(recording)}
-    if not compiled:
-        return False
-    columns = recording.read("memory")
-    step, rss = int64_column(columns, "step"), int64_column(columns, "rss_bytes")
-    is_inside = (step >= growth.first_step) & (step <= growth.last_step) & (rss >= 0)
-    step, rss = step[is_inside], rss[is_inside]
-    number = np.searchsorted(np.array(sorted(compiled)), step, side="right")
-    with_code = np.diff(rss)[np.diff(number) > 0]
-    return float(with_code.sum()) >= _MIN_COMPILED_RATIO * growth.rise
 
 
 def _describe_forecast(forecast: Forecast | Unavailable) -> str:
