@@ -34,8 +34,8 @@ import torch
 from torch import nn
 
 import meshscope
+from meshscope.capture.native_steps import choose_timeline
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.capture.steps.native_steps import choose_timeline
 
 Step = Callable[[], None]
 
