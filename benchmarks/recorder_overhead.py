@@ -11,8 +11,9 @@ allocator is told to keep its memory (see `keep_memory`): otherwise moving one d
 microseconds shifts a step by up to 0.1 ms either way, more than anything measured here.
 
 In place (CPU): every callback of the recorder and of pytscope is wrapped in two clock readings
-inside real steps; the sum of the callbacks' medians, less what the readings cost by themselves.
-This leaves out what torch spends on calling them, and is far less noisy.
+inside real steps; the sum of the callbacks' medians, less what the readings cost by themselves;
+the median of three times, in turn with and without the compiled helper and under pytscope. This
+leaves out what torch spends on calling them, and is far less noisy.
 """
 
 import argparse
@@ -33,9 +34,12 @@ import torch
 from torch import nn
 
 import meshscope
+from meshscope.capture.native_steps import choose_timeline
 from meshscope.capture.recorder import Recorder, RecorderConfig
 
 Step = Callable[[], None]
+
+IN_PLACE_TIMES = 3
 
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
@@ -299,6 +303,13 @@ def measure(
     return {"bare_step_ms": round(bare_s * 1e3, 3), "steps_per_block": steps, "variants": rows}
 
 
+def repeat_in_place(size: str, steps: int) -> dict[str, object]:
+    """Microseconds per step inside the callbacks: medians, and what each time found."""
+    runs = [measure_in_place(size, steps) for _ in range(IN_PLACE_TIMES)]
+    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return {"in_place_us_per_step": medians, "in_place_runs": runs}
+
+
 def measure_in_place(size: str, steps: int) -> dict[str, float]:
     """Microseconds per step inside the callbacks of the recorder and of pytscope."""
     found = {}
@@ -414,6 +425,7 @@ def describe_machine(device: str) -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "meshscope": meshscope.__version__,
+        "compiled_callbacks": choose_timeline().is_native,
         "cores": os.cpu_count(),
         "architecture": platform.machine(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu, one torch thread",
@@ -449,7 +461,7 @@ def main() -> None:
     for size in arguments.sizes or (["5ms", "50ms"] if device == "cpu" else ["350M", "10M"]):
         found = measure(size, device, names, arguments.rounds, arguments.steps, slow_every=5)
         if device == "cpu":
-            found["in_place_us_per_step"] = measure_in_place(size, 400)
+            found |= repeat_in_place(size, 400)
         results[size] = found
         print_table(size, found)
     if arguments.output:
@@ -461,12 +473,12 @@ def print_table(size: str, found: dict[str, object]) -> None:
     rows: dict[str, dict[str, float]] = found["variants"]  # type: ignore[assignment]
     peers = [rows[n]["us_per_step"] for n in ("pytscope auto", "pytscope manual") if n in rows]
     print(f"\n{size}: bare step {found['bare_step_ms']} ms")
-    print(f"{'variant':18} {'us/step':>9} {'95 % interval':>19} {'of step':>9} {'of pytscope':>12}")
+    print(f"{'variant':28} {'us/step':>9} {'95 % interval':>19} {'of step':>9} {'of pytscope':>12}")
     for name, row in rows.items():
         share = f"{row['us_per_step'] / min(peers):.2f}" if peers and min(peers) > 0 else "-"
         interval = f"{row['us_per_step_low']:8.1f} … {row['us_per_step_high']:6.1f}"
         print(
-            f"{name:18} {row['us_per_step']:9.1f} {interval:>19} "
+            f"{name:28} {row['us_per_step']:9.1f} {interval:>19} "
             f"{row['ratio_of_step']:9.3%} {share:>12}"
         )
     in_place: dict[str, float] = found.get("in_place_us_per_step", {})  # type: ignore[assignment]

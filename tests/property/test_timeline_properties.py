@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshscope.analyze.rank.phases import assign_phases, order_steps
-from meshscope.capture.steps.native_steps import choose_timeline
+from meshscope.capture.native_steps import choose_timeline
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run

@@ -37,6 +37,7 @@ from meshscope.capture.model.model_facts import PER_STEP, ModelFacts
 from meshscope.capture.monitor.monitor import Monitor
 from meshscope.capture.monitor.monitor_results import MonitorAnalysis, MonitorStats
 from meshscope.capture.monitor.surroundings import look_around
+from meshscope.capture.native_steps import choose_inference
 from meshscope.capture.profiles import Profiles
 from meshscope.capture.sampling import Sampling
 from meshscope.capture.session import Session
@@ -44,7 +45,6 @@ from meshscope.capture.steps.actions import ActionBlock, Actions, WaitBlock
 from meshscope.capture.steps.blocks import Phase, Span, StepBlock
 from meshscope.capture.steps.fetches import time_fetches
 from meshscope.capture.steps.marking import Marking
-from meshscope.capture.steps.native_steps import choose_inference
 from meshscope.capture.watching import Watching, as_list
 from meshscope.core.layout import Layout
 

@@ -26,12 +26,12 @@ from meshscope.capture.identity import (
     resolve_run_dir,
 )
 from meshscope.capture.memory.host_memory import read_host_memory
+from meshscope.capture.native_steps import choose_timeline
 from meshscope.capture.operations.operation_log import OperationLog
 from meshscope.capture.operations.process_groups import GroupEntry
 from meshscope.capture.provenance import collect_provenance
 from meshscope.capture.stacks.dumps import STACKS_NAME, StackDumps
 from meshscope.capture.stacks.sampler import StackSampler
-from meshscope.capture.steps.native_steps import choose_timeline
 from meshscope.capture.steps.scalars import ScalarLog
 from meshscope.capture.steps.timeline import NullSink
 from meshscope.core.group_axis import name_axis

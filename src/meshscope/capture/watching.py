@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from meshscope.capture.communication.clock_calibration import ClockOffset, measure_offset
 from meshscope.capture.communication.default import listen
 from meshscope.capture.identity import initialized_distributed
+from meshscope.capture.native_steps import choose_hooks
 from meshscope.capture.operations.collectives import CollectiveTap
 from meshscope.capture.phases.compilations import Compilations
 from meshscope.capture.phases.saves import Saves
@@ -15,7 +16,6 @@ from meshscope.capture.session import Session
 from meshscope.capture.steps.actions import Actions
 from meshscope.capture.steps.automatic import Automatic
 from meshscope.capture.steps.hooks import BACKWARD, Hooks
-from meshscope.capture.steps.native_steps import choose_hooks
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.errors import CaptureError
 

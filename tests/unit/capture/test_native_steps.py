@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from meshscope.capture import native_steps
 from meshscope.capture.guard import Guard
-from meshscope.capture.steps import native_steps
 from meshscope.capture.steps.hooks import BACKWARD, FORWARD, Hooks
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import PhaseStack, Timeline

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshscope.capture.steps.native_steps import choose_timeline
+from meshscope.capture.native_steps import choose_timeline
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.write.native import SWITCH_VARIABLE
 from meshscope.store.write.open_step import OpenStepWriter

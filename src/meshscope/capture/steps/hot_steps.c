@@ -34,8 +34,15 @@ static long long phase_ids[NO_SHORT_CUT]; /* name ids of data, forward, backward
 static PyTypeObject *timeline_type, *stack_type, *steps_type, *hooks_type;
 static PyObject *monotonic_ns; /* time.monotonic_ns: what it reads is read here without a call */
 static RecordSlotsApi *slots_api;
-static PyObject *text_training, *text_ndim, *text_dtype, *text_numel, *text_put, *text_input_ids,
-    *text_tensors, *empty_tuple;
+/* Names of attributes and methods, made once. */
+#define NAMES(X)                                                                                  \
+    X(training) X(ndim) X(dtype) X(numel) X(put) X(input_ids) X(tensors) X(_put_usual_phases)     \
+    X(_leave_short_cut) X(plain_enter) X(plain_leave) X(plain_end_step)                           \
+    X(plain_forward_begins) X(plain_forward_ends) X(plain_backward_begins)                        \
+    X(plain_backward_ends) X(plain_optimizer_begins) X(plain_optimizer_ends)
+#define DECLARE(name) static PyObject *text_##name;
+NAMES(DECLARE)
+static PyObject *empty_tuple;
 
 /* --- fields -------------------------------------------------------------------------------- */
 
@@ -319,19 +326,22 @@ static int read_clock(PyObject *clock, long long *now_ns) {
     return *now_ns == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Calls `plain_…` of the object with the same arguments. */
-static PyObject *call_plain(PyObject *self, const char *name, PyObject *const *args,
-                            Py_ssize_t nargs) {
-    PyObject *method = PyObject_GetAttrString(self, name);
-    PyObject *given = method == NULL ? NULL : PyTuple_New(nargs);
-    PyObject *result = NULL;
-    if (given != NULL) {
-        for (Py_ssize_t i = 0; i < nargs; i++) PyTuple_SetItem(given, i, Py_NewRef(args[i]));
-        result = PyObject_Call(method, given, NULL);
+/* Calls a method of the object with the same arguments, most often `plain_…`. */
+static PyObject *call_method(PyObject *self, PyObject *name, PyObject *const *args,
+                             Py_ssize_t nargs) {
+    if (nargs > 4) {
+        PyErr_SetString(PyExc_TypeError, "more arguments than any of these methods takes");
+        return NULL;
     }
-    Py_XDECREF(given);
-    Py_XDECREF(method);
-    return result;
+    return PyObject_CallMethodObjArgs(self, name, nargs > 0 ? args[0] : NULL,
+                                      nargs > 1 ? args[1] : NULL, nargs > 2 ? args[2] : NULL,
+                                      nargs > 3 ? args[3] : NULL, NULL);
+}
+
+static int do_method(PyObject *self, PyObject *name) {
+    PyObject *result = call_method(self, name, NULL, 0);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
 }
 
 /* An argument as an integer of 64 bits; 0 where it is something else. Raises nothing. */
@@ -394,7 +404,7 @@ static PyObject *timeline_enter(PyObject *object, PyObject *const *args, Py_ssiz
             Py_RETURN_NONE;
         }
     }
-    return call_plain(object, "plain_enter", args, nargs);
+    return call_method(object, text_plain_enter, args, nargs);
 }
 
 static PyObject *timeline_leave(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
@@ -410,13 +420,7 @@ static PyObject *timeline_leave(PyObject *object, PyObject *const *args, Py_ssiz
         if (stamp(self, 2 * phase + 1, end_ns) < 0) return NULL;
         Py_RETURN_NONE;
     }
-    return call_plain(object, "plain_leave", args, nargs);
-}
-
-static int call_method(PyObject *object, const char *name) {
-    PyObject *result = call_plain(object, name, NULL, 0);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    return call_method(object, text_plain_leave, args, nargs);
 }
 
 /* The stamps taken on the short cut as one record, as `_put_usual_phases` does. */
@@ -427,7 +431,7 @@ static int put_usual_phases(Timeline *self) {
         int64_t gap_ns = stamps[6] - stamps[5], duration_ns = stamps[7] - stamps[6];
         if (!stamps[5] || gap_ns < 0 || gap_ns > MAX_GAP_NS || duration_ns < 0 ||
             duration_ns > MAX_PACKED_NS || !(gap_ns | duration_ns)) {
-            return call_method((PyObject *)self, "_put_usual_phases");
+            return do_method((PyObject *)self, text__put_usual_phases);
         }
         words[6] = gap_ns << 32 | duration_ns;
     }
@@ -457,7 +461,7 @@ static int end_step(Timeline *self, long long end_ns, long long flags) {
         Py_XDECREF(result);
         if (result == NULL) return -1;
     }
-    if (self->open_phase >= 0 && call_method((PyObject *)self, "_leave_short_cut") < 0) return -1;
+    if (self->open_phase >= 0 && do_method((PyObject *)self, text__leave_short_cut) < 0) return -1;
     if (-1 < self->done_phase && self->done_phase < NO_SHORT_CUT && put_usual_phases(self) < 0) {
         return -1;
     }
@@ -490,7 +494,7 @@ static PyObject *timeline_end_step(PyObject *object, PyObject *const *args, Py_s
     long long end_ns = 0, flags = 0;
     int is_usual = (nargs == 1 || (nargs == 2 && take_integer(args[1], &flags))) &&
                    take_integer(args[0], &end_ns) && can_end_step(self);
-    if (!is_usual) return call_plain(object, "plain_end_step", args, nargs);
+    if (!is_usual) return call_method(object, text_plain_end_step, args, nargs);
     if (end_step(self, end_ns, flags) < 0) return NULL;
     Py_RETURN_NONE;
 }
@@ -611,7 +615,7 @@ static PyObject *hooks_forward_begins(PyObject *object, PyObject *const *args, P
         PyErr_Clear(); /* the twin meets it again, and hands it to the guard */
     }
     if (is_usual < 1 || !can_have_step(self) || !is_free(self->timeline, FORWARD)) {
-        return call_plain(object, "plain_forward_begins", args, nargs);
+        return call_method(object, text_plain_forward_begins, args, nargs);
     }
     long long now_ns;
     if (read_clock(self->clock, &now_ns) < 0) return hand_to_guard(self, "forward begin");
@@ -646,7 +650,7 @@ static PyObject *hooks_forward_ends(PyObject *object, PyObject *const *args, Py_
     long long now_ns;
     if (nargs != 3 || !is_complete(self) || self->timeline->open_phase != FORWARD ||
         self->forward_module != args[0]) {
-        return call_plain(object, "plain_forward_ends", args, nargs);
+        return call_method(object, text_plain_forward_ends, args, nargs);
     }
     if (read_clock(self->clock, &now_ns) < 0) return hand_to_guard(self, "forward end");
     Timeline *timeline = (Timeline *)Py_NewRef((PyObject *)self->timeline);
@@ -677,7 +681,7 @@ static PyObject *hooks_backward_begins(PyObject *object, PyObject *const *args, 
     if (nargs != 2 || !PyTuple_Check(args[0]) || !PyDict_Check(args[1]) || !is_complete(self) ||
         self->backward_depth || !self->num_forwards || !self->timeline->step_start_ns ||
         !is_free(self->timeline, BACKWARD)) {
-        return call_plain(object, "plain_backward_begins", args, nargs);
+        return call_method(object, text_plain_backward_begins, args, nargs);
     }
     if (read_clock(self->clock, &now_ns) < 0) return hand_to_guard(self, "backward begin");
     Timeline *timeline = (Timeline *)Py_NewRef((PyObject *)self->timeline);
@@ -706,7 +710,7 @@ static PyObject *hooks_backward_ends(PyObject *object, PyObject *const *args, Py
     if (nargs != 1 || !is_complete(self) || self->backward_depth != 1 ||
         self->timeline->open_phase != BACKWARD || self->ends_after_backward == NULL ||
         PyObject_IsTrue(self->ends_after_backward)) {
-        return call_plain(object, "plain_backward_ends", args, nargs);
+        return call_method(object, text_plain_backward_ends, args, nargs);
     }
     if (read_clock(self->clock, &now_ns) < 0) return hand_to_guard(self, "backward end");
     Timeline *timeline = (Timeline *)Py_NewRef((PyObject *)self->timeline);
@@ -728,7 +732,7 @@ static PyObject *hooks_optimizer_begins(PyObject *object, PyObject *const *args,
     if (nargs != 3 || !is_complete(self) || self->open_optimizer || self->backward_depth ||
         self->steps->has_several || !self->timeline->step_start_ns ||
         !is_free(self->timeline, OPTIMIZER)) {
-        return call_plain(object, "plain_optimizer_begins", args, nargs);
+        return call_method(object, text_plain_optimizer_begins, args, nargs);
     }
     if (read_clock(self->clock, &now_ns) < 0) return hand_to_guard(self, "optimizer begin");
     Timeline *timeline = (Timeline *)Py_NewRef((PyObject *)self->timeline);
@@ -749,7 +753,7 @@ static PyObject *hooks_optimizer_ends(PyObject *object, PyObject *const *args, P
         self->takes_signals || self->backward_depth || self->steps->has_several ||
         self->steps->is_explicit || self->timeline->open_phase != OPTIMIZER ||
         !can_end_step(self->timeline)) {
-        return call_plain(object, "plain_optimizer_ends", args, nargs);
+        return call_method(object, text_plain_optimizer_ends, args, nargs);
     }
     if (read_clock(self->clock, &now_ns) < 0) return hand_to_guard(self, "optimizer end");
     Timeline *timeline = (Timeline *)Py_NewRef((PyObject *)self->timeline);
@@ -847,18 +851,11 @@ static int prepare(PyObject *module) {
     if (time_module == NULL) return -1;
     monotonic_ns = PyObject_GetAttrString(time_module, "monotonic_ns");
     Py_DECREF(time_module);
-    text_training = PyUnicode_InternFromString("training");
-    text_ndim = PyUnicode_InternFromString("ndim");
-    text_dtype = PyUnicode_InternFromString("dtype");
-    text_numel = PyUnicode_InternFromString("numel");
-    text_put = PyUnicode_InternFromString("put");
-    text_input_ids = PyUnicode_InternFromString("input_ids");
-    text_tensors = PyUnicode_InternFromString("tensors");
+#define INTERN(name) \
+    if ((text_##name = PyUnicode_InternFromString(#name)) == NULL) return -1;
+    NAMES(INTERN)
     empty_tuple = PyTuple_New(0);
-    if (!monotonic_ns || !text_training || !text_ndim || !text_dtype || !text_numel || !text_put ||
-        !text_input_ids || !text_tensors || !empty_tuple) {
-        return -1;
-    }
+    if (!monotonic_ns || !empty_tuple) return -1;
     return PyModule_AddIntConstant(module, "VERSION", VERSION);
 }
 
