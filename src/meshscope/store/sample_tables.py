@@ -11,7 +11,8 @@ STACKS = Table(
         name_column(
             1,
             "the program's frames, the innermost first, as `file:line function > what it calls < "
-            "file:line function …`: an id in the rank's name list",
+            "file:line function …`, those of installed packages with a `~`: an id in the rank's "
+            "name list",
         ),
         Column(name="reason", word=1, shift=16, width=8, meaning="see SampleReason"),
         Column(

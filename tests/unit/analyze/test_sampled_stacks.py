@@ -77,3 +77,11 @@ def test_a_rank_without_samples_says_so(tmp_path):
 @pytest.mark.parametrize("text", ["", " > ", " < ", "(unnamed 7)", "x" * 500])
 def test_any_text_is_a_line(text):
     assert len(describe_frame(text)) <= 160
+
+
+def test_a_line_of_a_package_has_the_programs_line_beside_it():
+    text = "~tracker/client.py:210 send > recv < ~tracker/api.py:7 log < my/train.py:88 main"
+    assert describe_frame(text) == (
+        "tracker/client.py:210 in send, which calls recv, from my/train.py:88"
+    )
+    assert describe_frame("~tracker/client.py:210 send") == "tracker/client.py:210 in send"

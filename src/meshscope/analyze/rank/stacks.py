@@ -20,6 +20,7 @@ from meshscope.store.read.recording import Recording
 _MAX_TEXT = 160
 _CALLS = " > "
 _CALLED_BY = " < "
+_PACKAGE = "~"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +133,15 @@ def count_lines(chosen: Iterable[tuple[StackSamples, Bools]]) -> SampledLines:
 
 
 def describe_frame(text: str) -> str:
-    """The innermost frame in words: `train.py:88 in log_metrics, which calls item`."""
-    frame, _, calls = text.partition(_CALLED_BY)[0].partition(_CALLS)
-    line, _, function = frame.partition(" ")
+    """The innermost frame in words: `train.py:88 in log_metrics, which calls item`; one of a
+    package with the program's line that led there: `…, from train.py:88`."""
+    first, *others = text.split(_CALLED_BY)
+    frame, _, calls = first.partition(_CALLS)
+    line, _, function = frame.removeprefix(_PACKAGE).partition(" ")
     words = f"{line} in {function}" if function else line
-    return (f"{words}, which calls {calls}" if calls else words)[:_MAX_TEXT]
+    if calls:
+        words = f"{words}, which calls {calls}"
+    own = next((one for one in others if not one.startswith(_PACKAGE)), "")
+    if first.startswith(_PACKAGE) and own:
+        words = f"{words}, from {own.partition(' ')[0]}"
+    return words[:_MAX_TEXT]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshscope.capture.guard import Guard
-from meshscope.capture.stacks.frames import FrameTexts, shorten_path
+from meshscope.capture.stacks.frames import FrameTexts, Owner, shorten_path
 from meshscope.capture.steps.hooks import BACKWARD
 from meshscope.capture.steps.timeline import PhaseStack, Timeline
 from meshscope.store.schema import BUILTIN_NAMES
@@ -100,7 +100,7 @@ class Compilations:
         if self._texts is None:
             self._texts = FrameTexts()
         spots = self._texts.find_spots(sys._getframe(1))
-        if not self._texts.is_program(spots[0][0].co_filename):
+        if self._texts.find_owner(spots[0][0].co_filename) is Owner.NOBODY:
             return ""
         return self._texts.write(spots[:_SHOWN_FRAMES])
 

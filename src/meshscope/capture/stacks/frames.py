@@ -2,20 +2,27 @@
 
     train.py:88 log_metrics > item < train.py:140 main
 
-Frames of torch, of the standard library and ours are left out as long as the program has one
-further out: a reader can change only the program. `> item` is what the innermost of the program's
-frames was calling, read from its bytecode: a call into C has no frame. Paths are cut to their
-last parts, and no source text is kept: a line of source may hold a secret.
+Frames of torch, of the standard library and ours are left out as long as there is another one
+further out. Of installed packages (a trainer, a logger) the two innermost frames stay, with a `~`:
+
+    ~tracker/client.py:210 send > recv < train.py:88 log_metrics < train.py:140 main
+
+`> item` is what the innermost frame was calling, read from its bytecode: a call into C has no
+frame. Paths are cut to their last parts, and no source text is kept: a line of source may hold a
+secret.
 """
 
 import dis
 import os
 import sys
 import sysconfig
+from enum import Enum
 from types import CodeType, FrameType
 
 MAX_FRAMES = 6
-"""Of the program, in one text."""
+"""In one text."""
+_MAX_PACKAGE_FRAMES = 2
+PACKAGE = "~"
 CALLS = " > "
 CALLED_BY = " < "
 _MAX_DEPTH = 200
@@ -32,42 +39,57 @@ Spot = tuple[CodeType, int, int]
 """Where a frame is: its code, the line, and the index of the last instruction."""
 
 
+class Owner(Enum):
+    """Whose a file is."""
+
+    NOBODY = 0
+    """torch's, the standard library's or ours."""
+    PACKAGE = 1
+    """That of another installed package."""
+    PROGRAM = 2
+
+
 class FrameTexts:
-    """Writes frames as text; remembers which files are the program's."""
+    """Writes frames as text; remembers whose files are."""
 
     def __init__(self) -> None:
-        self._is_own: dict[str, bool] = {}
+        self._owners: dict[str, Owner] = {}
         paths = sysconfig.get_paths()
         self._library = tuple({paths["stdlib"] + os.sep, paths["platstdlib"] + os.sep})
         self._sites = tuple({paths["purelib"] + os.sep, paths["platlib"] + os.sep})
 
     def find_spots(self, frame: FrameType) -> tuple[Spot, ...]:
-        """The program's innermost frames, or the innermost of all if it has none."""
+        """The innermost frames of program and packages, or the innermost of all without any."""
         innermost = (frame.f_code, frame.f_lineno or 0, frame.f_lasti)
         spots: list[Spot] = []
+        num_allowed = _MAX_PACKAGE_FRAMES
         at: FrameType | None = frame
         for _ in range(_MAX_DEPTH):
             if at is None or len(spots) == MAX_FRAMES:
                 break
             code = at.f_code
-            if self.is_program(code.co_filename):
+            owner = self.find_owner(code.co_filename)
+            if owner is Owner.PROGRAM or (owner is Owner.PACKAGE and len(spots) < num_allowed):
+                num_allowed = 0 if owner is Owner.PROGRAM else num_allowed
                 spots.append((code, at.f_lineno or 0, at.f_lasti))
             at = at.f_back
         return tuple(spots) or (innermost,)
 
-    def is_program(self, path: str) -> bool:
-        """Whether a file is neither torch's, nor the standard library's, nor ours."""
-        found = self._is_own.get(path)
+    def find_owner(self, path: str) -> Owner:
+        found = self._owners.get(path)
         if found is None:
-            found = self._is_own[path] = self._find_out(path)
+            found = self._owners[path] = self._find_out(path)
         return found
 
-    def _find_out(self, path: str) -> bool:
+    def _find_out(self, path: str) -> Owner:
         if path.startswith("<"):  # a frozen module, code that torch.compile made
-            return path in ("<stdin>", "<string>")
-        if f"{os.sep}torch{os.sep}" in path or path.startswith(_own_folder()):
-            return False
-        return path.startswith(self._sites) or not path.startswith(self._library)
+            is_typed = path in ("<stdin>", "<string>") or path.startswith("<ipython")
+            return Owner.PROGRAM if is_typed else Owner.NOBODY
+        if path.startswith(_hidden_folders()):
+            return Owner.NOBODY
+        if path.startswith(self._sites):
+            return Owner.PACKAGE
+        return Owner.NOBODY if path.startswith(self._library) else Owner.PROGRAM
 
     def write(self, spots: tuple[Spot, ...]) -> str:
         """The text of a stack."""
@@ -77,7 +99,8 @@ class FrameTexts:
 
     def _write_spot(self, spot: Spot) -> str:
         code, line, _ = spot
-        return f"{shorten_path(code.co_filename)}:{line} {code.co_name[:_MAX_NAME]}"
+        mark = PACKAGE if self.find_owner(code.co_filename) is Owner.PACKAGE else ""
+        return f"{mark}{shorten_path(code.co_filename)}:{line} {code.co_name[:_MAX_NAME]}"
 
 
 def shorten_path(path: str) -> str:
@@ -111,6 +134,8 @@ def find_call(code: CodeType, last_index: int) -> str:
     return ""
 
 
-def _own_folder() -> str:
-    """The folder of this package."""
-    return os.path.dirname(sys.modules["meshscope"].__file__ or "") + os.sep
+def _hidden_folders() -> tuple[str, ...]:
+    """The folders of torch and of this package."""
+    modules = (sys.modules.get(name) for name in ("torch", "meshscope"))
+    files = (getattr(module, "__file__", None) for module in modules)
+    return tuple(os.path.dirname(file) + os.sep for file in files if file)
