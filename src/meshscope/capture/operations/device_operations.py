@@ -34,7 +34,7 @@ from typing import Any
 from meshscope.capture.operations.operation_log import Operation, OperationLog
 from meshscope.capture.steps.clock_probe import DeviceOffset
 from meshscope.capture.steps.stream_events import StreamEvents
-from meshscope.core.operations import STEP_SHIFT, EndSource, Outcome
+from meshscope.core.operations import EndSource, Outcome
 from meshscope.store.schema import MISSING, WaitSource
 
 READ_EVERY_NS = 50_000_000
