@@ -1,5 +1,7 @@
 """Operations of some steps only: which steps, their flags, and numbers on which ranks agree."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -55,7 +57,7 @@ def test_beyond_the_limit_every_fourth_step_is_recorded_and_the_others_say_so(
         resting[step] = read_in_flight(data).resting_since_step
 
     rank = train(tmp_path / "run", 26, look)
-    recorded = [*range(8), 8, 12, 16, 20, WANTED, 24]
+    recorded = [0, 1, 4, 8, *range(12, 20), 20, WANTED, 24]
     operations = rank.read("collectives")
     assert operations["step"].tolist() == [step for step in recorded for _ in range(2)]
     # step × 2^14 + ordinal in the step, as the column says.
@@ -77,25 +79,28 @@ def test_cheap_operations_are_recorded_in_every_step(tmp_path, alone, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("num_operations", "step_ms", "strides"),
+    ("num_operations", "num_events", "step_ms", "strides"),
     [
-        # 45 µs each: 110 take 9.2 % of 54 ms, 11 take 0.9 %.
-        (110, 54, 16),
-        (11, 54, 1),
-        (10_000, 54, 64),
+        (11, 0, 54, 1),  # 11 × 15 µs of 54 ms
+        (11, 33, 54, 2),  # with three events each: 1.8 %
+        (32, 128, 57, 8),  # messages of a pipeline: 6.5 %
+        (110, 330, 54, 32),
+        (10_000, 0, 54, 64),
     ],
 )
-def test_the_stride_keeps_the_cost_below_a_hundredth(num_operations, step_ms, strides):
+def test_the_stride_keeps_the_cost_below_a_hundredth(num_operations, num_events, step_ms, strides):
     class Log:
         is_on, is_resting, num_calls = True, False, 0
         groups = None
 
     class Follower:
         sees_all = False
+        device = SimpleNamespace(num_events=0)
 
     stride = operation_stride.OperationStride(Log, Follower)
     for step in range(8):
         Log.num_calls += num_operations
+        Follower.device.num_events += num_events
         stride._count(step, step_ms * 1_000_000)
     stride._choose()
     assert stride.stride == strides

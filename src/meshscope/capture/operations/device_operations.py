@@ -84,6 +84,11 @@ class DeviceOperations:
         self._next_read_ns = 0
         self.num_given_up = 0
 
+    @property
+    def num_events(self) -> int:
+        """Recorded so far."""
+        return self._events.num_recorded
+
     def enter(self, operation: Operation, now_ns: int) -> None:
         """Before the call: marks when the stream gets there."""
         if self._events.is_capturing():

@@ -19,14 +19,20 @@ from meshscope.capture.operations.operation_log import OperationLog
 MAX_SHARE = 0.01
 """Of a step's time that recording its operations may take."""
 MAX_STRIDE = 64
-NUM_FIRST_STEPS = 8
-"""Steps after the start that are recorded in any case."""
-PYTHON_COST_NS = 45_000
-KERNEL_COST_NS = 85_000
-"""What recording one operation on a device takes the host, seen in Python and by the dispatcher's
-kernels: 10 and 43 µs in a loop (`benchmarks/operation_cost.py`), half as much again for caches that
-a program keeps busy, and the events on its streams."""
+DENSE_STEPS = (range(2), range(12, 20), range(26, 42))
+"""Steps after the start that are recorded in any case: enough for statistics in a short run, and
+too few to matter in a long one."""
+PYTHON_COST_NS = 15_000
+KERNEL_COST_NS = 65_000
+"""What recording one operation takes the host, seen in Python and by the dispatcher's kernels:
+10 and 43 µs in a loop (`benchmarks/operation_cost.py`), and half as much again for caches that a
+program keeps busy."""
+EVENT_COST_NS = 25_000
+"""What an event of an operation or a wait takes, its reading included: on four ranks that share
+an H200, pipelined messages with four events each cost 140 µs, functional ones with three 80 µs."""
 _NUM_DURATIONS = 8
+_NUM_KNOWN = 2
+"""Steps after which a step's length and operations are known."""
 _SLACK = 0.5
 """The stride is halved only if the cost then stays below this part of what is allowed, so that
 ranks and steps do not go to and fro."""
@@ -45,6 +51,9 @@ class OperationStride:
         self._num_before = 0
         self._num_operations = 0
         """In the last recorded step."""
+        self._num_events_before = 0
+        self._num_events = 0
+        """Likewise."""
         self.stride = 1
 
     def end_step(self, step: int, start_ns: int, end_ns: int, *, is_wanted: bool) -> None:
@@ -54,10 +63,10 @@ class OperationStride:
             return
         self._count(step, end_ns - (self._last_end_ns or start_ns))
         self._last_end_ns = end_ns
-        if not log.is_resting and self._num_steps >= NUM_FIRST_STEPS:
+        if not log.is_resting and self._num_steps >= _NUM_KNOWN:
             self._choose()
-        is_first = self._num_steps < NUM_FIRST_STEPS
-        if is_first or is_wanted or not (step + 1) % self.stride:
+        is_dense = any(self._num_steps in steps for steps in DENSE_STEPS)
+        if is_dense or is_wanted or not (step + 1) % self.stride:
             log.go_on()
             groups.number_by_step(step + 1)
         elif not log.is_resting:
@@ -67,19 +76,24 @@ class OperationStride:
     def _count(self, step: int, duration_ns: int) -> None:
         num_operations = self._log.num_calls - self._num_before
         self._num_before = self._log.num_calls
+        device = self._follower.device
+        num_all = 0 if device is None else device.num_events
+        num_events, self._num_events_before = num_all - self._num_events_before, num_all
         if step == self._last_step and self._durations:  # it was gone on with
             self._durations[-1] += duration_ns
             self._num_operations += num_operations
+            self._num_events += num_events
             return
         self._last_step = step
         self._num_steps += 1
         self._durations.append(duration_ns)
         if not self._log.is_resting:
-            self._num_operations = num_operations
+            self._num_operations, self._num_events = num_operations, num_events
 
     def _choose(self) -> None:
         cost_ns = KERNEL_COST_NS if self._follower.sees_all else PYTHON_COST_NS
-        share = self._num_operations * cost_ns / max(median_low(self._durations), 1) / MAX_SHARE
+        cost_ns = self._num_operations * cost_ns + self._num_events * EVENT_COST_NS
+        share = cost_ns / max(median_low(self._durations), 1) / MAX_SHARE
         while share > self.stride and self.stride < MAX_STRIDE:
             self.stride *= 2
         while self.stride > 1 and share < self.stride // 2 * _SLACK:

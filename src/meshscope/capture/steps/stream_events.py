@@ -11,6 +11,7 @@ class StreamEvents:
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self.free: list[Any] = []
+        self.num_recorded = 0
         self._streams: dict[Any, Any] = {}
         c = sys.modules["torch"]._C
         self._find_stream = getattr(c, "_cuda_getCurrentStream", None)
@@ -29,6 +30,7 @@ class StreamEvents:
 
     def record(self) -> Any:
         """An event on the current stream."""
+        self.num_recorded += 1
         event = self.free.pop() if self.free else self._backend.Event(enable_timing=True)
         if not self._is_short:
             event.record()
