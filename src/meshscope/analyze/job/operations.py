@@ -14,7 +14,7 @@ import numpy as np
 
 from meshscope.analyze.job.group_axes import UNKNOWN_GROUP, JobGroup, merge_groups
 from meshscope.analyze.rank.device_clock import PlacedClock, fit_placed_clock
-from meshscope.analyze.rank.kernel_sample import read_samples
+from meshscope.analyze.rank.kernel_sample import narrow_to_samples, read_samples
 from meshscope.core.operations import DTYPES, IS_EXACT_END, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
@@ -326,28 +326,33 @@ def _read_rank(
         dtype=_small(columns, "dtype"),
         tag=_small(columns, "tag"),
     )
-    clock = _fit_clock(recording, rows)
+    clock = _fit_clock(recording)
     if clock is not None:
         clocks[recording.rank] = clock
         rows = _correct_device_times(rows, clock)
     return rows, num_all - len(rows), num_bad_ends
 
 
-def _fit_clock(recording: Recording, rows: OperationRows) -> PlacedClock | None:
+def _fit_clock(recording: Recording) -> PlacedClock | None:
     """From where the main stream reached operations, and where it went on after waits."""
-    if not recording.has_table("kernels"):
+    samples = read_samples(recording) if recording.has_table("kernels") else ()
+    if not samples:
         return None
-    is_timed = rows.has_flag(OperationFlag.DEVICE) & (rows.end_ns != MISSING)
-    waits = recording.read("waits")
+    around = narrow_to_samples(recording, samples)
+    rows, waits = around.read("collectives"), around.read("waits")
+    enqueue = int64_column(rows, "enqueue_host_mono_ns")
+    reached = int64_column(rows, "start_host_mono_ns")
+    is_timed = (int64_column(rows, "flags") & OperationFlag.DEVICE != 0) & _is_time(enqueue)
+    is_timed &= _is_time(reached) & _is_time(int64_column(rows, "end_host_mono_ns"))
     wait_start = int64_column(waits, "start_host_mono_ns")
     went_on = int64_column(waits, "device_end_host_mono_ns")
     is_placed = _is_time(went_on) & _is_time(wait_start)
     issued = wait_start + np.clip(int64_column(waits, "duration_ns"), 0, MAX_SPAN_NS)
     return fit_placed_clock(
-        read_samples(recording),
+        samples,
         recording.updates,
-        np.concatenate([rows.enqueue_ns[is_timed], issued[is_placed]]),
-        np.concatenate([rows.start_ns[is_timed], went_on[is_placed]]),
+        np.concatenate([enqueue[is_timed], issued[is_placed]]),
+        np.concatenate([reached[is_timed], went_on[is_placed]]),
     )
 
 

@@ -5,6 +5,7 @@ clock of the rank's host. Rows whose times lie outside of the sample's window ar
 left out; a launch at an impossible time is one that is not known.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from meshscope.store.kernel_table import KernelKind
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.read.recording import Recording
+from meshscope.store.read.table_window import TimeWindows
 from meshscope.store.read.trace_windows import KERNEL_LINE, TraceWindow, read_windows
 from meshscope.store.schema import MISSING
 
@@ -188,3 +190,15 @@ def _find_profiling(recording: Recording, calls: RuntimeCalls) -> Intervals:
     own = [one for one in names if recording.name_of(one).lower() in _PROFILER_CALLS]
     is_own = np.isin(calls.name_id, own)
     return unite(calls.start_ns[is_own], calls.end_ns[is_own])
+
+
+def narrow_to_samples(recording: Recording, samples: Sequence[KernelSample]) -> Recording:
+    """The recording around its samples; of a long run only other windows may be read so far."""
+    if recording.windows is None or not samples:
+        return recording
+    return recording.narrow(
+        TimeWindows(
+            start_ns=np.array([sample.begin_ns - _SLACK_NS for sample in samples]),
+            end_ns=np.array([sample.end_ns + _SLACK_NS for sample in samples]),
+        )
+    )

@@ -15,14 +15,13 @@ Wrong where steps differ in what they compute: each is taken for the mean of the
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.kernel_operations import match_kernels, measure_operations
-from meshscope.analyze.job.operations import MAX_SPAN_NS
-from meshscope.analyze.rank.kernel_sample import KernelSample, read_samples
+from meshscope.analyze.job.operations import MAX_SPAN_NS, Operations, load_operations
+from meshscope.analyze.rank.kernel_sample import KernelSample, narrow_to_samples, read_samples
 from meshscope.analyze.rank.kernel_steps import DeviceStep, read_host_phases, split_sample
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.timeline.pieces import PieceKind
@@ -120,7 +119,7 @@ def divide_device_time(attempt: Attempt, timeline: Timeline) -> DeviceParts:
         if attempt.is_from_traces:
             table.add_counted(number, mine, attempt.ranks[rank])
         else:
-            table.add_estimated(number, mine, sum_samples(attempt.ranks[rank], timeline))
+            table.add_estimated(number, mine, sum_samples(attempt, rank, timeline))
     return table.make(is_divided)
 
 
@@ -286,18 +285,23 @@ def _measure_held(timeline: Timeline, rank: int) -> Mapping[str, float]:
     return held
 
 
-def sum_samples(recording: Recording, timeline: Timeline) -> Sampled | None:
+def sum_samples(attempt: Attempt, rank: int, timeline: Timeline) -> Sampled | None:
     """The sampled steps of one rank; None without any."""
-    samples = read_samples(recording)
+    samples = read_samples(attempt.ranks[rank])
     if not samples:
         return None
-    times = order_steps(recording.read("steps"))
-    phases = read_host_phases(recording, times)
+    around = narrow_to_samples(attempt.ranks[rank], samples)
+    times = order_steps(around.read("steps"))
+    phases = read_host_phases(around, times)
+    job = timeline.communication
+    operations = None if job is None else job.operations
+    if around is not attempt.ranks[rank]:  # the job has other windows
+        operations = load_operations(replace(attempt, ranks={rank: around}))
     steps: list[DeviceStep] = []
     exposed: dict[str, list[float]] = {}
     for sample in samples:
         for one in split_sample(sample, times, phases):
-            for axis, value in _sum_exposed(sample, one, recording, timeline).items():
+            for axis, value in _sum_exposed(sample, one, around, operations).items():
                 exposed.setdefault(axis, [0.0] * len(steps)).append(value)
             steps.append(one)
             for values in exposed.values():
@@ -307,15 +311,14 @@ def sum_samples(recording: Recording, timeline: Timeline) -> Sampled | None:
 
 
 def _sum_exposed(
-    sample: KernelSample, step: DeviceStep, recording: Recording, timeline: Timeline
+    sample: KernelSample, step: DeviceStep, recording: Recording, operations: Operations | None
 ) -> dict[str, float]:
     """Exposed communication of one sampled step by axis, copies beside it left out."""
     if not step.exposed_ns:
         return {}
-    job: Job | None = timeline.communication
-    if job is None:
+    if operations is None:
         return {OTHER: float(step.exposed_ns)}
-    rows, groups = job.operations.rows, job.operations.groups
+    rows, groups = operations.rows, operations.groups
     names = {int(one): recording.name_of(int(one)) for one in np.unique(sample.work.name_id)}
     match = match_kernels(sample, rows, names)
     found = measure_operations(sample, match, step.start_ns, step.end_ns)

@@ -4,15 +4,14 @@ Phases that cross the start or end of a step are left out, as in `rank.phases`: 
 around a loop and would claim all time outside other phases.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS, PhaseBook
 from meshscope.analyze.rank.device import join_spans, tighten_offsets
-from meshscope.analyze.rank.device_clock import fit_offsets
-from meshscope.analyze.rank.kernel_sample import KernelSample
+from meshscope.analyze.rank.device_clock import DeviceOffsets, fit_offsets
+from meshscope.analyze.rank.kernel_sample import narrow_to_samples, read_samples
 from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, assign_phases
 from meshscope.numerics.interval_layers import Layer, make_layer
 from meshscope.store.read.arrays import Int32s, Int64s
@@ -80,8 +79,20 @@ class DeviceMarks:
         return len(self.start_ns)
 
 
+def fit_mark_offsets(recording: Recording) -> DeviceOffsets | None:
+    """Where marks lie on the host's clock, as kernel samples say; None without one."""
+    samples = read_samples(recording)
+    if not samples:
+        return None
+    marks = narrow_to_samples(recording, samples).read("device_spans")
+    issued = int64_column(marks, "host_start_host_mono_ns")
+    reached = int64_column(marks, "start_device_ns")
+    is_good = (issued >= 0) & (issued < MAX_TIME_NS) & (reached >= 0) & (reached < MAX_TIME_NS)
+    return fit_offsets(samples, issued[is_good], reached[is_good])
+
+
 def place_device_spans(
-    columns: Columns, phases: RankPhases, samples: Sequence[KernelSample] = ()
+    columns: Columns, phases: RankPhases, offsets: DeviceOffsets | None = None
 ) -> DeviceMarks:
     """Puts device spans on the host's clock: as kernel samples say, else by the tightest bound.
 
@@ -101,7 +112,6 @@ def place_device_spans(
     )
     interval = phases.spans.interval[host_row]
     host_start = phases.spans.start_ns[host_row]
-    offsets = fit_offsets(samples, host_start, start) if len(samples) else None
     since = start + (
         tighten_offsets(low, interval // 2) if offsets is None else offsets.find(host_start)
     )

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.analyze.job.operations import PhaseBook
-from meshscope.analyze.rank.kernel_sample import read_samples
 from meshscope.analyze.rank.phases import StepTimes
 from meshscope.analyze.timeline.actions import Actions
 from meshscope.analyze.timeline.rank_phases import (
     DeviceMarks,
     RankPhases,
+    fit_mark_offsets,
     layer_by_depth,
     place_device_spans,
     read_phases,
@@ -45,7 +45,9 @@ def read_rank(recording: Recording, steps: StepTimes, book: PhaseBook) -> RankRe
     phases = read_phases(recording, steps, book)
     marks = None
     if recording.has_table("device_spans"):
-        marks = place_device_spans(recording.read("device_spans"), phases, read_samples(recording))
+        marks = place_device_spans(
+            recording.read("device_spans"), phases, fit_mark_offsets(recording)
+        )
     has_marks = marks is not None and len(marks) > 0
     return RankReading(
         rank=recording.rank, steps=steps, phases=phases, marks=marks if has_marks else None
