@@ -7,8 +7,8 @@ the recorder takes in a step, the device has work all the while. So of the host'
 counts that lies at marks which the device reached too soon. Without marks on the device the host's
 time is a bound, and nothing else is known.
 
-Steps that are marked on the device cost more than others, and only some of short steps are marked:
-medians of both kinds are weighted by how many there are of each.
+Steps that are marked on the device or whose communication is recorded cost more than others, and of
+short steps only some are: the medians of each kind are weighted by how many there are of it.
 
 This is not the whole effect on training (caches, memory bandwidth), which only a comparison with an
 unrecorded run shows (`benchmarks/recorder_overhead.py`). Steps without the recorder now and then,
@@ -25,11 +25,13 @@ import numpy as np
 from meshscope.analyze.rank.device import MarkLeads
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.numerics.distribution import interpolate_percentile
-from meshscope.store.read.arrays import Bools, Floats, Int64s
+from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.schema import StepFlag
 
 _NO_MARKS = "no mark on the device says whether it had work meanwhile"
 _NO_DEVICE = "no accelerator was in use"
+_NUM_KINDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class Overhead:
     p95_ratio: float | Unavailable
     max_ratio: float | Unavailable
     host_ns: float
-    """Of the host, per step: medians of marked and other steps, weighted by their number."""
+    """Of the host, per step: medians of each kind of steps, weighted by their number."""
     host_ratio: float | Unavailable
     """The same of the steps' ratios."""
     has_device: bool
@@ -70,12 +72,12 @@ class OverheadSamples:
 
     cost_ns: Int64s
     duration_ns: Int64s
-    is_marked: Bools
-    """Whether the step has marks on the device."""
+    kind: Int64s
+    """By whether the step has marks on the device, and whether its communication is recorded."""
     num_warmup: int
     """First entries that are of warm-up steps."""
-    marked_ratio: float
-    """Share of all steps after warm-up that have marks on the device."""
+    num_of_kind: Int64s
+    """All steps after warm-up, by kind."""
     lead_ns: Int64s | Unavailable
     """At marks after warm-up; see `MarkLeads`."""
 
@@ -92,13 +94,15 @@ def sample_overhead(
     start = int64_column(steps, "start_host_mono_ns")[measured]
     found = known(leads)
     marked = np.empty(0, dtype=np.int64) if found is None else np.unique(found.step)
-    num_after = max(len(ordered_step) - num_warmup, 1)
+    is_marked = np.isin(int64_column(steps, "step"), ordered_step[marked])
+    is_unwatched = (steps["flags"].astype(np.int64) & StepFlag.UNWATCHED) != 0
+    kind = is_marked + 2 * is_unwatched.astype(np.int64)
     return OverheadSamples(
         cost_ns=cost[measured],
         duration_ns=int64_column(steps, "end_host_mono_ns")[measured] - start,
-        is_marked=np.isin(int64_column(steps, "step")[measured], ordered_step[marked]),
+        kind=kind[measured],
         num_warmup=int(np.searchsorted(measured, num_warmup)),
-        marked_ratio=float(np.count_nonzero(marked >= num_warmup)) / num_after,
+        num_of_kind=np.bincount(kind[num_warmup:], minlength=_NUM_KINDS),
         lead_ns=leads
         if isinstance(leads, Unavailable)
         else leads.lead_ns[leads.step >= num_warmup],
@@ -117,14 +121,14 @@ def measure_overhead(
     if not len(cost):
         return Unavailable("the recorder timed itself in no step")
     duration = np.concatenate([none_ns, *(sample.duration_ns[at:] for sample, at in pairs)])
-    is_marked = np.concatenate([none_ns, *(s.is_marked[at:] for s, at in pairs)]).astype(bool)
-    marked_ratio = float(np.mean([sample.marked_ratio for sample in samples]))
+    kind = np.concatenate([none_ns, *(sample.kind[at:] for sample, at in pairs)])
+    num_of_kind = np.sum([sample.num_of_kind for sample in samples], axis=0)
     ordered = np.sort(cost)
     is_timed = duration > 0
     ratios = cost[is_timed] / duration[is_timed]
     in_order = np.sort(ratios)
     none = Unavailable("the measured steps have no duration")
-    host_ns = _weigh(cost.astype(np.float64), is_marked, marked_ratio)
+    host_ns = _weigh(cost.astype(np.float64), kind, num_of_kind)
     return Overhead(
         num_steps=len(cost),
         is_warmup_only=is_warmup_only,
@@ -135,18 +139,17 @@ def measure_overhead(
         p95_ratio=interpolate_percentile(in_order, 0.95) if len(ratios) else none,
         max_ratio=float(in_order[-1]) if len(ratios) else none,
         host_ns=host_ns,
-        host_ratio=_weigh(ratios, is_marked[is_timed], marked_ratio) if len(ratios) else none,
+        host_ratio=_weigh(ratios, kind[is_timed], num_of_kind) if len(ratios) else none,
         has_device=has_device,
         starved_ratio=_measure_starved(samples, host_ns) if has_device else Unavailable(_NO_DEVICE),
     )
 
 
-def _weigh(values: Floats, is_marked: Bools, marked_ratio: float) -> float:
-    """Medians of both kinds of steps; of the one kind, where the other was never timed."""
-    if not is_marked.any() or is_marked.all():
-        return float(np.median(values))
-    marked, other = float(np.median(values[is_marked])), float(np.median(values[~is_marked]))
-    return marked_ratio * marked + (1 - marked_ratio) * other
+def _weigh(values: Floats, kind: Int64s, num_of_kind: Int64s) -> float:
+    """Medians of each kind of steps; without the kinds that were never timed."""
+    timed = np.unique(kind)
+    medians = [float(np.median(values[kind == one])) for one in timed]
+    return float(np.average(medians, weights=np.maximum(num_of_kind[timed], 1)))
 
 
 def _measure_starved(samples: Sequence[OverheadSamples], host_ns: float) -> float | Unavailable:

@@ -29,7 +29,8 @@ from meshscope.store.write.open_step import (
 
 SAMPLE_EVERY_STEPS = 17
 """The recorder's own cost is measured on one step in this many. Odd, because one in 2, 4, 8 … of
-short steps is marked on the device: those measured are marked as often as the others."""
+short steps is marked on the device, or has its communication recorded: of those measured as many
+are as of the others."""
 _PHASE_INDICES = {name_id: phase for phase, name_id in enumerate(PHASE_IDS)}
 _OPTIMIZER = len(PHASE_IDS) - 1
 _NO_SHORT_CUT = len(PHASE_IDS)
