@@ -193,9 +193,7 @@ def _find_profiling(recording: Recording, calls: RuntimeCalls) -> Intervals:
 
 
 def narrow_to_samples(recording: Recording, samples: Sequence[KernelSample]) -> Recording:
-    """The recording around its samples; of a long run only other windows may be read so far."""
-    if recording.windows is None or not samples:
-        return recording
+    """The recording around its samples; of a long run other windows may be read."""
     return recording.narrow(
         TimeWindows(
             start_ns=np.array([sample.begin_ns - _SLACK_NS for sample in samples]),

@@ -293,10 +293,8 @@ def sum_samples(attempt: Attempt, rank: int, timeline: Timeline) -> Sampled | No
     around = narrow_to_samples(attempt.ranks[rank], samples)
     times = order_steps(around.read("steps"))
     phases = read_host_phases(around, times)
-    job = timeline.communication
-    operations = None if job is None else job.operations
-    if around is not attempt.ranks[rank]:  # the job has other windows
-        operations = load_operations(replace(attempt, ranks={rank: around}))
+    has_operations = timeline.communication is not None
+    operations = load_operations(replace(attempt, ranks={rank: around})) if has_operations else None
     steps: list[DeviceStep] = []
     exposed: dict[str, list[float]] = {}
     for sample in samples:
