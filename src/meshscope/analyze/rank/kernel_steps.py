@@ -82,7 +82,9 @@ class DeviceStep:
     num_kernels: int
     """Kernels that compute."""
     waiting_ns: int
-    """How long the host waited for the device, wherever."""
+    """How long the host waited for the device, outside of `HOST_CAUSES`."""
+    waited_copy_ns: int
+    """The part of `copy_ns` in which it did."""
 
     @property
     def length_ns(self) -> int:
@@ -224,7 +226,8 @@ def split_sample(
                 compute_by_phase_ns=sum_compute(start_ns, end_ns),
                 copy_by_phase_ns=sum_copies(start_ns, end_ns),
                 num_kernels=_count(work, start_ns, end_ns),
-                waiting_ns=_measure(sample.synchronising, start_ns, end_ns),
+                waiting_ns=_measure(waits, start_ns, end_ns),
+                waited_copy_ns=_measure(intersect(sets[1], waits), start_ns, end_ns),
             )
         )
     return tuple(found)
