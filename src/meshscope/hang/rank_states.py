@@ -170,8 +170,8 @@ class RankState:
 
     @property
     def is_resting(self) -> bool:
-        """Whether it goes on without recording the operations of its step."""
-        return self.resting_since_step is not None and not self.has_ended
+        """Whether it is in a step whose operations it does not record, or died in one."""
+        return self.resting_since_step is not None and not self.is_closed
 
     @property
     def has_ended(self) -> bool:

@@ -11,7 +11,9 @@ before it on its stream: what was launched before the sample began comes before 
     compute + copies with no compute beside + communication with neither beside + idle = length
 
 Idle time is by cause, as `numerics.idle_gaps` defines them; what is the host's is given to the
-phase the host was in, where that is one of `HOST_CAUSES`, or to the profiler that held it up.
+phase the host was in, where that is one of `HOST_CAUSES`, or to the profiler that held it up. What
+the host launches or waits for in such a phase is that phase's too: a checkpoint's copies are not
+the training's, whichever phase they are in within it.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,11 +37,15 @@ NO_PHASE = "(no phase)"
 """Launched outside of any phase."""
 NOT_SEEN = "(launch not seen)"
 """Launched before the sample began."""
+_DATA = "data"
+"""A wait there is the wait that the copy of a batch makes, and holds up the step like any other."""
 _BEFORE = -1
 _MAX_NS = 1 << 61
 """A later time, or a longer span, is damage."""
 _NO_PHASE_ID = -1
 _NOT_SEEN_ID = -2
+_FIRST_CAUSE_ID = -3
+"""And further down, one for each of `HOST_CAUSES`."""
 
 _ByPhase = Callable[[int, int], dict[str, int]]
 """Time per phase from a start to an end."""
@@ -73,6 +79,12 @@ class DeviceStep:
     """Sums to `compute_ns`, by the host's phase that launched it."""
     copy_by_phase_ns: Mapping[str, int]
     """Sums to `copy_ns`."""
+    num_kernels: int
+    """Kernels that compute."""
+    waiting_ns: int
+    """How long the host waited for the device, outside of `HOST_CAUSES`."""
+    waited_copy_ns: int
+    """The part of `copy_ns` in which it did."""
 
     @property
     def length_ns(self) -> int:
@@ -81,6 +93,24 @@ class DeviceStep:
     @property
     def total_idle_ns(self) -> int:
         return sum(self.idle_ns.values())
+
+    @property
+    def training_compute_ns(self) -> int:
+        """Without what evaluation, checkpoints and the like computed."""
+        return _leave_out_causes(self.compute_by_phase_ns)
+
+    @property
+    def training_copy_ns(self) -> int:
+        return _leave_out_causes(self.copy_by_phase_ns)
+
+    @property
+    def has_compiled(self) -> bool:
+        """What code is tried out with in such a step is none of the training's work."""
+        return any("compile" in one for one in (self.idle_ns, self.compute_by_phase_ns))
+
+
+def _leave_out_causes(by_phase_ns: Mapping[str, int]) -> int:
+    return sum(value for name, value in by_phase_ns.items() if name not in HOST_CAUSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,11 +189,13 @@ def split_sample(
         subtract(exposed, copies),
         intersect(exposed, copies),
     )
+    waits = sample.synchronising
+    for name, one in phases.causes.items():
+        waits = waits if name == _DATA else subtract(waits, one)
     causes = {"profiler": sample.profiling}
     causes |= {name: subtract(one, sample.profiling) for name, one in phases.causes.items()}
-    causes = {name: subtract(one, sample.synchronising) for name, one in causes.items()}
-    phase = np.where(work.launch_ns >= 0, phases.find(work.launch_ns), _NOT_SEEN_ID)
-    names = {**phases.names, _NO_PHASE_ID: NO_PHASE, _NOT_SEEN_ID: NOT_SEEN}
+    causes = {name: subtract(one, waits) for name, one in causes.items()}
+    phase, names = _find_phases(work, phases)
     sum_compute = _sum_by_phase(work, phase, names, compute, (KernelKind.COMPUTE,))
     sum_copies = _sum_by_phase(work, phase, names, sets[1], (KernelKind.COPY, KernelKind.FILL))
     found = []
@@ -175,7 +207,7 @@ def split_sample(
             work.launched_ns,
             first_ns=start_ns,
             last_ns=end_ns,
-            synchronising=sample.synchronising,
+            synchronising=waits,
         )
         found.append(
             DeviceStep(
@@ -193,9 +225,23 @@ def split_sample(
                 idle_ns=_name_causes(gaps, causes),
                 compute_by_phase_ns=sum_compute(start_ns, end_ns),
                 copy_by_phase_ns=sum_copies(start_ns, end_ns),
+                num_kernels=_count(work, start_ns, end_ns),
+                waiting_ns=_measure(waits, start_ns, end_ns),
+                waited_copy_ns=_measure(intersect(sets[1], waits), start_ns, end_ns),
             )
         )
     return tuple(found)
+
+
+def _find_phases(work: DeviceWork, phases: HostPhases) -> tuple[Int64s, dict[int, str]]:
+    """Per piece of work an id of the phase that launched it, and what the ids mean."""
+    names = {**phases.names, _NO_PHASE_ID: NO_PHASE, _NOT_SEEN_ID: NOT_SEEN}
+    phase = phases.find(work.launch_ns)
+    for number, (name, inside) in enumerate(phases.causes.items()):
+        names[_FIRST_CAUSE_ID - number] = name
+        is_inside = inside.within(work.launch_ns, work.launch_ns + 1) > 0
+        phase = np.where(is_inside, _FIRST_CAUSE_ID - number, phase)
+    return np.where(work.launch_ns >= 0, phase, _NOT_SEEN_ID), names
 
 
 def find_cuts(sample: KernelSample, steps: StepTimes) -> list[tuple[int, int, int, bool]]:
@@ -229,6 +275,11 @@ def _find_steps(work: DeviceWork, rows: Int64s, steps: StepTimes) -> Int64s:
     launch = work.launch_ns[rows]
     index = np.searchsorted(steps.start_ns, launch, side="right") - 1
     return np.maximum.accumulate(np.where(launch >= 0, index, _BEFORE))
+
+
+def _count(work: DeviceWork, start_ns: int, end_ns: int) -> int:
+    is_inside = (work.start_ns >= start_ns) & (work.start_ns < end_ns)
+    return int(np.count_nonzero(is_inside & (work.kind == KernelKind.COMPUTE)))
 
 
 def _measure(one: Intervals, start_ns: int, end_ns: int) -> int:

@@ -6,9 +6,12 @@ nothing in it. Two kinds of evidence divide it:
 - Traces of a profiler count. Their phases have no gaps; what lies between is idle, and the table
   `device_gaps` has its causes, step by step.
 - Kernel samples count in a few steps, and the others are estimated: a step computes and copies as
-  long as a sampled one. Of the rest, communication is exposed as in the samples, in proportion to
-  the length, where that is more than hold-ups show; what remains is idle, for the causes seen in
-  the samples, in their proportion. The interval is half the range of the sampled steps.
+  long as a sampled one, apart from what it does in phases that have lines of their own. Of the
+  rest, communication is exposed as in the samples, in proportion to the length, where that is more
+  than hold-ups show; what remains is idle, for the causes seen in the samples, in their proportion.
+  Without communication the gaps between kernels that had been launched in time (`dependency`) are
+  the device's own, as long as in the samples however long the host takes. The interval is half the
+  range of the sampled steps.
 
 Without evidence a rank's time is `SPAN` where its stream was in a phase, and `BETWEEN` elsewhere.
 Wrong where steps differ in what they compute: each is taken for the mean of the sampled ones.
@@ -49,6 +52,7 @@ CAUSES: Mapping[str, str] = {
     "unknown": "not known",
 }
 """Why a device idled, in words; also columns of table `device_gaps`."""
+_DEPENDENCY = list(CAUSES).index("dependency")
 OWN_PHASES = frozenset(("data", "checkpoint", "eval", "logging", "compile", "copy", "earlier"))
 """Phases that have lines of their own: nothing in them is divided."""
 
@@ -94,10 +98,17 @@ class DeviceParts:
 
     def remove(self, timeline: Timeline, *names: str) -> Int64s:
         """Per piece its work without these parts, which are taken evenly from a rank's step."""
-        pieces = timeline.pieces
+        return self.shorten(timeline, self.time_of(*names).astype(np.float64))
+
+    def time_of(self, *names: str) -> Int64s:
+        """[rank, step]: these parts together."""
         wanted = [index for index, (name, _) in enumerate(self.parts) if name in names]
-        whole = self.time_ns.sum(axis=2)
-        left = 1 - self.time_ns[:, :, wanted].sum(axis=2) / np.maximum(whole, 1)
+        return np.asarray(self.time_ns[:, :, wanted].sum(axis=2), dtype=np.int64)
+
+    def shorten(self, timeline: Timeline, removed_ns: Floats) -> Int64s:
+        """Per piece its work if a rank's step is shorter by so much, [rank, step]."""
+        pieces = timeline.pieces
+        left = np.maximum(1 - removed_ns / np.maximum(self.time_ns.sum(axis=2), 1), 0.0)
         index = np.searchsorted(np.array(timeline.ranks), pieces.rank)
         work = np.rint(pieces.duration_ns * left[index, pieces.step]).astype(np.int64)
         return np.where(self.is_divided, work, pieces.duration_ns)
@@ -179,8 +190,8 @@ class _PartTable:
         whole = self._sum(mine)
         steps = sampled.steps
         busy = {
-            (COMPUTE, ""): np.array([float(one.compute_ns) for one in steps]),
-            (COPY, ""): np.array([float(one.copy_ns) for one in steps]),
+            (COMPUTE, ""): np.array([float(one.training_compute_ns) for one in steps]),
+            (COPY, ""): np.array([float(one.training_copy_ns) for one in steps]),
         }
         means = {part: float(values.mean()) for part, values in busy.items()}
         scale = np.minimum(1.0, whole / max(sum(means.values()), 1.0))
@@ -196,6 +207,13 @@ class _PartTable:
             self._add((EXPOSED, axis), rank, time_ns, off)
             idle, spread = idle - time_ns, max(spread, off)
         weights = _sum_causes(steps)
+        if self._timeline.communication is None:
+            own_ns = float(np.median([one.idle_ns.get("dependency", 0) for one in steps]))
+            time_ns = np.minimum(round(own_ns), idle)
+            self._add(("dependency", ""), rank, time_ns, spread)
+            idle = idle - time_ns
+            if weights.sum() > weights[_DEPENDENCY]:
+                weights[_DEPENDENCY] = 0
         self._spread_idle(rank, idle, np.repeat(weights[None], self._shape[1], axis=0), spread)
 
     def _share_rest(
@@ -298,7 +316,7 @@ def sum_samples(attempt: Attempt, rank: int, timeline: Timeline) -> Sampled | No
     steps: list[DeviceStep] = []
     exposed: dict[str, list[float]] = {}
     for sample in samples:
-        for one in split_sample(sample, times, phases):
+        for one in keep_usual(split_sample(sample, times, phases)):
             for axis, value in _sum_exposed(sample, one, around, operations).items():
                 exposed.setdefault(axis, [0.0] * len(steps)).append(value)
             steps.append(one)
@@ -306,6 +324,12 @@ def sum_samples(attempt: Attempt, rank: int, timeline: Timeline) -> Sampled | No
                 values += [0.0] * (len(steps) - len(values))
     arrays = {axis: np.array(values) for axis, values in exposed.items()}
     return Sampled(steps=tuple(steps), exposed_ns=arrays)
+
+
+def keep_usual(steps: tuple[DeviceStep, ...]) -> tuple[DeviceStep, ...]:
+    """Without steps in which code was compiled, where there are others."""
+    usual = tuple(one for one in steps if not one.has_compiled)
+    return usual or steps
 
 
 def _sum_exposed(

@@ -358,6 +358,7 @@ class OperationLog:
 
     def forget(self) -> None:
         """Resets groups and sequence numbers for a new attempt."""
+        self.go_on()
         self._by_slot = [None] * NUM_SLOTS
         self._without_slot.clear()
         self.observed.clear()

@@ -84,6 +84,8 @@ class OperationStride:
             self._num_operations += num_operations
             self._num_events += num_events
             return
+        if step < self._last_step:  # a new attempt
+            self._num_steps = 0
         self._last_step = step
         self._num_steps += 1
         self._durations.append(duration_ns)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from meshscope.analyze.rank.compilations import Compilation, read_compilations
+from meshscope.analyze.rank.steps import JobStepSummary
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.device_parts import BETWEEN
 from meshscope.analyze.timeline.pieces import PieceKind
@@ -20,6 +21,7 @@ from meshscope.diagnose.device_view import (
     state_confidence,
 )
 from meshscope.diagnose.finding import Estimate, Evidence, Finding
+from meshscope.diagnose.launching import GRAPH_GAP_NS, LaunchRelief, find_relief
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
@@ -59,6 +61,10 @@ _MIN_RECOMPILATIONS = Threshold(
     name="recompile_min_count",
     default=2,
     meaning="compilations again on a rank below which nothing is reported",
+)
+_ADVICE_OUTSIDE = (
+    "Take Python out of the loop between forward, backward and the optimizer's step, or do it "
+    "while the device has work."
 )
 _SHOWN_REASONS = 3
 _MIN_WAITED_RATIO = 0.25
@@ -215,14 +221,17 @@ class HostGap(Rule):
     Why it matters: the device is the expensive part; a host that cannot keep up wastes it.
 
     How it is measured: kernel samples and profiler traces show when a device had nothing to do, and
-    when the host launched what came next. The gain is a replay without these gaps. Without either,
+    when the host launched what came next. By kernel samples a step counts with at most 1.5 times
+    the median of all steps, and without what the recorder takes. If most of it is in forward and
+    backward, the gain is a replay with what compilation and CUDA graphs save there: the gaps, less
+    1.5 µs for each kernel. Otherwise it is a replay without the gaps. Without samples or traces,
     the time between phases on the device's stream is named, at low severity.
 
     What to change: use fewer and larger kernels, compilation, CUDA graphs, no `.item()` and no
-    synchronisation in the loop, less Python between phases.
+    synchronisation in the loop, less Python between phases; or a larger batch.
 
     When it is wrong: if work on the device happens outside any recorded phase, the device looks
-    idle.
+    idle. Calling a compiled function takes the host some time too, which is not taken off.
     """
 
     code = "CP004"
@@ -231,38 +240,76 @@ class HostGap(Rule):
     thresholds = (_MIN_GAP_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        budget, timeline = need(context.study.budget), need(context.study.timeline)
-        parts = need(context.study.device_parts)
+        study, budget = context.study, need(context.study.budget)
+        timeline, parts = need(study.timeline), need(study.device_parts)
         names = _IDLE_PARTS if parts.total_ns(*_IDLE_PARTS) else (BETWEEN,)
-        share = parts.total_ns(*names) / max(budget.total_wall_ns, 1)
+        is_known = BETWEEN not in names
+        idle_ns = parts.time_of(*names).astype(np.float64)
+        relief = find_relief(study, idle_ns) if is_known and parts.sampled else None
+        if relief is not None:
+            idle_ns = relief.idle_ns
+        share = float(idle_ns.sum()) / max(budget.total_wall_ns, 1)
         if share < context.thresholds[_MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
             return
-        edit = Edit(name="no gaps on devices", work_ns=parts.remove(timeline, *names))
+        removed_ns = idle_ns if relief is None else idle_ns * relief.saved_ratio
+        edit = Edit(name="no gaps on devices", work_ns=parts.shorten(timeline, removed_ns))
         gain = context.price_edit(edit)
-        mean = share * budget.total_wall_ns / budget.wall_ns.size
-        is_known = BETWEEN not in names
+        mean = float(idle_ns.mean())
         between = "" if is_known else " between phases"
         severity = severity_of(gain, otherwise=share)
-        lines = find_lines(context.study, (), lambda one: one.find_in_phase(""))
+        lines = find_lines(study, (), lambda one: one.find_in_phase(""))
         yield Finding(
             code=self.code,
             title=f"devices wait for the host{between}",
             # Without a kernel sample nothing says that the device did nothing there.
             severity=severity if is_known else Severity.LOW,
             summary=f"a device has nothing to do for {duration(mean)} per step{between}, "
-            f"{ratio(share)} of the wall clock.{write_lines(lines)}",
+            f"{ratio(share)} of the wall clock.{_describe_relief(relief)}{write_lines(lines)}",
             evidence=(
                 Evidence(name="gap per rank and step", value=mean, unit="ns"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
+                *_list_relief(relief),
                 *list_causes(context, budget.wall_ns.size),
                 *list_evidence(lines),
             ),
             confidence=state_confidence(context),
-            change="Issue work earlier: compile, capture graphs, and take synchronisation and "
-            "Python out of the loop.",
+            change=_ADVICE_OUTSIDE
+            if relief is not None and not relief.is_captured
+            else "Issue work earlier: compile, capture graphs, and take synchronisation and "
+            "Python out of the loop; or give the device more to do, with a larger batch.",
             gain=gain,
             edit=edit,
         )
+
+
+def _describe_relief(relief: LaunchRelief | None) -> str:
+    if relief is None:
+        return ""
+    saved_ns, outside_ns = (
+        share * relief.mean_ns for share in (relief.captured_ratio, relief.outside_ratio)
+    )
+    fill = f"{relief.fill_factor:.1f}" if relief.fill_factor < 10 else f"{relief.fill_factor:.0f}"
+    return (
+        f" Compilation with CUDA graphs would save {duration(saved_ns)} of it, if kernels then "
+        f"follow each other after {duration(GRAPH_GAP_NS)}; {duration(outside_ns)} are outside of "
+        f"forward and backward. The device could compute {fill} times as much in the same time "
+        "with a larger batch."
+    )
+
+
+def _list_relief(relief: LaunchRelief | None) -> Iterable[Evidence]:
+    if relief is None:
+        return
+    mean_ns = relief.mean_ns
+    yield Evidence(
+        name="saved by compilation with CUDA graphs",
+        value=relief.captured_ratio * mean_ns,
+        unit="ns",
+    )
+    yield Evidence(
+        name="outside of forward and backward", value=relief.outside_ratio * mean_ns, unit="ns"
+    )
+    yield Evidence(name="times as much as a device could compute", value=relief.fill_factor)
 
 
 def find_recompilations(study: Study) -> Mapping[int, tuple[Compilation, ...]]:
@@ -285,8 +332,8 @@ class Recompilation(Rule):
     others, and their steps look slow without a cause.
 
     How it is measured: the phase `compile`, and torch's own account of which guard had failed. A
-    first compilation does not count. The gain is, for each step, what the rank took that compiled
-    longest in it, spread over all steps.
+    first compilation does not count. The gain is what steps with such a compilation take beyond the
+    median step, and at least what the rank took that compiled longest in it, spread over all steps.
 
     What to change: let the size that changes be dynamic (`torch._dynamo.mark_dynamic`,
     `torch.compile(dynamic=True)`), pad batches to a few sizes, and keep numbers that change in
@@ -308,10 +355,11 @@ class Recompilation(Rule):
         if not by_rank or not steps.num_steps:
             return
         lost = _find_lost(by_rank)
+        beyond = _find_beyond(steps, lost)
         gain = Estimate(
-            saved_ns=sum(lost.values()) / steps.num_steps,
+            saved_ns=sum(beyond.values()) / steps.num_steps,
             step_ns=float(steps.duration_ns.mean()),
-            basis="the longest compilation of each step, spread over all steps",
+            basis="what steps with a compilation take beyond the median step, spread over all",
         )
         number = max(len({one.compile_id for one in again}) for again in by_rank.values())
         if number < context.thresholds[_MIN_RECOMPILATIONS]:
@@ -353,6 +401,16 @@ def _find_lost(by_rank: Mapping[int, tuple[Compilation, ...]]) -> dict[int, int]
             of_rank = by_step.setdefault(one.step, {})
             of_rank[rank] = of_rank.get(rank, 0) + one.duration_ns
     return {step: max(of_rank.values()) for step, of_rank in by_step.items()}
+
+
+def _find_beyond(steps: JobStepSummary, lost: Mapping[int, int]) -> dict[int, float]:
+    """Per step what it took beyond the median, at least the compilation itself: new code is also
+    loaded and tried out, and garbage of the compiler collected, when it is first called."""
+    median_ns = float(np.median(steps.duration_ns))
+    took = dict(zip(steps.step.tolist(), steps.duration_ns.tolist(), strict=True))
+    return {
+        step: max(float(time_ns), took.get(step, 0) - median_ns) for step, time_ns in lost.items()
+    }
 
 
 def _find_worst(

@@ -1,6 +1,7 @@
 """Rules about devices that wait for copies and for a host that waits for them."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.rank.kernel_sample import KernelSample, read_samples
 from meshscope.analyze.rank.stacks import NO_LINES, SampledLines, StackSamples
 from meshscope.analyze.study import Study
-from meshscope.analyze.timeline.device_parts import COPY
+from meshscope.analyze.timeline.device_parts import COPY, DeviceParts
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import need
@@ -21,7 +22,7 @@ from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import duration, ratio
 from meshscope.simulate.what_if import Edit
-from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 _MIN_SYNCHRONISING_RATIO = Threshold(
     name="synchronising_min_ratio",
@@ -46,9 +47,11 @@ class HostSynchronises(Rule):
     device then idles until new work is launched.
 
     How it is measured: gaps that began while the host was in a call such as
-    `cudaStreamSynchronize`, up to the call that launched the next work. The gain is a replay with
-    gaps shorter by that part, rank by rank, as if the host had been ahead. Stacks sampled while the
-    host was in such a call name the line of the program, and what that line calls.
+    `cudaStreamSynchronize`, up to the call that launched the next work, and copies with no kernel
+    beside them for which the host waits. If hosts without these waits would need less time than
+    their devices work, all idle time that is the host's is taken for a consequence. The gain is a
+    replay with steps shorter by that, rank by rank. Stacks sampled while the host was in such a
+    call name the line of the program, and what that line calls.
 
     What to change: take `.item()`, `.cpu()`, `print` of tensors, `nonzero` and data-dependent
     shapes out of the loop, read losses some steps later, copy from pinned memory with
@@ -67,24 +70,24 @@ class HostSynchronises(Rule):
         parts = need(context.study.device_parts)
         if not has_enough_steps(context, timeline):
             return
-        lost = parts.ns_by_rank("synchronising")
-        share = float(lost.sum()) / max(budget.total_wall_ns, 1)
+        waits = find_waits(parts)
+        share = float(waits.lost_ns.sum()) / max(budget.total_wall_ns, 1)
         if share < context.thresholds[_MIN_SYNCHRONISING_RATIO]:
             return
-        work_ns = parts.remove(timeline, "synchronising")
+        work_ns = parts.shorten(timeline, waits.lost_ns)
         edit = Edit(name="no waiting of hosts for devices", work_ns=work_ns)
         gain = context.price_edit(edit)
-        mean = float(lost.sum()) / budget.wall_ns.size
+        mean = float(waits.lost_ns.mean())
         samples = need(context.study.get(_read_samples))
         lines = find_waiting_lines(context.study, samples)
         yield Finding(
             code=self.code,
             title="hosts wait for their devices in the loop",
             severity=severity_of(gain, otherwise=share),
-            summary=f"a device idles {duration(mean)} per step, {ratio(share)} of the wall clock, "
-            f"after calls in which its host waited for it.{write_lines(lines)}",
+            summary=f"a device loses {duration(mean)} per step, {ratio(share)} of the wall clock, "
+            f"{waits.describe()}.{write_lines(lines)}",
             evidence=(
-                Evidence(name="idle after synchronising calls", value=mean, unit="ns"),
+                Evidence(name="lost to synchronising calls", value=mean, unit="ns"),
                 Evidence(name="share of the wall clock", value=share, unit="ratio"),
                 *_count_waits(samples),
                 *list_evidence(lines),
@@ -95,6 +98,49 @@ class HostSynchronises(Rule):
             gain=gain,
             edit=edit,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostWaits:
+    """What devices lose because their hosts wait for them."""
+
+    lost_ns: Floats
+    """[rank, step]"""
+    is_ahead: bool
+    """Without the waits all hosts would launch faster than devices work: then all idle time that
+    is theirs is behind a wait."""
+    has_copies: bool
+    """Hosts wait for copies most of all."""
+
+    def describe(self) -> str:
+        doing = "while and after its host waits for copies"
+        if not self.has_copies:
+            doing = "after calls in which its host waited for it"
+        return doing + (
+            "; without them the host would be ahead of the device" if self.is_ahead else ""
+        )
+
+
+def find_waits(parts: DeviceParts) -> HostWaits:
+    """From kernel samples; of traces only what idles behind a wait is known."""
+    lost_ns = parts.time_of("synchronising").astype(np.float64)
+    steps = [step for sampled in parts.sampled.values() for step in sampled.steps]
+    if not steps or not lost_ns.any():
+        return HostWaits(lost_ns=lost_ns, is_ahead=False, has_copies=False)
+    waited_ns = sum(step.waited_copy_ns for step in steps)
+    copied_ns = waited_ns / max(sum(step.training_copy_ns for step in steps), 1)
+    behind_ns = lost_ns.sum()
+    lost_ns = lost_ns + min(copied_ns, 1.0) * parts.time_of(COPY)
+    host_ns = sum(step.length_ns - step.waiting_ns for step in steps)
+    device_ns = sum(
+        step.training_compute_ns + step.training_copy_ns - step.waited_copy_ns for step in steps
+    )
+    is_ahead = host_ns < device_ns
+    return HostWaits(
+        lost_ns=lost_ns + parts.time_of("host", "launch") if is_ahead else lost_ns,
+        is_ahead=is_ahead,
+        has_copies=float(lost_ns.sum()) > 2 * float(behind_ns),
+    )
 
 
 def _read_samples(study: Study) -> Mapping[int, tuple[KernelSample, ...]]:

@@ -67,6 +67,8 @@ _WARMUP_FACTOR = Threshold(
     minimum=1.0,
     meaning="a first step this many times the median still warms up",
 )
+_MIN_SAME_RATIO = 0.5
+"""Of what a slow step takes longer on the host, for the device to show the same steps."""
 _MAX_OTHERS_RATIO = 0.5
 """A rank is alone if no other has half as much extra work in the slow steps."""
 _MIN_STEPS_FOR_WARMUP_ALARM = 200
@@ -185,7 +187,8 @@ class PeriodicSlowSteps(Rule):
 
     How it is measured: a step is slow if its period is a quarter above the median of the 24 steps
     around it and far outside their spread. An interval counts if at least four fifths of its steps
-    are slow and chance does not explain that, over all intervals tried.
+    are slow and chance does not explain that, over all intervals tried. The gain is the median of
+    what these steps take beyond the others, on the device if it was marked, once in each interval.
 
     What to change: save asynchronously, less often, or from a copy; evaluate on other machines; log
     without waiting for the device.
@@ -209,8 +212,8 @@ class PeriodicSlowSteps(Rule):
                 yield self._report(context, periods, recurrence)
 
     def _report(self, context: Context, periods: StepPeriods, found: Recurrence) -> Finding:
-        gain = _price_slow(periods, found.rows)
-        extra_ns = float(np.median(periods.excess_ns[found.rows]))
+        extra_ns = _measure_extra(context, periods, found.rows)
+        gain = _price_recurring(periods, found, extra_ns)
         slow = periods.step[found.rows]
         where, ranks = _find_contents(context, slow)
         doing = "" if where is None else f", mostly in {where.phase}"
@@ -375,6 +378,37 @@ def _find_lines(
         return found & is_unnamed & np.isin(samples.step, slow)
 
     return find_lines(context.study, ranks, choose)
+
+
+def _measure_extra(context: Context, periods: StepPeriods, rows: Bools) -> float:
+    """What a slow step usually takes beyond the others: on devices, where those were marked.
+
+    A host that runs ahead loses its lead in such a step and makes it up in the next ones. On a
+    device it may be another step that is longer than the one in which the host was late.
+    """
+    on_host_ns = float(np.median(periods.excess_ns[rows]))
+    timeline = known(context.study.timeline)
+    if timeline is None or not timeline.on_device.all():
+        return on_host_ns
+    is_slow = np.isin(timeline.steps, periods.step[rows])
+    if not is_slow.any() or is_slow.all():
+        return on_host_ns
+    period_ns = (timeline.period_end_ns - timeline.period_start_ns).mean(axis=0)
+    on_device_ns = float(np.median(period_ns[is_slow]) - np.median(period_ns[~is_slow]))
+    is_same = _MIN_SAME_RATIO * on_host_ns <= on_device_ns <= on_host_ns
+    return on_device_ns if is_same else on_host_ns
+
+
+def _price_recurring(periods: StepPeriods, found: Recurrence, extra_ns: float) -> Estimate:
+    """The first of them may have taken far longer than all others, and a short recording may have
+    one more or less of them than its length allows for."""
+    usual_ns = float((periods.period_ns - periods.excess_ns).mean())
+    saved_ns = extra_ns * found.num_slow / max(found.num_expected * found.interval, 1)
+    return Estimate(
+        saved_ns=saved_ns,
+        step_ns=usual_ns + saved_ns,
+        basis="the median of what these steps take beyond their neighbours, once in each interval",
+    )
 
 
 def _price_slow(periods: StepPeriods, rows: Bools) -> Estimate:
