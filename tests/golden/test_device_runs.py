@@ -1,0 +1,89 @@
+"""Runs recorded on an H200 (torch 2.11, NCCL 2.28; of DDP four ranks that share it under MPS), held
+against kernels that torch.profiler saw in the same processes, and against what faults cost when
+timed without the recorder (`benchmarks/nccl_truth.py`, `benchmarks/nccl_faults.py`)."""
+
+import json
+import statistics
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from meshscope.analyze.study import Study
+from meshscope.core.unavailable import need
+from meshscope.core.verdict.severity import Severity
+from meshscope.diagnose.context import Context
+from meshscope.diagnose.runner import diagnose
+from meshscope.store.read.run import open_run
+
+ARCHIVE = Path(__file__).parent / "runs" / "device_runs.tar.xz"
+MAX_POINTS = 0.03
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("device")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(path, filter="data")
+    return path
+
+
+def study_of(path: Path) -> Study:
+    return Study(open_run(path / "run").last_attempt)
+
+
+def sum_lines(study: Study) -> dict[str, float]:
+    """Shares of the wall clock, in the parts that kernels are counted in."""
+    budget = need(study.budget)
+    parts = dict.fromkeys(("compute", "exposed", "idle"), 0.0)
+    for line, total in zip(budget.lines, budget.total_ns().tolist(), strict=True):
+        name = line.name
+        part = "idle" if name.startswith(("idle", "input")) else name.split()[0]
+        if name != "exposed copies":
+            parts[part] = parts.get(part, 0.0) + total / budget.total_wall_ns
+    return parts
+
+
+@pytest.mark.parametrize("name", ["ddp", "host_bound", "single_25ms", "loader"])
+def test_the_budget_is_what_kernels_did(folder: Path, name: str) -> None:
+    """A profiler slows hosts: idle time is between that of its window and that of free steps."""
+    path = folder / "truth" / name
+    truth = json.loads((path / "truth.json").read_text())
+    said = sum_lines(study_of(path))
+    rows = list(zip(truth["kernels_ms"], truth["plain_ms"], strict=True))
+    for part, key in (("compute", "compute"), ("exposed", "exposed_beside_copies")):
+        ends = [statistics.fmean(row[key] / row["wall"] for row, _ in rows)]
+        ends.append(statistics.fmean(row[key] / min(row["wall"], ms) for row, ms in rows))
+        assert min(ends) - MAX_POINTS <= said[part] <= max(ends) + MAX_POINTS, part
+    assert sum(said.values()) == pytest.approx(1, abs=0.02)
+
+
+def find(folder: Path, name: str):
+    """Findings above low of a fault's recording, and what the fault costs, in ms a step."""
+    path = folder / "faults" / name
+    study = study_of(path)
+    found = diagnose(Context(study)).findings
+    urgent = {one.code: one for one in found if one.severity > Severity.LOW}
+    rounds = json.loads((path / "times.json").read_text()).get("times_ms", [])
+    pairs = [[statistics.fmean(values) for values in zip(*ranks, strict=True)] for ranks in rounds]
+    return urgent, statistics.median(slow - clean for clean, slow in pairs) if pairs else 0.0
+
+
+@pytest.mark.parametrize("name", ["launches_graphs", "single_clean", "ddp_light"])
+def test_healthy_programs_are_left_alone(folder: Path, name: str) -> None:
+    assert find(folder, name)[0] == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("one_host_bound", "CP004"), ("one_evaluation", "TI002"), ("one_slow_loader", "IN002")],
+)
+def test_a_fault_is_named_and_priced(folder: Path, name: str, code: str) -> None:
+    found, cost_ms = find(folder, name)
+    assert list(found) == [code]
+    assert need(found[code].gain).saved_ns / 1e6 == pytest.approx(cost_ms, rel=0.15)
+
+
+def test_the_rank_with_a_slow_input_is_named(folder: Path) -> None:
+    found, _ = find(folder, "ddp_slow_input")
+    assert "rank 2" in found["IN001"].title
