@@ -93,12 +93,14 @@ class DeviceParts:
     def total_ns(self, *names: str) -> int:
         return sum(int(self.ns_by_rank(name).sum()) for name in names)
 
-    def remove(self, timeline: Timeline, *names: str) -> Int64s:
-        """Per piece its work without these parts, which are taken evenly from a rank's step."""
+    def remove(self, timeline: Timeline, *names: str, ratio: Floats | float = 1.0) -> Int64s:
+        """Per piece its work without these parts, which are taken evenly from a rank's step; of
+        each rank only this ratio of them."""
         pieces = timeline.pieces
         wanted = [index for index, (name, _) in enumerate(self.parts) if name in names]
         whole = self.time_ns.sum(axis=2)
-        left = 1 - self.time_ns[:, :, wanted].sum(axis=2) / np.maximum(whole, 1)
+        removed = self.time_ns[:, :, wanted].sum(axis=2) / np.maximum(whole, 1)
+        left = 1 - removed * np.broadcast_to(ratio, (len(self.ranks),))[:, None]
         index = np.searchsorted(np.array(timeline.ranks), pieces.rank)
         work = np.rint(pieces.duration_ns * left[index, pieces.step]).astype(np.int64)
         return np.where(self.is_divided, work, pieces.duration_ns)

@@ -17,6 +17,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
     has_enough_steps,
     list_causes,
+    measure_common,
     state_confidence,
 )
 from meshscope.diagnose.finding import Estimate, Evidence, Finding
@@ -215,8 +216,10 @@ class HostGap(Rule):
     Why it matters: the device is the expensive part; a host that cannot keep up wastes it.
 
     How it is measured: kernel samples and profiler traces show when a device had nothing to do, and
-    when the host launched what came next. The gain is a replay without these gaps. Without either,
-    the time between phases on the device's stream is named, at low severity.
+    when the host launched what came next. Of a rank that has more of it than its peers, as much
+    counts as they have: the rest is a slow rank's (ST001) or its input's (IN001). The gain is a
+    replay without these gaps. Without either, the time between phases on the device's stream is
+    named, at low severity.
 
     What to change: use fewer and larger kernels, compilation, CUDA graphs, no `.item()` and no
     synchronisation in the loop, less Python between phases.
@@ -234,10 +237,12 @@ class HostGap(Rule):
         budget, timeline = need(context.study.budget), need(context.study.timeline)
         parts = need(context.study.device_parts)
         names = _IDLE_PARTS if parts.total_ns(*_IDLE_PARTS) else (BETWEEN,)
-        share = parts.total_ns(*names) / max(budget.total_wall_ns, 1)
+        idle = measure_common(context, parts, *names)
+        share = idle.total_ns / max(budget.total_wall_ns, 1)
         if share < context.thresholds[_MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
             return
-        edit = Edit(name="no gaps on devices", work_ns=parts.remove(timeline, *names))
+        work_ns = parts.remove(timeline, *names, ratio=idle.ratio)
+        edit = Edit(name="no gaps on devices", work_ns=work_ns)
         gain = context.price_edit(edit)
         mean = share * budget.total_wall_ns / budget.wall_ns.size
         is_known = BETWEEN not in names

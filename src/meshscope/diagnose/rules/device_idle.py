@@ -14,7 +14,7 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import need
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.device_view import has_enough_steps, state_confidence
+from meshscope.diagnose.device_view import has_enough_steps, measure_common, state_confidence
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
@@ -46,8 +46,9 @@ class HostSynchronises(Rule):
     device then idles until new work is launched.
 
     How it is measured: gaps that began while the host was in a call such as
-    `cudaStreamSynchronize`, up to the call that launched the next work. The gain is a replay with
-    gaps shorter by that part, rank by rank, as if the host had been ahead. Stacks sampled while the
+    `cudaStreamSynchronize`, up to the call that launched the next work; of a rank that has more of
+    it than its peers, as much as they have. The gain is a replay with gaps shorter by that part,
+    rank by rank, as if the host had been ahead. Stacks sampled while the
     host was in such a call name the line of the program, and what that line calls.
 
     What to change: take `.item()`, `.cpu()`, `print` of tensors, `nonzero` and data-dependent
@@ -67,14 +68,14 @@ class HostSynchronises(Rule):
         parts = need(context.study.device_parts)
         if not has_enough_steps(context, timeline):
             return
-        lost = parts.ns_by_rank("synchronising")
-        share = float(lost.sum()) / max(budget.total_wall_ns, 1)
+        lost = measure_common(context, parts, "synchronising")
+        share = lost.total_ns / max(budget.total_wall_ns, 1)
         if share < context.thresholds[_MIN_SYNCHRONISING_RATIO]:
             return
-        work_ns = parts.remove(timeline, "synchronising")
+        work_ns = parts.remove(timeline, "synchronising", ratio=lost.ratio)
         edit = Edit(name="no waiting of hosts for devices", work_ns=work_ns)
         gain = context.price_edit(edit)
-        mean = float(lost.sum()) / budget.wall_ns.size
+        mean = lost.total_ns / budget.wall_ns.size
         samples = need(context.study.get(_read_samples))
         lines = find_waiting_lines(context.study, samples)
         yield Finding(
