@@ -1,13 +1,41 @@
 """What rules about idle devices share: where devices had nothing to do, and why."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from meshscope.analyze.timeline.device_parts import CAUSES
+import numpy as np
+
+from meshscope.analyze.timeline.device_parts import CAUSES, DeviceParts
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import known
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import MEASURED, Confidence, ConfidenceLevel, Evidence
 from meshscope.numerics.chance import MIN_STEPS
+from meshscope.store.read.arrays import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommonTime:
+    """What all ranks have of some parts of their devices' time.
+
+    What one rank has beyond its peers is its own: rules about slow ranks and slow input name it.
+    """
+
+    total_ns: float
+    ratio: Floats
+    """[rank]: which part of its own time that is."""
+
+
+def measure_common(context: Context, parts: DeviceParts, *names: str) -> CommonTime:
+    own = np.sum([parts.ns_by_rank(name) for name in names], axis=0).astype(np.float64)
+    common = own.copy()
+    work = known(context.study.peer_work)
+    for group in () if work is None else work.groups:
+        for index in group.indices:
+            others = [own[other] for other in group.indices if other != index]
+            common[index] = min(own[index], float(np.median(others)))
+    return CommonTime(total_ns=float(common.sum()), ratio=common / np.maximum(own, 1.0))
+
 
 PROFILED = Confidence(
     level=ConfidenceLevel.MEDIUM,

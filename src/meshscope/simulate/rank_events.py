@@ -14,7 +14,13 @@ from enum import IntEnum
 
 import numpy as np
 
-from meshscope.analyze.job.exposed import HoldUps, count_once, find_blocking, find_waits
+from meshscope.analyze.job.exposed import (
+    HoldUps,
+    count_once,
+    find_blocking,
+    find_engine_rows,
+    find_waits,
+)
 from meshscope.analyze.job.job import Job
 from meshscope.analyze.job.operations import OperationRows
 from meshscope.analyze.timeline.pieces import PieceKind
@@ -94,21 +100,13 @@ def find_hold_ups(communication: Job) -> HoldUps:
 def _find_engine_waits(communication: Job) -> HoldUps:
     """Waits of backward's engine: for all operations it issued, from the last issue on."""
     rows, times = communication.operations.rows, communication.times
-    row = np.flatnonzero(rows.has_flag(OperationFlag.ENGINE) & rows.has_end & (rows.step >= 0))
-    on_device = rows.has_flag(OperationFlag.DEVICE)[row]
-    issued = np.where(on_device, times.arrival_ns[row], times.enqueue_ns[row])
-    turn = rows.step[row].astype(np.int64) * (1 << 17) + rows.microbatch[row] + 1
-    turns, turn = np.unique(turn, return_inverse=True)
-    key = rows.rank[row].astype(np.int64) * max(1, len(turns)) + turn
-    _, group = np.unique(key, return_inverse=True)
-    last = np.full(int(group.max(initial=-1)) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(last, group, issued)
+    row, start = find_engine_rows(rows, times)
     return HoldUps(
         row=row,
         rank=rows.rank[row],
         step=rows.step[row],
-        start_ns=last[group],
-        end_ns=np.maximum(times.end_ns[row], last[group]),
+        start_ns=start,
+        end_ns=np.maximum(times.end_ns[row], start),
     )
 
 

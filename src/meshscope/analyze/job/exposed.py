@@ -8,7 +8,8 @@ Exposed is the time in which the program, or the device's stream, could do nothi
   (`find_unqueued`);
 - for those that backward's engine issues (a reducer's waits are not visible), per step the interval
   from the start of the last one issued to the last end; each moment belongs to the operation that
-  ends next. Outside of steps it is not known which belong together, and none counts as exposed.
+  ends next. An end on a device that is a bound ends nothing, unless it is the last. Outside of
+  steps it is not known which belong together, and none counts as exposed.
 
 A moment counts once: to the hold-up that began first, and to one that the program timed itself
 only where torch shows none. Exposed time is split by when it was: before the operation was ready
@@ -25,6 +26,7 @@ import numpy as np
 from meshscope.analyze.job.arrivals import AlignedTimes, RowTimes
 from meshscope.analyze.job.clocks import ClockAlignment
 from meshscope.analyze.job.operations import OperationRows, Waits, slice_runs
+from meshscope.core.operations import EndSource
 from meshscope.numerics.intervals import Intervals
 from meshscope.store.read.arrays import Bools, Int32s, Int64s
 from meshscope.store.schema import OperationFlag
@@ -146,24 +148,38 @@ def _align_waits(waits: Waits, kept: Int64s, alignment: ClockAlignment) -> HoldU
 
 def find_engine_intervals(rows: OperationRows, times: AlignedTimes) -> HoldUps:
     """What backward's engine waited for, by rank, step and microbatch, cut where operations end."""
+    row, last_issued = find_engine_rows(rows, times)
+    end = times.end_ns[row]
+    before = np.maximum(np.roll(end, 1), last_issued)
+    before[_find_turns(rows, row)] = last_issued[_find_turns(rows, row)]
+    return _make(rows, row, np.minimum(before, end), end)
+
+
+def find_engine_rows(rows: OperationRows, times: AlignedTimes) -> tuple[Int64s, Int64s]:
+    """What backward's engine waited for, by rank, step, microbatch and end; and when it had issued
+    the last operation of those."""
     row = np.flatnonzero(rows.has_flag(OperationFlag.ENGINE) & rows.has_end & (rows.step >= 0))
+    keys = (times.end_ns[row], rows.microbatch[row], rows.step[row], rows.rank[row])
+    row = row[np.lexsort(keys)]
+    first = _find_turns(rows, row)
+    if not len(first):
+        return row, row
     on_device = rows.has_flag(OperationFlag.DEVICE)[row]
     issued = np.where(on_device, times.arrival_ns[row], times.enqueue_ns[row])
-    end = times.end_ns[row]
-    order = np.lexsort((end, rows.microbatch[row], rows.step[row], rows.rank[row]))
-    row, issued, end = row[order], issued[order], end[order]
-    starts = np.ones(len(row), dtype=np.bool_)
+    size = np.diff(np.append(first, len(row)))
+    last_issued = np.repeat(np.maximum.reduceat(issued, first), size)
+    is_kept = rows.end_source[row] != EndSource.DEVICE_LATE
+    is_kept[np.append(first[1:], len(row)) - 1] = True
+    return row[is_kept], last_issued[is_kept]
+
+
+def _find_turns(rows: OperationRows, row: Int64s) -> Int64s:
+    """Where another rank, step or microbatch starts."""
+    starts = np.zeros(len(row), dtype=np.bool_)
+    starts[:1] = True
     for column in (rows.rank, rows.step, rows.microbatch):
-        value = column[row]
-        starts[1:] &= value[1:] == value[:-1]
-    starts[1:] = ~starts[1:]
-    first = np.flatnonzero(starts)
-    if not len(first):
-        return _make(rows, row, issued, end)
-    last_issued = np.maximum.reduceat(issued, first)[np.cumsum(starts) - 1]
-    before = np.where(starts, last_issued, np.roll(end, 1))
-    start = np.minimum(np.maximum(before, last_issued), end)
-    return _make(rows, row, start, end)
+        starts[1:] |= column[row][1:] != column[row][:-1]
+    return np.flatnonzero(starts)
 
 
 def _make(rows: OperationRows, row: Int64s, start_ns: Int64s, end_ns: Int64s) -> HoldUps:

@@ -1,6 +1,7 @@
 """The operations of all ranks, matched and on one clock: what a job did together, made once.
 
-    load_operations → match_operations → align_clocks → align_rows → measure_arrivals → load_waits
+    load_operations → doubt_ends → match_operations → align_clocks → align_rows → measure_arrivals
+    → load_waits
 
 A job without communication has no rows; other records then tie its clocks together.
 """
@@ -16,6 +17,7 @@ from meshscope.analyze.job.arrivals import (
 )
 from meshscope.analyze.job.clocks import ClockAlignment, align_clocks
 from meshscope.analyze.job.host_clocks import find_host_clocks
+from meshscope.analyze.job.kernel_operations import doubt_ends
 from meshscope.analyze.job.matching import Matches, match_operations
 from meshscope.analyze.job.operations import Operations, Waits, load_operations, load_waits
 from meshscope.store.read.run import Attempt
@@ -40,7 +42,7 @@ class Job:
 
 
 def load_job(attempt: Attempt) -> Job:
-    operations = load_operations(attempt)
+    operations = doubt_ends(attempt, load_operations(attempt))
     host_clocks = find_host_clocks(attempt)
     matches = match_operations(operations, host_clocks)
     alignment = align_clocks(attempt, operations.rows, matches, host_clocks)

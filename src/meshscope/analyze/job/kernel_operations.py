@@ -10,20 +10,26 @@ so they are counted back from the first one that is known. A kernel whose name s
 operation is never matched, and counting back ends there.
 
 Wrong for operations that move data without a kernel (copy engines): they have no match.
+
+An event behind an operation may be reached long after it, where the stream it is recorded on shares
+a queue of the device with others. Kernels show which operations of a step that happens to; in all
+steps the ends of these are bounds (`doubt_ends`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshscope.analyze.job.group_axes import UNKNOWN_GROUP
-from meshscope.analyze.job.operations import OperationRows
-from meshscope.analyze.rank.kernel_sample import KernelSample
+from meshscope.analyze.job.operations import OperationRows, Operations
+from meshscope.analyze.rank.kernel_sample import KernelSample, read_samples
 from meshscope.core.operations import POINT_TO_POINT, EndSource, Kind
 from meshscope.numerics.intervals import own_moments, subtract
 from meshscope.store.kernel_table import KernelKind
 from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
 from meshscope.store.schema import OperationFlag
 
 _MAX_LAG_NS = 100_000_000
@@ -32,6 +38,8 @@ _SAME_SHIFT_NS = 20_000
 """Shifts of one rank differ by less while its clock's offset is the same."""
 _MIN_FIRST, _MIN_OTHER = 2, 3
 """Operations that have to agree on the first shift of a sample, and on another one."""
+_LATE_NS = 200_000
+"""An end so long after its kernel's is a bound; events that nothing holds up are 10 us late."""
 _P2P_NAMES = ("sendrecv",)
 _KERNEL_NAMES: dict[Kind, tuple[str, ...]] = {
     Kind.ALL_REDUCE: ("allreduce",),
@@ -112,6 +120,66 @@ def match_kernels(
     batch_row, batch_leader = _find_batches(sample, rows, first, last, row)
     _count_back(sample, kernels, spoken, rows, first, last, row)
     return KernelMatch(work=kernels, row=row, batch_row=batch_row, batch_leader=batch_leader)
+
+
+def doubt_ends(attempt: Attempt, operations: Operations) -> Operations:
+    """The ends of operations whose kernels ended earlier, in any sample, are bounds in all steps.
+
+    Operations are told apart by their position among those of their rank, step and group.
+    """
+    rows = operations.rows
+    position = _number_in_step(rows)
+    is_late = np.zeros(len(rows), dtype=np.bool_)
+    for recording in attempt:
+        first, last = np.searchsorted(rows.rank, (recording.rank, recording.rank + 1)).tolist()
+        if first == last or not recording.has_table("kernels"):
+            continue
+        late = _find_late(recording, rows)
+        keys = {(int(rows.group[row]), int(position[row])) for row in late.tolist()}
+        for group, index in sorted(keys):
+            own = slice(first, last)
+            is_late[own] |= (rows.group[own] == group) & (position[own] == index)
+    is_late &= rows.end_source == EndSource.DEVICE
+    if not is_late.any():
+        return operations
+    source = np.where(is_late, int(EndSource.DEVICE_LATE), rows.end_source).astype(np.uint8)
+    return replace(operations, rows=replace(rows, end_source=source))
+
+
+def _number_in_step(rows: OperationRows) -> Int64s:
+    """Per row how many of its rank, step and group came before it."""
+    order = np.lexsort((rows.group, rows.step, rows.rank))
+    starts = np.zeros(len(rows), dtype=np.bool_)
+    starts[:1] = True
+    for column in (rows.rank, rows.step, rows.group):
+        starts[1:] |= column[order][1:] != column[order][:-1]
+    first = np.flatnonzero(starts)
+    number = np.empty(len(rows), dtype=np.int64)
+    number[order] = np.arange(len(rows)) - first[np.cumsum(starts) - 1] if len(first) else 0
+    return number
+
+
+def _find_late(recording: Recording, rows: OperationRows) -> Int64s:
+    """Rows of one rank whose recorded end is later than their kernels', in its samples."""
+    found = [np.empty(0, dtype=np.int64)]
+    for sample in read_samples(recording):
+        names = {int(one): recording.name_of(int(one)) for one in np.unique(sample.work.name_id)}
+        row, end = _find_kernel_ends(sample, match_kernels(sample, rows, names))
+        is_timed = rows.end_source[row] == EndSource.DEVICE
+        lag = rows.end_ns[row[is_timed]] - end[is_timed]
+        if len(lag):
+            # The clocks of both may differ by a constant; most steps have an end that is exact.
+            is_late = lag - np.quantile(lag, 0.1) > _LATE_NS
+            found.append(row[is_timed][is_late])
+    return np.concatenate(found)
+
+
+def _find_kernel_ends(sample: KernelSample, match: KernelMatch) -> tuple[Int64s, Int64s]:
+    """The matched rows, and when the last kernel of each ended."""
+    row, index = np.unique(match.row, return_inverse=True)
+    end = np.zeros(len(row), dtype=np.int64)
+    np.maximum.at(end, index, sample.work.end_ns[match.work])
+    return row[row >= 0], end[row >= 0]
 
 
 def _read_names(name_id: Int64s, names: Mapping[int, str]) -> Int64s:
@@ -277,10 +345,7 @@ def measure_clock_shifts(
     agree make a shift, and where the times of two shifts overlap, that of more operations holds,
     or else the higher one: events can be held up, and are late then, never early.
     """
-    row, index = np.unique(match.row, return_inverse=True)
-    end = np.zeros(len(row), dtype=np.int64)
-    np.maximum.at(end, index, sample.work.end_ns[match.work])
-    row, end = row[row >= 0], end[row >= 0]
+    row, end = _find_kernel_ends(sample, match)
     is_timed = (rows.end_source[row] == EndSource.DEVICE) & rows.has_exact_end[row]
     shift = end[is_timed] - rows.end_ns[row[is_timed]]
     order = np.argsort(shift, kind="stable")

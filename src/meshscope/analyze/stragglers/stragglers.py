@@ -164,7 +164,9 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
     passed = [
         (*test, p)
         for test, p in zip(tests, adjusted, strict=True)
-        if is_slow(test[2], p) and test[2].excess_ns >= _MIN_EXCESS_SHARE * work.step_ns
+        if is_slow(test[2], p)
+        and test[2].excess_ns >= _MIN_EXCESS_SHARE * work.step_ns
+        and _measure_whole_excess(work, test[0], test[2].index) > 0
     ]
     slow_indices = {group.indices[candidate.index] for group, _, candidate, _ in passed}
     best: dict[int, SlowRank] = {}
@@ -187,6 +189,17 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
             reference=tuple(work.ranks[other] for other in reference),
         )
     return list(best.values()), num_tests
+
+
+def _measure_whole_excess(work: PeerWork, group: PeerGroup, index: int) -> float:
+    """How much more than its peers a rank works in a step, all phases together.
+
+    Where ranks wait within phases, or share a device, one that is early in a phase takes longer for
+    the next: it is not slow.
+    """
+    total = work.total_ns[:, list(group.indices)]
+    others = np.delete(total, index, axis=1)
+    return float(np.median(total[:, index] - np.median(others, axis=1)))
 
 
 def _measure_phase_excess(

@@ -96,9 +96,11 @@ class DeviceParts:
     def total_ns(self, *names: str) -> int:
         return sum(int(self.ns_by_rank(name).sum()) for name in names)
 
-    def remove(self, timeline: Timeline, *names: str) -> Int64s:
-        """Per piece its work without these parts, which are taken evenly from a rank's step."""
-        return self.shorten(timeline, self.time_of(*names).astype(np.float64))
+    def remove(self, timeline: Timeline, *names: str, ratio: Floats | float = 1.0) -> Int64s:
+        """Per piece its work without these parts, which are taken evenly from a rank's step; of
+        each rank only this ratio of them."""
+        share = np.broadcast_to(ratio, (len(self.ranks),))[:, None]
+        return self.shorten(timeline, self.time_of(*names) * share)
 
     def time_of(self, *names: str) -> Int64s:
         """[rank, step]: these parts together."""

@@ -18,6 +18,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.device_view import (
     has_enough_steps,
     list_causes,
+    measure_common,
     state_confidence,
 )
 from meshscope.diagnose.finding import Estimate, Evidence, Finding
@@ -244,7 +245,9 @@ class HostGap(Rule):
         timeline, parts = need(study.timeline), need(study.device_parts)
         names = _IDLE_PARTS if parts.total_ns(*_IDLE_PARTS) else (BETWEEN,)
         is_known = BETWEEN not in names
-        idle_ns = parts.time_of(*names).astype(np.float64)
+        # What one rank has beyond its peers is that rank's: others name it.
+        common = measure_common(context, parts, *names)
+        idle_ns = parts.time_of(*names) * common.ratio[:, None]
         relief = find_relief(study, idle_ns) if is_known and parts.sampled else None
         if relief is not None:
             idle_ns = relief.idle_ns

@@ -15,7 +15,7 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import need
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.device_view import has_enough_steps, state_confidence
+from meshscope.diagnose.device_view import has_enough_steps, measure_common, state_confidence
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
@@ -71,13 +71,15 @@ class HostSynchronises(Rule):
         if not has_enough_steps(context, timeline):
             return
         waits = find_waits(parts)
-        share = float(waits.lost_ns.sum()) / max(budget.total_wall_ns, 1)
+        common = measure_common(context, parts, "synchronising")
+        lost_ns = waits.lost_ns * common.ratio[:, None]
+        share = float(lost_ns.sum()) / max(budget.total_wall_ns, 1)
         if share < context.thresholds[_MIN_SYNCHRONISING_RATIO]:
             return
-        work_ns = parts.shorten(timeline, waits.lost_ns)
+        work_ns = parts.shorten(timeline, lost_ns)
         edit = Edit(name="no waiting of hosts for devices", work_ns=work_ns)
         gain = context.price_edit(edit)
-        mean = float(waits.lost_ns.mean())
+        mean = float(lost_ns.mean())
         samples = need(context.study.get(_read_samples))
         lines = find_waiting_lines(context.study, samples)
         yield Finding(
