@@ -90,6 +90,12 @@ def print_loss(training: Training) -> None:
         print(training.loss, file=nowhere)
 
 
+def read_and_log(training: Training) -> None:
+    """`.item()` and 4 ms of Python, which the device would not notice without the former."""
+    read_loss(training)
+    time.sleep(4e-3)
+
+
 def leak(num_mib: int = 64) -> Act:
     """Device memory that is never given back."""
 
@@ -101,16 +107,15 @@ def leak(num_mib: int = 64) -> Act:
 
 
 def fragment(training: Training) -> None:
-    """Holes that no later tensor fits into.
+    """A temporary tensor that is a little larger in every step.
 
-    torch takes tensors of 1 to 10 MiB from segments of 20 MiB. In each, a small one stays between
-    two that go; the next step's are a little larger, and no other fits beside them.
+    It fits into no segment that torch has reserved, so that another is reserved and stays. It has
+    to be larger than all that the model needs, which is free at the end of a step.
     """
-    hole = round((9 + 0.0075 * min(len(training.kept), 64)) * MIB)
-    sizes = (hole, MIB + 4096, hole) * (10 if training.place.is_cuda else 1)
-    device = training.place.device
-    blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
-    training.kept.append(blocks[1::3])
+    step = len(training.kept)
+    training.kept.append(None)
+    num_mib = 448 + 2 * step if training.place.is_cuda else 1
+    torch.empty(num_mib * MIB, dtype=torch.uint8, device=training.place.device)
 
 
 def save_checkpoint(training: Training) -> None:

@@ -8,9 +8,9 @@ The cases are in `nccl_cases.py`. Twins run in the same processes: each is recor
 are timed in turns without the recorder: the median difference of paired blocks is what the fault
 costs. Cases with the same clean program share its recording. A case is right when
 
-- a finding names it: an accepted code, the culprits and no other rank, above low if the fault costs
-  at least 3 % of the step (from where the grades call a loss medium);
+- a finding names it above low: an accepted code, the culprits and no other rank;
 - its price is what the fault costs, within 15 %, or within three times the scatter of the blocks;
+  neither is asked of a fault that costs less than 3 % of the step, from where a loss is medium;
 - nothing else is above low, but for what is true of the clean program too: exposed communication,
   if the kernels of the twin show at least 5 % of it;
 - nothing but that is above low in the clean twin.
@@ -197,10 +197,12 @@ class Verdict:
     own: tuple[str, ...]
     """Findings above low that are true of the clean program."""
     found: tuple[str, ...]
+    is_cheap: bool
+    """The fault costs too little to be named."""
 
     @property
     def is_right(self) -> bool:
-        return self.is_named and self.is_price_right and not self.false
+        return (self.is_cheap or (self.is_named and self.is_price_right)) and not self.false
 
 
 def judge_case(case: Case, folder: Path, cost: Cost | None, own: Sequence[str]) -> Verdict:
@@ -223,6 +225,7 @@ def judge_case(case: Case, folder: Path, cost: Cost | None, own: Sequence[str]) 
         false=tuple(one.label for one in loud if one.code not in own),
         own=tuple(one.label for one in loud if one.code in own),
         found=tuple(map(describe, findings)),
+        is_cheap=is_cheap,
     )
 
 
@@ -314,6 +317,7 @@ def to_document(verdict: Verdict, cost: Cost | None) -> dict[str, Any]:
         "is_twin": False,
         "is_right": verdict.is_right,
         "is_named": verdict.is_named,
+        "is_cheap": verdict.is_cheap,
         "is_price_right": verdict.is_price_right,
         "false": list(verdict.false),
         "own": list(verdict.own),
@@ -344,8 +348,9 @@ def show_verdict(name: str, verdict: Verdict, cost: Cost | None) -> None:
     if cost is not None and verdict.price_ms is not None:
         price += f" ({verdict.price_ms / cost.lost_ms - 1:+.0%})"
     parts = [
-        "named" if verdict.is_named else "NOT NAMED",
-        price if verdict.is_price_right else f"{price} WRONG",
+        "named" if verdict.is_named else "not named" if verdict.is_cheap else "NOT NAMED",
+        price if verdict.is_price_right or verdict.is_cheap else f"{price} WRONG",
+        *(["cheap"] if verdict.is_cheap else []),
         *([f"FALSE {', '.join(verdict.false)}"] if verdict.false else []),
         *([f"own {', '.join(verdict.own)}"] if verdict.own else []),
     ]
