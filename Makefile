@@ -82,7 +82,7 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/recorder_overhead.py --device cuda --rounds 26 --steps 8 --output benchmarks/results/recorder_overhead_gpu.json
 	PYTHONPATH=src $(PYTHON) benchmarks/device_shares.py --output benchmarks/results/device_shares.json
 	PYTHONPATH=src $(PYTHON) benchmarks/communication_gpu.py --output benchmarks/results/communication_gpu.json
-	PYTHONPATH=src $(PYTHON) benchmarks/nccl_overhead.py --output benchmarks/results/nccl_overhead_programs.json
+	PYTHONPATH=src $(PYTHON) benchmarks/nccl_overhead.py --output benchmarks/results/nccl_overhead.json
 	PYTHONPATH=src $(PYTHON) benchmarks/nccl_overhead.py --only ddp --connections 1 --output benchmarks/results/nccl_overhead_connections.json
 	PYTHONPATH=src $(PYTHON) benchmarks/nccl_truth.py --parcel runs/nccl_truth.tar
 	PYTHONPATH=src $(PYTHON) benchmarks/nccl_faults.py --parcel runs/nccl_faults.tar
