@@ -26,7 +26,8 @@ def make_step(rank, step, *, forward=4.0, backward=12.0, host=0.0):
         rank=rank, step=step, sample=0, start_ns=0, end_ns=80 * MS, is_followed=True,
         compute_ns=sum(compute.values()), copy_ns=0, communication_ns=0, exposed_ns=0,
         exposed_beside_copy_ns=0, idle_ns={"host": int(host * MS)} if host else {},
-        compute_by_phase_ns=compute, copy_by_phase_ns={},
+        compute_by_phase_ns=compute, copy_by_phase_ns={}, num_kernels=0, waiting_ns=0,
+        waited_copy_ns=0,
         host_by_phase_ns={"backward": int(host * MS)} if host else {},
     )  # fmt: skip
 

@@ -48,7 +48,8 @@ class HostSynchronises(Rule):
 
     How it is measured: gaps that began while the host was in a call such as
     `cudaStreamSynchronize`, up to the call that launched the next work, and copies with no kernel
-    beside them for which the host waits. If hosts without these waits would need less time than
+    beside them for which the host waits; of a rank that has more of it than its peers, as much as
+    they have. If hosts without these waits would need less time than
     their devices work, all idle time that is the host's is taken for a consequence. The gain is a
     replay with steps shorter by that, rank by rank. Stacks sampled while the host was in such a
     call name the line of the program, and what that line calls.
