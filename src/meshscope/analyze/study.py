@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from meshscope.analyze.pipeline.pipeline import PipelineAnalysis
     from meshscope.analyze.pipeline.pipeline_waits import PipelineWaits
     from meshscope.analyze.stragglers.pauses import Pauses
+    from meshscope.analyze.stragglers.sampled_excess import SampledExcess
     from meshscope.analyze.stragglers.sequence_imbalance import SequenceImbalance
     from meshscope.analyze.stragglers.stragglers import Stragglers
     from meshscope.analyze.stragglers.suspects import Suspects
@@ -396,7 +397,14 @@ class Study:
             for rank, recording in self.attempt.ranks.items()
             if isinstance(host := recording.header.get("host"), str)
         }
-        return find_stragglers(work, timeline.layout, hosts)
+        return find_stragglers(work, timeline.layout, hosts, known(self.sampled_excess) or {})
+
+    @_Analysis
+    def sampled_excess(self) -> "Mapping[int, SampledExcess]":
+        """What ranks are slow at, by kernel samples; only those that stand out."""
+        from meshscope.analyze.stragglers.sampled_excess import find_sampled_excess
+
+        return find_sampled_excess(need(self.device_parts), need(self.peer_work), need(self.work))
 
     @_Analysis
     def pauses(self) -> "Pauses":

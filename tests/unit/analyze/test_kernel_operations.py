@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_builders import T0, US, SampleBuilder, open_real
+from meshscope.analyze.job.arrivals import AlignedTimes
+from meshscope.analyze.job.exposed import find_engine_intervals
 from meshscope.analyze.job.kernel_operations import (
+    doubt_ends,
     match_kernels,
     measure_clock_shifts,
     measure_operations,
@@ -15,7 +18,7 @@ from meshscope.analyze.job.operations import load_operations
 from meshscope.analyze.rank.kernel_sample import read_samples
 from meshscope.analyze.rank.kernel_steps import read_host_phases, split_sample
 from meshscope.analyze.rank.phases import order_steps
-from meshscope.core.operations import Kind
+from meshscope.core.operations import EndSource, Kind
 from meshscope.store.kernel_table import KernelKind
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import OperationFlag
@@ -144,6 +147,29 @@ def test_shifts_are_those_on_which_operations_agree(tmp_path):
     assert [one.spread_ns for one in shifts] == [1 * US, 1 * US]
     assert [(one.first_host_ns - T0) // US for one in shifts] == [320, 530]
     assert [(one.last_host_ns - T0) // US for one in shifts] == [470, 590]
+
+
+def test_an_end_behind_its_kernel_is_a_bound_in_all_steps_and_holds_nobody_up(tmp_path):
+    """Two buckets a step; the event of the first is reached when the second begins."""
+    made = make(tmp_path)
+    flags = OperationFlag.ENGINE | OperationFlag.ASYNC | OperationFlag.DEVICE
+    for step in (1, 2, 3):
+        since = 1_000 * (step - 1)
+        made.operation(since + 10, since + 900, step=step, flags=flags)
+        made.operation(
+            since + 20, since + 950, step=step, flags=flags, start_ns=T0 + (since + 500) * US
+        )
+    for since in (0, 1_000):
+        communicate(made, since + 100, since + 300, since + 11)
+        communicate(made, since + 900, since + 949, since + 21)
+    made.close(2, 2_000)
+    attempt = open_run(made.path).last_attempt
+    rows = doubt_ends(attempt, load_operations(attempt)).rows
+    assert rows.end_source.tolist() == [EndSource.DEVICE_LATE, EndSource.DEVICE] * 3
+    times = AlignedTimes(enqueue_ns=rows.enqueue_ns, arrival_ns=rows.start_ns, end_ns=rows.end_ns)
+    held = find_engine_intervals(rows, times)
+    assert held.row.tolist() == [1, 3, 5]
+    assert ((held.end_ns - held.start_ns) // US).tolist() == [450] * 3
 
 
 @pytest.mark.parametrize(("name", "rank", "per_step"), [("ddp", 2, 5), ("fsdp2", 1, 26)])

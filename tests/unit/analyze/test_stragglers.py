@@ -39,6 +39,16 @@ def test_a_rank_slow_in_both_phases_names_both():
     assert slow_set.slow[0].main_phases == ("backward", "forward")
 
 
+def test_a_rank_that_is_early_in_one_phase_and_so_long_in_the_next_is_not_slow():
+    layout = Layout(dp=4)
+    forward, backward = make_phases(2, layout)
+    forward[:, [1, 3]] += 6 * MS
+    backward[:, [0, 2]] += 4 * MS
+    (slow_set,) = find(forward, backward, layout).slow_sets
+    assert slow_set.ranks == (1, 3)
+    assert slow_set.slow[0].main_phases == ("forward",)
+
+
 def test_only_true_peers_are_compared():
     """Stage 1 works twice as long as stage 0; within it rank 3 is slow."""
     layout = Layout(dp=2, pp=2)

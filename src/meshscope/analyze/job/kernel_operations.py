@@ -128,12 +128,13 @@ def doubt_ends(attempt: Attempt, operations: Operations) -> Operations:
     Operations are told apart by their position among those of their rank, step and group.
     """
     rows = operations.rows
+    sampled = [recording for recording in attempt if recording.has_table("kernels")]
+    if not sampled or not len(rows):
+        return operations
     position = _number_in_step(rows)
     is_late = np.zeros(len(rows), dtype=np.bool_)
-    for recording in attempt:
+    for recording in sampled:
         first, last = np.searchsorted(rows.rank, (recording.rank, recording.rank + 1)).tolist()
-        if first == last or not recording.has_table("kernels"):
-            continue
         late = _find_late(recording, rows)
         keys = {(int(rows.group[row]), int(position[row])) for row in late.tolist()}
         for group, index in sorted(keys):
@@ -155,7 +156,7 @@ def _number_in_step(rows: OperationRows) -> Int64s:
         starts[1:] |= column[order][1:] != column[order][:-1]
     first = np.flatnonzero(starts)
     number = np.empty(len(rows), dtype=np.int64)
-    number[order] = np.arange(len(rows)) - first[np.cumsum(starts) - 1] if len(first) else 0
+    number[order] = np.arange(len(rows)) - first[np.cumsum(starts) - 1]
     return number
 
 

@@ -85,6 +85,8 @@ class DeviceStep:
     """How long the host waited for the device, outside of `HOST_CAUSES`."""
     waited_copy_ns: int
     """The part of `copy_ns` in which it did."""
+    host_by_phase_ns: Mapping[str, int]
+    """Sums to the idle time whose cause is the host, by the phase it was in halfway."""
 
     @property
     def length_ns(self) -> int:
@@ -209,6 +211,8 @@ def split_sample(
             last_ns=end_ns,
             synchronising=waits,
         )
+        idle_ns, host_ns = _name_causes(gaps, causes)
+        halfway = phases.find((gaps.begin_ns + gaps.host_end_ns) // 2)
         found.append(
             DeviceStep(
                 rank=sample.rank,
@@ -222,12 +226,13 @@ def split_sample(
                 communication_ns=lengths[2],
                 exposed_ns=lengths[3],
                 exposed_beside_copy_ns=lengths[4],
-                idle_ns=_name_causes(gaps, causes),
+                idle_ns=idle_ns,
                 compute_by_phase_ns=sum_compute(start_ns, end_ns),
                 copy_by_phase_ns=sum_copies(start_ns, end_ns),
                 num_kernels=_count(work, start_ns, end_ns),
                 waiting_ns=_measure(waits, start_ns, end_ns),
                 waited_copy_ns=_measure(intersect(sets[1], waits), start_ns, end_ns),
+                host_by_phase_ns=_sum_names(halfway, host_ns, names),
             )
         )
     return tuple(found)
@@ -287,7 +292,8 @@ def _measure(one: Intervals, start_ns: int, end_ns: int) -> int:
     return int(one.within(start, end)[0])
 
 
-def _name_causes(gaps: IdleGaps, causes: Mapping[str, Intervals]) -> dict[str, int]:
+def _name_causes(gaps: IdleGaps, causes: Mapping[str, Intervals]) -> tuple[dict[str, int], Int64s]:
+    """Idle time by cause, and per gap what remains the host's."""
     host = gaps.host_ns
     found = {}
     for name, one in causes.items():
@@ -302,7 +308,12 @@ def _name_causes(gaps: IdleGaps, causes: Mapping[str, Intervals]) -> dict[str, i
         "dependency": total.dependency_ns,
         "unknown": total.unknown_ns,
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in found.items() if value}, host
+
+
+def _sum_names(name_id: Int64s, values: Int64s, names: Mapping[int, str]) -> dict[str, int]:
+    sums = {one: int(values[name_id == one].sum()) for one in np.unique(name_id).tolist()}
+    return {names[one]: value for one, value in sums.items() if value}
 
 
 def _sum_by_phase(

@@ -4,6 +4,9 @@ Each group of true peers is tested in its whole work and in each phase (`persist
 rank's work for a change of level (`change_point`); Holm corrects over all ranks and phases of the
 run. A rank whose work changed level is fail-slow and not also called persistently slow.
 
+Where devices wait for each other unseen, all ranks seem to work as long. Ranks that stand out in
+kernel samples (`sampled_excess`) are slow too, if their peers wait as much longer.
+
 Ranks that lose about as much are one set: they are slow together, and fixing one alone saves
 nothing. A rank that loses less than half of the worst is in a separate set.
 
@@ -13,10 +16,12 @@ its first step; a stage that is slow on all its ranks is for the pipeline rules.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from meshscope.analyze.stragglers.sampled_excess import SampledExcess
 from meshscope.analyze.stragglers.slow_sets import SharedTrait, find_shared
 from meshscope.analyze.timeline.peer_work import PeerGroup, PeerWork
 from meshscope.core.layout import Layout
@@ -28,7 +33,13 @@ from meshscope.numerics.change_point import (
     measure_step_noise,
 )
 from meshscope.numerics.paired_excess import Effect
-from meshscope.numerics.persistence import Candidate, correct_holm, find_candidates, is_slow
+from meshscope.numerics.persistence import (
+    MIN_EFFECT_RATIO,
+    Candidate,
+    correct_holm,
+    find_candidates,
+    is_slow,
+)
 from meshscope.store.read.arrays import Floats
 
 _MIN_EXCESS_SHARE = 0.01
@@ -136,11 +147,18 @@ class Stragglers:
 
 
 def find_stragglers(
-    work: PeerWork, layout: Layout | Unavailable, hosts: Mapping[int, str]
+    work: PeerWork,
+    layout: Layout | Unavailable,
+    hosts: Mapping[int, str],
+    sampled: Mapping[int, SampledExcess] = MappingProxyType({}),
 ) -> Stragglers:
     fail_slow = _find_fail_slow(work)
     changed = {one.rank for one in fail_slow}
     slow, num_tests = _find_slow(work, changed)
+    named = changed.union(one.rank for one in slow)
+    least_ns = MIN_EFFECT_RATIO * work.step_ns
+    unseen = [one for one in sampled.values() if min(one.own_ns, one.waiting_ns) >= least_ns]
+    slow += [_take_sampled(one, work) for one in unseen if one.rank not in named]
     return Stragglers(
         slow_sets=_make_sets(slow, work, layout, hosts),
         fail_slow_sets=_make_fail_slow_sets(fail_slow, work, layout, hosts),
@@ -189,6 +207,32 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
             reference=tuple(work.ranks[other] for other in reference),
         )
     return list(best.values()), num_tests
+
+
+def _take_sampled(one: SampledExcess, work: PeerWork) -> SlowRank:
+    """A rank that only kernel samples show."""
+    ratio = one.own_ns / max(one.peers_own_ns, 1.0)
+    candidate = Candidate(
+        index=work.ranks.index(one.rank),
+        num_steps=one.num_steps,
+        num_effective_steps=one.num_steps,
+        num_steps_last=one.num_steps,
+        num_peers=len(one.reference),
+        p_value=one.p_value,
+        effect=Effect(ratio=ratio, low_ratio=ratio, high_ratio=ratio),
+        excess_ns=one.own_ns,
+    )
+    least = _MIN_EXCESS_SHARE * work.step_ns
+    return SlowRank(
+        rank=one.rank,
+        axis=one.axis,
+        tested_phase=None,
+        candidate=candidate,
+        adjusted_p=one.p_value,
+        excess_ns=min(one.own_ns, one.waiting_ns),
+        phase_excess_ns={name: ns for name, ns in one.by_phase_ns.items() if ns >= least},
+        reference=one.reference,
+    )
 
 
 def _measure_whole_excess(work: PeerWork, group: PeerGroup, index: int) -> float:

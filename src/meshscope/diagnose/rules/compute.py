@@ -222,11 +222,12 @@ class HostGap(Rule):
     Why it matters: the device is the expensive part; a host that cannot keep up wastes it.
 
     How it is measured: kernel samples and profiler traces show when a device had nothing to do, and
-    when the host launched what came next. By kernel samples a step counts with at most 1.5 times
-    the median of all steps, and without what the recorder takes. If most of it is in forward and
-    backward, the gain is a replay with what compilation and CUDA graphs save there: the gaps, less
-    1.5 µs for each kernel. Otherwise it is a replay without the gaps. Without samples or traces,
-    the time between phases on the device's stream is named, at low severity.
+    when the host launched what came next. Of a rank that has more of it than its peers as much
+    counts as they have: the rest is named by ST001 or IN001. By kernel samples a step counts with
+    at most 1.5 times the median of all steps, and without what the recorder takes. If most of it is
+    in forward and backward, the gain is a replay with what compilation and CUDA graphs save there:
+    the gaps, less 1.5 µs for each kernel. Otherwise it is a replay without the gaps. Without
+    samples or traces, the time between phases on the device's stream is named, at low severity.
 
     What to change: use fewer and larger kernels, compilation, CUDA graphs, no `.item()` and no
     synchronisation in the loop, less Python between phases; or a larger batch.

@@ -48,7 +48,8 @@ class HostSynchronises(Rule):
 
     How it is measured: gaps that began while the host was in a call such as
     `cudaStreamSynchronize`, up to the call that launched the next work, and copies with no kernel
-    beside them for which the host waits. If hosts without these waits would need less time than
+    beside them for which the host waits; of a rank that has more of it than its peers, as much as
+    they have. If hosts without these waits would need less time than
     their devices work, all idle time that is the host's is taken for a consequence. The gain is a
     replay with steps shorter by that, rank by rank. Stacks sampled while the host was in such a
     call name the line of the program, and what that line calls.
@@ -182,7 +183,8 @@ class ExposedCopies(Rule):
     Why it matters: copies run on separate engines and cost nothing while kernels run.
 
     How it is measured: time in which a device had copies and neither computed nor was held up by
-    communication. The gain is a replay without it.
+    communication; of a rank that copies longer than its peers, as long as they do. The gain is a
+    replay without it.
 
     What to change: pin host memory, copy with `non_blocking=True` on a separate stream, fetch the
     next batch during the step, keep on the device what is copied back and forth.
@@ -196,10 +198,10 @@ class ExposedCopies(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         budget, timeline = need(context.study.budget), need(context.study.timeline)
-        share = budget.share_of(Share.COPY)
+        share, work_ns = _remove_copies(context, timeline)
         if share < context.thresholds[_MIN_COPY_RATIO] or not has_enough_steps(context, timeline):
             return
-        edit = Edit(name="copies hidden behind kernels", work_ns=_remove_copies(context, timeline))
+        edit = Edit(name="copies hidden behind kernels", work_ns=work_ns)
         gain = context.price_edit(edit)
         mean = share * budget.total_wall_ns / budget.wall_ns.size
         yield Finding(
@@ -218,9 +220,14 @@ class ExposedCopies(Rule):
         )
 
 
-def _remove_copies(context: Context, timeline: Timeline) -> Int64s:
-    pieces = timeline.pieces
+def _remove_copies(context: Context, timeline: Timeline) -> tuple[float, Int64s]:
+    """Their share of the wall clock, and the work without them."""
+    budget, pieces = need(context.study.budget), timeline.pieces
     if _COPY_PHASE in timeline.phases:  # traces have them as pieces
         is_copy = pieces.phase == timeline.phases.index(_COPY_PHASE)
-        return np.where(is_copy & (pieces.kind == PieceKind.WORK), 0, pieces.duration_ns)
-    return need(context.study.device_parts).remove(timeline, COPY)
+        work_ns = np.where(is_copy & (pieces.kind == PieceKind.WORK), 0, pieces.duration_ns)
+        return budget.share_of(Share.COPY), work_ns
+    parts = need(context.study.device_parts)
+    common = measure_common(context, parts, COPY)
+    share = common.total_ns / max(budget.total_wall_ns, 1)
+    return share, parts.remove(timeline, COPY, ratio=common.ratio)

@@ -17,7 +17,13 @@ from meshscope.core.verdict.severity import Severity, grade
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
-from meshscope.diagnose.hardware_view import describe_slow_device
+from meshscope.diagnose.hardware_view import (
+    describe_samples,
+    describe_slow_device,
+    list_sampled,
+    name_cause,
+    price_slow,
+)
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
 from meshscope.diagnose.rule import Rule
@@ -63,12 +69,18 @@ class SlowRankRule(Rule):
     theirs by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain
     is replayed with the peers' median work instead of its own. If the driver was read (table
     `hardware`) and the clocks of its device are behind those of the other devices, they are named.
+    Kernel samples say what a rank on a device is slow at: its kernels take longer, or the device
+    idles because its host launches late. They also name ranks whose peers wait unseen. What the
+    rank has more of that than its peers, but no more than these wait longer, is the gain where no
+    replay can tell it: if it misses the measured step, and for kernels of ranks that share a
+    device, since they slow each other down.
 
     What to change: look at the host of the rank: clocks and temperature, other processes, cores it
     is bound to, memory it swaps, its links; compare with a run on another host.
 
     When it is wrong: if peers are given different work on purpose. It does not see more than half
-    of the peers being slow, nor a rank without peers.
+    of the peers being slow, nor a rank without peers. Ranks that share a device are faster while
+    one of them idles: a late host then costs less than the replay says.
     """
 
     code = "ST001"
@@ -80,7 +92,8 @@ class SlowRankRule(Rule):
         for slow_set in _slow_sets(context):
             if not slow_set.shared:
                 phases = _name_phases(slow_set.slow[0].main_phases)
-                title = f"{name_ranks(slow_set.ranks)} {be(slow_set.ranks)} slow{phases}"
+                why = name_cause(context, slow_set.ranks)
+                title = f"{name_ranks(slow_set.ranks)} {be(slow_set.ranks)} slow{phases}{why}"
                 yield _describe_slow(self.code, title, slow_set, context, _FIX_RANK)
 
 
@@ -222,7 +235,7 @@ def _describe_slow(
     work, timeline = need(context.study.peer_work), need(context.study.timeline)
     share = worst.excess_ns / work.step_ns if work.step_ns else 0.0
     edit = relieve_slow(timeline, slow_set, work)
-    gain = context.price_edit(edit)
+    gain = price_slow(context, slow_set.ranks, context.price_edit(edit))
     device = describe_slow_device(context, worst.rank)
     return Finding(
         code=code,
@@ -230,10 +243,12 @@ def _describe_slow(
         # Fixing a rank evens out its noise too; it cannot save more than its excess.
         severity=min(severity_of(gain, otherwise=share), grade(share)),
         summary=_summarize_slow(slow_set)
+        + describe_samples(context, worst.rank)
         + (f" Rank {worst.rank}'s device ran at {device}." if device else ""),
         ranks=slow_set.ranks,
         evidence=(
             *_list_evidence(slow_set, work.step_ns),
+            *list_sampled(context, slow_set.ranks),
             *_list_devices(slow_set.ranks, context),
         ),
         confidence=_state_confidence(worst, need(context.study.stragglers).num_tests),
