@@ -379,7 +379,8 @@ class Recompilation(Rule):
             title=f"code is compiled again {plural(number, 'time')}: {what}",
             severity=severity_of(gain),
             summary=f"{name_ranks(ranks)} compile{'s' if len(ranks) == 1 else ''} again, "
-            f"{plural(number, 'time')}: {what}; {duration(sum(lost.values()))} together, "
+            f"{plural(number, 'time')}: {what}; {duration(sum(lost.values()))} of compiling "
+            f"together, and steps with it are {duration(sum(beyond.values()))} longer, "
             f"{ratio(gain.saved_ratio)} of all steps' time: {reasons[0]}.{held}",
             ranks=() if len(ranks) == len(context.study.attempt.ranks) else ranks,
             first_step=min(lost),
