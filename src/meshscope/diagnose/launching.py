@@ -36,6 +36,8 @@ class LaunchRelief:
     """The part outside of forward and backward."""
     fill_factor: float
     """How many times as much the devices could compute in the same time."""
+    has_graphs: bool
+    """Most kernels are in CUDA graphs already: what is left of forward and backward stays."""
 
     @property
     def mean_ns(self) -> float:
@@ -44,11 +46,13 @@ class LaunchRelief:
     @property
     def is_captured(self) -> bool:
         """Most of it is in forward and backward."""
-        return self.outside_ratio < 0.5
+        return self.outside_ratio < 0.5 and not self.has_graphs
 
     @property
     def saved_ratio(self) -> float:
         """Between phases everything can go; in them, what graphs leave stays."""
+        if self.has_graphs:
+            return self.outside_ratio
         return self.captured_ratio if self.is_captured else 1.0
 
 
@@ -60,11 +64,15 @@ def find_relief(study: Study, idle_ns: Floats) -> LaunchRelief:
     idle_ns = np.maximum(np.minimum(idle_ns, _MAX_USUAL_FACTOR * usual_ns) - own_ns, 0.0)
     outside, floor_ns, fill = _look_at_ranks(timeline, parts)
     mean_ns = max(float(idle_ns.mean()), 1.0)
+    steps = [step for sampled in parts.sampled.values() for step in sampled.steps]
+    num_graph_kernels = sum(step.num_graph_kernels for step in steps)
+    has_graphs = 2 * num_graph_kernels > sum(step.num_kernels for step in steps)
     return LaunchRelief(
         idle_ns=idle_ns,
-        captured_ratio=max(1 - outside - floor_ns / mean_ns, 0.0),
+        captured_ratio=0.0 if has_graphs else max(1 - outside - floor_ns / mean_ns, 0.0),
         outside_ratio=outside,
         fill_factor=fill,
+        has_graphs=has_graphs,
     )
 
 

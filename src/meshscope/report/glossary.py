@@ -143,7 +143,7 @@ GLOSSARY: Mapping[str, tuple[Entry, ...]] = {
         ),
         Entry(
             "idle, other stream",
-            "Work was launched, and waited for other work of the device.",
+            "Work was launched, and waited for other work of the device; gaps between kernels too.",
             "time, device",
         ),
         Entry(

@@ -62,6 +62,28 @@ def test_parts_of_a_step_are_what_ran_beside_what(tmp_path):
     assert (second.step, second.is_followed, second.length_ns) == (2, False, 10 * US)
 
 
+def test_what_a_checkpoint_copies_and_waits_for_is_its_own(tmp_path):
+    """Also in a phase within it."""
+    made = SampleBuilder(tmp_path)
+    made.step(1, 0, 200)
+    made.step(2, 200, 300)
+    made.phase("forward", 0, 20)
+    made.phase("checkpoint", 20, 150)
+    made.phase("inner", 30, 60, depth=1)
+    made.work(5, 25, 1)
+    made.work(25, 26, 2, kind=COPY)
+    made.work(40, 60, 35, kind=COPY)
+    made.work(36, 140, kind=KernelKind.SYNCHRONISATION, stream=0)
+    made.work(200, 230, 200)
+    first, _ = split(made.close(2, 300))
+    assert in_us(first.copy_by_phase_ns) == {"forward": 1, "checkpoint": 20}
+    assert (first.training_copy_ns, first.training_compute_ns) == (1 * US, 20 * US)
+    assert in_us(first.idle_ns)["checkpoint"] == 9 + 90
+    assert "synchronising" not in first.idle_ns
+    assert first.waiting_ns == 0
+    assert not first.has_compiled
+
+
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [

@@ -25,8 +25,9 @@ def put_compilation(writer, step, start_ns, duration_ns, *, reason, number):
     )
 
 
-def write_run(path, *, compiled, num_steps=60, has_reason=True, grows=False):
-    """Steps of 50 ms; those in `compiled` take 400 ms more, in `compile` inside forward."""
+def write_run(path, *, compiled, num_steps=60, has_reason=True, grows=False, tried_ms=0):
+    """Steps of 50 ms; those in `compiled` take 400 ms more, in `compile` inside forward, and then
+    `tried_ms` to try new code out."""
     writer = make_writer(path)
     now, rss = 10**9, 1 << 30
     for step in range(num_steps):
@@ -36,6 +37,7 @@ def write_run(path, *, compiled, num_steps=60, has_reason=True, grows=False):
             reason = REASON.format(number, number + 1) if has_reason and number else ""
             put_span(writer, "compile", now, extra, depth=1)
             put_compilation(writer, step, now, extra, reason=reason, number=number)
+            extra += tried_ms * MS
         put_span(writer, "forward", now, 49 * MS + extra, self_ns=49 * MS)
         put_step(writer, step, now, now + 50 * MS + extra)
         now += 50 * MS + extra
@@ -56,6 +58,11 @@ def test_a_function_compiled_again_is_named_with_its_reason_and_price(tmp_path):
     assert (found.first_step, found.last_step) == (10, 40)
     assert find("TI004", tmp_path) == []
     assert find("TI002", tmp_path) == []
+
+
+def test_trying_new_code_out_is_part_of_the_price(tmp_path):
+    (found,) = find("CP007", write_run(tmp_path, compiled={0, 10, 17, 31, 40}, tried_ms=100))
+    assert found.gain.saved_ns == pytest.approx(4 * 500 * MS / 60)
 
 
 def test_one_cause_is_one_finding(tmp_path):

@@ -50,6 +50,16 @@ def test_checkpoints_at_an_interval_are_named_and_priced(tmp_path):
     assert find("TI004", tmp_path) == [], "they are explained"
 
 
+def test_a_first_time_that_takes_far_longer_is_not_what_recurs(tmp_path):
+    """And 5 in 44 steps at an interval of 10 are no more than one in 10."""
+    steps = np.full(45, 50 * MS)
+    steps[4::10] += 100 * MS
+    steps[4] += 2000 * MS
+    write_steps(tmp_path, steps)
+    (found,) = find("TI002", tmp_path)
+    assert found.gain.saved_ns == pytest.approx(100 * MS / 10, rel=0.05)
+
+
 def test_single_slow_steps_are_a_low_finding(tmp_path):
     steps = np.full(200, 50 * MS)
     steps[[17, 58, 91, 130, 131, 177]] += 200 * MS

@@ -27,7 +27,7 @@ from meshscope.numerics.idle_gaps import IdleGaps, explain_gaps
 from meshscope.numerics.interval_layers import Layer, make_layer
 from meshscope.numerics.intervals import Intervals, intersect, join, own_moments, subtract, unite
 from meshscope.store.kernel_table import KernelKind
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import int64_column, select_rows
 from meshscope.store.read.recording import Recording
 
@@ -81,6 +81,8 @@ class DeviceStep:
     """Sums to `copy_ns`."""
     num_kernels: int
     """Kernels that compute."""
+    num_graph_kernels: int
+    """Those of them that a CUDA graph launched."""
     waiting_ns: int
     """How long the host waited for the device, outside of `HOST_CAUSES`."""
     waited_copy_ns: int
@@ -230,6 +232,7 @@ def split_sample(
                 compute_by_phase_ns=sum_compute(start_ns, end_ns),
                 copy_by_phase_ns=sum_copies(start_ns, end_ns),
                 num_kernels=_count(work, start_ns, end_ns),
+                num_graph_kernels=_count(work, start_ns, end_ns, work.is_graph),
                 waiting_ns=_measure(waits, start_ns, end_ns),
                 waited_copy_ns=_measure(intersect(sets[1], waits), start_ns, end_ns),
                 host_by_phase_ns=_sum_names(halfway, host_ns, names),
@@ -282,8 +285,10 @@ def _find_steps(work: DeviceWork, rows: Int64s, steps: StepTimes) -> Int64s:
     return np.maximum.accumulate(np.where(launch >= 0, index, _BEFORE))
 
 
-def _count(work: DeviceWork, start_ns: int, end_ns: int) -> int:
-    is_inside = (work.start_ns >= start_ns) & (work.start_ns < end_ns)
+def _count(
+    work: DeviceWork, start_ns: int, end_ns: int, wanted: Bools | np.bool_ = np.True_
+) -> int:
+    is_inside = (work.start_ns >= start_ns) & (work.start_ns < end_ns) & wanted
     return int(np.count_nonzero(is_inside & (work.kind == KernelKind.COMPUTE)))
 
 

@@ -44,7 +44,11 @@ def find_excess(recording: Recording, slow: Int64s) -> tuple[PhaseExcess, ...]:
     is_slow = np.isin(steps.step[1:], slow)
     if not is_slow.any() or is_slow.all():
         return ()
-    excess = rows[is_slow].mean(axis=0) - np.median(rows[~is_slow], axis=0)
+    usual = np.median(rows[~is_slow], axis=0)
+    # The first checkpoint or evaluation may take far longer than all others.
+    excess = np.median(rows[is_slow], axis=0) - usual
+    if not (excess > 0).any():
+        excess = rows[is_slow].mean(axis=0) - usual
     names = [*table.phases, BETWEEN_STEPS, UNATTRIBUTED]
     found = [
         PhaseExcess(phase=name, excess_ns=float(value))

@@ -4,7 +4,7 @@ Phases that cross the start or end of a step are left out, as in `rank.phases`: 
 around a loop and would claim all time outside other phases.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,10 +14,13 @@ from meshscope.analyze.rank.device_clock import DeviceOffsets, fit_offsets
 from meshscope.analyze.rank.kernel_sample import narrow_to_samples, read_samples
 from meshscope.analyze.rank.phases import PhaseSpans, StepTimes, assign_phases
 from meshscope.numerics.interval_layers import Layer, make_layer
+from meshscope.numerics.intervals import unite
 from meshscope.store.read.arrays import Int32s, Int64s
 from meshscope.store.read.columns import Columns, int64_column, select_rows
 from meshscope.store.read.recording import Recording
 
+_COMPILE = "compile"
+_TRACED = ("forward", "backward", "optimizer")
 _MAX_EARLY_NS = 1_000_000
 """Marks that put a device this far ahead of its host are not believed."""
 
@@ -48,7 +51,19 @@ def read_phases(recording: Recording, steps: StepTimes, book: PhaseBook) -> Rank
     if not is_good.all():
         columns = select_rows(columns, is_good)
     spans, _ = assign_phases(steps, columns)
-    return RankPhases(spans=spans, phase=book.translate(spans.name_id.astype(np.int64), recording))
+    phase = book.translate(spans.name_id.astype(np.int64), recording)
+    return RankPhases(spans=_leave_out_traced(spans, phase, book), phase=phase)
+
+
+def _leave_out_traced(spans: PhaseSpans, phase: Int32s, book: PhaseBook) -> PhaseSpans:
+    """Without a model's phases in a compilation: the compiler runs it to see what it does."""
+    is_compile = phase == book.find(_COMPILE)
+    if not is_compile.any():
+        return spans
+    start, end = spans.start_ns[is_compile], (spans.start_ns + spans.duration_ns)[is_compile]
+    inside = unite(start, end).within(spans.start_ns, spans.start_ns + 1) > 0
+    inside &= np.isin(phase, [book.find(name) for name in _TRACED]) & (spans.interval >= 0)
+    return replace(spans, interval=np.where(inside, -1, spans.interval))
 
 
 def layer_by_depth(

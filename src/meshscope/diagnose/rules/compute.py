@@ -65,7 +65,7 @@ _MIN_RECOMPILATIONS = Threshold(
 )
 _ADVICE_OUTSIDE = (
     "Take Python out of the loop between forward, backward and the optimizer's step, or do it "
-    "while the device has work."
+    "while the device has work; or give the device more to do, with a larger batch."
 )
 _SHOWN_REASONS = 3
 _MIN_WAITED_RATIO = 0.25
@@ -293,11 +293,15 @@ def _describe_relief(relief: LaunchRelief | None) -> str:
         share * relief.mean_ns for share in (relief.captured_ratio, relief.outside_ratio)
     )
     fill = f"{relief.fill_factor:.1f}" if relief.fill_factor < 10 else f"{relief.fill_factor:.0f}"
+    graphs = (
+        "Most kernels are in CUDA graphs already"
+        if relief.has_graphs
+        else f"Compilation with CUDA graphs would save {duration(saved_ns)} of it, if kernels then "
+        f"follow each other after {duration(GRAPH_GAP_NS)}"
+    )
     return (
-        f" Compilation with CUDA graphs would save {duration(saved_ns)} of it, if kernels then "
-        f"follow each other after {duration(GRAPH_GAP_NS)}; {duration(outside_ns)} are outside of "
-        f"forward and backward. The device could compute {fill} times as much in the same time "
-        "with a larger batch."
+        f" {graphs}; {duration(outside_ns)} are outside of forward and backward. The device could "
+        f"compute {fill} times as much in the same time with a larger batch."
     )
 
 
@@ -380,7 +384,8 @@ class Recompilation(Rule):
             title=f"code is compiled again {plural(number, 'time')}: {what}",
             severity=severity_of(gain),
             summary=f"{name_ranks(ranks)} compile{'s' if len(ranks) == 1 else ''} again, "
-            f"{plural(number, 'time')}: {what}; {duration(sum(lost.values()))} together, "
+            f"{plural(number, 'time')}: {what}; {duration(sum(lost.values()))} of compiling "
+            f"together, and steps with it are {duration(sum(beyond.values()))} longer, "
             f"{ratio(gain.saved_ratio)} of all steps' time: {reasons[0]}.{held}",
             ranks=() if len(ranks) == len(context.study.attempt.ranks) else ranks,
             first_step=min(lost),

@@ -1,7 +1,7 @@
 """Rules about devices that wait for copies and for a host that waits for them."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,6 +35,7 @@ _MIN_COPY_RATIO = Threshold(
     meaning="share of the wall clock in which devices did nothing but copy",
 )
 _COPY_PHASE = "copy"
+_IN_BACKWARD = "which calls backward"
 
 
 class HostSynchronises(Rule):
@@ -163,7 +164,10 @@ def find_waiting_lines(
             found |= stacks.find_in_intervals(waits.start_ns, waits.end_ns)
         return found
 
-    return find_lines(study, tuple(samples), choose) if samples else NO_LINES
+    found = find_lines(study, tuple(samples), choose) if samples else NO_LINES
+    # In a backward a thread of autograd may be the one that waits: what it does is not seen.
+    lines = sorted(found.lines, key=lambda line: line.text.endswith(_IN_BACKWARD))
+    return replace(found, lines=tuple(lines))
 
 
 def _count_waits(samples: Mapping[int, tuple[KernelSample, ...]]) -> Iterable[Evidence]:

@@ -212,8 +212,8 @@ class PeriodicSlowSteps(Rule):
                 yield self._report(context, periods, recurrence)
 
     def _report(self, context: Context, periods: StepPeriods, found: Recurrence) -> Finding:
-        extra_ns = _measure_extra(context, periods, found.rows)
-        gain = _price_recurring(periods, found, extra_ns)
+        extra_ns, usual_ns = _measure_extra(context, periods, found.rows)
+        gain = _price_recurring(found, extra_ns, usual_ns)
         slow = periods.step[found.rows]
         where, ranks = _find_contents(context, slow)
         doing = "" if where is None else f", mostly in {where.phase}"
@@ -380,29 +380,31 @@ def _find_lines(
     return find_lines(context.study, ranks, choose)
 
 
-def _measure_extra(context: Context, periods: StepPeriods, rows: Bools) -> float:
-    """What a slow step usually takes beyond the others: on devices, where those were marked.
+def _measure_extra(context: Context, periods: StepPeriods, rows: Bools) -> tuple[float, float]:
+    """What a slow step usually takes beyond the others, and what those take: on devices, where
+    they were marked.
 
     A host that runs ahead loses its lead in such a step and makes it up in the next ones. On a
     device it may be another step that is longer than the one in which the host was late.
     """
     on_host_ns = float(np.median(periods.excess_ns[rows]))
+    on_host = on_host_ns, float((periods.period_ns - np.where(rows, periods.excess_ns, 0)).mean())
     timeline = known(context.study.timeline)
     if timeline is None or not timeline.on_device.all():
-        return on_host_ns
+        return on_host
     is_slow = np.isin(timeline.steps, periods.step[rows])
     if not is_slow.any() or is_slow.all():
-        return on_host_ns
+        return on_host
     period_ns = (timeline.period_end_ns - timeline.period_start_ns).mean(axis=0)
-    on_device_ns = float(np.median(period_ns[is_slow]) - np.median(period_ns[~is_slow]))
-    is_same = _MIN_SAME_RATIO * on_host_ns <= on_device_ns <= on_host_ns
-    return on_device_ns if is_same else on_host_ns
+    usual_ns = float(np.median(period_ns[~is_slow]))
+    extra_ns = float(np.median(period_ns[is_slow])) - usual_ns
+    is_same = _MIN_SAME_RATIO * on_host_ns <= extra_ns <= on_host_ns
+    return (extra_ns, usual_ns) if is_same else on_host
 
 
-def _price_recurring(periods: StepPeriods, found: Recurrence, extra_ns: float) -> Estimate:
+def _price_recurring(found: Recurrence, extra_ns: float, usual_ns: float) -> Estimate:
     """The first of them may have taken far longer than all others, and a short recording may have
     one more or less of them than its length allows for."""
-    usual_ns = float((periods.period_ns - periods.excess_ns).mean())
     saved_ns = extra_ns * found.num_slow / max(found.num_expected * found.interval, 1)
     return Estimate(
         saved_ns=saved_ns,
