@@ -99,6 +99,7 @@ def test_a_compiled_program_has_one_graph_and_its_operations_are_seen(recorder):
         return functional.all_reduce(data * 2, "sum", world) + 1
 
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # of other tests in this process
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):

@@ -234,11 +234,15 @@ def test_a_live_step_is_read_without_damage_holes_or_doubles(tmp_path: Path) -> 
                 continue
             recording = open_run(run_dir).last_attempt.ranks[0]
             spans = recording.read("spans")
+            order = (1, 2, 3, 5, 4)
             found = sorted(
-                zip(spans["start_host_mono_ns"].tolist(), spans["name_id"].tolist(), strict=True)
+                (start, name)
+                for start, name in zip(
+                    spans["start_host_mono_ns"].tolist(), spans["name_id"].tolist(), strict=True
+                )
+                if name in order  # a garbage collection may take long beside other work
             )
             assert len(set(found)) == len(found)
-            order = (1, 2, 3, 5, 4)
             names = [name for _, name in found[:count]]
             assert len(names) == count
             assert names == [order[at % len(order)] for at in range(count)]
