@@ -1,5 +1,5 @@
 """What produced a run: code, packages, settings, devices. No secrets: the environment is an
-allow-list, and of the command line only what the process shows anyway.
+allow-list, and the command line is stored as `store/write/redaction.py` lets it.
 
 Everything here is read once, when the run is opened. What cannot be read is left out, not guessed.
 """
@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from meshscope.store.write.redaction import redact_arguments
 
 _ENVIRONMENT_ALLOW_LIST = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
@@ -28,13 +30,12 @@ _ENVIRONMENT_ALLOW_LIST = (
 )  # fmt: skip
 
 _GIT_TIMEOUT_SECONDS = 2.0
-_SECRET_WORDS = ("key", "token", "secret", "password", "passwd", "credential")
 
 
 def collect_provenance(*, in_full: bool) -> dict[str, object]:
     """Facts about this process; `in_full` adds what is the same on every rank and slower to get."""
     facts: dict[str, object] = {
-        "argv": _redact_arguments(sys.argv),
+        "argv": redact_arguments(sys.argv),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
@@ -48,23 +49,6 @@ def collect_provenance(*, in_full: bool) -> dict[str, object]:
         facts["git"] = _git_state(_program_folder())
         facts["packages"] = _installed_packages()
     return facts
-
-
-def _redact_arguments(arguments: list[str]) -> list[str]:
-    """Command-line arguments with the values of secret-looking options blanked."""
-    shown: list[str] = []
-    hide_next = False
-    for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        is_secret = name.startswith("-") and any(word in name.lower() for word in _SECRET_WORDS)
-        if hide_next and not argument.startswith("-"):
-            shown.append("(hidden)")
-        elif is_secret and equals:
-            shown.append(f"{name}=(hidden)")
-        else:
-            shown.append(argument)
-        hide_next = is_secret and not equals
-    return shown
 
 
 def _program_folder() -> Path:

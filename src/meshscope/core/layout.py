@@ -31,6 +31,9 @@ class Axis(StrEnum):
 DEFAULT_ORDER: tuple[str, ...] = ("pp", "dp", "ep", "cp", "tp")
 """pp-dp-tp with tp fastest, as Megatron and torchtitan number ranks, ep and cp placed as there."""
 
+PEER_AXES = (Axis.DP, Axis.CP, Axis.EP)
+"""Ranks along these have the same layers and other tokens: whole batches, parts of sequences, or
+batches of a rank with other experts."""
 _ALWAYS_NAMED = (Axis.DP, Axis.TP, Axis.PP)
 _KNOWN_AXES = ", ".join(Axis)
 # An x separates parts only after a digit, so that a misspelt name is reported whole.
@@ -189,11 +192,24 @@ class Layout:
         return None if self.is_head(Axis.PP, rank) else rank - self.stride(Axis.PP)
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """The ranks doing the same work on other data, `rank` included: its dp group.
+        """The ranks doing the same work on other data, `rank` included: those that differ along
+        dp, cp and ep alone.
 
         Only these are fair to compare for speed: other stages hold other layers.
         """
-        return self.group_ranks(Axis.DP, rank)
+        self._check_rank(rank)
+        found = [self.peer_head(rank)]
+        for axis in PEER_AXES:
+            stride, degree = self.stride(axis), self.degree(axis)
+            found = [head + index * stride for head in found for index in range(degree)]
+        return tuple(sorted(found))
+
+    def peer_head(self, rank: int) -> int:
+        """The lowest of the peers of `rank`, without a look at the others: a header can claim a
+        million ranks."""
+        return rank - sum(
+            rank // self.stride(axis) % self.degree(axis) * self.stride(axis) for axis in PEER_AXES
+        )
 
     def label(self, rank: int) -> str:
         """The coordinates of `rank` as text, such as `dp0.tp1.pp0`."""

@@ -68,9 +68,10 @@ def equalise(
 ) -> Edit | Unavailable:
     """In every step, phase and segment these ranks work as long as the median of their peers.
 
-    Peers are ranks that differ only along dp and are not among `ranks`; without any, all other
-    ranks of the run. Segments are compared in steps in which all peers communicate as the rank
-    does, otherwise whole phases. `parts` (from `cut_work`) saves cutting again for several edits.
+    Peers are ranks that differ only along dp, cp and ep and are not among `ranks`; without any, all
+    other ranks of the run. Segments are compared in steps in which all peers communicate as the
+    rank does, otherwise whole phases. `parts` (from `cut_work`) saves cutting again for several
+    edits.
     """
     missing = sorted(set(ranks) - set(timeline.ranks))
     if missing:
@@ -116,13 +117,13 @@ def _take_median(
 
 
 def _find_peers(timeline: Timeline, rank: int, excluded: Collection[int]) -> list[int]:
-    """Ranks that differ only along dp; all others if there is none."""
+    """Ranks that differ only along dp, cp and ep; all others if there is none."""
     others = [other for other in timeline.ranks if other != rank and other not in excluded]
     layout = timeline.layout
     if not isinstance(layout, Layout):
         return others
-    alike = set(layout.group_ranks("dp", rank)) if 0 <= rank < layout.world_size else set()
-    same = [other for other in others if other in alike]
+    head = layout.peer_head(rank)
+    same = [other for other in others if layout.peer_head(other) == head]
     return same or others
 
 

@@ -30,6 +30,16 @@ def test_tp_neighbours_are_peers_where_dp_is_one():
     assert groups(Layout(tp=2, pp=2), 4) == [("tp", (0, 1)), ("tp", (2, 3))]
 
 
+@pytest.mark.parametrize("axis", ["cp", "ep"])
+def test_ranks_along_cp_and_ep_have_the_same_layers(axis):
+    assert groups(Layout(**{axis: 4}), 4) == [(axis, (0, 1, 2, 3))]
+    assert groups(Layout(**{axis: 2}, dp=2, pp=2), 8) == [
+        (f"dp+{axis}", (0, 1, 2, 3)),
+        (f"dp+{axis}", (4, 5, 6, 7)),
+    ]
+    assert groups(Layout(**{axis: 2}, tp=2), 4) == [(axis, (0, 2)), (axis, (1, 3))]
+
+
 def test_stages_have_no_peers():
     assert groups(Layout(pp=4), 4) == []
 

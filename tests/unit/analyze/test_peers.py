@@ -147,7 +147,7 @@ def test_of_a_long_run_ranks_keep_the_same_steps():
     assert 0.4 * MAX_STEPS < clue.num_steps < 0.6 * MAX_STEPS
 
 
-def test_peers_are_the_dp_group_of_any_layout():
+def test_peers_are_those_of_any_layout():
     for layout in (Layout(dp=2, tp=2, pp=2), Layout(dp=3, cp=2, order=("cp", "dp")), Layout(dp=1)):
         groups = group_peers(layout, range(layout.world_size))
         assert groups == {rank: layout.peers(rank)[0] for rank in range(layout.world_size)}

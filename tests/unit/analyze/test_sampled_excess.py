@@ -102,12 +102,20 @@ def test_a_late_host_is_as_late_as_in_steps_without_a_sample_and_named_where_pee
     "parts",
     [
         make_parts({}),
-        make_parts({2: {"forward": 9.0}}, num_sampled=2),  # 4 of C(8, 2): chance
         make_parts({0: {"forward": 9.0}, 1: {"forward": 9.0}, 2: {"forward": 9.0}}),
     ],
 )
 def test_nobody_stands_out(parts):
     assert find(parts) == {}
+
+
+def test_two_sampled_steps_name_a_rank_by_themselves_only_from_afar():
+    """4 of C(8, 2) is chance; the others lie within 0.1 ms."""
+    near = find(make_parts({2: {"forward": 4.5}}, num_sampled=2))[2]
+    far = find(make_parts({2: {"forward": 9.0}}, num_sampled=2))[2]
+    assert near.p_value == far.p_value == pytest.approx(1 / 7)
+    assert (near.is_clear, far.is_clear) == (False, True)
+    assert not find(make_parts({2: {"forward": 9.0}}, num_sampled=1))[2].is_clear
 
 
 def test_idle_time_of_one_rank_is_not_common():

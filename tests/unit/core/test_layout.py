@@ -159,6 +159,14 @@ class TestGroups:
     def test_peers_are_the_data_parallel_group_with_the_rank_itself(self):
         assert Layout(dp=4, tp=2).peers(3) == (1, 3, 5, 7)
 
+    def test_peers_differ_along_cp_and_ep_too(self) -> None:
+        assert Layout(cp=4).peers(2) == Layout(ep=4).peers(2) == (0, 1, 2, 3)
+        layout = Layout(dp=2, cp=2, tp=2, pp=2)
+        assert layout.peers(5) == (1, 3, 5, 7)
+        for rank in range(16):
+            head = layout.rank_of(tp=layout.coordinates(rank).tp, pp=layout.coordinates(rank).pp)
+            assert layout.peer_head(rank) == layout.peers(rank)[0] == head
+
     def test_an_unknown_axis_is_refused(self):
         with pytest.raises(LayoutError, match="'sp' is not an axis of a layout; use dp, tp"):
             Layout().group_ranks("sp", 0)

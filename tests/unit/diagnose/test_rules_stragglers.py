@@ -46,6 +46,15 @@ def test_a_slow_rank_is_found_and_priced_as_removing_it_is(tmp_path):
     assert diagnose_run(tmp_path / "fast") == ()
 
 
+@pytest.mark.parametrize("layout", [Layout(cp=4), Layout(ep=4), Layout(dp=2, cp=2)], ids=str)
+def test_a_slow_rank_has_peers_along_cp_and_ep(tmp_path, layout):
+    work = with_delay(1, lambda rank, step: {"forward": 8 * MS} if rank == 2 else {})
+    LateRun(layout=layout, work=work).record(tmp_path)
+    (finding,) = diagnose_run(tmp_path)
+    assert (finding.code, finding.ranks, finding.severity) == ("ST001", (2,), Severity.HIGH)
+    assert finding.saved_ns == pytest.approx(8 * MS, rel=0.15)
+
+
 @pytest.mark.parametrize("phase", ["backward", "optimizer"])
 def test_the_phase_of_the_delay_is_named(tmp_path, phase):
     work = with_delay(2, lambda rank, step: {phase: 6 * MS} if rank == 0 else {})

@@ -3,7 +3,9 @@
 A rank's own time in a sampled step is what its device computed or copied, and how long it idled
 because the host was at something else than fetching data, saving, evaluating or logging. A rank
 stands out if its own time is longer in all sampled steps than that of all peers that do not; by
-chance that happens to k of N ranks in S steps with a probability of C(N, k) / C(NS, kS).
+chance that happens to k of N ranks in S steps with a probability of C(N, k) / C(NS, kS). That is
+enough to say what a rank is slow at that other evidence names. It `is_clear` by itself if the
+chance is below 1 %, or if it is further from the others than these are apart ten times over.
 
 `waiting_ns` is how much longer than the rank its peers wait for communication: where ranks wait for
 each other, the others cannot have lost more.
@@ -25,6 +27,7 @@ from meshscope.store.read.arrays import Floats
 
 _MIN_EXCESS_SHARE = 0.01
 """Least excess, as a share of a step's period, that is named."""
+_CLEAR_RANGES = 10.0
 _HOST = "host"
 
 
@@ -48,6 +51,8 @@ class SampledExcess:
     num_steps: int
     p_value: float
     """Corrected for all peers."""
+    is_clear: bool
+    """Samples alone show that it is slow."""
 
     @property
     def own_ns(self) -> float:
@@ -79,17 +84,19 @@ def find_sampled_excess(
         by_rank = {index: _pick(parts, index, steps) for index in group.indices}
         own = np.array([[_measure_own(one) for one in by_rank[i]] for i in group.indices]).T
         slow = _choose(own)
-        num_chosen, size = len(slow), own.size
-        p = math.comb(own.shape[1], num_chosen) / math.comb(size, num_chosen * own.shape[0])
-        if not slow or p >= SIGNIFICANCE_RATIO:
+        if not slow:
             continue
+        p = math.comb(own.shape[1], len(slow)) / math.comb(own.size, len(slow) * own.shape[0])
+        is_clear = p < SIGNIFICANCE_RATIO or _is_far(own, slow)
         others = [index for column, index in enumerate(group.indices) if column not in slow]
         for column in slow:
             index = group.indices[column]
-            one = _describe(parts, group, index, others, by_rank, waiting, p)
+            one = _describe(parts, group, index, others, by_rank, waiting)
             least_ns = _MIN_EXCESS_SHARE * work.step_ns
             one = replace(
                 one,
+                p_value=p,
+                is_clear=is_clear,
                 kernels_ns={name: ns for name, ns in one.kernels_ns.items() if ns >= least_ns},
                 host_ns={name: ns for name, ns in one.host_ns.items() if ns >= least_ns},
             )
@@ -127,6 +134,13 @@ def _choose(own_ns: Floats) -> tuple[int, ...]:
     return ()
 
 
+def _is_far(own_ns: Floats, slow: Sequence[int]) -> bool:
+    """From two sampled steps on: of one nothing says how much they vary."""
+    others = np.delete(own_ns, list(slow), axis=1)
+    distance = own_ns[:, list(slow)].min() - others.max()
+    return len(own_ns) > 1 and bool(distance > _CLEAR_RANGES * (others.max() - others.min()))
+
+
 def _measure_waiting(parts: DeviceParts, table: WorkTable) -> Floats:
     """[rank]: communication that held it up or that samples show exposed, per step."""
     held = table.period_ns - table.held_ns[:, :, PieceKind.WORK]
@@ -141,7 +155,6 @@ def _describe(
     others: Sequence[int],
     by_rank: Mapping[int, tuple[DeviceStep, ...]],
     waiting_ns: Floats,
-    p_value: float,
 ) -> SampledExcess:
     kernels = _compare([_sum_kernels(by_rank[one]) for one in (index, *others)])
     host = _compare([_sum_host(by_rank[one]) for one in (index, *others)])
@@ -159,7 +172,8 @@ def _describe(
         waiting_ns=max(float(np.median(waiting_ns[list(others)]) - waiting_ns[index]), 0.0),
         peers_own_ns=float(np.median(peers)),
         num_steps=len(by_rank[index]),
-        p_value=p_value,
+        p_value=1.0,
+        is_clear=False,
     )
 
 

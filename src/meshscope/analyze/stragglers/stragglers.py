@@ -157,8 +157,10 @@ def find_stragglers(
     slow, num_tests = _find_slow(work, changed)
     named = changed.union(one.rank for one in slow)
     least_ns = MIN_EFFECT_RATIO * work.step_ns
-    unseen = [one for one in sampled.values() if min(one.own_ns, one.waiting_ns) >= least_ns]
-    slow += [_take_sampled(one, work) for one in unseen if one.rank not in named]
+    unseen = [one for one in sampled.values() if one.is_clear and one.rank not in named]
+    slow += [
+        _take_sampled(one, work) for one in unseen if min(one.own_ns, one.waiting_ns) >= least_ns
+    ]
     return Stragglers(
         slow_sets=_make_sets(slow, work, layout, hosts),
         fail_slow_sets=_make_fail_slow_sets(fail_slow, work, layout, hosts),

@@ -1,9 +1,11 @@
 """The work of ranks that do the same, as matrices to compare: [step, rank] by phase.
 
-True peers share all coordinates but dp. Where dp is 1, the ranks of a tp group are peers: they hold
-equal shares of the same layers. Any other rank has no peer and is compared only with its own other
-steps (`change_point`). Without a layout all ranks are peers, unless any two sent each other
-messages: then they may be stages of a pipeline.
+True peers share all coordinates but dp, cp and ep: they have the same layers and other tokens
+(experts that get more tokens, and later parts of sequences under causal attention, are more work
+on the same rank in every step: that looks like a slow rank). Where these axes are 1, the ranks of a
+tp group are peers: they hold equal shares of the same layers. Any other rank has no peer and is
+compared only with its own other steps (`change_point`). Without a layout all ranks are peers,
+unless any two sent each other messages: then they may be stages of a pipeline.
 
 Only WORK inside steps counts. Fetching data, compilation, checkpoints, evaluation and logging do
 not: a rank may do these alone by design, and other rules look at them.
@@ -17,7 +19,7 @@ import numpy.typing as npt
 
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.layout import Axis, Layout
+from meshscope.core.layout import PEER_AXES, Axis, Layout
 from meshscope.core.operations import POINT_TO_POINT
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.paired_excess import Indices
@@ -39,7 +41,7 @@ class PeerGroup:
     indices: tuple[int, ...]
     """In `PeerWork.ranks`."""
     axis: str
-    """Along which they differ: "dp" or "tp"; "" where no layout is known."""
+    """Along which they differ: "dp", "dp+cp", "tp" and so on; "" where no layout is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,13 +176,13 @@ def group_true_peers(
     if isinstance(layout, Unavailable):
         whole = PeerGroup(indices=tuple(range(len(ranks))), axis="")
         return () if is_piped or len(ranks) < 2 else (whole,)
-    axis = Axis.DP if layout.dp > 1 else Axis.TP
-    if layout.degree(axis) == 1:
-        return ()
+    axes = [axis for axis in PEER_AXES if layout.degree(axis) > 1]
     # Only recorded ranks: a header can claim a million.
-    stride, degree = layout.stride(axis), layout.degree(axis)
+    stride, degree = layout.stride(Axis.TP), layout.degree(Axis.TP)
     members: dict[int, list[int]] = {}
     for index, rank in enumerate(ranks):
-        members.setdefault(rank - rank // stride % degree * stride, []).append(index)
+        head = layout.peer_head(rank) if axes else rank - rank // stride % degree * stride
+        members.setdefault(head, []).append(index)
+    axis = "+".join(axes) or Axis.TP
     found = [PeerGroup(indices=tuple(indices), axis=axis) for _, indices in sorted(members.items())]
     return tuple(group for group in found if len(group.indices) > 1)

@@ -1,9 +1,9 @@
 """Ranks that stand out in a phase among ranks that do the same work, step by step.
 
-Ranks that share all coordinates but dp are peers; without a known layout all ranks are, which is
-wrong between pipeline stages. Where ranks wait for each other, a slow rank's steps are no longer
-than the others', but its slow phase is. A rank is a clue when its median time per
-step in a phase is more than MIN_RATIO times the median of its peers' medians, by at least
+Ranks that share all coordinates but dp, cp and ep are peers; without a known layout all ranks are,
+which is wrong between pipeline stages. Where ranks wait for each other, a slow rank's steps are no
+longer than the others', but its slow phase is. A rank is a clue when its median time per step in a
+phase is more than MIN_RATIO times the median of its peers' medians, by at least
 _MIN_SHARE of a step, and it is the largest of them in most steps, beyond chance.
 
 A clue, not a diagnosis: waiting is inside phases too, so of two peers the one that waits stands
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from meshscope.analyze.rank.phases import PhaseTable
 from meshscope.analyze.rank.rank_summary import RankSummary
 from meshscope.analyze.rank.steps import NO_STEP
-from meshscope.core.layout import Axis, Layout
+from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.chance import MIN_STEPS, is_beyond_chance
 from meshscope.store.read.arrays import Bools, Float32s, Int64s
@@ -82,11 +82,10 @@ class PhaseClue:
 
 
 def group_peers(layout: Layout | Unavailable, ranks: Iterable[int]) -> _PeerGroups:
-    """For each rank the lowest rank of its dp group; 0 for all without a layout."""
+    """For each rank the lowest of its peers; 0 for all without a layout."""
     if isinstance(layout, Unavailable):
         return dict.fromkeys(ranks, 0)
-    stride, degree = layout.stride(Axis.DP), layout.degree(Axis.DP)
-    return {rank: rank - rank // stride % degree * stride for rank in ranks}
+    return {rank: layout.peer_head(rank) for rank in ranks}
 
 
 def _spread_phase(

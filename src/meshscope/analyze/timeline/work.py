@@ -58,7 +58,7 @@ class WorkTable:
 def group_indices(
     layout: Layout | Unavailable, ranks: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Indices of ranks, grouped by true peers: those that share all coordinates but dp."""
+    """Indices of ranks, grouped by true peers: `Layout.peers`."""
     groups: dict[int, list[int]] = {}
     of_rank = group_peers(layout, ranks)
     for index, rank in enumerate(ranks):

@@ -28,6 +28,7 @@ from meshscope.capture.profiling.settings import PROFILING_VARIABLE, parse_setti
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
 from meshscope.store.read.tail import list_attempts, list_ranks
+from meshscope.store.write.redaction import redact_arguments
 from meshscope.store.write.writer import MANIFEST_NAME, ensure_manifest, rank_dir_name
 
 _LAUNCH_ID_VARIABLE = "MESHSCOPE_LAUNCH_ID"
@@ -93,7 +94,8 @@ def prepare_launch(
     shared_id = find_shared_launch_id(env, command)
     stem = name or find_program_name(command)
     directory = Path(run_dir or env.get(RUN_DIR_VARIABLE) or _default_run_dir(stem, shared_id))
-    made_run_dir = _make_run_dir(directory, {"name": stem, "command": list(command)})
+    manifest: dict[str, object] = {"name": stem, "command": redact_arguments(command)}
+    made_run_dir = _make_run_dir(directory, manifest)
     launch_id = shared_id or secrets.token_hex(6)
     return Launch(
         command=resolve_command(command, env),

@@ -28,6 +28,7 @@ from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, ratio
+from meshscope.numerics.chance import SIGNIFICANCE_RATIO
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO
 
 MIN_SLOW_RATIO = Threshold(
@@ -318,7 +319,10 @@ def _state_confidence(worst: SlowRank, num_tests: int) -> Confidence:
         f"{found.num_effective_steps} independent ones), corrected for {num_tests} tests; "
         f"effect {ratio(effect.low_ratio)} to {ratio(effect.high_ratio)}"
     )
-    return Confidence(level=ConfidenceLevel.HIGH, text=text, p_value=worst.adjusted_p)
+    # A rank that few sampled steps show stands out by its distance, not by a count of steps.
+    is_counted = worst.adjusted_p < SIGNIFICANCE_RATIO
+    level = ConfidenceLevel.HIGH if is_counted else ConfidenceLevel.MEDIUM
+    return Confidence(level=level, text=text, p_value=worst.adjusted_p)
 
 
 def _describe_fail_slow(code: str, fail_set: FailSlowSet, context: Context) -> Finding:

@@ -4,6 +4,7 @@ what is not known. Everything else is in other sections.
 
 from collections.abc import Sequence
 
+from meshscope.core.layout import PEER_AXES
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
@@ -146,7 +147,7 @@ def _show_slow(report: Report) -> Section | None:
         return None
     rows, layout = report.study.clues[:MAX_SLOW_ROWS], known(report.study.layout)
     if not rows:
-        is_alone = layout is not None and layout.dp == 1
+        is_alone = layout is not None and all(layout.degree(axis) == 1 for axis in PEER_AXES)
         text = "no rank has a peer that does the same work (dp1)" if is_alone else _NO_SLOW_RANK
         named = _list_named(report)
         return Section(
