@@ -1,5 +1,6 @@
 """What ranks are slow at, from sampled steps that are written down here."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,14 +23,17 @@ NUM_STEPS = 12
 
 def make_step(rank, step, *, forward=4.0, backward=12.0, host=0.0):
     compute = {"forward": int(forward * MS), "backward": int(backward * MS)}
-    return DeviceStep(
-        rank=rank, step=step, sample=0, start_ns=0, end_ns=80 * MS, is_followed=True,
-        compute_ns=sum(compute.values()), copy_ns=0, communication_ns=0, exposed_ns=0,
-        exposed_beside_copy_ns=0, idle_ns={"host": int(host * MS)} if host else {},
-        compute_by_phase_ns=compute, copy_by_phase_ns={}, num_kernels=0, waiting_ns=0,
-        waited_copy_ns=0,
-        host_by_phase_ns={"backward": int(host * MS)} if host else {},
-    )  # fmt: skip
+    values = dict.fromkeys((field.name for field in fields(DeviceStep)), 0) | {
+        "rank": rank,
+        "step": step,
+        "end_ns": 80 * MS,
+        "compute_ns": sum(compute.values()),
+        "compute_by_phase_ns": compute,
+        "copy_by_phase_ns": {},
+        "idle_ns": {"host": int(host * MS)} if host else {},
+        "host_by_phase_ns": {"backward": int(host * MS)} if host else {},
+    }
+    return DeviceStep(**values)
 
 
 def make_parts(slow, *, host=0.0, exposed=0.0, num_sampled=4):
