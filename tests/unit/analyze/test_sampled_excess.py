@@ -15,7 +15,7 @@ from meshscope.analyze.timeline.device_parts import DeviceParts, Sampled
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.work import WorkTable
 from meshscope.core.layout import Layout
-from meshscope.diagnose.device_view import measure_common
+from meshscope.diagnose.views.device_view import measure_common
 
 LAYOUT = Layout(dp=4)
 NUM_STEPS = 12

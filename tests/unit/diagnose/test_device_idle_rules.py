@@ -6,8 +6,8 @@ from diagnosed import context_of, find
 from builders import put_device_span
 from kernel_builders import T0, US, SampleBuilder
 from meshscope.core.verdict.severity import Severity
-from meshscope.diagnose.launching import GRAPH_GAP_NS
 from meshscope.diagnose.runner import diagnose
+from meshscope.diagnose.views.launching import GRAPH_GAP_NS
 from meshscope.store.kernel_table import KernelKind
 
 STEP_US = 10_000

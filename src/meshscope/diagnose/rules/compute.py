@@ -15,17 +15,17 @@ from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.device_view import (
+from meshscope.diagnose.finding import Estimate, Evidence, Finding
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.device_view import (
     has_enough_steps,
     list_causes,
     measure_common,
     state_confidence,
 )
-from meshscope.diagnose.finding import Estimate, Evidence, Finding
-from meshscope.diagnose.launching import GRAPH_GAP_NS, LaunchRelief, find_relief
-from meshscope.diagnose.pricing import severity_of
-from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
+from meshscope.diagnose.views.launching import GRAPH_GAP_NS, LaunchRelief, find_relief
+from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.simulate.what_if import Edit

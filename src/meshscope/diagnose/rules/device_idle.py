@@ -15,11 +15,11 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import need
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.device_view import has_enough_steps, measure_common, state_confidence
 from meshscope.diagnose.finding import Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
+from meshscope.diagnose.views.device_view import has_enough_steps, measure_common, state_confidence
+from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import duration, ratio
 from meshscope.simulate.what_if import Edit
 from meshscope.store.read.arrays import Bools, Floats, Int64s

@@ -11,7 +11,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.stopped_ranks import StoppedRanks, find_stopped_ranks
+from meshscope.diagnose.views.stopped_ranks import StoppedRanks, find_stopped_ranks
 from meshscope.diagnose.wording import be, count, duration, name_ranks, plural, ratio
 from meshscope.store.read.columns import ProblemKind
 

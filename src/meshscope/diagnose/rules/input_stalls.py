@@ -23,7 +23,7 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
+from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import be, duration, name_ranks, p_value, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
 from meshscope.simulate.what_if import Edit

@@ -10,7 +10,9 @@ from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
-from meshscope.diagnose.pipeline_view import (
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.pipeline_view import (
     MIN_GAIN_RATIO,
     STRAGGLERS,
     PipelineView,
@@ -18,8 +20,6 @@ from meshscope.diagnose.pipeline_view import (
     describe_confidence,
     pipeline_view,
 )
-from meshscope.diagnose.pricing import severity_of
-from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import duration, plural, ratio
 from meshscope.simulate.pipeline.schedule_edits import price_schedule, rank_schedules
 from meshscope.simulate.what_if import Gain

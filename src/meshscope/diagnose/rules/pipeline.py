@@ -10,7 +10,9 @@ from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import ConfidenceLevel, Evidence, Finding
-from meshscope.diagnose.pipeline_view import (
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.pipeline_view import (
     MIN_GAIN_RATIO,
     STRAGGLERS,
     PipelineView,
@@ -19,8 +21,6 @@ from meshscope.diagnose.pipeline_view import (
     describe_confidence,
     pipeline_view,
 )
-from meshscope.diagnose.pricing import severity_of
-from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import capitalize, duration, name_ranks, plural, ratio
 from meshscope.simulate.pipeline.pipeline_edits import (
     MoveAdvice,

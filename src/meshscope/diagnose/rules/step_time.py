@@ -29,7 +29,7 @@ from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Ev
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules.compute import find_recompilations
-from meshscope.diagnose.sampled_stacks import find_lines, list_evidence, write_lines
+from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import count, duration, p_value, plural, ratio
 from meshscope.store.read.arrays import Bools, Int64s
 

@@ -17,16 +17,16 @@ from meshscope.core.verdict.severity import Severity, grade
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
-from meshscope.diagnose.hardware_view import (
+from meshscope.diagnose.pricing import severity_of
+from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
+from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.hardware_view import (
     describe_samples,
     describe_slow_device,
     list_sampled,
     name_cause,
     price_slow,
 )
-from meshscope.diagnose.pricing import severity_of
-from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
-from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, ratio
 from meshscope.numerics.chance import SIGNIFICANCE_RATIO
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO

@@ -8,8 +8,8 @@ from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import MEASURED, Confidence, ConfidenceLevel, Evidence, Finding
-from meshscope.diagnose.hardware_view import describe_clocks, find_main_limit, is_behind_peers
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.hardware_view import describe_clocks, find_main_limit, is_behind_peers
 from meshscope.diagnose.wording import capitalize, name_ranks, plural, ratio
 
 _MIN_LIMITED_RATIO = Threshold(

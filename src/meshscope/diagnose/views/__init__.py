@@ -1,0 +1,1 @@
+"""What rules look at together: devices, hardware, pipelines, stacks, ranks that stopped."""
