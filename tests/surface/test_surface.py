@@ -103,7 +103,7 @@ FLAGS = {
         "--stacks",
     ],
     "ls": ["--json"],
-    "sql": ["--attempt", "--csv", "--json"],
+    "sql": ["--allow-files", "--attempt", "--csv", "--json", "--memory-limit", "--time-limit"],
     "compact": ["--include-unfinished", "--remove-raw"],
     "glossary": [],
 }

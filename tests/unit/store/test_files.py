@@ -1,11 +1,14 @@
 """The door to bytes: regular files only, and no more of them than a table can have."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from builders import make_run
+from meshscope.cli import main
 from meshscope.store.read.files import MAX_FILE_BYTES, open_text, read_file, read_file_end
 from meshscope.store.read.run import open_run
 from meshscope.store.read.tail import read_last_records
@@ -31,12 +34,27 @@ def test_a_part_of_a_file_is_read(tmp_path: Path) -> None:
     assert read_file_end(path, 10) == b"abcdef"
 
 
-def test_a_file_that_is_mostly_a_hole_is_not_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size_bytes", [MAX_FILE_BYTES + 1, 1 << 30])
+def test_a_file_that_is_mostly_a_hole_is_not_read(tmp_path: Path, size_bytes: int) -> None:
     path = tmp_path / "hole"
     with path.open("wb") as file:
-        file.truncate(MAX_FILE_BYTES + 1)
-    with pytest.raises(OSError, match="more than any table"):
-        read_file(path)
+        file.truncate(size_bytes)
+    for read in (read_file, read_last_records, read_file_end):
+        with pytest.raises(OSError, match=f"of its {size_bytes} bytes only 0 are on disk"):
+            read(path, 1)
+
+
+@pytest.mark.parametrize("size_bytes", [8 << 30, 1 << 30])
+def test_a_table_that_is_a_hole_is_a_problem_of_its_rank(tmp_path: Path, size_bytes: int) -> None:
+    run_dir = make_run(tmp_path / "run", world_size=2)
+    table = run_dir / "rank00001" / "attempt000" / "steps.tbl"
+    with table.open("r+b") as file:
+        file.truncate(size_bytes)
+    start = time.monotonic()
+    result = CliRunner().invoke(main, ["report", str(run_dir), "--all"])
+    assert isinstance(result.exception, SystemExit | None)
+    assert "are on disk" in result.output
+    assert time.monotonic() - start < 30
 
 
 def test_a_table_that_is_no_file_is_a_problem_of_its_rank(tmp_path: Path) -> None:

@@ -153,3 +153,54 @@ def test_operations_have_the_texts_of_their_codes_beside_them(tmp_path: Path) ->
         "all_reduce", "ok", "wait", "mesh_tp", "backward", 7, 1, 4, None, "float32", "0,1",
     )  # fmt: skip
     assert con.execute(query).fetchall() == [expected]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "read_csv('{file}')",
+        "'{file}'",
+        "read_text('{file}')",
+        "glob('{folder}/*')",
+        "sniff_csv('{file}')",
+        "read_parquet('https://nowhere.invalid/a.parquet')",
+        "'s3://bucket/a.parquet'",
+        "duckdb_secrets()",
+        "query_table('rows')",
+        "limits",
+    ],
+)
+def test_a_query_sees_the_run_and_nothing_else(run_dir: Path, tmp_path: Path, source: str) -> None:
+    (tmp_path / "a.csv").write_text("a\nhunter2\n")
+    query = f"select * from {source.format(file=tmp_path / 'a.csv', folder=tmp_path)}"
+    result = invoke("sql", run_dir, query)
+    assert result.exit_code == 2
+    assert "hunter2" not in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_other_files_can_be_read_when_asked(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\nhunter2\n")
+    query = f"select a from read_csv('{tmp_path / 'a.csv'}'), (select count(*) from steps)"
+    assert "hunter2" in invoke("sql", run_dir, query, "--allow-files").output
+
+
+SLOW = "select sum(a.range * b.range) from range(10000000) a, range(100000) b"
+LONG = "select range from range(10000000000)"
+LARGE = "select list(range) from range(1000000000)"
+
+
+@pytest.mark.parametrize(
+    ("query", "option", "said"),
+    [
+        (SLOW, "--time-limit", "longer than 0.3 s"),
+        (LONG, "--time-limit", "longer than 0.3 s"),
+        (LARGE, "--memory-limit", "more than 0.3 GiB"),
+        (LONG, "--memory-limit", "more than 0.3 GiB"),
+    ],
+)
+def test_a_query_ends(run_dir: Path, query: str, option: str, said: str) -> None:
+    result = invoke("sql", run_dir, query, option, "0.3")
+    assert result.exit_code == 2
+    assert said in result.output
+    assert option in result.output

@@ -28,6 +28,7 @@ from meshscope.capture.profiling.settings import PROFILING_VARIABLE, parse_setti
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
 from meshscope.store.read.tail import list_attempts, list_ranks
+from meshscope.store.write.access import make_folder
 from meshscope.store.write.redaction import redact_arguments
 from meshscope.store.write.writer import MANIFEST_NAME, ensure_manifest, rank_dir_name
 
@@ -341,7 +342,7 @@ def _make_run_dir(directory: Path, manifest: dict[str, object]) -> bool:
     """
     try:
         is_made = not directory.exists()
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         is_run = (directory / MANIFEST_NAME).exists() or bool(list_ranks(directory))
         if not is_run and any(directory.iterdir()):
             raise UsageError(

@@ -19,6 +19,7 @@ from meshscope.capture.memory.holdings import Holdings
 from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.memory.storages import Ledger
 from meshscope.core.unit_text import memory, ratio
+from meshscope.store.write.access import make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class OutOfMemoryWatch:
         )
         if report_path is None or snapshot_path is None:
             return
-        report_path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(report_path.parent)
         with open(report_path, "w", encoding="utf-8") as out:
             json.dump({**report, "unix_ns": time.time_ns()}, out)
         snapshot = self._torch.cuda.memory._snapshot()

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshscope.core.memory_point import POINTS_NAME, MemoryPoint
 from meshscope.core.unavailable import Unavailable
+from meshscope.store.write.access import make_folder
 
 _LOG_NAME = "memory.log"
 FORMAT_VERSION = 1
@@ -59,7 +60,7 @@ class PointFiles:
         """Appends what was kept; the first time, begins both files anew."""
         if not self._lines:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         mode = "w" if self._is_new else "a"
         for name, lines in ((POINTS_NAME, self._lines), (_LOG_NAME, self._log)):
             # A name may hold a lone surrogate: it is written as what it is, escaped.

@@ -33,6 +33,7 @@ from meshscope.capture.profiling.window_schedule import WindowSchedule
 from meshscope.capture.session import Session
 from meshscope.core.trace_names import rank_folder_name
 from meshscope.errors import UsageError
+from meshscope.store.write.access import make_folder
 
 SITE = "profiling"
 _TRACES_DIR = "traces"
@@ -262,7 +263,8 @@ class TraceWindows:
         if run_dir is None:
             raise UsageError("the recording has ended")
         folder = run_dir / _TRACES_DIR / rank_folder_name(self._session.rank, self._session.layout)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
+        make_folder(folder)
         return folder / trace_file_name(
             socket.gethostname(),
             os.getpid(),

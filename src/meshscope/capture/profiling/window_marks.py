@@ -14,6 +14,8 @@ import os
 import time
 from pathlib import Path
 
+from meshscope.store.write.access import make_folder
+
 MARKS_NAME = ".trace_windows"
 
 
@@ -29,7 +31,7 @@ class WindowMarks:
         """A window of this rank is about to begin."""
         self._start_ns = time.time_ns()
         with contextlib.suppress(OSError):
-            self._folder.mkdir(exist_ok=True)
+            make_folder(self._folder)
             self._own.touch()
         self.move()
 

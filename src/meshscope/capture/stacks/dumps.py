@@ -11,6 +11,8 @@ import os
 import signal
 from pathlib import Path
 
+from meshscope.store.write.access import FILE_MODE
+
 STACKS_NAME = "stacks.txt"
 _SIGNAL_OFFSET = 6
 """From the highest real-time signal downwards; low ones are used by the C library and runtimes."""
@@ -25,7 +27,7 @@ class StackDumps:
         if signal.getsignal(self.signal_number) is not signal.SIG_DFL:
             raise ValueError(f"signal {self.signal_number} is in use by the program")
         # A descriptor and not a file object: a recorder that is dropped need not be closed.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
         faulthandler.register(self.signal_number, file=self._fd, all_threads=True, chain=False)
 
     def remove(self) -> None:

@@ -3,7 +3,13 @@
 import csv
 import io
 import math
+import os
 import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +27,7 @@ from meshscope.store.read.query import (
     QUERY_TABLES,
     RANK_COLUMNS,
     connect,
+    shut_in,
 )
 from meshscope.store.schema import TABLES
 
@@ -28,6 +35,11 @@ _READING_STATEMENTS = {"SELECT"}
 """Other statements are refused: copies and exports could write over the run's own files, and
 EXPLAIN ANALYZE runs what it explains."""
 _MAX_SHOWN_ROWS = 1000
+_TIME_LIMIT_SECONDS = 60.0
+_MAX_DEFAULT_BYTES = 8 << 30
+_FETCH_ROWS = 10_000
+_CELL_BYTES = 64
+"""What a value of a result takes in this process, at least."""
 
 
 @click.command("sql", short_help="Run a SQL query on a run.")
@@ -43,12 +55,40 @@ _MAX_SHOWN_ROWS = 1000
     type=click.IntRange(min=0),
     help="Which launch of the job, counted from 0.  [default: all]",
 )
+@click.option(
+    "--time-limit",
+    "limit_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=_TIME_LIMIT_SECONDS,
+    show_default=True,
+    help="Seconds after which the query ends without a result.",
+)
+@click.option(
+    "--memory-limit",
+    "limit_gib",
+    type=click.FloatRange(min=0, min_open=True),
+    help="GiB that tables and query may take.  [default: 8, or half of the memory]",
+)
+@click.option(
+    "--allow-files",
+    is_flag=True,
+    help="Let the query read other files and load extensions that are installed.",
+)
 def command(
-    *, run: Path, query: str | None, as_json: bool, as_csv: bool, attempt_index: int | None
+    *,
+    run: Path,
+    query: str | None,
+    as_json: bool,
+    as_csv: bool,
+    attempt_index: int | None,
+    limit_seconds: float,
+    limit_gib: float | None,
+    allow_files: bool,
 ) -> None:
     """Runs a SQL QUERY (DuckDB's dialect) over the tables of RUN; without one, lists them.
 
-    Only queries run, on copies of the tables: RUN does not change.
+    Only queries run, on copies of the tables: RUN does not change. A query sees these tables and
+    nothing else of the machine or the network, unless --allow-files is given.
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv cannot be combined; give one")
@@ -58,8 +98,15 @@ def command(
     opened = open_located(run)
     words = set(re.findall(r"[a-z_]+", query.lower()))
     tables = None if words & {"show", "information_schema"} else words & set(QUERY_TABLES)
-    con = connect(opened, attempt_index, tables=tables)
-    names, rows = _run_query(con, query)
+    max_bytes = _default_bytes() if limit_gib is None else math.ceil(limit_gib * (1 << 30))
+    limits = _Limits(seconds=limit_seconds, max_bytes=max_bytes)
+    with limits.explain():
+        con = connect(opened, attempt_index, tables=tables, max_bytes=max_bytes)
+        if allow_files:
+            con.execute("SET autoinstall_known_extensions = false")
+        else:
+            shut_in(con)
+        names, rows = _run_query(con, query, limits)
     if as_json:
         plain = (dict(zip(names, map(_as_json, row), strict=True)) for row in rows)
         show_document(ROWS, RowsDocument(rows=tuple(plain)))
@@ -69,25 +116,87 @@ def command(
         click.echo(_to_table(names, rows), nl=False)
 
 
-def _run_query(con: Any, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    import duckdb
+def _default_bytes() -> int:
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(_MAX_DEFAULT_BYTES, memory_bytes // 2)
 
-    try:
-        statements = con.extract_statements(query)
-        kinds = {statement.type.name for statement in statements}
-        if not kinds:
-            raise UsageError("the query is empty; give one, or none to list the tables")
-        if kinds - _READING_STATEMENTS:
-            others = ", ".join(sorted(kinds - _READING_STATEMENTS))
-            raise UsageError(
-                f"{others} is not a query, and meshscope sql only reads; use --csv or --json to "
-                "save a result"
-            )
+
+@dataclass(slots=True, kw_only=True)
+class _Limits:
+    """What a query may take, and whether its time is up."""
+
+    seconds: float
+    max_bytes: int
+    is_over: bool = False
+
+    @contextmanager
+    def explain(self) -> Iterator[None]:
+        """Turns DuckDB's errors into one sentence, with what to do."""
+        import duckdb
+
+        try:
+            yield
+        except duckdb.Error as error:
+            if self.is_over:
+                raise self.time_error() from error
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise self.memory_error() from error
+            first = next((line for line in str(error).splitlines() if line.strip()), "unknown")
+            hint = ""
+            if isinstance(error, duckdb.PermissionException):
+                hint = " (--allow-files lets a query read other files)"
+            raise UsageError(f"the query failed: {clean_text(first)}{hint}") from error
+
+    @contextmanager
+    def watch(self, con: Any) -> Iterator[None]:
+        """Interrupts what the connection does when the time is up."""
+
+        def end() -> None:
+            self.is_over = True
+            con.interrupt()
+
+        timer = threading.Timer(self.seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def time_error(self) -> UsageError:
+        return UsageError(
+            f"the query took longer than {self.seconds:g} s; ask for less, or give --time-limit"
+        )
+
+    def memory_error(self) -> UsageError:
+        return UsageError(
+            f"tables and query need more than {self.max_bytes / (1 << 30):.3g} GiB; ask for less, "
+            "or give --memory-limit"
+        )
+
+
+def _run_query(con: Any, query: str, limits: _Limits) -> tuple[list[str], list[tuple[Any, ...]]]:
+    statements = con.extract_statements(query)
+    kinds = {statement.type.name for statement in statements}
+    if not kinds:
+        raise UsageError("the query is empty; give one, or none to list the tables")
+    if kinds - _READING_STATEMENTS:
+        others = ", ".join(sorted(kinds - _READING_STATEMENTS))
+        raise UsageError(
+            f"{others} is not a query, and meshscope sql only reads; use --csv or --json to "
+            "save a result"
+        )
+    rows: list[tuple[Any, ...]] = []
+    with limits.watch(con):
         result = con.execute(query)
-        return [column[0] for column in result.description], result.fetchall()
-    except duckdb.Error as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), "unknown")
-        raise UsageError(f"the query failed: {clean_text(first)}") from error
+        names = [column[0] for column in result.description]
+        while fetched := result.fetchmany(_FETCH_ROWS):
+            rows += fetched
+            if limits.is_over:
+                raise limits.time_error()
+            if len(rows) * len(names) * _CELL_BYTES > limits.max_bytes:
+                raise limits.memory_error()
+    return names, rows
 
 
 _OTHER_TABLES = {
@@ -139,7 +248,10 @@ def _to_csv(names: list[str], rows: list[tuple[Any, ...]]) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
     writer.writerows(rows)
-    return buffer.getvalue()
+    text = buffer.getvalue()
+    if not sys.stdout.isatty():
+        return text
+    return "\n".join(map(clean_text, text.split("\n")))  # a terminal would obey its escapes
 
 
 def _to_table(names: list[str], rows: list[tuple[Any, ...]]) -> str:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshscope.errors import LayoutError, UsageError
+from meshscope.store.write.access import make_folder
 
 _MAX_SUMMARY_CHARACTERS = 300
 
@@ -166,7 +167,8 @@ def write_failure(folder: Path, failure: RankFailure, error: BaseException) -> R
     path = folder / f"rank_{failure.rank}.txt"
     text = "".join(traceback.format_exception(error))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for part in (folder.parents[1], folder.parent, folder):
+            make_folder(part)
         path.write_text(f"{json.dumps(asdict(failure))}\n\n{text}", encoding="utf-8")
     except OSError:  # a full disk may be why it failed: the exit code still tells
         return failure

@@ -33,6 +33,7 @@ from meshscope.store.read.parquet import (
 from meshscope.store.read.recording import Recording, last_sign_of_life_ns
 from meshscope.store.read.run import Run, open_run
 from meshscope.store.schema import SCHEMA_VERSION, TABLES, Table
+from meshscope.store.write.access import FOLDER_MODE, make_folder
 from meshscope.store.write.manifest import replace_whole, seal
 from meshscope.store.write.writer import TABLE_SUFFIX
 
@@ -105,12 +106,12 @@ def _may_be_written(recording: Recording) -> bool:
 def _write_all(run: Run, recordings: list[Recording], done: Compaction) -> None:
     directory = run.path / COMPACT_DIR
     work = run.path / f".{COMPACT_DIR}.{os.getpid()}"
-    work.mkdir()
+    work.mkdir(FOLDER_MODE)
     try:
         tables = {
             name: _write_table(run, table, recordings, work, done) for name, table in TABLES.items()
         }
-        directory.mkdir(exist_ok=True)
+        make_folder(directory)
         for name, table in tables.items():
             # Under a new name: until the manifest is replaced, the files of an earlier compaction
             # are the ones that count, and the raw files they came from may be gone.

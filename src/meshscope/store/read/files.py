@@ -1,7 +1,8 @@
 """The one door to bytes for everything that reads runs. Standard library only.
 
-Only regular files are read: a pipe or a device under a table's name would block or never end. Other
-storage (object stores, archives) is added here and nowhere else.
+Only regular files are read: a pipe or a device under a table's name would block or never end, and
+the zeros of a file that is nearly all hole would fill the memory. Other storage (object stores,
+archives) is added here and nowhere else.
 """
 
 import errno
@@ -12,7 +13,12 @@ from pathlib import Path
 from typing import BinaryIO, Self, TextIO
 
 MAX_FILE_BYTES = (4 << 30) + (1 << 20)
-"""Files read whole: a full table with its header, and some room. A longer one has holes."""
+"""Files read whole: a full table with its header, and some room."""
+
+_MIN_HOLE_BYTES = 64 << 20
+_MAX_HOLE_RATIO = 64
+"""Bytes for each byte on disk above which a file is a hole; file systems that compress reach less
+with records."""
 
 
 class ByteFile:
@@ -26,8 +32,8 @@ class ByteFile:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(self._fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(0, "it is not a regular file", str(path))
+            _require_regular(status, path)
+            _require_no_hole(status, path)
             self.size_bytes = status.st_size
         except BaseException:
             os.close(self._fd)
@@ -56,6 +62,18 @@ class ByteFile:
         os.close(self._fd)
 
 
+def _require_regular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(0, "it is not a regular file", str(path))
+
+
+def _require_no_hole(status: os.stat_result, path: Path) -> None:
+    size_bytes, stored_bytes = status.st_size, status.st_blocks * 512
+    if size_bytes > max(_MIN_HOLE_BYTES, _MAX_HOLE_RATIO * stored_bytes):
+        text = f"of its {size_bytes} bytes only {stored_bytes} are on disk"
+        raise OSError(errno.EFBIG, text, str(path))
+
+
 def read_file(path: Path, max_bytes: int | None = None) -> bytes:
     """The file's bytes, or the first `max_bytes` of them. Raises OSError."""
     with ByteFile(path) as file:
@@ -72,8 +90,13 @@ def read_file_end(path: Path, max_bytes: int) -> bytes:
 
 def open_bytes(path: Path) -> BinaryIO:
     """A regular file as a stream. Raises OSError."""
-    with ByteFile(path):  # refuses what is no regular file
-        return path.open("rb")
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _require_regular(os.fstat(fd), path)
+        return open(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def open_text(path: Path) -> TextIO:

@@ -12,6 +12,7 @@ from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Run
 from meshscope.store.read.table_window import TIME_OF
 from meshscope.store.schema import FIRST_CUSTOM_NAME_ID, MISSING, TABLES
+from meshscope.store.write.access import make_folder
 from meshscope.store.write.groups import GROUP_KIND, pack_ranks
 from meshscope.store.write.writer import RankWriter, ensure_manifest
 
@@ -62,7 +63,7 @@ def make_columns(
 
 def write_run(run: Run, run_dir: Path) -> None:
     """Writes the last attempt of a run into a new run directory."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     ensure_manifest(run_dir, dict(run.manifest))
     for recording in run.last_attempt:
         write_recording(recording, run_dir)

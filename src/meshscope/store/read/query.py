@@ -70,16 +70,24 @@ _NAMED_IDS = ("name_id", "phase_id", "kind_id", "detail_id")
 """Columns that hold a name id and have its text beside them, without the `_id`."""
 
 
-def connect(run: Run, attempt: int | None = None, *, tables: Collection[str] | None = None) -> Any:
+def connect(
+    run: Run,
+    attempt: int | None = None,
+    *,
+    tables: Collection[str] | None = None,
+    max_bytes: int | None = None,
+) -> Any:
     """A DuckDB connection with the run's tables, of one attempt or of all.
 
-    `tables` loads only those (a large run is quicker that way); by default all are.
+    `tables` loads only those (a large run is quicker that way); by default all are. With
+    `max_bytes`, tables and queries take no more memory than that and none of the disk.
     """
     import duckdb
 
     attempts = _pick_attempts(run, attempt)
     wanted = QUERY_TABLES if tables is None else [name for name in QUERY_TABLES if name in tables]
-    con = duckdb.connect()
+    limits = {} if max_bytes is None else {"memory_limit": f"{max_bytes}B", "temp_directory": ""}
+    con = duckdb.connect(config=limits)
     _make_ranks(con, attempts)
     _make_names(con, attempts)
     _make_groups(con, attempts)
@@ -88,6 +96,19 @@ def connect(run: Run, attempt: int | None = None, *, tables: Collection[str] | N
             _load_table(con, TABLES[name], attempts)
             con.execute(f"CREATE VIEW {name} AS {_view_sql(TABLES[name])}")
     return con
+
+
+def shut_in(con: Any) -> None:
+    """From here on the connection sees its own tables only: no file, network, extension or
+    variable of this process, and no way back.
+    """
+    for setting in (
+        "autoinstall_known_extensions",
+        "autoload_known_extensions",
+        "enable_external_access",
+    ):
+        con.execute(f"SET {setting} = false")
+    con.execute("SET lock_configuration = true")
 
 
 def _pick_attempts(run: Run, attempt: int | None) -> tuple[Attempt, ...]:

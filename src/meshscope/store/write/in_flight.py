@@ -22,6 +22,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshscope.store.write.access import create_file
 from meshscope.store.write.table_file import CHECK_MASK, CHECK_SALT, is_good_record
 
 IN_FLIGHT_NAME = "in_flight.bin"
@@ -70,7 +71,7 @@ class InFlightWriter:
         head = struct.pack("<4q", _MAGIC, epoch_ns, -epoch_ns, 0)
         content = head + bytes(FILE_BYTES - len(head))
         draft = path.with_name(f".{path.name}")
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = create_file(draft, os.O_RDWR)
         try:
             if os.write(fd, content) != FILE_BYTES:
                 raise OSError(28, os.strerror(28), str(path))

@@ -14,6 +14,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshscope.store.write.access import create_file
+
 JOURNAL_NAME = "journal.jsonl"
 _EXTENT_KIND = "extent"
 
@@ -35,8 +37,7 @@ class JournalWriter:
     """Appends lines; an OSError is the caller's to count. Threads may share it."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o644)
+        self._fd = create_file(path)
         self._size = 0
         self._lock = threading.Lock()
 

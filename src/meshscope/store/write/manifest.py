@@ -12,6 +12,8 @@ import secrets
 import zlib
 from pathlib import Path
 
+from meshscope.store.write.access import create_file
+
 
 def seal(document: dict[str, object]) -> bytes:
     """The document's text, checksum included."""
@@ -63,7 +65,7 @@ def replace_whole(path: Path, data: bytes) -> None:
 def _write_draft(path: Path, data: bytes) -> Path:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with draft.open("xb") as file:
+        with open(create_file(draft), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())  # a rename that outlives the data would leave an empty file

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.store.schema import BUILTIN_NAMES
+from meshscope.store.write.access import create_file
 
 OPEN_STEP_NAME = "open_step.bin"
 PHASE_ORDER = ("data", "forward", "backward", "optimizer")
@@ -38,7 +39,7 @@ class OpenStepWriter:
         self.epoch_ns = epoch_ns
         # Under its name only when it is whole: a killed process leaves no empty one behind.
         draft = path.with_name(f".{path.name}")
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = create_file(draft, os.O_RDWR)
         try:
             head = (_MAGIC, epoch_ns, -epoch_ns)
             os.write(fd, _WORDS.pack(*head, *[0] * (NUM_STAMP_WORDS - len(head))))

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from meshscope.store.schema import MAX_DETAIL_BYTES, RECORD_BYTES, SCHEMA_VERSION, Table
+from meshscope.store.write.access import create_file
 from meshscope.store.write.manifest import link_into_place
 from meshscope.store.write.native import load_native
 
@@ -221,7 +222,7 @@ class TableWriter:
         """
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fd = create_file(draft, os.O_RDWR)
         except OSError as error:
             self._note(error)
             return False

@@ -22,6 +22,7 @@ from meshscope.store.schema import (
     SCHEMA_VERSION,
     TABLES,
 )
+from meshscope.store.write.access import FOLDER_MODE, make_folder
 from meshscope.store.write.journal import JOURNAL_NAME, JournalWriter
 from meshscope.store.write.manifest import place_new, seal
 from meshscope.store.write.table_file import TableWriter, describe_os_error
@@ -112,7 +113,7 @@ class RankWriter:
         max_detail_bytes: int = MAX_DETAIL_BYTES,
     ) -> None:
         self.rank = rank
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(run_dir)
         ensure_manifest(run_dir, manifest or {})
         self.attempt, self.directory = _claim_attempt(run_dir / rank_dir_name(rank))
         self.is_mapped = is_mappable(self.directory) if mapped is None else mapped
@@ -212,12 +213,12 @@ class RankWriter:
 
 def _claim_attempt(rank_dir: Path) -> tuple[int, Path]:
     """Makes the next free attempt directory; mkdir decides, so two processes never share one."""
-    rank_dir.mkdir(exist_ok=True)
+    make_folder(rank_dir)
     attempt = 0
     while True:
         directory = rank_dir / attempt_dir_name(attempt)
         try:
-            directory.mkdir()
+            directory.mkdir(FOLDER_MODE)
         except FileExistsError:
             attempt += 1
         else:
