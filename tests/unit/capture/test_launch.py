@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -23,7 +25,10 @@ from meshscope.capture.launching.launch import (
     resolve_command,
     run_command,
 )
+from meshscope.capture.launching.launch_outcome import discard_empty_run
 from meshscope.errors import LayoutError, UsageError
+
+_NUM_LAUNCHERS = 4
 
 BARE_PYTHON = getattr(sys, "_base_executable", sys.executable)
 """The interpreter outside our virtual environment, where meshscope is not installed."""
@@ -129,6 +134,40 @@ def test_several_nodes_without_a_common_id_are_pointed_out(tmp_path: Path) -> No
     (note,) = prepare_launch(command, {}, run_dir=tmp_path).notes
     assert "--rdzv-id" in note
     assert "MESHSCOPE_LAUNCH_ID" in note
+
+
+def test_launchers_that_begin_together_share_a_new_folder(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(_NUM_LAUNCHERS) as pool:
+        for index in range(20):
+            run_dir, barrier = tmp_path / f"{index}", Barrier(_NUM_LAUNCHERS)
+
+            def prepare(_: int, run_dir: Path = run_dir, barrier: Barrier = barrier) -> bool:
+                barrier.wait()
+                return prepare_launch(["train.py"], {}, run_dir=run_dir).made_run_dir
+
+            assert sum(pool.map(prepare, range(_NUM_LAUNCHERS))) == 1
+            assert os.listdir(run_dir) == ["run.json"]
+
+
+def test_launchers_that_find_nothing_to_record_do_not_take_the_folder_from_others(
+    tmp_path: Path,
+) -> None:
+    run_dir = tmp_path / "run"
+
+    def launch_nothing(_: int) -> None:
+        for _ in range(20):
+            discard_empty_run(prepare_launch(["train.py"], {}, run_dir=run_dir))
+
+    with ThreadPoolExecutor(_NUM_LAUNCHERS) as pool:
+        list(pool.map(launch_nothing, range(_NUM_LAUNCHERS)))
+
+
+def test_a_folder_another_rank_has_begun_in_stays_a_run(tmp_path: Path) -> None:
+    launch = prepare_launch(["train.py"], {}, run_dir=tmp_path / "run")
+    manifest = (launch.run_dir / "run.json").read_bytes()
+    (launch.run_dir / "hardware").mkdir()
+    discard_empty_run(launch)
+    assert (launch.run_dir / "run.json").read_bytes() == manifest
 
 
 def test_what_cannot_be_launched_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from meshscope.capture.profiling.settings import PROFILING_VARIABLE, parse_setti
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
 from meshscope.store.read.tail import list_attempts, list_ranks
-from meshscope.store.write.access import make_folder
+from meshscope.store.write.access import FOLDER_MODE
+from meshscope.store.write.manifest import is_draft_of
 from meshscope.store.write.redaction import redact_arguments
 from meshscope.store.write.writer import MANIFEST_NAME, ensure_manifest, rank_dir_name
 
@@ -269,6 +270,8 @@ _SENT_BY_KERNEL = 0x80  # SI_KERNEL of asm-generic/siginfo.h: a key press, not a
 _SAME_SIGNAL_S = 0.2
 """`timeout` and others signal a process and then its group: within this time it is one signal."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_MAX_TRIES = 5
+_RETRY_S = 0.01
 
 
 def _wait(
@@ -338,23 +341,40 @@ def _default_run_dir(stem: str, shared_id: str | None) -> Path:
 def _make_run_dir(directory: Path, manifest: dict[str, object]) -> bool:
     """Before the start: an unwritable folder should not be found out after the training.
 
-    Whether the directory was not there before.
+    Whether this launcher made it. Launchers of other nodes may make it, or take it away again
+    because nothing was recorded, at the same moment.
     """
+    tries_left = _MAX_TRIES
+    while True:
+        tries_left -= 1
+        try:
+            return _try_to_make_run_dir(directory, manifest)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) or not tries_left:
+                raise UsageError(
+                    f"{directory} cannot be a run directory: {error.strerror}; choose another "
+                    "with --run-dir"
+                ) from error
+        time.sleep(_RETRY_S)  # another launcher took it away: make it again
+
+
+def _try_to_make_run_dir(directory: Path, manifest: dict[str, object]) -> bool:
+    directory.parent.mkdir(parents=True, exist_ok=True)
     try:
-        is_made = not directory.exists()
-        make_folder(directory)
-        is_run = (directory / MANIFEST_NAME).exists() or bool(list_ranks(directory))
-        if not is_run and any(directory.iterdir()):
-            raise UsageError(
-                f"{directory} holds files but is not a run; give a new directory, or that of a "
-                "run to add an attempt to"
-            )
-        ensure_manifest(directory, manifest)
-    except OSError as error:
+        directory.mkdir(FOLDER_MODE)
+    except FileExistsError:
+        is_made = False
+    else:
+        is_made = True
+    names = os.listdir(directory)
+    is_run = MANIFEST_NAME in names or all(is_draft_of(MANIFEST_NAME, name) for name in names)
+    # The manifest is looked for again: whatever else is in a run came after it.
+    if not (is_run or list_ranks(directory) or (directory / MANIFEST_NAME).exists()):
         raise UsageError(
-            f"{directory} cannot be a run directory: {error.strerror}; choose another with "
-            "--run-dir"
-        ) from error
+            f"{directory} holds files but is not a run; give a new directory, or that of a "
+            "run to add an attempt to"
+        )
+    ensure_manifest(directory, manifest)
     return is_made
 
 

@@ -16,6 +16,7 @@ from meshscope.capture.default import EXIT_LINE
 from meshscope.capture.launching.launch import SIGNAL_EXIT_BASE, Launch, find_ignored_environment
 from meshscope.store.read.tail import list_attempts, list_ranks, read_step_tail
 from meshscope.store.write.journal import JOURNAL_NAME, read_journal
+from meshscope.store.write.manifest import place_new
 from meshscope.store.write.writer import MANIFEST_NAME, attempt_dir_name, rank_dir_name
 
 _MAX_RANKS_SHOWN = 8
@@ -108,10 +109,15 @@ def discard_empty_run(launch: Launch) -> None:
     """Removes a run directory that this launch made and in which no rank has recorded."""
     if not launch.made_run_dir or list_ranks(launch.run_dir):
         return
+    manifest = launch.run_dir / MANIFEST_NAME
     try:
-        (launch.run_dir / MANIFEST_NAME).unlink(missing_ok=True)
-        launch.run_dir.rmdir()
-    except OSError:  # something else is in it: then it stays
+        data = manifest.read_bytes()
+        manifest.unlink()
+        try:
+            launch.run_dir.rmdir()
+        except OSError:  # something else is in it, a rank of another node perhaps: it stays a run
+            place_new(manifest, data)
+    except OSError:  # another launcher was quicker
         pass
 
 

@@ -62,6 +62,11 @@ def replace_whole(path: Path, data: bytes) -> None:
     os.replace(_write_draft(path, data), path)
 
 
+def is_draft_of(name: str, found: str) -> bool:
+    """Whether a file called `found` is what another process is about to call `name`."""
+    return found.startswith(f".{name}.")
+
+
 def _write_draft(path: Path, data: bytes) -> Path:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
