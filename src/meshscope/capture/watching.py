@@ -98,6 +98,7 @@ class Watching:
             torch, self.hooks, self._steps, session.guard, note=session.note_gap
         )
         self.automatic.on_optimizer = self.find_phases  # it loads torch's compiler
+        self.compilations.on_begin = self.automatic.compile_begins
         return self.automatic
 
     def watch_communication(self) -> None:

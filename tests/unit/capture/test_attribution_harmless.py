@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from meshscope.capture.guard import Guard
+from meshscope.capture.memory.heap import find_instances
 from meshscope.capture.memory.memory_profile import MAX_FORWARDS_PER_STEP, MemoryProfile
 from meshscope.capture.profiling.automatic_profile import AutomaticProfile, find_training
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.capture.steps.heap import find_instances
 from meshscope.core.layout import Layout
 
 WIDTH = 8

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
-from meshscope.capture.steps import automatic, heap
 from meshscope.store.schema import StepFlag
 
 WIDTH = 8
@@ -641,7 +640,7 @@ def test_a_compiled_model_is_timed_from_outside(recorder):
 
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_a_model_compiled_in_place_still_compiles_as_one_graph(recorder):
-    model = make_model()
+    model = Checkpointed(use_reentrant=False)  # of torch's own modules alone nothing is compiled
     model.compile(backend="eager", fullgraph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder.attach(model, optimizer)
@@ -649,7 +648,13 @@ def test_a_model_compiled_in_place_still_compiles_as_one_graph(recorder):
         loss_of(model, torch.randn(2, WIDTH)).backward()
         optimizer.step()
     recorded = finish(recorder)
-    assert [step.names for step in recorded.steps] == [["backward", "optimizer"]] * 3
+    # Hooks would be traced into the graph: the call is timed around it.
+    usual = ["forward", "backward", "optimizer"]
+    assert [step.names for step in recorded.steps] == [
+        ["forward", "compile", *usual[1:]],
+        usual,
+        usual,
+    ]
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # torch's own, when inductor loads
@@ -718,36 +723,25 @@ def test_a_sharded_loss_is_not_read_on_our_own_account(recorder):
     assert read_recorded(run_dir).values("backward_loss") == []
 
 
-def test_many_optimizers_do_not_mean_many_searches(recorder, monkeypatch):
-    """An optimizer per parameter is usual where memory is short; each search looks at the heap."""
-    recorder.watch_everything()
-    model = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(400)])
-    searches = []
-
-    def count(*kinds):
-        searches.append(kinds)
-        return heap.find_instances(*kinds)
-
-    monkeypatch.setattr(automatic, "find_instances", count)
-    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
-    assert len(optimizers) == 400
-    assert model in recorder.watching.models
-    assert 0 < len(searches) <= 10
-
-
 def test_a_module_that_cannot_be_hooked_does_not_hide_the_others(recorder):
     class Stubborn(nn.Module):
         def register_forward_pre_hook(self, *args, **kwargs):
             raise TypeError("no hooks here")
 
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return x * self.scale
+
     stubborn, model = Stubborn(), make_model()
     recorder.watch_everything()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD([*stubborn.parameters(), *model.parameters()], lr=0.1)
     for _ in range(2):
-        loss_of(model, torch.randn(2, WIDTH)).backward()
+        loss_of(model, stubborn(torch.randn(2, WIDTH))).backward()
         optimizer.step()
     run_dir = recorder.run_dir
     recorder.close()
-    assert recorder.guard.counts == {"attach": 1}
-    assert stubborn is not None
+    assert list(recorder.guard.counts) == ["model search"]
     assert read_recorded(run_dir).steps[0].names == ["forward", "backward", "optimizer"]

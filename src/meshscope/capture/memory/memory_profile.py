@@ -18,6 +18,7 @@ from typing import Any
 
 from meshscope.capture.guard import Guard
 from meshscope.capture.memory.allocator import make_allocator
+from meshscope.capture.memory.heap import find_instances
 from meshscope.capture.memory.holdings import COMMUNICATION, Holdings, WeakList, unwrap
 from meshscope.capture.memory.hook_exemptions import HookExemptions
 from meshscope.capture.memory.host_memory import resident_bytes
@@ -32,7 +33,6 @@ from meshscope.capture.memory.points import PointFiles
 from meshscope.capture.memory.quiet_guard import QuietGuard
 from meshscope.capture.memory.saved_tensors import SavedTensors
 from meshscope.capture.memory.storages import Ledger, WeakStorages, in_backward, tensors_in
-from meshscope.capture.steps.heap import find_instances
 from meshscope.capture.steps.module_hook import ModuleHook
 from meshscope.core.memory_point import MemoryPoint
 from meshscope.core.unavailable import known

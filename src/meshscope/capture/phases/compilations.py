@@ -54,6 +54,8 @@ class Compilations:
         self._begins = guard.protect("compile begin", self._compile_begins)
         self._ends = guard.protect("compile end", self._compile_ends)
         self._texts: FrameTexts | None = None
+        self.on_begin: Callable[[], None] | None = None
+        """Called before torch traces anything."""
         self.on_end: Callable[[], None] | None = None
         """Called after each compilation: `settle` is due."""
         self.begin_attempt()
@@ -78,6 +80,8 @@ class Compilations:
             handler.remove_end_callback(self._ends)
 
     def _compile_begins(self, *args: Any) -> None:
+        if self.on_begin is not None:
+            self.on_begin()
         start_ns = self._clock()
         timeline = self._timeline
         # A backward that was put off is compiled by a thread of autograd, for which the training

@@ -6,14 +6,13 @@ and that has something to train (of a list or dict of modules, which cannot be c
 it); an optimizer is one that trains a parameter of such a model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from meshscope.capture.memory.heap import find_instances
 from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.profiling.profiled_step import choose_step
 from meshscope.capture.profiling.window_schedule import WindowSchedule
-from meshscope.capture.steps.automatic import find_root_modules
-from meshscope.capture.steps.heap import find_instances
 
 _MAX_STEPS_TO_BEGIN = 3
 """Steps after which the profile of an uncalled model is given up."""
@@ -75,6 +74,25 @@ def find_training(torch: Any) -> tuple[list[Any], list[Any]]:
     trained = {id(parameter) for model in models for parameter in model.parameters()}
     known = [one for one in objects if issubclass(type(one), kind) and _takes_hooks(one)]
     return models, [one for one in known if trained & set(map(id, _parameters_of(one)))]
+
+
+def find_root_modules(torch: Any, objects: Iterable[Any]) -> list[Any]:
+    """Modules that no other module contains and that can be called for training."""
+    module_type = torch.nn.Module
+    # By type, not isinstance: some objects on the heap answer questions about their class with a
+    # warning or an import.
+    modules = [found for found in objects if issubclass(type(found), module_type)]
+    inner = {id(child) for module in modules for child in _children_of(module)}
+    return [module for module in modules if id(module) not in inner and _is_callable_root(module)]
+
+
+def _children_of(module: Any) -> Iterable[Any]:
+    return (child for child in module.__dict__.get("_modules", {}).values() if child is not None)
+
+
+def _is_callable_root(module: Any) -> bool:
+    """Whether it was compiled in place: its hooks would be traced into the graph."""
+    return module.__dict__.get("_compiled_call_impl") is None and "_modules" in module.__dict__
 
 
 def _callable(torch: Any, module: Any) -> list[Any]:

@@ -8,20 +8,19 @@ the journal, never assumed.
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from meshscope.capture.guard import Guard
-from meshscope.capture.steps.heap import find_instances
 from meshscope.capture.steps.hooks import Hooks
+from meshscope.capture.steps.model_search import ModelSearch
 from meshscope.capture.steps.module_hook import ModuleHook
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.taps import Tap
 
-_MAX_ROOT_SEARCHES = 5
-"""How often the heap is searched for models: at the first optimizers, and again as often when
-backward comes without a known forward."""
+_MAX_OPTIMIZERS_HEARD = 5
+"""Programs may make an optimizer per parameter."""
 
 
 class Automatic:
@@ -47,7 +46,14 @@ class Automatic:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_optimizers = 0
         self._watches_all_optimizers = False
-        self._searches_left = 0
+        self._search = ModelSearch(
+            torch,
+            hooks,
+            guard,
+            attach=self.attach_model,
+            models=self._modules,
+            count_updates=lambda: steps.num_updates,
+        )
         self.on_optimizer: Callable[[], None] | None = None
         """Called when an optimizer has been made, under `watch_everything`."""
 
@@ -93,6 +99,9 @@ class Automatic:
         if model in self._modules:
             return
         self._modules.add(model)
+        if model.__dict__.get("_compiled_call_impl") is not None:
+            self._search.time_compiled(model)
+            return
         self._handles += [
             model.register_forward_pre_hook(
                 ModuleHook(self._hooks.forward_begins), with_kwargs=True
@@ -138,31 +147,30 @@ class Automatic:
             optimizer.register_optimizer_step_post_hook(self._hooks.optimizer_ends),
         ]
         self._watches_all_optimizers = True
-        self._searches_left = _MAX_ROOT_SEARCHES
-        self._hooks.on_unseen_forward = self._search_again
-        # An optimizer is made after its model: by then the model can be found and the very first
-        # forward is timed.
-        self._tap(self._torch.optim.Optimizer, "__init__", _no_token, self._optimizer_made)
+        self._hooks.on_unseen_forward = self._search.meet_unseen_forward
+        self._search.watch_registrations()
+        self._tap(self._torch.optim.Optimizer, "__init__", _first_argument, self._optimizer_made)
+        self._tap(self._torch.nn.Module, "compile", _first_argument, self._compiled_in_place)
 
-    def _optimizer_made(self, token: None) -> None:
+    def _optimizer_made(self, optimizer: Any) -> None:
         self._count_optimizer()
-        # A search looks at every object there is; programs may make an optimizer per parameter.
-        if self._num_optimizers <= _MAX_ROOT_SEARCHES:
-            self._attach_roots()
-            if self.on_optimizer is not None:
-                self.on_optimizer()
+        # Before the search: torch's compiler, loaded by the first optimizer, tells when it begins.
+        if self._num_optimizers <= _MAX_OPTIMIZERS_HEARD and self.on_optimizer is not None:
+            self.on_optimizer()
+        if "param_groups" in optimizer.__dict__:  # else its constructor raised
+            self._search.add_optimizer(optimizer)
 
-    def _search_again(self) -> None:
-        if self._searches_left:
-            self._searches_left -= 1
-            self._attach_roots()
+    def _compiled_in_place(self, module: Any) -> None:
+        if module.__dict__.get("_compiled_call_impl") is not None:
+            self._search.compiled_in_place(module)
 
-    def _attach_roots(self) -> None:
-        for root in find_root_modules(self._torch, find_instances(self._torch.nn.Module)):
-            self._guard.run("attach", lambda root=root: self.attach_model(root))  # type: ignore[misc]
+    def compile_begins(self) -> None:
+        """Called before torch.compile traces anything."""
+        self._search.compile_begins()
 
     def remove(self) -> None:
         """Takes every hook and tap out again."""
+        self._guard.run("hook removal", self._search.remove)
         for handle in self._handles:
             self._guard.run("hook removal", handle.remove)
         for tap in reversed(self._taps):
@@ -174,24 +182,6 @@ class Automatic:
         self._watches_all_optimizers = False
 
 
-def _no_token(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The begin of taps that need only the end."""
-
-
-def find_root_modules(torch: Any, objects: Iterable[Any]) -> list[Any]:
-    """Modules that no other module contains and that can be called for training."""
-    module_type = torch.nn.Module
-    # By type, not isinstance: some objects on the heap answer questions about their class with a
-    # warning or an import.
-    modules = [found for found in objects if issubclass(type(found), module_type)]
-    inner = {id(child) for module in modules for child in _children_of(module)}
-    return [module for module in modules if id(module) not in inner and _is_callable_root(module)]
-
-
-def _children_of(module: Any) -> Iterable[Any]:
-    return (child for child in module.__dict__.get("_modules", {}).values() if child is not None)
-
-
-def _is_callable_root(module: Any) -> bool:
-    """Whether it was compiled in place: its hooks would be traced into the graph."""
-    return module.__dict__.get("_compiled_call_impl") is None and "_modules" in module.__dict__
+def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The begin of taps on methods that need only the object at the end."""
+    return args[0] if args else kwargs.get("self")

@@ -117,6 +117,12 @@ class Hooks:
         self._takes_signals = False
         self._next_signals_ns = 0
 
+    def is_inside_pass(self) -> bool:
+        """Whether a call of a module now is part of a pass that is timed, or another thread's."""
+        if self._forward_depth or self._backward_depth:
+            return True
+        return bool(self._thread and get_ident() != self._thread)
+
     # --- pipeline actions -----------------------------------------------------------------
 
     def action_begins(self, phase_id: int) -> None:

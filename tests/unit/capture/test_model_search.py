@@ -1,0 +1,287 @@
+"""Programs that know nothing of the recorder: what they call is the forward, whoever wraps it."""
+
+import gc
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from recorded import Recorded, read_recorded
+from torch import nn
+from torch.nn.modules import module as module_globals
+from torch.nn.parallel import DistributedDataParallel
+
+from meshscope.capture.recorder import Recorder, RecorderConfig
+
+WIDTH = 8
+USUAL = ["forward", "backward", "optimizer"]
+
+
+@pytest.fixture
+def recorder(tmp_path: Path):
+    torch.set_num_threads(1)
+    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    made.watch_everything()
+    yield made
+    made.close()
+    assert not module_globals._global_forward_pre_hooks
+    assert not module_globals._global_module_registration_hooks
+
+
+@pytest.fixture
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def finish(recorder: Recorder) -> Recorded:
+    run_dir = recorder.run_dir
+    recorder.close()
+    assert recorder.guard.counts == {}
+    return read_recorded(run_dir)
+
+
+def list_phases(recorder: Recorder) -> list[list[str]]:
+    return [step.names for step in finish(recorder).steps]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+
+    def loss(self, x):
+        return self.down(self.up(x).relu()).square().mean()
+
+
+def make_sgd(*modules: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for m in modules for p in m.parameters()], lr=0.01)
+
+
+def train(optimizer: torch.optim.Optimizer, compute_loss, num_steps: int = 3) -> None:
+    for _ in range(num_steps):
+        compute_loss(torch.randn(4, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def is_searching() -> bool:
+    return bool(module_globals._global_forward_pre_hooks)
+
+
+def test_the_first_call_of_a_model_ends_the_search(recorder):
+    model = Block()
+    optimizer = make_sgd(model)
+    assert is_searching()
+    inside = []
+    model.up.register_forward_hook(lambda *_: inside.append(is_searching()))
+    train(optimizer, model)
+    assert inside == [False] * 3
+    assert recorder.watching.models == [model]
+    assert list_phases(recorder) == [USUAL] * 3
+
+
+def test_a_wrapper_made_after_the_optimizer_is_the_model(recorder, tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        model = Block()
+        optimizer = make_sgd(model)
+        with torch.no_grad():
+            model(torch.zeros(1, WIDTH))  # a look at its output, before it is wrapped
+        wrapped = DistributedDataParallel(model)
+        train(optimizer, wrapped)
+        assert wrapped in recorder.watching.models
+        steps = finish(recorder).steps
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [step.names for step in steps] == [USUAL] * 3
+
+
+def test_a_wrapper_around_a_model_that_has_trained_takes_over(recorder):
+    class Wrapper(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model = Block()
+    optimizer = make_sgd(model)
+    train(optimizer, model)
+    assert not is_searching()
+    wrapper = Wrapper(model)
+    train(optimizer, wrapper)
+    assert not is_searching()
+    assert wrapper in recorder.watching.models
+    assert list_phases(recorder) == [USUAL] * 6
+
+
+class Agent(nn.Module):
+    """As in reinforcement learning: never called itself, and with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = Block(), Block()
+        self.log_std = nn.Parameter(torch.zeros(()))
+
+
+def test_the_parts_of_an_agent_are_its_forward(recorder):
+    agent = Agent()
+    optimizer = make_sgd(agent)
+    for _ in range(3):
+        with torch.no_grad():
+            agent.actor(torch.zeros(1, WIDTH))  # acting
+        x = torch.randn(4, WIDTH)
+        loss = agent.actor(x).mean() + agent.critic(x).mean() + agent.log_std
+        loss.backward()
+        optimizer.step()
+    assert not is_searching()  # `log_std` is in no module's call: given up
+    assert set(recorder.watching.models) == {agent.actor, agent.critic}
+    recorded = finish(recorder)
+    assert [step.names for step in recorded.steps] == [["forward", *USUAL]] * 3
+    assert [phase.name for phase in recorded.outside] == ["eval"] * 3
+
+
+@pytest.mark.parametrize("method", ["loss", "forward"])
+def test_a_method_of_the_root_is_timed_by_what_it_calls(recorder, method):
+    model = Block()
+    train(make_sgd(model), getattr(model, method))
+    assert set(recorder.watching.models) == {model.up, model.down}
+    assert list_phases(recorder) == [["forward", *USUAL]] * 3
+
+
+def test_two_optimizers_have_both_their_models(recorder):
+    generator, critic = Block(), Block()
+    optimizers = make_sgd(critic), make_sgd(generator)
+    for _ in range(4):
+        x = torch.randn(4, WIDTH)
+        critic(generator(x).detach()).mean().backward()
+        optimizers[0].step()
+        (-critic(generator(x)).mean()).backward()
+        optimizers[1].step()
+    assert not is_searching()
+    assert set(recorder.watching.models) == {generator, critic}
+    assert list_phases(recorder) == [["forward", *USUAL] * 2] * 4
+
+
+def test_what_no_optimizer_steps_is_not_a_model(recorder):
+    student, teacher = Block(), Block()
+    train(make_sgd(student), lambda x: student(x) - teacher(x))
+    assert recorder.watching.models == [student]
+    assert list_phases(recorder) == [USUAL] * 3
+
+
+def test_an_optimizer_of_copies_finds_the_model_by_its_gradients(recorder):
+    """Mixed precision by hand: the optimizer steps copies of the parameters."""
+    model = Block()
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    train(torch.optim.SGD(copies, lr=0.01), model)
+    assert recorder.watching.models == [model]
+    assert list_phases(recorder) == [["backward", "optimizer"], USUAL, USUAL]
+
+
+def test_tokens_in_keywords_count_from_the_first_step(recorder):
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(16, WIDTH)
+
+        def forward(self, *, input_ids):
+            return self.table(input_ids)
+
+    model = Tokens()
+    train(make_sgd(model), lambda x: model(input_ids=torch.zeros(4, 5, dtype=torch.long)))
+    assert [step.input_tokens for step in finish(recorder).steps] == [20] * 3
+
+
+def count_compilations(program) -> int:
+    counted = []
+
+    def backend(graph, inputs):
+        counted.append(graph)
+        return graph.forward
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program(backend)
+    assert [one for one in caught if "hook" in str(one.message)] == []
+    return len(counted)
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_compiled_model_is_compiled_once_and_timed(recorder, is_late):
+    def program(backend):
+        model = Block()
+        optimizer = make_sgd(model) if is_late else None
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        train(optimizer or make_sgd(compiled), compiled)
+        assert recorder.watching.models == [compiled]
+
+    assert count_compilations(program) == 1
+    assert list_phases(recorder) == [["forward", "compile", *USUAL[1:]], USUAL, USUAL]
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_model_compiled_in_place_is_compiled_once_and_timed(recorder, is_late):
+    def program(backend):
+        model = Block()
+        optimizer = make_sgd(model) if is_late else None
+        model.compile(backend=backend, fullgraph=True)
+        train(optimizer or make_sgd(model), model)
+        assert recorder.watching.models == [model]
+
+    assert count_compilations(program) == 1
+    assert list_phases(recorder) == [["forward", "compile", *USUAL[1:]], USUAL, USUAL]
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compiled_parts_of_a_plain_model_find_it(recorder, in_place):
+    def program(backend):
+        blocks = [Block(), Block()]
+        if in_place:
+            for block in blocks:
+                block.compile(backend=backend, fullgraph=True)
+        else:
+            blocks = [torch.compile(one, backend=backend, fullgraph=True) for one in blocks]
+        model = nn.Sequential(*blocks)
+        train(make_sgd(model), model)
+        assert recorder.watching.models == [model]
+
+    assert count_compilations(program) == 2
+    assert list_phases(recorder)[1:] == [USUAL] * 2
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_a_compiled_function_is_compiled_once(recorder):
+    def program(backend):
+        model = Block()
+        compiled = torch.compile(lambda x: model(x), backend=backend, fullgraph=True)
+        train(make_sgd(model), compiled, num_steps=8)
+
+    assert count_compilations(program) == 1
+    assert all(names[-2:] == USUAL[1:] for names in list_phases(recorder))
+
+
+def test_objects_of_the_program_are_not_looked_at(recorder, monkeypatch):
+    """However many there are: nothing asks the collector for them, and nothing sets it off."""
+    monkeypatch.setattr(gc, "get_objects", None)
+    kept = [[] for _ in range(200_000)]
+    model = Block()
+    optimizer = make_sgd(model)
+    gc.collect()
+    num_before = gc.get_stats()
+    train(optimizer, model, num_steps=5)
+    assert [found["collections"] for found in gc.get_stats()][1:] == [
+        found["collections"] for found in num_before
+    ][1:]
+    assert len(kept) == 200_000
+    assert list_phases(recorder) == [USUAL] * 5
