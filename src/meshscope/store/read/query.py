@@ -86,7 +86,9 @@ def connect(
 
     attempts = _pick_attempts(run, attempt)
     wanted = QUERY_TABLES if tables is None else [name for name in QUERY_TABLES if name in tables]
-    limits = {} if max_bytes is None else {"memory_limit": f"{max_bytes}B", "temp_directory": ""}
+    limits: dict[str, str | bool | int | float | list[str]] = {}
+    if max_bytes is not None:
+        limits = {"memory_limit": f"{max_bytes}B", "temp_directory": ""}
     con = duckdb.connect(config=limits)
     _make_ranks(con, attempts)
     _make_names(con, attempts)
