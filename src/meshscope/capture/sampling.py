@@ -23,7 +23,6 @@ from meshscope.capture.session import CLOCKS_EVERY_NS, Session, read_clocks
 from meshscope.capture.stacks.gap_watch import GapWatch
 from meshscope.capture.steps.marking import Marking
 from meshscope.capture.watching import Watching
-from meshscope.core.layout import Layout
 from meshscope.store.schema import MISSING
 
 _SAMPLE_EVERY_NS = 1_000_000_000
@@ -76,6 +75,7 @@ class Sampling:
             self.gc_pauses.install()
 
     def close(self) -> None:
+        self._guard.run("layout", self.learn_layout)  # a short run had one look
         self.gc_pauses.remove()
         self._guard.run("hardware", self.hardware.stop)
         self._guard.run("gc pauses", self.put_pauses)
@@ -184,8 +184,7 @@ class Sampling:
         self._marking.find()
         self._guard.run("hardware", self.hardware.visit)
         self._watching.find_phases()
-        if session.layout is None:
-            self._learn_layout()
+        self._guard.run("layout", self.learn_layout)
         if not self._has_counted_layers:
             self._count_layers()
         if self._first_sampled_step is None:
@@ -212,21 +211,15 @@ class Sampling:
                     "or it is not recorded",
                 )
 
-    def _learn_layout(self) -> None:
-        """A DistributedDataParallel model over all ranks: the mesh is dp and nothing else."""
-        dist = initialized_distributed()
-        if dist is None:
-            return
-        world_size = int(dist.get_world_size())
-        for model in self._watching.models:
-            group = getattr(model, "process_group", None)
-            if type(model).__name__ != "DistributedDataParallel" or group is None:
-                continue
-            if group.size() == world_size:
-                self._session.set_layout(
-                    Layout(dp=world_size), "a DistributedDataParallel model spans all ranks"
-                )
-                return
+    def learn_layout(self) -> None:
+        """Looks for the mesh in what the program made, unless it is known."""
+        session, watching = self._session, self._watching
+        if session.layout is None:
+            found = watching.layout_search.visit(
+                initialized_distributed(), watching.models, session.operations
+            )
+            if found is not None:
+                session.set_layout(found.layout, found.source)
 
     def _count_layers(self) -> None:
         """Once: the repeated parts of the models watched; of one stage, if there is a pipeline."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from meshscope.capture.communication.clock_calibration import ClockOffset, measure_offset
 from meshscope.capture.communication.default import listen
 from meshscope.capture.identity import initialized_distributed
+from meshscope.capture.model.layout_search import LayoutSearch
 from meshscope.capture.native_steps import choose_hooks
 from meshscope.capture.operations.collectives import CollectiveTap
 from meshscope.capture.phases.compilations import Compilations
@@ -37,6 +38,7 @@ class Watching:
         timeline, guard, clock = session.timeline, session.guard, session.clock
         self.compilations = Compilations(timeline, guard, clock, session.journal)
         self.saves = Saves(timeline, guard, clock)
+        self.layout_search = LayoutSearch(guard, session.note_gap)
         self._num_calibrations = 0
 
     @property
@@ -70,6 +72,8 @@ class Watching:
         if self.automatic is not None:
             self.compilations.find()
             self.saves.find()
+            if self._session.layout is None:
+                self.layout_search.watch_stages()
 
     def _make_automatic(self) -> Automatic:
         self.watch_communication()
@@ -180,6 +184,7 @@ class Watching:
         """Takes the hooks on models and optimizers out."""
         self.compilations.remove()
         self.saves.remove()
+        self.layout_search.remove()
         if self.automatic is not None:
             self.automatic.remove()
 

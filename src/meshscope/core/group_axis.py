@@ -9,6 +9,7 @@ import re
 from enum import StrEnum
 
 from meshscope.core.layout import Axis, Layout
+from meshscope.core.mesh_layout import axis_of_dim
 
 WORLD = "world"
 OTHER = "other"
@@ -70,7 +71,7 @@ def name_axis(
     """The axis of a group with these members in ascending order, and where its name comes from."""
     described = _MESH_DESCRIPTION.fullmatch(description)
     if described is not None:
-        return _join_axes(described[1]), AxisSource.DESCRIPTION
+        return _name_dim(described[1], ranks, layout), AxisSource.DESCRIPTION
     megatron = _MEGATRON_AXES.get(_MEGATRON_VARIANT.sub("", description))
     if megatron is not None:
         return megatron, AxisSource.DESCRIPTION
@@ -82,12 +83,16 @@ def name_axis(
     return (WORLD, AxisSource.WORLD) if is_world else (OTHER, AxisSource.NONE)
 
 
-def _join_axes(name: str) -> str:
-    """`dp_cp` → `dp+cp`; any other name of a dim stays as it is."""
+def _name_dim(name: str, ranks: tuple[int, ...], layout: Layout | None) -> str:
+    """`dp_cp` → `dp+cp`, and `model` → `tp` if these are the layout's; any other name of a dim
+    stays as it is."""
     name = _SPELT_OUT.get(name, name)
-    if _AXES_JOINED.fullmatch(name) is None:
+    if _AXES_JOINED.fullmatch(name) is not None:
+        return "+".join(re.findall(_AXIS_NAME, name))
+    axis = axis_of_dim(name)
+    if axis is None or layout is None or _axes_along(ranks, layout) != (axis,):
         return name
-    return "+".join(re.findall(_AXIS_NAME, name))
+    return str(axis)
 
 
 def _axes_along(ranks: tuple[int, ...], layout: Layout) -> tuple[str, ...]:

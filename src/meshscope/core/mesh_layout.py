@@ -1,22 +1,22 @@
-"""Layouts read from what a framework already knows: a DeviceMesh, or a trace's process groups.
+"""Layouts read from what a framework already knows: a DeviceMesh, or process groups.
 
 Both give named dims, each with a degree and a stride in rank; a layout exists when the strides
 nest like the digits of a number (1, then 1 × degree, …) and fill the world. Names are looked up,
 never guessed: an unknown name is an error or `Unavailable`, and so is a mesh numbered otherwise.
 Torch is not imported: a mesh is anything with `mesh_dim_names` and a `mesh` tensor.
 
-A trace holds one rank's own groups only, so what is inferred from it assumes that the other ranks
-have groups of the same shape.
+A trace and a process know one rank's own groups only, so what is inferred from them assumes that
+the other ranks have groups of the same shape.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 from typing import Protocol
 
-from meshscope.core.layout import Axis, Layout
+from meshscope.core.layout import DEFAULT_ORDER, Axis, Layout
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.errors import LayoutError
 
@@ -59,17 +59,28 @@ _AXIS_BY_DIM_NAME = {
     "data_parallel": Axis.DP,
     "ddp": Axis.DP,
     "fsdp": Axis.DP,
+    "hsdp": Axis.DP,
+    "batch": Axis.DP,
+    "replicate": Axis.DP,
+    "shard": Axis.DP,
     "dp_replicate": Axis.DP,
     "dp_shard": Axis.DP,
+    "dp_shard_mod_ep": Axis.DP,
+    "dp_shard_in_ep": Axis.DP,
     "tp": Axis.TP,
     "tensor": Axis.TP,
     "tensor_parallel": Axis.TP,
     "model": Axis.TP,
+    "mp": Axis.TP,
     "pp": Axis.PP,
     "pipe": Axis.PP,
     "pipeline": Axis.PP,
     "pipeline_parallel": Axis.PP,
     "stage": Axis.PP,
+    # A dim of its own that cuts sequences (Ulysses); Megatron's sequence parallelism is tp's.
+    "sp": Axis.CP,
+    "sequence": Axis.CP,
+    "sequence_parallel": Axis.CP,
     "cp": Axis.CP,
     "context": Axis.CP,
     "context_parallel": Axis.CP,
@@ -89,6 +100,21 @@ _AXIS_BY_MEGATRON_GROUP = {
 }
 _MESH_GROUP_PREFIX = "mesh_"
 """DeviceMesh describes the group of dim `tp` as `mesh_tp`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisGroup:
+    """A process group of one rank that lies along one axis."""
+
+    axis: Axis
+    description: str
+    """What makes it one; groups of one description are one thing, and cannot differ."""
+    ranks: tuple[int, ...]
+    """In ascending order."""
+
+    @property
+    def stride(self) -> int:
+        return self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
 
 
 def layout_from_mesh(mesh: NamedMesh) -> Layout:
@@ -139,7 +165,60 @@ def layout_from_process_groups(distributed_info: Mapping[str, object]) -> Layout
             f"give the layout by hand, such as dp={world_size}"
         )
     named = _read_named_groups(groups, rank, world_size)
-    return _layout_from_groups(named, rank, world_size)
+    return need(layout_from_groups(named, rank, world_size))
+
+
+def axis_of_dim(name: str) -> Axis | None:
+    """The axis that a name of a mesh's dim stands for; None: it is not known."""
+    return _AXIS_BY_DIM_NAME.get(name.lower())
+
+
+def axis_of_description(description: str) -> Axis | None:
+    """The axis that the description of a process group names; None: none, or several."""
+    # Megatron makes a gloo twin of some groups, with the same ranks.
+    axis = _AXIS_BY_MEGATRON_GROUP.get(description.removesuffix("_GLOO"))
+    if axis is None and description.startswith(_MESH_GROUP_PREFIX):
+        axis = axis_of_dim(description.removeprefix(_MESH_GROUP_PREFIX))
+    return axis
+
+
+@or_unavailable
+def layout_from_groups(groups: Sequence[AxisGroup], rank: int, world_size: int) -> Layout:
+    """The layout whose groups of `rank` these are, or why there is none."""
+    for description in {group.description: None for group in groups}:
+        rivals = {g.ranks for g in groups if g.description == description and len(g.ranks) > 1}
+        if len(rivals) > 1:
+            raise Missing(
+                f"process groups called {description} have different ranks "
+                f"({', '.join(_shorten(list(ranks)) for ranks in sorted(rivals))}), so there is "
+                f"more than one mesh; give the layout by hand"
+            )
+    single = [_without_context(group, groups, rank) for group in groups]
+    widest = _without_folded_experts(_drop_parts(single), world_size)
+    dims = [_Dim(axis=g.axis, degree=len(g.ranks), stride=g.stride) for g in widest]
+    layout = need(_layout_from_dims(dims, world_size=world_size))
+    for group in widest:
+        if not set(group.ranks) <= set(layout.group_ranks(group.axis, rank)):
+            raise Missing(
+                f"process group {group.description} holds ranks {_shorten(list(group.ranks))}, "
+                f"which no order of axes gives rank {rank} of {world_size}; "
+                f"give the layout by hand"
+            )
+    return layout
+
+
+def _without_context(group: AxisGroup, groups: Sequence[AxisGroup], rank: int) -> AxisGroup:
+    """Of a dp group that spans cp too, as parameters are sharded over both, the part along dp."""
+    if group.axis != Axis.DP:
+        return group
+    for other in groups:
+        if other.axis != Axis.CP or len(other.ranks) < 2 or not set(other.ranks) <= {*group.ranks}:
+            continue
+        first, stride, degree = group.ranks[0], other.stride, len(other.ranks)
+        own = (rank - first) // stride % degree
+        along = tuple(r for r in group.ranks if (r - first) // stride % degree == own)
+        return AxisGroup(axis=Axis.DP, description=group.description, ranks=along)
+    return group
 
 
 def _axes_of_dims(names: Sequence[str] | None, shape: tuple[int, ...]) -> list[Axis]:
@@ -148,13 +227,14 @@ def _axes_of_dims(names: Sequence[str] | None, shape: tuple[int, ...]) -> list[A
             f"the mesh of shape {shape} has dim names {names}, but one name per dim is expected; "
             f"pass mesh_dim_names to init_device_mesh"
         )
-    unknown = [name for name in names if name.lower() not in _AXIS_BY_DIM_NAME]
+    axes = [axis_of_dim(name) for name in names]
+    unknown = [name for name, axis in zip(names, axes, strict=True) if axis is None]
     if unknown:
         raise LayoutError(
             f"mesh dims {unknown} are not known axes; expected names from "
             f"{', '.join(_AXIS_BY_DIM_NAME)}; rename the dims or give the layout by hand"
         )
-    return [_AXIS_BY_DIM_NAME[name.lower()] for name in names]
+    return [axis for axis in axes if axis is not None]
 
 
 def _ranks_by_position(nested: object, shape: tuple[int, ...]) -> dict[tuple[int, ...], int]:
@@ -219,32 +299,22 @@ def _merge_neighbours(slowest_first: Sequence[_Dim]) -> Layout | Unavailable:
         )
     # Axes of degree 1 have no stride; the layout ignores their position.
     unused = tuple(str(axis) for axis in Axis if axis not in order)
-    return Layout(**dict(merged), order=(*unused, *order))
+    layout = Layout(**dict(merged), order=(*unused, *order))
+    usual = replace(layout, order=DEFAULT_ORDER)
+    # Ranks that know it from different sources write the same layout down.
+    return usual if usual == layout else layout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """A process group of this rank that lies along one axis."""
-
-    axis: Axis
-    description: str
-    ranks: tuple[int, ...]
-
-    @property
-    def stride(self) -> int:
-        return self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
-
-
-def _read_named_groups(configs: Sequence[object], rank: int, world_size: int) -> list[_Group]:
+def _read_named_groups(configs: Sequence[object], rank: int, world_size: int) -> list[AxisGroup]:
     """This rank's groups whose description names an axis."""
-    groups: dict[_Group, None] = {}
+    groups: dict[AxisGroup, None] = {}
     descriptions: dict[str, None] = {}
     for config in configs:
         if not isinstance(config, Mapping):
             raise Missing(f"a process group of the trace is {config!r}, not a table of fields")
         description = str(config.get("pg_desc", "undefined"))
         descriptions[description] = None
-        axis = _axis_of_description(description)
+        axis = axis_of_description(description)
         if axis is None:
             continue
         ranks = _read_ranks(config.get("ranks"), config.get("pg_size"), world_size)
@@ -254,21 +324,13 @@ def _read_named_groups(configs: Sequence[object], rank: int, world_size: int) ->
                 f"{config.get('pg_size')!r}, which cannot be read as a list of ranks"
             )
         if rank in ranks:
-            groups[_Group(axis=axis, description=description, ranks=ranks)] = None
+            groups[AxisGroup(axis=axis, description=description, ranks=ranks)] = None
     if not groups:
         raise Missing(
             f"no process group of the trace names an axis (descriptions: "
             f"{', '.join(descriptions)}); give the layout by hand, such as dp={world_size}"
         )
     return list(groups)
-
-
-def _axis_of_description(description: str) -> Axis | None:
-    # Megatron makes a gloo twin of some groups, with the same ranks.
-    axis = _AXIS_BY_MEGATRON_GROUP.get(description.removesuffix("_GLOO"))
-    if axis is None and description.startswith(_MESH_GROUP_PREFIX):
-        axis = _AXIS_BY_DIM_NAME.get(description.removeprefix(_MESH_GROUP_PREFIX).lower())
-    return axis
 
 
 def _read_ranks(ranks: object, size: object, world_size: int) -> tuple[int, ...] | None:
@@ -303,31 +365,9 @@ def _find_numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall("[0-9]+", text)]
 
 
-def _layout_from_groups(groups: list[_Group], rank: int, world_size: int) -> Layout:
-    for description in {group.description: None for group in groups}:
-        rivals = [g.ranks for g in groups if g.description == description and len(g.ranks) > 1]
-        if len(rivals) > 1:
-            raise Missing(
-                f"process groups called {description} have different ranks "
-                f"({', '.join(_shorten(list(ranks)) for ranks in rivals)}), so the trace holds "
-                f"more than one mesh; give the layout by hand"
-            )
-    widest = _without_folded_experts(_drop_parts(groups), world_size)
-    dims = [_Dim(axis=g.axis, degree=len(g.ranks), stride=g.stride) for g in widest]
-    layout = need(_layout_from_dims(dims, world_size=world_size))
-    for group in widest:
-        if not set(group.ranks) <= set(layout.group_ranks(group.axis, rank)):
-            raise Missing(
-                f"process group {group.description} holds ranks {_shorten(list(group.ranks))}, "
-                f"which no order of axes gives rank {rank} of {world_size}; "
-                f"give the layout by hand"
-            )
-    return layout
-
-
-def _drop_parts(groups: list[_Group]) -> list[_Group]:
+def _drop_parts(groups: list[AxisGroup]) -> list[AxisGroup]:
     """Without groups inside a wider one of the same axis: a flattened dp covers its dp_shard."""
-    widest: list[_Group] = []
+    widest: list[AxisGroup] = []
     for group in sorted(groups, key=lambda group: -len(group.ranks)):
         same_axis = (other for other in widest if other.axis == group.axis)
         if not any(set(group.ranks) <= set(other.ranks) for other in same_axis):
@@ -335,7 +375,7 @@ def _drop_parts(groups: list[_Group]) -> list[_Group]:
     return widest
 
 
-def _without_folded_experts(groups: list[_Group], world_size: int) -> list[_Group]:
+def _without_folded_experts(groups: list[AxisGroup], world_size: int) -> list[AxisGroup]:
     dense = [group for group in groups if group.axis != Axis.EP]
     fills_world = math.prod(len(group.ranks) for group in dense) == world_size
     return dense if fills_world else groups

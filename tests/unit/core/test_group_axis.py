@@ -3,6 +3,7 @@
 import pytest
 
 from meshscope.core.group_axis import OTHER, AxisSource, name_axis
+from meshscope.core.layout import Layout
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,12 @@ def test_a_description_names_the_axis_without_any_ranks(description, axis) -> No
 )
 def test_what_is_no_known_description_names_nothing(description) -> None:
     assert name_axis((0, 3), description, layout=None, world_size=8) == (OTHER, AxisSource.NONE)
+
+
+def test_a_dim_by_another_name_is_the_axis_that_the_layout_has():
+    layout = Layout(dp=2, tp=2)
+    named = {"layout": layout, "world_size": 4}
+    assert name_axis((0, 1), "mesh_model", **named) == ("tp", AxisSource.DESCRIPTION)
+    assert name_axis((0, 2), "mesh_fsdp", **named) == ("dp", AxisSource.DESCRIPTION)
+    assert name_axis((0, 2), "mesh_model", **named) == ("model", AxisSource.DESCRIPTION)
+    assert name_axis((0, 1), "mesh_model", layout=None, world_size=4)[0] == "model"

@@ -13,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshscope.core.layout import Axis, Layout
-from meshscope.core.mesh_layout import layout_from_mesh, layout_from_process_groups
+from meshscope.core.mesh_layout import (
+    AxisGroup,
+    layout_from_groups,
+    layout_from_mesh,
+    layout_from_process_groups,
+)
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import LayoutError
 
@@ -263,3 +268,55 @@ def read_distributed_info(name: str) -> dict[str, object]:
     start = head.index("{", head.index('"distributedInfo"'))
     info: dict[str, object] = json.JSONDecoder().raw_decode(head, start)[0]
     return info
+
+
+def cut(layout: Layout, rank: int, *roles: tuple[str, ...]) -> list[AxisGroup]:
+    """Groups of a rank: the first name of each is what it is called, all are what it spans."""
+    return [
+        AxisGroup(
+            axis=Axis(axes[0]),
+            description="+".join(axes),
+            ranks=next(ranks for ranks in layout.joint_groups(*axes) if rank in ranks),
+        )
+        for axes in roles
+    ]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("pp", "dp", "cp", "tp"))), ids=str)
+def test_groups_of_any_rank_give_the_layout_back(order: tuple[str, ...]) -> None:
+    layout = Layout(dp=2, tp=2, pp=2, cp=2, order=order)
+    for rank in range(layout.world_size):
+        groups = cut(layout, rank, ("pp",), ("dp",), ("cp",), ("tp",))
+        assert layout_from_groups(groups, rank, 16) == layout
+
+
+@pytest.mark.parametrize("order", [("pp", "dp", "cp", "tp"), ("cp", "dp", "tp", "pp")], ids=str)
+def test_of_a_dp_group_that_spans_cp_the_part_along_dp_counts(order: tuple[str, ...]) -> None:
+    """FSDP shards over dp and cp, as torchtitan and Accelerate have it."""
+    layout = Layout(dp=3, tp=2, pp=2, cp=2, order=order)
+    for rank in range(layout.world_size):
+        groups = cut(layout, rank, ("dp", "cp"), ("cp",), ("tp",), ("pp",))
+        assert layout_from_groups(groups, rank, 24) == layout
+
+
+def test_groups_that_leave_ranks_out_are_no_layout() -> None:
+    groups = cut(Layout(dp=2, tp=2), 0, ("dp",))
+    assert "do not fill 4 ranks" in reason_of(layout_from_groups(groups, 0, 4))
+
+
+def test_a_layout_is_written_alike_whatever_shows_it() -> None:
+    found = layout_from_mesh(make_mesh(("dp", "tp"), (2, 2)))
+    assert found.to_dict() == Layout(dp=2, tp=2).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("replicate", "shard"), Layout(dp=6)),
+        (("dp_shard_mod_ep", "dp_shard_in_ep"), Layout(dp=6)),
+        (("fsdp", "sp"), Layout(dp=2, cp=3)),
+        (("expert", "mp"), Layout(ep=2, tp=3)),
+    ],
+)
+def test_names_of_frameworks(names: tuple[str, ...], expected: Layout) -> None:
+    assert layout_from_mesh(make_mesh(names, (2, 3))) == expected

@@ -389,7 +389,7 @@ def _agreed_layout(ranks: dict[int, Recording], world_size: int) -> Layout | Una
     if not found:
         is_traced = any(one.header.get("source") == TRACE_SOURCE for one in ranks.values())
         how = "use `meshscope import --layout`" if is_traced else _HOW_TO_DECLARE
-        return Unavailable(f"no layout was declared; {how}")
+        return Unavailable(f"no layout was declared or found; {how}")
     if len(found) > 1:
         texts = [text[:200] for text in sorted(found)[:4]]
         return Unavailable("ranks declared different layouts: " + "; ".join(texts))
