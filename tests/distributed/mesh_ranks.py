@@ -53,14 +53,18 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> N
 
 
 def train_ddp() -> None:
-    train(DistributedDataParallel(Model()))
-
-
-def train_wrapped_late() -> None:
-    """As Trainer and Accelerate do: nothing that is watched has the wrapper's group."""
+    """The optimizer first, as Trainer and Accelerate do."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     train(DistributedDataParallel(model), optimizer)
+
+
+def train_by_hand() -> None:
+    """Gradients are summed by the program: no object says what the group is for."""
+    model = Model()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+    train(model)
 
 
 def train_fsdp() -> None:
@@ -117,7 +121,7 @@ def _run_pipeline(stage: int, group: object, replicas: object = None) -> None:
 
 CASES: dict[str, tuple[Callable[[], None], Layout]] = {
     "ddp": (train_ddp, Layout(dp=2)),
-    "wrapped_late": (train_wrapped_late, Layout(dp=2)),
+    "by_hand": (train_by_hand, Layout(dp=2)),
     "fsdp": (train_fsdp, Layout(dp=2)),
     "fsdp_tp": (train_fsdp_tp, Layout(dp=2, tp=2)),
     "tp": (train_tp, Layout(tp=2)),

@@ -12,12 +12,12 @@ pytestmark = [pytest.mark.gloo, pytest.mark.timeout(240)]
 
 SOURCES = {
     "ddp": "groups of DistributedDataParallel",
-    "wrapped_late": "guessed: sums over all ranks, none inside forward",
-    "fsdp": "groups of DeviceMesh dim 0 of FSDP2",
+    "by_hand": "guessed: sums over all ranks, none inside forward",
+    "fsdp": "groups of FSDP2's DeviceMesh",
     "fsdp_tp": "the parameters' DeviceMesh (dp 2, tp 2)",
-    "tp": "groups of DeviceMesh dim 0 of DTensors",
+    "tp": "groups of DTensors' DeviceMesh",
     "pipeline": "groups of pipeline stages",
-    "pipeline_fsdp": "groups of DeviceMesh dim 0 of FSDP2, pipeline stages",
+    "pipeline_fsdp": "groups of FSDP2's DeviceMesh, pipeline stages",
 }
 
 

@@ -264,14 +264,15 @@ def _split_mesh(one: _ParameterMesh) -> Iterator[AxisGroup]:
     here = mesh.get_coordinate()
     names = mesh.mesh_dim_names or ()
     for dim in range(int(mesh.ndim) if here is not None else 0):
-        name = str(names[dim]) if names else ""
-        axis = axis_of_dim(name)
+        name = str(names[dim]) if names else str(dim)
+        axis, description = axis_of_dim(name), f"DeviceMesh {name}"
         if axis is None:
             axis = Axis.DP if one.is_fsdp or not one.is_sharded[dim] else Axis.TP
-            name = f"{name or f'dim {dim}'} of {'FSDP2' if one.is_fsdp else 'DTensors'}"
+            whose = "FSDP2's" if one.is_fsdp else "DTensors'"
+            description = f"{whose} DeviceMesh" + (f" dim {name}" if len(here) > 1 else "")
         index = tuple(slice(None) if d == dim else here[d] for d in range(len(here)))
         ranks = tuple(sorted(int(rank) for rank in mesh.mesh[index].tolist()))
-        yield AxisGroup(axis=axis, description=f"DeviceMesh {name}", ranks=ranks)
+        yield AxisGroup(axis=axis, description=description, ranks=ranks)
 
 
 def _list_wrapped(model: Any, members: _Members) -> Iterator[AxisGroup]:
