@@ -57,6 +57,7 @@ house: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(PIP) pytscope==0.2.1
 	$(BIN)/python benchmarks/recorder_overhead.py --output benchmarks/results/recorder_overhead.json
+	$(BIN)/python benchmarks/first_steps.py --output benchmarks/results/first_steps.json
 	$(BIN)/python benchmarks/store_load.py
 	$(BIN)/python benchmarks/kill_storm.py
 	$(BIN)/python benchmarks/launch_race.py

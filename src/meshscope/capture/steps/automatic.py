@@ -1,10 +1,10 @@
 """Attaches the hooks to models, optimizers and torch, and takes them off again.
 
-Forward: hooks on the root modules. Backward: a tap on `torch.autograd.backward` and `grad`, which
-`Tensor.backward` and the pipeline schedules go through; nested calls (reentrant checkpointing)
-count once, and forward calls inside it are recomputation, not forward passes. Optimizer: torch's
-own step hooks. Loader: a tap on the loader iterator's next. What cannot be found is noted once in
-the journal, never assumed.
+Forward: hooks on the outermost modules (`model_search` finds them). Backward: a tap on
+`torch.autograd.backward` and `grad`, which `Tensor.backward` and the pipeline schedules go through;
+nested calls (reentrant checkpointing) count once, and forward calls inside it are recomputation,
+not forward passes. Optimizer: torch's own step hooks. Loader: a tap on the loader iterator's next.
+What cannot be found is noted once in the journal, never assumed.
 """
 
 import weakref

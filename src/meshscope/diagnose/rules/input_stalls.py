@@ -1,10 +1,10 @@
 """Rules about waiting for data, and about what else happens between steps.
 
 A loop over torch's loader, or over `recorder.data(…)`, has a phase `data`. A loop over any other
-iterator fetches between steps, where nothing names it. If no rank has the phase, unnamed time
-between steps is used instead, with a higher limit, and findings say so. Programs sometimes also
-save and evaluate there: a step counts at most `_USUAL` times the rank's median. If stacks were
-sampled there, findings name the line.
+iterator fetches between steps, where nothing names it. If no rank has the phase, ranks are compared
+by unnamed time between steps, with a higher limit, and findings say so; what all ranks spend there
+is never called waiting for data. Programs sometimes also save and evaluate there: a step counts at
+most `_USUAL` times the rank's median. If stacks were sampled there, findings name the line.
 """
 
 from collections.abc import Iterable
@@ -18,6 +18,7 @@ from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import need
 from meshscope.core.verdict.advice import FEED_FASTER, MIN_STALL_RATIO
+from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Finding
@@ -182,7 +183,7 @@ def _find_lines(study: Study, ranks: tuple[int, ...], stalls: InputStalls) -> Sa
 
 
 def _explain_unnamed(lines: SampledLines) -> str:
-    return "." if lines.lines else "; a plain iterator fetches its data there."
+    return "." if lines.lines else "; no loader was seen, and a plain iterator fetches there."
 
 
 def _describe_slow(
@@ -200,24 +201,6 @@ def _describe_slow(
         f"{names} slow between steps",
         f"rank {stalls.ranks[worst]} spends {own} between steps without a phase, its peers "
         f"{peers}{_explain_unnamed(lines)}{write_lines(lines)}",
-    )
-
-
-def _describe_bound(
-    ranks: tuple[int, ...], stalls: InputStalls, typical_ns: float, lines: SampledLines
-) -> tuple[str, str]:
-    ending = "s" if len(ranks) == 1 else ""
-    share = ratio(typical_ns / stalls.step_ns)
-    if stalls.is_named:
-        return (
-            "training waits for data",
-            f"{name_ranks(ranks)} wait{ending} {duration(typical_ns)} for data per step, {share} "
-            f"of it.{write_lines(lines)}",
-        )
-    return (
-        "much time passes between steps",
-        f"{name_ranks(ranks)} spend{ending} {duration(typical_ns)} between steps without a phase, "
-        f"{share} of a step{_explain_unnamed(lines)}{write_lines(lines)}",
     )
 
 
@@ -314,8 +297,8 @@ class InputBound(Rule):
     What to change: use more loader workers, a deeper prefetch queue, data in larger files or on
     faster storage, decoding outside the training process, pinned memory.
 
-    When it is wrong: if data comes at the pace of another program on purpose, as in reinforcement
-    learning. Without the phase `data`, as for IN001: logging in every step looks the same.
+    When it is wrong: if data comes at the pace of another program on purpose. It is silent where no
+    rank has the phase `data`: TI005 has what passes between steps there.
     """
 
     code = "IN002"
@@ -329,7 +312,7 @@ class InputBound(Rule):
         is_stalled = stalls.common_ns >= limit_ns
         is_slow = _find_slow(context, stalls)
         # A rank that is slower than its peers is reported by IN001; here counts what all share.
-        if not is_stalled.any() or len(timeline.steps) < MIN_STEPS:
+        if not stalls.is_named or not is_stalled.any() or len(timeline.steps) < MIN_STEPS:
             return
         target = np.where(is_stalled, stalls.excess_ns * is_slow, stalls.mean_ns)
         ranks = tuple(rank for rank, one in zip(stalls.ranks, is_stalled, strict=True) if one)
@@ -338,15 +321,16 @@ class InputBound(Rule):
         typical = float(np.median(stalls.common_ns[is_stalled]))
         share = typical / stalls.step_ns
         lines = _find_lines(context.study, ranks, stalls)
-        title, summary = _describe_bound(ranks, stalls, typical, lines)
+        ending = "s" if len(ranks) == 1 else ""
         yield Finding(
             code=self.code,
-            title=title,
+            title="training waits for data",
             severity=severity_of(gain, otherwise=share),
-            summary=summary,
+            summary=f"{name_ranks(ranks)} wait{ending} {duration(typical)} for data per step, "
+            f"{ratio(share)} of it.{write_lines(lines)}",
             ranks=ranks,
             evidence=(
-                Evidence(name=f"{stalls.what}, median over these ranks", value=typical, unit="ns"),
+                Evidence(name="data, median over these ranks", value=typical, unit="ns"),
                 Evidence(name="share of the step", value=share, unit="ratio"),
                 Evidence(name="ranks that wait", value=len(ranks)),
                 *list_evidence(lines),
@@ -361,7 +345,8 @@ class WorkBetweenSteps(Rule):
     """Ranks do something else between steps, and training waits.
 
     What it finds: time between steps in no phase, in most steps, of `between_steps_min_ratio` of
-    the step or more, on ranks that have the phase `data` and so do not fetch there.
+    the step or more. If no rank has the phase `data`, a plain iterator may fetch there, or an
+    environment act: what all ranks do then is low, with its price.
 
     Why it matters: nothing trains in that time; if one rank does it, all others wait for it.
 
@@ -384,11 +369,14 @@ class WorkBetweenSteps(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""
         timeline = need(context.study.timeline)
-        if DATA not in timeline.phases or len(timeline.steps) < MIN_STEPS:
+        if len(timeline.steps) < MIN_STEPS:
             return
         between = need(context.study.get(_measure_between))
+        has_loader = DATA in timeline.phases
         is_long = between.mean_ns >= between.step_ns * context.thresholds[_MIN_BETWEEN_RATIO]
         is_long &= ~timeline.on_device
+        if not has_loader:
+            is_long &= ~_find_slow(context, between)  # IN001 has these
         if not is_long.any():
             return
         ranks = tuple(rank for rank, one in zip(between.ranks, is_long, strict=True) if one)
@@ -403,12 +391,16 @@ class WorkBetweenSteps(Rule):
         lines = _find_lines(context.study, ranks, between)
         is_all = len(ranks) == len(between.ranks)
         spend = "spends" if len(ranks) == 1 else "spend"
+        severity = severity_of(gain, otherwise=share)
+        if is_all and not has_loader:
+            severity = min(severity, Severity.LOW)
         yield Finding(
             code=self.code,
             title=f"{name_ranks(ranks)} {spend} time between steps",
-            severity=severity_of(gain, otherwise=share),
+            severity=severity,
             summary=f"{name_ranks(ranks)} {spend} {duration(typical)} between steps in no phase, "
-            f"{ratio(share)} of a step.{write_lines(lines)}",
+            f"{ratio(share)} of a step{'.' if has_loader else _explain_unnamed(lines)}"
+            f"{write_lines(lines)}",
             ranks=() if is_all else ranks,
             evidence=(
                 Evidence(name="time between steps", value=typical, unit="ns"),
