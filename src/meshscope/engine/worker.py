@@ -10,6 +10,8 @@ reports it. Results are read a step late, while the next step runs: a device is 
 
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,7 +21,7 @@ from torch import Tensor
 from meshscope.capture.default import start
 from meshscope.core.config.train_config import TrainConfig
 from meshscope.core.unit_text import duration
-from meshscope.engine.checkpoint.folder import find_latest
+from meshscope.engine.checkpoint.save_load import hold_checkpoints, load_newest
 from meshscope.engine.data.token_data import Prefetch, TokenData, make_data
 from meshscope.engine.engine import Engine
 from meshscope.engine.launch.failures import note_step
@@ -56,15 +58,15 @@ def run_worker(
     """Trains to the end, or until asked to stop. Every rank of the process group calls it."""
     stop = stop or StopRequest()
     recorder = _start_recording(config)
-    with Engine(config, device=device, recorder=recorder) as engine:
-        _resume(engine)
+    with Engine(config, device=device, recorder=recorder) as engine, _hold_checkpoints(config):
+        notes = _resume(engine)
         if recorder is not None:
             recorder.watch_out_of_memory(list(engine.stages.values()), engine.optimizer)
         if recorder is not None and config.recording.profiling is not None:
             profile_memory(engine, recorder, config.recording.profiling)
         shown = sys.stderr if stream is None else stream
         progress = Progress(config, shown if engine.mesh.rank == 0 else None)
-        progress.begin(engine)
+        progress.begin(engine, notes)
         summary = _train(engine, _make_training_data(config), stop, progress)
         progress.end(engine, summary)
     if recorder is not None:
@@ -98,15 +100,24 @@ def _start_recording(config: TrainConfig) -> "Recorder | None":
     return recorder
 
 
-def _resume(engine: Engine) -> None:
-    """From the newest checkpoint of the run's own folder, else from the one to begin with."""
+def _hold_checkpoints(config: TrainConfig) -> AbstractContextManager[None]:
+    """From the start: a second job is told before it trains, not when it saves."""
+    folder = config.checkpoint.folder
+    return nullcontext() if folder is None else hold_checkpoints(folder)
+
+
+def _resume(engine: Engine) -> list[str]:
+    """From the newest good checkpoint of the run's own folder, else from the one to begin with.
+
+    What was wrong with newer ones is handed back.
+    """
     checkpoint = engine.config.checkpoint
-    newest = None
+    notes = None
     if checkpoint.folder is not None and checkpoint.resume:
-        newest = find_latest(checkpoint.folder)
-    path = newest.path if newest is not None else checkpoint.load
-    if path is not None:
-        engine.load(path)
+        notes = load_newest(checkpoint.folder, engine.load)
+    if notes is None and checkpoint.load is not None:
+        engine.load(checkpoint.load)
+    return notes or []
 
 
 def _train(
@@ -172,8 +183,10 @@ class Progress:
         self._stream = stream
         self._times: list[float] = []
 
-    def begin(self, engine: Engine) -> None:
+    def begin(self, engine: Engine, notes: Sequence[str] = ()) -> None:
         """What is about to be trained, and from where."""
+        for note in notes:
+            self._write(note)
         self._times = [time.monotonic()]
         model, config = self._config.model, self._config
         origin = f", from step {engine.step}" if engine.step else ""

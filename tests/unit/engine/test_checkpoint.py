@@ -3,6 +3,8 @@
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,17 @@ from meshscope.engine.checkpoint.folder import (  # noqa: E402
     find_latest,
     remove_old,
 )
+from meshscope.engine.checkpoint.folder_lock import LOCK_NAME  # noqa: E402
 from meshscope.engine.checkpoint.pieces import choose_writers, cut_into_pieces  # noqa: E402
 from meshscope.engine.checkpoint.random_state import (  # noqa: E402
     capture_random_state,
     restore_random_state,
 )
-from meshscope.engine.checkpoint.save_load import load_checkpoint, save_checkpoint  # noqa: E402
+from meshscope.engine.checkpoint.save_load import (  # noqa: E402
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+)
 from meshscope.engine.model.sharding import ParameterShard  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
@@ -251,7 +258,7 @@ def save_steps(folder: Path, *steps: int, **options: Any) -> None:
 
 
 def list_names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK_NAME)
 
 
 def test_complete_checkpoints_are_found_in_the_order_of_steps(tmp_path: Path) -> None:
@@ -339,6 +346,73 @@ def test_missing_and_cut_files_are_seen(saved: Path) -> None:
     file = saved.parent / "cut" / "__0_0.distcp"
     file.write_bytes(file.read_bytes()[:-10])
     assert_refused(saved.parent / "cut", r"bytes instead of")
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_does_not_count(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, 3, 4)
+    damage(tmp_path / "step-00000004" / "meshscope.json", 0.5)
+    damage(tmp_path / "step-00000003" / "__0_0.distcp", 0.9)
+    loaded: list[int] = []
+
+    def load_one(path: Path) -> None:
+        loaded.append(load_checkpoint(path, stages={0: nn.Linear(2, 2)}).step)
+
+    notes = load_newest(tmp_path, load_one)
+    assert loaded == [2]
+    assert notes is not None
+    assert all(note.endswith("set aside, and step-00000002 is resumed from") for note in notes)
+    assert "meshscope.json" in notes[0]
+    assert "__0_0.distcp has another checksum" in notes[1]
+    save_steps(tmp_path, 3, keep=1)
+    assert list_names(tmp_path) == [
+        ".damaged-step-00000003",
+        ".damaged-step-00000004",
+        "step-00000003",
+    ]
+
+
+def test_without_a_good_checkpoint_nothing_is_begun_anew(tmp_path: Path) -> None:
+    assert load_newest(tmp_path, lambda path: None) is None
+    save_steps(tmp_path, 1)
+    damage(tmp_path / "step-00000001" / "meshscope.json", 0.5)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_newest(tmp_path, lambda path: load_checkpoint(path, stages={}) and None)
+    assert list_names(tmp_path) == ["step-00000001"]
+
+
+def test_another_model_is_not_taken_for_damage(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    stages = {0: nn.Linear(3, 3)}
+    with pytest.raises(CheckpointError, match="another model"):
+        load_newest(tmp_path, lambda path: load_checkpoint(path, stages=stages) and None)
+    assert list_names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from meshscope.engine.checkpoint.folder_lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_job_is_kept_out_until_the_first_has_ended(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1)
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            with pytest.raises(CheckpointError, match=rf"in use by process {other.pid} on "):
+                save_steps(tmp_path, 2, keep=1)
+            assert list_names(tmp_path) == ["step-00000001"]
+        finally:
+            other.kill()  # a lock ends with its process
+    save_steps(tmp_path, 2, keep=1)
+    assert list_names(tmp_path) == ["step-00000002"]
 
 
 def test_a_newer_format_is_refused(saved: Path) -> None:

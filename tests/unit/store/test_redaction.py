@@ -40,6 +40,9 @@ SECRET_FORMS = [
     ["--access-token", "1234567890"],
     ["--pin-auth", "on the table", f"--token:{SECRET}"],
     ["--token", "--", SECRET],
+    ["--password=", SECRET],
+    [f"sizes=[1],token={SECRET}"],
+    ["--kwargs", f"{{'token': '{SECRET}'}}"],
 ]
 ORDINARY = [
     ["--tokenizer", "gpt2"],
@@ -56,6 +59,7 @@ ORDINARY = [
     ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--dtype=bf16"],
     ["--data", "/data/c4/shard-{000..127}.tar", "--glob=data/*.bin"],
     ["--rdzv-endpoint=localhost:29500", "--nnodes=1:4", "-m", "pkg.train"],
+    ["sizes=[1,2]", "betas=(0.9,0.95)", "--special-tokens", "[CLS],[SEP]"],
     ["model.layers=24", "+trainer.precision=bf16-mixed", "~logger"],
     ["--arch", "Qwen2MoeForCausalLM", "--wrap", "LlamaDecoderLayer"],
     ["--config", '{"lr": 0.1, "sizes": [1, 2]}', "--blocks", "[a,b]"],
@@ -73,7 +77,7 @@ def test_a_secret_is_not_stored(arguments: list[str]) -> None:
     stored = redact_arguments(["train.py", *arguments, "--steps", "10"])
     assert SECRET not in " ".join(stored)
     assert HIDDEN in " ".join(stored)
-    if arguments != ["--token", "--", SECRET]:
+    if "--" not in arguments:
         assert stored[0] == "train.py"
         assert stored[-2:] == ["--steps", "10"]
     for value in ("9f86d081", "a8Fk20", "aBcDeF", "1234567890", "table", "abc123"):

@@ -5,10 +5,12 @@
         meshscope.json         what they are: format, step, state, sizes and checksums of the files
       .incomplete-step-…/      being written; what a killed run left, until the next save
       .replaced-step-…/        the old one, while a checkpoint of the same step takes its place
+      .damaged-step-…/         one that a resume passed over
+      .lock                    held by the job that saves here (`folder_lock`)
 
 A checkpoint is written under another name, flushed to disk, and renamed when every rank has
-succeeded. Wrong when two runs save into the same folder at a time: each takes the other's
-unfinished checkpoints for what a killed run left.
+succeeded. Whoever writes holds the folder: two jobs would take each other's unfinished checkpoints
+for what a killed run left.
 """
 
 import json
@@ -34,6 +36,8 @@ Json = Any
 
 _INCOMPLETE = ".incomplete-"
 _REPLACED = ".replaced-"
+_DAMAGED = ".damaged-"
+_MAX_MANIFEST_BYTES = 256 << 20
 _STEP_FOLDER = re.compile(r"(\.replaced-)?step-(\d{8,})")
 _BLOCK_BYTES = 16 << 20
 
@@ -44,6 +48,10 @@ class CheckpointError(MeshscopeError):
     """A checkpoint could not be written or read. Raised by all ranks alike."""
 
     exit_code = 3
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Its files are not as they were written. Nothing was changed yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +142,14 @@ def start_writing(final: Path) -> Path:
     return incomplete
 
 
+def set_aside(path: Path) -> Path:
+    """Renames a damaged checkpoint, so that no later save counts it among those to keep."""
+    aside = path.with_name(_DAMAGED + path.name.removeprefix(_REPLACED))
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    return aside
+
+
 def discard(incomplete: Path) -> None:
     """Frees the disk after a failed save, as far as possible."""
     shutil.rmtree(incomplete, ignore_errors=True)
@@ -219,9 +235,11 @@ def read_manifest(path: Path | str) -> Manifest:
         raise CheckpointError(
             f"{path} is no complete checkpoint, as it has no {_MANIFEST}; {_describe_found(path)}"
         )
-    damaged = CheckpointError(
+    damaged = DamagedCheckpointError(
         f"{path / _MANIFEST} is damaged; load another checkpoint: {_describe_found(path.parent)}"
     )
+    if (path / _MANIFEST).stat().st_size > _MAX_MANIFEST_BYTES:
+        raise damaged
     try:
         content = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         version = content.pop("format")
@@ -246,13 +264,13 @@ def require_undamaged(path: Path, files: Mapping[str, StoredFile], names: Iterab
         if not (path / name).is_file():
             problems.append(f"{name} is missing")
             continue
-        found, expected = describe_file(path / name), files[name]
-        if found.size_bytes != expected.size_bytes:
-            problems.append(f"{name} has {found.size_bytes} bytes instead of {expected.size_bytes}")
-        elif found != expected:
+        size_bytes, expected = (path / name).stat().st_size, files[name]
+        if size_bytes != expected.size_bytes:
+            problems.append(f"{name} has {size_bytes} bytes instead of {expected.size_bytes}")
+        elif describe_file(path / name) != expected:
             problems.append(f"{name} has another checksum than when it was written")
     if problems:
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"checkpoint {path} is damaged: {'; '.join(problems)}; load another one "
             f"({_describe_found(path.parent)})"
         )

@@ -20,7 +20,7 @@ Wrong when data-parallel ranks have drifted apart: which rank's copy is stored i
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,19 +56,23 @@ from meshscope.engine.checkpoint.description import (
 from meshscope.engine.checkpoint.folder import (
     DESCRIPTION,
     CheckpointError,
+    DamagedCheckpointError,
     Json,
     Manifest,
     StoredFile,
     describe_file,
     discard,
     final_path,
+    find_checkpoints,
     incomplete_path,
     publish,
     read_manifest,
     remove_old_if_possible,
     require_undamaged,
+    set_aside,
     start_writing,
 )
+from meshscope.engine.checkpoint.folder_lock import locked
 from meshscope.engine.checkpoint.pieces import (
     PieceLoadPlanner,
     PieceSavePlanner,
@@ -123,6 +127,7 @@ def save_checkpoint(
     optimizers = _list_optimizers(optimizer)
     final = final_path(folder, step)
     incomplete = incomplete_path(final)
+    held = ExitStack()
 
     def prepare() -> Content:
         _require_valid(step, state, keep)
@@ -132,6 +137,7 @@ def save_checkpoint(
         collect_optimizer_state(optimizers, parameters, content)
         content.tensors[f"{_RANDOM}{ranks.rank}"] = whole_tensor(capture_random_state())
         if ranks.rank == 0:
+            held.enter_context(locked(final.parent))
             start_writing(final)
         return content
 
@@ -157,24 +163,70 @@ def save_checkpoint(
             remove_old_if_possible(final.parent, keep)
 
     failed = f"the checkpoint {final} could not be saved"
-    content = ranks.run(failed, prepare)
-    try:
-        with _one_error(failed):
-            _save(
-                {},
-                storage_writer=FileSystemWriter(incomplete, sync_files=True, overwrite=False),
-                planner=PieceSavePlanner(content.tensors),
-                process_group=process_group,
-                no_dist=not ranks.is_distributed,
-            )
-        kinds = ranks.gather(describe_optimizers(optimizers), failed)
-        described = ranks.gather(ranks.run(failed, describe_own), failed)
-        ranks.run(failed, complete)
-    except CheckpointError:
-        if ranks.rank == 0:
-            discard(incomplete)
-        raise
+    with held:
+        content = ranks.run(failed, prepare)
+        try:
+            with _one_error(failed):
+                _save(
+                    {},
+                    storage_writer=FileSystemWriter(incomplete, sync_files=True, overwrite=False),
+                    planner=PieceSavePlanner(content.tensors),
+                    process_group=process_group,
+                    no_dist=not ranks.is_distributed,
+                )
+            kinds = ranks.gather(describe_optimizers(optimizers), failed)
+            described = ranks.gather(ranks.run(failed, describe_own), failed)
+            ranks.run(failed, complete)
+        except CheckpointError:
+            if ranks.rank == 0:
+                discard(incomplete)
+            raise
     return final
+
+
+@contextmanager
+def hold_checkpoints(folder: Path, process_group: Group = None) -> Iterator[None]:
+    """Keeps other jobs from saving into a folder; CheckpointError on all ranks if one does."""
+    ranks = _Ranks(process_group)
+
+    def hold() -> None:
+        if ranks.rank == 0:
+            held.enter_context(locked(folder))
+
+    with ExitStack() as held:
+        ranks.run(f"{folder} could not be held", hold)
+        yield
+
+
+def load_newest(
+    folder: Path, load_one: Callable[[Path], None], process_group: Group = None
+) -> list[str] | None:
+    """Loads the newest checkpoint that is undamaged; a sentence for each that is set aside.
+
+    None where there is no checkpoint. CheckpointError when all of them are damaged.
+    """
+    ranks = _Ranks(process_group)
+    damaged: dict[Path, DamagedCheckpointError] = {}
+
+    def set_damaged_aside() -> None:
+        for path in damaged if ranks.rank == 0 else ():
+            set_aside(path)
+
+    for saved in reversed(find_checkpoints(folder)):
+        try:
+            load_one(saved.path)
+        except DamagedCheckpointError as error:
+            damaged[saved.path] = error
+        else:
+            ranks.run("a damaged checkpoint could not be set aside", set_damaged_aside)
+            return [
+                f"{str(error).split('; load another', maxsplit=1)[0]}; it is set aside, and "
+                f"{saved.path.name} is resumed from"
+                for error in damaged.values()
+            ]
+    if damaged:
+        raise next(iter(damaged.values()))
+    return None
 
 
 def load_checkpoint(

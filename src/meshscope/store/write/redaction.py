@@ -25,7 +25,7 @@ _SECRET_WORDS = frozenset((
     "secrets", "signature", "webhook", "webhooks",
 ))  # fmt: skip
 _SECRET_PARTS = re.compile(
-    r"passw|passphrase|secret|credential|bearer|oauth|apikey|accesskey|privatekey|authkey|"
+    r"passw|passphrase|passkey|secret|credential|bearer|oauth|apikey|accesskey|privatekey|authkey|"
     r"(?:api|access|auth|hub|hf|bot|refresh|id|private|personal)tokens?$"
 )
 """Found in a name without its separators, so that `dbPassword` and `hftoken` count."""
@@ -62,6 +62,7 @@ _BRACKETED = re.compile(r"<[/|]?\w{1,24}\|?>|\[[A-Z]{1,12}\]")
 _PATH = re.compile(r"~?/{0,2}(?:[\w.*?-]{1,255}(?:/|$))*")
 _NUMBER_RANGE = re.compile(r"\{\d{1,9}\.\.\d{1,9}\}")
 _ENDPOINT = re.compile(r"(?:[\w.-]{1,253}|\[[\da-fA-F:]{2,39}\]):\d{1,5}")
+_OPENING = tuple('{[("')
 _ASSIGNMENT = re.compile(r"([+~]{0,2}(?:[^\W\d]|_)[\w.@/-]{0,127})=(.*)", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]{0,63}")
 _KNOWN_SECRETS = re.compile(
@@ -102,7 +103,7 @@ def _redact_rest(arguments: Sequence[str]) -> Iterator[str]:
             yield _show(argument, name)
             name = ""
         elif option.startswith("-"):
-            name = "" if equals else option
+            name = "" if value else option
             yield _show_option(option) + (f"={_show(value, option)}" if equals else "")
         else:
             yield _show(argument, name)
@@ -145,11 +146,13 @@ def _show(text: str, name: str) -> str:
     assigned = _ASSIGNMENT.fullmatch(text)
     if len(text) > _MAX_TEXT or _is_secret(name, text):
         return HIDDEN
-    if text[0] in '{["':
-        return _show_json(text, name)
+    if all(map(_BRACKETED.fullmatch, text.split(","))):
+        return text
+    if text[0] in _OPENING:
+        return _show_nested(text, name)
     if "://" in text:
         return _show_address(text, name)
-    if assigned and "," not in text:
+    if assigned and ("," not in text or assigned[2][0] in _OPENING):
         return f"{assigned[1]}={_show(assigned[2], assigned[1])}"
     if "," in text:
         return ",".join(_show(part, name) for part in text.split(","))
@@ -158,15 +161,14 @@ def _show(text: str, name: str) -> str:
     return text if is_spoken and all(_is_harmless(word, name) for word in words) else HIDDEN
 
 
-def _show_json(text: str, name: str) -> str:
-    if _BRACKETED.fullmatch(text):
-        return text
+def _show_nested(text: str, name: str) -> str:
+    """JSON by its keys, or a flat list of values."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         inner = text[1:-1]
-        is_list = text[0] == "[" and text[-1] == "]" and not set(inner) & set("[]{}")
-        return f"[{_show(inner, name)}]" if is_list else HIDDEN
+        is_list = text[0] + text[-1] in ("[]", "()") and not set(inner) & set("[](){}")
+        return f"{text[0]}{_show(inner, name)}{text[-1]}" if is_list else HIDDEN
     redacted = _redact_value(found, name, 0)
     return text if redacted == found else json.dumps(redacted)
 
