@@ -13,8 +13,11 @@ FOLDER_MODE = 0o770
 
 def make_folder(path: Path) -> None:
     """Makes a folder of a run unless it is there; missing ones above it are the user's own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(FOLDER_MODE, exist_ok=True)
+    try:
+        path.mkdir(FOLDER_MODE, exist_ok=True)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(FOLDER_MODE, exist_ok=True)
 
 
 def create_file(path: Path, flags: int = os.O_WRONLY) -> int:
