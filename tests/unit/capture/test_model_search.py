@@ -1,6 +1,8 @@
 """Programs that know nothing of the recorder: what they call is the forward, whoever wraps it."""
 
+import copy
 import gc
+import pickle
 import warnings
 from pathlib import Path
 
@@ -198,6 +200,29 @@ def test_tokens_in_keywords_count_from_the_first_step(recorder):
     model = Tokens()
     train(make_sgd(model), lambda x: model(input_ids=torch.zeros(4, 5, dtype=torch.long)))
     assert [step.input_tokens for step in finish(recorder).steps] == [20] * 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_what_traces_or_copies_a_model_is_no_forward_and_works(recorder):
+    model = nn.Sequential(Block(), Block())
+    optimizer = make_sgd(model)
+    assert is_searching()
+    x = torch.randn(4, WIDTH)
+    others = [
+        torch.jit.script(model),
+        torch.jit.trace(model, x, check_trace=False),
+        torch.fx.symbolic_trace(model),
+        torch.export.export(model, (x,), strict=False).module(),
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+    ]
+    assert recorder.watching.models == []
+    recorder.pause()  # they are called only to see that they work
+    for other in others:
+        assert torch.allclose(other(x), model(x))
+    recorder.resume()
+    train(optimizer, model)
+    assert model in recorder.watching.models
 
 
 def count_compilations(program) -> int:

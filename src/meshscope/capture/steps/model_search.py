@@ -132,7 +132,7 @@ class ModelSearch:
         if step_hooks.is_compiling():
             return
         try:
-            if self._hooks.is_inside_pass():
+            if self._hooks.is_inside_pass() or self._is_traced():
                 return
             if self._count_updates() >= self._last_update:
                 self.close()
@@ -144,6 +144,15 @@ class ModelSearch:
                 self._hooks.forward_begins(module, args, _read_keywords(sys._getframe(1)))
         except Exception as error:  # noqa: BLE001 - the guard's: hooks of modules may not raise
             self._caught("model search", error)
+
+    def _is_traced(self) -> bool:
+        """Whether torch.export, fx or jit runs the module: that is no forward of the training."""
+        torch = self._torch
+        return bool(
+            torch.compiler.is_compiling()
+            or torch.fx._symbolic_trace.is_fx_tracing()
+            or torch._C._get_tracing_state()
+        )
 
     def _meets(self, module: Any) -> bool:
         """Times this module's calls if it trains; whether that is new."""
