@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import logging
 import pickle
 import warnings
 from pathlib import Path
@@ -75,7 +76,7 @@ def is_searching() -> bool:
     return bool(module_globals._global_forward_pre_hooks)
 
 
-def test_the_first_call_of_a_model_ends_the_search(recorder):
+def test_the_first_call_of_a_model_ends_the_search(recorder, caplog):
     model = Block()
     optimizer = make_sgd(model)
     assert is_searching()
@@ -83,6 +84,7 @@ def test_the_first_call_of_a_model_ends_the_search(recorder):
     model.up.register_forward_hook(lambda *_: inside.append(is_searching()))
     train(optimizer, model)
     assert inside == [False] * 3
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
     assert recorder.watching.models == [model]
     assert list_phases(recorder) == [USUAL] * 3
 

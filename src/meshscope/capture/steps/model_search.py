@@ -148,9 +148,10 @@ class ModelSearch:
     def _is_traced(self) -> bool:
         """Whether torch.export, fx or jit runs the module: that is no forward of the training."""
         torch = self._torch
+        fx = sys.modules.get("torch.fx._symbolic_trace")  # its own question warns
         return bool(
             torch.compiler.is_compiling()
-            or torch.fx._symbolic_trace.is_fx_tracing()
+            or getattr(fx, "_is_fx_tracing_flag", False)
             or torch._C._get_tracing_state()
         )
 
