@@ -1,12 +1,15 @@
 """Recorders that are open in this process: closed at exit, disarmed after a fork.
 
-Nothing is registered with the interpreter until the first recorder is made.
+Nothing is registered with the interpreter until the first recorder is made. A child that
+multiprocessing forked, or its fork server, ends without the interpreter's exit functions; it calls
+finalizers of its own, which it first forgets and then lets be registered anew.
 """
 
 import atexit
 import os
+import sys
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class _Living(Protocol):
@@ -30,7 +33,8 @@ def remember(living: _Living) -> None:
     if not _is_watching:
         _is_watching = True
         atexit.register(_close_all)
-        os.register_at_fork(after_in_child=_disarm_all)
+        os.register_at_fork(after_in_child=_begin_child)
+        _register_with_multiprocessing()
 
 
 def forget(living: _Living) -> None:
@@ -43,6 +47,20 @@ def _close_all() -> None:
         living.close()
 
 
-def _disarm_all() -> None:
+def _begin_child() -> None:
     for living in list(_live):
         living.disarm_after_fork()
+    _register_with_multiprocessing()
+
+
+def _register_with_multiprocessing() -> None:
+    """For this process if it is a child at work, and for one that is about to begin as a child."""
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.register_after_fork(_close_all, _add_finalizer)
+        _add_finalizer(_close_all)
+
+
+def _add_finalizer(close: Any) -> None:
+    util: Any = sys.modules["multiprocessing.util"]
+    util.Finalize(None, close, exitpriority=0)
