@@ -10,11 +10,10 @@ from meshscope.capture.config import RecorderConfig, check_names
 from meshscope.capture.identity import RUN_DIR_VARIABLE
 from meshscope.capture.recorder import Recorder
 from meshscope.core.layout import Layout
+from meshscope.store.write.journal import EXIT_LINE
 
 logger = logging.getLogger(__name__)
 
-EXIT_LINE = "exit"
-"""Kind of the journal line that says with which exception a rank's program ended."""
 _MAX_EXCEPTION_CHARACTERS = 500
 
 _default: Recorder | None = None
