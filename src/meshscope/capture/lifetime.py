@@ -9,6 +9,7 @@ import atexit
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -23,6 +24,7 @@ class _Living(Protocol):
 
 
 _live: "weakref.WeakSet[_Living]" = weakref.WeakSet()
+_before_close: list[Callable[[], None]] = []
 _is_watching = False
 
 
@@ -37,12 +39,19 @@ def remember(living: _Living) -> None:
         _register_with_multiprocessing()
 
 
+def call_before_close(function: Callable[[], None]) -> None:
+    """Calls `function`, which must not raise, at the end of the process while all is open."""
+    _before_close.append(function)
+
+
 def forget(living: _Living) -> None:
     """Drops `living`, which has closed itself."""
     _live.discard(living)
 
 
 def _close_all() -> None:
+    for function in _before_close:
+        function()
     for living in list(_live):
         living.close()
 

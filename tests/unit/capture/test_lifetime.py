@@ -1,10 +1,12 @@
 """Children of multiprocessing end without the interpreter's exit functions, but with an end."""
 
 import multiprocessing
+import sys
 from pathlib import Path
 
 import pytest
 
+from meshscope.capture.default import start
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.store.read.run import open_run
 
@@ -25,6 +27,24 @@ def test_a_recorder_made_in_a_child_is_closed_at_its_end(tmp_path: Path, method:
     assert child.exitcode == 0
     assert rank.closing is not None
     assert rank.closing["last_step"] == 0
+
+
+def start_and_fail(run_dir: Path) -> None:
+    """As torch's start_processes runs its ranks."""
+    try:
+        with start(run_dir, provenance=False).step():
+            pass
+        raise ValueError("no more")
+    except ValueError:
+        sys.exit(1)
+
+
+def test_the_exception_of_a_child_is_in_its_recording(tmp_path: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(target=start_and_fail, args=(tmp_path,))
+    child.start()
+    child.join()
+    (rank,) = open_run(tmp_path).last_attempt
+    assert (child.exitcode, rank.exception) == (1, "ValueError: no more")
 
 
 def test_a_recorder_made_before_the_fork_is_closed_in_the_child_that_used_it(

@@ -32,12 +32,15 @@ class OwnCode:
 
     def __init__(self) -> None:
         self._marked: set[str] = set()
+        self._num_modules = 0
 
     def mark(self, torch: Any) -> None:
         """Marks all functions of modules not looked at yet. Cheap when there is none."""
-        found = [
-            n for n in sys.modules if n.partition(".")[0] == _PACKAGE and n not in self._marked
-        ]
+        if len(sys.modules) == self._num_modules:
+            return
+        self._num_modules = len(sys.modules)
+        ours = [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]
+        found = [name for name in ours if name not in self._marked]
         evaluator: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
         if not found or not hasattr(evaluator, "set_code_exec_strategy"):
             return
