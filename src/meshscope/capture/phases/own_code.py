@@ -23,6 +23,7 @@ _CALLS_NOTHING_OF_THE_PROGRAM = (
     f"{_PACKAGE}.capture.steps.step_inference",
     f"{_PACKAGE}.capture.steps.timeline",
     f"{_PACKAGE}.capture.steps.automatic",
+    f"{_PACKAGE}.capture.steps.model_search",
 )
 """Modules below which nothing is looked at: the standard library's functions that they call."""
 
