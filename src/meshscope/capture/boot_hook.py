@@ -10,13 +10,12 @@ from typing import Any
 
 from meshscope.capture.config import OFF_VARIABLE, read_off
 from meshscope.capture.default import start
+from meshscope.capture.identity import LAYOUT_VARIABLE
 from meshscope.capture.profiling.settings import PROFILING_VARIABLE
 from meshscope.core.layout import Layout
 from meshscope.errors import LayoutError, UsageError
 
 logger = logging.getLogger(__name__)
-
-LAYOUT_VARIABLE = "MESHSCOPE_LAYOUT"
 
 
 def begin_recording() -> None:

@@ -1,20 +1,20 @@
 """The process's own recorder: one, started on first use."""
 
-import atexit
 import logging
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from meshscope.capture.config import RecorderConfig, check_names
 from meshscope.capture.identity import RUN_DIR_VARIABLE
+from meshscope.capture.lifetime import call_before_close
 from meshscope.capture.recorder import Recorder
 from meshscope.core.layout import Layout
+from meshscope.store.write.journal import EXIT_LINE
 
 logger = logging.getLogger(__name__)
 
-EXIT_LINE = "exit"
-"""Kind of the journal line that says with which exception a rank's program ended."""
 _MAX_EXCEPTION_CHARACTERS = 500
 
 _default: Recorder | None = None
@@ -48,8 +48,7 @@ def start(
     config = RecorderConfig(**settings)
     _default = Recorder(run_dir, layout=layout, config=config, attempt=attempt)
     _default.watch_communication()
-    # Registered after the recorder's own exit function, so it runs before the files are closed.
-    atexit.register(_write_exception, _default)
+    call_before_close(partial(_write_exception, _default))
     return _default
 
 
@@ -59,16 +58,24 @@ def recorder() -> Recorder:
 
 
 def _write_exception(recorder: Recorder) -> None:
-    """The uncaught exception the interpreter is about to end with, if there is one.
-
-    It is read where the interpreter leaves it for debuggers, so that no hook needs replacing.
-    """
-    error = getattr(sys, "last_value", None)
-    if not isinstance(error, BaseException):
-        return
+    """The uncaught exception the process is about to end with, if there is one."""
 
     def write() -> None:
-        text = f"{type(error).__name__}: {error}".removesuffix(": ")
-        recorder.session.journal(EXIT_LINE, exception=text[:_MAX_EXCEPTION_CHARACTERS])
+        error = _find_exception()
+        if error is not None:
+            text = f"{type(error).__name__}: {error}".removesuffix(": ")
+            recorder.session.journal(EXIT_LINE, exception=text[:_MAX_EXCEPTION_CHARACTERS])
 
     recorder.guard.run("exit", write)  # even an error's text may raise
+
+
+def _find_exception() -> BaseException | None:
+    """Read where the interpreter leaves it for debuggers, so that no hook needs replacing.
+
+    A child of multiprocessing comes here while it is still under way; torch's has caught it there
+    and exits with a code.
+    """
+    error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        error = (error.__context__ or error) if error.code else None
+    return error if isinstance(error, BaseException) else None

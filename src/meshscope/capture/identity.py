@@ -24,6 +24,7 @@ from meshscope.core.placement import (
 from meshscope.errors import CaptureError
 
 RUN_DIR_VARIABLE = "MESHSCOPE_RUN_DIR"
+LAYOUT_VARIABLE = "MESHSCOPE_LAYOUT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,7 @@ class Recorder:
         self.session.stack_sampler.close()
         self.profiles.close()
         self.sampling.close()
+        self.watching.note_unseen_steps()
         self.watching.remove_hooks()
         deadline_ns = self.clock() + int(DRAIN_SECONDS * 1e9)
         self._marking.drain(deadline_ns)

@@ -12,6 +12,7 @@ from meshscope.capture.model.layout_search import LayoutSearch
 from meshscope.capture.native_steps import choose_hooks
 from meshscope.capture.operations.collectives import CollectiveTap
 from meshscope.capture.phases.compilations import Compilations
+from meshscope.capture.phases.own_code import OwnCode, settle_known_functions
 from meshscope.capture.phases.saves import Saves
 from meshscope.capture.session import Session
 from meshscope.capture.steps.actions import Actions
@@ -39,6 +40,7 @@ class Watching:
         self.compilations = Compilations(timeline, guard, clock, session.journal)
         self.saves = Saves(timeline, guard, clock)
         self.layout_search = LayoutSearch(guard, session.note_gap)
+        self._own_code = OwnCode()
         self._num_calibrations = 0
 
     @property
@@ -74,6 +76,7 @@ class Watching:
             self.saves.find()
             if self._session.layout is None:
                 self.layout_search.watch_stages()
+            self._session.guard.run("own code", self._own_code.mark, sys.modules["torch"])
 
     def _make_automatic(self) -> Automatic:
         self.watch_communication()
@@ -88,6 +91,7 @@ class Watching:
                 "watched; step, phase, data and log still work"
             )
         session = self._session
+        session.guard.run("known functions", settle_known_functions)
         self.hooks = self._actions.hooks = choose_hooks(session.timeline, self._steps)(
             torch,
             session.timeline,
@@ -179,6 +183,16 @@ class Watching:
         """In a forked child: its communication is not watched."""
         if self.collectives is not None:
             self.collectives.remove()
+
+    def note_unseen_steps(self) -> None:
+        """Says why there is no step, where a compiler traced an optimizer's step as a whole."""
+        is_open, has_ended = self._session.timeline.step_start_ns, self._session.timeline.last_step
+        if is_open and has_ended < 0 and self.compilations.has_seen_any:
+            self._session.note_gap(
+                "steps",
+                "no step finished: an optimizer's step inside a compiled function is not seen; "
+                "mark steps with recorder.step(), or call step outside of torch.compile",
+            )
 
     def remove_hooks(self) -> None:
         """Takes the hooks on models and optimizers out."""

@@ -30,7 +30,7 @@ from meshscope.store.read.tail import Record, read_last_records, read_step_tail
 from meshscope.store.schema import OPERATION_NOTES, TABLES, NoteCode, OperationFlag, Table
 from meshscope.store.write.groups import Group
 from meshscope.store.write.in_flight import NUM_CHANNELS, InFlight
-from meshscope.store.write.journal import JOURNAL_NAME, read_journal
+from meshscope.store.write.journal import EXIT_LINE, JOURNAL_NAME, read_journal
 from meshscope.store.write.open_step import OPEN_STEP_NAME, read_open_step
 from meshscope.store.write.writer import TABLE_SUFFIX
 
@@ -41,8 +41,6 @@ _MAX_RECENT_IN_ALL = 8192
 _NUM_NOTES = 64
 _MAX_SILENT = 1 << 16
 """Ranks without a recording that are listed: a header may claim any number."""
-EXIT_LINE = "exit"
-"""Kind of the journal line that names the exception a rank's program ended with."""
 _COMMUNICATION = "communication"
 _JOURNAL_END_BYTES = 8192
 _MAX_OPEN_STEP_BYTES = 4096

@@ -170,6 +170,12 @@ def test_a_folder_another_rank_has_begun_in_stays_a_run(tmp_path: Path) -> None:
     assert (launch.run_dir / "run.json").read_bytes() == manifest
 
 
+def test_a_launch_imports_neither_the_recorder_nor_the_screens() -> None:
+    code = "import sys, meshscope.cli.jobs.run; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert not {"meshscope.capture.recorder", "rich.console", "numpy"} & {*loaded}
+
+
 def test_what_cannot_be_launched_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="not a run"):

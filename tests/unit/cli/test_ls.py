@@ -1,5 +1,8 @@
 import json
+import subprocess
+import sys
 
+import pytest
 from click.testing import CliRunner
 
 from builders import START_UNIX_NS, Faults, flip_byte, make_run
@@ -24,6 +27,30 @@ def test_runs_are_listed_with_when_ranks_steps_and_state(tmp_path):
     assert rows["good"].endswith("2025-11-15 09:46:40 UTC  2      7      finished")
     assert rows["deep/er/killed"].endswith("1      3      still running or killed")
     assert rows["short"].endswith("2/3    5      finished, 1 missing")
+
+
+PROGRAM = """
+import signal, sys, meshscope
+recorder = meshscope.start(sys.argv[1], provenance=False)
+with recorder.step():
+    pass
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        ("raise ValueError('no: more')", "ended with ValueError"),
+        ("signal.raise_signal(signal.SIGINT)", "interrupted"),
+        ("sys.exit(0)", "finished"),
+    ],
+)
+def test_how_a_run_ended_is_said(tmp_path, end, state):
+    code = PROGRAM.format(end=end)
+    subprocess.run([sys.executable, "-c", code, tmp_path / "run"], check=False, capture_output=True)
+    (found,) = json.loads(invoke(tmp_path, "--json").stdout)["runs"]
+    assert found["state"] == state
 
 
 def test_the_list_as_json(tmp_path):

@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshscope.capture.boot_hook import LAYOUT_VARIABLE
 from meshscope.capture.config import OFF_VARIABLE, read_off
-from meshscope.capture.identity import RUN_DIR_VARIABLE
+from meshscope.capture.identity import LAYOUT_VARIABLE, RUN_DIR_VARIABLE
 from meshscope.capture.profiling.settings import PROFILING_VARIABLE, parse_settings
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshscope.capture.default import EXIT_LINE
 from meshscope.capture.launching.launch import SIGNAL_EXIT_BASE, Launch, find_ignored_environment
 from meshscope.store.read.tail import list_attempts, list_ranks, read_step_tail
-from meshscope.store.write.journal import JOURNAL_NAME, read_journal
+from meshscope.store.write.journal import EXIT_LINE, JOURNAL_NAME, read_journal
 from meshscope.store.write.manifest import place_new
 from meshscope.store.write.writer import MANIFEST_NAME, attempt_dir_name, rank_dir_name
 

@@ -60,6 +60,11 @@ class Compilations:
         """Called after each compilation: `settle` is due."""
         self.begin_attempt()
 
+    @property
+    def has_seen_any(self) -> bool:
+        """Whether something was compiled in this attempt."""
+        return bool(self._num_lines or self._pending)
+
     def begin_attempt(self) -> None:
         self._open: _Compilation | None = None
         self._pending: list[_Compilation] = []

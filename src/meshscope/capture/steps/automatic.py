@@ -15,7 +15,12 @@ from typing import Any
 from meshscope.capture.guard import Guard
 from meshscope.capture.steps.hooks import Hooks
 from meshscope.capture.steps.model_search import ModelSearch
-from meshscope.capture.steps.module_hook import ModuleHook
+from meshscope.capture.steps.module_hook import (
+    ModuleHook,
+    hide_hooks,
+    show_hooks,
+    tell_script_compiler,
+)
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.taps import Tap
 
@@ -76,6 +81,9 @@ class Automatic:
         self._tap(iterator, "__next__", hooks.fetch_begins, hooks.fetch_ends, wants_result=True)
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
         self._tap(scaler, "step", hooks.scaler_begins, hooks.scaler_ends)
+        scripting = getattr(torch.jit, "_recursive", None)
+        if hasattr(scripting, "create_script_module"):
+            self._tap(scripting, "create_script_module", hide_hooks, show_hooks)
 
     def _tap(
         self,
@@ -92,13 +100,19 @@ class Automatic:
         if attribute != "backward":  # the hot one guards itself
             begins = self._guard.protect(f"{attribute} begin", begins)
             ends = self._guard.protect(f"{attribute} end", ends)
-        self._taps.append(Tap(owner, attribute, begins, ends, wants_result=wants_result))
+        tap = Tap(owner, attribute, begins, ends, wants_result=wants_result)
+        self._taps.append(tap)
+        tell = tell_script_compiler
+        self._guard.run("script compiler", tell, self._torch, tap.original, tap.stand_in)
 
     def attach_model(self, model: Any) -> None:
         """Times the forward passes of a module."""
         if model in self._modules:
             return
         self._modules.add(model)
+        if isinstance(model, self._torch.jit.ScriptModule):
+            self._note("attach", "TorchScript's modules take no hooks: their forward is not timed")
+            return
         if model.__dict__.get("_compiled_call_impl") is not None:
             self._search.time_compiled(model)
             return

@@ -2,12 +2,15 @@
 
 Used only where torch offers no hook: the begin and end of backward, a loader's next batch,
 gradient clipping, the gradient scaler. Nothing on the user's own objects is touched. A tap that
-someone else has since wrapped cannot be taken out; it then becomes a plain pass-through.
+someone else has since wrapped cannot be taken out; it then becomes a plain pass-through. So it is
+for torch.compile, which is to trace what it would without us.
 """
 
 import functools
 from collections.abc import Callable
 from typing import Any
+
+from meshscope.capture.steps import hooks
 
 Function = Callable[..., Any]
 
@@ -33,23 +36,23 @@ class Tap:
         that it can be pickled as the original could.
         """
         self._attribute = attribute
-        self._original = getattr(owner, attribute)
+        self.original = getattr(owner, attribute)
         self._is_active = True
-        self._tapped = (self._wrap_with_result if wants_result else self._wrap)(begins, ends)
+        self.stand_in = (self._wrap_with_result if wants_result else self._wrap)(begins, ends)
         self._owners = [
             holder
             for holder in (owner, *aliases)
-            if getattr(holder, attribute, None) is self._original
+            if getattr(holder, attribute, None) is self.original
         ]
         for holder in self._owners:
-            setattr(holder, attribute, self._tapped)
+            setattr(holder, attribute, self.stand_in)
 
     def _wrap(self, begins: Function, ends: Function) -> Function:
-        original = self._original
+        original = self.original
 
         @functools.wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_active:
+            if not self._is_active or hooks.is_compiling():
                 return original(*args, **kwargs)
             token = begins(args, kwargs)
             try:
@@ -60,11 +63,11 @@ class Tap:
         return tapped
 
     def _wrap_with_result(self, begins: Function, ends: Function) -> Function:
-        original = self._original
+        original = self.original
 
         @functools.wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_active:
+            if not self._is_active or hooks.is_compiling():
                 return original(*args, **kwargs)
             token = begins(args, kwargs)
             result = None
@@ -80,5 +83,5 @@ class Tap:
         """Puts the original back, or falls silent when another wrapper sits on top."""
         self._is_active = False
         for holder in self._owners:
-            if getattr(holder, self._attribute, None) is self._tapped:
-                setattr(holder, self._attribute, self._original)
+            if getattr(holder, self._attribute, None) is self.stand_in:
+                setattr(holder, self._attribute, self.original)

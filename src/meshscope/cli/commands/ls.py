@@ -61,9 +61,23 @@ def _describe_state(attempt: Attempt) -> str:
     elif num_open:
         state = f"{num_open} of {len(attempt.ranks)} ranks without an end"
     else:
-        state = "finished"
+        state = _describe_end(attempt)
     missing = len(attempt.missing_ranks)
     return f"{state}, {missing} missing" if missing else state
+
+
+def _describe_end(attempt: Attempt) -> str:
+    """How ranks ended that all have an end: by themselves, or with an exception."""
+    raised = [rank for rank in attempt if rank.exception is not None]
+    if not raised:
+        return "finished"
+    kinds = [(rank.exception or "").partition(":")[0] for rank in raised]
+    if set(kinds) == {KeyboardInterrupt.__name__}:
+        return "interrupted"
+    # What one rank raises is often an interrupt on the others.
+    first = next(kind for kind in kinds if kind != KeyboardInterrupt.__name__)
+    who = f"{len(raised)} of {len(attempt.ranks)} ranks " if len(attempt.ranks) > 1 else ""
+    return f"{who}ended with {first}"
 
 
 def _row(listing: Listing) -> tuple[str, str, str, str, str, str]:

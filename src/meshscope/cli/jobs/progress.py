@@ -9,9 +9,7 @@ import shutil
 from types import TracebackType
 from typing import TextIO
 
-from rich.cells import set_cell_size
-
-from meshscope.report.format import count, duration, plural, rate
+from meshscope.core.unit_text import count, duration, plural, rate
 from meshscope.store.read.tail import LiveView, RunTail
 
 _TERMINAL_TICK_S = 0.5
@@ -96,6 +94,8 @@ class StatusLine:
             # new line makes room when the cursor stood in the last row.
             reserve = f"\n{_SAVE}\x1b[1;{size.lines - 1}r{_RESTORE}\x1b[1A"
         text = " meshscope: " + describe_progress(self._tail.look(), self._total_steps)
+        from rich.cells import set_cell_size  # not where there is no terminal: a launch is quick
+
         text = set_cell_size(text, max(1, min(len(text), size.columns - 1)))
         self._write(
             f"{reserve}{_SAVE}\x1b[{size.lines};1H{_CLEAR_LINE}{_BOLD}{text}{_PLAIN}{_RESTORE}"

@@ -1,4 +1,7 @@
-"""`meshscope run`: runs a command with every training process below it recorded."""
+"""`meshscope run`: runs a command with every training process below it recorded.
+
+It starts before every training, on every node: what a launch may not need is imported late.
+"""
 
 import importlib
 import os
@@ -6,7 +9,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from meshscope.capture.launching.launch import Launch, prepare_launch, run_command
 from meshscope.capture.launching.launch_outcome import (
@@ -14,12 +16,12 @@ from meshscope.capture.launching.launch_outcome import (
     discard_empty_run,
     find_recording_ranks,
 )
-from meshscope.cli.jobs.memory_pages import write_memory_pages
 from meshscope.cli.jobs.profiling_options import profiling_options, profiling_text
-from meshscope.cli.jobs.progress import PlainProgress, StatusLine
 from meshscope.cli.terminal_screen import say
 from meshscope.errors import MeshscopeError
-from meshscope.store.read.tail import RunTail
+
+_NO_CONTROL = ("dumb", "unknown")
+"""Terminals by their TERM that have no rows to go back to."""
 
 
 @click.command(
@@ -93,6 +95,8 @@ def command(
         for line in describe_outcome(launch, exit_code):
             say(line)
         if profiling or trace_windows:
+            from meshscope.cli.jobs.memory_pages import write_memory_pages
+
             write_memory_pages(launch.run_dir, say)
         if report and find_recording_ranks(launch):
             _print_report(context, launch.run_dir)
@@ -104,8 +108,10 @@ def command(
 def _run(launch: Launch, *, total_steps: int | None, shows_progress: bool) -> int:
     if not shows_progress:
         return run_command(launch)
-    console = Console(stderr=True)
-    is_interactive = console.is_terminal and not console.is_dumb_terminal
+    from meshscope.cli.jobs.progress import PlainProgress, StatusLine
+    from meshscope.store.read.tail import RunTail
+
+    is_interactive = sys.stderr.isatty() and os.environ.get("TERM") not in _NO_CONTROL
     kind = StatusLine if is_interactive else PlainProgress
     with kind(RunTail(launch.run_dir), sys.stderr, total_steps) as progress:
         return run_command(launch, on_tick=progress.update, tick_s=progress.tick_s)

@@ -38,7 +38,7 @@ from meshscope.store.schema import BUILTIN_NAMES, NUM_WORDS, RECORD_BYTES, SCHEM
 from meshscope.store.write.attempts import stated_attempt
 from meshscope.store.write.groups import Group, groups_from_journal
 from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlight, read_in_flight
-from meshscope.store.write.journal import JOURNAL_NAME, JournalDamage, read_journal
+from meshscope.store.write.journal import EXIT_LINE, JOURNAL_NAME, JournalDamage, read_journal
 from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenPhase, read_open_step
 from meshscope.store.write.table_file import HEADER_BYTES
 from meshscope.store.write.writer import TABLE_SUFFIX
@@ -65,6 +65,8 @@ class Recording(ABC):
     """Journal lines that change what the header says (a layout learned later, new settings)."""
     closing: JsonFields | None
     """The closing line; None while the rank is running, or when it was killed."""
+    exception: str | None = None
+    """The uncaught exception the rank's program ended with, type first; None: none is known."""
     groups: dict[int, Group] = field(default_factory=dict)
     """Process groups by the rank's own numbers."""
     problems: list[Problem] = field(default_factory=list)
@@ -359,6 +361,7 @@ def open_recording(
         health=tuple(line for line in lines if line["kind"] == "health"),
         updates=tuple(line for line in lines if line["kind"] == "update"),
         closing=next((line for line in reversed(lines) if line["kind"] == "close"), None),
+        exception=_find_exception(lines),
         tables=frozenset(
             name
             for line in lines
@@ -368,6 +371,11 @@ def open_recording(
         problems=problems,
         compacted=compacted,
     )
+
+
+def _find_exception(lines: list[dict[str, object]]) -> str | None:
+    texts = (line.get("exception") for line in reversed(lines) if line["kind"] == EXIT_LINE)
+    return next((text for text in texts if isinstance(text, str)), None)
 
 
 def _is_closing(lines: list[dict[str, object]]) -> bool:

@@ -17,6 +17,8 @@ from pathlib import Path
 from meshscope.store.write.access import create_file
 
 JOURNAL_NAME = "journal.jsonl"
+EXIT_LINE = "exit"
+"""Kind of the line that says with which exception a rank's program ended."""
 _EXTENT_KIND = "extent"
 
 

@@ -143,7 +143,10 @@ def _describe_ranks(report: Report) -> str:
     facts, num_open = report.facts, len(report.study.health.unfinished_ranks)
     recorded = f"{form.count(facts.num_ranks)} of {form.count(facts.world_size)} recorded"
     if not num_open:
-        return f"{recorded}, all finished"
+        raised = [rank.exception for rank in report.study.attempt if rank.exception is not None]
+        first = form.clean_text(raised[0], 60) if raised else ""
+        how = f"{form.count(len(raised))} ended with {first}" if raised else "all finished"
+        return f"{recorded}, {how}"
     return f"{recorded}, {form.count(facts.num_ranks - num_open)} finished, {num_open} {OPEN}"
 
 
