@@ -134,6 +134,8 @@ class ModelSearch:
         try:
             if self._hooks.is_inside_pass() or self._is_traced():
                 return
+            if isinstance(module, self._torch.jit.ScriptModule):
+                return  # it takes no hooks, and may be a copy of the model beside the training
             if self._count_updates() >= self._last_update:
                 self.close()
                 return
