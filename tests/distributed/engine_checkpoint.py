@@ -193,6 +193,11 @@ class Trainer:
                     yield f"{key}/{name_in_model}", tensor.clone()
 
 
+def list_names(folder: Path) -> list[str]:
+    """What is in a folder of checkpoints, but for the lock that the jobs there share."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
 def make_tokens(config: ModelConfig) -> TokenData:
     return make_data(
         "synthetic",
@@ -384,14 +389,14 @@ def run_failing(folder: Path, *, kills: bool) -> Callable[[int, int], None]:
         found: dict[str, Any] = {
             "message": message,
             "latest": latest.step,
-            "left": sorted(path.name for path in (folder / name).iterdir()),
+            "left": list_names(folder / name),
         }
         if not kills:
             trainer.spoil()
             load_checkpoint(latest.path, **saves)
             found |= find_differing(trainer, weights)
             save_checkpoint(folder / name, step=3, **saves)
-            found["after"] = sorted(path.name for path in (folder / name).iterdir())
+            found["after"] = list_names(folder / name)
         write(folder / f"{name}_{rank}.json", found)
         if kills:
             leave()
@@ -421,7 +426,7 @@ def run_after_kill(folder: Path) -> Callable[[int, int], None]:
         found = {
             "step": loaded.step,
             "losses": losses,
-            "left": sorted(path.name for path in (folder / "killed").iterdir()),
+            "left": list_names(folder / "killed"),
         }
         write(folder / f"after_kill_{rank}.json", found)
 

@@ -14,7 +14,7 @@ import os
 import time
 from pathlib import Path
 
-from meshscope.store.write.access import make_folder
+from meshscope.store.write.access import FOLDER_MODE
 
 MARKS_NAME = ".trace_windows"
 
@@ -31,7 +31,7 @@ class WindowMarks:
         """A window of this rank is about to begin."""
         self._start_ns = time.time_ns()
         with contextlib.suppress(OSError):
-            make_folder(self._folder)
+            self._folder.mkdir(FOLDER_MODE, exist_ok=True)  # not its run, which may be gone
             self._own.touch()
         self.move()
 

@@ -206,7 +206,7 @@ class RankWriter:
     def disarm(self) -> None:
         """In a forked child: stop writing and leave the parent's files as they are."""
         self._lock = threading.Lock()
-        for table in self._tables.values():
+        for table in list(self._tables.values()):
             table.disarm()
         self.journal.disarm()
 
