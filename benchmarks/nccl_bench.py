@@ -321,7 +321,7 @@ def serve_rank(device: str, serve: Serve) -> None:
             (place.folder / CURRENT_FILE).write_text(name, encoding="utf-8")
         try:
             result = serve(place, name)
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - printed, and it ends the rank
             traceback.print_exc()
             # The others wait for this rank: the launcher must see at once that it is gone.
             sys.stderr.flush()

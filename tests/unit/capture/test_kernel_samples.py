@@ -1,5 +1,6 @@
 """Kernel samples on a machine without a device: the schedule, the gate and the rows are real."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -163,3 +164,20 @@ def test_a_graphs_kernels_have_its_launch():
     )
     found = [row for row in rows.walk() if row is not None]
     assert [(row[4], row[6], row[8]) for row in found] == [(200, 100, 1), (210, 100, 1)]
+
+
+def test_the_end_of_a_sample_counts_to_its_cost(samples, monkeypatch):
+    """Stopping torch's profiler and reading it take longest."""
+    kernels, recorder = samples
+
+    def stop_slowly(self):
+        time.sleep(0.05)
+        return make_result()
+
+    monkeypatch.setattr(Window, "disable", stop_slowly)
+    visit(kernels, range(30))
+    run_dir = recorder.run_dir
+    recorder.close()
+    rank = open_run(run_dir).last_attempt.ranks[0]
+    lines = [update["kernel_window"] for update in rank.updates if "kernel_window" in update]
+    assert lines[-1]["cost_ns"] >= 50 * MS

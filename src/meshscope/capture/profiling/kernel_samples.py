@@ -66,6 +66,8 @@ class KernelSamples:
         self._cost_ns = 0
         """Of all samples so far."""
         self._start_ns = 0
+        self._visit_ns = 0
+        """When the visit under way began."""
         self._last_step = -1
 
     @property
@@ -90,12 +92,14 @@ class KernelSamples:
         if self._is_over or step == self._last_step:
             return
         self._last_step = step
-        before_ns = self._session.clock()
+        was_waiting = self._state is _State.WAITING
+        self._visit_ns = self._session.clock()
         self._session.guard.run(SITE, self._move, step, end_ns - start_ns, may_begin)
         if self._session.guard.counts.get(SITE):
             self._drop()
-        if self._state is not _State.WAITING:
-            self._cost_ns += self._session.clock() - before_ns
+        # A visit that ends a sample, by far the longest, leaves it waiting for the next one.
+        if not was_waiting or self._state is not _State.WAITING:
+            self._cost_ns += self._session.clock() - self._visit_ns
 
     def _move(self, step: int, step_ns: int, may_begin: bool) -> None:  # noqa: FBT001 - of one caller
         state, window = self._state, self._window
@@ -199,11 +203,13 @@ class KernelSamples:
         """Says how the sample ended; frees what torch keeps before another one begins."""
         self._rows = iter(())
         self._state = _State.WAITING
-        self._session.journal("update", kernel_window={**self._fields, "cost_ns": self._cost_ns})
+        cost_ns = self._cost_ns + self._session.clock() - self._visit_ns
+        self._session.journal("update", kernel_window={**self._fields, "cost_ns": cost_ns})
 
     def give_way(self) -> None:
         """The program is about to use torch's profiler itself."""
         window, self._window = self._window, None
+        self._visit_ns = self._session.clock()
         if window is not None:
             self._session.stack_sampler.stop()
             self._session.guard.run(SITE, window.disable)
@@ -230,6 +236,7 @@ class KernelSamples:
     def close(self) -> None:
         """The recording ends: a sample that is complete is read, others are given up."""
         run = self._session.guard.run
+        self._visit_ns = self._session.clock()
         window = self._window
         if window is not None:
             if self._state is _State.DRAINING and window.is_passed:
