@@ -71,8 +71,6 @@ class Case:
     """The faulty program, where it is built in another way."""
     is_timed: bool = True
     """Whether its cost is time."""
-    also: tuple[str, ...] = ()
-    """Codes that are true of the fault besides."""
 
     @property
     def num_ranks(self) -> int:

@@ -282,12 +282,11 @@ def judge_all(parcels: Sequence[Path], output: Path | None) -> bool:
             case = CASES[one]
             cost = measure_cost(read_times(folder)["times_ms"])
             own = find_own(folders[case.clean.name]) if case.clean.name in folders else ()
-            own = (*own, *case.also)
             verdict = judge_case(case, folder, cost, own)
             rows[one] = to_document(verdict, cost)
             show_verdict(one, verdict, cost)
     num_right = sum(row["is_right"] for row in rows.values())
-    print(f"{num_right} of {len(rows)} right, {len(twins)} of them clean twins")
+    print(f"{num_right} of {len(rows)} right; {len(twins)} of all are clean twins")
     if output is not None:
         output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return num_right == len(rows)
