@@ -26,11 +26,13 @@ PUBLIC_NAMES = [
 
 FLAGS = {
     "run": [
+        "--flops-per-step",
         "--layout",
         "--name",
         "--no-progress",
         "--no-report",
         "--off",
+        "--peak-tflops",
         "--profiling",
         "--report",
         "--run-dir",
@@ -63,9 +65,11 @@ FLAGS = {
         "--communication",
         "--explain",
         "--fail-on",
+        "--flops-per-step",
         "--json",
         "--no-diagnosis",
         "--output",
+        "--peak-tflops",
         "--section",
         "--strict",
         "--threshold",

@@ -36,6 +36,7 @@ from meshscope.analyze.timeline.peers import (
     spread_phases,
     spread_unattributed,
 )
+from meshscope.core.config.given_flops import GivenFlops
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Missing, Unavailable, known, need
 from meshscope.store.read.columns import Problem, ProblemKind
@@ -44,6 +45,7 @@ from meshscope.store.read.trace_windows import disturbing_windows
 
 if TYPE_CHECKING:
     from meshscope.analyze.budget.budget import Budget
+    from meshscope.analyze.budget.model_flops import RankFlops
     from meshscope.analyze.communication.communication import Communication
     from meshscope.analyze.device.hardware import Hardware
     from meshscope.analyze.job.job import Job
@@ -115,8 +117,11 @@ class Study:
         *,
         warmup_steps: int | None = None,
         step_choice: StepChoice | None = None,
+        flops: GivenFlops | None = None,
     ) -> None:
+        """`flops` stand above those that were recorded."""
         self.attempt = keep_tables(attempt)
+        self._given_flops = flops or GivenFlops()
         self.warmup_steps = warmup_steps
         self.failures: list[Failure] = []
         """Analyses that raised."""
@@ -329,10 +334,15 @@ class Study:
     def budget(self) -> "Budget":
         """Where the wall clock of every rank and step went."""
         from meshscope.analyze.budget.budget import measure_budget
+
+        return measure_budget(need(self.timeline), self.flops, known(self.device_parts))
+
+    @cached_property
+    def flops(self) -> "Mapping[int, RankFlops] | Unavailable":
+        """FLOPs of a step and peak of every rank."""
         from meshscope.analyze.budget.model_flops import read_flops
 
-        flops = read_flops(self.attempt)
-        return measure_budget(need(self.timeline), flops, known(self.device_parts))
+        return read_flops(self.attempt, self._given_flops)
 
     @_Analysis
     def pipeline(self) -> "PipelineAnalysis":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshscope.analyze.study import Study
+from meshscope.core.config.given_flops import GivenFlops, check_given
 from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.thresholds import Thresholds
 from meshscope.diagnose.context import Context
@@ -33,18 +34,26 @@ if TYPE_CHECKING:
 
 
 def study(
-    path: str | PathLike[str], *, attempt: int | None = None, warmup_steps: int | None = None
+    path: str | PathLike[str],
+    *,
+    attempt: int | None = None,
+    warmup_steps: int | None = None,
+    flops_per_step: float | None = None,
+    peak_tflops: float | None = None,
 ) -> "RunStudy":
     """Opens a run directory, a trace of torch.profiler, or a folder with traces of one job.
 
     `attempt` counts launches of the job from 0; the default is the last. `warmup_steps` is the
     number of first steps to leave out of statistics; the default is 1 if more than 3 finished.
+    `flops_per_step` (of the whole job) and `peak_tflops` (of one device, dense) give MFU, and stand
+    above what was recorded.
     """
+    flops = check_given(flops_per_step, peak_tflops)
     run = _open(Path(path))
     if attempt is not None and not 0 <= attempt < len(run.attempts):
         raise UsageError(f"{path} has no attempt {attempt}; it has {len(run.attempts)}, from 0 on")
     chosen = run.last_attempt if attempt is None else run.attempts[attempt]
-    return RunStudy(run, chosen, warmup_steps=warmup_steps)
+    return RunStudy(run, chosen, warmup_steps=warmup_steps, flops=flops)
 
 
 class RunStudy:
@@ -55,9 +64,10 @@ class RunStudy:
         *,
         warmup_steps: int | None = None,
         thresholds: Thresholds | None = None,
+        flops: GivenFlops | None = None,
     ) -> None:
         self.run = run
-        self.study = Study(attempt, warmup_steps=warmup_steps)
+        self.study = Study(attempt, warmup_steps=warmup_steps, flops=flops)
         """All analyses, with their arrays."""
         self._thresholds = thresholds
 

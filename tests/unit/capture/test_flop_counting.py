@@ -277,4 +277,6 @@ def test_without_a_dtype_or_device_there_is_no_peak(rec):
     one = found[0]
     assert (one.model_flops, one.source) == (2e9, "the second word counts")
     assert one.hardware_flops == Unavailable("what is computed again was not said")
-    assert one.peak_flops_per_s == Unavailable("the dtype was not said")
+    assert one.peak_flops_per_s == Unavailable(
+        "no peak: the dtype was not said; give the peak with --peak-tflops"
+    )

@@ -66,7 +66,7 @@ def test_utilisation_names_formula_and_denominator(tmp_path: Path) -> None:
     assert "kernel inefficiency 21.4 ms 50 %" in text
     assert (
         "MFU 20 % (model FLOPs of a step / (peak FLOP/s x period), summed over ranks; "
-        "1.72e+10 FLOPs, 2e+12 FLOP/s: declared)" in text
+        "1.72e+10 FLOPs: said; 2e+12 FLOP/s: declared)" in text
     )
     assert "HFU n/a: recomputation was not said" in text
 

@@ -45,6 +45,8 @@ class Utilisation:
     peak_flops_per_s: float
     """Of all ranks: the denominator."""
     peak_source: str
+    flops_source: str
+    """Where the FLOPs come from."""
 
     @property
     def is_impossible(self) -> bool:
@@ -241,4 +243,5 @@ def _measure_utilisation(
         flops_per_step=total,
         peak_flops_per_s=float(sum(peaks)),
         peak_source="; ".join(sources),
+        flops_source="; ".join(dict.fromkeys(flops[rank].source for rank in timeline.ranks)),
     )

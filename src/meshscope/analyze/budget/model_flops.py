@@ -6,6 +6,9 @@ devices by the exact name of the rank's accelerator. A count per microbatch is m
 microbatches of the rank's median step. Nothing is guessed: a missing dtype, an unknown device or an
 implausible number is `Unavailable` with its reason.
 
+What a person gave, with `meshscope run` (line `given_flops`) or to the study, stands above all of
+it. It is of the whole job: each rank gets an equal part, which changes no sum.
+
 Wrong where microbatches differ in shape from the counted one.
 """
 
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.core.config.given_flops import GivenFlops
 from meshscope.core.hardware import find_peak, normalise_dtype
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.store.read.columns import int64_column
@@ -22,6 +26,10 @@ from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import TRACE_SOURCE, Attempt
 
 JsonFields = Mapping[str, object]
+
+_GIVEN = "given"
+_NO_RECOMPUTATION = "what is computed again was not said"
+_NO_DTYPE = "no peak: the dtype was not said; give the peak with --peak-tflops"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +48,18 @@ class RankFlops:
     """Where the peak comes from; empty without one."""
 
 
-def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
-    """By rank, without ranks that recorded none; `Unavailable` if none did."""
+def read_flops(
+    attempt: Attempt, given: GivenFlops | None = None
+) -> dict[int, RankFlops] | Unavailable:
+    """By rank, without ranks that recorded none; `Unavailable` if none did.
+
+    `given` now stands above what was given at the launch."""
+    num_ranks = max(attempt.world_size, len(attempt.ranks), 1)
     found: dict[int, RankFlops] = {}
     reasons: list[str] = []
     for recording in attempt:
-        one = _read_rank_flops(recording)
+        stated = _merge_given(given or GivenFlops(), _last(recording.updates, "given_flops"))
+        one = _read_rank_flops(recording, stated, num_ranks)
         if isinstance(one, Unavailable):
             reasons.append(one.reason)
         else:
@@ -53,31 +67,58 @@ def read_flops(attempt: Attempt) -> dict[int, RankFlops] | Unavailable:
     return found or Unavailable(reasons[0] if reasons else "there are no ranks")
 
 
+def _merge_given(now: GivenFlops, at_launch: JsonFields | None) -> GivenFlops:
+    """What was given now, and where nothing was, at the launch."""
+    said = at_launch or {}
+    return GivenFlops(
+        flops_per_step=now.flops_per_step or _positive(said.get("flops_per_step")),
+        peak_flops_per_s=now.peak_flops_per_s or _positive(said.get("peak_flops_per_s")),
+    )
+
+
 @or_unavailable
-def _read_rank_flops(recording: Recording) -> RankFlops:
+def _read_rank_flops(recording: Recording, given: GivenFlops, num_ranks: int) -> RankFlops:
     said = _last(recording.updates, "flops")
-    if said is None and recording.header.get("source") == TRACE_SOURCE:
-        raise Missing("traces do not contain a model's FLOPs")
-    if said is None:
-        raise Missing("FLOPs are not known: call Recorder.count_flops(model, batch) or set_flops")
+    model, hardware, source = need(_find_rank_flops(recording, said or {}, given, num_ranks))
+    dtype = (said or {}).get("dtype")
+    is_known = isinstance(dtype, str) and dtype not in ("", "unknown")
+    known = normalise_dtype(str(dtype)) if is_known else Unavailable(_NO_DTYPE)
+    peak, peak_source = _find_rank_peak(recording, said or {}, known)
+    if given.peak_flops_per_s is not None:
+        peak, peak_source = given.peak_flops_per_s, _GIVEN
+    return RankFlops(
+        model_flops=model,
+        hardware_flops=hardware,
+        source=source,
+        dtype=known,
+        peak_flops_per_s=peak,
+        peak_source=peak_source,
+    )
+
+
+@or_unavailable
+def _find_rank_flops(
+    recording: Recording, said: JsonFields, given: GivenFlops, num_ranks: int
+) -> tuple[float, float | Unavailable, str]:
+    """The model's FLOPs of a step, those with recomputation, and where they come from."""
+    if given.flops_per_step is not None:
+        return given.flops_per_step / num_ranks, Unavailable(_NO_RECOMPUTATION), _GIVEN
+    if not said and recording.header.get("source") == TRACE_SOURCE:
+        raise Missing("traces do not contain a model's FLOPs; give them with --flops-per-step")
+    if not said:
+        raise Missing(
+            "FLOPs are not known: give them with --flops-per-step, or call "
+            "Recorder.count_flops(model, batch) or set_flops"
+        )
     model = _positive(said.get("model_flops"))
     if model is None:
         raise Missing(f"FLOPs of rank {recording.rank}: the journal's number is not one")
     factor = need(_count_per_step(recording, said))
     hardware = _positive(said.get("hardware_flops"))
-    dtype = said.get("dtype")
-    is_known = isinstance(dtype, str) and dtype not in ("", "unknown")
-    known = normalise_dtype(str(dtype)) if is_known else Unavailable("the dtype was not said")
-    peak, peak_source = _find_rank_peak(recording, said, known)
-    return RankFlops(
-        model_flops=model * factor,
-        hardware_flops=Unavailable("what is computed again was not said")
-        if hardware is None
-        else max(hardware, model) * factor,
-        source=str(said.get("source") or "not said"),
-        dtype=known,
-        peak_flops_per_s=peak,
-        peak_source=peak_source,
+    return (
+        model * factor,
+        Unavailable(_NO_RECOMPUTATION) if hardware is None else max(hardware, model) * factor,
+        str(said.get("source") or "not said"),
     )
 
 
@@ -106,8 +147,8 @@ def _find_rank_peak(
     device = said.get("device") or _device_of(recording)
     if not isinstance(device, str):
         return Unavailable(
-            f"no peak for {dtype}: the rank computes on the CPU or does not name its device; call "
-            "Recorder.measure_peak or set_peak"
+            f"no peak for {dtype}: the rank computes on the CPU or does not name its device; give "
+            "it with --peak-tflops, or call Recorder.measure_peak or set_peak"
         ), ""
     found = find_peak(device, dtype)
     source = "" if isinstance(found, Unavailable) else f"table, {device}, dense {dtype}"

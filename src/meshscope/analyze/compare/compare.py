@@ -217,9 +217,8 @@ def _compare_numbers(
 def _compare_budgets(a: Study, b: Study) -> BudgetChange | Unavailable:
     # Imported here: a budget needs most of the analyses.
     from meshscope.analyze.budget.budget import Budget, measure_budget
-    from meshscope.analyze.budget.model_flops import read_flops
 
-    flops = [read_flops(study.attempt) for study in (a, b)]
+    flops = [study.flops for study in (a, b)]
     missing = next((found for found in flops if isinstance(found, Unavailable)), None)
     if missing is not None:
         # Compute must be one line in both, or split in both.

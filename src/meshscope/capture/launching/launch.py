@@ -24,6 +24,7 @@ from pathlib import Path
 from meshscope.capture.config import OFF_VARIABLE, read_off
 from meshscope.capture.identity import LAYOUT_VARIABLE, RUN_DIR_VARIABLE
 from meshscope.capture.profiling.settings import PROFILING_VARIABLE, parse_settings
+from meshscope.core.config.given_flops import GivenFlops
 from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
 from meshscope.store.read.tail import list_attempts, list_ranks
@@ -77,6 +78,7 @@ def prepare_launch(
     layout: str | None = None,
     profiling: str | None = None,
     off: str | None = None,
+    flops: GivenFlops | None = None,
 ) -> Launch:
     """Resolves the command and the run directory, which is made; UsageError or LayoutError if not.
 
@@ -107,6 +109,7 @@ def prepare_launch(
             layout=layout,
             profiling=profiling,
             off=off,
+            flops=flops,
         ),
         run_dir=directory,
         launch_id=launch_id,
@@ -127,6 +130,7 @@ def injected_environment(
     layout: str | None = None,
     profiling: str | None = None,
     off: str | None = None,
+    flops: GivenFlops | None = None,
 ) -> dict[str, str]:
     """A copy of `env` in which every Python process finds our sitecustomize first."""
     # An empty entry would mean the current directory, which an unset PYTHONPATH does not.
@@ -138,6 +142,8 @@ def injected_environment(
         "PYTHONPATH": os.pathsep.join(folders),
     }
     given = {LAYOUT_VARIABLE: layout, PROFILING_VARIABLE: profiling, OFF_VARIABLE: off}
+    if flops is not None:
+        changed |= flops.to_environment()
     return {**env, **changed, **{name: value for name, value in given.items() if value}}
 
 

@@ -5,15 +5,19 @@ open is written when it opens. The last word counts. Numbers are checked here, s
 (a rate in TFLOP/s, a None) is an error of the recorder's and not a wrong MFU.
 """
 
+import contextlib
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from meshscope.capture.model.flops import CountedFlops, count_model_flops
 from meshscope.capture.model.gemm_peak import MeasuredPeak, effective_dtype, measure_gemm_peak
+from meshscope.core.config.given_flops import read_environment
 from meshscope.core.hardware import normalise_dtype
-from meshscope.errors import CaptureError
+from meshscope.errors import CaptureError, UsageError
 
 _LEAST_PEAK_FLOPS_PER_S = 1e8
 """A slower device than any that trains: the number was in other units."""
@@ -31,7 +35,13 @@ class ModelFacts:
         """Facts by kind, for the journal of a run that opens later."""
 
     def write_all(self) -> None:
-        """Writes the facts into a journal that was just opened."""
+        """Writes the facts into a journal that was just opened, and what `meshscope run` was given.
+
+        What is wrong there was said by the launcher, before anything started."""
+        with contextlib.suppress(UsageError):
+            given = asdict(read_environment(os.environ))
+            if any(given.values()):
+                self._write("update", given_flops=given)
         for name, fields in self.lines.items():
             self._write("update", **{name: fields})
 

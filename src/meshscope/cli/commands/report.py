@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshscope.cli.flops_options import flops_options
 from meshscope.cli.locate import open_located, pick_attempt
 from meshscope.cli.terminal_screen import choose_screen, write_file
+from meshscope.core.config.given_flops import check_given
 from meshscope.core.verdict.severity import Severity, parse_severity
 from meshscope.core.verdict.thresholds import choose_thresholds
 from meshscope.diagnose.registry import list_thresholds
@@ -58,6 +60,7 @@ _FORMS = ", ".join(f"{medium.words} (.{medium.suffixes[0]})" for medium in MEDIA
     type=click.IntRange(min=0),
     help="First steps to leave out of statistics.  [default: 1 if there are more than 3]",
 )
+@flops_options
 @click.option("--all-ranks", is_flag=True, help="Show every rank, in order of rank.")
 @click.option(
     "--communication",
@@ -100,6 +103,8 @@ def command(
     explain: bool,
     attempt_index: int | None,
     warmup_steps: int | None,
+    flops_per_step: str | None,
+    peak_tflops: str | None,
     all_ranks: bool,
     communication: bool,
     strict: bool,
@@ -117,9 +122,10 @@ def command(
     if no_diagnosis and (fail_on or thresholds_file or assignments):
         raise UsageError("--no-diagnosis makes no findings; remove it, or --fail-on and thresholds")
     thresholds = choose_thresholds(list_thresholds(), file=thresholds_file, assignments=assignments)
+    flops = check_given(flops_per_step, peak_tflops)
     opened = open_located(run)
     attempt = pick_attempt(opened, attempt_index)
-    study = RunStudy(opened, attempt, warmup_steps=warmup_steps, thresholds=thresholds)
+    study = RunStudy(opened, attempt, warmup_steps=warmup_steps, thresholds=thresholds, flops=flops)
     detail = Detail(
         shows_all_ranks=all_ranks,
         shows_all_communication=communication or "communication" in section_names,

@@ -16,8 +16,10 @@ from meshscope.capture.launching.launch_outcome import (
     discard_empty_run,
     find_recording_ranks,
 )
+from meshscope.cli.flops_options import flops_options
 from meshscope.cli.jobs.profiling_options import profiling_options, profiling_text
 from meshscope.cli.terminal_screen import say
+from meshscope.core.config.given_flops import check_given
 from meshscope.errors import MeshscopeError
 
 _NO_CONTROL = ("dumb", "unknown")
@@ -47,6 +49,7 @@ _NO_CONTROL = ("dumb", "unknown")
     "--report/--no-report", default=False, show_default=True, help="Print the report at the end."
 )
 @profiling_options
+@flops_options
 @click.option(
     "--off",
     metavar="NAMES",
@@ -65,6 +68,8 @@ def command(
     report: bool,
     profiling: bool,
     trace_windows: str | None,
+    flops_per_step: str | None,
+    peak_tflops: str | None,
     off: str | None,
     command: tuple[str, ...],
 ) -> None:
@@ -87,6 +92,7 @@ def command(
         layout=layout,
         profiling=profiling_text(is_wanted=profiling, text=trace_windows),
         off=off,
+        flops=check_given(flops_per_step, peak_tflops),
     )
     for note in launch.notes:
         say(note)

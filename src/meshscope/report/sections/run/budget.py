@@ -74,7 +74,8 @@ def _make_table(budget: BudgetFacts) -> Table:
 
 def _describe_use(found: Utilisation) -> str:
     warning = "; impossible: FLOPs or peak are wrong" if found.is_impossible else ""
+    flops, peak = (form.clean_text(text) for text in (found.flops_source, found.peak_source))
     return (
-        f"{form.ratio(found.ratio)}{warning}  ({found.formula}; {found.flops_per_step:.3g} FLOPs, "
-        f"{found.peak_flops_per_s:.3g} FLOP/s: {form.clean_text(found.peak_source)})"
+        f"{form.ratio(found.ratio)}{warning}  ({found.formula}; {found.flops_per_step:.3g} FLOPs: "
+        f"{flops}; {found.peak_flops_per_s:.3g} FLOP/s: {peak})"
     )
