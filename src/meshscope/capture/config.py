@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 from meshscope.errors import UsageError
 from meshscope.store.schema import MAX_DETAIL_BYTES
 
+OLDEST_TORCH = (2, 11)
+"""Before it, models, optimizers and communication are not watched."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderConfig:

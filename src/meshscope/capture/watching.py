@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from meshscope.capture.communication.clock_calibration import ClockOffset, measure_offset
 from meshscope.capture.communication.default import listen
+from meshscope.capture.config import OLDEST_TORCH
 from meshscope.capture.identity import initialized_distributed
 from meshscope.capture.model.layout_search import LayoutSearch
 from meshscope.capture.native_steps import choose_hooks
@@ -20,8 +21,6 @@ from meshscope.capture.steps.automatic import Automatic
 from meshscope.capture.steps.hooks import BACKWARD, Hooks
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.errors import CaptureError
-
-_OLDEST_TORCH = (2, 11)
 
 T = TypeVar("T")
 
@@ -85,7 +84,7 @@ class Watching:
         torch: Any = sys.modules.get("torch")
         if torch is None:
             raise CaptureError("attach needs torch, and this program has not imported it")
-        if torch_version(torch) < _OLDEST_TORCH:
+        if torch_version(torch) < OLDEST_TORCH:
             raise CaptureError(
                 f"torch {torch.__version__} is older than 2.11: models and optimizers are not "
                 "watched; step, phase, data and log still work"
@@ -121,7 +120,7 @@ class Watching:
         torch: Any = sys.modules.get("torch")
         if torch is None or "torch.distributed" not in sys.modules:
             return
-        if torch_version(torch) < _OLDEST_TORCH:
+        if torch_version(torch) < OLDEST_TORCH:
             session.note_gap(
                 "communication",
                 f"torch {torch.__version__} is older than 2.11: communication is not watched; "

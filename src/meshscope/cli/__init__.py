@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("commands.ls", "List the runs below a folder."),
     "sql": ("commands.sql", "Run a SQL query on a run."),
     "compact": ("commands.compact", "Turn a finished run into Parquet files."),
+    "doctor": ("commands.doctor", "Say what is installed and what would be recorded here."),
     "glossary": ("commands.glossary", "Explain the words and clocks on the screens."),
 }
 """Name to the module below `cli` that holds `command`, and the line that --help shows."""
@@ -48,7 +49,7 @@ _EXIT_MISSING_PACKAGE = 4
 _EXIT_CODES = """\b
 Exit codes:
   0    success
-  1    only with --strict: the recording has problems
+  1    with --strict: the recording has problems; from doctor: recording or reading cannot work
   2    a flag, argument or setting is wrong
   3    the run cannot be read
   4    an optional package is missing

@@ -2,6 +2,7 @@
 
 from meshscope.analyze.memory.memory_attribution import MemoryOverview
 from meshscope.report import listings, trace_document
+from meshscope.report.doctor import check as doctor
 from meshscope.report.encode import Shapes, encode_schema
 from meshscope.report.run import document
 from meshscope.report.sections import compare, hang, memory, simulate, snapshot
@@ -17,6 +18,7 @@ DOCUMENTS: dict[str, tuple[int, type, Shapes]] = {
         (simulate.DOCUMENT, Simulation, simulate.SHAPES),
         (snapshot.DOCUMENT, snapshot.SnapshotDocument, {}),
         (trace_document.DOCUMENT, trace_document.TraceDocument, {}),
+        (doctor.DOCUMENT, doctor.Examination, {}),
         (listings.RUNS, listings.RunsDocument, {}),
         (listings.RULES, listings.RulesDocument, {}),
         (listings.RULE, listings.RuleFacts, {}),

@@ -70,6 +70,14 @@ class Nvml:
     def close(self) -> None:
         self._library.nvmlShutdown()
 
+    def count_devices(self) -> int:
+        """Devices the driver shows, without starting one."""
+        num_devices = ctypes.c_uint()
+        code = self._library.nvmlDeviceGetCount_v2(ctypes.byref(num_devices))
+        if code != _SUCCESS:
+            raise OSError(f"the number of devices is not known: NVML's code {code}")
+        return num_devices.value
+
     def find_device(self, device: str) -> "NvmlDevice | None":
         """The device of a PCI address or UUID; None where the driver does not know it."""
         by_address = _PCI_ADDRESS.fullmatch(device) is not None
