@@ -106,3 +106,21 @@ class Finding:
     @property
     def label(self) -> str:
         return f"{self.code} {self.title}"
+
+
+def check_finding(found: object, code: str) -> None:
+    """Raises TypeError for what a rule of this code must not give: others write rules, too."""
+    if not isinstance(found, Finding) or found.code != code:
+        what = found.code if isinstance(found, Finding) else type(found).__name__
+        raise TypeError(f"it gave {what}; a rule gives findings of its own code, {code}")
+    texts = (found.title, found.summary, found.change)
+    for name, is_good in (
+        ("severity", isinstance(found.severity, Severity)),
+        ("title, summary or change", all(isinstance(text, str) for text in texts)),
+        ("ranks", isinstance(found.ranks, tuple) and all(type(r) is int for r in found.ranks)),
+        ("evidence", all(isinstance(one, Evidence) for one in found.evidence)),
+        ("confidence", isinstance(found.confidence, Confidence)),
+        ("gain", hasattr(found.gain, "saved_ns") or isinstance(found.gain, Unavailable)),
+    ):
+        if not is_good:
+            raise TypeError(f"the {name} of a finding has the wrong type; see {__name__}")

@@ -1,5 +1,7 @@
 """The list of all rules: code to class. A code is never reused, not even when its rule is gone."""
 
+from collections.abc import Mapping
+
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules import (
@@ -78,7 +80,7 @@ RULES: dict[str, type[Rule]] = {
 }
 
 
-def list_thresholds() -> tuple[Threshold, ...]:
+def list_thresholds(rules: Mapping[str, type[Rule]] = RULES) -> tuple[Threshold, ...]:
     """Every limit of every rule, once, in the order of the rules."""
-    found = {threshold.name: threshold for rule in RULES.values() for threshold in rule.thresholds}
+    found = {threshold.name: threshold for rule in rules.values() for threshold in rule.thresholds}
     return tuple(found.values())

@@ -1,6 +1,8 @@
 """The page of a rule, as `meshscope rules CODE` prints it and `docs/rules` holds it."""
 
-from meshscope.diagnose.rule import SUBJECTS, Rule, describe, split_page
+import inspect
+
+from meshscope.diagnose.rule import HEADINGS, SUBJECTS, Rule, describe, split_page
 
 
 def describe_severities(rule: type[Rule]) -> str:
@@ -11,7 +13,15 @@ def describe_severities(rule: type[Rule]) -> str:
 
 def name_subject(rule: type[Rule]) -> str:
     """What the letters of its code stand for."""
-    return SUBJECTS[rule.code[:2]]
+    return SUBJECTS.get(rule.code[:-3], f"{rule.code[:-3]}, of others")
+
+
+def list_parts(rule: type[Rule]) -> dict[str, str]:
+    """Heading to text; rules of others need no headings."""
+    try:
+        return split_page(rule)
+    except ValueError:
+        return {HEADINGS[0]: inspect.cleandoc(rule.__doc__ or "")}
 
 
 def render_page(rule: type[Rule]) -> str:
@@ -24,7 +34,7 @@ def render_page(rule: type[Rule]) -> str:
         f"Subject: {name_subject(rule)}. Severity: {describe_severities(rule)}.",
         "",
     ]
-    for heading, text in split_page(rule).items():
+    for heading, text in list_parts(rule).items():
         lines += [f"## {heading}", "", text, ""]
     if rule.thresholds:
         lines += ["## Thresholds", "", "| name | default | meaning |", "|---|---|---|"]

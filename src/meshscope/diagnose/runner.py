@@ -13,13 +13,20 @@ Where a trace is cut off nothing but that is above LOW.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from meshscope.analyze.study import Failure, catch_failure
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Finding
+from meshscope.diagnose.finding import (
+    Confidence,
+    ConfidenceLevel,
+    Estimate,
+    Finding,
+    check_finding,
+)
 from meshscope.diagnose.pricing import Scale, join_edits
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule
@@ -32,6 +39,8 @@ _FAILED_RULE_CODE = "HE001"
 """Runs last: it reports errors of the other rules."""
 _HEALTH = "HE"
 """Codes of rules about the recording itself."""
+_NO_SOURCES: Mapping[str, str] = MappingProxyType({})
+_SAVES_NOTHING = Unavailable("a replay without it is not shorter")
 _MIN_CAUSE_RATIO = 0.5
 """A cause must save at least this share of what its symptom would."""
 _MAX_OWN_RATIO = 0.25
@@ -44,14 +53,19 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     """The most urgent first."""
-    rules: tuple[str, ...]
-    """Codes of the rules that ran."""
+    names: Mapping[str, str]
+    """Code to name of the rules that ran, by code."""
     scale: Scale
     step_ns: float | Unavailable
     """The step period that readers compare gains with; see `Study.step_ns`."""
     fidelity: "Fidelity | Unavailable"
     """How well the replay that prices findings agrees with the clock."""
     changed_thresholds: Mapping[str, float]
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Codes of the rules that ran."""
+        return tuple(self.names)
 
     @property
     def replay_error_ratio(self) -> float | Unavailable:
@@ -65,12 +79,21 @@ class Diagnosis:
         return max((finding.severity for finding in self.findings), default=None)
 
 
-def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Diagnosis:
-    """Never raises, whatever a rule or an analysis raises."""
+def diagnose(
+    context: Context,
+    *,
+    rules: Mapping[str, type[Rule]] = RULES,
+    sources: Mapping[str, str] = _NO_SOURCES,
+) -> Diagnosis:
+    """Never raises, whatever a rule or an analysis raises.
+
+    `sources` has, by code, the file or package of rules that are not ours.
+    """
     _ = context.study.health  # damage must be reported whatever the rules read
     found: list[Finding] = []
     for code in sorted(rules, key=lambda code: (code == _FAILED_RULE_CODE, code)):
-        result = _run_rule(rules[code], context)
+        source = f" of {sources[code]}" if code in sources else ""
+        result = _run_rule(rules[code], context, source)
         if isinstance(result, Failure):
             context.study.failures.append(result)
         else:
@@ -80,7 +103,7 @@ def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Di
     explained = _explain_symptoms(sorted(found, key=_order), context, rules)
     return Diagnosis(
         findings=tuple(sorted(explained, key=_order)),
-        rules=tuple(sorted(rules)),
+        names={code: rules[code].name for code in sorted(rules)},
         scale=Scale(
             num_steps=context.study.steps.num_steps,
             num_ranks=context.study.num_ranks,
@@ -107,8 +130,28 @@ def _doubt(finding: Finding) -> Finding:
     return replace(finding, severity=Severity.LOW, confidence=confidence)
 
 
-def _run_rule(rule: type[Rule], context: Context) -> list[Finding] | Failure:
-    return catch_failure(f"rule {rule.code}", lambda: rule().run(context))
+def _run_rule(rule: type[Rule], context: Context, source: str) -> list[Finding] | Failure:
+    def run() -> list[Finding]:
+        found = rule().run(context)
+        for one in found:
+            check_finding(one, rule.code)
+        return [_support_price(one, context) for one in found]
+
+    return catch_failure(f"rule {rule.code}{source}", run)
+
+
+def _support_price(finding: Finding, context: Context) -> Finding:
+    """Without a price that no replay supports, or that is none."""
+    gain = finding.gain
+    if isinstance(gain, Unavailable):
+        return finding
+    replay = known(context.replay)
+    problem = None if replay is None else replay.fidelity.problem
+    if isinstance(gain, Estimate):
+        problem = None
+    if problem is not None:  # a pipeline has a replay of its own, which may agree with the clock
+        return replace(finding, gain=problem, severity=min(finding.severity, Severity.HIGH))
+    return finding if gain.saved_ns > 0 else replace(finding, gain=_SAVES_NOTHING)
 
 
 def _order(finding: Finding) -> tuple[bool, int, float, str, tuple[int, ...], str]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.counterparts import Counterpart
-from meshscope.diagnose.rule import Rule, describe, split_page
-from meshscope.diagnose.rule_page import name_subject
+from meshscope.diagnose.rule import Rule, describe
+from meshscope.diagnose.rule_page import list_parts, name_subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def describe_rule(rule: type[Rule]) -> RuleFacts:
         lowest_severity=rule.severities[0].word,
         highest_severity=rule.severities[1].word,
         what=describe(rule),
-        page=split_page(rule),
+        page=list_parts(rule),
         thresholds=tuple(rule.thresholds),
         symptom_of=tuple(sorted(rule.symptom_of)),
     )

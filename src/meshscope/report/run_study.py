@@ -4,6 +4,7 @@ It opens a run or traces and gives the content of `meshscope report` as Python v
 budget, tables, and the report itself. Everything is computed on first use, and once.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -17,6 +18,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.thresholds import Thresholds
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
+from meshscope.diagnose.foreign_rules import OWN_RULES, RuleSet, load_rules
 from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.errors import UsageError
 from meshscope.ingest.kineto.trace_files import find_traces, is_trace_name
@@ -40,6 +42,7 @@ def study(
     warmup_steps: int | None = None,
     flops_per_step: float | None = None,
     peak_tflops: float | None = None,
+    rules: Sequence[str | PathLike[str]] = (),
 ) -> "RunStudy":
     """Opens a run directory, a trace of torch.profiler, or a folder with traces of one job.
 
@@ -47,13 +50,15 @@ def study(
     number of first steps to leave out of statistics; the default is 1 if more than 3 finished.
     `flops_per_step` (of the whole job) and `peak_tflops` (of one device, dense) give MFU, and stand
     above what was recorded.
+    `rules` are Python files with rules of your own, which are run.
     """
     flops = check_given(flops_per_step, peak_tflops)
     run = _open(Path(path))
     if attempt is not None and not 0 <= attempt < len(run.attempts):
         raise UsageError(f"{path} has no attempt {attempt}; it has {len(run.attempts)}, from 0 on")
     chosen = run.last_attempt if attempt is None else run.attempts[attempt]
-    return RunStudy(run, chosen, warmup_steps=warmup_steps, flops=flops)
+    rule_set = load_rules([Path(file) for file in rules])
+    return RunStudy(run, chosen, warmup_steps=warmup_steps, flops=flops, rule_set=rule_set)
 
 
 class RunStudy:
@@ -65,15 +70,20 @@ class RunStudy:
         warmup_steps: int | None = None,
         thresholds: Thresholds | None = None,
         flops: GivenFlops | None = None,
+        rule_set: RuleSet = OWN_RULES,
     ) -> None:
         self.run = run
         self.study = Study(attempt, warmup_steps=warmup_steps, flops=flops)
         """All analyses, with their arrays."""
         self._thresholds = thresholds
+        self._rule_set = rule_set
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        return diagnose(Context(self.study, thresholds=self._thresholds))
+        chosen = self._rule_set
+        self.study.failures.extend(chosen.failures)
+        context = Context(self.study, thresholds=self._thresholds)
+        return diagnose(context, rules=chosen.rules, sources=chosen.sources)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -13,6 +13,7 @@ from meshscope.diagnose.finding import Estimate
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose
+from meshscope.simulate.what_if import Gain
 
 SLOW_RANK = 2
 
@@ -192,3 +193,24 @@ def test_a_million_missing_ranks_cost_nothing(tmp_path, layout):
     (missing,) = [one for one in diagnosis.findings if one.code == "HE002"]
     assert (missing.severity, len(missing.ranks)) == (Severity.MEDIUM, 1024)
     assert [one.summary for one in diagnosis.findings if one.code == "HE001"] == []
+
+
+def test_a_saving_that_is_none_is_not_a_price(context):
+    rules = rules_of(make_finding("ST004", severity=Severity.LOW, gain=saving(-26e6)))
+    (found,) = diagnose(context, rules=rules).findings
+    assert found.gain == Unavailable("a replay without it is not shorter")
+
+
+def test_a_replay_that_misses_the_clock_supports_no_price(context):
+    """A pipeline's own replay may agree with the clock where that of the run does not."""
+    own = Gain(saved_ns=28e6, saved_ratio=0.4, step_ns=70e6, fidelity_ratio=0.01)
+    replayed = make_finding("PP002", severity=Severity.CRITICAL, gain=own)
+    estimated = make_finding("TI002", severity=Severity.CRITICAL, gain=saving(28e6))
+    replay = context.replay
+    context.replay = replace(replay, fidelity=replace(replay.fidelity, error_ratio=0.13))
+    found = {
+        one.code: one for one in diagnose(context, rules=rules_of(replayed, estimated)).findings
+    }
+    assert found["TI002"] == estimated
+    assert (found["PP002"].severity, found["PP002"].saved_ns) == (Severity.HIGH, 0)
+    assert "misses the measured step time by 13.0%" in found["PP002"].gain.reason

@@ -68,7 +68,7 @@ NOTE = Finding(
 def diagnosis_of(*findings: Finding, has_accelerators: bool = True) -> Diagnosis:
     return Diagnosis(
         findings=findings,
-        rules=("HE002", "HE008", "TI001"),
+        names={"HE002": "rank-stopped", "HE008": "part-of-the-steps", "TI001": "step-time-drift"},
         scale=Scale(num_steps=60, num_ranks=8, has_accelerators=has_accelerators),
         step_ns=190.0 * MS,
         fidelity=Fidelity(

@@ -11,6 +11,7 @@ from meshscope.cli.terminal_screen import choose_screen, write_file
 from meshscope.core.config.given_flops import check_given
 from meshscope.core.verdict.severity import Severity, parse_severity
 from meshscope.core.verdict.thresholds import choose_thresholds
+from meshscope.diagnose.foreign_rules import OWN_RULES, load_rules
 from meshscope.diagnose.registry import list_thresholds
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.errors import UsageError
@@ -91,6 +92,14 @@ _FORMS = ", ".join(f"{medium.words} (.{medium.suffixes[0]})" for medium in MEDIA
     metavar="NAME=VALUE",
     help="Change one limit; may be given several times. `meshscope rules CODE` lists them.",
 )
+@click.option(
+    "--rules",
+    "rules_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A Python file with rules of your own, which is run; may be given several times.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -112,6 +121,7 @@ def command(
     fail_on: str | None,
     thresholds_file: Path | None,
     assignments: tuple[str, ...],
+    rules_files: tuple[Path, ...],
 ) -> None:
     """Shows what to change about RUN and where its time went.
 
@@ -119,13 +129,25 @@ def command(
     may still be recording. Exit codes: 0 fine, 1 only with --strict and a recording that has
     problems, 2 usage, 3 the run cannot be read, 7 only with --fail-on and such a finding.
     """
-    if no_diagnosis and (fail_on or thresholds_file or assignments):
-        raise UsageError("--no-diagnosis makes no findings; remove it, or --fail-on and thresholds")
-    thresholds = choose_thresholds(list_thresholds(), file=thresholds_file, assignments=assignments)
+    if no_diagnosis and (fail_on or thresholds_file or assignments or rules_files):
+        raise UsageError(
+            "--no-diagnosis makes no findings; remove it, or --fail-on, --rules and thresholds"
+        )
+    rule_set = OWN_RULES if no_diagnosis else load_rules(rules_files)
+    thresholds = choose_thresholds(
+        list_thresholds(rule_set.rules), file=thresholds_file, assignments=assignments
+    )
     flops = check_given(flops_per_step, peak_tflops)
     opened = open_located(run)
     attempt = pick_attempt(opened, attempt_index)
-    study = RunStudy(opened, attempt, warmup_steps=warmup_steps, thresholds=thresholds, flops=flops)
+    study = RunStudy(
+        opened,
+        attempt,
+        warmup_steps=warmup_steps,
+        thresholds=thresholds,
+        flops=flops,
+        rule_set=rule_set,
+    )
     detail = Detail(
         shows_all_ranks=all_ranks,
         shows_all_communication=communication or "communication" in section_names,

@@ -1,12 +1,14 @@
 """`meshscope rules`: what the diagnosis looks for, rule by rule."""
 
 import difflib
+from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
 from meshscope.cli.terminal_screen import show_document
 from meshscope.diagnose.counterparts import COUNTERPARTS
-from meshscope.diagnose.registry import RULES
+from meshscope.diagnose.foreign_rules import load_rules
 from meshscope.diagnose.rule import Rule, describe
 from meshscope.diagnose.rule_page import describe_severities, render_page
 from meshscope.errors import UsageError
@@ -22,11 +24,27 @@ from meshscope.report.format import align
     is_flag=True,
     help="List the rules of the monitors this one came from, and what replaces them.",
 )
-def command(*, code: str | None, as_json: bool, counterparts: bool) -> None:
+@click.option(
+    "--rules",
+    "rules_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A Python file with rules of your own, which is run; may be given several times.",
+)
+def command(
+    *, code: str | None, as_json: bool, counterparts: bool, rules_files: tuple[Path, ...]
+) -> None:
     """Lists all rules, or prints the page of CODE: what it finds, how, and when it is wrong."""
     if counterparts and code is not None:
         raise UsageError("--counterparts lists all rules; it takes no CODE")
-    rules = [RULES[known] for known in sorted(RULES)] if code is None else [_find_rule(code)]
+    loaded = load_rules(rules_files)
+    for failure in loaded.failures:
+        click.echo(
+            f"meshscope: {failure.what} not loaded: {failure.error} ({failure.place})", err=True
+        )
+    known = loaded.rules
+    rules = [known[one] for one in sorted(known)] if code is None else [_find_rule(code, known)]
     if as_json:
         _show_json(rules, is_one=code is not None, counterparts=counterparts)
     elif counterparts:
@@ -46,11 +64,11 @@ def _show_json(rules: list[type[Rule]], *, is_one: bool, counterparts: bool) -> 
         show_document(listings.RULES, listings.RulesDocument(rules=facts))
 
 
-def _find_rule(code: str) -> type[Rule]:
-    by_name = {rule.name: rule for rule in RULES.values()}
-    rule = RULES.get(code.upper()) or by_name.get(code.lower())
+def _find_rule(code: str, rules: Mapping[str, type[Rule]]) -> type[Rule]:
+    by_name = {rule.name: rule for rule in rules.values()}
+    rule = rules.get(code.upper()) or by_name.get(code.lower())
     if rule is None:
-        nearest = difflib.get_close_matches(code.upper(), RULES, n=1, cutoff=0.0)
+        nearest = difflib.get_close_matches(code.upper(), rules, n=1, cutoff=0.0)
         raise UsageError(f"there is no rule {code!r}; the nearest is {nearest[0]}")
     return rule
 

@@ -79,7 +79,7 @@ class RuleFailed(Rule):
                     Evidence(name="error", value=failure.error),
                     Evidence(name="location", value=failure.place),
                 ),
-                change="Report this error; the other findings are valid.",
+                change="Report this error to whoever wrote it; the other findings are valid.",
                 gain=_NO_TIME_LOST,
             )
 
@@ -438,11 +438,11 @@ class ReplayRefused(Rule):
         fidelity = replay.fidelity
         yield Finding(
             code=self.code,
-            title="no savings are given: the replay does not reproduce the step time",
+            title="no replayed savings are given: the replay misses the step time",
             severity=Severity.LOW,
             summary=f"a replay of what the recording explains misses the step time of "
             f"{duration(fidelity.measured_ns)} by {ratio(fidelity.error_ratio)}; findings are "
-            "graded by the time their cause takes.",
+            "graded by the time their cause takes, and none has a replayed price.",
             evidence=(
                 Evidence(name="measured step", value=fidelity.measured_ns, unit="ns"),
                 Evidence(name="error", value=fidelity.error_ratio, unit="ratio"),

@@ -39,7 +39,6 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.pricing import Scale, recoverable_hours
-from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.report.encode import Shape, Shapes, encode
 from meshscope.report.run.budget import BudgetFacts
@@ -254,7 +253,7 @@ def build_document(report: Report) -> Document:
 
 def _describe_diagnosis(diagnosis: Diagnosis) -> DiagnosisFacts:
     return DiagnosisFacts(
-        findings=tuple(_describe_finding(one, diagnosis.scale) for one in diagnosis.findings),
+        findings=tuple(_describe_finding(one, diagnosis) for one in diagnosis.findings),
         worst_severity=diagnosis.worst,
         rules=diagnosis.rules,
         scale=diagnosis.scale,
@@ -264,7 +263,7 @@ def _describe_diagnosis(diagnosis: Diagnosis) -> DiagnosisFacts:
     )
 
 
-def _describe_finding(finding: Finding, scale: Scale) -> FindingFacts:
+def _describe_finding(finding: Finding, diagnosis: Diagnosis) -> FindingFacts:
     gain = finding.gain
 
     def read(name: str) -> Any:
@@ -272,12 +271,12 @@ def _describe_finding(finding: Finding, scale: Scale) -> FindingFacts:
 
     return FindingFacts(
         finding=finding,
-        name=RULES[finding.code].name if finding.code in RULES else "",
+        name=diagnosis.names.get(finding.code, ""),
         saved_ns=read("saved_ns"),
         saved_ratio=read("saved_ratio"),
         step_ns=read("step_ns"),
         price_basis=read("basis"),
-        recoverable_rank_hours=recoverable_hours(gain, scale),
+        recoverable_rank_hours=recoverable_hours(gain, diagnosis.scale),
     )
 
 

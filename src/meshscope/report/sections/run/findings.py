@@ -81,9 +81,12 @@ def describe_price(finding: Finding) -> str:
 
 
 def _describe_basis(diagnosis: Diagnosis) -> str:
-    error = known(diagnosis.replay_error_ratio)
-    if error is None:
+    fidelity = known(diagnosis.fidelity)
+    if fidelity is None:
         return "savings are estimates: the run cannot be replayed"
+    error = fidelity.error_ratio
+    if not fidelity.is_enough:
+        return f"savings are estimates: a replay is {form.ratio(error)} off the measured time"
     if error < _EXACT_RATIO:
         return "savings are from a replay that takes the measured time"
     return f"savings are from a replay within {form.ratio(error)} of the measured time"

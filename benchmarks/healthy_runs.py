@@ -1,0 +1,215 @@
+"""How often does a recording of a healthy program get a finding above low?
+
+    python benchmarks/healthy_runs.py                      # 100 recordings, about 20 minutes
+    python benchmarks/healthy_runs.py --load 4             # beside 4 busy processes
+    python benchmarks/healthy_runs.py --limit 10           # the next 10; what is done is kept
+    python benchmarks/healthy_runs.py --judge              # judges what was recorded again
+
+Every recording is a whole program of real processes (`healthy_programs.py`, and the engine in small
+layouts) under `meshscope run` or `train`, with a seed of its own. Recordings are kept in `--folder`
+and nothing is recorded twice, so that it can be stopped and go on. A result says under which load
+the machine was: a count of a quiet machine means nothing if others used it.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import meshscope
+from meshscope.core.verdict.severity import Severity
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "healthy_runs.json"
+NUM_SEEDS = 5
+TIMEOUT_S = 300
+BUSY = "import math\nwhile True: math.factorial(300)"
+ENGINE = """
+name = "{name}"
+seed = {seed}
+num_steps = 60
+device = "cpu"
+[model]
+preset = "llama-tiny"
+[parallel]
+{degrees}
+[batch]
+microbatch_size = 4
+num_microbatches = {microbatches}
+[optimizer]
+kind = "adamw"
+learning_rate = 3e-3
+"""
+LAYOUTS = {"engine_dp": "dp = 2", "engine_pp": 'pp = 2\nschedule = "1f1b"'}
+PROGRAMS = (
+    "plain",
+    "printed",
+    "loaded",
+    "loaded_by_workers",
+    "accumulated",
+    "validated",
+    "sentences",
+    "pictures",
+    "low_precision",
+    "adversaries",
+    "agent",
+    "iterated",
+    "distributed",
+    "distributed_late_wrap",
+    "distributed_loaded",
+    "distributed_accumulated",
+    "distributed_sentences",
+    "distributed_sharded",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One recording, judged."""
+
+    program: str
+    seed: int
+    findings: tuple[str, ...]
+    """Above low and not explained by another."""
+    load: tuple[float, float]
+    """Of the machine, over the minute before it began and before it ended."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--load", type=int, default=0, help="busy processes beside")
+    parser.add_argument("--folder", type=Path, help="where recordings and verdicts are kept")
+    parser.add_argument("--limit", type=int, help="record at most so many now")
+    parser.add_argument("--only", nargs="*", default=[], help="words in names of programs")
+    parser.add_argument("--judge", action="store_true", help="judge again, record nothing")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.gettempdir()) / "meshscope_healthy_runs"
+    folder = folder / f"load{options.load}"
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [
+        (name, seed)
+        for seed in range(NUM_SEEDS)
+        for name in (*PROGRAMS, *LAYOUTS)
+        if not options.only or any(word in name for word in options.only)
+    ]
+    if not options.judge:
+        record_missing(wanted, folder, options.load, options.limit)
+    done = [judge(folder, name, seed) for name, seed in wanted if is_done(folder, name, seed)]
+    show(done, options.load)
+    if done and not options.only:
+        save(done, options.load, options.output)
+    return 0
+
+
+# --- recording -----------------------------------------------------------------------------------
+
+
+def is_done(folder: Path, name: str, seed: int) -> bool:
+    return (folder / f"{name}-{seed}.json").exists()
+
+
+def record_missing(
+    wanted: list[tuple[str, int]], folder: Path, load: int, limit: int | None
+) -> None:
+    missing = [pair for pair in wanted if not is_done(folder, *pair)][:limit]
+    with run_busy(load):
+        for name, seed in missing:
+            run_dir = folder / f"{name}-{seed}"
+            shutil.rmtree(run_dir, ignore_errors=True)
+            before = os.getloadavg()[0]
+            result = record(name, seed, run_dir)
+            if result.returncode:
+                print(f"{name}-{seed} ended with {result.returncode}: {result.stderr[-500:]}")
+                continue
+            loads = [round(before, 1), round(os.getloadavg()[0], 1)]
+            (folder / f"{name}-{seed}.json").write_text(json.dumps(loads), encoding="utf-8")
+            found = judge(folder, name, seed).findings
+            print(f"{name}-{seed}: {'; '.join(found) or 'nothing above low'}", flush=True)
+
+
+def record(name: str, seed: int, run_dir: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", "meshscope"]
+    if name in LAYOUTS:
+        config = run_dir.with_suffix(".toml")
+        text = ENGINE.format(
+            name=name, seed=seed, degrees=LAYOUTS[name], microbatches=8 if "pp" in name else 2
+        )
+        config.write_text(text, encoding="utf-8")
+        command += ["train", str(config), "-o", str(run_dir)]
+    else:
+        command += ["run", "-o", str(run_dir), "--", sys.executable]
+        if name.startswith("distributed"):
+            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command += [str(HERE / "healthy_programs.py"), name, "--seed", str(seed)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+@contextlib.contextmanager
+def run_busy(count: int) -> Iterator[None]:
+    """So many processes that only compute, while the block runs."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+# --- judging -------------------------------------------------------------------------------------
+
+
+def judge(folder: Path, name: str, seed: int) -> Recorded:
+    loads = json.loads((folder / f"{name}-{seed}.json").read_text(encoding="utf-8"))
+    findings = meshscope.study(folder / f"{name}-{seed}").findings
+    above = tuple(
+        f"{one.severity.word} {one.label}"
+        for one in findings
+        if one.severity > Severity.LOW and one.explained_by is None
+    )
+    return Recorded(program=name, seed=seed, findings=above, load=(loads[0], loads[1]))
+
+
+def show(done: list[Recorded], load: int) -> None:
+    alarmed = [one for one in done if one.findings]
+    beside = f" beside {load} busy processes" if load else ""
+    print(f"{len(alarmed)} of {len(done)} healthy recordings{beside} with a finding above low")
+    for one in alarmed:
+        print(f"  {one.program}-{one.seed}, load {one.load[0]}-{one.load[1]}: {one.findings}")
+
+
+def save(done: list[Recorded], load: int, output: Path) -> None:
+    """One entry per load; the others are kept."""
+    document: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError):
+        document = json.loads(output.read_text(encoding="utf-8"))
+    alarmed = [one for one in done if one.findings]
+    codes = Counter(text.split()[1] for one in alarmed for text in one.findings)
+    document[f"beside {load} busy processes" if load else "quiet"] = {
+        "num_recordings": len(done),
+        "num_with_a_finding_above_low": len(alarmed),
+        "codes": dict(codes.most_common()),
+        "findings": [asdict(one) for one in alarmed],
+        "median_load": sorted(one.load[1] for one in done)[len(done) // 2],
+        "machine": {"cores": os.cpu_count(), "kernel": platform.release().split("-")[0]},
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
