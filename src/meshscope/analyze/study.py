@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from meshscope.analyze.timeline.timeline_steps import KeptSteps
     from meshscope.analyze.timeline.work import WorkTable
     from meshscope.analyze.training.convergence import Convergence
+    from meshscope.analyze.training.settings import SettingsGroup
     from meshscope.store.read.arrays import Floats
 
 T = TypeVar("T")
@@ -449,6 +450,13 @@ class Study:
         from meshscope.analyze.training.convergence import analyze_convergence
 
         return analyze_convergence(self.attempt)
+
+    @_Analysis
+    def settings(self) -> "tuple[SettingsGroup, ...]":
+        """Hyper-parameters and frameworks' arguments."""
+        from meshscope.analyze.training.settings import read_settings
+
+        return need(read_settings(self.attempt))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

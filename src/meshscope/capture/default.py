@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -25,16 +26,21 @@ def start(
     *,
     layout: Layout | None = None,
     attempt: int | None = None,
+    config: Any = None,
     **settings: Any,
 ) -> Recorder:
     """Starts the process's recorder, or returns it if it is running (as under `meshscope run`).
 
-    `settings` are those of `RecorderConfig`. Nothing is written until the first step or phase.
+    `config` are the run's hyper-parameters: a mapping, dataclass, namespace or object with
+    `to_dict`. `settings` are those of `RecorderConfig`. Nothing is written until the first step or
+    phase.
     `attempt` numbers this launch of the job on all ranks alike, where the launcher does not.
     Below `meshscope run` its directory is used instead of `run_dir`: the user looks there.
     """
     global _default
     check_names(RecorderConfig, settings)
+    if isinstance(config, RecorderConfig):
+        settings, config = {**_read_fields(config), **settings}, None
     launched_dir = os.environ.get(RUN_DIR_VARIABLE)
     if run_dir is not None and launched_dir:
         logger.warning("meshscope run records into %s, not into %s", launched_dir, run_dir)
@@ -44,12 +50,18 @@ def start(
             _default.set_layout(layout)
         if settings:
             _default.configure(**settings)
-        return _default
-    config = RecorderConfig(**settings)
-    _default = Recorder(run_dir, layout=layout, config=config, attempt=attempt)
-    _default.watch_communication()
-    call_before_close(partial(_write_exception, _default))
+    else:
+        own = RecorderConfig(**settings)
+        _default = Recorder(run_dir, layout=layout, config=own, attempt=attempt)
+        _default.watch_communication()
+        call_before_close(partial(_write_exception, _default))
+    if config is not None:
+        _default.set_config(config)
     return _default
+
+
+def _read_fields(config: RecorderConfig) -> dict[str, Any]:
+    return {one.name: getattr(config, one.name) for one in fields(config)}
 
 
 def recorder() -> Recorder:

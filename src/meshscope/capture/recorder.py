@@ -34,6 +34,7 @@ from meshscope.capture.model.flops import CountedFlops
 from meshscope.capture.model.gemm_peak import MeasuredPeak
 from meshscope.capture.model.layer_counts import check_stage_layers
 from meshscope.capture.model.model_facts import PER_STEP, ModelFacts
+from meshscope.capture.model.settings import GIVEN, Settings
 from meshscope.capture.monitor.monitor import Monitor
 from meshscope.capture.monitor.monitor_results import MonitorAnalysis, MonitorStats
 from meshscope.capture.monitor.surroundings import look_around
@@ -63,14 +64,17 @@ class Recorder:
         run_dir: str | os.PathLike[str] | None = None,
         *,
         layout: Layout | None = None,
-        config: RecorderConfig | None = None,
+        config: Any = None,
         clock: Callable[[], int] = time.monotonic_ns,
         attempt: int | None = None,
     ) -> None:
-        """`attempt`: which attempt of the job this is, the same number on every rank (see
-        `store.attempts.next_attempt`); by default MESHSCOPE_ATTEMPT, else found out by readers."""
+        """`config`: the recorder's own settings as a `RecorderConfig`, or the run's
+        hyper-parameters (see `set_config`). `attempt`: which attempt of the job this is, the same
+        number on every rank (see `store.attempts.next_attempt`); by default MESHSCOPE_ATTEMPT,
+        else found out by readers."""
+        own = config if isinstance(config, RecorderConfig) else RecorderConfig()
         self.session = session = Session(
-            run_dir, layout=layout, config=config or RecorderConfig(), clock=clock, attempt=attempt
+            run_dir, layout=layout, config=own, clock=clock, attempt=attempt
         )
         self.guard, self.clock, self.timeline = session.guard, clock, session.timeline
         self.operations = session.operations
@@ -81,6 +85,7 @@ class Recorder:
         self._step_block = StepBlock(self.timeline, self._steps, self.guard, clock)
         self._actions = Actions(self.timeline, self._steps, self.guard, clock)
         self._facts = ModelFacts(session.journal)
+        self.settings = Settings(session.journal)
         self.watching = Watching(session, self._steps, self._actions)
         self.profiles = Profiles(session, self.watching)
         self.sampling = Sampling(session, self._marking, self.watching, self.profiles)
@@ -93,6 +98,8 @@ class Recorder:
         session.on_open = self._begin_recording
         session.arm()
         remember(self)
+        if config is not None and config is not own:
+            self.set_config(config)
 
     # --- opening and closing --------------------------------------------------------------
 
@@ -102,6 +109,7 @@ class Recorder:
 
     def _begin_recording(self) -> None:
         self._facts.write_all()
+        self.guard.run("settings", self.settings.write_all)
         self.sampling.follow_config()
 
     def flush(self) -> None:
@@ -229,6 +237,13 @@ class Recorder:
     def set_layout(self, layout: Layout, source: str = "declared") -> None:
         """Tells the recorder the mesh, if it was not known at the start."""
         self.session.set_layout(layout, source)
+
+    def set_config(
+        self, config: Any, name: str = GIVEN, source: str = "given by the program"
+    ) -> None:
+        """Stores the run's hyper-parameters: a mapping, dataclass, namespace or object with
+        `to_dict`. Calls add up under their `name`; `source` says how the values are known."""
+        self.guard.run("config", self.settings.add, config, name, source)
 
     def set_stage_layers(self, stages: Mapping[int, int | Mapping[str, int]]) -> None:
         """Declares what each pipeline stage of this rank holds, to tell uneven stages from slow

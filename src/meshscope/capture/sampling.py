@@ -52,6 +52,7 @@ class Sampling:
         self._device_limit_bytes = MISSING
         self._first_sampled_step: int | None = None
         self._has_counted_layers = False
+        self._has_noted_seed = False
         self._has_said_silent = False
         watching.compilations.on_end = self._wake
         session.timeline.on_visit = self.visit
@@ -60,6 +61,7 @@ class Sampling:
     def begin_attempt(self) -> None:
         self._first_sampled_step = None
         self._has_counted_layers = False
+        self._has_noted_seed = False
         self._gaps.begin_attempt()
         self._next_capacity_ns = 0
         self._device_limit_bytes = MISSING
@@ -187,6 +189,8 @@ class Sampling:
         self._guard.run("layout", self.learn_layout)
         if not self._has_counted_layers:
             self._count_layers()
+        if not self._has_noted_seed:
+            self._note_seed()
         if self._first_sampled_step is None:
             self._first_sampled_step = step
         num_steps = step - self._first_sampled_step + 1  # a resumed job does not begin at 0
@@ -220,6 +224,13 @@ class Sampling:
             )
             if found is not None:
                 session.set_layout(found.layout, found.source)
+
+    def _note_seed(self) -> None:
+        """Once, in a step: a run that communication opened may be older than the program's seed."""
+        self._has_noted_seed = True
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and self._session.config.provenance:
+            self._session.journal("update", initial_seed=int(torch.initial_seed()))
 
     def _count_layers(self) -> None:
         """Once: the repeated parts of the models watched; of one stage, if there is a pipeline."""

@@ -95,6 +95,7 @@ def _start_recording(config: TrainConfig) -> "Recorder | None":
     if not config.recording.enabled:
         return None
     recorder = start(config.recording.run_dir, layout=config.layout)
+    recorder.set_config(config, "train", "the configuration of meshscope train")
     if config.recording.profiling is not None:
         recorder.profile(config.recording.profiling)
     return recorder

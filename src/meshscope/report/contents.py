@@ -19,6 +19,7 @@ from meshscope.report.sections.run.phases import show_peers, show_phases
 from meshscope.report.sections.run.pipeline import show_pipeline
 from meshscope.report.sections.run.ranks import show_ranks, show_time
 from meshscope.report.sections.run.recording import show_problems, show_recording
+from meshscope.report.sections.run.settings import show_settings
 from meshscope.report.sections.run.steps import name_left_out, show_steps, show_throughput
 from meshscope.report.sections.run.traces import show_traces
 from meshscope.report.sections.run.training import show_training
@@ -57,6 +58,7 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
     "time": show_time,
     "ranks": show_ranks,
     "hardware": show_hardware,
+    "settings": show_settings,
     "traces": show_traces,
     "recording": show_recording,
     "problems": show_problems,

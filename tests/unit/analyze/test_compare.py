@@ -8,8 +8,10 @@ from meshscope.analyze.compare.compare import Metric, Verdict, compare_studies, 
 from meshscope.analyze.compare.compare_loss import Tolerance, agree
 from meshscope.analyze.compare.compare_provenance import Subject
 from meshscope.analyze.study import Study
+from meshscope.capture.recorder import Recorder
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.location_shift import Shift
+from meshscope.report.sections.compare import tell_loss
 from meshscope.store.read.run import open_run
 from signal_builders import MB, make_signal_run
 
@@ -192,12 +194,7 @@ def test_what_is_different_is_listed_by_subject(base, tmp_path):
     found = [(d.subject, d.name, d.a, d.b) for d in compare(base, b).provenance]
     assert found == [
         (Subject.CODE, "git.revision", "abc", "def"),
-        (
-            Subject.ARGUMENTS,
-            "argv",
-            '["train.py", "--lr", "1e-3"]',
-            '["train.py", "--lr", "2e-3"]',
-        ),
+        (Subject.ARGUMENTS, "--lr", "1e-3", "2e-3"),
         (Subject.ENVIRONMENT, "environment.OMP_NUM_THREADS", "1", "4"),
         (Subject.MACHINES, "hosts", '["node0"]', '["node9"]'),
         (Subject.PACKAGES, "packages.scipy", None, "1.0"),
@@ -207,3 +204,65 @@ def test_what_is_different_is_listed_by_subject(base, tmp_path):
 def test_a_run_without_provenance_says_so(base, tmp_path):
     bare = attempt(tmp_path / "b")
     assert compare(base, bare).provenance == Unavailable("B: provenance was not recorded")
+
+
+def settle(path, config, **facts):
+    with Recorder(path) as recorder:
+        recorder.set_config(config)
+        for name, value in facts.items():
+            recorder.set_config(value, name, "made here")
+        for _ in range(2):
+            with recorder.step():
+                pass
+    return open_run(path).last_attempt
+
+
+def test_hyper_parameters_are_compared_key_by_key(tmp_path):
+    a = settle(tmp_path / "a", {"lr": 1e-3, "model": {"depth": 2}}, Arguments={"x": 1, "y": 2})
+    b = settle(tmp_path / "b", {"lr": 2e-3, "model": {"depth": 2}, "seed": 1})
+    found = compare(a, b).provenance
+    assert [(d.name, d.a, d.b) for d in found if d.subject is Subject.HYPER_PARAMETERS] == [
+        ("Arguments", "recorded", None),
+        ("config.lr", "0.001", "0.002"),
+        ("config.seed", None, "1"),
+    ]
+
+
+def test_a_long_command_line_is_compared_option_by_option(tmp_path):
+    shared = ["train.py", *(f"--option-{i}=value" for i in range(300))]
+    a, b = (
+        attempt(tmp_path / side, provenance={**FACTS, "argv": [*shared, *own]})
+        for side, own in (("a", ["--lr", "1", "model.depth=2", "-v"]), ("b", ["model.depth=3"]))
+    )
+    assert [(d.name, d.a, d.b) for d in compare(a, b).provenance] == [
+        ("--lr", "1", None),
+        ("-v", "given", None),
+        ("model.depth", "2", "3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "expected"),
+    [((1 << 60, 1 << 61), []), ((1, 1), []), ((1, 1 << 60), [("1", "drawn by torch")])],
+)
+def test_a_seed_that_nobody_chose_is_no_difference(tmp_path, seeds, expected):
+    a, b = (
+        attempt(tmp_path / str(i), provenance={**FACTS, "torch": {"initial_seed": seed}})
+        for i, seed in enumerate(seeds)
+    )
+    assert [(d.a, d.b) for d in compare(a, b).provenance] == expected
+
+
+def test_a_loss_that_is_infinite_on_one_side_differs_by_no_number(tmp_path):
+    def explode(rank, step):
+        return math.inf if step > 26 else falling(rank, step)
+
+    loss = compare_losses(tmp_path, falling, explode, num_ranks=1)
+    assert (loss.num_beyond, loss.num_infinitely_apart) == (3, 3)
+    assert loss.largest_difference == 0
+    assert tell_loss(loss).endswith(
+        "3 of 30 values differ (steps 0 to 29, 1 rank); in all of them one side is not finite, "
+        "or both in another way."
+    )
+    same = compare_losses(tmp_path / "same", explode, explode)
+    assert (same.divergence, same.num_infinitely_apart) == (None, 0)

@@ -48,6 +48,17 @@ def test_the_text_has_all_sections(runs):
     assert "First different" in text
 
 
+def test_values_that_differ_late_show_where_they_do(tmp_path):
+    name = "/data/" + "checkpoints/" * 12
+    a, b = (
+        make_signal_run(tmp_path / end, provenance={"argv": ["train.py", f"--load={name}{end}"]})
+        for end in ("step100", "step200")
+    )
+    (row,) = [line for line in invoke("compare", a, b).stdout.splitlines() if "--load" in line]
+    assert "step100" in row
+    assert "step200" in row
+
+
 def test_a_run_against_itself_is_no_change(runs):
     result = invoke("compare", runs[0], runs[0], "--fail-on", 1, "--exact", "--fail-on-loss")
     assert result.exit_code == 0, result.output

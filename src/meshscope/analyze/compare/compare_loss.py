@@ -59,6 +59,9 @@ class LossComparison:
     """None: all agree."""
     num_beyond: int
     """Values that do not agree."""
+    num_infinitely_apart: int
+    """Those of them whose difference is no number: one side is infinite or NaN, or both are and
+    not alike."""
     largest_difference: float
     """Of finite values; NaN without any."""
     last_a: float
@@ -122,6 +125,7 @@ class _Differences:
     num_values: int = 0
     num_ranks: int = 0
     num_beyond: int = 0
+    num_infinitely_apart: int = 0
     largest: float = float("nan")
     steps: list[int] = field(default_factory=list)
     """First and last of every rank."""
@@ -147,6 +151,7 @@ class _Differences:
         self.num_values += len(step)
         self.num_ranks += 1
         self.num_beyond += len(beyond)
+        self.num_infinitely_apart += int(np.count_nonzero(~np.isfinite(distance[beyond])))
         self.steps += [int(step.min()), int(step.max())]
         self.last = self.last or (float(a[-1]), float(b[-1]))
 
@@ -162,6 +167,7 @@ class _Differences:
             last_step=max(self.steps),
             divergence=self.divergence,
             num_beyond=self.num_beyond,
+            num_infinitely_apart=self.num_infinitely_apart,
             largest_difference=self.largest,
             last_a=self.last[0],
             last_b=self.last[1],

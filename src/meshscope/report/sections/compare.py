@@ -2,8 +2,10 @@
 null unless a limit was given.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from meshscope.analyze.compare.compare import Comparison, Metric, Verdict
 from meshscope.analyze.compare.compare_budget import BudgetChange, LineChange
@@ -26,6 +28,8 @@ _MAX_DIFFERENCES = 40
 """Shown at most; the JSON document has all."""
 _MAX_VALUE = 60
 """Characters of a fact in a table."""
+_NUM_LEADING = 20
+"""Characters shown before the first that differs, of a fact that does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,23 +175,32 @@ def _list_differences(differences: tuple[Difference, ...] | Unavailable) -> Iter
         yield Line(form.or_reason(differences, str))
         return
     if not found:
-        yield Line("Nothing that was recorded: code, arguments, settings, layout, machines.")
+        yield Line(
+            "Nothing that was recorded: code, arguments, hyper-parameters, layout, machines."
+        )
         return
     shown = found[:_MAX_DIFFERENCES]
     yield Table(
         (
             make_column("", shown, lambda d: d.subject.value, 4, is_right=False),
             make_column("", shown, lambda d: form.clean_text(d.name), 9, is_right=False),
-            make_column("A", shown, lambda d: _show_fact(d.a), 5, is_right=False),
-            make_column("B", shown, lambda d: _show_fact(d.b), 6, is_right=False),
+            make_column("A", shown, lambda d: _show_fact(d.a, d.b), 5, is_right=False),
+            make_column("B", shown, lambda d: _show_fact(d.b, d.a), 6, is_right=False),
         )
     )
     if len(found) > len(shown):
         yield Line(f"and {form.count(len(found) - len(shown))} more, see --json", Tone.QUIET)
 
 
-def _show_fact(value: str | None) -> str:
-    return "(none)" if value is None else form.clean_text(value, _MAX_VALUE) or "(empty)"
+def _show_fact(value: str | None, other: str | None) -> str:
+    """Of a long value the part where it begins to differ from the other side's."""
+    if value is None:
+        return "(none)"
+    pairs = zip(value, other or "", strict=False)
+    num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    if len(value) > _MAX_VALUE and num_same > _NUM_LEADING:
+        value = f"…{value[num_same - _NUM_LEADING :]}"
+    return form.clean_text(value, _MAX_VALUE) or "(empty)"
 
 
 def tell_verdict(compared: Compared) -> str:
@@ -241,14 +254,32 @@ def _describe_loss(loss: LossComparison) -> str:
     if found is None:
         return (
             f"The same {limit} in {form.plural(loss.num_values, 'value')} of "
-            f"{form.clean_text(loss.name)} ({steps}); largest difference "
-            f"{loss.largest_difference:.3g}."
+            f"{form.clean_text(loss.name)} ({steps}){_tell_largest(loss, '; largest difference')}."
         )
     return (
         f"First different ({limit}) in step {found.step} on rank {found.rank}: {found.a:.9g} and "
         f"{found.b:.9g}; {form.count(loss.num_beyond)} of {form.plural(loss.num_values, 'value')} "
-        f"differ ({steps}), at most by {loss.largest_difference:.3g}."
+        f"differ ({steps}){_tell_largest(loss, ', at most by')}{_tell_infinite(loss)}."
     )
+
+
+def _tell_largest(loss: LossComparison, words: str) -> str:
+    """Empty if all that differ are apart by no number."""
+    is_told = math.isfinite(loss.largest_difference) and (
+        loss.num_beyond == 0 or loss.num_beyond > loss.num_infinitely_apart
+    )
+    return f"{words} {loss.largest_difference:.3g}" if is_told else ""
+
+
+def _tell_infinite(loss: LossComparison) -> str:
+    if not loss.num_infinitely_apart:
+        return ""
+    count = (
+        "all of them"
+        if loss.num_infinitely_apart == loss.num_beyond
+        else (f"{form.count(loss.num_infinitely_apart)} of them")
+    )
+    return f"; in {count} one side is not finite, or both in another way"
 
 
 def _signed(value: float) -> str:
