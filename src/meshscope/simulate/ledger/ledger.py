@@ -1,0 +1,189 @@
+"""The ledger of lost time: the way from the measured step to the best one, loss by loss.
+
+The best step is a replay without any loss (`losses`): every piece of work takes its peers' usual
+time, nothing pauses, data is ready, transfers take their usual time; the waits and bubbles that
+remain are those of the schedule. Every loss gets its share of the difference (`shapley`), so two
+faults that hide each other each have one, and what several ranks lose at the same time is counted
+once. Shares sum to the difference exactly; the replay's own error comes with it.
+
+Wrong where the replay is: see `what_if`. Losses that all ranks share in training itself (slow
+kernels, small operations) are not in it: no peer shows that they could be shorter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshscope.analyze.timeline.peer_work import group_true_peers, has_messages
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.shapley import Coalition, share_out
+from meshscope.simulate.even_shares import find_even_transfers
+from meshscope.simulate.ledger.losses import MIN_LOSS_RATIO, Loss, LossKind, split_losses
+from meshscope.simulate.ledger.peer_cells import PeerCells, collect_cells
+from meshscope.simulate.recorded_graph import measured_work
+from meshscope.simulate.what_if import Edit, Replay
+from meshscope.simulate.work_parts import WorkParts, cut_work
+from meshscope.store.read.arrays import Int64s
+
+MAX_ENTRIES = 12
+"""Losses that are priced one by one, the largest; the others are one entry."""
+_INTERACTION_RATIO = 0.005
+"""Of the step: differences below are no interaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Entry:
+    """One loss and its price."""
+
+    loss: Loss | None
+    """None: all small ones together."""
+    share_ns: float
+    """Its share of what is lost in a step."""
+    alone_ns: float
+    """What a step saves without this loss alone."""
+    edit: Edit = field(repr=False)
+    """What removes it alone."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether removing it alone saves less than half of its share: others hide it."""
+        return self.alone_ns < self.share_ns / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ledger:
+    measured_ns: float
+    """Per step, by the clock."""
+    replayed_ns: float
+    """Per step, replayed as measured; entries lead from here to `best_ns`."""
+    best_ns: float
+    """Per step, replayed without any loss."""
+    error_ns: float
+    """Of the replay against the clock, per step."""
+    entries: tuple[Entry, ...]
+    """The largest share first; the shares sum to `replayed_ns` less `best_ns`."""
+
+    @property
+    def lost_ns(self) -> float:
+        return self.replayed_ns - self.best_ns
+
+
+def open_ledger(replay: Replay) -> Ledger | Unavailable:
+    if replay.fidelity.problem is not None:
+        return replay.fidelity.problem
+    book = _Book(replay)
+    named, small = book.choose_entries()
+    sets = [*([loss] for loss in named), *([small] if small else [])]
+    step_ns = replay.fidelity.replayed_ns
+
+    def price(coalitions: Sequence[Coalition]) -> list[float]:
+        edits = [book.remove([one for i in sorted(c) for one in sets[i]]) for c in coalitions]
+        return [step_ns - time for time in replay.step_times_ns(edits)] if edits else []
+
+    shares = share_out(price, len(sets), tolerance=_INTERACTION_RATIO * step_ns)
+    entries = [
+        Entry(
+            loss=losses[0] if index < len(named) else None,
+            share_ns=float(shares.share[index]),
+            alone_ns=float(shares.alone[index]),
+            edit=book.remove(losses),
+        )
+        for index, losses in enumerate(sets)
+    ]
+    return Ledger(
+        measured_ns=replay.fidelity.measured_ns,
+        replayed_ns=step_ns,
+        best_ns=step_ns - shares.total,
+        error_ns=replay.fidelity.error_ratio * replay.fidelity.measured_ns,
+        entries=tuple(sorted(entries, key=lambda entry: -entry.share_ns)),
+    )
+
+
+class _Book:
+    """The losses of a run, and edits that remove any of them."""
+
+    def __init__(self, replay: Replay) -> None:
+        timeline = replay.timeline
+        self._timeline = timeline
+        self._parts: WorkParts = cut_work(timeline)
+        peers = group_true_peers(timeline.layout, timeline.ranks, is_piped=has_messages(timeline))
+        self._groups: list[PeerCells] = collect_cells(timeline, self._parts, peers)
+        self._period_ns = replay.fidelity.replayed_ns
+        self._even_transfer_ns: Int64s | None = None
+        self.losses = split_losses(timeline, self._groups, self._period_ns)
+        self.losses += self._find_transfer_losses(replay)
+
+    def choose_entries(self) -> tuple[list[Loss], list[Loss]]:
+        """Those that are priced one by one, and those that are too small."""
+        least_ns = MIN_LOSS_RATIO * self._period_ns
+        order = sorted(self.losses, key=lambda loss: -loss.excess_ns)
+        named = [loss for loss in order if loss.excess_ns >= least_ns][:MAX_ENTRIES]
+        return named, [loss for loss in order if loss not in named]
+
+    def remove(self, losses: Sequence[Loss]) -> Edit:
+        """All of these losses at once."""
+        part_ns = self._parts.work_ns.astype(np.float64)
+        for index, cells in enumerate(self._groups):
+            removed = [loss.removed_ns[index] for loss in losses if index in loss.removed_ns]
+            if not removed:
+                continue
+            left = np.maximum(cells.work_ns - sum(removed), 0.0)
+            factor = np.divide(
+                left, cells.work_ns, where=cells.work_ns > 0, out=np.ones_like(left)
+            )
+            part_ns[cells.part] *= factor[cells.part_cell, cells.part_member]
+        return Edit(
+            name=", ".join(_name(loss) for loss in losses) or "as measured",
+            work_ns=self._join(part_ns),
+            transfer_ns=self._even_transfers(losses),
+        )
+
+    def _join(self, part_ns: np.ndarray) -> Int64s:
+        work = self._parts.join(self._timeline, part_ns)
+        # Work that no part covers (in windows that are not replayed) stays.
+        has_part = np.zeros(len(work), dtype=np.bool_)
+        has_part[self._parts.piece] = True
+        return np.where(has_part, work, measured_work(self._timeline))
+
+    def _find_transfer_losses(self, replay: Replay) -> list[Loss]:
+        communication = self._timeline.communication
+        even, names, types = find_even_transfers(replay)
+        if communication is None or even is None:
+            return []
+        self._even_transfer_ns = even
+        axes = np.array([name.split(" ")[0] for name in names])[types]
+        measured, rows = communication.row_times.transfer_ns, communication.operations.rows
+        step = np.searchsorted(self._timeline.steps, rows.step)
+        step = np.minimum(step, len(self._timeline.steps) - 1)
+        is_inside = self._timeline.steps[step] == rows.step
+        losses = []
+        for axis in np.unique(axes).tolist():
+            own = (axes == axis) & is_inside
+            by_rank = np.zeros((len(self._timeline.steps), len(self._timeline.ranks)))
+            rank = np.searchsorted(np.array(self._timeline.ranks), rows.rank[own])
+            np.add.at(by_rank, (step[own], rank), (measured - even)[own])
+            losses.append(
+                Loss(
+                    kind=LossKind.TRANSFERS,
+                    place=None,
+                    axis=axis,
+                    step_ns=by_rank.max(axis=1),
+                    transfer_rows=axes == axis,
+                )
+            )
+        return losses
+
+    def _even_transfers(self, losses: Sequence[Loss]) -> Int64s | None:
+        chosen = [loss.transfer_rows for loss in losses if loss.transfer_rows is not None]
+        communication = self._timeline.communication
+        if not chosen or communication is None or self._even_transfer_ns is None:
+            return None
+        is_even = np.logical_or.reduce(chosen)
+        return np.where(is_even, self._even_transfer_ns, communication.row_times.transfer_ns)
+
+
+def _name(loss: Loss) -> str:
+    where = loss.axis if loss.place is None else loss.place.name
+    return f"{loss.kind} {where}".strip()
