@@ -20,6 +20,7 @@ from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Finding
+from meshscope.diagnose.ledger_prices import settle_findings
 from meshscope.diagnose.pricing import Scale, join_edits
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule
@@ -77,6 +78,7 @@ def diagnose(context: Context, *, rules: Mapping[str, type[Rule]] = RULES) -> Di
             found += result
     if _has_cut_traces(context):
         found = [one if one.code.startswith(_HEALTH) else _doubt(one) for one in found]
+    found = settle_findings(found, context)
     explained = _explain_symptoms(sorted(found, key=_order), context, rules)
     return Diagnosis(
         findings=tuple(sorted(explained, key=_order)),

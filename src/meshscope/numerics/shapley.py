@@ -4,9 +4,9 @@ Two faults that hide each other save nothing when one of them is removed, and mu
 that are about the same time save it once. The share of each is its Shapley value: what it adds to
 those removed before it, averaged over all orders. Shares sum to what all save together.
 
-What a removal saves first and what it saves last bound what it can add in most orders. Where the
-two agree nothing has to be averaged: only removals that interact are tried in all combinations, and
-more than MAX_EXACT of them in some orders, each with its reverse.
+Where each saves the same alone and after all others, and together they save the sum, nothing has to
+be averaged. Otherwise those that interact are tried in all combinations, more than MAX_EXACT of
+them in some orders, each with its reverse.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,8 +52,9 @@ def share_out(price: Price, count: int, *, tolerance: float) -> Shares:
     last = total - np.array(prices[count + 1 :])
     share = (alone + last) / 2
     mixed = [i for i in range(count) if abs(alone[i] - last[i]) > tolerance]
-    if len(mixed) > 1:
-        share[mixed] = _average_orders(price, mixed, everything - set(mixed))
+    if mixed or abs(total - alone.sum()) > tolerance:
+        mixed = _find_mixed(price, alone, total, mixed, tolerance)
+        share[mixed] = _average_orders(price, mixed)
     # Small interactions of many that were not tried in combination.
     weight = np.abs(share) + (abs(total) + 1.0) * 1e-12
     if count:
@@ -61,13 +62,30 @@ def share_out(price: Price, count: int, *, tolerance: float) -> Shares:
     return Shares(alone=alone, last=last, share=share, total=total)
 
 
-def _average_orders(price: Price, players: Sequence[int], others: Coalition) -> Floats:
-    """Shapley values of the players, halfway between the others all there and all removed."""
+def _find_mixed(
+    price: Price, alone: Floats, total: float, mixed: list[int], tolerance: float
+) -> list[int]:
+    """Those that interact: `mixed`, if the others save the same before and after them, else all."""
+    everybody = list(range(len(alone)))
+    others = [i for i in everybody if i not in mixed]
+    if not mixed or not others:
+        return everybody
+    first, then = price([frozenset(others), frozenset(mixed)])
+    own = float(alone[others].sum())
+    is_apart = abs(first - own) <= tolerance and abs(total - then - own) <= tolerance
+    return mixed if is_apart else everybody
+
+
+def _average_orders(price: Price, players: Sequence[int]) -> Floats:
+    """Shapley values of the players among themselves."""
     orders = _choose_orders(len(players))
     if orders is None:
         sets = [frozenset(s) for n in range(len(players) + 1) for s in combinations(players, n)]
     else:
-        sets = sorted({frozenset(players[i] for i in o[:n]) for o in orders for n in range(len(o) + 1)}, key=sorted)
+        sets = sorted(
+            {frozenset(players[i] for i in o[:n]) for o in orders for n in range(len(o) + 1)},
+            key=sorted,
+        )
     value = dict(zip(sets, price(sets), strict=True))
     if orders is None:
         return np.array([_weigh(value, player, players) for player in players])

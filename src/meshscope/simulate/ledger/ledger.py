@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshscope.analyze.timeline.peer_work import group_true_peers, has_messages
-from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.shapley import Coalition, share_out
 from meshscope.simulate.even_shares import find_even_transfers
@@ -31,6 +30,9 @@ MAX_ENTRIES = 12
 """Losses that are priced one by one, the largest; the others are one entry."""
 _INTERACTION_RATIO = 0.005
 """Of the step: differences below are no interaction."""
+CAUSES = frozenset((LossKind.SLOWER, LossKind.PAUSES, LossKind.ASIDE))
+"""Removed first: what a rank, or the program, does. Noise that hides a fault stays then, as it
+stays when the fault is fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,31 +76,51 @@ def open_ledger(replay: Replay) -> Ledger | Unavailable:
     if replay.fidelity.problem is not None:
         return replay.fidelity.problem
     book = _Book(replay)
-    named, small = book.choose_entries()
-    sets = [*([loss] for loss in named), *([small] if small else [])]
+    tiers = book.choose_entries()
     step_ns = replay.fidelity.replayed_ns
+    entries: list[Entry] = []
+    before: list[Loss] = []
+    best_ns = step_ns
+    for tier in tiers:
+        best_ns = _price_tier(replay, book, tier, before, best_ns, entries)
+        before += [loss for losses in tier for loss in losses]
+    return Ledger(
+        measured_ns=replay.fidelity.measured_ns,
+        replayed_ns=step_ns,
+        best_ns=best_ns,
+        error_ns=replay.fidelity.error_ratio * replay.fidelity.measured_ns,
+        entries=tuple(sorted(entries, key=lambda entry: -entry.share_ns)),
+    )
+
+
+def _price_tier(
+    replay: Replay,
+    book: "_Book",
+    tier: Sequence[Sequence[Loss]],
+    before: Sequence[Loss],
+    step_ns: float,
+    entries: list[Entry],
+) -> float:
+    """Adds the entries of a tier; returns the step without the losses `before` and these."""
 
     def price(coalitions: Sequence[Coalition]) -> list[float]:
-        edits = [book.remove([one for i in sorted(c) for one in sets[i]]) for c in coalitions]
+        edits = [
+            book.remove([*before, *(one for i in sorted(chosen) for one in tier[i])])
+            for chosen in coalitions
+        ]
         return [step_ns - time for time in replay.step_times_ns(edits)] if edits else []
 
-    shares = share_out(price, len(sets), tolerance=_INTERACTION_RATIO * step_ns)
-    entries = [
+    shares = share_out(price, len(tier), tolerance=_INTERACTION_RATIO * step_ns)
+    entries += [
         Entry(
-            loss=losses[0] if index < len(named) else None,
+            loss=losses[0] if len(losses) == 1 else None,
             share_ns=float(shares.share[index]),
             alone_ns=float(shares.alone[index]),
             edit=book.remove(losses),
         )
-        for index, losses in enumerate(sets)
+        for index, losses in enumerate(tier)
     ]
-    return Ledger(
-        measured_ns=replay.fidelity.measured_ns,
-        replayed_ns=step_ns,
-        best_ns=step_ns - shares.total,
-        error_ns=replay.fidelity.error_ratio * replay.fidelity.measured_ns,
-        entries=tuple(sorted(entries, key=lambda entry: -entry.share_ns)),
-    )
+    return step_ns - shares.total
 
 
 class _Book:
@@ -115,12 +137,15 @@ class _Book:
         self.losses = split_losses(timeline, self._groups, self._period_ns)
         self.losses += self._find_transfer_losses(replay)
 
-    def choose_entries(self) -> tuple[list[Loss], list[Loss]]:
-        """Those that are priced one by one, and those that are too small."""
+    def choose_entries(self) -> list[list[list[Loss]]]:
+        """Causes first, then what is left between all ranks; too small ones last, as one."""
         least_ns = MIN_LOSS_RATIO * self._period_ns
         order = sorted(self.losses, key=lambda loss: -loss.excess_ns)
         named = [loss for loss in order if loss.excess_ns >= least_ns][:MAX_ENTRIES]
-        return named, [loss for loss in order if loss not in named]
+        causes = [[loss] for loss in named if loss.kind in CAUSES]
+        others = [[loss] for loss in named if loss.kind not in CAUSES]
+        small = [loss for loss in order if loss not in named]
+        return [causes, [*others, small] if small else others]
 
     def remove(self, losses: Sequence[Loss]) -> Edit:
         """All of these losses at once."""
@@ -130,9 +155,7 @@ class _Book:
             if not removed:
                 continue
             left = np.maximum(cells.work_ns - sum(removed), 0.0)
-            factor = np.divide(
-                left, cells.work_ns, where=cells.work_ns > 0, out=np.ones_like(left)
-            )
+            factor = np.divide(left, cells.work_ns, where=cells.work_ns > 0, out=np.ones_like(left))
             part_ns[cells.part] *= factor[cells.part_cell, cells.part_member]
         return Edit(
             name=", ".join(_name(loss) for loss in losses) or "as measured",

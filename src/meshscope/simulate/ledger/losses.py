@@ -60,6 +60,8 @@ class Loss:
     """Of transfers."""
     removed_ns: dict[int, Floats] = field(default_factory=dict)
     """Index of the `PeerCells` to [cell, member]: what is removed there."""
+    num_errors: float = 0.0
+    """The least excess of its ranks, in standard errors."""
     step_ns: Floats = field(default_factory=lambda: np.zeros(0))
     """[step]: the most that any rank loses by it in the step."""
     transfer_rows: Bools | None = None
@@ -97,6 +99,7 @@ class _Excess:
     rank: int
     place: int
     mean_ns: float
+    num_errors: float
     removed_ns: Floats
     """[cell of the group]; 0 elsewhere than in the place."""
 
@@ -123,6 +126,7 @@ class _Split:
         usual = np.median(own[:, ~chosen], axis=1)
         self._add_common(group, cells, place, rows, usual)
         excess = own - usual[:, None]
+        errors = _count_errors(_sum_steps(cells.step[rows], excess, len(self._timeline.steps)))
         for member in np.flatnonzero(chosen).tolist():
             removed = np.zeros(len(cells.step))
             removed[rows] = excess[:, member]
@@ -133,6 +137,7 @@ class _Split:
                     rank=self._timeline.ranks[cells.members[member]],
                     place=place,
                     mean_ns=float(excess[:, member].sum() / len(by_step)),
+                    num_errors=float(errors[member]),
                     removed_ns=removed,
                 )
             )
@@ -142,9 +147,8 @@ class _Split:
     def _choose(self, by_step: Floats) -> Bools:
         """[member]: whether it stands out among its peers, at most half of them."""
         num_members = by_step.shape[1]
-        order = np.argsort(np.median(by_step, axis=0), kind="stable")
+        # From the median of all: of one fast rank the slower half would look slow.
         chosen = np.zeros(num_members, dtype=np.bool_)
-        chosen[order[num_members - num_members // 2 :]] = True
         for _ in range(_MAX_ROUNDS):
             excess = by_step - np.median(by_step[:, ~chosen], axis=1)[:, None]
             found = self._stands_out(excess)
@@ -158,11 +162,8 @@ class _Split:
         return chosen
 
     def _stands_out(self, excess: Floats) -> Bools:
-        mean = excess.mean(axis=0)
-        blocks = np.array_split(excess, min(_NUM_BLOCKS, len(excess)))
-        means = np.array([block.mean(axis=0) for block in blocks])
-        error = means.std(axis=0, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else np.inf
-        found: Bools = (mean >= MIN_LOSS_RATIO * self._period_ns) & (mean >= _MIN_ERRORS * error)
+        is_large = excess.mean(axis=0) >= MIN_LOSS_RATIO * self._period_ns
+        found: Bools = is_large & (_count_errors(excess) >= _MIN_ERRORS)
         return found
 
     def _add_common(
@@ -210,12 +211,23 @@ class _Split:
             left = [one for one in left if one not in same]
             ranks = tuple(sorted(one.rank for one in same))
             loss = self._make(LossKind.SLOWER, worst.place, ranks=ranks)
+            loss.num_errors = min(one.num_errors for one in same)
             for one in same:
                 removed = np.zeros(groups[one.group].work_ns.shape)
                 removed[:, one.member] = one.removed_ns
                 loss.add(one.group, groups[one.group], removed)
             sets.append(loss)
         return sets
+
+
+def _count_errors(excess: Floats) -> Floats:
+    """[member]: the mean over steps, in standard errors between blocks of steps."""
+    blocks = np.array_split(excess, min(_NUM_BLOCKS, len(excess)))
+    means = np.array([block.mean(axis=0) for block in blocks])
+    if len(means) < 2:
+        return np.zeros(excess.shape[1])
+    error = means.std(axis=0, ddof=1) / np.sqrt(len(means))
+    return np.asarray(means.mean(axis=0) / np.maximum(error, 1e-9))
 
 
 def _sum_steps(step: Int64s, values: Floats, num_steps: int) -> Floats:

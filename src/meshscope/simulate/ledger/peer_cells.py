@@ -65,7 +65,9 @@ class PeerCells:
 def list_places(timeline: Timeline) -> tuple[Place, ...]:
     """Two for each phase, in the order of `find_places`."""
     return tuple(
-        Place(phase=name, is_between=between) for name in timeline.phases for between in (False, True)
+        Place(phase=name, is_between=between)
+        for name in timeline.phases
+        for between in (False, True)
     )
 
 
@@ -84,8 +86,10 @@ def collect_cells(
     found = [_collect(timeline, parts, place, everybody, is_aside, is_segmented=False)]
     grouped = {index for group in groups for index in group.indices}
     alone = [(index,) for index in everybody if index not in grouped]
-    for members in [*(group.indices for group in groups), *alone]:
-        found.append(_collect(timeline, parts, place, members, ~is_aside, is_segmented=True))
+    found += [
+        _collect(timeline, parts, place, members, ~is_aside, is_segmented=True)
+        for members in [*(group.indices for group in groups), *alone]
+    ]
     return [one for one in found if len(one.step)]
 
 
