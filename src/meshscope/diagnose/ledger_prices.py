@@ -22,6 +22,7 @@ from meshscope.simulate.ledger.ledger import CAUSES, Entry, Ledger
 from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit
 
+UNNAMED_CODE = UnnamedLoss.code
 _MIN_OVERLAP_RATIO = 0.5
 """Of an entry's removed work that a finding's edit must remove to own it."""
 _MIN_HIDDEN_RATIO = 0.01
@@ -33,7 +34,7 @@ def settle_findings(findings: Sequence[Finding], context: Context) -> list[Findi
     ledger, timeline = known(context.ledger), known(context.study.timeline)
     if ledger is None or timeline is None:
         return list(findings)
-    named = [one for one in findings if one.code != UnnamedLoss.code]
+    named = [one for one in findings if one.code != UNNAMED_CODE]
     owned: dict[int, list[Entry]] = {index: [] for index in range(len(named))}
     free: list[Entry] = []
     for entry in ledger.entries:
@@ -47,7 +48,7 @@ def settle_findings(findings: Sequence[Finding], context: Context) -> list[Findi
     unnamed = [
         one
         for one in findings
-        if one.code == UnnamedLoss.code and any(entry.edit is one.edit for entry in free)
+        if one.code == UNNAMED_CODE and any(entry.edit is one.edit for entry in free)
     ]
     priced = [_share_price(one, owned[index], ledger) for index, one in enumerate(named)]
     return [*priced, *unnamed]

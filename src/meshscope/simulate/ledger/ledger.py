@@ -28,6 +28,8 @@ from meshscope.store.read.arrays import Int64s
 
 MAX_ENTRIES = 12
 """Losses that are priced one by one, the largest; the others are one entry."""
+_MAX_NAMED = 4
+"""Ranks listed in a name."""
 _INTERACTION_RATIO = 0.005
 """Of the step: differences below are no interaction."""
 CAUSES = frozenset((LossKind.SLOWER, LossKind.PAUSES, LossKind.ASIDE))
@@ -47,6 +49,10 @@ class Entry:
     """What a step saves without this loss alone."""
     edit: Edit = field(repr=False)
     """What removes it alone."""
+
+    @property
+    def name(self) -> str:
+        return _name(self.loss) if self.loss is not None else "smaller losses"
 
     @property
     def is_hidden(self) -> bool:
@@ -208,5 +214,9 @@ class _Book:
 
 
 def _name(loss: Loss) -> str:
-    where = loss.axis if loss.place is None else loss.place.name
-    return f"{loss.kind} {where}".strip()
+    if loss.place is None:
+        return f"{loss.axis} {loss.kind}".strip()
+    plural = "s" if len(loss.ranks) > 1 else ""
+    shown = ", ".join(map(str, loss.ranks[:_MAX_NAMED])) + ("…" if loss.ranks[_MAX_NAMED:] else "")
+    who = f"rank{plural} {shown}" if loss.ranks else "all ranks"
+    return f"{who}, {loss.place.name}: {loss.kind}"

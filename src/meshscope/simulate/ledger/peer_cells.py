@@ -127,7 +127,7 @@ def _collect(
         step=cells // width,
         place=slots[0][cells % width] if len(cells) else cells,
         slot=cells % width,
-        work_ns=work.reshape(len(cells), len(members)),
+        work_ns=np.asarray(work.reshape(len(cells), len(members)), dtype=np.float64),
         part=part,
         part_cell=cell,
         part_member=member,
