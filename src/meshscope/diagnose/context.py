@@ -14,6 +14,7 @@ from meshscope.core.unavailable import Unavailable, need
 from meshscope.core.verdict.thresholds import Thresholds
 
 if TYPE_CHECKING:
+    from meshscope.simulate.ledger.ledger import Ledger
     from meshscope.simulate.what_if import Edit, Gain, Replay
 
 
@@ -27,6 +28,11 @@ class Context:
         """The run as a graph that can be timed again with other durations."""
         return self.study.get(_replay)
 
+    @cached_property
+    def ledger(self) -> "Ledger | Unavailable":
+        """The way from the measured step to the best one."""
+        return self.study.get(_ledger)
+
     def price(self, edits: "Sequence[Edit]") -> "list[Gain | Unavailable]":
         """What each edit would save, all in one replay; never raises."""
 
@@ -38,6 +44,12 @@ class Context:
 
     def price_edit(self, edit: "Edit | Unavailable") -> "Gain | Unavailable":
         return edit if isinstance(edit, Unavailable) else self.price([edit])[0]
+
+
+def _ledger(study: Study) -> "Ledger":
+    from meshscope.simulate.ledger.ledger import open_ledger
+
+    return need(open_ledger(need(study.get(_replay))))
 
 
 def _replay(study: Study) -> "Replay":

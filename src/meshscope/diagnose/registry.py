@@ -13,6 +13,7 @@ from meshscope.diagnose.rules import (
     health,
     imbalance,
     input_stalls,
+    lost_time,
     memory,
     microbatches,
     out_of_memory,
@@ -77,6 +78,7 @@ RULES: dict[str, type[Rule]] = {
     "HW001": devices.ThrottledDevice,
     "HW002": devices.DeviceErrors,
     "TI005": input_stalls.WorkBetweenSteps,
+    "LT001": lost_time.UnnamedLoss,
 }
 
 

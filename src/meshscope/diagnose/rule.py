@@ -27,7 +27,7 @@ HEADINGS = (
     "When it is wrong",
 )
 
-CODE_PATTERN = re.compile(r"(HE|ST|IM|PA|IN|PP|LK|CO|CP|ME|CV|TI|HW)[0-9]{3}")
+CODE_PATTERN = re.compile(r"(HE|ST|IM|PA|IN|PP|LK|CO|CP|ME|CV|TI|HW|LT)[0-9]{3}")
 """Two letters for the subject, three digits."""
 
 SUBJECTS = {
@@ -44,6 +44,7 @@ SUBJECTS = {
     "CV": "convergence",
     "TI": "step time",
     "HW": "hardware",
+    "LT": "lost time",
 }
 
 

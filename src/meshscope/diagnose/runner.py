@@ -27,12 +27,14 @@ from meshscope.diagnose.finding import (
     Finding,
     check_finding,
 )
+from meshscope.diagnose.ledger_prices import UNNAMED_CODE, settle_findings
 from meshscope.diagnose.pricing import Scale, join_edits
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule
 from meshscope.store.read.columns import ProblemKind
 
 if TYPE_CHECKING:
+    from meshscope.simulate.ledger.ledger import Ledger
     from meshscope.simulate.what_if import Fidelity
 
 _FAILED_RULE_CODE = "HE001"
@@ -61,6 +63,8 @@ class Diagnosis:
     fidelity: "Fidelity | Unavailable"
     """How well the replay that prices findings agrees with the clock."""
     changed_thresholds: Mapping[str, float]
+    ledger: "Ledger | Unavailable"
+    """Where the time between the measured step and the best one goes."""
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -100,7 +104,10 @@ def diagnose(
             found += result
     if _has_cut_traces(context):
         found = [one if one.code.startswith(_HEALTH) else _doubt(one) for one in found]
+    found = settle_findings(found, context)
     explained = _explain_symptoms(sorted(found, key=_order), context, rules)
+    # What another finding explains needs no second one without a cause.
+    explained = [one for one in explained if one.code != UNNAMED_CODE or not one.explained_by]
     return Diagnosis(
         findings=tuple(sorted(explained, key=_order)),
         names={code: rules[code].name for code in sorted(rules)},
@@ -114,6 +121,7 @@ def diagnose(
         if isinstance(context.replay, Unavailable)
         else context.replay.fidelity,
         changed_thresholds=context.thresholds.changed,
+        ledger=context.ledger,
     )
 
 

@@ -15,6 +15,7 @@ from meshscope.report.sections.run.findings import show_findings
 from meshscope.report.sections.run.first_screen import list_first_screen
 from meshscope.report.sections.run.hardware import show_hardware
 from meshscope.report.sections.run.head import show_run, show_verdict
+from meshscope.report.sections.run.ledger import show_ledger
 from meshscope.report.sections.run.phases import show_peers, show_phases
 from meshscope.report.sections.run.pipeline import show_pipeline
 from meshscope.report.sections.run.ranks import show_ranks, show_time
@@ -49,6 +50,7 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
     "run": show_run,
     "phases": show_phases,
     "budget": show_budget,
+    "ledger": show_ledger,
     "pipeline": show_pipeline,
     "steps": show_steps,
     "throughput": show_throughput,

@@ -45,7 +45,7 @@ class EvenShares:
 
 def find_even_shares(replay: Replay) -> EvenShares:
     parts = cut_work(replay.timeline)
-    transfer, names, types = _find_even_transfers(replay)
+    transfer, names, types = find_even_transfers(replay)
     return EvenShares(
         timeline=replay.timeline,
         work_ns=parts.join(replay.timeline, _find_even_work(replay.timeline, parts)),
@@ -99,7 +99,7 @@ def _sum_once(parts: WorkParts, slot: Int64s) -> Floats:
     return found
 
 
-def _find_even_transfers(replay: Replay) -> tuple[Int64s | None, tuple[str, ...], Int64s]:
+def find_even_transfers(replay: Replay) -> tuple[Int64s | None, tuple[str, ...], Int64s]:
     communication, times = replay.timeline.communication, replay.recorded.operations
     if communication is None or times is None:
         return None, (), np.empty(0, dtype=np.int64)

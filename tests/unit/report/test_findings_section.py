@@ -79,6 +79,7 @@ def diagnosis_of(*findings: Finding, has_accelerators: bool = True) -> Diagnosis
             unexplained_ratio=0.0,
         ),
         changed_thresholds={"spikes_min_count": 4.0},
+        ledger=Unavailable("not priced"),
     )
 
 

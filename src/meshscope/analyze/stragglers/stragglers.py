@@ -7,8 +7,8 @@ run. A rank whose work changed level is fail-slow and not also called persistent
 Where devices wait for each other unseen, all ranks seem to work as long. Ranks that stand out in
 kernel samples (`sampled_excess`) are slow too, if their peers wait as much longer.
 
-Ranks that lose about as much are one set: they are slow together, and fixing one alone saves
-nothing. A rank that loses less than half of the worst is in a separate set.
+Ranks that lose about as much in the same phases are one set: they are slow together, and fixing one
+alone saves nothing. A rank that loses less than half of the worst is in a separate set.
 
 Wrong where more than half of a group is slow, and blind to a rank without peers that was slow from
 its first step; a stage that is slow on all its ranks is for the pipeline rules.
@@ -356,16 +356,23 @@ def _describe_fail_slow(
 def _make_sets(
     slow: list[SlowRank], work: PeerWork, layout: Layout | Unavailable, hosts: Mapping[int, str]
 ) -> tuple[SlowSet, ...]:
-    """Ranks of similar excess together, worst first."""
+    """Ranks of similar excess in the same phases together, worst first."""
     left = sorted(slow, key=lambda one: (-one.excess_ns, one.rank))
     sets = []
     while left:
-        limit = _SAME_SET_RATIO * left[0].excess_ns
-        together = tuple(one for one in left if one.excess_ns >= limit)
-        left = left[len(together) :]
+        worst = left[0]
+        together = tuple(one for one in left if _is_alike(one, worst))
+        left = [one for one in left if one not in together]
         shared = find_shared((one.rank for one in together), work.ranks, layout, hosts)
         sets.append(_SlowSet(slow=together, shared=shared))
     return tuple(sets)
+
+
+def _is_alike(one: SlowRank, worst: SlowRank) -> bool:
+    """Ranks that are slow in different phases have different causes."""
+    phases = worst.main_phases
+    is_same_phase = not phases or not one.main_phases or bool({*phases} & {*one.main_phases})
+    return is_same_phase and one.excess_ns >= _SAME_SET_RATIO * worst.excess_ns
 
 
 def _make_fail_slow_sets(

@@ -83,7 +83,7 @@ def measure_peer_work(timeline: Timeline) -> PeerWork | Unavailable:
         phase_indices=tuple(kept),
         work_ns=_sum_by_phase(timeline, kept, pieces.duration_ns),
         total_ns=total,
-        groups=group_true_peers(timeline.layout, timeline.ranks, is_piped=_has_messages(timeline)),
+        groups=group_true_peers(timeline.layout, timeline.ranks, is_piped=has_messages(timeline)),
     )
 
 
@@ -160,7 +160,7 @@ def _choose_phases(
     return [int(index) for index in order if by_phase[index] > _MIN_PHASE_SHARE * period_ns]
 
 
-def _has_messages(timeline: Timeline) -> bool:
+def has_messages(timeline: Timeline) -> bool:
     if timeline.actions is not None:
         return len(np.unique(timeline.actions.stage)) > 1
     if timeline.communication is None:

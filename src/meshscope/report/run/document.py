@@ -44,6 +44,7 @@ from meshscope.diagnose.runner import Diagnosis
 from meshscope.report.encode import Shape, Shapes, encode
 from meshscope.report.run.budget import BudgetFacts
 from meshscope.report.run.communication import CommunicationFacts, CommunicationHealthFacts
+from meshscope.report.run.ledger import LedgerFacts
 from meshscope.report.run.pipeline import PipelineFacts, StageFacts
 from meshscope.report.run.report import LayoutFacts, PhaseShare, Report, RunFacts, name_file
 from meshscope.store.read.columns import Problem, ProblemKind
@@ -137,6 +138,8 @@ class Document:
     """Null if not wanted."""
     budget: BudgetFacts | Unavailable | None
     """Where the wall clock of steps went; null if not wanted."""
+    ledger: LedgerFacts | Unavailable | None
+    """Lost time, loss by loss; null if not wanted."""
     pipeline: PipelineFacts | Unavailable | None
     """Null without a pipeline or a diagnosis."""
     layout: LayoutFacts
@@ -230,6 +233,7 @@ def build_document(report: Report) -> Document:
         run=report.facts,
         diagnosis=None if report.diagnosis is None else _describe_diagnosis(report.diagnosis),
         budget=report.budget,
+        ledger=report.ledger,
         pipeline=report.pipeline,
         layout=report.layout,
         steps=study.steps,

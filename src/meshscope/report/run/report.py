@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from meshscope.diagnose.runner import Diagnosis
     from meshscope.report.run.budget import BudgetFacts
     from meshscope.report.run.communication import CommunicationFacts
+    from meshscope.report.run.ledger import LedgerFacts
     from meshscope.report.run.pipeline import PipelineFacts
     from meshscope.store.read.columns import Problem
     from meshscope.store.read.recording import JsonFields
@@ -126,6 +127,16 @@ class Report:
         from meshscope.report.run.communication import describe_communication  # loads the analysis
 
         return describe_communication(found, self.study)
+
+    @cached_property
+    def ledger(self) -> "LedgerFacts | Unavailable | None":
+        """Lost time as means per step."""
+        if self.diagnosis is None:
+            return None
+        from meshscope.report.run.ledger import describe_ledger
+
+        ledger = self.diagnosis.ledger
+        return ledger if isinstance(ledger, Unavailable) else describe_ledger(ledger)
 
     @cached_property
     def budget(self) -> "BudgetFacts | Unavailable | None":

@@ -1,0 +1,1 @@
+"""Where the time between the measured step and the best one of these ranks goes."""

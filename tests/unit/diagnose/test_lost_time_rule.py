@@ -1,0 +1,61 @@
+import pytest
+from diagnosed import context_of
+
+from made_programs import MS, ProgramRun, reduce, work
+from meshscope.core.layout import Layout
+from meshscope.core.verdict.severity import Severity
+from meshscope.diagnose.runner import diagnose
+
+ALL = (0, 1, 2, 3)
+
+
+def above_low(make, path, *, num_steps=24):
+    run = ProgramRun(make, num_ranks=4, num_steps=num_steps, layout=Layout(dp=4))
+    run.record(path)
+    findings = diagnose(context_of(path)).findings
+    return {one.code: one for one in findings if one.severity > Severity.LOW}
+
+
+def train(rank, *, forward=10, data=2, aside=None):
+    return [
+        work("data", data * MS),
+        work("forward", forward * MS),
+        work("backward", 20 * MS),
+        reduce(ALL, 2 * MS),
+        work("optimizer", 3 * MS),
+        *([work(*aside)] if aside else []),
+    ]
+
+
+def test_two_faults_that_hide_each_other_are_both_named_with_their_shares(tmp_path):
+    found = above_low(
+        lambda rank, step: train(
+            rank, forward=50 if rank == 1 else 10, data=42 if rank == 3 else 2
+        ),
+        tmp_path,
+    )
+    assert found["ST001"].ranks == (1,)
+    assert found["IN001"].ranks == (3,)
+    saved = [found[code].saved_ns / MS for code in ("ST001", "IN001")]
+    assert saved == pytest.approx([20, 20], abs=0.5)
+    assert "Another loss hides it" in found["ST001"].summary
+    assert set(found) == {"ST001", "IN001"}
+
+
+def test_what_no_rule_names_is_a_finding_of_its_own(tmp_path):
+    found = above_low(
+        lambda rank, step: train(rank, aside=("eval", 39 * MS) if rank == 0 else None), tmp_path
+    )
+    (one,) = found.values()
+    assert one.ranks == (0,)
+    assert one.saved_ns == pytest.approx(39 * MS)
+    assert one.severity is Severity.CRITICAL
+
+
+def test_a_slow_rank_has_one_finding(tmp_path):
+    found = above_low(lambda rank, step: train(rank, forward=30 if rank == 1 else 10), tmp_path)
+    assert list(found) == ["ST001"]
+
+
+def test_equal_ranks_have_none(tmp_path):
+    assert above_low(lambda rank, step: train(rank, data=0), tmp_path) == {}

@@ -1,0 +1,114 @@
+"""Ledgers of programs whose best step is known: that of the program without its faults."""
+
+import pytest
+
+from made_programs import MS, ProgramRun, receive, reduce, replay_of, send, work
+from meshscope.core.layout import Layout
+from meshscope.simulate.ledger.ledger import Ledger, open_ledger
+from meshscope.simulate.ledger.losses import LossKind
+
+ALL = (0, 1, 2, 3)
+
+
+def train(rank, *, data=2, forward=10, optimizer=3, after=()):
+    return [
+        work("data", int(data * MS)),
+        work("forward", int(forward * MS)),
+        work("backward", 20 * MS),
+        reduce(ALL, 2 * MS),
+        work("optimizer", int(optimizer * MS)),
+        *after,
+    ]
+
+
+def ledger_of(make, path, *, num_steps=16) -> Ledger:
+    run = ProgramRun(make, num_ranks=4, num_steps=num_steps, layout=Layout(dp=4))
+    ledger = open_ledger(replay_of(run, path))
+    assert isinstance(ledger, Ledger), ledger
+    total = sum(entry.share_ns for entry in ledger.entries)
+    assert total == pytest.approx(ledger.measured_ns - ledger.best_ns, abs=1.0)
+    return ledger
+
+
+def list_entries(ledger):
+    """(kind, place, ranks): share in ms, of those that cost something."""
+    return {
+        (entry.loss.kind, entry.loss.place.name, entry.loss.ranks): entry.share_ns / MS
+        for entry in ledger.entries
+        if entry.loss is not None and entry.share_ns > 1000
+    }
+
+
+def test_two_faults_that_hide_each_other_share_their_joint_price(tmp_path):
+    def make(rank, step):
+        return train(rank, forward=50 if rank == 1 else 10, data=42 if rank == 3 else 2)
+
+    ledger = ledger_of(make, tmp_path)
+    assert ledger.best_ns == 35 * MS
+    assert list_entries(ledger) == pytest.approx(
+        {
+            (LossKind.SLOWER, "forward", (1,)): 20,
+            (LossKind.SLOWER, "data", (3,)): 20,
+            (LossKind.ASIDE, "data", ()): 2,
+        }
+    )
+    slower = [entry for entry in ledger.entries if entry.share_ns > 10 * MS]
+    assert all(entry.is_hidden and entry.alone_ns == 0 for entry in slower)
+
+
+def test_a_fault_alone_costs_what_the_twin_saves(tmp_path):
+    ledger = ledger_of(lambda rank, step: train(rank, forward=10 + 7 * (rank == 2)), tmp_path)
+    entries = list_entries(ledger)
+    assert entries[LossKind.SLOWER, "forward", (2,)] == pytest.approx(7)
+
+
+def test_two_ranks_that_are_equally_slow_are_one_loss(tmp_path):
+    ledger = ledger_of(lambda rank, step: train(rank, forward=10 + 7 * (rank > 1)), tmp_path)
+    assert list_entries(ledger)[LossKind.SLOWER, "forward", (2, 3)] == pytest.approx(7)
+
+
+def test_a_fast_rank_is_no_loss(tmp_path):
+    ledger = ledger_of(lambda rank, step: train(rank, forward=10 - 6 * (rank == 2)), tmp_path)
+    assert list_entries(ledger) == pytest.approx({(LossKind.ASIDE, "data", ()): 2})
+
+
+@pytest.mark.parametrize("most", [3, 10])
+def test_a_drifting_rank_is_named_however_steep(tmp_path, most):
+    def make(rank, step):
+        return train(rank, forward=10 + most * step / 60 * (rank == 2))
+
+    ledger = ledger_of(make, tmp_path, num_steps=60)
+    (found,) = (entry for entry in ledger.entries if entry.loss and entry.loss.ranks == (2,))
+    assert found.loss.kind is LossKind.SLOWER
+    kept = range(60 - len(found.loss.step_ns), 60)
+    assert found.share_ns == pytest.approx(sum(most * s / 60 for s in kept) / len(kept) * MS)
+
+
+def test_rare_long_steps_of_a_rank_are_pauses(tmp_path):
+    def make(rank, step):
+        return train(rank, forward=10 + 200 * (rank == 2 and step % 13 == 5))
+
+    ledger = ledger_of(make, tmp_path, num_steps=40)
+    assert (LossKind.PAUSES, "forward", (2,)) in list_entries(ledger)
+
+
+def test_steps_that_are_slow_everywhere_blame_no_rank(tmp_path):
+    ledger = ledger_of(lambda rank, step: train(rank, forward=10 + 20 * (step % 4 == 3)), tmp_path)
+    num_kept = len(ledger.entries[0].loss.step_ns)  # step 0 is warm-up
+    assert list_entries(ledger) == pytest.approx(
+        {(LossKind.ASIDE, "data", ()): 2, (LossKind.SLOW_STEPS, "forward", ()): 20 * 4 / num_kept}
+    )
+
+
+def test_stages_without_peers_are_compared_with_their_own_steps(tmp_path):
+    """A longer stage is how the model was cut, not a loss."""
+
+    def make(rank, step):
+        if rank == 0:
+            return [work("forward", 10 * MS), send(1)]
+        return [receive(0, MS), work("forward", 30 * MS)]
+
+    run = ProgramRun(make, num_ranks=2, num_steps=12, layout=Layout(pp=2))
+    ledger = open_ledger(replay_of(run, tmp_path))
+    assert isinstance(ledger, Ledger)
+    assert ledger.lost_ns == pytest.approx(0, abs=1)
