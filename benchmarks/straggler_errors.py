@@ -42,6 +42,8 @@ NOISES = (
     ("ar", 0.03, 0.95),
     ("ar", 0.10, 0.95),
     ("drift", 0.03, 0.0),
+    ("pauses", 0.03, 0.0),
+    ("pareto", 0.05, 0.0),
 )
 """Kind, deviation, correlation of a step with the next."""
 VALUES_PER_CELL = 300_000
@@ -118,14 +120,16 @@ def measure_alarms(noise: tuple[str, float, float], effort: float) -> list[dict[
 
 def measure_power(effort: float) -> list[dict[str, object]]:
     rows = []
-    cases = [(n, s, 1) for n in (2, 8, 64, 1024) for s in (20, 30, 50, 200)]
-    cases += [(8, 50, 2), (8, 50, 4), (64, 50, 8), (8, 200, 4)]
-    for num_ranks, num_steps, num_slow in cases:
+    cases = [(n, s, 1, "normal") for n in (2, 8, 64, 1024) for s in (20, 30, 50, 200)]
+    cases += [(8, 50, 2, "normal"), (8, 50, 4, "normal"), (64, 50, 8, "normal")]
+    cases += [(8, 200, 4, "normal")]
+    cases += [(n, 60, 1, kind) for n in (4, 64, 256, 1024) for kind in ("pauses", "pareto")]
+    for num_ranks, num_steps, num_slow, kind in cases:
         draws = max(10, int(effort * min(100, 4 * VALUES_PER_CELL / (num_steps * num_ranks))))
         random = np.random.default_rng([7, num_ranks, num_steps, num_slow])
         ours = theirs = 0
         for _ in range(draws):
-            work = make_noise("normal", random, (num_steps, num_ranks), sigma=0.03)
+            work = make_noise(kind, random, (num_steps, num_ranks), sigma=0.03)
             slow = sorted(random.permutation(num_ranks)[:num_slow].tolist())
             work[:, slow] *= 1.10
             ours += name_slow(work) == slow
@@ -135,6 +139,7 @@ def measure_power(effort: float) -> list[dict[str, object]]:
                 "num_ranks": num_ranks,
                 "num_steps": num_steps,
                 "num_slow": num_slow,
+                "noise": kind,
                 "draws": draws,
                 "found_ratio": round(ours / draws, 3),
                 "pytscope_found_ratio": round(theirs / draws, 3),

@@ -125,8 +125,13 @@ def make_peer_work(
 def make_noise(
     kind: str, random: np.random.Generator, shape: tuple[int, int], *, sigma: float, rho: float = 0
 ) -> np.ndarray:
-    """Factors [step, rank] around 1: `normal`, `lognormal`, `ar` (exp of AR(1)) or `drift`."""
+    """Factors [step, rank] around 1: `normal`, `lognormal`, `ar` (exp of AR(1)), `drift`,
+    `pauses` (3 % of the cells half as long again) or `pareto` (tail index 2.5)."""
     noise = random.standard_normal(shape)
+    if kind == "pauses":
+        return (1 + sigma * noise) * np.where(random.random(shape) < 0.03, 1.5, 1.0)
+    if kind == "pareto":
+        return 1 + sigma * random.pareto(2.5, shape)
     if kind == "normal":
         return 1 + sigma * noise
     if kind == "lognormal":

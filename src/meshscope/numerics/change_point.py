@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.numerics.chance import SIGNIFICANCE_RATIO
+from meshscope.numerics.chance import SIGNIFICANCE_RATIO, binomial_tail
 from meshscope.numerics.paired_excess import Indices, measure_correlation_time
 from meshscope.store.read.arrays import Floats
 
@@ -105,6 +105,23 @@ def find_change(
     )
     is_large = change.shift_ratio >= min_shift_ratio
     return change if is_large and _is_confirmed(drawn, inside) else None
+
+
+def chance_of_pauses(values: Floats, others: Floats, change: LevelChange) -> float:
+    """The chance that pauses alone make so many long steps in a row, in any segment of a series.
+
+    `values` is the series, `others` [step, series] what is like it: how often a step there is above
+    the middle between the two levels is how often noise alone is. Heavy tails count as they are.
+    """
+    middle = (change.low_ratio + change.high_ratio) / 2
+    is_long = others > middle
+    rate = (int(np.count_nonzero(is_long)) + 1) / (others.size + 2)
+    # Long steps of noise may come in bursts; a base that moves with the change is no burst.
+    time, _ = measure_correlation_time(is_long.astype(np.float64))
+    inside = values[change.onset : change.recovery]
+    num_effective = max(1, int(len(inside) / time))
+    count = int(np.count_nonzero(inside > middle)) * num_effective // max(1, len(inside))
+    return min(1.0, binomial_tail(count, num_effective, rate) * len(values))
 
 
 def clip_spikes(values: Floats) -> Floats:

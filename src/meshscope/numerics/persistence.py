@@ -3,9 +3,10 @@
 Peers do the same work in every step. If they were alike, each would be the last of N in a step
 with probability 1/N, and the count over S independent steps would be Binomial(S, 1/N). Two slow
 ranks share being last, so k ranks that stand out are taken out together: each is compared with
-the N - k others. A rank slower than all of these is among the k slowest of the step, so by chance
-its count is at most Binomial(S, k/N), whichever k ranks were picked. The tail is exact; sizes k
-share the error as 1/k^2, ranks and phases by Holm's step-down.
+the N - k others. A rank slower than all but m - 1 of these is among the k + m - 1 slowest of the
+step, so by chance its count is at most Binomial(S, (k + m - 1)/N), whichever k ranks were picked.
+The tail is exact; up to four levels m are tried and corrected for, sizes k share the error as
+1/k^2, ranks and phases by Holm's step-down.
 
 Steps that repeat each other count as fewer (`paired_excess`). A rank is slow if it passes the tail
 and works at least MIN_EFFECT_RATIO more than the others in the median step, with the lower end of
@@ -42,6 +43,10 @@ _CLEAR_GROWTH = 0.15
 """Its power of half the number of peers: a tenth of the chance is reached by 1.4 times as much."""
 _MIN_POOLED_PEERS = 8
 """With this many the autocorrelation is known well enough to be used on a clear effect too."""
+_MIN_REFERENCE_PEERS = 3
+"""With this many the autocorrelation is theirs alone."""
+_LEVELS = (0.1, 0.25, 0.5)
+"""Shares of the peers that may be slower in a step, besides none."""
 _MAX_ROUNDS = 8
 _SIZE_SHARE = 6 / math.pi**2
 """The sum over k of 1/k^2 is pi^2/6."""
@@ -146,26 +151,26 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Indices) -> list[Candidate]:
     # One of two peers is the other's reference: its own excess is zero, and says nothing.
     pooled = excess if len(others) > 1 else excess[:, chosen]
     plain, raised = measure_correlation_time(pooled)
-    highest = excess[:, others].max(axis=1)
+    limits = _find_limits(excess[:, others], len(chosen), num_peers)
     base_ns = take_median(work_ns[:, others], axis=1)
     candidates = []
     for index in chosen.tolist():
         own = excess[:, index]
         if _is_clear(own, num_peers):
             correlation_time = plain if num_peers >= _MIN_POOLED_PEERS else 1.0
+        elif len(others) >= _MIN_REFERENCE_PEERS:
+            # What changes on the rank itself must not make its steps count less.
+            correlation_time = measure_correlation_time(excess[:, others])[1]
         else:
             correlation_time = max(measure_correlation_time(own[:, None])[0], raised)
         num_effective = max(int(num_steps / correlation_time), 1)
-        num_last = int(np.count_nonzero(own > highest))
-        p_value = binomial_tail(
-            num_last * num_effective // num_steps, num_effective, len(chosen) / num_peers
-        )
+        p_value, num_above = _find_chance(own, limits, num_effective)
         candidates.append(
             Candidate(
                 index=index,
                 num_steps=num_steps,
                 num_effective_steps=num_effective,
-                num_steps_last=num_last,
+                num_steps_last=num_above,
                 num_peers=len(others),
                 p_value=min(1.0, p_value * len(chosen) ** 2 / _SIZE_SHARE),
                 effect=measure_effect(own, block_steps=math.ceil(2 * correlation_time)),
@@ -173,6 +178,35 @@ def _judge(work_ns: Floats, excess: Floats, chosen: Indices) -> list[Candidate]:
             )
         )
     return candidates
+
+
+def _find_limits(others: Floats, num_chosen: int, num_peers: int) -> list[tuple[Floats, float]]:
+    """Per level: the value [step] to exceed, and the chance to exceed it in a step.
+
+    With many peers somebody always pauses, so being slower than all of them is not asked for: also
+    than nine tenths, three quarters and half of them.
+    """
+    count = others.shape[1]
+    turns = sorted({1, *(max(1, round(share * count)) for share in _LEVELS)})
+    ordered = np.partition(others, [count - turn for turn in turns], axis=1)
+    return [
+        (ordered[:, count - turn], (num_chosen + turn - 1) / num_peers)
+        for turn in turns
+        if num_chosen + turn - 1 < num_peers
+    ]
+
+
+def _find_chance(
+    own: Floats, limits: Sequence[tuple[Floats, float]], num_effective: int
+) -> tuple[float, int]:
+    """The least chance over the levels, corrected for their number; steps above the highest."""
+    num_steps = len(own)
+    counts = [int(np.count_nonzero(own > limit)) for limit, _ in limits]
+    chances = [
+        binomial_tail(count * num_effective // num_steps, num_effective, chance)
+        for count, (_, chance) in zip(counts, limits, strict=True)
+    ]
+    return (min(1.0, min(chances) * len(chances)), counts[0]) if chances else (1.0, 0)
 
 
 def _is_clear(own: Floats, num_peers: int) -> bool:

@@ -60,7 +60,8 @@ def test_the_tail_is_the_exact_binomial_one():
         * (7 / 8) ** (found.num_effective_steps - k)
         for k in range(scaled, found.num_effective_steps + 1)
     )
-    assert found.p_value == pytest.approx(exact * math.pi**2 / 6, rel=1e-9)
+    # Slower than all, than all but one, and than all but three: the first is the least likely.
+    assert found.p_value == pytest.approx(3 * exact * math.pi**2 / 6, rel=1e-9)
     assert binomial_tail(3, 10, 0.25) == pytest.approx(0.474407196044921875)
 
 
@@ -123,3 +124,21 @@ def test_noise_alone_hardly_ever_names_a_rank(kind, sigma, rho):
 def test_a_rank_ten_percent_slow_is_found_in_fifty_steps(num_peers):
     found = [find(make_work([10, trial], num_peers=num_peers, slow=[1])) for trial in range(40)]
     assert found.count([1]) >= 38
+
+
+@pytest.mark.parametrize("kind", ["pauses", "pareto"])
+def test_somebody_who_always_pauses_hides_nobody(kind):
+    """At 256 ranks one of them pauses in nearly every step; a rank 10 % slower is named anyway."""
+    random = np.random.default_rng(11)
+    work = 1e8 * make_noise(kind, random, (60, 256), sigma=0.03)
+    assert find_persistent(work) == []
+    work[:, 17] *= 1.1
+    assert [found.index for found in find_persistent(work)] == [17]
+
+
+@pytest.mark.parametrize("most", [0.3, 1.0])
+def test_a_rank_that_drifts_is_named_however_steep(most):
+    random = np.random.default_rng(12)
+    work = 1e8 * make_noise("normal", random, (60, 8), sigma=0.03)
+    work[:, 5] *= 1 + np.linspace(0, most, 60)
+    assert [found.index for found in find_persistent(work)] == [5]

@@ -26,9 +26,11 @@ from meshscope.analyze.stragglers.slow_sets import SharedTrait, find_shared
 from meshscope.analyze.timeline.peer_work import PeerGroup, PeerWork
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
+from meshscope.numerics.chance import SIGNIFICANCE_RATIO
 from meshscope.numerics.change_point import (
     MIN_STEPS,
     LevelChange,
+    chance_of_pauses,
     find_change,
     measure_step_noise,
 )
@@ -50,6 +52,8 @@ _SAME_ONSET_RATIO = 0.05
 """Onsets within this share of the steps are one."""
 _MAIN_PHASE_RATIO = 0.25
 """Least share of a rank's excess of a phase that is named."""
+_MIN_PAUSE_PEERS = 3
+"""Peers that show how often pauses come by chance."""
 _USUAL_QUANTILE = 0.25
 """Of a rank's own steps: its work while not slow, even if it is slow for half of the run."""
 
@@ -287,6 +291,7 @@ def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
             change = find_change(series[:, column], num_series=num_series, least_noise=noise)
             if change is not None and _has_risen(work, index, change):
                 changes[index] = change
+        changes = _leave_out_pauses(series, indices, changes, num_series)
         if 2 * len(changes) > len(indices) and len(indices) > 2:
             continue  # Most ranks changed: no single rank is the cause.
         others = tuple(index for index in indices if index not in changes)
@@ -294,6 +299,22 @@ def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
             reference = others if indices is not alone else ()
             found.append(_describe_fail_slow(work, index, change, reference, num_series))
     return found
+
+
+def _leave_out_pauses(
+    series: Floats, indices: tuple[int, ...], changes: dict[int, LevelChange], num_series: int
+) -> dict[int, LevelChange]:
+    """Without changes that are a few pauses close together, as others have them too."""
+    others = [column for column, index in enumerate(indices) if index not in changes]
+    if len(others) < _MIN_PAUSE_PEERS:
+        return changes
+    like = series[:, others]
+    return {
+        index: change
+        for index, change in changes.items()
+        if chance_of_pauses(series[:, indices.index(index)], like, change) * num_series
+        < SIGNIFICANCE_RATIO
+    }
 
 
 def _relate(total_ns: Floats, *, are_peers: bool) -> Floats | None:

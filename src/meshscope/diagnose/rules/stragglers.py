@@ -64,10 +64,10 @@ class SlowRankRule(Rule):
     and all other ranks show it as waiting.
 
     How it is measured: work is time in steps in which no operation holds the rank up. Peers share
-    all coordinates except dp (tp if dp is 1). The rank must be slower than all peers that are not
-    slow in more steps than chance allows (exact binomial tail, steps that repeat each other counted
-    as fewer, Holm's correction for ranks and phases, 1 % per run), and its median work must exceed
-    theirs by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain
+    all coordinates except dp (tp if dp is 1). The rank must be slower than all, or most, peers that
+    are not slow in more steps than chance allows (exact binomial tail, steps that repeat each other
+    counted as fewer, Holm's correction for ranks and phases, 1 % per run), and its median work must
+    exceed theirs by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain
     is replayed with the peers' median work instead of its own. If the driver was read (table
     `hardware`) and the clocks of its device are behind those of the other devices, they are named.
     Kernel samples say what a rank on a device is slow at: its kernels take longer, or the device
