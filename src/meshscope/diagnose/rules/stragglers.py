@@ -187,7 +187,9 @@ class UnevenLoadRule(Rule):
     name = "uneven-load"
     severities = (Severity.LOW, Severity.MEDIUM)
     thresholds = (_MIN_IMBALANCE_VARIATION_RATIO, _MIN_IMBALANCE_LOST_RATIO)
-    symptom_of = frozenset({"ST001", "ST002", "ST003", "ST005", "PA001", "PA002", "IN001", "IM001"})
+    symptom_of = frozenset(
+        {"ST001", "ST002", "ST003", "ST005", "PA001", "PA002", "IN001", "TI005", "IM001"}
+    )
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one; none where sequence lengths explain it."""
