@@ -283,9 +283,9 @@ class Study:
             describe_part,
         )
 
-        kept, first = known(self._kept), self._first_steady_step
+        job, kept, first = self.job, known(self._kept), self._first_steady_step
         part = None if kept is None else describe_part(kept, first)
-        return analyze_communication(self.job, first_step=first, part=part)
+        return analyze_communication(job, first_step=first, part=part)
 
     @property
     def _first_steady_step(self) -> int:

@@ -62,6 +62,12 @@ def test_phases_that_are_lost_are_not_unattributed_time(run):
     assert split.phase_ns["forward"] / split.wall_ns == pytest.approx(own_ns / step_ns, rel=0.01)
 
 
+def test_communication_is_that_of_the_steps_that_have_theirs(run):
+    report = RunStudy(run, run.last_attempt).report(with_diagnosis=False)
+    facts = report._report.communication.per_rank_step
+    assert facts.transfer_ns == pytest.approx(NUM_OPERATIONS * TRANSFER_NS, rel=0.06)
+
+
 def test_findings_are_less_sure_and_say_why(run):
     study = RunStudy(run, run.last_attempt)
     (found,) = [one for one in study.findings if one.code == "ST001"]

@@ -24,6 +24,7 @@ _TIMES = {
 }
 """The column by which a row belongs to a step; `phases` are read as rows of `spans`."""
 PHASE_TABLES = ("phases", "spans")
+OPERATION_TABLES = ("collectives", "waits")
 _LOSSES = frozenset(
     (ProblemKind.DROPPED, ProblemKind.CUT, ProblemKind.DAMAGED, ProblemKind.UNREADABLE)
 )
