@@ -45,7 +45,7 @@ _HEALTH = "HE"
 _WITHOUT_TIMELINE = (_HEALTH, "CV", "ME", "HW")
 """Codes of rules that read neither phases nor operations."""
 _NO_SOURCES: Mapping[str, str] = MappingProxyType({})
-_SAVES_NOTHING = Unavailable("a replay without it is not shorter")
+_SAVES_NOTHING = Unavailable("without it a step would not be shorter")
 _MIN_CAUSE_RATIO = 0.5
 """A cause must save at least this share of what its symptom would."""
 _MAX_OWN_RATIO = 0.25
