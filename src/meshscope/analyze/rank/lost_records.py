@@ -4,8 +4,11 @@ A table that lost records (its limit or the disk was full, it is cut or damaged)
 steps, and nothing says which. A program does about the same in every step, so a step with fewer
 records than the median of those that have any counts as incomplete. To leave out too many is
 harmless: the rest are measured. To keep one would turn its lost operations into compute, and its
-lost phases into no time at all.
+lost phases into no time at all. One record in a thousand changes no number by more than that, and
+leaves all steps in.
 """
+
+import math
 
 import numpy as np
 
@@ -30,14 +33,22 @@ _LOSSES = frozenset(
 )
 
 
+_MAX_NEGLIGIBLE_RATIO = 0.001
+"""Of a table's records."""
+
+
 def find_lossy_tables(recording: Recording) -> tuple[str, ...]:
-    """Tables of a rank that lost records, as far as they have been read."""
-    names = {
-        problem.path.stem
-        for problem in recording.problems
-        if problem.kind in _LOSSES and problem.path is not None
-    }
-    return tuple(name for name in _TIMES if name in names)
+    """Tables of a rank that lost more than a few records, as far as they have been read."""
+    lost: dict[str, float] = {}
+    for problem in recording.problems:
+        if problem.kind in _LOSSES and problem.path is not None:
+            count = math.inf if problem.num_records is None else problem.num_records
+            lost[problem.path.stem] = lost.get(problem.path.stem, 0.0) + count
+    return tuple(
+        name
+        for name in _TIMES
+        if lost.get(name, 0.0) > _MAX_NEGLIGIBLE_RATIO * recording.count_rows(name)
+    )
 
 
 def mark_incomplete(
