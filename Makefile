@@ -74,6 +74,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/store_load.py
 	$(BIN)/python benchmarks/kill_storm.py
 	$(BIN)/python benchmarks/launch_race.py
+	$(BIN)/python -W ignore benchmarks/healthy_runs.py
 	$(BIN)/python -W ignore benchmarks/communication_overhead.py --output benchmarks/results/communication_overhead.json
 	$(BIN)/python -W ignore benchmarks/communication_stress.py
 	$(BIN)/python -W ignore benchmarks/ddp_delay.py --output benchmarks/results/ddp_delay.json

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from healthy_programs import PROGRAMS
 
 import meshscope
 from meshscope.core.verdict.severity import Severity
@@ -53,26 +54,6 @@ kind = "adamw"
 learning_rate = 3e-3
 """
 LAYOUTS = {"engine_dp": "dp = 2", "engine_pp": 'pp = 2\nschedule = "1f1b"'}
-PROGRAMS = (
-    "plain",
-    "printed",
-    "loaded",
-    "loaded_by_workers",
-    "accumulated",
-    "validated",
-    "sentences",
-    "pictures",
-    "low_precision",
-    "adversaries",
-    "agent",
-    "iterated",
-    "distributed",
-    "distributed_late_wrap",
-    "distributed_loaded",
-    "distributed_accumulated",
-    "distributed_sentences",
-    "distributed_sharded",
-)
 
 
 @dataclass(frozen=True, kw_only=True)

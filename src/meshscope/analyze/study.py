@@ -289,9 +289,9 @@ class Study:
             describe_part,
         )
 
-        kept, first = known(self._kept), self._first_steady_step
+        job, kept, first = self.job, known(self._kept), self._first_steady_step
         part = None if kept is None else describe_part(kept, first)
-        return analyze_communication(self.job, first_step=first, part=part)
+        return analyze_communication(job, first_step=first, part=part)
 
     @property
     def _first_steady_step(self) -> int:
@@ -475,7 +475,7 @@ class _RankTotals:
     @property
     def steady(self) -> list[RankSummary]:
         """Ranks that statistics are over."""
-        return [rank for rank in self.ranks if rank.num_steady_steps]
+        return [rank for rank in self.ranks if rank.num_phased]
 
 
 def _merge_ranks(
@@ -494,7 +494,7 @@ def _merge_ranks(
         ranks.append(result.summary)
         durations.add(rank, steps.step, steps.duration_ns)
         intervals.add(rank, steps.step[:-1], np.diff(steps.start_ns))
-        peers.add(rank, steps.step, result.phases, is_steady=result.steady.is_steady)
+        peers.add(rank, steps.step, result.phases, is_steady=result.is_phased)
         tokens[rank] = result.tokens
         overhead.append(result.overhead)
         longest = max(longest, (len(steps), stepping_ns(steps)))

@@ -95,6 +95,8 @@ class Finding:
     """Saved per step without the cause; Unavailable where the cost is not time."""
     edit: "Edit | None" = field(default=None, compare=False, repr=False)
     """What `gain` was replayed with, or would be."""
+    symptom_of: frozenset[str] | None = None
+    """In place of the rule's `symptom_of`, where the finding's own evidence rules causes out."""
     explained_by: str | None = None
     """Set by the runner, on symptoms: "ST001 rank 5 is slow in forward"."""
 

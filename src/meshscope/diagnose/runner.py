@@ -8,7 +8,8 @@ Two findings are about the same waits if the weaker one's rule names the stronge
 `symptom_of`, or if a replay shows that fixing both saves hardly more than fixing the stronger.
 Wrong if the only rule that sees a cause prices it too low: then its symptom stays.
 
-Where a trace is cut off nothing but that is above LOW.
+Where a trace is cut off nothing but that is above LOW. Where records of steps are lost, or devices
+were marked in few, findings that rest on these are less sure, and say so.
 """
 
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from meshscope.diagnose.ledger_prices import UNNAMED_CODE, settle_findings
 from meshscope.diagnose.pricing import Scale, join_edits
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.lost_steps import describe_gaps
 from meshscope.store.read.columns import ProblemKind
 
 if TYPE_CHECKING:
@@ -39,10 +41,13 @@ if TYPE_CHECKING:
 
 _FAILED_RULE_CODE = "HE001"
 """Runs last: it reports errors of the other rules."""
+_DEAD_RANK_CODE = "HE002"
 _HEALTH = "HE"
 """Codes of rules about the recording itself."""
+_WITHOUT_TIMELINE = (_HEALTH, "CV", "ME", "HW")
+"""Codes of rules that read neither phases nor operations."""
 _NO_SOURCES: Mapping[str, str] = MappingProxyType({})
-_SAVES_NOTHING = Unavailable("a replay without it is not shorter")
+_SAVES_NOTHING = Unavailable("without it a step would not be shorter")
 _MIN_CAUSE_RATIO = 0.5
 """A cause must save at least this share of what its symptom would."""
 _MAX_OWN_RATIO = 0.25
@@ -104,6 +109,8 @@ def diagnose(
             found += result
     if _has_cut_traces(context):
         found = [one if one.code.startswith(_HEALTH) else _doubt(one) for one in found]
+    elif gaps := describe_gaps(context.study):
+        found = [_lower_confidence(one, gaps) for one in found]
     found = settle_findings(found, context)
     explained = _explain_symptoms(sorted(found, key=_order), context, rules)
     # What another finding explains needs no second one without a cause.
@@ -138,6 +145,15 @@ def _doubt(finding: Finding) -> Finding:
     return replace(finding, severity=Severity.LOW, confidence=confidence)
 
 
+def _lower_confidence(finding: Finding, gaps: str) -> Finding:
+    """Of a finding that rests on the timeline, where steps are missing in it."""
+    if finding.code.startswith(_WITHOUT_TIMELINE):
+        return finding
+    sure = finding.confidence
+    level = ConfidenceLevel.MEDIUM if sure.level is ConfidenceLevel.HIGH else ConfidenceLevel.LOW
+    return replace(finding, confidence=replace(sure, level=level, text=f"{sure.text}; {gaps}"))
+
+
 def _run_rule(rule: type[Rule], context: Context, source: str) -> list[Finding] | Failure:
     def run() -> list[Finding]:
         found = rule().run(context)
@@ -162,10 +178,15 @@ def _support_price(finding: Finding, context: Context) -> Finding:
     return finding if gain.saved_ns > 0 else replace(finding, gain=_SAVES_NOTHING)
 
 
-def _order(finding: Finding) -> tuple[bool, int, float, str, tuple[int, ...], str]:
-    """Severity first: it is graded by gain, except where the loss is not time."""
+def _order(finding: Finding) -> tuple[bool, bool, int, float, str, tuple[int, ...], str]:
+    """A dead rank, then by severity: it is graded by gain, except where the loss is not time.
+
+    A job with a dead rank makes no more steps; what its steps cost before comes second.
+    """
+    is_dead = finding.code == _DEAD_RANK_CODE and finding.severity >= Severity.HIGH
     return (
         finding.explained_by is not None,
+        not is_dead,
         -finding.severity,
         -finding.saved_ns,
         finding.code,
@@ -199,6 +220,7 @@ def _explain_by_code(findings: list[Finding], rules: Mapping[str, type[Rule]]) -
     result: list[Finding] = []
     for finding in findings:
         names = rules[finding.code].symptom_of if finding.code in rules else frozenset()
+        names = names if finding.symptom_of is None else finding.symptom_of
         causes = [
             other
             for other in findings

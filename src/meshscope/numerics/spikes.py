@@ -4,9 +4,10 @@ A value is compared with the median of up to twenty around it, itself left out, 
 divided by the spread of all such distances: the robust score 0.6745 · distance / MAD. Series of
 positive numbers are compared by their logarithms, so that ratios count and a skewed series has no
 spikes. A spike needs a high score *and* an effect: a distance that matters, whatever the noise.
-Neighbours are medians, so one spike does not hide or make another.
+Neighbours are medians, so one spike does not hide or make another. It must also stand out from
+those before and from those after it alone: a loss that falls steeply at first has no spikes there.
 
-Wrong in the first and last few values, whose neighbours are on one side, and for fewer than 16.
+The first value has nothing before it and is none. Wrong for fewer than 16 values.
 """
 
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ def find_spikes(
         score = _MAD_TO_SCORE * distance / mad
         change = np.abs(value - usual) / np.abs(usual)
     is_far = np.abs(score) >= min_score  # 0 / 0 is not
+    excess = np.abs(_measure_excess(scaled))
+    is_far &= (excess > 0) & (_MAD_TO_SCORE * excess >= min_score * mad)
     rows = np.flatnonzero(is_far & (change >= min_change_ratio)).tolist()
     return Spikes(
         found=tuple(
@@ -86,9 +89,22 @@ def find_spikes(
 
 def neighbour_medians(values: Floats) -> Floats:
     """For each value the median of those around it, itself left out."""
+    others = np.delete(_list_around(values), _NUM_NEIGHBOURS // 2, axis=1)
+    return np.asarray(np.nanmedian(others, axis=1), dtype=np.float64)
+
+
+def _list_around(values: Floats) -> Floats:
+    """[value, neighbour]: NaN where there is none."""
     count, half = len(values), _NUM_NEIGHBOURS // 2
     padded = np.full(count + 2 * half, np.nan)
     padded[half : half + count] = values
-    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    others = np.delete(around, half, axis=1)
-    return np.asarray(np.nanmedian(others, axis=1), dtype=np.float64)
+    return np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+
+
+def _measure_excess(values: Floats) -> Floats:
+    """How far each value lies outside of what the median before and the median after it span."""
+    around, half = _list_around(values), _NUM_NEIGHBOURS // 2
+    before = np.nanmedian(around[1:, :half], axis=1)
+    after = np.append(np.nanmedian(around[1:-1, half + 1 :], axis=1), before[-1:])
+    nearest = np.clip(values[1:], np.fmin(before, after), np.fmax(before, after))
+    return np.append(0.0, values[1:] - nearest)

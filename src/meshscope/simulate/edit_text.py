@@ -7,7 +7,7 @@
 | `rank=5:0.5x`, `stage=2:0.5x` | their work takes half as long |
 | `phase=data:0`, `phase=forward:0.8x` | a phase takes no time, or 0.8 times as long |
 | `phase=forward:ideal` | a phase takes an even time on all ranks |
-| `compute=0.5x` | all work takes half as long |
+| `compute=0.5x` | what ranks compute takes half as long |
 | `bandwidth.dp=2x`, `bandwidth=2x` | transfers along an axis, or all, take half as long |
 | `microbatches=16`, `schedule=zb_h1` | another pipeline |
 | `move=2@1->3` | 2 layers from stage 1 to stage 3 |

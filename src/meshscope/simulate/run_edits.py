@@ -7,9 +7,16 @@ import numpy as np
 from meshscope.analyze.pipeline.action_gaps import measure_action_gaps
 from meshscope.analyze.pipeline.pipeline_times import collect_pipeline_times
 from meshscope.analyze.pipeline.stage_work import measure_stage_work
+from meshscope.analyze.timeline.device_parts import (
+    COMPUTE,
+    OWN_PHASES,
+    SPAN,
+    divide_device_time,
+)
+from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import BUILDERS
-from meshscope.core.unavailable import Unavailable, need, or_unavailable
+from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.errors import UsageError
 from meshscope.simulate.edit_text import EditKind, WantedEdit
 from meshscope.simulate.edits import choose_pieces, equalise, scale_work, transfer_factor
@@ -17,6 +24,7 @@ from meshscope.simulate.even_shares import EvenShares, find_even_shares
 from meshscope.simulate.pipeline.pipeline_edits import LayerMove, price_move
 from meshscope.simulate.pipeline.pipeline_replay import PipelineReplay, build_pipeline_replay
 from meshscope.simulate.pipeline.schedule_edits import price_schedule
+from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit, Gain, Replay
 from meshscope.store.read.arrays import Bools, Int32s
 from meshscope.store.read.run import Attempt
@@ -69,7 +77,7 @@ class RunEdits:
         if wanted.kind is EditKind.PHASE:
             return self._make_phase(wanted)
         if wanted.kind is EditKind.COMPUTE:
-            return scale_work(timeline, factor=_known(factor), name=wanted.text)
+            return self._scale_compute(wanted.text, _known(factor))
         return self._make_bandwidth(wanted)
 
     def _make_phase(self, wanted: WantedEdit) -> Edit | Unavailable:
@@ -80,6 +88,25 @@ class RunEdits:
         if wanted.factor is None:
             return self._make_even(wanted.text, choose_pieces(timeline, phases=(wanted.name,)), [])
         return scale_work(timeline, factor=wanted.factor, phases=(wanted.name,), name=wanted.text)
+
+    @or_unavailable
+    def _scale_compute(self, name: str, factor: float) -> Edit:
+        """What the budget calls compute: neither idle time nor what no phase explains."""
+        timeline = self.replay.timeline
+        pieces, work = timeline.pieces, measured_work(timeline)
+        parts = divide_device_time(self.attempt, timeline)
+        own = [n for n, phase in enumerate(timeline.phases) if not phase or phase in OWN_PHASES]
+        is_compute = (pieces.kind == PieceKind.WORK) & (pieces.row < 0)
+        is_compute &= ~np.isin(pieces.phase, own) & ~parts.is_divided
+        if parts.total_ns(SPAN):
+            raise Missing("what devices computed is not known: no kernel sample was taken")
+        compute_ns = parts.time_of(COMPUTE)
+        if not compute_ns.any() and not is_compute.any():
+            raise Missing("no phase of the run is known to compute")
+        shorter = parts.shorten(timeline, (1 - factor) * compute_ns)
+        work = np.where(parts.is_divided & (pieces.kind == PieceKind.WORK), shorter, work)
+        work = np.where(is_compute, np.rint(work * factor), work).astype(np.int64)
+        return Edit(name=name, work_ns=work)
 
     def _make_bandwidth(self, wanted: WantedEdit) -> Edit | Unavailable:
         timeline = self.replay.timeline

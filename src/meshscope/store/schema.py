@@ -522,3 +522,5 @@ MAX_NAME_ID = 0xFFFF
 
 MAX_DETAIL_BYTES = 4 << 30
 """A detail table stops at this size by default and counts what it drops; steps go on."""
+LIMIT_WORDS = "the table reached its limit"
+"""How the journal begins to say that a detail table did."""

@@ -1,6 +1,5 @@
 """Rules of others: the example of the documentation, and everything that may be wrong with one."""
 
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from builders import MS, make_run
 from made_programs import ProgramRun, reduce, work
 from meshscope.cli import main
 from meshscope.core.layout import Layout
-from meshscope.core.verdict.severity import Severity
-from meshscope.diagnose import foreign_rules
-from meshscope.diagnose.foreign_rules import load_rules
+from meshscope.diagnose.foreign_rules import GROUP, load_rules
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose
 from meshscope.errors import UsageError
@@ -22,7 +19,6 @@ from meshscope.report.run_study import study
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_rules.py"
 HEAD = """
 from meshscope.core.unavailable import Unavailable
-from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.rule import Rule
 
@@ -124,13 +120,13 @@ def test_two_rules_of_one_code_are_one_and_no_file_is_a_usage_error(tmp_path):
 
 def test_an_installed_package_offers_its_rules(monkeypatch, tmp_path):
     write(tmp_path, HEAD + FINDING, "acme_rules.py")
+    folder = tmp_path / "acme-1.0.dist-info"
+    folder.mkdir()
+    write(folder, "Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n", "METADATA")
+    points = f"[{GROUP}]\nacme = acme_rules\ngone = no_such_module\n"
+    write(folder, points, "entry_points.txt")
     monkeypatch.syspath_prepend(tmp_path)
-    points = [
-        EntryPoint("acme", "acme_rules", foreign_rules.GROUP),
-        EntryPoint("gone", "no_such_module", foreign_rules.GROUP),
-    ]
-    monkeypatch.setattr(foreign_rules, "entry_points", lambda *, group: points)
     loaded = load_rules()
     assert set(loaded.rules) == {*RULES, "ACME001"}
-    assert loaded.rules["ACME001"].severities[1] is Severity.CRITICAL
-    assert [one.what for one in loaded.failures] == ["rules of no_such_module"]
+    assert loaded.sources == {"ACME001": "acme (acme_rules)"}
+    assert [one.what for one in loaded.failures] == ["rules of acme (no_such_module)"]

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from diagnosed import context_of, find
 
@@ -160,3 +161,16 @@ def test_more_ranks_than_are_compared_by_segment_are_priced_too(tmp_path, monkey
     (finding,) = diagnose_run(tmp_path)
     assert (finding.code, finding.ranks) == ("ST002", (4, 5, 6, 7))
     assert finding.saved_ns == pytest.approx(6 * MS, rel=0.15)
+
+
+def test_a_rank_whose_excess_is_anything_between_little_and_tenfold_is_a_hint(tmp_path):
+    """Two identical ranks beside other programs: one got less of the machine."""
+    long = np.random.default_rng(7).random(200) < 0.5
+
+    def delay(rank, step):
+        return {"forward": (160 if long[step] else 2) * MS} if rank == 1 else {}
+
+    LateRun(layout=Layout(dp=2), work=with_delay(3, delay)).record(tmp_path)
+    found = {one.code: one for one in diagnose_run(tmp_path)}
+    assert found["ST001"].severity is Severity.LOW
+    assert "another program on the host would look the same" in found["ST001"].confidence.text

@@ -198,7 +198,7 @@ def test_a_million_missing_ranks_cost_nothing(tmp_path, layout):
 def test_a_saving_that_is_none_is_not_a_price(context):
     rules = rules_of(make_finding("ST004", severity=Severity.LOW, gain=saving(-26e6)))
     (found,) = diagnose(context, rules=rules).findings
-    assert found.gain == Unavailable("a replay without it is not shorter")
+    assert found.gain == Unavailable("without it a step would not be shorter")
 
 
 def test_a_replay_that_misses_the_clock_supports_no_price(context):

@@ -69,3 +69,12 @@ def test_neighbours_leave_the_value_itself_out():
 
 def test_too_few_values_tell_nothing():
     assert spikes_of(np.ones(5)) == Unavailable("spikes take 16 values, here are 5")
+
+
+def test_a_loss_that_falls_steeply_at_first_has_no_spikes_there():
+    random = np.random.default_rng(3)
+    for num_values in (30, 120, 400):
+        values = 0.04 + 1.4 * np.exp(-np.arange(num_values) / 4)
+        assert spikes_of(values * np.exp(0.05 * random.normal(size=num_values))).found == ()
+    values[40] *= 4
+    assert [spike.step for spike in spikes_of(values).found] == [40]

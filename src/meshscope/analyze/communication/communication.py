@@ -50,6 +50,7 @@ from meshscope.analyze.job.operations import (
     known_step,
     load_failures,
 )
+from meshscope.analyze.rank.lost_records import OPERATION_TABLES, mark_incomplete
 from meshscope.analyze.rank.steps import count_warmup
 from meshscope.analyze.timeline.timeline_steps import KeptSteps
 from meshscope.core.group_axis import OTHER
@@ -186,15 +187,22 @@ class Communication:
 
 
 def describe_part(kept: KeptSteps, first_step: int) -> _StepPart | None:
-    """The steps from `first_step` that were read; None if none was left out."""
-    if not kept.num_left_out and not len(kept.unwatched):
+    """The steps from `first_step` that were read, with all their operations; None if none was left
+    out. The operations must have been loaded: that shows which are lost."""
+    incomplete = [
+        mark_incomplete(kept.attempt.ranks[rank], own, OPERATION_TABLES)
+        for rank, own in zip(kept.ranks, kept.by_rank, strict=True)
+    ]
+    has_lost = any(lost.any() for lost in incomplete)
+    if not kept.num_left_out and not len(kept.unwatched) and not has_lost:
         return None
     windows = disturbing_windows(kept.attempt)
     counted = [
         (own.step >= first_step)
         & ~mark_profiled(own.step, windows)
         & ~np.isin(own.step, kept.unwatched)
-        for own in kept.by_rank
+        & ~lost
+        for own, lost in zip(kept.by_rank, incomplete, strict=True)
     ]
     pairs = list(zip(kept.ranks, kept.by_rank, counted, strict=True))
     return _StepPart(

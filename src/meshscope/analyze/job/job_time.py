@@ -18,7 +18,7 @@ class JobTime:
     between: TimeSplit
     after_last: TimeSplit
     steady_steps: TimeSplit
-    """`steps` without warm-up and profiled steps."""
+    """`steps` without warm-up, profiled steps, and those of which phases are lost."""
     num_steady_rank_steps: int
     """Steps in `steady_steps`, counted on every rank."""
     device_phase_ns: Mapping[str, int] | Unavailable
@@ -56,10 +56,10 @@ def add_times(ranks: Sequence[RankSummary]) -> JobTime:
         between=add_splits([rank.time.between for rank in ranks]),
         after_last=add_splits([rank.time.after_last for rank in ranks]),
         steady_steps=add_splits([rank.time.steady_steps for rank in ranks]),
-        num_steady_rank_steps=sum(rank.num_steady_steps for rank in ranks),
+        num_steady_rank_steps=sum(rank.num_phased for rank in ranks),
         device_phase_ns=device_ns if devices else explain_no_job_device(reasons),
         num_device_rank_steps=sum(device.num_steps for device in devices),
-        num_markable_rank_steps=sum(rank.num_steady_steps for rank in marked),
+        num_markable_rank_steps=sum(rank.num_phased for rank in marked),
         containers=containers,
         num_other_threads=sum(rank.time.num_other_threads for rank in ranks),
     )

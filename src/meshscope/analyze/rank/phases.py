@@ -7,7 +7,8 @@ out, because its self time cannot be split. In every interval the self times of 
 `unattributed_ns` are its wall clock: unattributed is what no phase claimed, not idle time. What
 feeds an evaluation is a part of it (`evaluation`).
 
-Wrong when records were lost: the time of a lost phase shows as unattributed.
+Where records were lost, the time of a lost phase shows as unattributed; `steady_steps` leaves such
+steps out (`lost_records`).
 """
 
 from collections.abc import Mapping

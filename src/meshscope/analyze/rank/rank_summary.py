@@ -19,6 +19,7 @@ from meshscope.analyze.rank.device import (
     measure_leads,
     split_device_time,
 )
+from meshscope.analyze.rank.lost_records import PHASE_TABLES, mark_incomplete
 from meshscope.analyze.rank.overhead import OverheadSamples, sample_overhead
 from meshscope.analyze.rank.phases import (
     PhaseTable,
@@ -77,6 +78,8 @@ class RankSummary:
     """First steps, left out of `step_time`, `time.steady_steps` and `device`."""
     num_profiled: int
     """Later steps that a trace window disturbed; also left out."""
+    num_phased: int
+    """Steps that `time.steady_steps` and `device` are over: steady, and with all their phases."""
     num_aborted_steps: int
     """Steps left by an exception; counted in `num_steps`."""
     num_skipped_updates: int
@@ -139,7 +142,8 @@ class RankResult:
 
     summary: RankSummary
     steps: StepTimes
-    steady: _SteadySteps
+    is_phased: Bools
+    """Per step: it is steady, and all its phases are there."""
     phases: PhaseTable
     """Self time by step and phase."""
     tokens: RankTokens
@@ -180,6 +184,7 @@ def summarize_rank(
     spans = recording.read("spans")
     memory = recording.read("memory")
     scalars = read_scalars(recording, _WANTED_SCALARS)
+    is_phased = chosen.is_steady & ~mark_incomplete(recording, steps, PHASE_TABLES)
     placed, num_other_threads = assign_phases(steps, spans)
     phases = tabulate_phases(placed, recording.names, num_steps=num_steps)
     recorded_ns = _recorded_range(recording, steps, spans, memory)
@@ -187,9 +192,7 @@ def summarize_rank(
     leads: MarkLeads | Unavailable
     if recording.has_table("device_spans"):
         device_spans = recording.read("device_spans")
-        device = split_device_time(
-            placed, device_spans, recording.names, is_steady=chosen.is_steady
-        )
+        device = split_device_time(placed, device_spans, recording.names, is_steady=is_phased)
         leads = measure_leads(placed, device_spans)
     else:
         device = leads = explain_no_device(recording, memory)
@@ -202,6 +205,7 @@ def summarize_rank(
         num_steps=num_steps,
         num_warmup=chosen.num_warmup,
         num_profiled=chosen.num_profiled,
+        num_phased=int(np.count_nonzero(is_phased)),
         num_aborted_steps=int(np.count_nonzero(flags & StepFlag.ABORTED)),
         num_skipped_updates=int(np.count_nonzero(flags & StepFlag.SKIPPED)),
         last_step=int(steps.step[-1]) if num_steps else Unavailable(NO_STEP),
@@ -217,7 +221,7 @@ def summarize_rank(
             phases,
             recording.names,
             recorded_ns=recorded_ns,
-            is_steady=chosen.is_steady,
+            is_steady=is_phased,
             num_other_threads=num_other_threads,
         ),
         device=device,
@@ -234,7 +238,7 @@ def summarize_rank(
     return RankResult(
         summary=summary,
         steps=steps,
-        steady=chosen,
+        is_phased=is_phased,
         phases=phases,
         tokens=rates,
         overhead=sample_overhead(columns, steps.step, chosen.num_warmup, leads),

@@ -116,7 +116,10 @@ def _pair_phases(work: PeerWork) -> tuple[Floats, Floats] | None:
             if not bool((usual > 0).all()):
                 return None
             relative = own / usual
-            parts.append((relative / relative.mean(axis=1, keepdims=True)).ravel())
+            mean = relative.mean(axis=1, keepdims=True)
+            # In a step in which no peer has any work of the phase all are alike.
+            shares = np.divide(relative, mean, out=np.ones_like(relative), where=mean > 0)
+            parts.append(shares.ravel())
         both.append(np.concatenate(parts))
     return both[0], both[1]
 

@@ -132,7 +132,7 @@ def spread_phases(
     values: dict[str, list[tuple[float, int]]] = {}
     for rank in ranks:
         for phase, total in rank.time.steady_steps.phase_ns.items():
-            values.setdefault(phase, []).append((total / rank.num_steady_steps, rank.rank))
+            values.setdefault(phase, []).append((total / rank.num_phased, rank.rank))
     spreads = [_spread_phase(phase, found, peer_groups) for phase, found in values.items()]
     return tuple(sorted(spreads, key=_order_spread))
 
@@ -147,8 +147,7 @@ def spread_unattributed(
 ) -> PhaseSpread | Unavailable:
     """The time of steady steps that no phase claimed."""
     found = [
-        (rank.time.steady_steps.unattributed_ns / rank.num_steady_steps, rank.rank)
-        for rank in ranks
+        (rank.time.steady_steps.unattributed_ns / rank.num_phased, rank.rank) for rank in ranks
     ]
     return _spread_phase("unattributed", found, peer_groups) if found else Unavailable(NO_STEP)
 

@@ -25,6 +25,7 @@ import numpy as np
 from meshscope.analyze.job.clocks import ClockAlignment
 from meshscope.analyze.job.job import Job, load_job
 from meshscope.analyze.job.operations import PhaseBook
+from meshscope.analyze.rank.lost_records import mark_incomplete
 from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.timeline.actions import ACTION_KINDS, Actions, read_actions
 from meshscope.analyze.timeline.pieces import PieceKind, Pieces
@@ -73,6 +74,8 @@ class Timeline:
     """Steady steps left out because some rank did not record their communication."""
     num_unmarked: int
     """Steady steps left out because a rank that has device marks has none for them."""
+    num_incomplete: int
+    """Steady steps left out because some of a rank's records of them are lost."""
     period_start_ns: Int64s
     """[rank index, step index]: the end of the step before, on the reference clock."""
     period_end_ns: Int64s
@@ -111,7 +114,10 @@ def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
         read_rank(kept.attempt.ranks[rank], own, book)
         for rank, own in zip(kept.ranks, kept.by_rank, strict=True)
     ]
-    table, num_unmarked = apply_device_times(kept.table, readings)
+    complete = _leave_out_incomplete(kept)
+    if not len(complete.steps):
+        raise Missing("records of every step are lost: what ranks did is not known")
+    table, num_unmarked = apply_device_times(complete, readings)
     if not len(table.steps):
         raise Missing("no step has device marks on all ranks that were marked at all")
     tracks, actions = _make_tracks(kept.attempt, readings, table, book, job)
@@ -126,6 +132,7 @@ def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
         num_profiled=kept.num_profiled,
         num_unwatched=len(kept.unwatched),
         num_unmarked=num_unmarked,
+        num_incomplete=len(kept.table.steps) - len(complete.steps),
         period_start_ns=period_start,
         period_end_ns=period_end,
         step_start_ns=np.array([track.step_start_ns for track in tracks]),
@@ -139,6 +146,16 @@ def cut_timeline(kept: KeptSteps, job: Job) -> Timeline:
         alignment=job.alignment,
         communication=job if len(job.operations) else None,
     )
+
+
+def _leave_out_incomplete(kept: KeptSteps) -> StepTable:
+    """Only steps of which every rank has its phases and operations."""
+    lost = [
+        own.step[mark_incomplete(kept.attempt.ranks[rank], own)]
+        for rank, own in zip(kept.ranks, kept.by_rank, strict=True)
+    ]
+    is_lost = np.isin(kept.table.steps, np.concatenate(lost))
+    return kept.table.select(~is_lost) if is_lost.any() else kept.table
 
 
 def _make_tracks(

@@ -24,7 +24,12 @@ from meshscope.diagnose.views.device_view import (
     measure_common,
     state_confidence,
 )
-from meshscope.diagnose.views.launching import GRAPH_GAP_NS, LaunchRelief, find_relief
+from meshscope.diagnose.views.launching import (
+    GRAPH_GAP_NS,
+    LaunchRelief,
+    cap_at_usual,
+    find_relief,
+)
 from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS
@@ -223,8 +228,9 @@ class HostGap(Rule):
 
     How it is measured: kernel samples and profiler traces show when a device had nothing to do, and
     when the host launched what came next. Of a rank that has more of it than its peers as much
-    counts as they have: the rest is named by ST001 or IN001. By kernel samples a step counts with
-    at most 1.5 times the median of all steps, and without what the recorder takes. If most of it is
+    counts as they have: the rest is named by ST001 or IN001. Except in traces a step counts with at
+    most 1.5 times the median of all steps, and by kernel samples without what the recorder takes,
+    so that a checkpoint's wait, which TI002 names, is not in it. If most of it is
     in forward and backward, the gain is a replay with what compilation and CUDA graphs save there:
     the gaps, less 1.5 µs for each kernel. Otherwise it is a replay without the gaps. Without
     samples or traces, the time between phases on the device's stream is named, at low severity.
@@ -252,6 +258,8 @@ class HostGap(Rule):
         relief = find_relief(study, idle_ns) if is_known and parts.sampled else None
         if relief is not None:
             idle_ns = relief.idle_ns
+        elif not study.attempt.is_from_traces:
+            idle_ns = cap_at_usual(idle_ns)  # TI002 has what comes once in some steps
         share = float(idle_ns.sum()) / max(budget.total_wall_ns, 1)
         if share < context.thresholds[_MIN_GAP_RATIO] or not has_enough_steps(context, timeline):
             return

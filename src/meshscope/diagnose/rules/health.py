@@ -12,11 +12,17 @@ from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Ev
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.views.stopped_ranks import StoppedRanks, find_stopped_ranks
-from meshscope.diagnose.wording import be, count, duration, name_ranks, plural, ratio
+from meshscope.diagnose.wording import be, capitalize, count, duration, name_ranks, plural, ratio
 from meshscope.store.read.columns import ProblemKind
+from meshscope.store.read.run import Attempt
+from meshscope.store.schema import LIMIT_WORDS
 
 _MAX_RANKS_LISTED = 1024
 """Missing ranks: a header can claim a million."""
+_RAISE_LIMIT = (
+    "Raise the limit, meshscope.start(max_detail_bytes=…), or record less: fewer detail spans, a "
+    "shorter run; the steps before the limit are whole."
+)
 _NO_TIME_LOST = Unavailable("it does not make steps longer")
 
 _MAX_OVERHEAD_RATIO = Threshold(
@@ -184,16 +190,17 @@ class RecordingDamaged(Rule):
     """Part of the recording is damaged, was dropped, or ended in errors of the recorder.
 
     What it finds: records that failed their checksum, files that cannot be read, records that found
-    no space, and errors the recorder caught inside training.
+    no space or came after a table's limit (`max_detail_bytes`, which keeps the oldest), and errors
+    the recorder caught inside training.
 
-    Why it matters: lost phases show as unattributed time, lost operations as waits without an
-    explanation.
+    Why it matters: what a rank did in a step without its records is not known. Such steps are left
+    out of budget, phases and findings, and findings that rest on the others are less sure.
 
     How it is measured: every record is checked when it is read. Records that are left out are
     counted, and the recorder counts what it could not write.
 
-    What to change: free space on the file system of the run; report errors of the recorder with
-    their message.
+    What to change: raise the limit that was reached, or free space on the file system of the run;
+    report errors of the recorder with their message.
 
     When it is wrong: never about the damage. Whether it affects a number depends on where the
     damage is; the report's problems name file and offset.
@@ -214,19 +221,23 @@ class RecordingDamaged(Rule):
             ranks = tuple(sorted({p.rank for p in problems if p.rank is not None}))
             lost = sum(problem.num_records or 0 for problem in problems)
             records = f", {plural(lost, 'record')} lost" if lost else ""
+            limit = _describe_limit(context.study.attempt)
             yield Finding(
                 code=self.code,
                 title="part of the recording is lost",
                 severity=Severity.MEDIUM if is_serious else Severity.LOW,
                 summary=f"{plural(len(problems), 'part')} of the recording could not be read"
-                f"{records}; the first: {problems[0].text}.",
+                f"{records}; the first: {problems[0].text}."
+                + (f" {capitalize(limit)}." if limit else ""),
                 ranks=ranks,
                 evidence=(
                     Evidence(name="unreadable parts", value=len(problems)),
                     Evidence(name="records lost", value=lost),
                     Evidence(name="records dropped for lack of space", value=health.num_dropped),
                 ),
-                change="Free space where the run is written, and see the report's problems for "
+                change=_RAISE_LIMIT
+                if limit
+                else "Free space where the run is written, and see the report's problems for "
                 "file and offset.",
                 gain=_NO_TIME_LOST,
             )
@@ -243,6 +254,19 @@ class RecordingDamaged(Rule):
                 change="Report the message; training was not affected.",
                 gain=_NO_TIME_LOST,
             )
+
+
+def _describe_limit(attempt: Attempt) -> str:
+    """Which table reached its limit; empty if none did, or its rank could not say so any more."""
+    for recording in attempt:
+        for line in recording.health:
+            text = str(line.get("text", ""))
+            if line.get("cause") == "store" and LIMIT_WORDS in text:
+                return (
+                    f"{line.get('where')} of rank {recording.rank}: {text}, and what came later is "
+                    "missing"
+                )
+    return ""
 
 
 class ClocksApart(Rule):

@@ -1,10 +1,11 @@
 """Rules about waiting for data, and about what else happens between steps.
 
-A loop over torch's loader, or over `recorder.data(…)`, has a phase `data`. A loop over any other
-iterator fetches between steps, where nothing names it. If no rank has the phase, ranks are compared
-by unnamed time between steps, with a higher limit, and findings say so; what all ranks spend there
-is never called waiting for data. Programs sometimes also save and evaluate there: a step counts at
-most `_USUAL` times the rank's median. If stacks were sampled there, findings name the line.
+A loop over torch's loader, or over `recorder.data(…)`, has a phase `data`; what feeds an evaluation
+is a part of that (`analyze.rank.evaluation`). Only this phase is called waiting for data. A loop
+over any other iterator fetches between steps, where nothing names it, and other programs do other
+things there: TI005 says how long, and guesses nothing. Programs sometimes also save and evaluate
+there: a step counts at most `_USUAL` times the rank's median. If stacks were sampled there, TI005
+names the line.
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from meshscope.analyze.rank.stacks import SampledLines
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import need
+from meshscope.core.unavailable import Missing, need
 from meshscope.core.verdict.advice import FEED_FASTER, MIN_STALL_RATIO
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
@@ -68,10 +69,6 @@ class InputStalls:
     step_ns: float
 
     @property
-    def what(self) -> str:
-        return "data" if self.is_named else "time between steps"
-
-    @property
     def excess_ns(self) -> Floats:
         return self.mean_ns - self.common_ns
 
@@ -79,7 +76,7 @@ class InputStalls:
 def _measure_stalls(study: Study) -> InputStalls:
     timeline = need(study.timeline)
     if DATA not in timeline.phases:
-        return _measure(study, _find_between(timeline), is_named=False)
+        raise Missing("no loader was seen")
     pieces = timeline.pieces
     is_here = pieces.phase == timeline.phases.index(DATA)
     return _measure(study, is_here & (pieces.kind == PieceKind.WORK), is_named=True)
@@ -183,25 +180,7 @@ def _find_lines(study: Study, ranks: tuple[int, ...], stalls: InputStalls) -> Sa
 
 
 def _explain_unnamed(lines: SampledLines) -> str:
-    return "." if lines.lines else "; no loader was seen, and a plain iterator fetches there."
-
-
-def _describe_slow(
-    ranks: tuple[int, ...], stalls: InputStalls, worst: int, lines: SampledLines
-) -> tuple[str, str]:
-    names = f"{name_ranks(ranks)} {be(ranks)}"
-    own, peers = duration(float(stalls.mean_ns[worst])), duration(float(stalls.common_ns[worst]))
-    if stalls.is_named:
-        return (
-            f"{names} slow to get data",
-            f"{names} held up by data: rank {stalls.ranks[worst]} waits {own} for it per step, its "
-            f"peers {peers}.{write_lines(lines)}",
-        )
-    return (
-        f"{names} slow between steps",
-        f"rank {stalls.ranks[worst]} spends {own} between steps without a phase, its peers "
-        f"{peers}{_explain_unnamed(lines)}{write_lines(lines)}",
-    )
+    return "" if lines.lines else " Nothing names what happens there."
 
 
 class SlowLoader(Rule):
@@ -221,9 +200,8 @@ class SlowLoader(Rule):
     What to change: look at these ranks' storage, host and share of the data (larger files, longer
     samples); give their loaders more workers.
 
-    When it is wrong: if samples differ in size by design and ranks take turns. If no rank has the
-    phase `data`, unnamed time between steps is taken instead, from 8 % of the step on: everything
-    else that a program does there in most steps then counts, too.
+    When it is wrong: if samples differ in size by design and ranks take turns. It is silent where
+    no rank has the phase `data`: TI005 has what passes between steps there.
     """
 
     code = "IN001"
@@ -248,24 +226,18 @@ class SlowLoader(Rule):
         chance = float(stalls.p_value[is_slow].max())
         share = float(stalls.excess_ns[worst]) / stalls.step_ns
         lines = _find_lines(context.study, ranks, stalls)
-        title, summary = _describe_slow(ranks, stalls, worst, lines)
+        names = f"{name_ranks(ranks)} {be(ranks)}"
+        own, peers = (float(times[worst]) for times in (stalls.mean_ns, stalls.common_ns))
         yield Finding(
             code=self.code,
-            title=title,
+            title=f"{names} slow to get data",
             severity=severity_of(gain, otherwise=share),
-            summary=summary,
+            summary=f"{names} held up by data: rank {stalls.ranks[worst]} waits {duration(own)} "
+            f"for it per step, its peers {duration(peers)}.{write_lines(lines)}",
             ranks=ranks,
             evidence=(
-                Evidence(
-                    name=f"{stalls.what} of rank {stalls.ranks[worst]}",
-                    value=float(stalls.mean_ns[worst]),
-                    unit="ns",
-                ),
-                Evidence(
-                    name=f"{stalls.what} of its peers",
-                    value=float(stalls.common_ns[worst]),
-                    unit="ns",
-                ),
+                Evidence(name=f"data of rank {stalls.ranks[worst]}", value=own, unit="ns"),
+                Evidence(name="data of its peers", value=peers, unit="ns"),
                 Evidence(name="excess, of the step", value=share, unit="ratio"),
                 *list_evidence(lines),
             ),
@@ -312,7 +284,7 @@ class InputBound(Rule):
         is_stalled = stalls.common_ns >= limit_ns
         is_slow = _find_slow(context, stalls)
         # A rank that is slower than its peers is reported by IN001; here counts what all share.
-        if not stalls.is_named or not is_stalled.any() or len(timeline.steps) < MIN_STEPS:
+        if not is_stalled.any() or len(timeline.steps) < MIN_STEPS:
             return
         target = np.where(is_stalled, stalls.excess_ns * is_slow, stalls.mean_ns)
         ranks = tuple(rank for rank, one in zip(stalls.ranks, is_stalled, strict=True) if one)
@@ -345,15 +317,17 @@ class WorkBetweenSteps(Rule):
     """Ranks do something else between steps, and training waits.
 
     What it finds: time between steps in no phase, in most steps, of `between_steps_min_ratio` of
-    the step or more. If no rank has the phase `data`, a plain iterator may fetch there, or an
+    the step or more. Ranks that spend longer there than their peers are named, with what they spend
+    beyond them. If no rank has the phase `data`, a plain iterator may fetch there, or an
     environment act: what all ranks do then is low, with its price.
 
     Why it matters: nothing trains in that time; if one rank does it, all others wait for it.
 
     How it is measured: time between the end of a step and the begin of the next, outside of all
     phases and without what communication held up; a step counts at most three times the rank's
-    median. Where stacks were sampled, the finding names the line of the program. The gain is a
-    replay without that time.
+    median. Ranks are compared as for IN001. Where stacks were sampled, the finding names the line
+    of the program; otherwise nothing says what happens there, and the finding says that. The gain
+    is a replay without that time, or with that of the peers.
 
     What to change: log less often or from another thread, read tensors some steps later, take the
     named line out of the loop; or give it a name with `recorder.phase(…)`.
@@ -375,22 +349,24 @@ class WorkBetweenSteps(Rule):
         has_loader = DATA in timeline.phases
         is_long = between.mean_ns >= between.step_ns * context.thresholds[_MIN_BETWEEN_RATIO]
         is_long &= ~timeline.on_device
-        if not has_loader:
-            is_long &= ~_find_slow(context, between)  # IN001 has these
         if not is_long.any():
             return
-        ranks = tuple(rank for rank, one in zip(between.ranks, is_long, strict=True) if one)
-        target = np.where(is_long, 0.0, between.mean_ns)
+        is_slow = is_long & _find_slow(context, between)
+        is_meant = is_slow if is_slow.any() else is_long
+        ranks = tuple(rank for rank, one in zip(between.ranks, is_meant, strict=True) if one)
+        rest = between.common_ns if is_slow.any() else np.zeros_like(between.mean_ns)
         edit = Edit(
             name=f"{name_ranks(ranks)} without time between steps",
-            work_ns=_shorten(timeline, between, target),
+            work_ns=_shorten(timeline, between, np.where(is_meant, rest, between.mean_ns)),
         )
         gain = context.price_edit(edit)
-        typical = float(np.median(between.mean_ns[is_long]))
-        share = typical / between.step_ns
+        typical = float(np.median(between.mean_ns[is_meant]))
+        share = float(np.median((between.mean_ns - rest)[is_meant])) / between.step_ns
         lines = _find_lines(context.study, ranks, between)
         is_all = len(ranks) == len(between.ranks)
         spend = "spends" if len(ranks) == 1 else "spend"
+        peers = float(np.median(rest[is_meant]))
+        beside = f", peers {duration(peers)}" if is_slow.any() else ""
         severity = severity_of(gain, otherwise=share)
         if is_all and not has_loader:
             severity = min(severity, Severity.LOW)
@@ -398,9 +374,8 @@ class WorkBetweenSteps(Rule):
             code=self.code,
             title=f"{name_ranks(ranks)} {spend} time between steps",
             severity=severity,
-            summary=f"{name_ranks(ranks)} {spend} {duration(typical)} between steps in no phase, "
-            f"{ratio(share)} of a step{'.' if has_loader else _explain_unnamed(lines)}"
-            f"{write_lines(lines)}",
+            summary=f"{name_ranks(ranks)} {spend} {duration(typical)} between steps in no phase"
+            f"{beside}: {ratio(share)} of a step.{_explain_unnamed(lines)}{write_lines(lines)}",
             ranks=() if is_all else ranks,
             evidence=(
                 Evidence(name="time between steps", value=typical, unit="ns"),

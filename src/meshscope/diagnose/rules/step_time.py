@@ -29,6 +29,7 @@ from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Ev
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules.compute import find_recompilations
+from meshscope.diagnose.rules.input_stalls import DATA
 from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import count, duration, p_value, plural, ratio
 from meshscope.store.read.arrays import Bools, Int64s
@@ -84,9 +85,10 @@ _ADVICE = {
 """What to change, by the phase that is longer."""
 _MAX_HOST_LEAD_RATIO = 0.05
 _ONE_RANK_CAUSES = frozenset(
-    {"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IN002", "PP003"}
+    {"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IN002", "TI005", "PP003"}
 )
 """Causes on one rank that slow all ranks down; their rules name that rank."""
+_INPUT_CAUSES = frozenset({"IN001", "IN002"})
 
 
 def _job_periods(study: Study) -> StepPeriods:
@@ -242,6 +244,7 @@ class PeriodicSlowSteps(Rule):
             ),
             change=_ADVICE.get("" if where is None else where.phase, _ADVICE[""]),
             gain=gain,
+            symptom_of=_list_causes(where, self.symptom_of),
         )
 
 
@@ -363,6 +366,7 @@ class SlowStepsOnAllRanks(Rule):
             change="Look at what these steps do differently; if nothing, at what else runs on the "
             "hosts.",
             gain=gain,
+            symptom_of=_list_causes(where, self.symptom_of),
         )
 
 
@@ -444,6 +448,12 @@ def _find_busiest(context: Context, slow: Int64s) -> tuple[int, bool]:
     first, *others = np.argsort(-excess, kind="stable").tolist()
     is_alone = bool(others) and excess[others[0]] < _MAX_OTHERS_RATIO * excess[first]
     return timeline.ranks[first], is_alone
+
+
+def _list_causes(where: PhaseExcess | None, causes: frozenset[str]) -> frozenset[str]:
+    """Slow input explains only what is longer in waiting for it."""
+    is_input = where is not None and where.phase == DATA
+    return causes if is_input else causes - _INPUT_CAUSES
 
 
 def _contents_evidence(where: PhaseExcess | None) -> tuple[Evidence, ...]:

@@ -29,6 +29,7 @@ from meshscope.diagnose.views.hardware_view import (
 )
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, ratio
 from meshscope.numerics.chance import SIGNIFICANCE_RATIO
+from meshscope.numerics.paired_excess import Effect
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO
 
 MIN_SLOW_RATIO = Threshold(
@@ -67,8 +68,8 @@ class SlowRankRule(Rule):
     all coordinates except dp (tp if dp is 1). The rank must be slower than all, or most, peers that
     are not slow in more steps than chance allows (exact binomial tail, steps that repeat each other
     counted as fewer, Holm's correction for ranks and phases, 1 % per run), and its median work must
-    exceed theirs by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that. The gain
-    is replayed with the peers' median work instead of its own. If the driver was read (table
+    exceed theirs by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that.
+    The gain is replayed with the peers' median work instead of its own. If the driver was read (table
     `hardware`) and the clocks of its device are behind those of the other devices, they are named.
     Kernel samples say what a rank on a device is slow at: its kernels take longer, or the device
     idles because its host launches late. They also name ranks whose peers wait unseen. What the
@@ -79,9 +80,11 @@ class SlowRankRule(Rule):
     What to change: look at the host of the rank: clocks and temperature, other processes, cores it
     is bound to, memory it swaps, its links; compare with a run on another host.
 
-    When it is wrong: if peers are given different work on purpose. It does not see more than half
-    of the peers being slow, nor a rank without peers. Ranks that share a device are faster while
-    one of them idles: a late host then costs less than the replay says.
+    When it is wrong: if peers are given different work on purpose. It is LOW if the upper end of
+    the interval is more than ten times the lower one: another program on the host looks like that.
+    It does not see more than half of the peers being slow, nor a rank without peers. Ranks that
+    share a device are faster while one of them idles: a late host then costs less than the replay
+    says.
     """
 
     code = "ST001"
@@ -187,7 +190,9 @@ class UnevenLoadRule(Rule):
     name = "uneven-load"
     severities = (Severity.LOW, Severity.MEDIUM)
     thresholds = (_MIN_IMBALANCE_VARIATION_RATIO, _MIN_IMBALANCE_LOST_RATIO)
-    symptom_of = frozenset({"ST001", "ST002", "ST003", "ST005", "PA001", "PA002", "IN001", "IM001"})
+    symptom_of = frozenset(
+        {"ST001", "ST002", "ST003", "ST005", "PA001", "PA002", "IN001", "TI005", "IM001"}
+    )
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one; none where sequence lengths explain it."""
@@ -204,6 +209,8 @@ class UnevenLoadRule(Rule):
             yield _describe_load(self.code, load, own, timeline, context)
 
 
+_MAX_STEADY_FACTOR = 10.0
+"""Upper over lower end of the interval of an effect that belongs to a rank."""
 _FIX_RANK = (
     "Look at the rank's host: clocks and temperature, other processes, bound cores, swapping; "
     "then run once without it."
@@ -242,7 +249,11 @@ def _describe_slow(
         code=code,
         title=title,
         # Fixing a rank evens out its noise too; it cannot save more than its excess.
-        severity=min(severity_of(gain, otherwise=share), grade(share)),
+        severity=min(
+            severity_of(gain, otherwise=share),
+            grade(share),
+            Severity.LOW if _is_unsteady(worst.effect) else Severity.CRITICAL,
+        ),
         summary=_summarize_slow(slow_set)
         + describe_samples(context, worst.rank)
         + (f" Rank {worst.rank}'s device ran at {device}." if device else ""),
@@ -312,6 +323,10 @@ def _list_devices(ranks: Iterable[int], context: Context) -> Iterable[Evidence]:
             yield Evidence(name=f"clock of rank {rank}'s device", value=device)
 
 
+def _is_unsteady(effect: Effect) -> bool:
+    return effect.high_ratio > _MAX_STEADY_FACTOR * max(effect.low_ratio, 0.0)
+
+
 def _state_confidence(worst: SlowRank, num_tests: int) -> Confidence:
     found, effect = worst.candidate, worst.effect
     text = (
@@ -319,6 +334,9 @@ def _state_confidence(worst: SlowRank, num_tests: int) -> Confidence:
         f"{found.num_effective_steps} independent ones), corrected for {num_tests} tests; "
         f"effect {ratio(effect.low_ratio)} to {ratio(effect.high_ratio)}"
     )
+    if _is_unsteady(effect):
+        text += "; it varies so much that another program on the host would look the same"
+        return Confidence(level=ConfidenceLevel.LOW, text=text, p_value=worst.adjusted_p)
     # A rank that few sampled steps show stands out by its distance, not by a count of steps.
     is_counted = worst.adjusted_p < SIGNIFICANCE_RATIO
     level = ConfidenceLevel.HIGH if is_counted else ConfidenceLevel.MEDIUM

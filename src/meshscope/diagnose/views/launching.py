@@ -59,9 +59,8 @@ class LaunchRelief:
 def find_relief(study: Study, idle_ns: Floats) -> LaunchRelief:
     """`idle_ns` is per rank and step, as kernel samples show it."""
     timeline, parts = need(study.timeline), need(study.device_parts)
-    usual_ns = np.median(idle_ns, axis=1, keepdims=True)
     own_ns = _measure_own(study, timeline)
-    idle_ns = np.maximum(np.minimum(idle_ns, _MAX_USUAL_FACTOR * usual_ns) - own_ns, 0.0)
+    idle_ns = np.maximum(cap_at_usual(idle_ns) - own_ns, 0.0)
     outside, floor_ns, fill = _look_at_ranks(timeline, parts)
     mean_ns = max(float(idle_ns.mean()), 1.0)
     steps = [step for sampled in parts.sampled.values() for step in sampled.steps]
@@ -74,6 +73,12 @@ def find_relief(study: Study, idle_ns: Floats) -> LaunchRelief:
         fill_factor=fill,
         has_graphs=has_graphs,
     )
+
+
+def cap_at_usual(idle_ns: Floats) -> Floats:
+    """[rank, step]: without what single steps have beyond the usual, such as a checkpoint's."""
+    usual_ns = np.median(idle_ns, axis=1, keepdims=True)
+    return np.asarray(np.minimum(idle_ns, _MAX_USUAL_FACTOR * usual_ns), dtype=np.float64)
 
 
 def _measure_own(study: Study, timeline: Timeline) -> float:

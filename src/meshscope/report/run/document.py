@@ -180,7 +180,7 @@ SHAPES: Shapes = {
     CommunicationSum: Shape(derived=("exposed_ns",)),
     Convergence: Shape(dropped=("trend", "loss_spikes", "norm_spikes")),
     DiagnosisFacts: Shape(inlined=("scale",)),
-    Finding: Shape(dropped=("gain", "edit"), ranges=("ranks",)),
+    Finding: Shape(dropped=("gain", "edit", "symptom_of"), ranges=("ranks",)),
     FindingFacts: Shape(inlined=("finding",)),
     HealthFacts: Shape(inlined=("found",)),
     JobGroup: Shape(dropped=("num_hosts", "recorded_ranks"), ranges=("ranks",)),

@@ -199,14 +199,38 @@ def decode_table(
     words, num_used = _good_records(
         file, data, problems, closed=closed, status=status, max_records=max_records
     )
-    num_dropped = max(status[0] if status else 0, closed[1] if closed else 0)
-    if num_dropped > 0:
-        text = f"{num_dropped} {table.name} were not stored: no room, or not valid numbers"
-        problems.append(file.problem(ProblemKind.DROPPED, text, num_records=num_dropped))
+    problems += _find_dropped(file, table, closed=closed, status=status)
     read = TableRead(
         columns=decode_words(table, words), problems=tuple(problems), is_closed=closed is not None
     )
     return read, num_used
+
+
+def find_losses(page: bytes, size: int, table: Table, *, path: Path, rank: int) -> list[Problem]:
+    """What the first page of a file says of records that were not stored, or are no longer there.
+
+    For files that are read in part: `size` is that of the whole file.
+    """
+    file, ignored = _File(path=path, rank=rank), list[Problem]()
+    if len(page) < HEADER_BYTES:
+        return []
+    status = _read_slot(file, page, STATUS_OFFSET, ignored)
+    closed = _read_slot(file, page, CLOSE_OFFSET, ignored)
+    if closed is not None and not 0 <= closed[0] < 1 << 56:
+        closed = None
+    cut = _find_cut(file, size, closed=closed, status=status)
+    dropped = _find_dropped(file, table, closed=closed, status=status)
+    return dropped if cut is None else [cut, *dropped]
+
+
+def _find_dropped(
+    file: _File, table: Table, *, closed: tuple[int, ...] | None, status: tuple[int, ...] | None
+) -> list[Problem]:
+    num_dropped = max(status[0] if status else 0, closed[1] if closed else 0)
+    if num_dropped <= 0:
+        return []
+    text = f"{num_dropped} {table.name} were not stored: no room, or not valid numbers"
+    return [file.problem(ProblemKind.DROPPED, text, num_records=num_dropped)]
 
 
 def _check_header(file: _File, page: bytes, table: Table) -> list[Problem]:

@@ -269,12 +269,18 @@ class FolderRecording(Recording):
         return replace(self, windows=windows)
 
     def _read_windows(self, name: str, windows: TimeWindows) -> Columns:
-        """A table's rows inside the windows. What is damaged is named when all is read."""
+        """A table's rows inside the windows. What is damaged is named when all is read; what was
+        not stored at all, here too."""
+        path, table = self._table_path(name), TABLES[name]
         try:
-            return read_time_windows(self._table_path(name), TABLES[name], windows)
+            columns, problems = read_time_windows(path, table, windows, self.rank)
         except OSError:
             if self.compacted is None or not self._is_compacted(name):
                 return empty_columns(TABLES[name])
+        else:
+            for problem in problems:
+                self._note(problem)
+            return columns
         return self.compacted.read_windows(name, self.rank, self.attempt, windows)
 
     def read_raw(self, name: str) -> Columns:

@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.store.read.arrays import Int64s
-from meshscope.store.read.columns import Columns, check_records, decode_words
+from meshscope.store.read.columns import (
+    Columns,
+    Problem,
+    check_records,
+    decode_words,
+    find_losses,
+)
 from meshscope.store.read.files import ByteFile
 from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, Table
 from meshscope.store.write.table_file import CLOSE_OFFSET, HEADER_BYTES, VOID_WORD, unpack_slot
@@ -125,15 +131,21 @@ class _RecordFile(ByteFile):
         return words.reshape(-1, NUM_WORDS)
 
 
-def read_time_windows(path: Path, table: Table, windows: TimeWindows) -> Columns:
-    """The rows of a table whose moments lie in the windows."""
+def read_time_windows(
+    path: Path, table: Table, windows: TimeWindows, rank: int
+) -> tuple[Columns, list[Problem]]:
+    """The rows of a table whose moments lie in the windows, and what its head says is lost."""
     bounds = list(zip(windows.start_ns.tolist(), windows.end_ns.tolist(), strict=True))
-    return _read(path, table, TIME_OF[table.name], bounds)
+    with _RecordFile(path) as file:
+        page, size = file.read(0, HEADER_BYTES), file.size_bytes
+        columns = _read(file, table, TIME_OF[table.name], bounds)
+    return columns, find_losses(page, size, table, path=path, rank=rank)
 
 
 def read_step_windows(path: Path, table: Table, windows: Sequence[tuple[int, int]]) -> Columns:
     """The rows of `steps` with numbers in one of the windows, both ends included."""
-    return _read(path, table, _make_word_reader(1), windows)
+    with _RecordFile(path) as file:
+        return _read(file, table, _make_word_reader(1), windows)
 
 
 def find_step_extent(path: Path) -> tuple[int, int] | None:
@@ -161,16 +173,15 @@ def _first_good(file: _RecordFile, start: int, direction: int) -> int | None:
 
 
 def _read(
-    path: Path,
+    file: _RecordFile,
     table: Table,
     key_of: Callable[[Int64s], Int64s],
     bounds: Sequence[tuple[int, int]],
 ) -> Columns:
-    with _RecordFile(path) as file:
-        if file.num_records * RECORD_BYTES <= WHOLE_BYTES:
-            parts = [_select_good(file.read_records(0, file.num_records), 0, key_of, bounds)]
-        else:
-            parts = _search(file, key_of, bounds)
+    if file.num_records * RECORD_BYTES <= WHOLE_BYTES:
+        parts = [_select_good(file.read_records(0, file.num_records), 0, key_of, bounds)]
+    else:
+        parts = _search(file, key_of, bounds)
     words = np.concatenate(parts) if parts else np.empty((0, NUM_WORDS), dtype=np.int64)
     return decode_words(table, words)
 

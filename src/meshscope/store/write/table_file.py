@@ -27,7 +27,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from meshscope.store.schema import MAX_DETAIL_BYTES, RECORD_BYTES, SCHEMA_VERSION, Table
+from meshscope.store.schema import (
+    LIMIT_WORDS,
+    MAX_DETAIL_BYTES,
+    RECORD_BYTES,
+    SCHEMA_VERSION,
+    Table,
+)
 from meshscope.store.write.access import create_file
 from meshscope.store.write.manifest import link_into_place
 from meshscope.store.write.native import load_native
@@ -351,7 +357,7 @@ class TableWriter:
         start = (HEADER_BYTES + record_index * RECORD_BYTES) // WINDOW_BYTES * WINDOW_BYTES
         end = start + WINDOW_BYTES
         if end > self._max_bytes:
-            self._lose(f"the table reached its limit of {self._max_bytes} bytes")
+            self._lose(f"{LIMIT_WORDS} of {self._max_bytes} bytes")
             return None
         try:
             size = os.fstat(self._fd).st_size
@@ -451,7 +457,7 @@ class TableWriter:
                 return
             end = HEADER_BYTES + (self._num_collected + 1) * RECORD_BYTES
             if end > self._max_bytes:
-                self.error = self.error or f"the table reached its limit of {self._max_bytes} bytes"
+                self.error = self.error or f"{LIMIT_WORDS} of {self._max_bytes} bytes"
                 self._drop()
             elif len(self._buffer) + len(self._outgoing) >= MAX_HELD_BYTES:
                 self._drop()

@@ -8,6 +8,7 @@ from meshscope.core.layout import PEER_AXES
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
+from meshscope.diagnose.views.lost_steps import describe_gaps
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import (
@@ -206,6 +207,8 @@ def _list_damage(report: Report) -> list[tuple[str, str]]:
             "Recording",
             f"{rows[0][1]}; {len(health.problems) - 1} more (--section problems)",
         )
+    gaps = "" if report.diagnosis is None else describe_gaps(report.study)
+    rows += [("Steps", f"{gaps}; findings that rest on the others are less sure")] if gaps else []
     return rows + [("Note", form.clean_text(note.text)) for note in health.notes[:1]]
 
 
