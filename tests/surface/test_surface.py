@@ -149,7 +149,7 @@ STORE_TABLES = {
         "offset_max_ns",
         "microbatch",
     ],
-    "scalars": ["name_id", "step", "time_host_mono_ns", "value", "microbatch"],
+    "scalars": ["name_id", "step", "time_host_mono_ns", "value", "microbatch", "divisor", "flags"],
     "memory": [
         "step",
         "time_host_mono_ns",

@@ -195,6 +195,14 @@ SCALARS = Table(
             word=5,
             meaning="microbatch index within the step, or -1",
         ),
+        Column(
+            name="divisor",
+            word=6,
+            is_float=True,
+            meaning="by what the program had divided the number, as far as the recorder saw it "
+            "(backward_loss); 0 when by nothing",
+        ),
+        Column(name="flags", word=7, width=8, meaning="see ScalarFlag"),
     ),
 )
 
@@ -435,6 +443,19 @@ class SpanFlag:
     """Left by an exception, or closed by the recorder because its end never came."""
     DETAIL = 2
     """A named span inside a phase: not part of the partition of the time line."""
+
+
+class ScalarFlag:
+    """Bits of `scalars.flags`: what the recorder knows of a loss that backward was called on."""
+
+    RETURNED = 1
+    """Times its divisor it is the loss that the model returned under that name."""
+    NORMALIZED = 2
+    """The model was told the tokens of the whole step: its losses add up over microbatches."""
+    UNSCALED = 4
+    """The value is what a gradient scaler was given, not what it made of it."""
+    GRADIENT = 8
+    """torch.autograd.grad was called on it: a penalty, or a loss without a backward."""
 
 
 class OperationFlag:

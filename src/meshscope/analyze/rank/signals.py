@@ -1,17 +1,24 @@
 """The training signals a rank logged: loss, gradient norm, learning rate.
 
-A value is shown as it was logged; nothing is averaged over ranks. NaN and Inf are counted, and
-first and last are the first and last finite values.
+A value that the program logged is shown as it was; nothing is averaged over ranks. NaN and Inf are
+counted, and first and last are the first and last finite values.
+
+A loss that the recorder took from backward (`backward_loss`) is one value a step, as the program
+means it where that is known: times what it was divided by, where that is the number of the step's
+microbatches or where the model returned the loss itself; added up over microbatches, where the
+model was told the tokens of the whole step; otherwise the mean of what backward was called on.
+`source` says which. With several optimizers each has its own signals, numbered from 2 on.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.read.recording import Recording
+from meshscope.store.schema import ScalarFlag
 
 SIGNAL_NAMES: dict[str, tuple[str, ...]] = {
     "loss": ("loss", "backward_loss"),
@@ -20,11 +27,9 @@ SIGNAL_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Signal to the scalars that may hold it, best first."""
 
-_SOURCES = {
-    "loss": "logged by the program",
-    "backward_loss": "what backward was called on",
-}
-"""Where a scalar comes from, if its name says so."""
+BACKWARD_LOSS = "backward_loss"
+_LOGGED = "logged by the program"
+_ROOT = "what backward was called on"
 _SHARED_NAME = "the recorder and the program log it under one name"
 
 
@@ -51,8 +56,10 @@ class Signal:
 class ScalarSeries:
     """One scalar of one rank, in the order in which it was logged."""
 
-    step: npt.NDArray[np.int64]
-    value: npt.NDArray[np.float64]
+    step: Int64s
+    value: Floats
+    source: str = ""
+    """Where a loss comes from and how it is known to be one; empty for other scalars."""
 
 
 def read_scalars(recording: Recording, wanted: frozenset[str]) -> dict[str, ScalarSeries]:
@@ -64,16 +71,91 @@ def read_scalars(recording: Recording, wanted: frozenset[str]) -> dict[str, Scal
     if not ids:
         return {}
     columns = recording.read("scalars")
-    series = {text: _select(columns, name_ids) for text, name_ids in ids.items()}
+    usual = _count_microbatches(recording) if BACKWARD_LOSS in ids else 1
+    series = {text: _select(columns, text, name_ids, usual) for text, name_ids in ids.items()}
     return {text: found for text, found in series.items() if len(found.step)}
 
 
-def _select(columns: Columns, name_ids: list[int]) -> ScalarSeries:
+def _count_microbatches(recording: Recording) -> int:
+    """Of most steps."""
+    counts = int64_column(recording.read("steps"), "num_microbatches")
+    return int(np.median(counts)) if len(counts) else 1
+
+
+def _select(columns: Columns, name: str, name_ids: list[int], usual: int) -> ScalarSeries:
     mask = columns["name_id"] == name_ids[0]
     for name_id in name_ids[1:]:
         mask |= columns["name_id"] == name_id
-    values: npt.NDArray[np.float64] = columns["value"][mask].astype(np.float64, copy=False)
-    return ScalarSeries(step=int64_column(columns, "step")[mask], value=values)
+    rows = {text: column[mask] for text, column in columns.items()}
+    if name.startswith(BACKWARD_LOSS):
+        return _restore_loss(rows, usual)
+    values: Floats = rows["value"].astype(np.float64, copy=False)
+    source = _LOGGED if name == "loss" else ""
+    return ScalarSeries(step=int64_column(rows, "step"), value=values, source=source)
+
+
+def _restore_loss(rows: Columns, usual: int) -> ScalarSeries:
+    """The loss as the program means it: see the module's docstring.
+
+    `usual`: microbatches of most steps. One that a loader's end cut short is divided alike.
+    """
+    value, flags = _floats(rows, "value"), _floats(rows, "flags").astype(np.int64)
+    is_loss = flags & ScalarFlag.GRADIENT == 0
+    if is_loss.any():  # else the program calls torch.autograd.grad alone
+        rows = {text: column[is_loss] for text, column in rows.items()}
+        value, flags = value[is_loss], flags[is_loss]
+    step, index, counts = np.unique(
+        int64_column(rows, "step"), return_inverse=True, return_counts=True
+    )
+    if not len(step):
+        return ScalarSeries(step=step, value=value)
+    divisor = _floats(rows, "divisor")
+    is_added = flags & ScalarFlag.NORMALIZED != 0
+    is_returned = (flags & ScalarFlag.RETURNED != 0) & (divisor != 0)
+    common = int(np.bincount(counts).argmax())
+    is_shared = (divisor > 1) & (
+        (divisor == counts[index]) | (divisor == usual) | (divisor == common)
+    )
+    factor = np.where(~is_added & (is_returned | is_shared), divisor, 1.0)
+    weight = np.where(is_added, 1.0, 1.0 / counts[index])
+    with np.errstate(over="ignore", invalid="ignore"):
+        parts: Floats = value * factor * weight
+        restored: Floats = np.bincount(index, weights=parts, minlength=len(step)).astype(np.float64)
+    last = np.flatnonzero(index == len(step) - 1)[-1]
+    source = _describe_loss(
+        is_added=bool(is_added[last]),
+        is_returned=bool(is_returned[last]),
+        divisor=float(factor[last]),
+        num_microbatches=int(counts[-1]),
+        is_unscaled=bool(flags[last] & ScalarFlag.UNSCALED),
+    )
+    return ScalarSeries(step=step, value=restored, source=source)
+
+
+def _floats(rows: Columns, name: str) -> Floats:
+    """A column; zeros where the recording is older than it."""
+    column = rows.get(name)
+    return np.zeros(len(rows["step"])) if column is None else column.astype(np.float64, copy=False)
+
+
+def _describe_loss(
+    *,
+    is_added: bool,
+    is_returned: bool,
+    divisor: float,
+    num_microbatches: int,
+    is_unscaled: bool,
+) -> str:
+    text = "what the model returned as its loss" if is_returned and not is_added else _ROOT
+    if is_unscaled:
+        text += ", before the gradient scaler"
+    if is_added and num_microbatches > 1:
+        return f"{text}, added up over {num_microbatches} microbatches (normalised by all tokens)"
+    if not is_returned and divisor > 1:
+        text += f", times {divisor:g}: the program divided it by its microbatches"
+    elif num_microbatches > 1:
+        text += f", mean of {num_microbatches} microbatches"
+    return text
 
 
 def find_signals(rank: int, scalars: dict[str, ScalarSeries]) -> dict[str, Signal]:
@@ -92,7 +174,7 @@ def _summarize(rank: int, name: str, series: ScalarSeries) -> Signal:
     none = Unavailable(f"none of its {num_values} values is finite")
     return Signal(
         name=name,
-        source=_SOURCES.get(name, Unavailable(_SHARED_NAME)),
+        source=series.source or Unavailable(_SHARED_NAME),
         rank=rank,
         num_values=num_values,
         num_nonfinite=num_values - len(finite),

@@ -19,7 +19,7 @@
 #include <structmember.h>
 #include <time.h>
 
-#define VERSION 2
+#define VERSION 3
 #define MISSING (-1)
 #define NUM_STAMPS 8
 #define NUM_STAMP_WORDS 16
@@ -37,6 +37,7 @@ static RecordSlotsApi *slots_api;
 /* Names of attributes and methods, made once. */
 #define NAMES(X)                                                                                  \
     X(training) X(ndim) X(dtype) X(numel) X(put) X(input_ids) X(tensors) X(_put_usual_phases)     \
+    X(detach) X(see_output) X(num_items_in_batch) X(param_groups) X(lr)                              \
     X(_leave_short_cut) X(plain_enter) X(plain_leave) X(plain_end_step)                           \
     X(plain_forward_begins) X(plain_forward_ends) X(plain_backward_begins)                        \
     X(plain_backward_ends) X(plain_optimizer_begins) X(plain_optimizer_ends)
@@ -79,14 +80,15 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    long long backward_depth, forward_depth, forward_phase, next_signals_ns, num_forwards,
-        open_optimizer, optimizer_depth, optimizer_microbatch, thread;
-    char takes_signals, trains_in_eval_mode, was_eval_with_grad;
+    long long backward_depth, forward_depth, forward_phase, loss_step, next_signals_ns,
+        num_forwards, open_optimizer, optimizer_depth, optimizer_microbatch, thread;
+    char is_gradient, is_normalized, takes_signals, trains_in_eval_mode, was_eval_with_grad;
     Timeline *timeline;
     Steps *steps;
     PyObject *caught, *clock, *ends_after_backward, *forward_module, *is_grad_enabled, *tensor,
-        *token_types, *on_pass_end;
-    PyObject *others[2]; /* _signal, on_unseen_forward */
+        *token_types, *on_pass_end, *losses, *previous, *rate, *recent,
+        *unscaled;
+    PyObject *others[1]; /* on_unseen_forward */
 } Hooks;
 
 #define INTEGER(type, name, field) {name, T_LONGLONG, offsetof(type, field), 0, NULL}
@@ -149,12 +151,15 @@ static PyMemberDef hooks_members[] = {
     INTEGER(Hooks, "_backward_depth", backward_depth),
     INTEGER(Hooks, "_forward_depth", forward_depth),
     INTEGER(Hooks, "_forward_phase", forward_phase),
+    INTEGER(Hooks, "_loss_step", loss_step),
     INTEGER(Hooks, "_next_signals_ns", next_signals_ns),
     INTEGER(Hooks, "_num_forwards", num_forwards),
     INTEGER(Hooks, "_open_optimizer", open_optimizer),
     INTEGER(Hooks, "_optimizer_depth", optimizer_depth),
     INTEGER(Hooks, "_optimizer_microbatch", optimizer_microbatch),
     INTEGER(Hooks, "_thread", thread),
+    FLAG(Hooks, "_is_gradient", is_gradient),
+    FLAG(Hooks, "_is_normalized", is_normalized),
     FLAG(Hooks, "_takes_signals", takes_signals),
     FLAG(Hooks, "_trains_in_eval_mode", trains_in_eval_mode),
     FLAG(Hooks, "_was_eval_with_grad", was_eval_with_grad),
@@ -166,8 +171,12 @@ static PyMemberDef hooks_members[] = {
     OBJECT(Hooks, "_tensor", tensor),
     OBJECT(Hooks, "_token_types", token_types),
     OBJECT(Hooks, "on_pass_end", on_pass_end),
-    OBJECT(Hooks, "_signal", others[0]),
-    OBJECT(Hooks, "on_unseen_forward", others[1]),
+    OBJECT(Hooks, "losses", losses),
+    OBJECT(Hooks, "_previous", previous),
+    OBJECT(Hooks, "_rate", rate),
+    OBJECT(Hooks, "_recent", recent),
+    OBJECT(Hooks, "_unscaled", unscaled),
+    OBJECT(Hooks, "on_unseen_forward", others[0]),
     END,
 };
 
@@ -605,6 +614,14 @@ done:
     return found;
 }
 
+/* Whether the model is told the tokens of the whole step. */
+static int note_normalization(Hooks *self, PyObject *kwargs) {
+    PyObject *given = PyDict_GetItemWithError(kwargs, text_num_items_in_batch);
+    if (given == NULL && PyErr_Occurred()) return -1;
+    self->is_normalized = given != NULL && given != Py_None;
+    return 0;
+}
+
 static PyObject *hooks_forward_begins(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     Hooks *self = (Hooks *)object;
     int is_usual = nargs == 3 && PyTuple_Check(args[1]) && PyDict_Check(args[2]) &&
@@ -638,11 +655,21 @@ static PyObject *hooks_forward_begins(PyObject *object, PyObject *const *args, P
     }
     int failed = begin_phase(timeline, FORWARD, now_ns) < 0 ||
                  count_tokens(self, timeline, args[1], args[2]) < 0 ||
-                 add_own_time(self, timeline, now_ns) < 0;
+                 note_normalization(self, args[2]) < 0 || add_own_time(self, timeline, now_ns) < 0;
     Py_DECREF(timeline);
     PyObject *result = failed ? hand_to_guard(self, "forward begin") : Py_NewRef(Py_None);
     Py_XDECREF(before);
     return result;
+}
+
+/* In a step whose numbers are taken the model may name its loss. */
+static int see_output(Hooks *self, long long now_ns, PyObject *output) {
+    if ((now_ns < self->next_signals_ns && !self->takes_signals) || self->losses == NULL) return 0;
+    PyObject *losses = Py_NewRef(self->losses);
+    PyObject *result = PyObject_CallMethodObjArgs(losses, text_see_output, output, NULL);
+    Py_DECREF(losses);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
 }
 
 static PyObject *hooks_forward_ends(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
@@ -657,22 +684,61 @@ static PyObject *hooks_forward_ends(PyObject *object, PyObject *const *args, Py_
     PyObject *before = self->forward_module;
     self->forward_depth = 0;
     self->forward_module = Py_NewRef(Py_None);
-    int failed = end_phase(timeline, FORWARD, now_ns) < 0 || add_own_time(self, timeline, now_ns) < 0;
+    int failed = end_phase(timeline, FORWARD, now_ns) < 0 ||
+                 see_output(self, now_ns, args[2]) < 0 || add_own_time(self, timeline, now_ns) < 0;
     Py_DECREF(timeline);
     PyObject *result = failed ? hand_to_guard(self, "forward end") : Py_NewRef(Py_None);
     Py_XDECREF(before);
     return result;
 }
 
-static int take_signals(Hooks *self, long long now_ns, PyObject *args, PyObject *kwargs) {
+/* The loss of a step whose numbers are not taken, in case it is the last one. */
+static int keep_loss(Hooks *self, PyObject *loss) {
+    PyObject *list = PyList_New(0), *kept = NULL, *before = self->previous;
+    if (list == NULL) return -1;
+    self->previous = self->recent;
+    self->recent = list;
+    Py_XDECREF(before);
+    if (self->is_gradient || (PyObject *)Py_TYPE(loss) != self->tensor) return 0;
+    PyObject *numel = PyObject_CallMethodObjArgs(loss, text_numel, NULL);
+    long long count = numel == NULL ? -1 : PyLong_AsLongLong(numel);
+    Py_XDECREF(numel);
+    if (count == -1 && PyErr_Occurred()) return -1;
+    if (count != 1) return 0;
+    kept = self->unscaled == NULL || self->unscaled == Py_None
+               ? PyObject_CallMethodObjArgs(loss, text_detach, NULL)
+               : Py_NewRef(self->unscaled);
+    int failed = kept == NULL || self->recent == NULL || !PyList_Check(self->recent) ||
+                 PyList_Append(self->recent, kept) < 0;
+    Py_XDECREF(kept);
+    return failed ? -1 : 0;
+}
+
+/* As `_take_loss` does, which is called for what is not said of every step. */
+static int take_loss(Hooks *self, Timeline *timeline, long long now_ns, PyObject *args,
+                     PyObject *kwargs) {
     PyObject *loss = PyTuple_Size(args) ? PyTuple_GetItem(args, 0)
                                         : PyDict_GetItemWithError(kwargs, text_tensors);
     if (loss == NULL && PyErr_Occurred()) return -1;
     loss = Py_NewRef(loss == NULL ? Py_None : loss);
-    PyObject *result = PyObject_CallMethod((PyObject *)self, "_take_signals", "LO", now_ns, loss);
+    int failed;
+    if (self->loss_step == timeline->step || now_ns >= self->next_signals_ns ||
+        self->steps->has_several) {
+        PyObject *result = PyObject_CallMethod((PyObject *)self, "_take_loss", "LO", now_ns, loss);
+        failed = result == NULL;
+        Py_XDECREF(result);
+    } else {
+        self->loss_step = timeline->step;
+        self->takes_signals = 0;
+        failed = keep_loss(self, loss) < 0;
+        if (!failed) {
+            PyObject *before = self->unscaled;
+            self->unscaled = Py_NewRef(Py_None);
+            Py_XDECREF(before);
+        }
+    }
     Py_DECREF(loss);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    return failed ? -1 : 0;
 }
 
 static PyObject *hooks_backward_begins(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
@@ -687,8 +753,7 @@ static PyObject *hooks_backward_begins(PyObject *object, PyObject *const *args, 
     Timeline *timeline = (Timeline *)Py_NewRef((PyObject *)self->timeline);
     self->backward_depth = 1;
     int failed = begin_phase(timeline, BACKWARD, now_ns) < 0 ||
-                 (now_ns >= self->next_signals_ns &&
-                  take_signals(self, now_ns, args[0], args[1]) < 0) ||
+                 take_loss(self, timeline, now_ns, args[0], args[1]) < 0 ||
                  add_own_time(self, timeline, now_ns) < 0;
     Py_DECREF(timeline);
     return failed ? hand_to_guard(self, "backward begin") : Py_NewRef(Py_None);
@@ -745,6 +810,23 @@ static PyObject *hooks_optimizer_begins(PyObject *object, PyObject *const *args,
     return failed ? hand_to_guard(self, "optimizer begin") : Py_NewRef(Py_None);
 }
 
+/* The rate of a step whose numbers are not taken, in case it is the last one. */
+static int keep_rate(Hooks *self, PyObject *optimizer) {
+    PyObject *rate = NULL, *groups = PyObject_GetAttr(optimizer, text_param_groups);
+    PyObject *group = groups == NULL ? NULL : PySequence_GetItem(groups, 0);
+    Py_XDECREF(groups);
+    if (group == NULL) return -1;
+    if (PyDict_Check(group)) rate = PyDict_GetItemWithError(group, text_lr);
+    int failed = rate == NULL && PyErr_Occurred() != NULL;
+    if (!failed) {
+        PyObject *before = self->rate;
+        self->rate = Py_NewRef(rate == NULL ? Py_None : rate);
+        Py_XDECREF(before);
+    }
+    Py_DECREF(group);
+    return failed ? -1 : 0;
+}
+
 static PyObject *hooks_optimizer_ends(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     Hooks *self = (Hooks *)object;
     long long now_ns;
@@ -760,6 +842,10 @@ static PyObject *hooks_optimizer_ends(PyObject *object, PyObject *const *args, P
     self->optimizer_depth = 0;
     self->open_optimizer = 0;
     int failed = end_phase(timeline, OPTIMIZER, now_ns) < 0;
+    if (!failed) {
+        self->loss_step = -1; /* as `_settle` does where no numbers are taken */
+        failed = keep_rate(self, args[0]) < 0;
+    }
     if (!failed) {
         self->steps->num_updates += 1;
         failed = end_step(timeline, now_ns, 0) < 0;
