@@ -118,6 +118,7 @@ STORE_TABLES = {
         "flags",
         "recorder_ns",
         "input_tokens",
+        "input_samples",
     ],
     "phases": [
         "data_start_host_mono_ns",

@@ -60,6 +60,12 @@ STEPS = Table(
             meaning="elements of the two-dimensional integer inputs of the step's training "
             "forward passes on this rank; -1 when there were none",
         ),
+        Column(
+            name="input_samples",
+            word=7,
+            meaning="first dimension of the model's first input, of the first training forward "
+            "before each backward; 0 when it has none",
+        ),
     ),
 )
 

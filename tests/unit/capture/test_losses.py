@@ -183,3 +183,54 @@ def test_each_optimizer_has_its_own_losses_and_rate(recorder):
         assert found[name].step[-1] == 29
         assert found[name].value == pytest.approx([values[step] for step in found[name].step])
     assert [set(found[name].value) for name in ("lr", "lr 2")] == [{rate} for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("call", "num_samples", "num_tokens"),
+    [
+        (lambda model: model(torch.zeros(6, 4)), 6, -1),
+        (lambda model: model(inputs=torch.zeros(5, 3, 4)), 5, -1),
+        (lambda model: model({"mask": None, "input_ids": torch.zeros(3, 4).long()}), 3, 12),
+        (lambda model: model(inputs_embeds=torch.zeros(2, 7, 4)), 2, 14),
+        (lambda model: [model(torch.zeros(6, 4)) for _ in range(2)][1], 12, -1),
+    ],
+)
+def test_samples_are_the_first_dimension_of_the_batch(recorder, call, num_samples, num_tokens):
+    class Any(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(4, 1)
+
+        def forward(self, *given, **named):
+            return self.line(torch.zeros(1, 4)).sum()
+
+    model, head = Any(), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    recorder.attach([model, head], optimizer)
+    for _ in range(2):
+        head(call(model).reshape(1, 1)).sum().backward()  # the head's batch is the same
+        optimizer.step()
+    run_dir = recorder.run_dir
+    finish(recorder)
+    assert run_dir is not None
+    steps = next(iter(open_run(run_dir).last_attempt)).read("steps")
+    assert steps["input_samples"].tolist() == [num_samples] * 2
+    assert steps["input_tokens"].tolist() == [num_tokens] * 2
+
+
+def test_a_second_optimizer_of_the_same_loss_takes_no_samples_away(recorder):
+    model = nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD([one], lr=0.1) for one in model.parameters()]
+    recorder.attach(model, optimizers)
+    for _ in range(2):
+        model(torch.zeros(6, 4)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    run_dir = recorder.run_dir
+    found = finish(recorder)
+    assert run_dir is not None
+    steps = next(iter(open_run(run_dir).last_attempt)).read("steps")
+    rows = zip(steps["step"].tolist(), steps["input_samples"].tolist(), strict=True)
+    assert dict(rows) == {0: 6, 1: 6}  # of rows with the same step the last one counts
+    assert "backward_loss 2" not in found
+    assert {"lr", "lr 2"} <= found.keys()

@@ -101,7 +101,8 @@ class World(Failing):
         self.is_grad_enabled = True
         self.models = (Model(), Model())
         self.optimizers = (Optimizer(), Optimizer())
-        self.numbers = {id(one): number for number, one in enumerate(self.optimizers, 1)}
+        known = (*self.optimizers, *self.models)
+        self.numbers = {id(one): number for number, one in enumerate(known, 1)}
         self.sink_fails, self.visit_fails, self.pass_end_fails = Failing(), Failing(), Failing()
         folder.mkdir()
         self.tables = {

@@ -10,6 +10,7 @@ model was told the tokens of the whole step; otherwise the mean of what backward
 `source` says which. With several optimizers each has its own signals, numbered from 2 on.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,11 @@ SIGNAL_NAMES: dict[str, tuple[str, ...]] = {
 """Signal to the scalars that may hold it, best first."""
 
 BACKWARD_LOSS = "backward_loss"
+SECOND_LOSS = f"{BACKWARD_LOSS} 2"
+_NUMBERED = frozenset((BACKWARD_LOSS, "grad_norm", "lr"))
+"""What the recorder takes of each of several optimizers: from the second on with its number."""
+_MAX_NUMBER = 99
+_MAX_TEXT = 80
 _LOGGED = "logged by the program"
 _ROOT = "what backward was called on"
 _SHARED_NAME = "the recorder and the program log it under one name"
@@ -39,6 +45,8 @@ class Signal:
 
     name: str
     """The scalar it was read from, such as `backward_loss`."""
+    optimizer: str
+    """`Adam of Generator`, where the rank has several; else empty."""
     source: str | Unavailable
     """Where it comes from, if its name says so: the recorder takes `lr` and `grad_norm` itself."""
     rank: int
@@ -63,10 +71,10 @@ class ScalarSeries:
 
 
 def read_scalars(recording: Recording, wanted: frozenset[str]) -> dict[str, ScalarSeries]:
-    """The wanted scalars that the rank logged at least once."""
+    """The wanted scalars that the rank logged at least once, with those of further optimizers."""
     ids: dict[str, list[int]] = {}
     for name_id, text in recording.names.items():
-        if text in wanted:
+        if text in wanted or split_number(text)[0] in wanted:
             ids.setdefault(text, []).append(name_id)
     if not ids:
         return {}
@@ -74,6 +82,13 @@ def read_scalars(recording: Recording, wanted: frozenset[str]) -> dict[str, Scal
     usual = _count_microbatches(recording) if BACKWARD_LOSS in ids else 1
     series = {text: _select(columns, text, name_ids, usual) for text, name_ids in ids.items()}
     return {text: found for text, found in series.items() if len(found.step)}
+
+
+def split_number(name: str) -> tuple[str, int]:
+    """`lr 2` is the rate of the second optimizer; ("", 0) for what is no such name."""
+    base, _, number = name.rpartition(" ")
+    is_numbered = base in _NUMBERED and number.isdecimal() and 1 < int(number[:4]) <= _MAX_NUMBER
+    return (base, int(number)) if is_numbered else ("", 0)
 
 
 def _count_microbatches(recording: Recording) -> int:
@@ -158,22 +173,47 @@ def _describe_loss(
     return text
 
 
-def find_signals(rank: int, scalars: dict[str, ScalarSeries]) -> dict[str, Signal]:
-    """Loss, gradient norm and learning rate, as far as the rank has them."""
-    signals: dict[str, Signal] = {}
+def choose_scalars(scalars: Mapping[str, ScalarSeries]) -> dict[str, str]:
+    """Loss, gradient norm and learning rate, and `loss 2` and so on, to the scalar of each."""
+    found: dict[str, str] = {}
     for signal, names in SIGNAL_NAMES.items():
         name = next((name for name in names if name in scalars), None)
-        if name is not None:
-            signals[signal] = _summarize(rank, name, scalars[name])
-    return signals
+        if name is None:
+            continue
+        found[signal] = name
+        others = sorted((split_number(other)[1], other) for other in scalars)
+        found |= {f"{signal} {n}": other for n, other in others if other == f"{name} {n}"}
+    return found
 
 
-def _summarize(rank: int, name: str, series: ScalarSeries) -> Signal:
+def find_signals(recording: Recording, scalars: Mapping[str, ScalarSeries]) -> dict[str, Signal]:
+    """Loss, gradient norm and learning rate, as far as the rank has them."""
+    chosen, owners = choose_scalars(scalars), _read_optimizers(recording)
+    return {
+        signal: _summarize(recording.rank, name, scalars[name], owners)
+        for signal, name in chosen.items()
+    }
+
+
+def _read_optimizers(recording: Recording) -> dict[int, str]:
+    """What each optimizer is called, if there are several."""
+    found: dict[int, str] = {}
+    for update in recording.updates:
+        line = update.get("optimizer")
+        if isinstance(line, dict) and isinstance(line.get("number"), int):
+            kind, model = str(line.get("class"))[:_MAX_TEXT], str(line.get("model", ""))[:_MAX_TEXT]
+            found[line["number"]] = f"{kind} of {model}" if model else kind
+    return found if len(found) > 1 else {}
+
+
+def _summarize(rank: int, name: str, series: ScalarSeries, owners: dict[int, str]) -> Signal:
     finite = np.flatnonzero(np.isfinite(series.value))
     num_values = len(series.value)
     none = Unavailable(f"none of its {num_values} values is finite")
+    is_own = name != "loss"  # else the program's, of whatever it is
     return Signal(
         name=name,
+        optimizer=owners.get(split_number(name)[1] or 1, "") if is_own else "",
         source=series.source or Unavailable(_SHARED_NAME),
         rank=rank,
         num_values=num_values,
@@ -198,7 +238,8 @@ class JobSignal:
 
 def merge_signals(per_rank: list[dict[str, Signal]]) -> dict[str, JobSignal | Unavailable]:
     merged: dict[str, JobSignal | Unavailable] = {}
-    for name in SIGNAL_NAMES:
+    further = sorted({name for signals in per_rank for name in signals} - SIGNAL_NAMES.keys())
+    for name in (*SIGNAL_NAMES, *further):
         found = [signals[name] for signals in per_rank if name in signals]
         if not found:
             merged[name] = Unavailable(f"no rank logged {' or '.join(SIGNAL_NAMES[name])}")

@@ -14,7 +14,7 @@ its begin and end, `stored[3 + 2p]` and `stored[4 + 2p]` the same on disk, times
 a usual step would notice is made there too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -50,6 +50,7 @@ class Hooks:
 
     __slots__ = (
         "_backward_depth",
+        "_batch_module",
         "_caught",
         "_clock",
         "_ends_after_backward",
@@ -120,6 +121,8 @@ class Hooks:
         """The root whose training forward is going on: its replicas are other objects."""
         self._forward_phase = FORWARD
         self._backward_depth = 0
+        self._batch_module = 0
+        """Whose input, by id, counts as the step's samples."""
         self._num_forwards = 0
         self._was_eval_with_grad = False
         self._trains_in_eval_mode = False
@@ -209,15 +212,42 @@ class Hooks:
                 timeline.stored[5] = (now_ns - timeline.epoch_ns) * 257
             else:
                 timeline.enter(timeline.stack, FORWARD, now_ns)
-            # A two-dimensional integer input is a batch of token ids.
-            ids: Any = args[0] if args else kwargs.get("input_ids")
-            if type(ids) is self._tensor and ids.ndim == 2 and ids.dtype in self._token_types:
-                timeline.input_tokens += ids.numel()
+            given: Any = args[0] if args else kwargs.get("input_ids")
+            if type(given) is not self._tensor:
+                self._count_batch(module, given, kwargs)
+            elif num_dimensions := given.ndim:
+                # Models that are called one after the other have the same batch: the first counts.
+                if not timeline.input_samples or self._batch_module == id(module):
+                    self._batch_module = id(module)
+                    timeline.input_samples += given.size(0)
+                # A two-dimensional integer input is a batch of token ids.
+                if num_dimensions == 2 and given.dtype in self._token_types:
+                    timeline.input_tokens += given.numel()
             self._is_normalized = kwargs.get("num_items_in_batch") is not None
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("forward begin", error)
+
+    def _count_batch(self, module: Any, given: Any, kwargs: dict[str, Any]) -> None:
+        """Samples and tokens of a batch that is no tensor, or that comes by keyword."""
+        named = given if isinstance(given, Mapping) else kwargs
+        batch: Any = next(
+            (
+                value
+                for value in (named.get("input_ids"), named.get("inputs_embeds"), *named.values())
+                if type(value) is self._tensor and value.ndim
+            ),
+            None,
+        )
+        if batch is None:
+            return
+        if not self._timeline.input_samples or self._batch_module == id(module):
+            self._batch_module = id(module)
+            self._timeline.input_samples += batch.size(0)
+        is_embedded = batch.ndim == 3 and batch is named.get("inputs_embeds")
+        if is_embedded or (batch.ndim == 2 and batch.dtype in self._token_types):
+            self._timeline.input_tokens += batch.size(0) * batch.size(1)
 
     def _unusual_forward_begins(self, now_ns: int) -> None:
         """Recomputation, a replica's thread, a root inside another root, or evaluation."""

@@ -37,13 +37,14 @@ static RecordSlotsApi *slots_api;
 /* Names of attributes and methods, made once. */
 #define NAMES(X)                                                                                  \
     X(training) X(ndim) X(dtype) X(numel) X(put) X(input_ids) X(tensors) X(_put_usual_phases)     \
-    X(detach) X(see_output) X(num_items_in_batch) X(param_groups) X(lr)                              \
+    X(detach) X(see_output) X(size) X(_count_batch) X(num_items_in_batch) X(param_groups)      \
+    X(lr)                                                                                         \
     X(_leave_short_cut) X(plain_enter) X(plain_leave) X(plain_end_step)                           \
     X(plain_forward_begins) X(plain_forward_ends) X(plain_backward_begins)                        \
     X(plain_backward_ends) X(plain_optimizer_begins) X(plain_optimizer_ends)
 #define DECLARE(name) static PyObject *text_##name;
 NAMES(DECLARE)
-static PyObject *empty_tuple;
+static PyObject *empty_tuple, *zero;
 
 /* --- fields -------------------------------------------------------------------------------- */
 
@@ -60,8 +61,8 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    long long done_phase, epoch_ns, input_tokens, last_flags, last_step, microbatch,
-        microbatch_stride, next_visit_ns, open_phase, own_ns, own_thread, sample_every_steps, step,
+    long long done_phase, epoch_ns, input_samples, input_tokens, last_flags, last_samples,
+        last_step, last_tokens, microbatch, microbatch_stride, next_visit_ns, open_phase, own_ns, own_thread, sample_every_steps, step,
         step_flags, step_start_ns;
     char has_stamp_file, is_sampled;
     Words stamps, stored;
@@ -80,7 +81,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    long long backward_depth, forward_depth, forward_phase, loss_step, next_signals_ns,
+    long long backward_depth, batch_module, forward_depth, forward_phase, loss_step, next_signals_ns,
         num_forwards, open_optimizer, optimizer_depth, optimizer_microbatch, thread;
     char is_gradient, is_normalized, takes_signals, trains_in_eval_mode, was_eval_with_grad;
     Timeline *timeline;
@@ -106,9 +107,12 @@ static PyMemberDef stack_members[] = {
 static PyMemberDef timeline_members[] = {
     INTEGER(Timeline, "done_phase", done_phase),
     INTEGER(Timeline, "epoch_ns", epoch_ns),
+    INTEGER(Timeline, "input_samples", input_samples),
     INTEGER(Timeline, "input_tokens", input_tokens),
     INTEGER(Timeline, "_last_flags", last_flags),
+    INTEGER(Timeline, "_last_samples", last_samples),
     INTEGER(Timeline, "last_step", last_step),
+    INTEGER(Timeline, "_last_tokens", last_tokens),
     INTEGER(Timeline, "microbatch", microbatch),
     INTEGER(Timeline, "microbatch_stride", microbatch_stride),
     INTEGER(Timeline, "next_visit_ns", next_visit_ns),
@@ -149,6 +153,7 @@ static PyMemberDef steps_members[] = {
 
 static PyMemberDef hooks_members[] = {
     INTEGER(Hooks, "_backward_depth", backward_depth),
+    INTEGER(Hooks, "_batch_module", batch_module),
     INTEGER(Hooks, "_forward_depth", forward_depth),
     INTEGER(Hooks, "_forward_phase", forward_phase),
     INTEGER(Hooks, "_loss_step", loss_step),
@@ -481,7 +486,7 @@ static int end_step(Timeline *self, long long end_ns, long long flags) {
     }
     int64_t words[NUM_WORDS] = {
         step, start_ns, end_ns, self->microbatch | (int64_t)((uint64_t)flags << 32), own_ns,
-        self->input_tokens ? self->input_tokens : MISSING, 0,
+        self->input_tokens ? self->input_tokens : MISSING, self->input_samples,
     };
     PyObject *sink = Py_NewRef(self->steps);
     int failed = put_record(sink, words);
@@ -489,7 +494,10 @@ static int end_step(Timeline *self, long long end_ns, long long flags) {
     if (failed) return -1;
     self->last_step = step++;
     self->step = step;
-    self->step_start_ns = self->microbatch = self->input_tokens = self->own_ns = 0;
+    self->step_start_ns = self->microbatch = self->own_ns = 0;
+    self->last_tokens = self->input_tokens;
+    self->last_samples = self->input_samples;
+    self->input_tokens = self->input_samples = 0;
     self->is_sampled = self->sample_every_steps > 0 && step % self->sample_every_steps == 0;
     return 0;
 }
@@ -587,31 +595,55 @@ static int can_have_step(Hooks *self) {
              (unsigned long)timeline->own_thread != PyThread_get_thread_ident());
 }
 
-/* A two-dimensional integer input is a batch of token ids. */
-static int count_tokens(Hooks *self, Timeline *timeline, PyObject *args, PyObject *kwargs) {
-    PyObject *ids = PyTuple_Size(args) ? PyTuple_GetItem(args, 0)
-                                       : PyDict_GetItemWithError(kwargs, text_input_ids);
-    if (ids == NULL) return PyErr_Occurred() ? -1 : 0;
-    if ((PyObject *)Py_TYPE(ids) != self->tensor) return 0;
-    Py_INCREF(ids);
-    int found = -1;
-    PyObject *dtype = NULL, *numel = NULL, *ndim = PyObject_GetAttr(ids, text_ndim);
-    if (ndim == NULL) goto done;
-    found = 0;
-    if (PyLong_AsLong(ndim) != 2) goto done;
-    dtype = PyObject_GetAttr(ids, text_dtype);
-    found = dtype == NULL ? -1 : PySequence_Contains(self->token_types, dtype);
-    if (found < 1) goto done;
-    numel = PyObject_CallMethodObjArgs(ids, text_numel, NULL);
-    long long count = numel == NULL ? -1 : PyLong_AsLongLong(numel);
-    found = count == -1 && PyErr_Occurred() ? -1 : 0;
-    if (!found) timeline->input_tokens += count;
-done:
-    Py_DECREF(ids);
-    Py_XDECREF(ndim);
+/* An attribute, or what a method without or with one argument gives, as an integer; -1 and an
+ * error. */
+static long long read_integer(PyObject *owner, PyObject *name, int is_method, PyObject *argument) {
+    PyObject *found = is_method ? PyObject_CallMethodObjArgs(owner, name, argument, NULL)
+                                : PyObject_GetAttr(owner, name);
+    long long number = found == NULL ? -1 : PyLong_AsLongLong(found);
+    Py_XDECREF(found);
+    return number;
+}
+
+/* Samples and tokens of a forward's input: its first dimension, and all of two-dimensional integers. */
+static int count_tensor(Hooks *self, Timeline *timeline, PyObject *module, PyObject *given) {
+    long long num_dimensions = read_integer(given, text_ndim, 0, NULL);
+    if (num_dimensions < 0) return -1;
+    if (!num_dimensions) return 0;
+    if (!timeline->input_samples || self->batch_module == (long long)(intptr_t)module) {
+        self->batch_module = (long long)(intptr_t)module;
+        long long num_samples = read_integer(given, text_size, 1, zero);
+        if (num_samples < 0) return -1;
+        timeline->input_samples += num_samples;
+    }
+    if (num_dimensions != 2) return 0;
+    PyObject *dtype = PyObject_GetAttr(given, text_dtype);
+    int found = dtype == NULL ? -1 : PySequence_Contains(self->token_types, dtype);
     Py_XDECREF(dtype);
-    Py_XDECREF(numel);
-    return found;
+    if (found < 1) return found;
+    long long count = read_integer(given, text_numel, 1, NULL);
+    if (count < 0) return -1;
+    timeline->input_tokens += count;
+    return 0;
+}
+
+static int count_inputs(Hooks *self, Timeline *timeline, PyObject *module, PyObject *args,
+                        PyObject *kwargs) {
+    PyObject *given = PyTuple_Size(args) ? PyTuple_GetItem(args, 0)
+                                         : PyDict_GetItemWithError(kwargs, text_input_ids);
+    if (given == NULL && PyErr_Occurred()) return -1;
+    given = Py_NewRef(given == NULL ? Py_None : given);
+    int failed;
+    if ((PyObject *)Py_TYPE(given) == self->tensor) {
+        failed = count_tensor(self, timeline, module, given) < 0;
+    } else {
+        PyObject *result = PyObject_CallMethodObjArgs((PyObject *)self, text__count_batch, module,
+                                                      given, kwargs, NULL);
+        failed = result == NULL;
+        Py_XDECREF(result);
+    }
+    Py_DECREF(given);
+    return failed ? -1 : 0;
 }
 
 /* Whether the model is told the tokens of the whole step. */
@@ -654,7 +686,7 @@ static PyObject *hooks_forward_begins(PyObject *object, PyObject *const *args, P
         }
     }
     int failed = begin_phase(timeline, FORWARD, now_ns) < 0 ||
-                 count_tokens(self, timeline, args[1], args[2]) < 0 ||
+                 count_inputs(self, timeline, args[0], args[1], args[2]) < 0 ||
                  note_normalization(self, args[2]) < 0 || add_own_time(self, timeline, now_ns) < 0;
     Py_DECREF(timeline);
     PyObject *result = failed ? hand_to_guard(self, "forward begin") : Py_NewRef(Py_None);
@@ -941,7 +973,8 @@ static int prepare(PyObject *module) {
     if ((text_##name = PyUnicode_InternFromString(#name)) == NULL) return -1;
     NAMES(INTERN)
     empty_tuple = PyTuple_New(0);
-    if (!monotonic_ns || !empty_tuple) return -1;
+    zero = PyLong_FromLong(0);
+    if (!monotonic_ns || !empty_tuple || !zero) return -1;
     return PyModule_AddIntConstant(module, "VERSION", VERSION);
 }
 
