@@ -124,6 +124,7 @@ STORE_TABLES = {
         "flags",
         "recorder_ns",
         "input_tokens",
+        "input_samples",
     ],
     "phases": [
         "data_start_host_mono_ns",
@@ -155,7 +156,7 @@ STORE_TABLES = {
         "offset_max_ns",
         "microbatch",
     ],
-    "scalars": ["name_id", "step", "time_host_mono_ns", "value", "microbatch"],
+    "scalars": ["name_id", "step", "time_host_mono_ns", "value", "microbatch", "divisor", "flags"],
     "memory": [
         "step",
         "time_host_mono_ns",

@@ -27,7 +27,14 @@ from meshscope.analyze.rank.rank_summary import RankResult, RankSummary, summari
 from meshscope.analyze.rank.signals import JobSignal, merge_signals
 from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.rank.steps import NO_STEP, JobSteps, JobStepSummary, summarize_job_steps
-from meshscope.analyze.rank.throughput import RankTokens, TokenRate, stepping_ns, sum_tokens
+from meshscope.analyze.rank.throughput import (
+    RankRates,
+    SampleRate,
+    TokenRate,
+    stepping_ns,
+    sum_samples,
+    sum_tokens,
+)
 from meshscope.analyze.timeline.peers import (
     PeerPhases,
     PhaseClue,
@@ -241,7 +248,12 @@ class Study:
     @cached_property
     def tokens(self) -> TokenRate | Unavailable:
         """Tokens per second of the job."""
-        return sum_tokens(self._totals.tokens, self.layout, self.world_size)
+        return sum_tokens(self._totals.rates, self.layout, self.world_size)
+
+    @cached_property
+    def samples(self) -> SampleRate | Unavailable:
+        """Samples per second of the job."""
+        return sum_samples(self._totals.rates, self.layout, self.world_size)
 
     @cached_property
     def signals(self) -> Mapping[str, JobSignal | Unavailable]:
@@ -466,7 +478,7 @@ class _RankTotals:
     ranks: tuple[RankSummary, ...]
     steps: JobStepSummary
     clues: tuple[PhaseClue, ...]
-    tokens: Mapping[int, RankTokens]
+    rates: Mapping[int, RankRates]
     overhead: Overhead | Unavailable
     longest: tuple[int, int]
     """Most steps of a rank, and the longest time from its first to its last."""
@@ -485,7 +497,7 @@ def _merge_ranks(
     and one number per rank and step only in here."""
     durations, intervals, peers = JobSteps(), JobSteps(), PeerPhases(num_ranks=len(attempt.ranks))
     ranks: list[RankSummary] = []
-    tokens: dict[int, RankTokens] = {}
+    rates: dict[int, RankRates] = {}
     overhead: list[OverheadSamples] = []
     problems: list[Problem] = []
     longest = (0, 0)
@@ -495,7 +507,7 @@ def _merge_ranks(
         durations.add(rank, steps.step, steps.duration_ns)
         intervals.add(rank, steps.step[:-1], np.diff(steps.start_ns))
         peers.add(rank, steps.step, result.phases, is_steady=result.is_phased)
-        tokens[rank] = result.tokens
+        rates[rank] = result.rates
         overhead.append(result.overhead)
         longest = max(longest, (len(steps), stepping_ns(steps)))
         if steps.num_overlapping:
@@ -513,7 +525,7 @@ def _merge_ranks(
         ranks=tuple(ranks),
         steps=steps_of_job,
         clues=peers.find_clues(peer_groups, step_ns),
-        tokens=tokens,
+        rates=rates,
         overhead=measure_overhead(overhead, has_device=any(rank.has_accelerator for rank in ranks)),
         longest=longest,
         problems=tuple(problems),

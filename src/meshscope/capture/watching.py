@@ -10,6 +10,7 @@ from meshscope.capture.communication.default import listen
 from meshscope.capture.config import OLDEST_TORCH
 from meshscope.capture.identity import initialized_distributed
 from meshscope.capture.model.layout_search import LayoutSearch
+from meshscope.capture.model.losses import Losses
 from meshscope.capture.native_steps import choose_hooks
 from meshscope.capture.operations.collectives import CollectiveTap
 from meshscope.capture.phases.compilations import Compilations
@@ -91,19 +92,17 @@ class Watching:
             )
         session = self._session
         session.guard.run("known functions", settle_known_functions)
-        self.hooks = self._actions.hooks = choose_hooks(session.timeline, self._steps)(
-            torch,
-            session.timeline,
-            self._steps,
-            session.guard,
-            session.clock,
-            session.scalars.take_signal,
+        timeline, clock = session.timeline, session.clock
+        losses = Losses(torch, timeline, clock, session.scalars, session.journal)
+        self.hooks = self._actions.hooks = choose_hooks(timeline, self._steps)(
+            torch, timeline, self._steps, session.guard, clock, losses
         )
         if self.collectives is not None:
             self.hooks.on_pass_end = self.collectives.end_pass
         self.automatic = Automatic(
             torch, self.hooks, self._steps, session.guard, note=session.note_gap
         )
+        losses.list_models = lambda: self.models
         self.automatic.on_optimizer = self.find_phases  # it loads torch's compiler
         self.compilations.on_begin = self.automatic.compile_begins
         return self.automatic
@@ -195,6 +194,8 @@ class Watching:
 
     def remove_hooks(self) -> None:
         """Takes the hooks on models and optimizers out."""
+        if self.hooks is not None:
+            self._session.guard.run("last losses", self.hooks.write_last_losses)
         self.compilations.remove()
         self.saves.remove()
         self.layout_search.remove()

@@ -60,6 +60,12 @@ STEPS = Table(
             meaning="elements of the two-dimensional integer inputs of the step's training "
             "forward passes on this rank; -1 when there were none",
         ),
+        Column(
+            name="input_samples",
+            word=7,
+            meaning="first dimension of the model's first input, of the first training forward "
+            "before each backward; 0 when it has none",
+        ),
     ),
 )
 
@@ -195,6 +201,14 @@ SCALARS = Table(
             word=5,
             meaning="microbatch index within the step, or -1",
         ),
+        Column(
+            name="divisor",
+            word=6,
+            is_float=True,
+            meaning="by what the program had divided the number, as far as the recorder saw it "
+            "(backward_loss); 0 when by nothing",
+        ),
+        Column(name="flags", word=7, width=8, meaning="see ScalarFlag"),
     ),
 )
 
@@ -435,6 +449,19 @@ class SpanFlag:
     """Left by an exception, or closed by the recorder because its end never came."""
     DETAIL = 2
     """A named span inside a phase: not part of the partition of the time line."""
+
+
+class ScalarFlag:
+    """Bits of `scalars.flags`: what the recorder knows of a loss that backward was called on."""
+
+    RETURNED = 1
+    """Times its divisor it is the loss that the model returned under that name."""
+    NORMALIZED = 2
+    """The model was told the tokens of the whole step: its losses add up over microbatches."""
+    UNSCALED = 4
+    """The value is what a gradient scaler was given, not what it made of it."""
+    GRADIENT = 8
+    """torch.autograd.grad was called on it: a penalty, or a loss without a backward."""
 
 
 class OperationFlag:

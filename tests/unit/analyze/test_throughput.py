@@ -3,7 +3,7 @@ import math
 import pytest
 
 from builders import GAP_NS, MS, make_run
-from meshscope.analyze.rank.throughput import TOKEN_SOURCES
+from meshscope.analyze.rank.throughput import SAMPLE_SOURCES, TOKEN_SOURCES
 from meshscope.analyze.study import Study
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
@@ -35,6 +35,19 @@ def test_the_job_counts_each_token_once_over_tensor_ranks_and_stages(tmp_path):
     assert tokens.num_ranks == 4  # dp 2 × cp 2
     assert tokens.tokens_per_s == pytest.approx(4 * 50 / WALL_S)
     assert tokens.source == TOKEN_SOURCES["input_tokens"]
+
+
+def test_samples_are_summed_over_data_parallel_ranks_only(tmp_path):
+    layout = Layout(dp=2, tp=2, pp=2, cp=2)
+    make_run(tmp_path, layout=layout, num_steps=5, scalars={"samples": lambda rank, step: 8})
+    samples = summarize(tmp_path).samples
+    assert (samples.num_ranks, samples.source) == (2, SAMPLE_SOURCES["samples"])
+    assert samples.samples_per_s == pytest.approx(2 * 40 / WALL_S)
+
+
+def test_no_batch_is_no_sample_rate_rather_than_zero(tmp_path):
+    make_run(tmp_path, num_steps=5)
+    assert isinstance(summarize(tmp_path).samples, Unavailable)
 
 
 def test_what_the_program_logged_is_preferred(tmp_path):

@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,9 @@ INPUTS: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
     ((), {"input_ids": TOKENS}),
     ((TOKENS.float(),), {}),
     ((TOKENS[0],), {"input_ids": TOKENS}),
-    ((), {}),
+    ((), {"num_items_in_batch": 3}),
     ((None,), {}),
+    ((TOKENS.sum(),), {}),
 )
 IDS = (1, 2, 3, 4, 5, 64)
 USUAL = [
@@ -48,7 +50,8 @@ RARE = [
     "end_step", "abort_step", "microbatch", "pause", "resume", "reset", "action_begins",
     "action_ends", "several", "explicit", "grad_mode", "train_mode", "stride", "other_thread",
     "clock_fails", "model_fails", "visit_fails", "pass_end_fails", "sink_fails", "visit",
-    "detail", "scaler", "sampled", "back_in_time", "long_after", "years_after", "mark", *USUAL,
+    "detail", "scaler", "scale", "grad_begins", "sampled", "back_in_time", "long_after",
+    "years_after", "mark", *USUAL,
 ]  # fmt: skip
 
 
@@ -98,7 +101,8 @@ class World(Failing):
         self.is_grad_enabled = True
         self.models = (Model(), Model())
         self.optimizers = (Optimizer(), Optimizer())
-        self.numbers = {id(one): number for number, one in enumerate(self.optimizers, 1)}
+        known = (*self.optimizers, *self.models)
+        self.numbers = {id(one): number for number, one in enumerate(known, 1)}
         self.sink_fails, self.visit_fails, self.pass_end_fails = Failing(), Failing(), Failing()
         folder.mkdir()
         self.tables = {
@@ -121,7 +125,7 @@ class World(Failing):
             int64=torch.int64, int32=torch.int32, int16=torch.int16, uint8=torch.uint8,
         )  # fmt: skip
         self.hooks = hooks_type(
-            fake, self.timeline, self.steps, self.guard, self.read_clock, self.take_signal
+            fake, self.timeline, self.steps, self.guard, self.read_clock, self.make_losses()
         )
         self.hooks.on_pass_end = self.end_pass
         self.steps.has_several = False
@@ -151,8 +155,15 @@ class World(Failing):
         self.calls.append("pass end")
         self.pass_end_fails.fail()
 
-    def take_signal(self, name: str, value: object) -> None:
-        self.calls.append((name, None if isinstance(value, torch.Tensor) else value))
+    def make_losses(self) -> Any:
+        """Writes down what is asked of it."""
+
+        def hear(what: str, *given: object, **more: object) -> None:
+            given = tuple(one for one in given if not isinstance(one, torch.Tensor | Optimizer))
+            self.calls.append((what, *given, more) if what != "keep" else what)
+
+        names = ("reset", "begin", "take", "take_norm", "take_rate", "see_output", "settle", "keep")
+        return SimpleNamespace(**{name: partial(hear, name) for name in names})
 
     # --- what happens ---------------------------------------------------------------------
 
@@ -174,8 +185,10 @@ class World(Failing):
                 return hooks.forward_begins(model, args, kwargs)
             case "forward_ends":
                 return hooks.forward_ends(model, args, None)
-            case "backward_begins":
-                return hooks.backward_begins(args, kwargs)
+            case "backward_begins" | "grad_begins":
+                return getattr(hooks, what)(args, kwargs)
+            case "scale":
+                hooks.scale_ends(hooks.scale_begins((None, *args), kwargs), TOKENS)
             case "backward_ends" | "grad_ends":
                 return getattr(hooks, what)(None)
             case "optimizer_begins" | "optimizer_ends":
@@ -259,6 +272,8 @@ class World(Failing):
             return list(value)  # type: ignore[call-overload]
         if name == "_forward_module":
             return value if value is None else self.models.index(value)  # type: ignore[arg-type]
+        if name in {"_recent", "_previous"}:
+            return len(value)  # type: ignore[arg-type]
         if isinstance(value, tuple):
             return tuple(self.numbers.get(one, one) for one in value)
         if isinstance(value, int):

@@ -21,7 +21,7 @@ from meshscope.analyze.compare.compare_provenance import Difference, diff_proven
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.rank.signals import read_scalars
 from meshscope.analyze.rank.steps import JobSteps, count_warmup
-from meshscope.analyze.rank.throughput import RankTokens, measure_tokens, sum_tokens
+from meshscope.analyze.rank.throughput import RankRates, measure_rates, sum_tokens
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable, known, need, or_unavailable
 from meshscope.numerics.location_shift import Shift, measure_shift
@@ -147,7 +147,7 @@ def judge(metric: Metric, limit_ratio: float) -> Verdict:
 
 def read_side(attempt: Attempt, warmup_steps: int | None) -> _Side:
     durations, intervals = JobSteps(), JobSteps()
-    tokens: dict[int, RankTokens] = {}
+    tokens: dict[int, RankRates] = {}
     longest, peaks = (0, 0), {"rss_bytes": -1, "peak_allocated_bytes": -1}
     for recording in attempt:
         columns = recording.read("steps")
@@ -156,8 +156,8 @@ def read_side(attempt: Attempt, warmup_steps: int | None) -> _Side:
         intervals.add(recording.rank, steps.step[:-1], np.diff(steps.start_ns))
         if len(steps):
             longest = max(longest, (len(steps), int(steps.end_ns[-1] - steps.start_ns[0])))
-            logged = read_scalars(recording, frozenset(("tokens",))).get("tokens")
-            tokens[recording.rank] = measure_tokens(steps, columns, logged)
+            logged = read_scalars(recording, frozenset(("tokens",)))
+            tokens[recording.rank] = measure_rates(steps, columns, logged)
         memory = recording.read("memory")
         for name, highest in peaks.items():
             peaks[name] = max(highest, int(int64_column(memory, name).max(initial=-1)))

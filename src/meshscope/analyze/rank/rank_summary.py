@@ -38,10 +38,10 @@ from meshscope.analyze.rank.steps import (
     explain_no_steady_step,
 )
 from meshscope.analyze.rank.throughput import (
-    RankTokens,
+    RankRates,
     TokenRate,
+    measure_rates,
     measure_steps_per_s,
-    measure_tokens,
     pick_rank_tokens,
 )
 from meshscope.core.layout import Layout
@@ -55,7 +55,7 @@ from meshscope.store.read.usual_phases import is_recorded
 from meshscope.store.schema import StepFlag
 
 _WANTED_SCALARS = frozenset(
-    ("tokens", *(name for names in SIGNAL_NAMES.values() for name in names))
+    ("tokens", "samples", *(name for names in SIGNAL_NAMES.values() for name in names))
 )
 
 
@@ -146,7 +146,7 @@ class RankResult:
     """Per step: it is steady, and all its phases are there."""
     phases: PhaseTable
     """Self time by step and phase."""
-    tokens: RankTokens
+    rates: RankRates
     overhead: OverheadSamples
 
 
@@ -196,7 +196,7 @@ def summarize_rank(
         leads = measure_leads(placed, device_spans)
     else:
         device = leads = explain_no_device(recording, memory)
-    rates = measure_tokens(steps, columns, scalars.get("tokens"))
+    rates = measure_rates(steps, columns, scalars)
     flags = columns["flags"].astype(np.int64, copy=False)
     summary = RankSummary(
         rank=recording.rank,
@@ -226,7 +226,7 @@ def summarize_rank(
         ),
         device=device,
         tokens=pick_rank_tokens(rates),
-        signals=find_signals(recording.rank, scalars),
+        signals=find_signals(recording, scalars),
         peak_rss_bytes=_peak(memory, "rss_bytes", "memory was not sampled"),
         peak_device_bytes=_peak(memory, "peak_allocated_bytes", NO_ACCELERATOR),
         state=RankState.OPEN if recording.closing is None else RankState.FINISHED,
@@ -240,7 +240,7 @@ def summarize_rank(
         steps=steps,
         is_phased=is_phased,
         phases=phases,
-        tokens=rates,
+        rates=rates,
         overhead=sample_overhead(columns, steps.step, chosen.num_warmup, leads),
     )
 

@@ -16,12 +16,18 @@ and while a learning rate warms up: few steps say little about where a loss will
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 
-from meshscope.analyze.rank.signals import SIGNAL_NAMES, ScalarSeries, read_scalars
+from meshscope.analyze.rank.signals import (
+    SIGNAL_NAMES,
+    ScalarSeries,
+    choose_scalars,
+    read_scalars,
+)
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.numerics.spikes import Spikes, find_spikes
 from meshscope.numerics.theil_sen import scaled_mad
@@ -170,6 +176,8 @@ class Convergence:
     loss: JobSeries | Unavailable
     grad_norm: JobSeries | Unavailable
     learning_rate: JobSeries | Unavailable
+    further: Mapping[str, JobSeries]
+    """Of the second optimizer and those after it: `loss 2`, `lr 2`."""
     loss_nonfinite: NonFinite | None
     norm_nonfinite: NonFinite | None
     course: LossCourse | Unavailable
@@ -192,10 +200,9 @@ def _analyze(attempt: Attempt) -> Convergence:
     signals = {signal: _RankSignals(signal=signal) for signal in SIGNAL_NAMES}
     for recording in attempt:
         scalars = read_scalars(recording, _WANTED)
-        for signal, candidates in SIGNAL_NAMES.items():
-            name = next((name for name in candidates if name in scalars), None)
-            if name is not None:
-                signals[signal].add(recording.rank, name, scalars[name])
+        for signal, name in choose_scalars(scalars).items():
+            found = signals.setdefault(signal, _RankSignals(signal=signal))
+            found.add(recording.rank, name, scalars[name])
     job = {signal: ranks.merge() for signal, ranks in signals.items()}
     loss, norm = job[_LOSS], job[_GRAD_NORM]
     trend = _trend_of_last_half(loss)
@@ -205,6 +212,11 @@ def _analyze(attempt: Attempt) -> Convergence:
         loss=loss,
         grad_norm=norm,
         learning_rate=job[LEARNING_RATE],
+        further={
+            signal: series
+            for signal, series in sorted(job.items())
+            if signal not in SIGNAL_NAMES and not isinstance(series, Unavailable)
+        },
         loss_nonfinite=signals[_LOSS].find_nonfinite(),
         norm_nonfinite=signals[_GRAD_NORM].find_nonfinite(),
         course=_name_course(loss, change, divergence),
@@ -240,7 +252,9 @@ class _RankSignals:
     def merge(self) -> JobSeries | Unavailable:
         """The median over ranks of each step."""
         if not self.means:
-            return Unavailable(f"no rank logged {' or '.join(SIGNAL_NAMES[self.signal])}")
+            return Unavailable(
+                f"no rank logged {' or '.join(SIGNAL_NAMES[self.signal.split()[0]])}"
+            )
         step = np.concatenate([part[0] for part in self.means])
         value = np.concatenate([part[1] for part in self.means])
         if not len(step):

@@ -73,7 +73,7 @@ class Automatic:
             return
         torch, hooks = self._torch, self._hooks
         self._tap(torch.autograd, "backward", hooks.backward_begins, hooks.backward_ends)
-        self._tap(torch.autograd, "grad", hooks.backward_begins, hooks.grad_ends)
+        self._tap(torch.autograd, "grad", hooks.grad_begins, hooks.grad_ends)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._tap(torch.nn.utils, name, hooks.clip_begins, hooks.clip_ends, wants_result=True)
         loader = getattr(torch.utils.data, "dataloader", None)
@@ -81,6 +81,7 @@ class Automatic:
         self._tap(iterator, "__next__", hooks.fetch_begins, hooks.fetch_ends, wants_result=True)
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None)
         self._tap(scaler, "step", hooks.scaler_begins, hooks.scaler_ends)
+        self._tap(scaler, "scale", hooks.scale_begins, hooks.scale_ends, wants_result=True)
         scripting = getattr(torch.jit, "_recursive", None)
         if hasattr(scripting, "create_script_module"):
             self._tap(scripting, "create_script_module", hide_hooks, show_hooks)

@@ -45,14 +45,12 @@ class _DeviceSpan:
 class DeviceScalar:
     """A number on its way from the device into pinned memory."""
 
-    __slots__ = ("cell", "microbatch", "name_id", "step", "time_ns")
+    __slots__ = ("cell", "fields")
 
-    def __init__(self, cell: Any, name_id: int, step: int, time_ns: int, microbatch: int) -> None:
+    def __init__(self, cell: Any, fields: tuple[int, ...]) -> None:
         self.cell = cell
-        self.name_id = name_id
-        self.step = step
-        self.time_ns = time_ns
-        self.microbatch = microbatch
+        self.fields = fields
+        """What its record holds beside the number; see `ScalarLog`."""
 
 
 class _PendingStep:
@@ -106,15 +104,13 @@ class DeviceTimeline:
         self._open.spans.append(_DeviceSpan(begin, event, microbatch))
         self._open.last_event = event
 
-    def take_scalar(
-        self, tensor: Any, name_id: int, step: int, time_ns: int, microbatch: int
-    ) -> None:
+    def take_scalar(self, tensor: Any, fields: tuple[int, ...]) -> None:
         """Sends a one-element tensor towards the host without waiting for it."""
         if self._is_capturing():
             return
         cell = self._free_cells.pop() if self._free_cells else self._new_cell()
         cell.copy_(tensor.detach().reshape(()), non_blocking=True)
-        self._open.scalars.append(DeviceScalar(cell, name_id, step, time_ns, microbatch))
+        self._open.scalars.append(DeviceScalar(cell, fields))
         self._open.last_event = None  # must be covered by an event that comes after it
 
     def _new_cell(self) -> Any:

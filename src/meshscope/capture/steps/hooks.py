@@ -14,7 +14,7 @@ its begin and end, `stored[3 + 2p]` and `stored[4 + 2p]` the same on disk, times
 a usual step would notice is made there too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -31,7 +31,9 @@ CLIP = BUILTIN_NAMES["clip"]
 EVAL = BUILTIN_NAMES["eval"]
 
 _SIGNALS_EVERY_NS = 100_000_000
-"""Reading a loss costs microseconds; ten times a second is plenty for a curve."""
+"""Reading a loss costs microseconds; ten times a second is enough for a curve."""
+_SIGNALS_SHARE = 1000
+"""More often where it costs at most one part in so many."""
 
 
 def is_compiling() -> bool:
@@ -48,6 +50,7 @@ class Hooks:
 
     __slots__ = (
         "_backward_depth",
+        "_batch_module",
         "_caught",
         "_clock",
         "_ends_after_backward",
@@ -55,12 +58,20 @@ class Hooks:
         "_forward_module",
         "_forward_phase",
         "_is_grad_enabled",
+        "_is_gradient",
+        "_is_normalized",
+        "_loss_step",
         "_next_signals_ns",
+        "_norm",
         "_num_forwards",
         "_open_optimizer",
         "_optimizer_depth",
         "_optimizer_microbatch",
-        "_signal",
+        "_previous",
+        "_rate",
+        "_recent",
+        "_signal_ns",
+        "_signalled",
         "_steps",
         "_takes_signals",
         "_tensor",
@@ -68,7 +79,9 @@ class Hooks:
         "_timeline",
         "_token_types",
         "_trains_in_eval_mode",
+        "_unscaled",
         "_was_eval_with_grad",
+        "losses",
         "on_pass_end",
         "on_unseen_forward",
     )
@@ -80,15 +93,16 @@ class Hooks:
         steps: StepInference,
         guard: Guard,
         clock: Callable[[], int],
-        signal: Callable[[str, Any], None],
+        losses: Any,
     ) -> None:
+        """`losses` is told of losses, norms and rates: a `capture.model.losses.Losses`."""
         global is_compiling
         is_compiling = torch.compiler.is_dynamo_compiling
         self._timeline = timeline
         self._steps = steps
         self._caught = guard.caught
         self._clock = clock
-        self._signal = signal
+        self.losses = losses
         self._is_grad_enabled = torch.is_grad_enabled
         self._tensor = torch.Tensor
         self._token_types = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8))
@@ -107,6 +121,8 @@ class Hooks:
         """The root whose training forward is going on: its replicas are other objects."""
         self._forward_phase = FORWARD
         self._backward_depth = 0
+        self._batch_module = 0
+        """Whose input, by id, counts as the step's samples."""
         self._num_forwards = 0
         self._was_eval_with_grad = False
         self._trains_in_eval_mode = False
@@ -115,7 +131,27 @@ class Hooks:
         self._optimizer_microbatch = 0
         self._ends_after_backward: tuple[int, ...] = ()
         self._takes_signals = False
+        """Whether the numbers of the open step are taken."""
         self._next_signals_ns = 0
+        self._signalled: tuple[int, ...] = ()
+        """Of several optimizers those, by id, whose numbers have been taken in this round."""
+        self._loss_step = -1
+        """The step in which backward was called; -1 again after its update."""
+        self._recent: list[Any] = []
+        """What backward was called on in that step, if its numbers are not taken."""
+        self._previous: list[Any] = []
+        """The same of the step before."""
+        self._norm: Any = None
+        self._rate: Any = None
+        """Gradient norm and learning rate of the last step, if its numbers were not taken."""
+        self._signal_ns = 0
+        """What taking the numbers of this step has cost so far."""
+        self._unscaled: Any = None
+        """What a gradient scaler was given, until backward is called on what it returned."""
+        self._is_gradient = False
+        self._is_normalized = False
+        """Whether the model was told the tokens of the whole step."""
+        self.losses.reset()
 
     def is_inside_pass(self) -> bool:
         """Whether a call of a module now is part of a pass that is timed, or another thread's."""
@@ -176,14 +212,42 @@ class Hooks:
                 timeline.stored[5] = (now_ns - timeline.epoch_ns) * 257
             else:
                 timeline.enter(timeline.stack, FORWARD, now_ns)
-            # A two-dimensional integer input is a batch of token ids.
-            ids: Any = args[0] if args else kwargs.get("input_ids")
-            if type(ids) is self._tensor and ids.ndim == 2 and ids.dtype in self._token_types:
-                timeline.input_tokens += ids.numel()
+            given: Any = args[0] if args else kwargs.get("input_ids")
+            if type(given) is not self._tensor:
+                self._count_batch(module, given, kwargs)
+            elif num_dimensions := given.ndim:
+                # Models that are called one after the other have the same batch: the first counts.
+                if not timeline.input_samples or self._batch_module == id(module):
+                    self._batch_module = id(module)
+                    timeline.input_samples += given.size(0)
+                # A two-dimensional integer input is a batch of token ids.
+                if num_dimensions == 2 and given.dtype in self._token_types:
+                    timeline.input_tokens += given.numel()
+            self._is_normalized = kwargs.get("num_items_in_batch") is not None
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("forward begin", error)
+
+    def _count_batch(self, module: Any, given: Any, kwargs: dict[str, Any]) -> None:
+        """Samples and tokens of a batch that is no tensor, or that comes by keyword."""
+        named = given if isinstance(given, Mapping) else kwargs
+        batch: Any = next(
+            (
+                value
+                for value in (named.get("input_ids"), named.get("inputs_embeds"), *named.values())
+                if type(value) is self._tensor and value.ndim
+            ),
+            None,
+        )
+        if batch is None:
+            return
+        if not self._timeline.input_samples or self._batch_module == id(module):
+            self._batch_module = id(module)
+            self._timeline.input_samples += batch.size(0)
+        is_embedded = batch.ndim == 3 and batch is named.get("inputs_embeds")
+        if is_embedded or (batch.ndim == 2 and batch.dtype in self._token_types):
+            self._timeline.input_tokens += batch.size(0) * batch.size(1)
 
     def _unusual_forward_begins(self, now_ns: int) -> None:
         """Recomputation, a replica's thread, a root inside another root, or evaluation."""
@@ -206,7 +270,7 @@ class Hooks:
             now_ns = self._clock()
             timeline = self._timeline
             if timeline.open_phase != 1 or self._forward_module is not module:
-                self._unusual_forward_ends(now_ns)
+                self._unusual_forward_ends(now_ns, output)
                 return
             self._forward_depth = 0
             self._forward_module = None
@@ -214,12 +278,14 @@ class Hooks:
             timeline.done_phase = 1
             timeline.stamps[3] = now_ns
             timeline.stored[6] = (now_ns - timeline.epoch_ns) * 257
+            if now_ns >= self._next_signals_ns or self._takes_signals:
+                self.losses.see_output(output)
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("forward end", error)
 
-    def _unusual_forward_ends(self, now_ns: int) -> None:
+    def _unusual_forward_ends(self, now_ns: int, output: Any) -> None:
         if self._backward_depth or (self._thread and get_ident() != self._thread):
             return
         self._forward_depth -= 1
@@ -227,6 +293,8 @@ class Hooks:
             self._forward_depth = 0
             self._forward_module = None
             self._timeline.leave(self._timeline.stack_here(), self._forward_phase, now_ns)
+            if now_ns >= self._next_signals_ns or self._takes_signals:
+                self.losses.see_output(output)
 
     # --- backward -------------------------------------------------------------------------
 
@@ -252,8 +320,7 @@ class Hooks:
                 timeline.stored[7] = (now_ns - timeline.epoch_ns) * 257
             else:
                 timeline.enter(timeline.stack, BACKWARD, now_ns)
-            if now_ns >= self._next_signals_ns:
-                self._take_signals(now_ns, args[0] if args else kwargs.get("tensors"))
+            self._take_loss(now_ns, args[0] if args else kwargs.get("tensors"))
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
@@ -267,12 +334,34 @@ class Hooks:
         elif self.on_unseen_forward is not None:
             self.on_unseen_forward()
 
-    def _take_signals(self, now_ns: int, loss: Any) -> None:
-        """At most ten times a second: the loss now, the gradient norm and rate of this step."""
-        self._next_signals_ns = now_ns + _SIGNALS_EVERY_NS
-        self._takes_signals = True
-        self._thread = self._thread or get_ident()
-        self._signal("backward_loss", loss)
+    def _take_loss(self, now_ns: int, loss: Any) -> None:
+        """At most ten times a second all numbers of a step; else the loss, in case it is the last.
+
+        What is kept is detached: a graph would hold what the program has let go.
+        """
+        if self._loss_step != self._timeline.step:
+            self._loss_step = self._timeline.step
+            self._previous, self._recent = self._recent, []
+            self._takes_signals = now_ns >= self._next_signals_ns or bool(self._signalled)
+            if self._takes_signals:
+                self._next_signals_ns = now_ns + _SIGNALS_EVERY_NS
+                self._thread = self._thread or get_ident()
+                self.losses.begin()
+        if self._takes_signals:
+            is_normalized, is_gradient = self._is_normalized, self._is_gradient
+            self.losses.take(
+                loss, self._unscaled, is_normalized=is_normalized, is_gradient=is_gradient
+            )
+            self._signal_ns += self._clock() - now_ns
+        elif not self._is_gradient and type(loss) is self._tensor and loss.numel() == 1:
+            self._recent.append(loss.detach() if self._unscaled is None else self._unscaled)
+        self._unscaled = None
+
+    def grad_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before `torch.autograd.grad`: of a penalty most often, and not of the loss."""
+        self._is_gradient = True
+        self.backward_begins(args, kwargs)
+        self._is_gradient = False
 
     def backward_ends(self, token: None) -> None:
         """After `torch.autograd.backward`."""
@@ -295,6 +384,7 @@ class Hooks:
             self._num_forwards = 0
             self._was_eval_with_grad = False
             if self._ends_after_backward:
+                self._settle(None, now_ns)
                 self._steps.optimizers_end(self._ends_after_backward, now_ns)
                 self._ends_after_backward = ()
             if timeline.is_sampled:
@@ -308,6 +398,16 @@ class Hooks:
         self._backward_depth -= 1
         if not self._backward_depth:
             self._timeline.leave(self._timeline.stack, BACKWARD, now_ns)
+
+    def write_last_losses(self) -> None:
+        """At the end: those of the last step, if they were not taken."""
+        step = self._timeline.last_step
+        if not self._steps.has_several:
+            is_over = self._loss_step <= step  # else a microbatch was left over
+            losses = self._recent if is_over else self._previous
+            self.losses.keep(None, (losses, self._norm, self._rate), step)
+        self._recent = self._previous = []
+        self.losses.write_last()
 
     # --- optimizer ------------------------------------------------------------------------
 
@@ -370,10 +470,11 @@ class Hooks:
                 timeline.stored[10] = (now_ns - timeline.epoch_ns) * 257
             else:
                 timeline.leave(timeline.stack, OPTIMIZER, now_ns)
-            if self._takes_signals:
-                self._takes_signals = False
-                self._signal("lr", optimizer.param_groups[0].get("lr"))
             steps = self._steps
+            if not self._backward_depth:
+                self._settle(optimizer, now_ns)
+            elif self._takes_signals:
+                self.losses.take_rate(optimizer)
             if self._backward_depth:
                 self._ends_after_backward += (id(optimizer),)
             elif steps.has_several or steps.is_explicit:
@@ -384,15 +485,47 @@ class Hooks:
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("optimizer end", error)
 
-    def scaler_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    def _settle(self, optimizer: Any, now_ns: int) -> None:
+        """An update: what came by since the last one is this optimizer's."""
+        has_several = self._steps.has_several and optimizer is not None
+        self._loss_step = -1
+        if not self._takes_signals:
+            self._rate = None if optimizer is None else optimizer.param_groups[0].get("lr")
+            if has_several:
+                kept = (self._recent, self._norm, self._rate)
+                self.losses.keep(optimizer, kept, self._timeline.current_step)
+            return
+        self._rate = self._norm = None
+        self.losses.settle(optimizer, has_several=has_several)
+        if has_several and id(optimizer) not in self._signalled:
+            self._signalled += (id(optimizer),)
+            return
+        self._takes_signals = False
+        self._signalled = ()
+        spent_ns = self._signal_ns + self._clock() - now_ns
+        self._next_signals_ns -= max(_SIGNALS_EVERY_NS - _SIGNALS_SHARE * spent_ns, 0)
+        self._signal_ns = 0
+
+    def scale_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before a gradient scaler scales a loss."""
+        return args[1] if len(args) > 1 else kwargs.get("outputs")
+
+    def scale_ends(self, given: Any, scaled: Any) -> None:
+        """After it. Two that wait for their backward could be mistaken for one another."""
+        is_one = self._unscaled is None and type(given) is self._tensor and given.numel() == 1
+        self._unscaled = given.detach() if is_one and scaled is not given else None
+
+    def scaler_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, Any]:
         """Before a gradient scaler's step, which may or may not call the optimizer."""
         optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
-        return self._steps.num_updates, id(optimizer)
+        return self._steps.num_updates, optimizer
 
-    def scaler_ends(self, token: tuple[int, int] | None) -> None:
+    def scaler_ends(self, token: tuple[int, Any] | None) -> None:
         """After it: if no optimizer stepped, the update was skipped."""
         if token is not None and self._steps.num_updates == token[0]:
-            self._steps.update_skipped(token[1], self._clock())
+            now_ns = self._clock()
+            self._settle(token[1], now_ns)
+            self._steps.update_skipped(id(token[1]), now_ns)
 
     # --- loader, clipping -----------------------------------------------------------------
 
@@ -435,8 +568,11 @@ class Hooks:
         timeline = self._timeline
         timeline.leave(timeline.stack_here(), CLIP, self._clock())
         # A sharded norm (DTensor) would need communication to read: only plain tensors are taken.
-        if self._takes_signals and type(norm) is self._tensor:
-            self._signal("grad_norm", norm)
+        if type(norm) is self._tensor:
+            if self._takes_signals:
+                self.losses.take_norm(norm)
+            else:
+                self._norm = norm
 
 
 class UntracedHooks:

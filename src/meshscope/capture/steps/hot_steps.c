@@ -19,7 +19,7 @@
 #include <structmember.h>
 #include <time.h>
 
-#define VERSION 2
+#define VERSION 3
 #define MISSING (-1)
 #define NUM_STAMPS 8
 #define NUM_STAMP_WORDS 16
@@ -37,12 +37,14 @@ static RecordSlotsApi *slots_api;
 /* Names of attributes and methods, made once. */
 #define NAMES(X)                                                                                  \
     X(training) X(ndim) X(dtype) X(numel) X(put) X(input_ids) X(tensors) X(_put_usual_phases)     \
+    X(detach) X(see_output) X(size) X(_count_batch) X(num_items_in_batch) X(param_groups)      \
+    X(lr)                                                                                         \
     X(_leave_short_cut) X(plain_enter) X(plain_leave) X(plain_end_step)                           \
     X(plain_forward_begins) X(plain_forward_ends) X(plain_backward_begins)                        \
     X(plain_backward_ends) X(plain_optimizer_begins) X(plain_optimizer_ends)
 #define DECLARE(name) static PyObject *text_##name;
 NAMES(DECLARE)
-static PyObject *empty_tuple;
+static PyObject *empty_tuple, *zero;
 
 /* --- fields -------------------------------------------------------------------------------- */
 
@@ -59,8 +61,8 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    long long done_phase, epoch_ns, input_tokens, last_flags, last_step, microbatch,
-        microbatch_stride, next_visit_ns, open_phase, own_ns, own_thread, sample_every_steps, step,
+    long long done_phase, epoch_ns, input_samples, input_tokens, last_flags, last_samples,
+        last_step, last_tokens, microbatch, microbatch_stride, next_visit_ns, open_phase, own_ns, own_thread, sample_every_steps, step,
         step_flags, step_start_ns;
     char has_stamp_file, is_sampled;
     Words stamps, stored;
@@ -79,14 +81,15 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    long long backward_depth, forward_depth, forward_phase, next_signals_ns, num_forwards,
-        open_optimizer, optimizer_depth, optimizer_microbatch, thread;
-    char takes_signals, trains_in_eval_mode, was_eval_with_grad;
+    long long backward_depth, batch_module, forward_depth, forward_phase, loss_step, next_signals_ns,
+        num_forwards, open_optimizer, optimizer_depth, optimizer_microbatch, thread;
+    char is_gradient, is_normalized, takes_signals, trains_in_eval_mode, was_eval_with_grad;
     Timeline *timeline;
     Steps *steps;
     PyObject *caught, *clock, *ends_after_backward, *forward_module, *is_grad_enabled, *tensor,
-        *token_types, *on_pass_end;
-    PyObject *others[2]; /* _signal, on_unseen_forward */
+        *token_types, *on_pass_end, *losses, *previous, *rate, *recent,
+        *unscaled;
+    PyObject *others[1]; /* on_unseen_forward */
 } Hooks;
 
 #define INTEGER(type, name, field) {name, T_LONGLONG, offsetof(type, field), 0, NULL}
@@ -104,9 +107,12 @@ static PyMemberDef stack_members[] = {
 static PyMemberDef timeline_members[] = {
     INTEGER(Timeline, "done_phase", done_phase),
     INTEGER(Timeline, "epoch_ns", epoch_ns),
+    INTEGER(Timeline, "input_samples", input_samples),
     INTEGER(Timeline, "input_tokens", input_tokens),
     INTEGER(Timeline, "_last_flags", last_flags),
+    INTEGER(Timeline, "_last_samples", last_samples),
     INTEGER(Timeline, "last_step", last_step),
+    INTEGER(Timeline, "_last_tokens", last_tokens),
     INTEGER(Timeline, "microbatch", microbatch),
     INTEGER(Timeline, "microbatch_stride", microbatch_stride),
     INTEGER(Timeline, "next_visit_ns", next_visit_ns),
@@ -147,14 +153,18 @@ static PyMemberDef steps_members[] = {
 
 static PyMemberDef hooks_members[] = {
     INTEGER(Hooks, "_backward_depth", backward_depth),
+    INTEGER(Hooks, "_batch_module", batch_module),
     INTEGER(Hooks, "_forward_depth", forward_depth),
     INTEGER(Hooks, "_forward_phase", forward_phase),
+    INTEGER(Hooks, "_loss_step", loss_step),
     INTEGER(Hooks, "_next_signals_ns", next_signals_ns),
     INTEGER(Hooks, "_num_forwards", num_forwards),
     INTEGER(Hooks, "_open_optimizer", open_optimizer),
     INTEGER(Hooks, "_optimizer_depth", optimizer_depth),
     INTEGER(Hooks, "_optimizer_microbatch", optimizer_microbatch),
     INTEGER(Hooks, "_thread", thread),
+    FLAG(Hooks, "_is_gradient", is_gradient),
+    FLAG(Hooks, "_is_normalized", is_normalized),
     FLAG(Hooks, "_takes_signals", takes_signals),
     FLAG(Hooks, "_trains_in_eval_mode", trains_in_eval_mode),
     FLAG(Hooks, "_was_eval_with_grad", was_eval_with_grad),
@@ -166,8 +176,12 @@ static PyMemberDef hooks_members[] = {
     OBJECT(Hooks, "_tensor", tensor),
     OBJECT(Hooks, "_token_types", token_types),
     OBJECT(Hooks, "on_pass_end", on_pass_end),
-    OBJECT(Hooks, "_signal", others[0]),
-    OBJECT(Hooks, "on_unseen_forward", others[1]),
+    OBJECT(Hooks, "losses", losses),
+    OBJECT(Hooks, "_previous", previous),
+    OBJECT(Hooks, "_rate", rate),
+    OBJECT(Hooks, "_recent", recent),
+    OBJECT(Hooks, "_unscaled", unscaled),
+    OBJECT(Hooks, "on_unseen_forward", others[0]),
     END,
 };
 
@@ -472,7 +486,7 @@ static int end_step(Timeline *self, long long end_ns, long long flags) {
     }
     int64_t words[NUM_WORDS] = {
         step, start_ns, end_ns, self->microbatch | (int64_t)((uint64_t)flags << 32), own_ns,
-        self->input_tokens ? self->input_tokens : MISSING, 0,
+        self->input_tokens ? self->input_tokens : MISSING, self->input_samples,
     };
     PyObject *sink = Py_NewRef(self->steps);
     int failed = put_record(sink, words);
@@ -480,7 +494,10 @@ static int end_step(Timeline *self, long long end_ns, long long flags) {
     if (failed) return -1;
     self->last_step = step++;
     self->step = step;
-    self->step_start_ns = self->microbatch = self->input_tokens = self->own_ns = 0;
+    self->step_start_ns = self->microbatch = self->own_ns = 0;
+    self->last_tokens = self->input_tokens;
+    self->last_samples = self->input_samples;
+    self->input_tokens = self->input_samples = 0;
     self->is_sampled = self->sample_every_steps > 0 && step % self->sample_every_steps == 0;
     return 0;
 }
@@ -578,31 +595,63 @@ static int can_have_step(Hooks *self) {
              (unsigned long)timeline->own_thread != PyThread_get_thread_ident());
 }
 
-/* A two-dimensional integer input is a batch of token ids. */
-static int count_tokens(Hooks *self, Timeline *timeline, PyObject *args, PyObject *kwargs) {
-    PyObject *ids = PyTuple_Size(args) ? PyTuple_GetItem(args, 0)
-                                       : PyDict_GetItemWithError(kwargs, text_input_ids);
-    if (ids == NULL) return PyErr_Occurred() ? -1 : 0;
-    if ((PyObject *)Py_TYPE(ids) != self->tensor) return 0;
-    Py_INCREF(ids);
-    int found = -1;
-    PyObject *dtype = NULL, *numel = NULL, *ndim = PyObject_GetAttr(ids, text_ndim);
-    if (ndim == NULL) goto done;
-    found = 0;
-    if (PyLong_AsLong(ndim) != 2) goto done;
-    dtype = PyObject_GetAttr(ids, text_dtype);
-    found = dtype == NULL ? -1 : PySequence_Contains(self->token_types, dtype);
-    if (found < 1) goto done;
-    numel = PyObject_CallMethodObjArgs(ids, text_numel, NULL);
-    long long count = numel == NULL ? -1 : PyLong_AsLongLong(numel);
-    found = count == -1 && PyErr_Occurred() ? -1 : 0;
-    if (!found) timeline->input_tokens += count;
-done:
-    Py_DECREF(ids);
-    Py_XDECREF(ndim);
+/* An attribute, or what a method without or with one argument gives, as an integer; -1 and an
+ * error. */
+static long long read_integer(PyObject *owner, PyObject *name, int is_method, PyObject *argument) {
+    PyObject *found = is_method ? PyObject_CallMethodObjArgs(owner, name, argument, NULL)
+                                : PyObject_GetAttr(owner, name);
+    long long number = found == NULL ? -1 : PyLong_AsLongLong(found);
+    Py_XDECREF(found);
+    return number;
+}
+
+/* Samples and tokens of a forward's input: its first dimension, and all of two-dimensional integers. */
+static int count_tensor(Hooks *self, Timeline *timeline, PyObject *module, PyObject *given) {
+    long long num_dimensions = read_integer(given, text_ndim, 0, NULL);
+    if (num_dimensions < 0) return -1;
+    if (!num_dimensions) return 0;
+    if (!timeline->input_samples || self->batch_module == (long long)(intptr_t)module) {
+        self->batch_module = (long long)(intptr_t)module;
+        long long num_samples = read_integer(given, text_size, 1, zero);
+        if (num_samples < 0) return -1;
+        timeline->input_samples += num_samples;
+    }
+    if (num_dimensions != 2) return 0;
+    PyObject *dtype = PyObject_GetAttr(given, text_dtype);
+    int found = dtype == NULL ? -1 : PySequence_Contains(self->token_types, dtype);
     Py_XDECREF(dtype);
-    Py_XDECREF(numel);
-    return found;
+    if (found < 1) return found;
+    long long count = read_integer(given, text_numel, 1, NULL);
+    if (count < 0) return -1;
+    timeline->input_tokens += count;
+    return 0;
+}
+
+static int count_inputs(Hooks *self, Timeline *timeline, PyObject *module, PyObject *args,
+                        PyObject *kwargs) {
+    PyObject *given = PyTuple_Size(args) ? PyTuple_GetItem(args, 0)
+                                         : PyDict_GetItemWithError(kwargs, text_input_ids);
+    if (given == NULL && PyErr_Occurred()) return -1;
+    given = Py_NewRef(given == NULL ? Py_None : given);
+    int failed;
+    if ((PyObject *)Py_TYPE(given) == self->tensor) {
+        failed = count_tensor(self, timeline, module, given) < 0;
+    } else {
+        PyObject *result = PyObject_CallMethodObjArgs((PyObject *)self, text__count_batch, module,
+                                                      given, kwargs, NULL);
+        failed = result == NULL;
+        Py_XDECREF(result);
+    }
+    Py_DECREF(given);
+    return failed ? -1 : 0;
+}
+
+/* Whether the model is told the tokens of the whole step. */
+static int note_normalization(Hooks *self, PyObject *kwargs) {
+    PyObject *given = PyDict_GetItemWithError(kwargs, text_num_items_in_batch);
+    if (given == NULL && PyErr_Occurred()) return -1;
+    self->is_normalized = given != NULL && given != Py_None;
+    return 0;
 }
 
 static PyObject *hooks_forward_begins(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
@@ -637,12 +686,22 @@ static PyObject *hooks_forward_begins(PyObject *object, PyObject *const *args, P
         }
     }
     int failed = begin_phase(timeline, FORWARD, now_ns) < 0 ||
-                 count_tokens(self, timeline, args[1], args[2]) < 0 ||
-                 add_own_time(self, timeline, now_ns) < 0;
+                 count_inputs(self, timeline, args[0], args[1], args[2]) < 0 ||
+                 note_normalization(self, args[2]) < 0 || add_own_time(self, timeline, now_ns) < 0;
     Py_DECREF(timeline);
     PyObject *result = failed ? hand_to_guard(self, "forward begin") : Py_NewRef(Py_None);
     Py_XDECREF(before);
     return result;
+}
+
+/* In a step whose numbers are taken the model may name its loss. */
+static int see_output(Hooks *self, long long now_ns, PyObject *output) {
+    if ((now_ns < self->next_signals_ns && !self->takes_signals) || self->losses == NULL) return 0;
+    PyObject *losses = Py_NewRef(self->losses);
+    PyObject *result = PyObject_CallMethodObjArgs(losses, text_see_output, output, NULL);
+    Py_DECREF(losses);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
 }
 
 static PyObject *hooks_forward_ends(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
@@ -657,22 +716,61 @@ static PyObject *hooks_forward_ends(PyObject *object, PyObject *const *args, Py_
     PyObject *before = self->forward_module;
     self->forward_depth = 0;
     self->forward_module = Py_NewRef(Py_None);
-    int failed = end_phase(timeline, FORWARD, now_ns) < 0 || add_own_time(self, timeline, now_ns) < 0;
+    int failed = end_phase(timeline, FORWARD, now_ns) < 0 ||
+                 see_output(self, now_ns, args[2]) < 0 || add_own_time(self, timeline, now_ns) < 0;
     Py_DECREF(timeline);
     PyObject *result = failed ? hand_to_guard(self, "forward end") : Py_NewRef(Py_None);
     Py_XDECREF(before);
     return result;
 }
 
-static int take_signals(Hooks *self, long long now_ns, PyObject *args, PyObject *kwargs) {
+/* The loss of a step whose numbers are not taken, in case it is the last one. */
+static int keep_loss(Hooks *self, PyObject *loss) {
+    PyObject *list = PyList_New(0), *kept = NULL, *before = self->previous;
+    if (list == NULL) return -1;
+    self->previous = self->recent;
+    self->recent = list;
+    Py_XDECREF(before);
+    if (self->is_gradient || (PyObject *)Py_TYPE(loss) != self->tensor) return 0;
+    PyObject *numel = PyObject_CallMethodObjArgs(loss, text_numel, NULL);
+    long long count = numel == NULL ? -1 : PyLong_AsLongLong(numel);
+    Py_XDECREF(numel);
+    if (count == -1 && PyErr_Occurred()) return -1;
+    if (count != 1) return 0;
+    kept = self->unscaled == NULL || self->unscaled == Py_None
+               ? PyObject_CallMethodObjArgs(loss, text_detach, NULL)
+               : Py_NewRef(self->unscaled);
+    int failed = kept == NULL || self->recent == NULL || !PyList_Check(self->recent) ||
+                 PyList_Append(self->recent, kept) < 0;
+    Py_XDECREF(kept);
+    return failed ? -1 : 0;
+}
+
+/* As `_take_loss` does, which is called for what is not said of every step. */
+static int take_loss(Hooks *self, Timeline *timeline, long long now_ns, PyObject *args,
+                     PyObject *kwargs) {
     PyObject *loss = PyTuple_Size(args) ? PyTuple_GetItem(args, 0)
                                         : PyDict_GetItemWithError(kwargs, text_tensors);
     if (loss == NULL && PyErr_Occurred()) return -1;
     loss = Py_NewRef(loss == NULL ? Py_None : loss);
-    PyObject *result = PyObject_CallMethod((PyObject *)self, "_take_signals", "LO", now_ns, loss);
+    int failed;
+    if (self->loss_step == timeline->step || now_ns >= self->next_signals_ns ||
+        self->steps->has_several) {
+        PyObject *result = PyObject_CallMethod((PyObject *)self, "_take_loss", "LO", now_ns, loss);
+        failed = result == NULL;
+        Py_XDECREF(result);
+    } else {
+        self->loss_step = timeline->step;
+        self->takes_signals = 0;
+        failed = keep_loss(self, loss) < 0;
+        if (!failed) {
+            PyObject *before = self->unscaled;
+            self->unscaled = Py_NewRef(Py_None);
+            Py_XDECREF(before);
+        }
+    }
     Py_DECREF(loss);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    return failed ? -1 : 0;
 }
 
 static PyObject *hooks_backward_begins(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
@@ -687,8 +785,7 @@ static PyObject *hooks_backward_begins(PyObject *object, PyObject *const *args, 
     Timeline *timeline = (Timeline *)Py_NewRef((PyObject *)self->timeline);
     self->backward_depth = 1;
     int failed = begin_phase(timeline, BACKWARD, now_ns) < 0 ||
-                 (now_ns >= self->next_signals_ns &&
-                  take_signals(self, now_ns, args[0], args[1]) < 0) ||
+                 take_loss(self, timeline, now_ns, args[0], args[1]) < 0 ||
                  add_own_time(self, timeline, now_ns) < 0;
     Py_DECREF(timeline);
     return failed ? hand_to_guard(self, "backward begin") : Py_NewRef(Py_None);
@@ -745,6 +842,23 @@ static PyObject *hooks_optimizer_begins(PyObject *object, PyObject *const *args,
     return failed ? hand_to_guard(self, "optimizer begin") : Py_NewRef(Py_None);
 }
 
+/* The rate of a step whose numbers are not taken, in case it is the last one. */
+static int keep_rate(Hooks *self, PyObject *optimizer) {
+    PyObject *rate = NULL, *groups = PyObject_GetAttr(optimizer, text_param_groups);
+    PyObject *group = groups == NULL ? NULL : PySequence_GetItem(groups, 0);
+    Py_XDECREF(groups);
+    if (group == NULL) return -1;
+    if (PyDict_Check(group)) rate = PyDict_GetItemWithError(group, text_lr);
+    int failed = rate == NULL && PyErr_Occurred() != NULL;
+    if (!failed) {
+        PyObject *before = self->rate;
+        self->rate = Py_NewRef(rate == NULL ? Py_None : rate);
+        Py_XDECREF(before);
+    }
+    Py_DECREF(group);
+    return failed ? -1 : 0;
+}
+
 static PyObject *hooks_optimizer_ends(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     Hooks *self = (Hooks *)object;
     long long now_ns;
@@ -760,6 +874,10 @@ static PyObject *hooks_optimizer_ends(PyObject *object, PyObject *const *args, P
     self->optimizer_depth = 0;
     self->open_optimizer = 0;
     int failed = end_phase(timeline, OPTIMIZER, now_ns) < 0;
+    if (!failed) {
+        self->loss_step = -1; /* as `_settle` does where no numbers are taken */
+        failed = keep_rate(self, args[0]) < 0;
+    }
     if (!failed) {
         self->steps->num_updates += 1;
         failed = end_step(timeline, now_ns, 0) < 0;
@@ -855,7 +973,8 @@ static int prepare(PyObject *module) {
     if ((text_##name = PyUnicode_InternFromString(#name)) == NULL) return -1;
     NAMES(INTERN)
     empty_tuple = PyTuple_New(0);
-    if (!monotonic_ns || !empty_tuple) return -1;
+    zero = PyLong_FromLong(0);
+    if (!monotonic_ns || !empty_tuple || !zero) return -1;
     return PyModule_AddIntConstant(module, "VERSION", VERSION);
 }
 

@@ -22,6 +22,21 @@ _DOUBLE = struct.Struct("<d")
 _INT64 = struct.Struct("<q")
 
 
+class Signal:
+    """A number that a hook came across, until it is known which step it belongs to."""
+
+    __slots__ = ("divisor", "flags", "microbatch", "name", "time_ns", "value")
+
+    def __init__(self, name: str, value: Any, time_ns: int, microbatch: int) -> None:
+        self.name = name
+        self.value = value
+        self.time_ns = time_ns
+        self.microbatch = microbatch
+        self.divisor = 0.0
+        self.flags = 0
+        """See `ScalarFlag`."""
+
+
 class ScalarLog:
     """Writes the table `scalars` of one rank; without a table it takes nothing."""
 
@@ -56,43 +71,43 @@ class ScalarLog:
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("scalar", error)
 
-    def take_signal(self, name: str, value: Any) -> None:
+    def take_signal(self, name: str, step: int, signal: Signal) -> None:
         """Records a value from a hook, if it is a number that is available at once."""
         if not self.are_signals_wanted:
             return
         try:
-            if isinstance(value, (list, tuple)):
-                value = value[0] if len(value) == 1 else None
+            value = signal.value
             if isinstance(value, (int, float)) or self._is_readable(value):
-                self._log(name, value)
+                divisor: int = _INT64.unpack(_DOUBLE.pack(signal.divisor))[0]
+                name_id = self._find_id(name)
+                fields = (name_id, step, signal.time_ns, signal.microbatch, divisor, signal.flags)
+                self._write(name, value, fields)
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("signal", error)
 
     def _log(self, name: str, value: Any) -> None:
-        name_id = self._find_id(name)  # may open the run
+        name_id, timeline = self._find_id(name), self._timeline  # may open the run
+        fields = (name_id, timeline.current_step, self._clock(), timeline.microbatch, 0, 0)
+        self._write(name, value, fields)
+
+    def _write(self, name: str, value: Any, fields: tuple[int, ...]) -> None:
         table = self._table or self._find_table()
         if table is None:
             return
         is_tensor = hasattr(value, "is_cuda")
         if is_tensor and value.device.type != "cpu":
-            self._send(name, name_id, value)
+            self._send(name, value, fields)
             return
-        number = float(value.detach().item() if is_tensor else value)
-        timeline = self._timeline
-        step, now_ns = timeline.current_step, self._clock()
-        self._put(table, name_id, step, now_ns, number, timeline.microbatch)
+        self._put(table, float(value.detach().item() if is_tensor else value), fields)
 
-    def _send(self, name: str, name_id: int, value: Any) -> None:
+    def _send(self, name: str, value: Any, fields: tuple[int, ...]) -> None:
         device = self._device_of(value)
         if device is None or value.numel() != 1:
             raise CaptureError(
                 f"{name} is a {tuple(value.shape)} tensor on {value.device.type}; reading it would "
                 "make the program wait: log one number, with device_events on"
             )
-        timeline = self._timeline
-        device.take_scalar(
-            value, name_id, timeline.current_step, self._clock(), timeline.microbatch
-        )
+        device.take_scalar(value, fields)
 
     def _is_readable(self, value: Any) -> bool:
         torch: Any = sys.modules.get("torch")
@@ -110,23 +125,15 @@ class ScalarLog:
         """A number that has arrived from the device."""
         table = self._table or self._find_table()
         if table is not None:
-            microbatch = scalar.microbatch
-            self._put(table, scalar.name_id, scalar.step, scalar.time_ns, value, microbatch)
+            self._put(table, value, scalar.fields)
 
     def _find_table(self) -> TableWriter | None:
         self._table = self._open_table()
         return self._table
 
-    def _put(
-        self,
-        table: TableWriter,
-        name_id: int,
-        step: int,
-        time_ns: int,
-        number: float,
-        microbatch: int,
-    ) -> None:
+    def _put(self, table: TableWriter, number: float, fields: tuple[int, ...]) -> None:
+        name_id, step, time_ns, microbatch, divisor, flags = fields
         bits: int = _INT64.unpack(_DOUBLE.pack(number))[0]
-        table.put(name_id, step, time_ns, bits, microbatch, 0, 0)
+        table.put(name_id, step, time_ns, bits, microbatch, divisor, flags)
         if self.watch is not None and not math.isfinite(number):
             self.watch(name_id, number)

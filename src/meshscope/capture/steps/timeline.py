@@ -82,6 +82,8 @@ class Timeline:
         "_clock",
         "_has_stamp_file",
         "_last_flags",
+        "_last_samples",
+        "_last_tokens",
         "_other_stacks",
         "_own_thread",
         "_sample_every_steps",
@@ -89,6 +91,7 @@ class Timeline:
         "device",
         "done_phase",
         "epoch_ns",
+        "input_samples",
         "input_tokens",
         "is_sampled",
         "last_step",
@@ -146,7 +149,7 @@ class Timeline:
         self.microbatch = 0
         self.microbatch_stride = 1
         """How far a backward pass moves the microbatch index; 0 while the program sets it."""
-        self.input_tokens = 0
+        self.input_samples = self.input_tokens = self._last_samples = self._last_tokens = 0
         self.own_ns = 0
         self.is_sampled = True
         self.stamps = self._new_stamps()
@@ -378,11 +381,13 @@ class Timeline:
             self.microbatch | flags << 32,
             self.own_ns + self._clock() - end_ns if self.is_sampled else MISSING,
             self.input_tokens or MISSING,
-            0,
+            self.input_samples,
         )
         self.last_step = step
         self.step = step = step + 1
-        self.step_start_ns = self.microbatch = self.input_tokens = self.own_ns = 0
+        self.step_start_ns = self.microbatch = self.own_ns = 0
+        self._last_tokens, self._last_samples = self.input_tokens, self.input_samples
+        self.input_tokens = self.input_samples = 0
         self.is_sampled = not step % self._sample_every_steps
 
     def set_microbatch(self, index: int, stride: int) -> None:
@@ -397,6 +402,8 @@ class Timeline:
         self.microbatch = microbatch
         self.last_step = step - 1
         self.step_flags |= self._last_flags
+        self.input_tokens += self._last_tokens
+        self.input_samples += self._last_samples
 
     def abort_step(self, end_ns: int, flags: int = 0) -> None:
         """Ends the open step after an exception, with everything still open inside it."""

@@ -32,7 +32,7 @@ from meshscope.analyze.rank.phases import RankPartition, TimeSplit
 from meshscope.analyze.rank.rank_summary import RankSummary
 from meshscope.analyze.rank.signals import JobSignal, Signal
 from meshscope.analyze.rank.steps import JobStepSummary
-from meshscope.analyze.rank.throughput import TokenRate
+from meshscope.analyze.rank.throughput import SampleRate, TokenRate
 from meshscope.analyze.timeline.peers import PhaseClue, PhaseSpread
 from meshscope.analyze.training.convergence import Convergence, JobSeries
 from meshscope.analyze.training.settings import SettingsGroup
@@ -152,8 +152,9 @@ class Document:
     """Largest difference first."""
     steps_per_s: float | Unavailable
     tokens: TokenRate | Unavailable
+    samples: SampleRate | Unavailable
     signals: Mapping[str, JobSignal | Unavailable]
-    """By name: `loss`, `grad_norm`, `lr`."""
+    """By name: `loss`, `grad_norm`, `lr`, and those of further optimizers, such as `loss 2`."""
     training: Convergence | Unavailable
     """Loss, gradient norm and learning rate over the run: medians over ranks."""
     communication: CommunicationFacts | Unavailable
@@ -178,7 +179,7 @@ SHAPES: Shapes = {
     CommunicationHealth: Shape(dropped=("failures",), renamed={"num_warmup": "num_left_out"}),
     CommunicationHealthFacts: Shape(inlined=("found",)),
     CommunicationSum: Shape(derived=("exposed_ns",)),
-    Convergence: Shape(dropped=("trend", "loss_spikes", "norm_spikes")),
+    Convergence: Shape(dropped=("loss_spikes", "norm_spikes")),
     DiagnosisFacts: Shape(inlined=("scale",)),
     Finding: Shape(dropped=("gain", "edit", "symptom_of"), ranges=("ranks",)),
     FindingFacts: Shape(inlined=("finding",)),
@@ -242,6 +243,7 @@ def build_document(report: Report) -> Document:
         clues=study.clues,
         steps_per_s=study.steps_per_s,
         tokens=study.tokens,
+        samples=study.samples,
         signals=study.signals,
         training=study.convergence,
         communication=report.communication,

@@ -33,6 +33,7 @@ from meshscope.store.write.manifest import unseal
 COMPACT_DIR = "compact"
 COMPACT_MANIFEST = "manifest.json"
 COMPACT_FORMAT = "meshscope-compact"
+_NAN_BITS = "_nan_bits"
 _BLOCK_RANKS = 64
 
 _RecordingKey = tuple[int, int]
@@ -74,7 +75,7 @@ def select_stored(table: Table) -> str:
         name = column.name
         if column.is_float:
             parts.append(f"CASE WHEN {name}_is_nan THEN 'NaN'::DOUBLE ELSE {name} END AS {name}")
-            parts.append(f"CASE WHEN {name}_is_nan THEN {name}_bits END AS {name}_nan_bits")
+            parts.append(f"CASE WHEN {name}_is_nan THEN {name}_bits END AS {name}{_NAN_BITS}")
         else:
             parts.append(name)
     return ", ".join(parts)
@@ -86,8 +87,13 @@ def stored_columns(table: Table) -> list[tuple[str, str]]:
     for column in table.columns:
         found.append((column.name, sql_type(column)))
         if column.is_float:
-            found.append((f"{column.name}_nan_bits", "BIGINT"))
+            found.append((f"{column.name}{_NAN_BITS}", "BIGINT"))
     return found
+
+
+def _absent(name: str) -> str:
+    """What a column holds that a file is too old to have."""
+    return "NULL" if name.endswith(_NAN_BITS) else "0"
 
 
 def _from_stored(table: Table, rows: Columns) -> Columns:
@@ -96,7 +102,7 @@ def _from_stored(table: Table, rows: Columns) -> Columns:
     for column in table.columns:
         values = np.ma.getdata(rows[column.name])
         if column.is_float:
-            bits = rows[f"{column.name}_nan_bits"]
+            bits = rows[f"{column.name}{_NAN_BITS}"]
             is_nan = ~np.ma.getmaskarray(bits)
             values = values.copy()
             values.view(np.int64)[is_nan] = np.ma.getdata(bits)[is_nan]
@@ -194,7 +200,7 @@ class CompactedRun:
                 strict=True,
             )
         )
-        columns = ", ".join(column for column, _ in stored_columns(TABLES[name]))
+        columns = self._select_columns(found.path, TABLES[name])
         query = (
             f"SELECT rank AS _rank, {columns} FROM read_parquet(?, file_row_number = true) "
             f"JOIN (VALUES {bounds}) AS wanted(own, low, high) "
@@ -218,6 +224,15 @@ class CompactedRun:
             recording: select_rows(plain, np.arange(start, end))
             for recording, start, end in zip(wanted, starts, ends, strict=True)
         }
+
+    def _select_columns(self, path: Path, table: Table) -> str:
+        """The table's columns for SELECT; those added since the file was written are zeros."""
+        described = self._connect().execute("DESCRIBE FROM read_parquet(?)", [str(path)]).fetchall()
+        present = {row[0] for row in described}
+        return ", ".join(
+            name if name in present else f"{_absent(name)}::{kind} AS {name}"
+            for name, kind in stored_columns(table)
+        )
 
     def _connect(self) -> Any:
         if self._connection is None:
@@ -246,11 +261,11 @@ class CompactedRun:
         order = sorted(found.num_rows, key=lambda recording: (recording[1], recording[0]))
         first = order.index((rank, attempt))
         wanted = [r for r in order[first : first + _BLOCK_RANKS] if r[1] == attempt]
-        columns = [column for column, _ in stored_columns(TABLES[name])]
+        columns = self._select_columns(found.path, TABLES[name])
         rows: Columns = (
             self._connect()
             .execute(
-                f"SELECT rank AS _rank, {', '.join(columns)} FROM read_parquet(?) "
+                f"SELECT rank AS _rank, {columns} FROM read_parquet(?) "
                 "WHERE attempt_dir = ? AND rank BETWEEN ? AND ?",
                 [str(found.path), attempt, rank, wanted[-1][0]],
             )

@@ -17,7 +17,7 @@
 #error "records are little-endian: the writer in Python serves this machine"
 #endif
 
-#define VERSION 2
+#define VERSION 3
 #define RECORD_BYTES 64
 #define CHECK_SALT UINT64_C(0x9E3779B97F4A7C15)
 

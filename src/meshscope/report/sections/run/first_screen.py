@@ -31,6 +31,7 @@ from meshscope.report.sections.run.findings import (
 )
 from meshscope.report.sections.run.head import list_alarms
 from meshscope.report.sections.run.recording import describe_problem
+from meshscope.report.sections.run.training import show_training_briefly
 
 MORE = "more"
 """Key of the section that names other options."""
@@ -57,6 +58,7 @@ def list_first_screen(report: Report, detail: Detail, names: Sequence[str]) -> l
         findings,
         _show_time(report),
         _show_slow(report),
+        show_training_briefly(report),
         _show_missing(report),
         _show_more(names),
     )
@@ -223,7 +225,7 @@ def _list_unavailable(report: Report) -> list[tuple[str, Unavailable]]:
         ("Communication", None if is_alone else study.communication),
         ("MFU", None if budget is None or isinstance(budget, Unavailable) else budget.mfu),
         ("Device time", study.time.device_phase_ns if study.has_accelerators else None),
-        ("Tokens", study.tokens),
+        ("Tokens", study.tokens if isinstance(study.samples, Unavailable) else None),
         ("Loss", study.signals["loss"]),
     ]
     return [(name, value) for name, value in found if isinstance(value, Unavailable)]

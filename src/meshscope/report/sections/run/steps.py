@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from meshscope.analyze.rank.signals import JobSignal
 from meshscope.analyze.rank.steps import JobStepSummary
-from meshscope.analyze.rank.throughput import TokenRate
+from meshscope.analyze.rank.throughput import SampleRate, TokenRate
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.numerics.distribution import Distribution
 from meshscope.report import format as form
@@ -132,8 +132,9 @@ def show_throughput(report: Report, detail: Detail) -> Section:
     facts = [
         ("Steps", form.or_reason(study.steps_per_s, lambda v: form.rate(v, "steps"))),
         ("Tokens", form.or_reason(study.tokens, lambda v: _describe_tokens(v, study.steps))),
+        ("Samples", form.or_reason(study.samples, lambda v: _describe_samples(v, study.steps))),
         *(
-            (_SIGNAL_TITLES[name], form.or_reason(one, _describe_signal))
+            (_title_signal(name), form.or_reason(one, _describe_signal))
             for name, one in study.signals.items()
         ),
     ]
@@ -146,21 +147,38 @@ def show_throughput(report: Report, detail: Detail) -> Section:
 
 
 def _describe_tokens(tokens: TokenRate, steps: JobStepSummary) -> str:
-    if not math.isfinite(tokens.tokens_per_s):
-        return f"n/a: not a finite number ({tokens.tokens_per_s})"
-    text = form.rate(tokens.tokens_per_s, "tokens")
-    text += f" over {form.plural(tokens.num_ranks, 'rank')}, {tokens.source}"
-    if tokens.num_nonfinite:
-        text += f"; {form.plural(tokens.num_nonfinite, 'value')} not finite left out"
-    if tokens.num_steps < steps.num_steps:
-        text += f"; known in {tokens.num_steps} of {steps.num_steps} steps"
+    return _describe_rate(tokens.tokens_per_s, "tokens", tokens, steps)
+
+
+def _describe_samples(samples: SampleRate, steps: JobStepSummary) -> str:
+    return _describe_rate(samples.samples_per_s, "samples", samples, steps)
+
+
+def _describe_rate(
+    per_s: float, unit: str, rate: TokenRate | SampleRate, steps: JobStepSummary
+) -> str:
+    if not math.isfinite(per_s):
+        return f"n/a: not a finite number ({per_s})"
+    text = form.rate(per_s, unit)
+    text += f" over {form.plural(rate.num_ranks, 'rank')}, {rate.source}"
+    if rate.num_nonfinite:
+        text += f"; {form.plural(rate.num_nonfinite, 'value')} not finite left out"
+    if rate.num_steps < steps.num_steps:
+        text += f"; known in {rate.num_steps} of {steps.num_steps} steps"
     return text
+
+
+def _title_signal(name: str) -> str:
+    """`Loss 2` for `loss 2`: that of the second optimizer."""
+    signal, _, number = name.partition(" ")
+    return f"{_SIGNAL_TITLES[signal]} {number}".rstrip()
 
 
 def _describe_signal(found: JobSignal) -> str:
     shown = found.shown
     source = known(shown.source)
     name = form.clean_text(shown.name) + (f", {form.clean_text(source)}" if source else "")
+    name += f"; {form.clean_text(shown.optimizer)}" if shown.optimizer else ""
     first_value, last_value = known(shown.first), known(shown.last)
     if first_value is None or last_value is None:
         text = form.or_reason(shown.last, str)

@@ -1,0 +1,236 @@
+"""Losses, rates and gradient norms of sampled steps, kept until it is known whose they are.
+
+What backward is called on is not always what the program means by its loss. It may have been
+divided by the number of microbatches of a step, multiplied by a gradient scaler, or normalised by
+the tokens of the whole step. Which of them is in sight without reading a number from a device:
+autograd's last nodes hold the divisor, a scaler is given the loss before it scales it, a model that
+names its loss returns it, and what normalises over the step was told by how much. All of that is
+stored beside the value; readers decide, as only they know how many microbatches a step had.
+
+With several optimizers, a loss belongs to the one that steps next. So nothing is written before an
+optimizer's step has ended; what never gets there (a left-over microbatch) belongs to no step.
+"""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from meshscope.capture.steps.scalars import ScalarLog, Signal
+from meshscope.capture.steps.timeline import Timeline
+from meshscope.store.schema import ScalarFlag
+
+_MAX_NODES = 12
+"""Nodes between what backward is called on and the loss: a few scalings and casts."""
+_PASSING = frozenset(
+    ("CloneBackward0", "ToCopyBackward0", "SqueezeBackward0", "ViewBackward0", "AliasBackward0",
+     "ReshapeAliasBackward0", "UnsqueezeBackward0")
+)  # fmt: skip
+"""Nodes that leave a number as it is."""
+_REDUCING = frozenset(("MeanBackward0", "SumBackward0"))
+"""Those that do if they are given a single one."""
+_ITEMS = "num_items_in_batch"
+"""What transformers, and loops that follow it, call the tokens of all microbatches of a step."""
+_MAX_FRAMES = 16
+_MAX_PENDING = 1024
+_MAX_OPTIMIZERS = 8
+"""Optimizers whose losses and rates are kept apart; a program may make one per parameter."""
+
+
+Kept = tuple[list[Any], Any, Any]
+"""What backward was called on in a step, the gradient norm and the rate, or None."""
+
+
+class Losses:
+    """What hooks come across of the training's own numbers, for one recorder."""
+
+    def __init__(
+        self,
+        torch: Any,
+        timeline: Timeline,
+        clock: Callable[[], int],
+        scalars: ScalarLog,
+        journal: Callable[..., None],
+    ) -> None:
+        self._tensor = torch.Tensor
+        self._timeline = timeline
+        self._clock = clock
+        self._scalars = scalars
+        self._journal = journal
+        self.list_models: Callable[[], list[Any]] = list
+        """The modules whose forwards are timed: they name optimizers."""
+        self.reset()
+
+    def reset(self) -> None:
+        self._pending: list[Signal] = []
+        self._pending_step = 0
+        self._returned = -1
+        """Autograd's number of the loss that the model returned; -1 without one."""
+        self._numbers: dict[int, int] = {}
+        """Optimizers by the id of their first parameter: one that is made anew stays the same."""
+        self._kept: dict[int, tuple[int, Kept]] = {}
+        """By optimizer the last step that was not sampled."""
+        self._last_step = -1
+        self._last_divisor, self._last_flags = 0.0, 0
+
+    # --- what comes by --------------------------------------------------------------------
+
+    def see_output(self, output: Any) -> None:
+        """After a training forward: the model may name its loss."""
+        self._returned = -1
+        if type(output) is self._tensor or output is None:
+            return
+        is_dict = isinstance(output, dict)
+        loss: Any = output.get("loss") if is_dict else getattr(output, "loss", None)
+        if type(loss) is self._tensor and loss.numel() == 1 and loss.grad_fn is not None:
+            self._returned = loss.grad_fn._sequence_nr()
+
+    # --- a sampled step -------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The first backward of a step."""
+        self._write_pending()
+        self._pending_step = self._timeline.step
+
+    def _write_pending(self) -> None:
+        """Without an optimizer's step, the end of the program's own step settles whose they are."""
+        pending, self._pending = self._pending, []
+        if self._pending_step <= self._timeline.last_step:
+            for signal in pending:
+                self._write(signal, 1, self._pending_step)
+
+    def take(self, roots: Any, unscaled: Any, *, is_normalized: bool, is_gradient: bool) -> None:
+        """What backward is called on, and what a gradient scaler was given for it, or None."""
+        root = roots[0] if isinstance(roots, (list, tuple)) and len(roots) == 1 else roots
+        if type(root) is not self._tensor or root.numel() != 1:
+            return
+        loss, node = root, root.grad_fn
+        if unscaled is not None and node is not None:
+            loss, node = unscaled, node.next_functions[0][0]
+        signal = Signal("backward_loss", loss.detach(), self._clock(), self._timeline.microbatch)
+        signal.divisor, is_returned = _find_divisor(node, self._returned)
+        signal.flags = (
+            is_returned * ScalarFlag.RETURNED
+            | (is_normalized or _is_told_items()) * ScalarFlag.NORMALIZED
+            | (loss is not root) * ScalarFlag.UNSCALED
+            | is_gradient * ScalarFlag.GRADIENT
+        )
+        self._last_divisor, self._last_flags = signal.divisor, signal.flags
+        self._add(signal)
+
+    def take_norm(self, norm: Any) -> None:
+        """What clipping returned."""
+        self._add(Signal("grad_norm", norm, self._clock(), self._timeline.microbatch))
+
+    def take_rate(self, optimizer: Any) -> None:
+        """The rate of an optimizer that steps inside of backward, parameter by parameter."""
+        if not any(signal.name == "lr" for signal in self._pending):
+            rate = optimizer.param_groups[0].get("lr")
+            self._add(Signal("lr", rate, self._clock(), self._timeline.microbatch))
+
+    def _add(self, signal: Signal) -> None:
+        if len(self._pending) < _MAX_PENDING:
+            self._pending.append(signal)
+
+    def settle(self, optimizer: Any, *, has_several: bool) -> None:
+        """An optimizer has stepped: what is pending is its own."""
+        number = self._number(optimizer) if has_several else 1
+        pending, self._pending = self._pending, []
+        if optimizer is not None:
+            rate = optimizer.param_groups[0].get("lr")
+            pending.append(Signal("lr", rate, self._clock(), self._timeline.microbatch))
+        self._last_step = max(self._last_step, self._timeline.current_step)
+        self._kept.pop(number, None)
+        for signal in pending:
+            self._write(signal, number, self._timeline.current_step)
+
+    def _write(self, signal: Signal, number: int, step: int) -> None:
+        if not number:
+            return
+        name = signal.name if number == 1 else f"{signal.name} {number}"
+        self._scalars.take_signal(name, step, signal)
+
+    def _number(self, optimizer: Any) -> int:
+        """1 for the first optimizer that stepped; 0 beyond the most that are kept apart."""
+        if optimizer is None:
+            return 1
+        first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+        number = self._numbers.get(id(first))
+        if number is None:
+            number = len(self._numbers) + 1
+            if number > _MAX_OPTIMIZERS:
+                return 0
+            self._numbers[id(first)] = number
+            self._journal("update", optimizer=self._describe(number, optimizer, first))
+        return number
+
+    def _describe(self, number: int, optimizer: Any, parameter: Any) -> dict[str, object]:
+        models = (
+            type(model).__name__
+            for model in self.list_models()
+            if any(one is parameter for one in model.parameters())
+        )
+        return {"number": number, "class": type(optimizer).__name__, "model": next(models, "")}
+
+    # --- steps that are not sampled -------------------------------------------------------
+
+    def keep(self, optimizer: Any, numbers: Kept, step: int) -> None:
+        """The numbers of a step that is not sampled: it may turn out to be the last one."""
+        if step > self._last_step:
+            self._kept[self._number(optimizer)] = (step, numbers)
+
+    def write_last(self) -> None:
+        """At the end: the numbers of the last step, if it was not sampled.
+
+        What the program divides by is taken to be what it was in the last sampled step.
+        """
+        self._write_pending()
+        for number, (step, (losses, norm, rate)) in self._kept.items():
+            now_ns = self._clock()
+            for microbatch, loss in enumerate(losses):
+                signal = Signal("backward_loss", loss, now_ns, microbatch)
+                signal.divisor, signal.flags = self._last_divisor, self._last_flags
+                self._write(signal, number, step)
+            for name, value in (("grad_norm", norm), ("lr", rate)):
+                self._write(Signal(name, value, now_ns, len(losses)), number, step)
+        self._kept.clear()
+
+
+def _is_told_items() -> bool:
+    """Whether whoever called backward normalises the loss by the tokens of the whole step."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            break
+        if _ITEMS in frame.f_code.co_varnames:
+            return frame.f_locals.get(_ITEMS) is not None
+        frame = frame.f_back
+    return False
+
+
+def _find_divisor(node: Any, returned: int) -> tuple[float, bool]:
+    """By what the program divided its loss before it called backward, as far as autograd's nodes
+    say so on the host (0.0 where they do not), and whether that loss is the one the model returned.
+    """
+    divisor, is_scaled = 1.0, False
+    for _ in range(_MAX_NODES):
+        if node is None:
+            break
+        if node._sequence_nr() == returned:
+            return divisor, True
+        name = node.name()
+        if name in ("DivBackward0", "MulBackward0"):
+            other = node._saved_other
+            if other is None or other.device.type != "cpu" or other.numel() != 1:
+                break
+            factor = float(other)
+            if not factor:
+                break
+            divisor = divisor * factor if name == "DivBackward0" else divisor / factor
+            is_scaled = True
+        elif name not in _PASSING and not (
+            name in _REDUCING and all(size == 1 for size in node._saved_self_sym_sizes)
+        ):
+            break
+        node = node.next_functions[0][0]
+    return divisor if is_scaled else 0.0, False

@@ -1,0 +1,236 @@
+"""The loss that is shown is the one the program means, under whatever it does to it first."""
+
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from meshscope.analyze.rank.signals import ScalarSeries, read_scalars
+from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.store.read.run import open_run
+
+NAMES = frozenset(("backward_loss", "backward_loss 2", "lr", "lr 2", "grad_norm"))
+
+
+@pytest.fixture
+def recorder(tmp_path: Path):
+    torch.manual_seed(0)
+    made = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    yield made
+    made.close()
+
+
+class Named(nn.Module):
+    """A model that returns its loss under that name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 1)
+
+    def forward(self, inputs: torch.Tensor, num_items_in_batch: int | None = None):
+        errors = self.line(inputs).square()
+        loss = errors.mean() if num_items_in_batch is None else errors.sum() / num_items_in_batch
+        return SimpleNamespace(loss=loss)
+
+
+def finish(recorder: Recorder) -> dict[str, ScalarSeries]:
+    run_dir = recorder.run_dir
+    recorder.close()
+    assert recorder.guard.counts == {}
+    assert run_dir is not None
+    return read_scalars(next(iter(open_run(run_dir).last_attempt)), NAMES)
+
+
+def attach(recorder: Recorder, model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder.attach(model, optimizer)
+    return optimizer
+
+
+def accumulate(recorder, backward, *, num_batches=8, every=4, model=None):
+    """Means of the losses of each step's microbatches, and the series that was recorded."""
+    model = model or nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    losses, means = [], []
+    for index in range(num_batches):
+        loss = model(torch.randn(3, 4))
+        loss = loss.loss if isinstance(model, Named) else loss.square().mean()
+        losses.append(loss.item())
+        backward(loss)
+        if (index + 1) % every == 0:
+            optimizer.step()
+            means.append(sum(losses) / len(losses))
+            losses.clear()
+    return means, finish(recorder)["backward_loss"]
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [lambda loss: loss / 4, lambda loss: loss * 0.25, lambda loss: loss.clone().div(4).mean()],
+)
+def test_a_loss_divided_by_the_microbatches_is_shown_undivided(recorder, divide):
+    means, found = accumulate(recorder, lambda loss: divide(loss).backward())
+    assert found.value == pytest.approx(means)
+    assert found.step.tolist() == [0, 1]
+    assert "times 4: the program divided it by its microbatches" in found.source
+
+
+def test_a_division_by_something_else_is_the_programs_own(recorder):
+    means, found = accumulate(recorder, lambda loss: (loss / 3).backward())
+    assert found.value == pytest.approx([mean / 3 for mean in means])
+    assert found.source == "what backward was called on, mean of 4 microbatches"
+
+
+def test_what_the_model_returned_as_its_loss_is_believed(recorder):
+    means, found = accumulate(recorder, lambda loss: (loss * 100 / 7).backward(), model=Named())
+    assert found.value == pytest.approx(means)
+    assert found.source == "what the model returned as its loss, mean of 4 microbatches"
+
+
+def test_a_scaled_loss_is_shown_unscaled(recorder):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    means, found = accumulate(recorder, lambda loss: scaler.scale(loss / 4).backward())
+    assert found.value == pytest.approx(means)
+    assert "before the gradient scaler" in found.source
+
+
+def test_losses_normalised_by_the_tokens_of_the_step_add_up(recorder):
+    model = Named()
+    optimizer = attach(recorder, model)
+    parts = [torch.randn(count, 4) for count in (2, 5, 3)]
+    expected = model(torch.cat(parts)).loss.item()
+    for part in parts:
+        model(part, num_items_in_batch=10).loss.backward()
+    optimizer.step()
+    found = finish(recorder)["backward_loss"]
+    assert found.value == pytest.approx([expected])
+    assert "added up over 3 microbatches" in found.source
+
+
+def test_a_left_over_microbatch_belongs_to_no_step(recorder):
+    means, found = accumulate(recorder, lambda loss: (loss / 2).backward(), num_batches=7, every=2)
+    assert found.step.tolist()[-1] == 2
+    assert found.value[-1] == pytest.approx(means[-1])
+
+
+def test_the_last_value_is_of_the_last_step_however_short_steps_are(recorder):
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    for step in range(200):
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 4)).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 5.0  # as a schedule does, for the next step
+    found = finish(recorder)
+    expected = {"backward_loss": loss.item(), "grad_norm": norm.item(), "lr": 0.1 / 200}
+    for name, value in expected.items():
+        assert found[name].step[-1] == 199
+        assert found[name].value[-1] == pytest.approx(value)
+        assert all(a < b for a, b in pairwise(found[name].step.tolist()))
+
+
+def test_a_penalty_by_autograd_is_not_the_loss(recorder):
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    inputs = torch.randn(2, 4, requires_grad=True)
+    output = model(inputs).sum()
+    (slope,) = torch.autograd.grad(output, inputs, create_graph=True)
+    loss = (output.square() + slope.square().sum()) * 0.5
+    loss.backward()
+    optimizer.step()
+    assert finish(recorder)["backward_loss"].value == pytest.approx([loss.item()])
+
+
+def test_nothing_of_the_programs_graph_is_held(recorder):
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    for _ in range(3):
+        loss = model(torch.randn(2, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert recorder.watching.hooks is not None
+    assert all(kept.grad_fn is None for kept in recorder.watching.hooks._recent)
+
+
+def test_each_optimizer_has_its_own_losses_and_rate(recorder):
+    judge, maker = nn.Linear(4, 1), nn.Linear(4, 4)
+    rates = (1e-4, 1e-5)
+    optimizers = [
+        torch.optim.SGD(one.parameters(), lr=rate)
+        for one, rate in zip((judge, maker), rates, strict=True)
+    ]
+    recorder.attach([judge, maker], optimizers)
+    expected: tuple[list[float], list[float]] = ([], [])
+    for _ in range(30):
+        real = judge(torch.randn(2, 4)).square().mean()
+        fake = judge(maker(torch.randn(2, 4)).detach()).square().mean() + 100
+        for loss in (real, fake):
+            loss.backward()
+        optimizers[0].step()
+        expected[0].append((real.item() + fake.item()) / 2)
+        loss = judge(maker(torch.randn(2, 4))).square().mean() - 1000
+        loss.backward()
+        optimizers[1].step()
+        expected[1].append(loss.item())
+    found = finish(recorder)
+    for name, values in zip(("backward_loss", "backward_loss 2"), expected, strict=True):
+        assert found[name].step[-1] == 29
+        assert found[name].value == pytest.approx([values[step] for step in found[name].step])
+    assert [set(found[name].value) for name in ("lr", "lr 2")] == [{rate} for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("call", "num_samples", "num_tokens"),
+    [
+        (lambda model: model(torch.zeros(6, 4)), 6, -1),
+        (lambda model: model(inputs=torch.zeros(5, 3, 4)), 5, -1),
+        (lambda model: model({"mask": None, "input_ids": torch.zeros(3, 4).long()}), 3, 12),
+        (lambda model: model(inputs_embeds=torch.zeros(2, 7, 4)), 2, 14),
+        (lambda model: [model(torch.zeros(6, 4)) for _ in range(2)][1], 12, -1),
+    ],
+)
+def test_samples_are_the_first_dimension_of_the_batch(recorder, call, num_samples, num_tokens):
+    class Any(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(4, 1)
+
+        def forward(self, *given, **named):
+            return self.line(torch.zeros(1, 4)).sum()
+
+    model, head = Any(), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    recorder.attach([model, head], optimizer)
+    for _ in range(2):
+        head(call(model).reshape(1, 1)).sum().backward()  # the head's batch is the same
+        optimizer.step()
+    run_dir = recorder.run_dir
+    finish(recorder)
+    assert run_dir is not None
+    steps = next(iter(open_run(run_dir).last_attempt)).read("steps")
+    assert steps["input_samples"].tolist() == [num_samples] * 2
+    assert steps["input_tokens"].tolist() == [num_tokens] * 2
+
+
+def test_a_second_optimizer_of_the_same_loss_takes_no_samples_away(recorder):
+    model = nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD([one], lr=0.1) for one in model.parameters()]
+    recorder.attach(model, optimizers)
+    for _ in range(2):
+        model(torch.zeros(6, 4)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    run_dir = recorder.run_dir
+    found = finish(recorder)
+    assert run_dir is not None
+    steps = next(iter(open_run(run_dir).last_attempt)).read("steps")
+    rows = zip(steps["step"].tolist(), steps["input_samples"].tolist(), strict=True)
+    assert dict(rows) == {0: 6, 1: 6}  # of rows with the same step the last one counts
+    assert "backward_loss 2" not in found
+    assert {"lr", "lr 2"} <= found.keys()
