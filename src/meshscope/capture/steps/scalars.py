@@ -20,6 +20,7 @@ from meshscope.store.write.table_file import TableWriter
 
 _DOUBLE = struct.Struct("<d")
 _INT64 = struct.Struct("<q")
+BACKWARD_LOSS = "backward_loss"
 
 
 class ScalarLog:
@@ -44,6 +45,8 @@ class ScalarLog:
         """Where numbers on a device go; set once both exist."""
         self.watch: Callable[[int, float], None] | None = None
         """Called with the name's id and every number that is not finite."""
+        self.look_at_loss: Callable[[Any], None] | None = None
+        """Called with what backward is called on, when that is taken."""
 
     def forget_table(self) -> None:
         """Drops the table of an attempt that is over."""
@@ -61,6 +64,8 @@ class ScalarLog:
         if not self.are_signals_wanted:
             return
         try:
+            if self.look_at_loss is not None and name == BACKWARD_LOSS:
+                self.look_at_loss(value)
             if isinstance(value, (list, tuple)):
                 value = value[0] if len(value) == 1 else None
             if isinstance(value, (int, float)) or self._is_readable(value):
