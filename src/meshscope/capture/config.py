@@ -28,6 +28,8 @@ class RecorderConfig:
     """Read the devices' clocks, power, heat and errors once a second, in a thread."""
     count_flops: bool = False
     """Count the FLOPs of a model given to `attach`, on fake tensors, at its first forward."""
+    flop_counts: bool = True
+    """Count the FLOPs of a few steps by the shapes of their operators."""
     communication: bool = True
     """Record every operation of torch.distributed."""
     kernel_samples: bool = True

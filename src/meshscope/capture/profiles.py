@@ -8,7 +8,9 @@ from typing import Any
 
 from meshscope.capture.memory.memory_profile import MemoryProfile
 from meshscope.capture.memory.out_of_memory import OutOfMemoryWatch
+from meshscope.capture.model.model_facts import ModelFacts
 from meshscope.capture.profiling.automatic_profile import AutomaticProfile
+from meshscope.capture.profiling.flop_counts import FlopCounts
 from meshscope.capture.profiling.kernel_samples import KernelSamples
 from meshscope.capture.profiling.settings import (
     ProfilingSettings,
@@ -27,12 +29,13 @@ from meshscope.store.schema import MISSING
 class Profiles:
     """The trace windows and memory profiles of one recorder."""
 
-    def __init__(self, session: Session, watching: Watching) -> None:
+    def __init__(self, session: Session, watching: Watching, facts: ModelFacts) -> None:
         self._session = session
         self._watching = watching
         self._guard = session.guard
         self.windows: TraceWindows | None = None
         self.samples = KernelSamples(session)
+        self.flops = FlopCounts(session, facts, watching)
         self._memory: list[MemoryProfile] = []
         self._memory_soon: AutomaticProfile | None = None
         self._out_of_memory: OutOfMemoryWatch | None = None
@@ -50,11 +53,23 @@ class Profiles:
     def visit_samples(self, step: int, end_ns: int) -> None:
         """Called at the end of every step of a rank on a CUDA device."""
         session = self._session
-        windows = self.windows
-        is_free = windows is None or not windows.is_profiling
-        is_free = is_free and not any(profile.is_open for profile in self._memory)
+        is_free = self._is_free and not self.flops.is_open
         may_begin = is_free and session.config.kernel_samples and not session.is_paused
         self.samples.visit(step, session.timeline.step_start_ns, end_ns, may_begin=may_begin)
+
+    def visit_flops(self, step: int, end_ns: int) -> int:
+        """Called at the end of a step; the time to call again, 0 for the next step."""
+        session = self._session
+        is_free = self._is_free and not self.samples.is_open
+        may_begin = is_free and session.config.flop_counts and not session.is_paused
+        start_ns = session.timeline.step_start_ns
+        return self.flops.visit(step, start_ns, end_ns, may_begin=may_begin)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether neither a trace nor a memory profile is being taken."""
+        is_tracing = self.windows is not None and self.windows.is_profiling
+        return not is_tracing and not any(profile.is_open for profile in self._memory)
 
     def _visit_memory(self, windows: TraceWindows) -> bool:
         """Whether a memory profile is still to come."""
@@ -69,6 +84,7 @@ class Profiles:
     def close(self) -> None:
         """Ends everything that is under way."""
         self._guard.run("kernel samples", self.samples.close)
+        self._guard.run("FLOP counts", self.flops.close)
         if self.windows is not None:
             self._guard.run("profiling", self.windows.close)
         for profile in self._memory:
@@ -80,6 +96,7 @@ class Profiles:
         """Drops, in a forked child, what belongs to the parent."""
         self.windows = None
         self.samples.disarm_after_fork()
+        self.flops.disarm_after_fork()
         for profile in self._memory:
             self._guard.run("memory profile", profile.abandon)
 
@@ -100,14 +117,19 @@ class Profiles:
         if settings is None or session.is_closed:
             return
         self.windows = TraceWindows(settings, session)
-        self.windows.make_room = self.samples.give_way
+        self.windows.make_room = self._make_room
         if settings.anomaly:
             session.scalars.watch = self._note_nonfinite
         session.timeline.next_visit_ns = 0
 
+    def _make_room(self) -> None:
+        self.samples.give_way()
+        self.flops.give_way()
+
     def begin_attempt(self) -> None:
         """The same windows, of the next attempt."""
         self.samples.begin_attempt()
+        self.flops.begin_attempt()
         if self.windows is not None:
             self._use_windows(self.windows.settings)
 

@@ -87,7 +87,7 @@ class Recorder:
         self._facts = ModelFacts(session.journal)
         self.settings = Settings(session.journal)
         self.watching = Watching(session, self._steps, self._actions)
-        self.profiles = Profiles(session, self.watching)
+        self.profiles = Profiles(session, self.watching, self._facts)
         self.sampling = Sampling(session, self._marking, self.watching, self.profiles)
         look = partial(look_around, session, self.watching, self._facts)
         self.monitor = Monitor(look, clock, self.guard)

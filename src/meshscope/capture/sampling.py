@@ -110,7 +110,9 @@ class Sampling:
             if self._watching.collectives is not None:
                 is_wanted = self._profiles.samples.needs_operations
                 run("operation stride", self._choose_operations, step, end_ns, is_wanted)
-        next_ns = min(self._next_sample_ns, self._next_memory_ns)
+        next_ns = min(
+            self._next_sample_ns, self._next_memory_ns, self._profiles.visit_flops(step, end_ns)
+        )
         if self._session.config.stack_samples and run("gaps", self._gaps.visit, step, end_ns):
             next_ns = 0
         if self._profiles.windows is not None:

@@ -16,6 +16,8 @@ Wrong for models that do something else than attention and dense products (state
 convolutions): count those with `Recorder.count_flops`.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -198,3 +200,83 @@ def measure_utilization(
         hfu_ratio=flops.hardware / denominator,
         denominator_flops=denominator,
     )
+
+
+Shapes = Sequence[Sequence[int]]
+"""Of an operator's inputs; an input that is no tensor has no sizes."""
+
+_PRODUCTS = {
+    "aten::mm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::_addmm_activation": (1, 2),
+    "aten::bmm": (0, 1),
+    "aten::baddbmm": (1, 2),
+    "aten::_scaled_mm": (0, 1),
+    "aten::_int_mm": (0, 1),
+    "aten::matmul": (0, 1),
+}
+"""Which inputs are multiplied."""
+_ATTENTION = frozenset(
+    (
+        "aten::_flash_attention_forward",
+        "aten::_efficient_attention_forward",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+    )
+)
+_ATTENTION_BACKWARD = frozenset(f"{name.removesuffix('_forward')}_backward" for name in _ATTENTION)
+_HEADS_SECOND = ("aten::_flash_attention", "aten::_efficient_attention")
+"""Their inputs are [batch, sequence, heads, width]; the others' [batch, heads, sequence, width]."""
+_LINEAR = "aten::linear"
+_GROUPED = "aten::_grouped_mm"
+COUNTED_OPERATORS = frozenset({*_PRODUCTS, *_ATTENTION, *_ATTENTION_BACKWARD, _LINEAR, _GROUPED})
+"""What `count_operator_flops` can count."""
+
+
+def count_operator_flops(name: str, shapes: Shapes) -> int | None:
+    """Operations of one call of a matrix product or an attention; None where they are not known.
+
+    Attention counts every pair of positions, causal or not; its backward is four products: a fused
+    kernel makes the scores once more, which is neither the model's nor the program's choice.
+    """
+    if name in _PRODUCTS:
+        left, right = _PRODUCTS[name]
+        return _count_product(_pick(shapes, left), _pick(shapes, right))
+    if name in _ATTENTION:
+        return _count_attention(name, shapes)
+    if name in _ATTENTION_BACKWARD:
+        forward = _count_attention(name, shapes[1:])
+        return None if forward is None else 2 * forward
+    inputs, weight = _pick(shapes, 0), _pick(shapes, 1)
+    if name == _LINEAR and inputs and len(weight) == 2 and inputs[-1] == weight[1]:
+        return 2 * math.prod(inputs) * weight[0]
+    if name == _GROUPED and len(inputs) == 2 and len(weight) in (2, 3):
+        return 2 * math.prod(inputs) * weight[-1]  # groups share the rows, or the summed index
+    return None
+
+
+def _pick(shapes: Shapes, index: int) -> Sequence[int]:
+    return shapes[index] if index < len(shapes) else ()
+
+
+def _count_product(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Two matrices, or as many pairs of them; [..., m, k] and [..., k, n]."""
+    if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
+        return None
+    if len(right) > 2 and left[:-2] != right[:-2]:
+        return None
+    return 2 * math.prod(left) * right[-1]
+
+
+def _count_attention(name: str, shapes: Shapes) -> int | None:
+    """Scores and weighted values: two products for each head."""
+    query, key, value = (_pick(shapes, index) for index in range(3))
+    if len(query) != 4 or len(key) != 4:
+        return None
+    heads_second = name.startswith(_HEADS_SECOND)
+    batch, heads = query[0], query[2 if heads_second else 1]
+    num_queries, num_keys = (query[1], key[1]) if heads_second else (query[2], key[2])
+    widths = query[3] + (value[3] if len(value) == 4 else query[3])
+    return 2 * batch * heads * num_queries * num_keys * widths

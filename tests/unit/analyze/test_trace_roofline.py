@@ -2,7 +2,8 @@
 
 import pytest
 
-from meshscope.analyze.device.trace_roofline import count_flops, measure_rates, parse_shapes
+from meshscope.analyze.device.trace_roofline import measure_rates, parse_shapes
+from meshscope.core.flops import count_operator_flops
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_tables import OperatorRow
 
@@ -21,13 +22,19 @@ from meshscope.ingest.traces.trace_tables import OperatorRow
             4 * 2 * 8 * 16 * 16 * 4,
         ),
         ("aten::_flash_attention_forward", [[2, 16, 8, 4], [2, 32, 8, 4]], 4 * 2 * 8 * 16 * 32 * 4),
+        (
+            "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+            [[2, 8, 16, 4], [2, 8, 16, 4], [2, 8, 16, 4], [2, 8, 16, 4], []],
+            8 * 2 * 8 * 16 * 16 * 4,
+        ),
+        ("aten::_grouped_mm", [[64, 4], [8, 4, 5], [8]], 2 * 64 * 4 * 5),
         ("aten::mm", [[3, 4], [5, 4]], None),
         ("aten::mm", [], None),
         ("aten::add", [[3, 4], [3, 4]], None),
     ],
 )
 def test_operations_are_counted(name, shapes, expected):
-    assert count_flops(name, shapes) == expected
+    assert count_operator_flops(name, shapes) == expected
 
 
 def make_row(**changes):
@@ -58,4 +65,4 @@ def test_an_unknown_device_or_type_gives_a_rate_without_a_share():
 
 @pytest.mark.parametrize("text", ["", "x", "{}", "[[1e9]]", "[[-1, 2]]", "[" * 5000, "[[true]]"])
 def test_hostile_shapes_count_nothing(text):
-    assert count_flops("aten::mm", parse_shapes(text)) is None
+    assert count_operator_flops("aten::mm", parse_shapes(text)) is None

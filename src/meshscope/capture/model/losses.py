@@ -101,6 +101,8 @@ class Losses:
 
     def take(self, roots: Any, unscaled: Any, *, is_normalized: bool, is_gradient: bool) -> None:
         """What backward is called on, and what a gradient scaler was given for it, or None."""
+        if self._scalars.look_at_loss is not None:
+            self._scalars.look_at_loss(roots)
         root = roots[0] if isinstance(roots, (list, tuple)) and len(roots) == 1 else roots
         if type(root) is not self._tensor or root.numel() != 1:
             return

@@ -59,6 +59,8 @@ class ScalarLog:
         """Where numbers on a device go; set once both exist."""
         self.watch: Callable[[int, float], None] | None = None
         """Called with the name's id and every number that is not finite."""
+        self.look_at_loss: Callable[[Any], None] | None = None
+        """Called with what backward is called on, when that is taken."""
 
     def forget_table(self) -> None:
         """Drops the table of an attempt that is over."""

@@ -23,6 +23,8 @@ _MEMORY_LINE = "memory_window"
 """A step whose memory was profiled; it disturbs as a trace window does, and has no trace."""
 KERNEL_LINE = "kernel_window"
 """A kernel sample; it disturbs likewise, and fills the table `kernels`."""
+_FLOPS_LINE = "flop_window"
+"""A step whose FLOPs were counted; it disturbs likewise."""
 NO_TRACE = "the window never ended"
 """Why a window without a trace and without a problem has none."""
 MAX_WINDOWS = 100_000
@@ -77,9 +79,9 @@ def read_windows(recording: Recording, line: str = _LINE) -> tuple[TraceWindow, 
 
 
 def disturbing_windows(attempt: Attempt) -> tuple[TraceWindow, ...]:
-    """One window for each range of disturbed steps, by traces, a memory profile or a kernel
-    sample: most ranks are profiled in the same ones."""
-    lines = (_LINE, _MEMORY_LINE, KERNEL_LINE)
+    """One window for each range of disturbed steps, by traces, a memory profile, a kernel
+    sample or a count of FLOPs: most ranks are profiled in the same ones."""
+    lines = (_LINE, _MEMORY_LINE, KERNEL_LINE, _FLOPS_LINE)
     windows = [window for line in lines for window in windows_of(attempt, line)]
     by_steps = {(w.disturbed_from_step, w.disturbed_to_step): w for w in windows}
     return tuple(by_steps.values())

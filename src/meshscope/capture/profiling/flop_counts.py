@@ -1,0 +1,228 @@
+"""Counts the FLOPs of a few steps of any program, from the operators that it runs anyway.
+
+    step 6: watched and counted    12, 36: again, if that costs less than a thousandth of the run
+
+Torch's oldest profiler notes names and shapes, in C++, on the training thread and the engine's: no
+code of the program runs again, nothing is copied, no device is asked. Where a watched step ends,
+the events are added up (`operator_events`), and the median of the steps so far goes into the
+journal, for HFU with what was computed again. Watched steps are a little slower: readers leave them
+out, as those of a trace window.
+
+Nothing is counted where the program says its FLOPs itself, uses a profiler of its own, or takes
+so long for a step that the events would fill its memory. The dtype of the products, which decides
+the peak, is that of the graph below a loss, else that of the parameters where it is a half one.
+"""
+
+import statistics
+import sys
+from threading import get_ident
+from typing import Any
+
+from meshscope.capture.model.model_facts import PER_STEP, ModelFacts
+from meshscope.capture.model.operator_events import OperatorCount, count_events, find_graph_dtype
+from meshscope.capture.profiling.kernel_window import ProfilerGate
+from meshscope.capture.session import Session
+from meshscope.capture.steps.model_search import list_parameters
+from meshscope.capture.watching import Watching
+
+SITE = "FLOP counts"
+FIRST_STEP = 6
+"""After so many steps the first one is counted: the first steps are not like the others."""
+_FACTORS = (2, 3, 3, 3, 3, 3, 3)
+_MAX_COUNTS = 3
+_MAX_SHARE = 0.001
+"""Of the run's time that counts after the first one may take."""
+_MAX_STEP_NS = 10_000_000_000
+NEVER_NS = 1 << 62
+_HALF = ("torch.bfloat16", "torch.float16")
+
+
+class FlopCounts:
+    """The counts of one rank, moved on where steps end."""
+
+    def __init__(self, session: Session, facts: ModelFacts, watching: Watching) -> None:
+        self._session = session
+        self._facts = facts
+        self._watching = watching
+        self._gate = ProfilerGate(self.give_way)
+        self._is_over = False
+        self._thread = 0
+        """The one whose operators are watched; 0 while none is."""
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        self._counts: list[OperatorCount] = []
+        self._steps: list[int] = []
+        self._num_tries = 0
+        self._first_step: int | None = None
+        self._next = FIRST_STEP
+        self._start_ns = self._window_ns = self._cost_ns = 0
+        self._last_step = -1
+        self._dtype: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether torch's profiler is in use by a count."""
+        return self._thread != 0
+
+    def begin_attempt(self) -> None:
+        self.give_way()
+        self._begin_attempt()
+
+    def visit(self, step: int, start_ns: int, end_ns: int, *, may_begin: bool) -> int:
+        """Called where a step has ended; the time to call again, 0 for the next step."""
+        if self._is_over or step == self._last_step:
+            return NEVER_NS
+        if self._first_step is None:
+            self._first_step, self._start_ns = step, end_ns
+        self._last_step = step
+        next_ns = self._session.guard.run(SITE, self._move, step, end_ns - start_ns, may_begin)
+        if next_ns is None:  # it raised
+            self._end_for_good()
+        return NEVER_NS if next_ns is None else next_ns
+
+    def _move(self, step: int, step_ns: int, may_begin: bool) -> int:  # noqa: FBT001 - of one caller
+        if self._thread:
+            if self._thread == get_ident():
+                self._end(step)
+            return 0
+        done = step + 1 - (self._first_step or 0)
+        if "flops" in self._facts.lines and not self._counts:
+            self._is_over = True  # the program has said it
+            return NEVER_NS
+        if done < self._next:
+            pause_ns = max(self._next - done - 1, 0) * step_ns // 2
+            return self._session.clock() + pause_ns if pause_ns else 0
+        return 0 if may_begin and self._begin(step_ns) else self._wait_longer(done)
+
+    def _wait_longer(self, done: int) -> int:
+        self._next = max(done + 1, self._next * 2)
+        self._num_tries += 1
+        self._is_over = self._num_tries > len(_FACTORS)
+        return NEVER_NS if self._is_over else 0
+
+    def _begin(self, step_ns: int) -> bool:
+        torch: Any = sys.modules["torch"]
+        now_ns = self._session.clock()
+        is_cheap = self._cost_ns <= (now_ns - self._start_ns) * _MAX_SHARE
+        if step_ns > _MAX_STEP_NS or not (is_cheap or not self._counts):
+            return False
+        functions = torch._C._autograd
+        if not hasattr(functions, "_enable_profiler_legacy") or not self._gate.install(torch):
+            self._is_over = True
+            return False
+        if self._gate.is_program_profiling or torch.autograd._profiler_enabled():
+            return False
+        kinds = torch._C._profiler
+        config = kinds.ProfilerConfig(
+            kinds.ProfilerState.CPU, True, False, False, False, False, kinds._ExperimentalConfig()
+        )
+        if self._dtype is None:
+            self._session.scalars.look_at_loss = self._see_loss
+        self._window_ns = now_ns
+        functions._enable_profiler_legacy(config)
+        self._thread = get_ident()
+        return True
+
+    def _stop(self) -> Any:
+        self._thread = 0
+        return sys.modules["torch"]._C._autograd._disable_profiler_legacy()
+
+    def _end(self, step: int) -> None:
+        session = self._session
+        start_ns = session.clock()
+        found = count_events(self._stop())
+        fields = {
+            "number": len(self._counts),
+            "reason": "a count of FLOPs",
+            "disturbed_from_step": step,
+            "first_step": step,
+            "last_step": step,
+            "disturbed_to_step": step + 1,
+            "begin_host_mono_ns": self._window_ns,
+            "end_host_mono_ns": session.clock(),
+        }
+        done = step + 1 - (self._first_step or 0)
+        self._next = done * _FACTORS[min(len(self._counts), 1)]
+        if found.flops.forward_flops and found.flops.backward_flops:
+            self._counts.append(found)
+            self._steps.append(step)
+            self._write()
+        self._num_tries += 1
+        if len(self._counts) >= _MAX_COUNTS or self._num_tries > len(_FACTORS):
+            self._is_over = True
+            self._gate.remove()
+        cost_ns = session.clock() - start_ns
+        self._cost_ns = max(self._cost_ns, cost_ns)
+        session.journal("update", flop_window={**fields, "cost_ns": cost_ns})
+
+    def _write(self) -> None:
+        """The median of what was counted, above which the program's own word stays."""
+        counts = sorted(self._counts, key=lambda one: one.flops.model_flops)
+        middle = counts[(len(counts) - 1) // 2]
+        if self._dtype is None:
+            self._dtype = self._find_parameter_dtype()
+        self._facts.set_flops(
+            middle.flops.model_flops,
+            middle.flops.hardware_flops,
+            per=PER_STEP,
+            source=self._describe(middle),
+            dtype=self._dtype,
+        )
+
+    def _describe(self, middle: OperatorCount) -> str:
+        models = [one.flops.model_flops for one in self._counts]
+        steps = ", ".join(map(str, self._steps))
+        parts = [
+            f"counted, {middle.num_products} operators of step{'s' * (len(models) > 1)} {steps}"
+        ]
+        spread = (max(models) - min(models)) / statistics.median(models)
+        if spread:
+            parts.append(f"which differ by {spread:.2g} of their median")
+        if middle.flops.uncounted:
+            parts.append(f"without {', '.join(middle.flops.uncounted)}")
+        if middle.has_compiled:
+            parts.append("without what compiled code multiplies in kernels of its own")
+        return "; ".join(parts)
+
+    def _find_parameter_dtype(self) -> str | None:
+        matrices = [
+            p
+            for model in self._watching.models
+            for p in list_parameters(model)
+            if p is not None and p.ndim > 1
+        ]
+        dtypes = {str(p.dtype) for p in matrices}
+        return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(_HALF) else None
+
+    def _see_loss(self, loss: Any) -> None:
+        """Hears what backward is called on, once."""
+        self._session.scalars.look_at_loss = None
+        losses = loss if isinstance(loss, (list, tuple)) else [loss]
+        self._dtype = next(filter(None, map(find_graph_dtype, losses)), None)
+        if self._dtype is not None and self._counts:
+            self._write()
+
+    def give_way(self) -> None:
+        """The program is about to use torch's profiler itself, or something else goes first."""
+        if self._thread == get_ident():
+            self._session.guard.run(SITE, self._stop)
+
+    def _end_for_good(self) -> None:
+        self._is_over = True
+        self.give_way()
+        self._gate.remove()
+        why = self._session.guard.first_messages.get(SITE, "unknown")
+        self._session.note_gap(SITE, f"FLOPs are not counted: {why}")
+
+    def close(self) -> None:
+        """The recording ends: a step under way is not counted."""
+        self._is_over = True
+        self._session.scalars.look_at_loss = None
+        self.give_way()
+        self._gate.remove()
+
+    def disarm_after_fork(self) -> None:
+        """In a child that was forked inside of a watched step: nothing is to be noted there."""
+        self._is_over = True
+        self.give_way()
