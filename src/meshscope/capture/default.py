@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-from functools import partial
 from typing import Any
 
 from meshscope.capture.config import RecorderConfig, check_names
@@ -48,7 +47,7 @@ def start(
     config = RecorderConfig(**settings)
     _default = Recorder(run_dir, layout=layout, config=config, attempt=attempt)
     _default.watch_communication()
-    call_before_close(partial(_write_exception, _default))
+    call_before_close(_write_exception)
     return _default
 
 
@@ -57,16 +56,18 @@ def recorder() -> Recorder:
     return start() if _default is None or _default.is_closed else _default
 
 
-def _write_exception(recorder: Recorder) -> None:
+def _write_exception() -> None:
     """The uncaught exception the process is about to end with, if there is one."""
+    recorder = _default
 
     def write() -> None:
         error = _find_exception()
-        if error is not None:
+        if error is not None and recorder is not None:
             text = f"{type(error).__name__}: {error}".removesuffix(": ")
             recorder.session.journal(EXIT_LINE, exception=text[:_MAX_EXCEPTION_CHARACTERS])
 
-    recorder.guard.run("exit", write)  # even an error's text may raise
+    if recorder is not None:
+        recorder.guard.run("exit", write)  # even an error's text may raise
 
 
 def _find_exception() -> BaseException | None:
