@@ -120,7 +120,8 @@ def test_a_captured_graph_stays_whole(recorder):
         dist.all_reduce(tensor)
     graph.replay()
     rows = finish(recorder)
-    assert [row["outcome"] for row in rows] == [Outcome.OK, Outcome.OK, Outcome.UNSEEN]
+    # The second one ran on a stream of the program's own, where nothing is marked.
+    assert [row["outcome"] for row in rows] == [Outcome.OK, Outcome.UNSEEN, Outcome.UNSEEN]
 
 
 def test_memory_is_not_kept_longer(recorder):

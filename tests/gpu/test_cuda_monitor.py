@@ -90,7 +90,8 @@ def test_sixty_steps_of_25_ms_are_enough_to_see_a_leak(tmp_path: Path, leak_byte
     run_dir = recorder.run_dir
     recorder.close()
     attempt = open_run(run_dir).last_attempt
-    assert len(attempt.ranks[0].read("memory")["step"]) >= 20
+    # A thousandth of 1.5 s for readings that take 0.15 ms and more.
+    assert len(attempt.ranks[0].read("memory")["step"]) >= 6
     memory = analyze_memory(attempt)
     (rank,) = (rank for rank in memory.ranks if rank.place is Place.DEVICE)
     assert rank.is_leaking is bool(leak_bytes)

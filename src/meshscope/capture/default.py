@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 from meshscope.capture.config import RecorderConfig, check_names
@@ -54,7 +53,7 @@ def start(
         own = RecorderConfig(**settings)
         _default = Recorder(run_dir, layout=layout, config=own, attempt=attempt)
         _default.watch_communication()
-        call_before_close(partial(_write_exception, _default))
+        call_before_close(_write_exception)
     if config is not None:
         _default.set_config(config)
     return _default
@@ -69,16 +68,18 @@ def recorder() -> Recorder:
     return start() if _default is None or _default.is_closed else _default
 
 
-def _write_exception(recorder: Recorder) -> None:
+def _write_exception() -> None:
     """The uncaught exception the process is about to end with, if there is one."""
+    recorder = _default
 
     def write() -> None:
         error = _find_exception()
-        if error is not None:
+        if error is not None and recorder is not None:
             text = f"{type(error).__name__}: {error}".removesuffix(": ")
             recorder.session.journal(EXIT_LINE, exception=text[:_MAX_EXCEPTION_CHARACTERS])
 
-    recorder.guard.run("exit", write)  # even an error's text may raise
+    if recorder is not None:
+        recorder.guard.run("exit", write)  # even an error's text may raise
 
 
 def _find_exception() -> BaseException | None:

@@ -40,8 +40,9 @@ def remember(living: _Living) -> None:
 
 
 def call_before_close(function: Callable[[], None]) -> None:
-    """Calls `function`, which must not raise, at the end of the process while all is open."""
-    _before_close.append(function)
+    """Calls `function`, which must not raise, once at the end of the process while all is open."""
+    if function not in _before_close:
+        _before_close.append(function)
 
 
 def forget(living: _Living) -> None:

@@ -103,7 +103,8 @@ class RunEdits:
         compute_ns = parts.time_of(COMPUTE)
         if not compute_ns.any() and not is_compute.any():
             raise Missing("no phase of the run is known to compute")
-        shorter = parts.shorten(timeline, (1 - factor) * compute_ns)
+        removed = np.asarray((1 - factor) * compute_ns, dtype=np.float64)
+        shorter = parts.shorten(timeline, removed)
         work = np.where(parts.is_divided & (pieces.kind == PieceKind.WORK), shorter, work)
         work = np.where(is_compute, np.rint(work * factor), work).astype(np.int64)
         return Edit(name=name, work_ns=work)

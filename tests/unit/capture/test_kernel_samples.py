@@ -181,3 +181,37 @@ def test_the_end_of_a_sample_counts_to_its_cost(samples, monkeypatch):
     rank = open_run(run_dir).last_attempt.ranks[0]
     lines = [update["kernel_window"] for update in rank.updates if "kernel_window" in update]
     assert lines[-1]["cost_ns"] >= 50 * MS
+
+
+def test_a_host_that_is_ahead_keeps_the_profilers_part_and_one_that_is_late_does_not(
+    samples, monkeypatch
+):
+    detached = []
+    monkeypatch.setattr(kernel_samples, "detach", lambda calls: detached.append(calls) or True)
+    kernels, _ = samples
+    visit(kernels, range(30))  # the kernel began 1 ms after its launch
+    assert detached == []
+    late = make_result(
+        Event("cudaLaunchKernel", 10 * MS, 1000, resource=77, correlation=5),
+        Event("gemm", 10 * MS + 5000, 2000, device=1, resource=7, correlation=5),
+    )
+    monkeypatch.setattr(Window, "disable", lambda self: late)
+    visit(kernels, range(30, 60))
+    assert detached == [["cudaLaunchKernel"]]
+
+
+@pytest.mark.parametrize(
+    ("calls", "variable"),
+    [(["cudaGraphLaunch"], ""), (["cuStreamBeginCapture_v2"], ""), ([], "KINETO_USE_DAEMON")],
+)
+def test_the_profilers_part_stays_with_graphs_and_with_others_that_use_it(
+    calls, variable, monkeypatch
+):
+    monkeypatch.setattr(kernel_window.Path, "open", None)  # nothing is looked for
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    assert kernel_window.detach(calls) is False
+
+
+def test_nothing_is_taken_out_where_nothing_is():
+    assert kernel_window.detach(["cudaLaunchKernel"]) is False

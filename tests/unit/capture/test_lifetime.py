@@ -1,10 +1,13 @@
 """Children of multiprocessing end without the interpreter's exit functions, but with an end."""
 
+import gc
 import multiprocessing
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 from meshscope.capture.default import start
 from meshscope.capture.recorder import Recorder, RecorderConfig
@@ -76,3 +79,20 @@ def test_a_child_leaves_the_parents_recording_open(tmp_path: Path) -> None:
         (rank,) = open_run(tmp_path).last_attempt
         assert rank.closing is None
     recorder.close()
+
+
+def test_nothing_keeps_a_closed_recorder(tmp_path: Path) -> None:
+    """A program may record a hundred times; each recorder has buffers and events."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    recorders = []
+    for number in range(2):  # the last one stays: it is the process's own
+        recorder = start(tmp_path / str(number), provenance=False)
+        recorder.attach(model, optimizer)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        recorder.close()
+        recorders.append(weakref.ref(recorder))
+        del recorder
+    gc.collect()
+    assert recorders[0]() is None

@@ -50,6 +50,7 @@ def test_beyond_the_limit_every_fourth_step_is_recorded_and_the_others_say_so(
 ):
     monkeypatch.setattr(operation_stride, "MAX_STRIDE", 4)
     monkeypatch.setattr(operation_stride, "MAX_SHARE", 1e-9)
+    monkeypatch.setattr(operation_stride, "SPARSE_SHARE", 1e-9)
     resting = {}
 
     def look(step, recorder):
@@ -57,7 +58,7 @@ def test_beyond_the_limit_every_fourth_step_is_recorded_and_the_others_say_so(
         resting[step] = read_in_flight(data).resting_since_step
 
     rank = train(tmp_path / "run", 26, look)
-    recorded = [0, 1, 4, 8, *range(12, 20), 20, WANTED, 24]
+    recorded = [0, 1, 4, 8, 12, 16, 20, WANTED, 24]
     operations = rank.read("collectives")
     assert operations["step"].tolist() == [step for step in recorded for _ in range(2)]
     # step × 2^14 + ordinal in the step, as the column says.
@@ -82,13 +83,14 @@ def test_cheap_operations_are_recorded_in_every_step(tmp_path, alone, monkeypatc
     ("num_operations", "num_events", "step_ms", "strides"),
     [
         (11, 0, 54, 1),  # 11 × 15 µs of 54 ms
-        (11, 33, 54, 2),  # with three events each: 1.8 %
-        (32, 128, 57, 8),  # messages of a pipeline: 6.5 %
-        (110, 330, 54, 32),
+        (11, 33, 54, 8),  # with three events each: 1.8 %, and 0.4 % are allowed then
+        (32, 128, 57, 32),  # messages of a pipeline: 6.5 %
         (10_000, 0, 54, 64),
     ],
 )
-def test_the_stride_keeps_the_cost_below_a_hundredth(num_operations, num_events, step_ms, strides):
+def test_up_to_a_hundredth_of_a_step_may_be_spent_in_all_of_them_and_less_in_some(
+    num_operations, num_events, step_ms, strides
+):
     class Log:
         is_on, is_resting, num_calls = True, False, 0
         groups = None

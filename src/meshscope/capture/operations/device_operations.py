@@ -198,7 +198,7 @@ class DeviceOperations:
             done = []
             while pending and pending[0].end.query():
                 past = pending[0].wait_end
-                if past is not None and not past.query():
+                if past is not None and past is not pending[0].end and not past.query():
                     break
                 done.append(pending.popleft())
             if done:
@@ -212,50 +212,44 @@ class DeviceOperations:
             self._anchor = done[0].first_event
         anchor = self._anchor
         for pending in done:
-            end_ns = self._device_ns(anchor, pending.end)
+            # Each question to the driver takes 2 µs and more: no event is asked for twice.
+            held_ns = past_ns = MISSING
+            if pending.wait_begin is not None:
+                begin_ns = self._device_ns(anchor, pending.wait_begin)
+                held_ns = _elapsed_ns(pending.wait_begin, pending.wait_end)
+                past_ns = begin_ns + held_ns
+                self._offset.bound_below(pending.start_ns - begin_ns)
+            is_past = pending.end is pending.wait_end
+            end_ns = past_ns if is_past else self._device_ns(anchor, pending.end)
             starts = [self._device_ns(anchor, one.start_event) for one in pending.operations]
             for operation, start_ns in zip(pending.operations, starts, strict=True):
                 self._offset.bound_below(operation.c - start_ns)
-            if pending.wait_begin is not None:
-                begin_ns = self._device_ns(anchor, pending.wait_begin)
-                self._offset.bound_below(pending.start_ns - begin_ns)
             self._offset.bound_above(seen_ns - end_ns)
             offset_ns = self._offset.ns or 0
             self.offset_uncertainty_ns = max(0, seen_ns - end_ns - offset_ns)
+            is_held = pending.source == EndSource.DEVICE_LATE and held_ns > _HELD_UP_NS
             for operation, start_ns in zip(pending.operations, starts, strict=True):
                 self._log.end(
                     operation,
                     max(end_ns, start_ns) + offset_ns,
-                    self._source(pending),
+                    EndSource.DEVICE if is_held else pending.source,
                     Outcome.OK,
                     start_ns + offset_ns,
                 )
-            self._write_wait(pending, anchor, offset_ns)
+            if pending.wait_begin is not None:
+                self._log.wait(
+                    pending.wait_key_ns,
+                    pending.wait_source,
+                    pending.start_ns,
+                    pending.end_ns,
+                    held_ns,
+                    past_ns + offset_ns,
+                )
         self._recycle(done, anchor)
 
     def _tell_offset(self, offset_ns: int) -> None:
         """Rows written from now on are placed by it."""
         self._log.tell("device_offset", from_host_mono_ns=self._clock(), offset_ns=offset_ns)
-
-    def _source(self, pending: _Pending) -> int:
-        if pending.source == EndSource.DEVICE_LATE and self._held_up_ns(pending) > _HELD_UP_NS:
-            return EndSource.DEVICE
-        return pending.source
-
-    def _held_up_ns(self, pending: _Pending) -> int:
-        return _elapsed_ns(pending.wait_begin, pending.wait_end)
-
-    def _write_wait(self, pending: _Pending, anchor: Any, offset_ns: int) -> None:
-        if pending.wait_begin is None:
-            return
-        self._log.wait(
-            pending.wait_key_ns,
-            pending.wait_source,
-            pending.start_ns,
-            pending.end_ns,
-            self._held_up_ns(pending),
-            self._device_ns(anchor, pending.wait_end) + offset_ns,
-        )
 
     def _device_ns(self, anchor: Any, event: Any) -> int:
         return self._anchor_device_ns + _elapsed_ns(anchor, event)

@@ -11,6 +11,10 @@ _LONG_CALL_NS = 100_000
 """A call of the runtime that takes longer is worth a row."""
 _COMMUNICATION = ("nccl", "rccl", "oneccl", "mscclpp", "nvshmem")
 _LAUNCHES = ("launch", "memcpy", "memset", "graphexec")
+_PROMPT_NS = 50_000
+"""Work that begins sooner after the call that launched it found an idle device."""
+_MAX_PROMPT_RATIO = 0.1
+"""0 where the host is ahead of the device; 0.5 and more where the device waits for it."""
 _MAX_STREAM = 0x7FFFFFFF
 _NO_WORK = -1
 _NO_CALL = (MISSING, MISSING, 0, False)
@@ -32,6 +36,17 @@ class KernelRows:
         self._threads: dict[int, int] = {}
         self._call_kinds: dict[str, tuple[bool, bool, bool]] = {}
         self._work_kinds: dict[str, int] = {}
+        self._num_launched = self._num_prompt = 0
+
+    @property
+    def call_names(self) -> list[str]:
+        """Of what the host called in the window; all of them once every event is looked at."""
+        return list(self._call_kinds)
+
+    @property
+    def is_host_late(self) -> bool:
+        """Whether the device waits for the host more than now and then; likewise."""
+        return self._num_prompt > _MAX_PROMPT_RATIO * self._num_launched
 
     def __len__(self) -> int:
         return len(self._events)
@@ -81,7 +96,11 @@ class KernelRows:
         call = self._calls.get(event.correlation_id())
         launch_ns, launch_duration_ns, thread, is_graph = call or _NO_CALL
         stream = event.device_resource_id() & _MAX_STREAM
-        return (name[:_MAX_NAME], kind, thread, stream, event.start_ns(), event.duration_ns(),
+        start_ns = event.start_ns()
+        if call is not None:
+            self._num_launched += 1
+            self._num_prompt += start_ns - launch_ns - launch_duration_ns < _PROMPT_NS
+        return (name[:_MAX_NAME], kind, thread, stream, start_ns, event.duration_ns(),
                 launch_ns, launch_duration_ns, int(is_graph), MISSING)  # fmt: skip
 
 

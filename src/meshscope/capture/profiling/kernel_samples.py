@@ -5,7 +5,8 @@
 Samples come at the same steps on every rank: the 20th and 44th after the first one recorded, and
 then after three times as many each, as long as they cost less than a thousandth of the run. All
 work falls where steps end, on the training thread; nothing waits for the device. Steps of a
-sample are a little slower: readers leave them out, as those of a trace window.
+sample are a little slower: readers leave them out, as those of a trace window. Where the device
+waits for the host, the profiler's part below torch is taken out again (`detach`).
 
 An error of torch's profiler ends the samples for good on this rank; training goes on.
 """
@@ -16,7 +17,12 @@ from enum import Enum
 from typing import Any
 
 from meshscope.capture.profiling.kernel_rows import KernelRows, Row, put_rows
-from meshscope.capture.profiling.kernel_window import KernelWindow, ProfilerGate, find_obstacle
+from meshscope.capture.profiling.kernel_window import (
+    KernelWindow,
+    ProfilerGate,
+    detach,
+    find_obstacle,
+)
 from meshscope.capture.session import Session, read_clocks
 from meshscope.store.schema import SampleReason
 
@@ -55,6 +61,7 @@ class KernelSamples:
         self._state = _State.WAITING
         self._is_over = False
         self._window: KernelWindow | None = None
+        self._seen: KernelRows | None = None
         self._rows: Iterator[Row | None] = iter(())
         self._first_step: int | None = None
         self._next = FIRST_STEPS[0]
@@ -177,7 +184,8 @@ class KernelSamples:
             self._finish()
             return
         self._fields["num_events"] = len(rows)
-        self._rows, self._num_rows, self._state = rows.walk(), 0, _State.READING
+        self._seen, self._rows, self._num_rows = rows, rows.walk(), 0
+        self._state = _State.READING
         self._read(_FIRST_READ_NS)
 
     def _read(self, allowed_ns: int) -> None:
@@ -197,11 +205,14 @@ class KernelSamples:
         self._num_rows += num_rows
         if is_done:
             self._fields |= {"num_rows": self._num_rows, "is_read": True}
+            seen = self._seen
+            if seen is not None and seen.is_host_late and not self._gate.has_program_profiled:
+                self._fields["is_detached"] = detach(seen.call_names)
             self._finish()
 
     def _finish(self) -> None:
         """Says how the sample ended; frees what torch keeps before another one begins."""
-        self._rows = iter(())
+        self._seen, self._rows = None, iter(())
         self._state = _State.WAITING
         cost_ns = self._cost_ns + self._session.clock() - self._visit_ns
         self._session.journal("update", kernel_window={**self._fields, "cost_ns": cost_ns})
@@ -256,5 +267,5 @@ class KernelSamples:
 
     def disarm_after_fork(self) -> None:
         self._is_over = True
-        self._window = None
+        self._window = self._seen = None
         self._rows = iter(())

@@ -20,6 +20,7 @@ from meshscope.capture.steps.module_hook import (
     hide_hooks,
     show_hooks,
     tell_script_compiler,
+    untell_script_compiler,
 )
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.taps import Tap
@@ -190,6 +191,8 @@ class Automatic:
             self._guard.run("hook removal", handle.remove)
         for tap in reversed(self._taps):
             self._guard.run("tap removal", tap.remove)
+            forget = untell_script_compiler
+            self._guard.run("script compiler", forget, self._torch, tap.stand_in)
         self._handles.clear()
         self._taps.clear()
         self._modules.clear()

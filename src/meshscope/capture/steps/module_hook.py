@@ -89,3 +89,13 @@ def tell_script_compiler(torch: Any, original: Any, stand_in: Any) -> None:
         builtins._builtin_ops.append((stand_in, name))
         if builtins._builtin_table is not None:
             builtins._register_builtin(stand_in, name)
+
+
+def untell_script_compiler(torch: Any, stand_in: Any) -> None:
+    """Takes it back: torch's list would keep the recorder of what stood for a function."""
+    builtins = torch.jit._builtins
+    kept = [entry for entry in builtins._builtin_ops if entry[0] is not stand_in]
+    if len(kept) < len(builtins._builtin_ops):
+        builtins._builtin_ops[:] = kept
+        if builtins._builtin_table is not None:
+            builtins._builtin_table.pop(id(stand_in), None)

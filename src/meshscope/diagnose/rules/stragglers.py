@@ -69,12 +69,12 @@ class SlowRankRule(Rule):
     are not slow in more steps than chance allows (exact binomial tail, steps that repeat each other
     counted as fewer, Holm's correction for ranks and phases, 1 % per run), and its median work must
     exceed theirs by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that.
-    The gain is replayed with the peers' median work instead of its own. If the driver was read (table
-    `hardware`) and the clocks of its device are behind those of the other devices, they are named.
-    Kernel samples say what a rank on a device is slow at: its kernels take longer, or the device
-    idles because its host launches late. They also name ranks whose peers wait unseen. What the
-    rank has more of that than its peers, but no more than these wait longer, is the gain where no
-    replay can tell it: if it misses the measured step, and for kernels of ranks that share a
+    The gain is replayed with the peers' median work instead of its own. If the driver was read
+    (table `hardware`) and the clocks of its device are behind those of the other devices, they are
+    named. Kernel samples say what a rank on a device is slow at: its kernels take longer, or the
+    device idles because its host launches late. They also name ranks whose peers wait unseen. What
+    the rank has more of that than its peers, but no more than these wait longer, is the gain where
+    no replay can tell it: if it misses the measured step, and for kernels of ranks that share a
     device, since they slow each other down.
 
     What to change: look at the host of the rank: clocks and temperature, other processes, cores it
