@@ -67,6 +67,7 @@ def screens(tmp_path_factory):
         comparison=compare_studies(Study(a), Study(b)),
         limit_ratio=None,
         verdict=None,
+        ledger=Unavailable(HOSTILE),
     )
     overview = summarize_memory(read_memory(folder / "a"))
     return {

@@ -5,6 +5,7 @@ import pytest
 from made_programs import MS, ProgramRun, receive, reduce, replay_of, send, work
 from meshscope.core.layout import Layout
 from meshscope.simulate.ledger.ledger import Ledger, open_ledger
+from meshscope.simulate.ledger.ledger_change import compare_ledgers
 from meshscope.simulate.ledger.losses import LossKind
 
 ALL = (0, 1, 2, 3)
@@ -60,6 +61,18 @@ def test_a_fault_alone_costs_what_the_twin_saves(tmp_path):
     ledger = ledger_of(lambda rank, step: train(rank, forward=10 + 7 * (rank == 2)), tmp_path)
     entries = list_entries(ledger)
     assert entries[LossKind.SLOWER, "forward", (2,)] == pytest.approx(7)
+
+
+def test_what_two_runs_lose_differently_sums_to_their_difference(tmp_path):
+    before = ledger_of(lambda rank, step: train(rank), tmp_path / "a")
+    after = ledger_of(lambda rank, step: train(rank, forward=13 + 7 * (rank == 2)), tmp_path / "b")
+    change = compare_ledgers(before, after)
+    changed = {line.name: line.change_ns / MS for line in change.losses if line.change_ns}
+    assert changed == pytest.approx({"rank 2, forward: slower than peers": 7})
+    assert change.best.change_ns == 3 * MS
+    assert change.step.change_ns == 10 * MS
+    assert change.phases[0].name == "forward"
+    assert change.phases[0].change_ns == pytest.approx(3 * MS)
 
 
 def test_two_ranks_that_are_equally_slow_are_one_loss(tmp_path):

@@ -9,6 +9,8 @@ from meshscope.analyze.compare.compare_loss import ABSOLUTE, RELATIVE, Tolerance
 from meshscope.analyze.study import Study
 from meshscope.cli.locate import open_located, pick_attempt
 from meshscope.cli.terminal_screen import show_document, show_sections, write_file
+from meshscope.core.unavailable import need, or_unavailable
+from meshscope.diagnose.context import Context
 from meshscope.report.sections.compare import (
     DOCUMENT,
     SHAPES,
@@ -16,6 +18,7 @@ from meshscope.report.sections.compare import (
     make_compare_page,
     make_compare_sections,
 )
+from meshscope.simulate.ledger.ledger_change import LedgerChange, compare_ledgers
 from meshscope.store.read.run import Attempt
 
 _EXIT_FAILED = 7
@@ -95,9 +98,11 @@ def command(
     whole interval lies beyond the limit. Exit codes: 0 fine or inconclusive, 7 beyond the limit, 2
     usage, 3 a run cannot be read.
     """
+    study_a = Study(_open(a, attempt_a), warmup_steps=warmup_steps)
+    study_b = Study(_open(b, attempt_b), warmup_steps=warmup_steps)
     comparison = compare_studies(
-        Study(_open(a, attempt_a), warmup_steps=warmup_steps),
-        Study(_open(b, attempt_b), warmup_steps=warmup_steps),
+        study_a,
+        study_b,
         tolerance=Tolerance(absolute=absolute, relative=relative, is_exact=exact),
     )
     limit = None if limit_percent is None else limit_percent / 100
@@ -107,6 +112,7 @@ def command(
         comparison=comparison,
         limit_ratio=limit,
         verdict=None if limit is None else judge(comparison.period, limit),
+        ledger=_compare_ledgers(study_a, study_b),
         fails_on_loss=fail_on_loss,
     )
     _write_files(compared, markdown, junit)
@@ -116,6 +122,11 @@ def command(
         show_sections(context, make_compare_sections(compared))
     if compared.has_failed:
         context.exit(_EXIT_FAILED)
+
+
+@or_unavailable
+def _compare_ledgers(a: Study, b: Study) -> LedgerChange:
+    return compare_ledgers(need(Context(a).ledger), need(Context(b).ledger))
 
 
 def _open(path: Path, index: int | None) -> Attempt:

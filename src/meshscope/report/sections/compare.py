@@ -23,7 +23,10 @@ from meshscope.report.section import (
     Tone,
     make_column,
 )
+from meshscope.simulate.ledger.ledger_change import LedgerChange, LedgerLine
 
+_MIN_LEDGER_RATIO = 0.005
+"""Of A's step: smaller changes of a loss are not shown."""
 _MAX_DIFFERENCES = 40
 """Shown at most; the JSON document has all."""
 _MAX_VALUE = 60
@@ -43,6 +46,8 @@ class Compared:
     limit_ratio: float | None
     """`--fail-on` as a ratio; None when no limit was given."""
     verdict: Verdict | None
+    ledger: LedgerChange | Unavailable
+    """Which losses of time changed."""
     fails_on_loss: bool = False
 
     @property
@@ -63,6 +68,7 @@ SHAPES = {
     Compared: Shape(inlined=("comparison",), dropped=("fails_on_loss",), derived=("has_failed",)),
     Metric: Shape(derived=("change_ratio", "interval_ratio")),
     LineChange: Shape(derived=("change_ns",)),
+    LedgerLine: Shape(derived=("change_ns",)),
     LossComparison: Shape(dropped=("last_a", "last_b"), renamed={"divergence": "first_divergence"}),
 }
 
@@ -106,6 +112,12 @@ def _list_evidence(compared: Compared) -> Iterator[Section]:
         title="Where the difference is",
         note="mean per step and rank; changes sum to the period's",
         parts=(_show_budget(comparison.budget),),
+    )
+    yield Section(
+        key="ledger",
+        title="What is lost differently",
+        note="of a step; by replay, with all losses of a run that are 0.5 % of it or more",
+        parts=tuple(_show_ledger(compared.ledger)),
     )
     yield Section(key="loss", title="Loss", parts=(Line(tell_loss(comparison.loss)),))
     yield Section(
@@ -166,6 +178,29 @@ def _show_line(line: LineChange) -> _Row:
         form.duration(line.b_ns),
         _signed_duration(line.change_ns),
         f"{_signed_duration(line.low_ns)} to {_signed_duration(line.high_ns)}",
+    )
+
+
+def _show_ledger(change: LedgerChange | Unavailable) -> Iterator[Part]:
+    found = known(change)
+    if found is None:
+        yield Line(form.or_reason(change, str))
+        return
+    least_ns = _MIN_LEDGER_RATIO * max(found.step.a_ns, 1.0)
+    losses = [line for line in found.losses if abs(line.change_ns) >= least_ns]
+    phases = [
+        LedgerLine(name=f"needed in {line.name}", a_ns=line.a_ns, b_ns=line.b_ns)
+        for line in found.phases
+        if abs(line.change_ns) >= least_ns
+    ]
+    rows = (*losses, *phases, found.best, found.step)
+    yield Table(
+        (
+            make_column("", rows, lambda row: form.clean_text(row.name), 9, is_right=False),
+            make_column("A", rows, lambda row: form.duration(row.a_ns), 5),
+            make_column("B", rows, lambda row: form.duration(row.b_ns), 6),
+            make_column("change", rows, lambda row: _signed_duration(row.change_ns), 8),
+        )
     )
 
 

@@ -10,7 +10,7 @@ Wrong where the replay is: see `what_if`. Losses that all ranks share in trainin
 kernels, small operations) are not in it: no peer shows that they could be shorter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,6 +70,8 @@ class Ledger:
     """Per step, replayed without any loss."""
     error_ns: float
     """Of the replay against the clock, per step."""
+    needed_ns: Mapping[str, float]
+    """What training needs in each phase without losses, mean of a rank and step."""
     entries: tuple[Entry, ...]
     """The largest share first; the shares sum to `replayed_ns` less `best_ns`."""
 
@@ -95,6 +97,7 @@ def open_ledger(replay: Replay) -> Ledger | Unavailable:
         replayed_ns=step_ns,
         best_ns=best_ns,
         error_ns=replay.fidelity.error_ratio * replay.fidelity.measured_ns,
+        needed_ns=book.needed_ns,
         entries=tuple(sorted(entries, key=lambda entry: -entry.share_ns)),
     )
 
@@ -140,8 +143,9 @@ class _Book:
         self._groups: list[PeerCells] = collect_cells(timeline, self._parts, peers)
         self._period_ns = replay.fidelity.replayed_ns
         self._even_transfer_ns: Int64s | None = None
-        self.losses = split_losses(timeline, self._groups, self._period_ns)
-        self.losses += self._find_transfer_losses(replay)
+        split = split_losses(timeline, self._groups, self._period_ns)
+        self.needed_ns = split.needed_ns
+        self.losses = [*split.losses, *self._find_transfer_losses(replay)]
 
     def choose_entries(self) -> list[list[list[Loss]]]:
         """Causes first, then what is left between all ranks; too small ones last, as one."""
@@ -216,6 +220,8 @@ class _Book:
 def _name(loss: Loss) -> str:
     if loss.place is None:
         return f"{loss.axis} {loss.kind}".strip()
+    if loss.kind is LossKind.PAUSES and len(loss.ranks) > 2:
+        return f"some ranks, {loss.place.name}: {loss.kind}"
     plural = "s" if len(loss.ranks) > 1 else ""
     shown = ", ".join(map(str, loss.ranks[:_MAX_NAMED])) + ("…" if loss.ranks[_MAX_NAMED:] else "")
     who = f"rank{plural} {shown}" if loss.ranks else "all ranks"

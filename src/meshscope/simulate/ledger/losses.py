@@ -81,13 +81,20 @@ class Loss:
         self.step_ns = np.maximum(self.step_ns, by_step.max(axis=1))
 
 
-def split_losses(timeline: Timeline, groups: list[PeerCells], period_ns: float) -> list[Loss]:
-    """All losses of work; removing all of them leaves what the best step needs."""
+def split_losses(timeline: Timeline, groups: list[PeerCells], period_ns: float) -> "SplitWork":
     split = _Split(timeline, period_ns)
     for index, cells in enumerate(groups):
         for place in np.unique(cells.place).tolist():
             split.add(index, cells, place)
-    return split.finish(groups)
+    return SplitWork(losses=split.finish(groups), needed_ns=split.needed_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplitWork:
+    losses: list[Loss]
+    """Removing all of them leaves what the best step needs."""
+    needed_ns: dict[str, float]
+    """By place: what that is, mean of a rank and step."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -112,6 +119,7 @@ class _Split:
         self._common: dict[int, Loss] = {}
         self._pauses: dict[int, Loss] = {}
         self._variation = self._make(LossKind.VARIATION, None)
+        self.needed_ns: dict[str, float] = {}
 
     def _make(self, kind: LossKind, place: int | None, **options: object) -> Loss:
         where = None if place is None else self._places[place]
@@ -171,6 +179,10 @@ class _Split:
     ) -> None:
         kind = LossKind.ASIDE if self._places[place].is_aside else LossKind.SLOW_STEPS
         lost = usual if kind is LossKind.ASIDE else usual - _find_usual(cells.slot[rows], usual)
+        if kind is not LossKind.ASIDE:
+            name, count = self._places[place].name, len(cells.members)
+            needed = float((usual - lost).sum()) * count / self._timeline.period_end_ns.size
+            self.needed_ns[name] = self.needed_ns.get(name, 0.0) + needed
         removed = np.zeros(cells.work_ns.shape)
         removed[rows] = lost[:, None]
         self._common.setdefault(place, self._make(kind, place)).add(group, cells, removed)
