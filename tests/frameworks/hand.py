@@ -25,7 +25,8 @@ class Hand:
     """The timers of one process."""
 
     def __init__(self) -> None:
-        self._phases: dict[str, list[int]] = defaultdict(list)
+        self._phases: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        """Begin and own duration."""
         self._inner_ns: list[int] = []
         self._steps: list[dict[str, float]] = []
 
@@ -37,7 +38,7 @@ class Hand:
             yield
         finally:
             duration_ns = time.perf_counter_ns() - start_ns
-            self._phases[phase].append(duration_ns - self._inner_ns.pop())
+            self._phases[phase].append((start_ns, duration_ns - self._inner_ns.pop()))
             if self._inner_ns:
                 self._inner_ns[-1] += duration_ns
 
@@ -52,9 +53,15 @@ class Hand:
 
         setattr(owner, method, timed)
 
+    def around_fetches(self) -> None:
+        """Times how loaders without workers make their batches, in whoever's loop."""
+        from torch.utils.data import dataloader
+
+        self.around(dataloader._SingleProcessDataLoaderIter, "_next_data", "data")
+
     def step(self, **numbers: float) -> None:
         """A step is over: its losses (`loss`, or `loss_NAME` of several), `samples`, `tokens`."""
-        self._steps.append(numbers)
+        self._steps.append({"end_ns": time.perf_counter_ns(), **numbers})
 
     def write(self, rank: int | None = None) -> None:
         """Writes what was timed in this rank."""

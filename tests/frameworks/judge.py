@@ -1,13 +1,13 @@
 """Compares a recording with what the same run timed by hand: one cell per question."""
 
 import json
-from collections.abc import Callable, Mapping
+from bisect import bisect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from kinds import Kind
 from launching import Outcome
 
@@ -18,7 +18,7 @@ from meshscope.store.schema import SpanFlag
 _TOLERANCE_RATIO = 0.03
 _TOLERANCE_NS = 200_000
 _NUM_FIRST = 3
-"""Occurrences of a phase that are left out of times: they include what happens once."""
+"""Steps that are left out of times: they include what happens once."""
 _SMALL_RATIO = 0.01
 """Of the time of all phases: a phase below it that nobody timed by hand is no matter."""
 
@@ -88,54 +88,70 @@ def _judge_steps(kind: Kind, outcome: Outcome, study: Any) -> Cell:
 
 # --- phases -------------------------------------------------------------------------------
 
+_Phases = Mapping[str, Sequence[tuple[int, int]]]
+"""Begin and own duration of each occurrence, by phase. Both sides read the monotonic clock."""
+
 
 def _judge_phases(kind: Kind, outcome: Outcome, study: Any) -> Cell:
-    wrong, worst = [], 0.0
+    wrong: list[str] = []
+    worst = 0.0
     for recording in study.study.attempt:
-        by_hand = outcome.by_hand.get(recording.rank, {"phases": {}})["phases"]
+        timed = outcome.by_hand.get(recording.rank, {"phases": {}, "steps": []})
+        by_hand: _Phases = timed["phases"]
+        ends_ns = [int(step["end_ns"]) for step in timed["steps"]]
         found = _read_phases(recording)
-        total_ns = sum(map(sum, found.values()))
-        for phase, durations in by_hand.items():
-            problem, error = _compare(durations, found.pop(phase, []))
-            worst = max(worst, error)
-            if phase in kind.unseen:
-                continue
-            if problem:
-                wrong.append(f"{phase} {problem}")
-        for phase, durations in found.items():
-            if sum(durations) > _SMALL_RATIO * total_ns and phase != "compile":
-                wrong.append(f"{phase} {sum(durations) / 1e6:.1f} ms, by hand none")
+        total_ns = sum(sum(own_ns for _, own_ns in one) for one in found.values())
+        for phase in {**by_hand, **found}:
+            pairs = _pair(by_hand.get(phase, ()), found.get(phase, ()), ends_ns)
+            if phase not in by_hand:
+                extra_ns = sum(got for _, got in pairs)
+                if extra_ns > _SMALL_RATIO * total_ns and phase not in kind.extra:
+                    wrong.append(f"{phase} {extra_ns / 1e6:.1f} ms, by hand none")
+            elif phase not in kind.unseen:
+                problem, error = _compare(pairs)
+                worst = max(worst, error)
+                wrong += [f"{phase} {problem}"] if problem else []
     if wrong:
         return _bad("; ".join(dict.fromkeys(wrong)))
     return _good(f"{worst:.1%}")
 
 
-def _read_phases(recording: Recording) -> dict[str, list[int]]:
-    """Self times of the training thread's phases, in their order."""
+def _read_phases(recording: Recording) -> dict[str, list[tuple[int, int]]]:
+    """Phases of the training thread."""
     spans = recording.read("spans")
     chosen = (spans["thread"] == 0) & (spans["flags"] & SpanFlag.DETAIL == 0)
-    order = np.flatnonzero(chosen)[np.argsort(spans["start_host_mono_ns"][chosen])]
-    found: dict[str, list[int]] = {}
-    for name_id, self_ns in zip(spans["name_id"][order], spans["self_ns"][order], strict=True):
-        found.setdefault(recording.name_of(int(name_id)), []).append(int(self_ns))
+    columns = (
+        spans[name][chosen].tolist() for name in ("name_id", "start_host_mono_ns", "self_ns")
+    )
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name_id, start_ns, self_ns in zip(*columns, strict=True):
+        found.setdefault(recording.name_of(name_id), []).append((start_ns, self_ns))
     return found
 
 
-def _compare(by_hand: list[int], recorded: list[int]) -> tuple[str, float]:
-    """What is wrong with a phase, and its relative error: the median over its occurrences.
+def _pair(
+    by_hand: Iterable[tuple[int, int]], recorded: Iterable[tuple[int, int]], ends_ns: list[int]
+) -> list[tuple[int, int]]:
+    """Time by hand and time recorded in each step in which the phase occurred.
 
-    The n-th by hand is compared with the n-th recorded: what else runs on the machine is in both.
+    A step here is what lies between two ends of steps by hand: what else runs on the machine, and
+    what comes between steps, is in both sides.
     """
-    if not recorded:
-        return f"{sum(by_hand) / 1e6:.1f} ms not seen", 1.0
-    if len(by_hand) != len(recorded):
-        times = f"{len(recorded)} times {median(recorded) / 1e6:.2f} ms"
-        return f"{times}, by hand {len(by_hand)} times {median(by_hand) / 1e6:.2f}", 1.0
-    pairs = list(zip(by_hand, recorded, strict=True))
+    totals: dict[int, list[int]] = {}
+    for side, occurrences in enumerate((by_hand, recorded)):
+        for start_ns, own_ns in occurrences:
+            totals.setdefault(bisect(ends_ns, start_ns), [0, 0])[side] += own_ns
+    return [(expected, got) for _, (expected, got) in sorted(totals.items())]
+
+
+def _compare(pairs: list[tuple[int, int]]) -> tuple[str, float]:
+    """What is wrong with a phase, and its relative error: the median over the steps."""
+    if not any(got for _, got in pairs):
+        return f"{sum(expected for expected, _ in pairs) / 1e6:.1f} ms not seen", 1.0
     pairs = pairs[_NUM_FIRST:] if len(pairs) > 2 * _NUM_FIRST else pairs
     expected_ns = median(expected for expected, _ in pairs)
     error_ns = median(got - expected for expected, got in pairs)
-    error = abs(error_ns) / expected_ns
+    error = abs(error_ns) / max(expected_ns, 1)
     if abs(error_ns) > max(_TOLERANCE_NS, _TOLERANCE_RATIO * expected_ns):
         return f"{(expected_ns + error_ns) / 1e6:.2f} ms, by hand {expected_ns / 1e6:.2f}", error
     return "", error if abs(error_ns) > _TOLERANCE_NS / 2 else 0.0

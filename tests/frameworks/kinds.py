@@ -22,7 +22,9 @@ class Kind:
     layout: Mapping[str, int] = field(default_factory=dict)
     """Degrees above 1."""
     unseen: tuple[str, ...] = ()
-    """Phases that cannot be known from outside: they must be in no phase at all."""
+    """What was timed by hand and cannot be known from outside: it is to be in no phase."""
+    extra: tuple[str, ...] = ("compile",)
+    """Phases that are recorded and were not timed by hand."""
 
     @property
     def world_size(self) -> int:

@@ -10,12 +10,6 @@ from small_models import LanguageModel, compute_loss, draw_tokens
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def collate(items: list[tuple[torch.Tensor]]) -> torch.Tensor:
-    with hand("data"):
-        torch.randn(64, 64).sort()
-        return torch.stack([item[0] for item in items])
-
-
 def train(accumulate: int = 1) -> None:
     set_seed(1)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
@@ -23,10 +17,11 @@ def train(accumulate: int = 1) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     hand.around(optimizer, "step", "optimizer")
     data = TensorDataset(draw_tokens(8 * 24 * accumulate * accelerator.num_processes))
-    loader = DataLoader(data, batch_size=8, collate_fn=collate)
+    loader = DataLoader(data, batch_size=8)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    hand.around_fetches()
     losses = []
-    for tokens in loader:
+    for (tokens,) in loader:
         with accelerator.accumulate(model):
             with hand("forward"):
                 logits = model(tokens)

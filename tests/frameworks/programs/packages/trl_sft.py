@@ -62,9 +62,9 @@ def main() -> None:
             model=model, args=arguments, train_dataset=data, processing_class=make_tokenizer(),
             callbacks=[Said()],
         )  # fmt: skip
+        hand.around_fetches()
         hand.around(trainer.accelerator, "backward", "backward")
         hand.around(trainer.accelerator, "clip_grad_norm_", "clip")
-        hand.around(trainer, "data_collator", "data")
         trainer.train()
     hand.write()
 

@@ -58,11 +58,13 @@ model = nn.Sequential(
 )  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
-train = DataLoader(Pictures(160), batch_size=16, num_workers=workers)
+train = DataLoader(
+    Pictures(240), batch_size=16, num_workers=workers, persistent_workers=workers > 0
+)
 validation = DataLoader(Pictures(64), batch_size=16, num_workers=0)
 
 with tempfile.TemporaryDirectory() as folder:
-    for epoch in range(3):
+    for epoch in range(2):
         batches = iter(train)
         while (batch := fetch(batches)) is not None:
             with hand("forward"):

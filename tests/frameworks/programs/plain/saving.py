@@ -7,6 +7,7 @@ import tempfile
 import torch
 import torch.distributed.checkpoint as dcp
 from hand import hand
+from safetensors.torch import save_file
 from small_models import LanguageModel, compute_loss, draw_tokens
 
 parser = argparse.ArgumentParser()
@@ -23,8 +24,6 @@ def save(model: LanguageModel, path: str) -> None:
         with hand("checkpoint"):
             dcp.save(state, checkpoint_id=path)
     else:
-        from safetensors.torch import save_file
-
         with hand("checkpoint"):
             save_file(state, f"{path}.safetensors")
 
