@@ -120,10 +120,10 @@ class Automatic:
         if model.__dict__.get("_compiled_call_impl") is not None:
             self._search.time_compiled(model)
             return
+        # First of its hooks: FSDP2 gathers parameters in one of them.
+        begins = ModuleHook(self._hooks.forward_begins)
         self._handles += [
-            model.register_forward_pre_hook(
-                ModuleHook(self._hooks.forward_begins), with_kwargs=True
-            ),
+            model.register_forward_pre_hook(begins, with_kwargs=True, prepend=True),
             model.register_forward_hook(ModuleHook(self._hooks.forward_ends), always_call=True),
         ]
 

@@ -39,7 +39,7 @@ update = optimizer.step
 if way == "optimizer":
     update = torch.compile(update, backend=options.backend)
 
-for step in range(30):
+for step in range(40):
     tokens = draw_tokens()
     if way == "backward":
         with hand("forward and backward"):

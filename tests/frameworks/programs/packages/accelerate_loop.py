@@ -37,7 +37,8 @@ def train(accumulate: int = 1) -> None:
         if accelerator.sync_gradients:
             mean, num_samples = sum(losses) / len(losses), 8 * len(losses)
             hand.step(loss=mean, samples=num_samples, tokens=num_samples * tokens.shape[1])
-            accelerator.print(f"loss {mean:.5f}", flush=True)
+            if accelerator.process_index == 0:
+                print(f"loss {mean:.5f}", flush=True)
             losses.clear()
     hand.write(accelerator.process_index)
     accelerator.end_training()
