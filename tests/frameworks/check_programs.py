@@ -8,6 +8,9 @@ from kinds import KINDS, Kind
 from launching import run_both
 from verdict_table import VerdictTable
 
+_TIMED = {"phases", "findings"}
+"""Questions whose answer depends on what else the machine does."""
+
 
 @pytest.fixture(scope="session")
 def table():
@@ -21,7 +24,10 @@ def table():
 def test_a_program_is_recorded_as_its_own_timers_say(
     kind: Kind, table: VerdictTable, tmp_path: Path
 ) -> None:
-    cells = judge(kind, *run_both(kind, tmp_path))
+    cells = judge(kind, *run_both(kind, tmp_path / "first"))
+    if _list_bad(cells).keys() & _TIMED:
+        # Other work on the machine may fall between two timers, and slows ranks: once more.
+        cells = judge(kind, *run_both(kind, tmp_path / "second"))
     table.add(kind.name, cells)
     assert not _list_bad(cells)
 

@@ -1,6 +1,7 @@
 """Compares a recording with what the same run timed by hand: one cell per question."""
 
 import json
+import time
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _TOLERANCE_NS = 200_000
 """Of one occurrence of a phase: the program's call and ours around what is timed."""
 _NUM_FIRST = 3
 """Steps that are left out of times: they include what happens once."""
+_NUM_TRIES = 6
 _SMALL_RATIO = 0.01
 """Of the time of all phases: a phase below it that nobody timed by hand is no matter."""
 
@@ -53,12 +55,22 @@ def judge(kind: Kind, bare: Outcome, recorded: Outcome, run: Path) -> dict[str, 
         "findings": _judge_findings,
     }
     try:
-        study = meshscope.study(run)
+        study = _open(run)
         for name, question in questions.items():
             cells[name] = question(kind, recorded, study)
     except meshscope.errors.MeshscopeError as error:
         cells |= {name: _bad(str(error)) for name in questions if name not in cells}
     return cells
+
+
+def _open(run: Path) -> Any:
+    """The run; ranks that the program's main process did not wait for get a moment to end."""
+    for _ in range(_NUM_TRIES):
+        study = meshscope.study(run)
+        if not study.study.health.unfinished_ranks:
+            break
+        time.sleep(0.5)
+    return study
 
 
 def _judge_output(bare: Outcome, recorded: Outcome) -> Cell:

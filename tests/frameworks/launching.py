@@ -34,6 +34,7 @@ class Outcome:
 
 def run_both(kind: Kind, folder: Path) -> tuple[Outcome, Outcome, Path]:
     """The program bare, and recorded into the folder returned; one rank leaves room for both."""
+    folder.mkdir()
     bare, recorded, run = folder / "bare", folder / "recorded", folder / "run"
     launch = [sys.executable, "-m", "meshscope", "run", "-o", str(run)]
     with ThreadPoolExecutor(2 if kind.world_size == 1 else 1) as pool:
