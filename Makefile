@@ -9,7 +9,7 @@ COMPUTED := tests/property tests/surface $(addprefix tests/unit/,analyze core di
 # Whether a process may ask for real-time priority.
 IS_REALTIME := $(BIN)/python -c "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))" 2>/dev/null
 
-.PHONY: demo test check format house dist bench bench-gpu clean
+.PHONY: demo test test-frameworks check format house dist bench bench-gpu clean
 
 # Torch goes in alone and first: its exact pin finds the CPU build, a looser one would pull CUDA wheels.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -36,6 +36,20 @@ test: $(VENV)/.installed
 	cat $$beside/said; rm -rf $$beside; \
 	test "$$code" -eq 0 || failed="$$failed computed"; \
 	test -z "$$failed" || { echo "make test: failed:$$failed" >&2; exit 1; }
+
+# Programs of others' packages, in an environment of their own: those packages are no part of ours.
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -c constraints-frameworks.txt
+
+$(FRAMEWORKS)/.installed: pyproject.toml constraints.txt constraints-frameworks.txt
+	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS_PIP) torch==2.13.0
+	$(FRAMEWORKS_PIP) accelerate datasets lightning safetensors transformers trl pytest pytest-timeout hatchling editables
+	$(FRAMEWORKS_PIP) --no-build-isolation --editable .
+	touch $@
+
+test-frameworks: $(FRAMEWORKS)/.installed
+	$(FRAMEWORKS)/bin/python -m pytest -q --tb=short tests/frameworks/check_programs.py
 
 check: $(VENV)/.installed
 	@failed=; \
@@ -107,4 +121,4 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/memory_strategies.py --device cuda --output benchmarks/results/memory_strategies_gpu.json
 
 clean:
-	rm -rf dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist $(VENV) $(FRAMEWORKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -34,6 +34,8 @@ from meshscope.errors import LayoutError
 _MAX_MODULES = 5000
 _MAX_PARAMETERS = 2000
 """Looked at per model and time: a model's first ones tell as much as all."""
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+"""Torch's classes around a model, and what programs derive from them."""
 _MAX_VISITS = 30
 """After so many the program's mesh is what it is."""
 _MEGATRON_MODULES = ("megatron.core.parallel_state", "apex.transformer.parallel_state")
@@ -278,10 +280,9 @@ def _split_mesh(one: _ParameterMesh) -> Iterator[AxisGroup]:
 def _list_wrapped(model: Any, members: _Members) -> Iterator[AxisGroup]:
     """Groups of DistributedDataParallel, FSDP1 and DeepSpeed's engine."""
     for module in islice(model.modules(), _MAX_MODULES):
-        name = type(module).__name__
-        if name == "DistributedDataParallel":
-            yield from members.along(Axis.DP, name, module.process_group)
-        elif name == "FullyShardedDataParallel":
+        names = {kind.__name__ for kind in type(module).__mro__}
+        name = next((one for one in _WRAPPERS if one in names), "")
+        if name:
             yield from members.along(Axis.DP, name, module.process_group)
             replicas = getattr(module, "_inter_node_pg", None)
             if replicas is not None:

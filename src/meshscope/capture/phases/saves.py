@@ -17,16 +17,25 @@ from meshscope.store.schema import BUILTIN_NAMES
 
 CHECKPOINT = BUILTIN_NAMES["checkpoint"]
 
-_SAVES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("torch", ("save",), ("torch.serialization",)),
+_SAVES: tuple[tuple[str, str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("torch", "", ("save",), ("torch.serialization",)),
     (
         "torch.distributed.checkpoint",
+        "",
         ("save", "async_save"),
         ("torch.distributed.checkpoint.state_dict_saver",),
     ),
-    ("safetensors.torch", ("_flatten", "serialize_file"), ()),
+    ("safetensors.torch", "", ("_flatten", "_flatten_as_ptr", "serialize_file"), ()),
+    ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",), ()),
+    ("transformers.trainer", "Trainer", ("_save_checkpoint", "save_model"), ()),
+    ("accelerate.accelerator", "Accelerator", ("save_state", "save_model"), ()),
+    ("lightning.pytorch.trainer.trainer", "Trainer", ("save_checkpoint",), ()),
+    ("pytorch_lightning.trainer.trainer", "Trainer", ("save_checkpoint",), ()),
 )
-"""Module, its functions, and other modules that hold the same functions."""
+"""Module, a class in it or nothing, its functions, and other modules that hold the same ones.
+
+Of frameworks the functions that save a whole checkpoint: collecting it is part of saving.
+"""
 
 
 class Saves:
@@ -41,21 +50,22 @@ class Saves:
 
     def find(self) -> None:
         """Taps what the program has loaded by now. Cheap: call it often."""
-        for name, functions, others in _SAVES:
+        for name, kind, functions, others in _SAVES:
             module = sys.modules.get(name)
             if module is None or name in self._tapped or not _is_loaded(module):
                 continue
             self._tapped.add(name)
+            owner = getattr(module, kind, None) if kind else module
             aliases = tuple(found for other in others if (found := sys.modules.get(other)))
-            self._taps += self._tap(module, functions, aliases)
+            self._taps += self._tap(owner, functions, aliases)
 
     def _tap(
-        self, module: Any, functions: tuple[str, ...], aliases: tuple[Any, ...]
+        self, owner: Any, functions: tuple[str, ...], aliases: tuple[Any, ...]
     ) -> Iterator[Tap]:
         for function in functions:
-            if callable(getattr(module, function, None)):
+            if callable(getattr(owner, function, None)):
                 yield Tap(
-                    module,
+                    owner,
                     function,
                     self._guard.protect(f"{function} begin", self._begins),
                     self._guard.protect(f"{function} end", self._ends),

@@ -3,7 +3,8 @@
 Forward: hooks on the outermost modules (`model_search` finds them). Backward: a tap on
 `torch.autograd.backward` and `grad`, which `Tensor.backward` and the pipeline schedules go through;
 nested calls (reentrant checkpointing) count once, and forward calls inside it are recomputation,
-not forward passes. Optimizer: torch's own step hooks. Loader: a tap on the loader iterator's next.
+not forward passes. Optimizer: torch's own step hooks, or a tap on the step of classes that are seen
+being used. Loader: a tap on the loader iterator's next.
 What cannot be found is noted once in the journal, never assumed.
 """
 
@@ -13,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from meshscope.capture.guard import Guard
+from meshscope.capture.steps import hooks as step_hooks
 from meshscope.capture.steps.hooks import Hooks
 from meshscope.capture.steps.model_search import ModelSearch
 from meshscope.capture.steps.module_hook import (
@@ -23,7 +25,7 @@ from meshscope.capture.steps.module_hook import (
     untell_script_compiler,
 )
 from meshscope.capture.steps.step_inference import StepInference
-from meshscope.capture.steps.taps import Tap
+from meshscope.capture.steps.taps import OptimizerTap, Tap
 
 _MAX_OPTIMIZERS_HEARD = 5
 """Programs may make an optimizer per parameter."""
@@ -52,6 +54,8 @@ class Automatic:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_optimizers = 0
         self._watches_all_optimizers = False
+        self._tapped_optimizers: set[type] = set()
+        """Classes whose steps are timed from outside of torch's hooks."""
         self._search = ModelSearch(
             torch,
             hooks,
@@ -118,10 +122,10 @@ class Automatic:
         if model.__dict__.get("_compiled_call_impl") is not None:
             self._search.time_compiled(model)
             return
+        # First of its hooks: FSDP2 gathers parameters in one of them.
+        begins = ModuleHook(self._hooks.forward_begins)
         self._handles += [
-            model.register_forward_pre_hook(
-                ModuleHook(self._hooks.forward_begins), with_kwargs=True
-            ),
+            model.register_forward_pre_hook(begins, with_kwargs=True, prepend=True),
             model.register_forward_hook(ModuleHook(self._hooks.forward_ends), always_call=True),
         ]
 
@@ -159,8 +163,8 @@ class Automatic:
         # By its full name: torch.optim deletes its own attribute for this submodule.
         optimizer = import_module("torch.optim.optimizer")
         self._handles += [
-            optimizer.register_optimizer_step_pre_hook(self._hooks.optimizer_begins),
-            optimizer.register_optimizer_step_post_hook(self._hooks.optimizer_ends),
+            optimizer.register_optimizer_step_pre_hook(self._optimizer_begins),
+            optimizer.register_optimizer_step_post_hook(self._optimizer_ends),
         ]
         self._watches_all_optimizers = True
         self._hooks.on_unseen_forward = self._search.meet_unseen_forward
@@ -175,6 +179,28 @@ class Automatic:
             self.on_optimizer()
         if "param_groups" in optimizer.__dict__:  # else its constructor raised
             self._search.add_optimizer(optimizer)
+            self._tap_optimizer(type(optimizer))
+
+    def _tap_optimizer(self, kind: type) -> None:
+        """Times all steps of a class, and of those that inherit its step."""
+        if kind in self._tapped_optimizers:
+            return
+        owner = next((one for one in kind.__mro__ if "step" in vars(one)), None)
+        if owner is None or owner is self._torch.optim.Optimizer:
+            return
+        if owner not in self._tapped_optimizers:
+            hooks = self._hooks
+            self._taps.append(OptimizerTap(owner, hooks.optimizer_begins, hooks.optimizer_ends))
+        self._tapped_optimizers |= {owner, kind}
+
+    def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Torch's hook, for optimizers whose class is not tapped."""
+        if not step_hooks.is_compiling() and type(optimizer) not in self._tapped_optimizers:
+            self._hooks.optimizer_begins(optimizer, args, kwargs)
+
+    def _optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not step_hooks.is_compiling() and type(optimizer) not in self._tapped_optimizers:
+            self._hooks.optimizer_ends(optimizer, args, kwargs)
 
     def _compiled_in_place(self, module: Any) -> None:
         if module.__dict__.get("_compiled_call_impl") is not None:
@@ -195,6 +221,7 @@ class Automatic:
             self._guard.run("script compiler", forget, self._torch, tap.stand_in)
         self._handles.clear()
         self._taps.clear()
+        self._tapped_optimizers.clear()
         self._modules.clear()
         self._optimizers.clear()
         self._watches_all_optimizers = False

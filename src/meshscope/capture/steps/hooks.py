@@ -188,7 +188,7 @@ class Hooks:
                 or self._backward_depth
                 or (self._thread and get_ident() != self._thread)
                 or not self._is_grad_enabled()
-                or not (module.training or self._trains_in_eval_mode)
+                or not (module.training or self._trains_in_eval_mode or _wraps_training(module))
             ):
                 self._unusual_forward_begins(now_ns)
                 return
@@ -573,6 +573,11 @@ class Hooks:
                 self.losses.take_norm(norm)
             else:
                 self._norm = norm
+
+
+def _wraps_training(module: Any) -> bool:
+    """Whether what a module is put around trains: programs forget to tell the wrapper."""
+    return any(part is not None and part.training for part in module._modules.values())
 
 
 class UntracedHooks:

@@ -9,7 +9,8 @@ most often the first call, and is then gone.
 
 Compiled code must never see that hook: what torch.compile traces with it would be compiled again
 without it. Once something is compiled, the hook is gone for good, and compiled modules
-themselves say who calls them.
+themselves say who calls them. A compiled function is a forward pass if backward comes after it on
+what it returned, or inside it, and no forward was seen: from its next call on.
 """
 
 import sys
@@ -21,7 +22,12 @@ from typing import Any
 from meshscope.capture.guard import Guard
 from meshscope.capture.steps import hooks as step_hooks
 from meshscope.capture.steps.hooks import Hooks
-from meshscope.capture.steps.module_hook import CompiledCall, ModuleHook
+from meshscope.capture.steps.module_hook import (
+    CompiledCall,
+    CompiledFunction,
+    ModuleHook,
+    find_compiled_calls,
+)
 
 _MAX_UPDATES = 4
 """Updates after which parameters that were in no call are given up."""
@@ -69,6 +75,8 @@ class ModelSearch:
         self._in_place: weakref.WeakSet[Any] = weakref.WeakSet()
         self._unmet: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         """Hooks on compiled modules that were not called yet."""
+        self._functions: dict[Any, CompiledFunction] = {}
+        """By what torch keeps of a compiled function."""
 
     @property
     def is_open(self) -> bool:
@@ -89,6 +97,9 @@ class ModelSearch:
 
     def meet_unseen_forward(self) -> None:
         """Backward came and no forward had been seen: look again."""
+        for function in list(self._functions.values()):
+            function.is_forward |= function.is_open or function.makes_gradients
+            function.is_open = function.makes_gradients = False
         if self._reopenings_left:
             self._reopenings_left -= 1
             self._trusts_optimizers = self._trusts_optimizers and bool(self._models)
@@ -113,6 +124,11 @@ class ModelSearch:
         """Called before torch traces: it must not see the hook, and never will."""
         self._has_compiled = True
         self.close()
+        for context in find_compiled_calls():
+            if len(self._functions) < _MAX_MODELS and context not in self._functions:
+                function = self._functions[context] = CompiledFunction(self._hooks)
+                context.enter_exit_hooks.append(function)
+                function.is_open = not self._hooks.is_inside_pass()  # of the call under way
 
     def remove(self) -> None:
         self.close()
@@ -124,6 +140,9 @@ class ModelSearch:
             if type(module._compiled_call_impl) is CompiledCall:
                 module._compiled_call_impl = module._compiled_call_impl.compiled
         self._in_place.clear()
+        for context, function in self._functions.items():
+            context.enter_exit_hooks.remove(function)
+        self._functions.clear()
 
     # --- calls ----------------------------------------------------------------------------
 

@@ -9,12 +9,17 @@ TorchScript compiles a module's hooks with the module, and fails where they are 
 While it looks at a module, these hooks are out.
 """
 
+import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import nullcontext
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from meshscope.capture.steps.hooks import Hooks
+
+_MAX_RESULTS = 16
+"""Looked at of what a compiled function returns."""
 
 
 class ModuleHook(partial[Any]):
@@ -56,6 +61,80 @@ class CompiledCall:
             return self.compiled(*args, **kwargs)
         finally:
             hooks.forward_ends(self.module, args, None)
+
+
+class CompiledFunction:
+    """Put among what torch does around each call of a compiled function.
+
+    Hooks of modules called in such a function are traced away, and torch tells nobody of its calls.
+    """
+
+    __slots__ = ("is_forward", "is_open", "makes_gradients", "timed_by")
+
+    training = True
+    """As of the module that it stands for: evaluation is known by gradients being off."""
+
+    def __init__(self, timed_by: Hooks) -> None:
+        self.timed_by = timed_by
+        self.is_forward = False
+        """Whether its calls are a forward pass: known once backward comes after, or in, one."""
+        self.is_open = False
+        self.makes_gradients = False
+        """Whether what it returned last can be called backward on."""
+
+    def __call__(self) -> Callable[[], None]:
+        """Before a call; what is returned is called after it."""
+        hooks = self.timed_by
+        if self.is_forward:
+            found = _read_caller("args", "kwargs")
+            hooks.forward_begins(self, found.get("args", ()), found.get("kwargs", {}))
+            return self._forward_ends
+        self.is_open = not hooks.is_inside_pass()
+        return self._ends
+
+    def _ends(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.makes_gradients = _holds_gradients(_read_caller("result").get("result"))
+
+    def _forward_ends(self) -> None:
+        self.timed_by.forward_ends(self, (), _read_caller("result").get("result"))
+
+
+_WRAPPER = "compile_wrapper"
+"""The name of torch's function around a compiled one."""
+
+
+def find_compiled_calls() -> list[Any]:
+    """What torch keeps of each compiled function that is being called, the innermost first."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == _WRAPPER:
+            context = frame.f_locals.get("self")
+            if isinstance(getattr(context, "enter_exit_hooks", None), list):
+                found.append(context)
+        frame = frame.f_back
+    return found
+
+
+def _read_caller(*names: str) -> dict[str, Any]:
+    """Variables of torch's wrapper that calls us: the call's arguments, or its result."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(2):  # a comprehension has a frame of its own before Python 3.12
+        if frame is not None and frame.f_code.co_name == _WRAPPER:
+            variables = frame.f_locals
+            return {name: variables[name] for name in names if name in variables}
+        frame = None if frame is None else frame.f_back
+    return {}
+
+
+def _holds_gradients(result: Any) -> bool:
+    if isinstance(result, (tuple, list)):
+        return any(map(_holds_gradients, result[:_MAX_RESULTS]))
+    if isinstance(result, dict):
+        return any(map(_holds_gradients, list(result.values())[:_MAX_RESULTS]))
+    return getattr(result, "requires_grad", False) is True
 
 
 Hidden = list[tuple[MutableMapping[int, Any], dict[int, Any]]]

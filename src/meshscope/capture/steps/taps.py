@@ -85,3 +85,28 @@ class Tap:
         for holder in self._owners:
             if getattr(holder, self._attribute, None) is self.stand_in:
                 setattr(holder, self._attribute, self.original)
+
+
+class OptimizerTap(Tap):
+    """Around an optimizer class's step, outside of what torch itself puts around it.
+
+    Torch's own hooks on steps run inside a range for its profiler, whose begin and end take as long
+    as a small step. As with those hooks, an end is told only of a step that did not raise.
+    """
+
+    def __init__(self, owner: type, begins: Function, ends: Function) -> None:
+        super().__init__(owner, "step", begins, ends, wants_result=False)
+
+    def _wrap(self, begins: Function, ends: Function) -> Function:
+        original = self.original
+
+        @functools.wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_active or not args or hooks.is_compiling():
+                return original(*args, **kwargs)
+            begins(args[0], args, kwargs)
+            result = original(*args, **kwargs)
+            ends(args[0], args, kwargs)
+            return result
+
+        return tapped

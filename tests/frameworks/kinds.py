@@ -1,0 +1,104 @@
+"""The programs of the table: how each is started, and what only its author knows of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of program."""
+
+    name: str
+    program: str
+    """Below `programs`."""
+    arguments: tuple[str, ...] = ()
+    style: str = ""
+    """`-c` and `-m`: how Python is given the program, if not as a file."""
+    num_processes: int = 0
+    """Ranks that torchrun starts; 0: the program is started by itself."""
+    num_ranks: int = 1
+    """Ranks that are to be recorded, without torchrun."""
+    layout: Mapping[str, int] = field(default_factory=dict)
+    """Degrees above 1."""
+    unseen: tuple[str, ...] = ()
+    """What was timed by hand and cannot be known from outside: it is to be in no phase."""
+    extra: tuple[str, ...] = ("compile",)
+    """Phases that are recorded and were not timed by hand."""
+
+    @property
+    def world_size(self) -> int:
+        return self.num_processes or self.num_ranks
+
+
+def _make(name: str, program: str, *arguments: str, **rest: Any) -> Kind:
+    return Kind(name=name, program=program, arguments=arguments, **rest)
+
+
+_COMPILED = "compiled/compiled.py"
+_HF = "packages/hf_trainer.py"
+_TWO: dict[str, Any] = {"num_processes": 2, "layout": {"dp": 2}}
+_TWO_STARTED: dict[str, Any] = {"num_ranks": 2, "layout": {"dp": 2}}
+
+KINDS = (
+    _make("plain loop", "plain/loop.py"),
+    _make("python -c", "plain/loop.py", style="-c"),
+    _make("python -m", "plain/loop.py", style="-m"),
+    _make("cells of a notebook", "plain/notebook.py"),
+    _make("DataLoader, workers", "plain/loader.py", "--workers", "2"),
+    _make("DataLoader, no workers", "plain/loader.py", "--workers", "0"),
+    _make("accumulation, clipping, schedule", "plain/accumulation.py"),
+    _make("autocast and GradScaler", "plain/scaler.py"),
+    _make("GAN, two optimizers", "plain/gan.py"),
+    _make("RL agent, root never called", "plain/agent.py"),
+    _make("model.loss(x)", "plain/uncalled_root.py", "--call", "loss"),
+    _make("model.forward(x)", "plain/uncalled_root.py", "--call", "forward"),
+    _make("L-BFGS with a closure", "plain/closure.py"),
+    _make("resume from a checkpoint", "plain/resume.py"),
+    _make("torch.save", "plain/saving.py", "--with", "torch"),
+    _make("DCP", "plain/saving.py", "--with", "dcp"),
+    _make("safetensors", "plain/saving.py", "--with", "safetensors"),
+    _make("torch.compile(model)", _COMPILED, "--way", "model", "--backend", "inductor"),
+    _make("model.compile()", _COMPILED, "--way", "in_place"),
+    _make("compiled loss function", _COMPILED, "--way", "loss"),
+    _make("compiled with backward", _COMPILED, "--way", "backward"),
+    _make("compiled optimizer step", _COMPILED, "--way", "optimizer"),
+    _make("jit.script beside training", "compiled/exported.py", "--way", "script"),
+    _make("fx beside training", "compiled/exported.py", "--way", "fx"),
+    _make("torch.export beside training", "compiled/exported.py", "--way", "export"),
+    _make("DDP", "parallel/ddp.py", **_TWO),
+    _make("DDP, optimizer first", "parallel/ddp.py", "--optimizer", "first", **_TWO),
+    _make("FSDP2 on a named mesh", "parallel/fsdp2.py", **_TWO),
+    _make(
+        "FSDP2 × TP",
+        "parallel/fsdp2.py",
+        "--tp",
+        "2",
+        num_processes=4,
+        layout={"dp": 2, "tp": 2},
+    ),
+    _make("torch pipelining", "parallel/pipelining.py", num_processes=2, layout={"pp": 2}),
+    _make("mp.spawn", "parallel/started.py", "--start", "spawn", **_TWO_STARTED),
+    _make("forked ranks", "parallel/started.py", "--start", "fork", **_TWO_STARTED),
+    _make("fork server", "parallel/started.py", "--start", "forkserver", **_TWO_STARTED),
+    _make("HF Trainer", _HF),
+    _make("HF Trainer, 2 ranks", _HF, **_TWO),
+    _make(
+        "HF Trainer, accumulation, eval, save",
+        _HF,
+        "--accumulate",
+        "2",
+        "--evaluate",
+    ),
+    _make("Accelerate", "packages/accelerate_loop.py", "--accumulate", "2"),
+    _make("Accelerate, 2 ranks", "packages/accelerate_loop.py", **_TWO),
+    _make(
+        "Accelerate, debug_launcher",
+        "packages/accelerate_loop.py",
+        "--debug-launcher",
+        **_TWO_STARTED,
+    ),
+    _make("Lightning", "packages/lightning_fit.py"),
+    _make("Lightning, DDP", "packages/lightning_fit.py", "--devices", "2", **_TWO_STARTED),
+    _make("TRL SFTTrainer", "packages/trl_sft.py"),
+)

@@ -1,0 +1,60 @@
+"""Shows the verdicts as one table, and as JSON."""
+
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+
+from judge import Cell
+
+OUTPUT = "FRAMEWORK_TABLE"
+"""The variable that names the file for the JSON."""
+_PACKAGES = ("torch", "transformers", "accelerate", "lightning", "trl")
+
+
+class VerdictTable:
+    """Rows in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, Cell]] = {}
+
+    def add(self, name: str, cells: dict[str, Cell]) -> None:
+        """A program's row; written at once, so that a table that is cut short is there too."""
+        self._rows[name] = cells
+        if place := os.environ.get(OUTPUT):
+            Path(place).write_text(self._encode(), encoding="utf-8")
+
+    def show(self) -> None:
+        """Prints a row per program: `ok`, or `RED` with the reasons below."""
+        questions = list(next(iter(self._rows.values()), {}))
+        width = max(map(len, self._rows), default=0)
+        lines = [" " * width + "  " + "  ".join(f"{q:>8}" for q in questions)]
+        for name, cells in self._rows.items():
+            marks = ("ok" if cells[q].is_good else "RED" for q in questions)
+            lines.append(f"{name:<{width}}  " + "  ".join(f"{mark:>8}" for mark in marks))
+        for name, cells in self._rows.items():
+            lines += [f"{name}: {q}: {c.text}" for q, c in cells.items() if not c.is_good]
+        sys.__stderr__.write("\n" + "\n".join(lines) + "\n")
+
+    def _encode(self) -> str:
+        cells = {
+            name: {q: {"is_good": c.is_good, "text": c.text} for q, c in row.items()}
+            for name, row in self._rows.items()
+        }
+        everything = [cell.is_good for row in self._rows.values() for cell in row.values()]
+        found = {
+            "versions": {name: _read_version(name) for name in _PACKAGES},
+            "num_programs": len(cells),
+            "num_cells": len(everything),
+            "num_good": sum(everything),
+            "programs": cells,
+        }
+        return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _read_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
