@@ -32,24 +32,27 @@ def train(*, is_watched: bool, num_objects: int, counts_callbacks: bool) -> dict
     from torch import nn
 
     from meshscope.capture.recorder import Recorder, RecorderConfig
+    from meshscope.store.write.writer import ensure_manifest
 
     torch.set_num_threads(1)
     own_ns = [0]
     if counts_callbacks:
         count_own_time(own_ns)
+    width = 64
+    inputs = torch.randn(8, 4, width)
+    for _ in range(3):  # torch's own first steps, before anything is watched
+        warm = nn.Sequential(nn.TransformerEncoderLayer(width, 4, 128))
+        warm(inputs).sum().backward()
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "run").mkdir()
+        ensure_manifest(Path(folder, "run"), {})  # the launcher does
         recorder = Recorder(Path(folder) / "run", config=RecorderConfig(provenance=False))
         if is_watched:
             recorder.watch_everything()
         kept = [[] for _ in range(num_objects)]
-        width = 64
         layers = [nn.TransformerEncoderLayer(width, 4, 128) for _ in range(NUM_BLOCKS)]
         model = nn.Sequential(*layers)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        inputs = torch.randn(8, 4, width)
-        for _ in range(3):  # torch's own first steps, without the model that is watched
-            warm = nn.Sequential(nn.TransformerEncoderLayer(width, 4, 128))
-            warm(inputs).sum().backward()
         gc.collect()
         before = count_collections()
         steps_ns, callbacks_ns = [], []

@@ -96,6 +96,7 @@ class Recorder:
         self._spans: dict[str, Span] = {}
         self._apply_config()
         session.on_open = self._begin_recording
+        session.on_prepare = self.sampling.warm_up
         session.arm()
         remember(self)
         if config is not None and config is not own:

@@ -76,8 +76,20 @@ class Sampling:
         elif session.writer is not None and not session.is_closed:
             self.gc_pauses.install()
 
+    def warm_up(self) -> None:
+        """Reads once what steps read, ahead of them: what is cold takes several times as long."""
+        torch, clock = sys.modules.get("torch"), self._session.clock
+        for _ in range(2):
+            start_ns = clock()
+            sample_memory(torch, DeviceCapacity())
+            self._last_memory_cost_ns = clock() - start_ns
+        if self._watching.collectives is not None:
+            self._watching.collectives.visit()
+
     def close(self) -> None:
         self._guard.run("layout", self.learn_layout)  # a short run had one look
+        if not self._has_counted_layers:
+            self._guard.run("layers", self._count_layers)
         self.gc_pauses.remove()
         self._guard.run("hardware", self.hardware.stop)
         self._guard.run("gc pauses", self.put_pauses)
@@ -187,12 +199,12 @@ class Sampling:
         self._guard.run("hardware", self.hardware.visit)
         self._watching.find_phases()
         self._guard.run("layout", self.learn_layout)
-        if not self._has_counted_layers:
-            self._count_layers()
         if not self._has_noted_seed:
             self._note_seed()
         if self._first_sampled_step is None:
             self._first_sampled_step = step
+        elif not self._has_counted_layers:  # not at the first look, which is in the first step
+            self._count_layers()
         num_steps = step - self._first_sampled_step + 1  # a resumed job does not begin at 0
         if num_steps > SILENT_STEPS and self._watching.collectives is not None:
             self._check_communication(num_steps)

@@ -1,8 +1,9 @@
 """A rank's recording session: opens the files, connects the tables, completes them.
 
-Nothing is opened before the first record. Everything that writes gets its table, its ids of names
-and its journal here; where the session cannot open, is paused or has ended, it gets nothing, and
-training goes on.
+No file has its place in the run before the first record. They are made, out of sight, as soon as an
+optimizer shows that this process will train, so that no step pays for it. Everything that writes
+gets its table, its ids of names and its journal here; where the session cannot open, is paused or
+has ended, it gets nothing, and training goes on.
 """
 
 import logging
@@ -30,17 +31,20 @@ from meshscope.capture.native_steps import choose_timeline
 from meshscope.capture.operations.operation_log import OperationLog
 from meshscope.capture.operations.process_groups import GroupEntry
 from meshscope.capture.provenance import collect_provenance
+from meshscope.capture.rank_files import RankFiles, are_devices_known
 from meshscope.capture.stacks.dumps import STACKS_NAME, StackDumps
 from meshscope.capture.stacks.sampler import StackSampler
 from meshscope.capture.steps.scalars import ScalarLog
 from meshscope.capture.steps.timeline import NullSink
 from meshscope.core.group_axis import name_axis
 from meshscope.core.layout import Layout
+from meshscope.errors import CaptureError
 from meshscope.store.schema import MISSING
+from meshscope.store.write.access import can_rename_new
 from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter
 from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
 from meshscope.store.write.table_file import TableWriter
-from meshscope.store.write.writer import RankWriter
+from meshscope.store.write.writer import RankWriter, is_mappable
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +55,8 @@ _MAX_WAITING_RECORDS = 256
 """Records kept until the first training step; older ones are forgotten."""
 
 _MAX_FAULT_CHARACTERS = 500
+_USUAL_SIGNALS = ("backward_loss", "lr")
+"""Names that every training logs in its first step."""
 
 
 class Session:
@@ -80,6 +86,8 @@ class Session:
         """Also after `close`: what was recorded can still be read."""
         self.on_open: Callable[[], None] = _do_nothing
         """Called when the files have been opened, before the first record is in them."""
+        self.on_prepare: Callable[[], None] = _do_nothing
+        """Called when the files have been made ahead."""
         self.waits_for_training = False
         self.is_closed = False
         self.is_paused = False
@@ -102,6 +110,8 @@ class Session:
         self._flusher: threading.Thread | None = None
         self._stop = threading.Event()
         self._opening_cost_ns = 0
+        self._prepared: RankFiles | None = None
+        """Made ahead, and not in the run yet."""
 
     # --- opening --------------------------------------------------------------------------
 
@@ -128,35 +138,82 @@ class Session:
                 return False
             return True
 
+    def prepare(self) -> None:
+        """Makes the files ahead of the first step, where it can be known what goes into them."""
+        with self.lock:
+            is_wanted = self.config.enabled and not (self.is_closed or self.is_paused)
+            is_made = self.writer is not None or self._prepared is not None
+            if is_wanted and not is_made and not self.failure and are_devices_known():
+                self._prepared = self.guard.run("prepare", self._try_prepare)
+
+    def _try_prepare(self) -> RankFiles | None:
+        start_ns = self.clock()
+        try:
+            identity = resolve_identity(os.environ)
+            run_dir = resolve_run_dir(self._given_run_dir, identity)
+            if not (can_rename_new() and is_mappable(run_dir)):
+                return None
+            files = self._make_files(identity, run_dir, is_draft=True)
+            self.guard.run("warm up", self.on_prepare)
+            return files
+        except (CaptureError, OSError):
+            return None  # the first record tries again, and says why if it cannot be
+        finally:
+            self._opening_cost_ns += self.clock() - start_ns
+
     def _try_open(self) -> bool:
         start_ns = self.clock()
         identity = resolve_identity(os.environ)
-        placement = identity.placement
-        self.world_size = placement.world_size
-        run_dir = resolve_run_dir(self._given_run_dir, identity)
-        unix_ns, mono_ns, uncertainty_ns = read_clocks(self.clock)
-        header = self._make_header(identity, unix_ns, mono_ns, uncertainty_ns)
-        self.writer = self.last_writer = writer = RankWriter(
-            run_dir, placement.rank, header=header, max_detail_bytes=self.config.max_detail_bytes
-        )
+        self.world_size = identity.placement.world_size
+        files, self._prepared = self._prepared, None
+        if files is not None and not files.place(self._list_claims(identity)):
+            files.discard()
+            files = None
+        if files is None:
+            run_dir = resolve_run_dir(self._given_run_dir, identity)
+            files = self._make_files(identity, run_dir, is_draft=False)
+        self.writer = self.last_writer = writer = files.writer
+        self._open_step, self._stack_dumps = files.open_step, files.stack_dumps
         self.guard.on_first = lambda site, text: writer.journal.write(
             "health", cause="recorder", where=site, count=1, text=text
         )
+        if not writer.is_mapped:
+            self._start_flusher()
+        self.on_open()
+        self.connect()
+        self._opening_cost_ns += self.clock() - start_ns
+        return True
+
+    def _make_files(self, identity: Identity, run_dir: Path, *, is_draft: bool) -> RankFiles:
+        rank = identity.placement.rank
+        unix_ns, mono_ns, uncertainty_ns = read_clocks(self.clock)
+        header = self._make_header(identity, unix_ns, mono_ns, uncertainty_ns)
+        limit, config = self.config.max_detail_bytes, self.config
+        writer = RankWriter(run_dir, rank, header=header, max_detail_bytes=limit, is_draft=is_draft)
         writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
         self.next_clocks_ns = mono_ns + CLOCKS_EVERY_NS
+        open_step = None
         if writer.is_mapped:
             # Without a file for stamps (the disk is full) there is no short cut.
             path = writer.directory / OPEN_STEP_NAME
-            self._open_step = self.guard.run("open step", OpenStepWriter, path, mono_ns)
-        else:
-            self._start_flusher()
-        if self.config.stack_dumps:
-            self._offer_stacks(writer)
+            open_step = self.guard.run("open step", OpenStepWriter, path, mono_ns)
+        if is_draft:  # what every training writes in its first steps
+            wanted = {"scalars": config.signals, "memory": config.memory}
+            for name in ("steps", "phases", "spans", *(n for n, on in wanted.items() if on)):
+                writer.table(name).make_room()
+            if config.signals:
+                for name in _USUAL_SIGNALS:
+                    writer.name_id(name)
         self.guard.run("host memory", self._journal_host_memory, writer)
-        self.on_open()
-        self.connect()
-        self._opening_cost_ns = self.clock() - start_ns
-        return True
+        return RankFiles(
+            claims=self._list_claims(identity),
+            writer=writer,
+            open_step=open_step,
+            stack_dumps=self._offer_stacks(writer) if config.stack_dumps else None,
+        )
+
+    def _list_claims(self, identity: Identity) -> tuple[object, ...]:
+        return (identity, self.layout, dict(self.stage_layers), self.config)
 
     def _make_header(
         self, identity: Identity, unix_ns: int, mono_ns: int, uncertainty_ns: int
@@ -193,13 +250,14 @@ class Session:
             )
         return header
 
-    def _offer_stacks(self, writer: RankWriter) -> None:
+    def _offer_stacks(self, writer: RankWriter) -> StackDumps | None:
         try:
-            self._stack_dumps = StackDumps(writer.directory / STACKS_NAME)
+            found = StackDumps(writer.directory / STACKS_NAME)
         except (OSError, ValueError) as error:
             logger.info("meshscope hang will have no stacks of this process: %s", error)
-            return
-        writer.journal.write("update", stack_signal=self._stack_dumps.signal_number)
+            return None
+        writer.journal.write("update", stack_signal=found.signal_number)
+        return found
 
     def _journal_host_memory(self, writer: RankWriter) -> None:
         found = read_host_memory()
@@ -395,6 +453,9 @@ class Session:
             log.in_flight.close()
             log.in_flight = None
         self.go_silent()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            prepared.discard()  # there was nothing to record
         writer, self.writer = self.writer, None
         if writer is not None:
             self._complete(writer, num_given_up, device_uncertainty_ns)
@@ -442,6 +503,11 @@ class Session:
         Whether something was open."""
         self.lock = threading.RLock()
         self.stack_sampler.forget_thread()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:  # the parent's: a child that trains makes its own
+            if prepared.stack_dumps is not None:
+                prepared.stack_dumps.remove()
+            prepared.writer.disarm()
         if self.writer is None:
             return False
         self.stack_sampler.is_on = False

@@ -62,6 +62,7 @@ class Watching:
         for one in as_list(optimizer):
             automatic.attach_optimizer(one)
         self.find_phases()
+        self._session.prepare()
 
     def attach_everything(self) -> None:
         """Watches all training in this process."""
@@ -76,6 +77,10 @@ class Watching:
             if self._session.layout is None:
                 self.layout_search.watch_stages()
             self._session.guard.run("own code", self._own_code.mark, sys.modules["torch"])
+
+    def _optimizer_made(self) -> None:
+        self.find_phases()  # it loads torch's compiler
+        self._session.prepare()
 
     def _make_automatic(self) -> Automatic:
         self.watch_communication()
@@ -104,7 +109,7 @@ class Watching:
         self.automatic = Automatic(
             torch, self.hooks, self._steps, session.guard, note=session.note_gap
         )
-        self.automatic.on_optimizer = self.find_phases  # it loads torch's compiler
+        self.automatic.on_optimizer = self._optimizer_made
         self.compilations.on_begin = self.automatic.compile_begins
         return self.automatic
 

@@ -9,6 +9,7 @@ does what it would without us: the mark has no part in that.)
 
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -26,6 +27,7 @@ _CALLS_NOTHING_OF_THE_PROGRAM = (
     f"{_PACKAGE}.capture.steps.model_search",
 )
 """Modules below which nothing is looked at: the standard library's functions that they call."""
+_NUM_LOOKED_BACK = 100
 
 
 class OwnCode:
@@ -37,11 +39,13 @@ class OwnCode:
 
     def mark(self, torch: Any) -> None:
         """Marks all functions of modules not looked at yet. Cheap when there is none."""
-        if len(sys.modules) == self._num_modules:
+        num_new = len(sys.modules) - self._num_modules
+        if not num_new:
             return
-        self._num_modules = len(sys.modules)
-        ours = [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]
-        found = [name for name in ours if name not in self._marked]
+        self._num_modules += num_new
+        # The newest stand last. Some older ones, too: the program may have taken modules out.
+        newest = islice(reversed(sys.modules), max(num_new, 0) + _NUM_LOOKED_BACK)
+        found = [name for name in newest if _is_ours(name) and name not in self._marked]
         evaluator: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
         if not found or not hasattr(evaluator, "set_code_exec_strategy"):
             return
@@ -57,6 +61,10 @@ class OwnCode:
             is_closed = name.startswith(_CALLS_NOTHING_OF_THE_PROGRAM)
             for code in _find_codes(sys.modules[name]):
                 evaluator.set_code_exec_strategy(code, with_callees if is_closed else only_itself)
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[0] == _PACKAGE
 
 
 def settle_known_functions() -> None:

@@ -34,7 +34,7 @@ class OpenStepWriter:
 
     def __init__(self, path: Path, epoch_ns: int) -> None:
         """Takes stamps from `epoch_ns` on."""
-        self._path = path
+        self.path = path
         epoch_ns -= 1  # a stamp of 0 says that there was none
         self.epoch_ns = epoch_ns
         # Under its name only when it is whole: a killed process leaves no empty one behind.
@@ -51,7 +51,7 @@ class OpenStepWriter:
 
     def remove(self) -> None:
         """After a clean end there is no open step."""
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

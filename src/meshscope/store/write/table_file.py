@@ -267,6 +267,12 @@ class TableWriter:
             slots: Any = self._slots
             slots.map(0 if window is None else start - epoch_start, window)
 
+    def make_room(self) -> None:
+        """Maps the first window ahead of the first record, which then costs what later ones do."""
+        with self._lock:
+            if self._head is not None and self._mapping is _NOWHERE and not self._is_lost:
+                self._set_mapping(self._grow(0, 0) or _NOWHERE)
+
     def _put_mapped(self, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> None:
         # A `for` and not `next()`: at a call CPython may switch threads or run a
         # signal handler, and from here to the end of pack_into there is none. So a thread rarely
@@ -277,18 +283,8 @@ class TableWriter:
         offset = slot * 64 - mapping[0]
         if offset < 65536 and offset >= 0:
             try:
-                _PACK_INTO(
-                    mapping[1],
-                    offset,
-                    (a + b + c + d + e + f + g + (slot + 1) * CHECK_SALT) & CHECK_MASK,
-                    a,
-                    b,
-                    c,
-                    d,
-                    e,
-                    f,
-                    g,
-                )
+                check = (a + b + c + d + e + f + g + (slot + 1) * CHECK_SALT) & CHECK_MASK
+                _PACK_INTO(mapping[1], offset, check, a, b, c, d, e, f, g)
             except Exception:
                 self._give_up(slot)
                 raise

@@ -9,7 +9,9 @@ nothing is ever overwritten. Standard library only.
 """
 
 import logging
+import os
 import secrets
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -22,7 +24,7 @@ from meshscope.store.schema import (
     SCHEMA_VERSION,
     TABLES,
 )
-from meshscope.store.write.access import FOLDER_MODE, make_folder
+from meshscope.store.write.access import FOLDER_MODE, make_folder, rename_new
 from meshscope.store.write.journal import JOURNAL_NAME, JournalWriter
 from meshscope.store.write.manifest import place_new, seal
 from meshscope.store.write.table_file import TableWriter, describe_os_error
@@ -111,11 +113,17 @@ class RankWriter:
         manifest: dict[str, object] | None = None,
         mapped: bool | None = None,
         max_detail_bytes: int = MAX_DETAIL_BYTES,
+        is_draft: bool = False,
     ) -> None:
+        """A draft is in a folder that no reader looks into, until `publish`."""
         self.rank = rank
+        self._run_dir = run_dir
+        self._made_run_dir = not run_dir.exists()
         make_folder(run_dir)
+        rank_dir = run_dir / rank_dir_name(rank)
         ensure_manifest(run_dir, manifest or {})
-        self.attempt, self.directory = _claim_attempt(run_dir / rank_dir_name(rank))
+        make = _make_draft if is_draft else _claim_attempt
+        self.attempt, self.directory = make(rank_dir)
         self.is_mapped = is_mappable(self.directory) if mapped is None else mapped
         self._max_detail_bytes = max_detail_bytes
         self._fields: dict[str, object] = {"rank": rank, "attempt": self.attempt}
@@ -131,6 +139,28 @@ class RankWriter:
             sink="mapped" if self.is_mapped else "append",
             **header,
         )
+
+    def publish(self) -> bool:
+        """Gives a draft its place among the attempts; False where another one has it by now."""
+        rank_dir = self._run_dir / rank_dir_name(self.rank)
+        target = rank_dir / attempt_dir_name(self.attempt)
+        try:
+            ensure_manifest(self._run_dir, {})  # another rank may have given up its draft
+            make_folder(rank_dir)
+            rename_new(self.directory, target)
+        except OSError:
+            return False
+        self.directory = target
+        for table in self._tables.values():
+            table.path = target / table.path.name
+        return True
+
+    def discard(self) -> None:
+        """Removes a draft, and the run's folder if nothing else is in one that it made."""
+        self.disarm()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        if self._made_run_dir and os.listdir(self._run_dir) == [MANIFEST_NAME]:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def table(self, name: str) -> TableWriter:
         """The writer of a table; its file is made the first time it is asked for."""
@@ -209,6 +239,16 @@ class RankWriter:
         for table in list(self._tables.values()):
             table.disarm()
         self.journal.disarm()
+
+
+def _make_draft(rank_dir: Path) -> tuple[int, Path]:
+    """The number the next attempt would have now, and a folder that readers pass over."""
+    attempt = 0
+    while (rank_dir / attempt_dir_name(attempt)).exists():
+        attempt += 1
+    draft = rank_dir.with_name(f".{rank_dir.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    draft.mkdir(FOLDER_MODE)
+    return attempt, draft
 
 
 def _claim_attempt(rank_dir: Path) -> tuple[int, Path]:
