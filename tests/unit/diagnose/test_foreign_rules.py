@@ -19,6 +19,7 @@ from meshscope.report.run_study import study
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_rules.py"
 HEAD = """
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.rule import Rule
 
