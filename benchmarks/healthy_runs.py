@@ -3,12 +3,14 @@
     python benchmarks/healthy_runs.py                      # 100 recordings, about 20 minutes
     python benchmarks/healthy_runs.py --load 4             # beside 4 busy processes
     python benchmarks/healthy_runs.py --limit 10           # the next 10; what is done is kept
+    python benchmarks/healthy_runs.py --again              # first those that others disturbed, anew
     python benchmarks/healthy_runs.py --judge              # judges what was recorded again
 
 Every recording is a whole program of real processes (`healthy_programs.py`, and the engine in small
 layouts) under `meshscope run` or `train`, with a seed of its own. Recordings are kept in `--folder`
-and nothing is recorded twice, so that it can be stopped and go on. A result says under which load
-the machine was: a count of a quiet machine means nothing if others used it.
+and nothing is recorded twice, so that it can be stopped and go on. With each goes how many cores
+other programs used meanwhile (all CPU time of the machine less the recording's own): recordings in
+which they used more than a tenth of one are not of a quiet machine, and are counted apart.
 """
 
 import argparse
@@ -16,10 +18,12 @@ import contextlib
 import json
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -35,6 +39,7 @@ from meshscope.core.verdict.severity import Severity
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "healthy_runs.json"
 NUM_SEEDS = 5
+MAX_OTHER_CORES = 0.1
 TIMEOUT_S = 300
 BUSY = "import math\nwhile True: math.factorial(300)"
 ENGINE = """
@@ -64,8 +69,12 @@ class Recorded:
     seed: int
     findings: tuple[str, ...]
     """Above low and not explained by another."""
-    load: tuple[float, float]
-    """Of the machine, over the minute before it began and before it ended."""
+    other_cores: float
+    """Cores that other programs used meanwhile, the busy processes of `--load` included."""
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.other_cores <= MAX_OTHER_CORES
 
 
 def main() -> int:
@@ -74,6 +83,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where recordings and verdicts are kept")
     parser.add_argument("--limit", type=int, help="record at most so many now")
     parser.add_argument("--only", nargs="*", default=[], help="words in names of programs")
+    parser.add_argument("--again", action="store_true", help="record disturbed ones anew")
     parser.add_argument("--judge", action="store_true", help="judge again, record nothing")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -86,6 +96,8 @@ def main() -> int:
         for name in (*PROGRAMS, *LAYOUTS)
         if not options.only or any(word in name for word in options.only)
     ]
+    if options.again and not options.judge:
+        forget_disturbed(wanted, folder)
     if not options.judge:
         record_missing(wanted, folder, options.load, options.limit)
     done = [judge(folder, name, seed) for name, seed in wanted if is_done(folder, name, seed)]
@@ -102,6 +114,26 @@ def is_done(folder: Path, name: str, seed: int) -> bool:
     return (folder / f"{name}-{seed}.json").exists()
 
 
+def forget_disturbed(wanted: list[tuple[str, int]], folder: Path) -> None:
+    for name, seed in wanted:
+        if is_done(folder, name, seed) and read_others(folder, name, seed) > MAX_OTHER_CORES:
+            (folder / f"{name}-{seed}.json").unlink()
+
+
+def read_others(folder: Path, name: str, seed: int) -> float:
+    return float(json.loads((folder / f"{name}-{seed}.json").read_text(encoding="utf-8")))
+
+
+def read_busy_s() -> tuple[float, float]:
+    """CPU seconds of the whole machine since its start, and of the children of this process."""
+    fields = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]
+    user, nice, system, _, _, irq, softirq, stolen = map(int, fields)
+    busy = user + nice + system + irq + softirq + stolen
+    machine = busy / os.sysconf("SC_CLK_TCK")
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return machine, own.ru_utime + own.ru_stime
+
+
 def record_missing(
     wanted: list[tuple[str, int]], folder: Path, load: int, limit: int | None
 ) -> None:
@@ -110,13 +142,15 @@ def record_missing(
         for name, seed in missing:
             run_dir = folder / f"{name}-{seed}"
             shutil.rmtree(run_dir, ignore_errors=True)
-            before = os.getloadavg()[0]
+            before, start_s = read_busy_s(), time.monotonic()
             result = record(name, seed, run_dir)
+            after, length_s = read_busy_s(), time.monotonic() - start_s
             if result.returncode:
                 print(f"{name}-{seed} ended with {result.returncode}: {result.stderr[-500:]}")
                 continue
-            loads = [round(before, 1), round(os.getloadavg()[0], 1)]
-            (folder / f"{name}-{seed}.json").write_text(json.dumps(loads), encoding="utf-8")
+            others_s = (after[0] - before[0]) - (after[1] - before[1])
+            others = round(max(others_s, 0.0) / length_s, 2)
+            (folder / f"{name}-{seed}.json").write_text(json.dumps(others), encoding="utf-8")
             found = judge(folder, name, seed).findings
             print(f"{name}-{seed}: {'; '.join(found) or 'nothing above low'}", flush=True)
 
@@ -154,22 +188,26 @@ def run_busy(count: int) -> Iterator[None]:
 
 
 def judge(folder: Path, name: str, seed: int) -> Recorded:
-    loads = json.loads((folder / f"{name}-{seed}.json").read_text(encoding="utf-8"))
+    others = read_others(folder, name, seed)
     findings = meshscope.study(folder / f"{name}-{seed}").findings
     above = tuple(
         f"{one.severity.word} {one.label}"
         for one in findings
         if one.severity > Severity.LOW and one.explained_by is None
     )
-    return Recorded(program=name, seed=seed, findings=above, load=(loads[0], loads[1]))
+    return Recorded(program=name, seed=seed, findings=above, other_cores=others)
 
 
 def show(done: list[Recorded], load: int) -> None:
     alarmed = [one for one in done if one.findings]
     beside = f" beside {load} busy processes" if load else ""
     print(f"{len(alarmed)} of {len(done)} healthy recordings{beside} with a finding above low")
+    quiet = [one for one in done if one.is_quiet]
+    if not load:
+        num_alarmed = sum(bool(one.findings) for one in quiet)
+        print(f"{num_alarmed} of the {len(quiet)} in which nobody else used the machine")
     for one in alarmed:
-        print(f"  {one.program}-{one.seed}, load {one.load[0]}-{one.load[1]}: {one.findings}")
+        print(f"  {one.program}-{one.seed}, others used {one.other_cores} cores: {one.findings}")
 
 
 def save(done: list[Recorded], load: int, output: Path) -> None:
@@ -184,7 +222,9 @@ def save(done: list[Recorded], load: int, output: Path) -> None:
         "num_with_a_finding_above_low": len(alarmed),
         "codes": dict(codes.most_common()),
         "findings": [asdict(one) for one in alarmed],
-        "median_load": sorted(one.load[1] for one in done)[len(done) // 2],
+        "num_undisturbed": sum(one.is_quiet for one in done),
+        "num_undisturbed_with_a_finding": sum(one.is_quiet and bool(one.findings) for one in done),
+        "median_other_cores": sorted(one.other_cores for one in done)[len(done) // 2],
         "machine": {"cores": os.cpu_count(), "kernel": platform.release().split("-")[0]},
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from meshscope.analyze.study import Failure, catch_failure
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
@@ -159,9 +161,20 @@ def _run_rule(rule: type[Rule], context: Context, source: str) -> list[Finding] 
         found = rule().run(context)
         for one in found:
             check_finding(one, rule.code)
+            _check_edit(one, context)
         return [_support_price(one, context) for one in found]
 
     return catch_failure(f"rule {rule.code}{source}", run)
+
+
+def _check_edit(finding: Finding, context: Context) -> None:
+    """Raises if an edit is not one of this run: edits are joined and compared piece by piece."""
+    timeline = None if finding.edit is None else known(context.study.timeline)
+    if finding.edit is None or timeline is None or finding.edit.work_ns is None:
+        return
+    shape = np.shape(finding.edit.work_ns)
+    if shape != (len(timeline.pieces),):
+        raise TypeError(f"an edit has work of shape {shape} for {len(timeline.pieces)} pieces")
 
 
 def _support_price(finding: Finding, context: Context) -> Finding:

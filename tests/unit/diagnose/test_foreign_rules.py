@@ -19,8 +19,11 @@ from meshscope.report.run_study import study
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_rules.py"
 HEAD = """
 from meshscope.core.unavailable import Unavailable
+from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.rule import Rule
+from meshscope.simulate.what_if import Edit
+import numpy as np
 
 class Mine(Rule):
     "It is there."
@@ -92,6 +95,11 @@ def test_a_finding_of_another_makes_the_exit_code(run, tmp_path):
             HEAD + FINDING.replace("Severity.HIGH", "'high'"),
             "rule ACME001 of acme.py",
             "TypeError: the severity",
+        ),
+        (
+            HEAD + FINDING.replace("change=", "edit=Edit(name='x', work_ns=np.zeros(3)), change="),
+            "rule ACME001 of acme.py",
+            "TypeError: an edit has work of shape (3,)",
         ),
         (HEAD.replace("ACME001", "ST001") + FINDING, "rule Mine of acme.py", "ValueError: its co"),
     ],

@@ -214,3 +214,17 @@ def test_a_replay_that_misses_the_clock_supports_no_price(context):
     assert found["TI002"] == estimated
     assert (found["PP002"].severity, found["PP002"].saved_ns) == (Severity.HIGH, 0)
     assert "misses the measured step time by 13.0%" in found["PP002"].gain.reason
+
+
+def test_a_rank_that_died_leads_whatever_the_steps_before_cost(context):
+    dead = make_finding("HE002", severity=Severity.HIGH)
+    input_bound = make_finding("IN002", severity=Severity.CRITICAL, gain=saving(80e6))
+    found = diagnose(context, rules=rules_of(input_bound, dead)).findings
+    assert [one.code for one in found] == ["HE002", "IN002"]
+
+
+def test_a_finding_may_rule_out_a_cause_of_its_rule(context):
+    cause = make_finding("IN002", gain=saving(20e6))
+    other = make_finding("TI002", gain=saving(25e6), symptom_of=frozenset())
+    found = diagnose(context, rules=rules_of(cause, other, TI002=["IN002"])).findings
+    assert all(one.explained_by is None for one in found)

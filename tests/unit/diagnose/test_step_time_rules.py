@@ -47,6 +47,7 @@ def test_checkpoints_at_an_interval_are_named_and_priced(tmp_path):
     assert found.severity is Severity.HIGH
     assert found.confidence.p_value < 1e-6
     assert found.ranks == (), "all ranks do it"
+    assert "IN002" not in found.symptom_of, "it is not longer in waiting for data"
     assert find("TI004", tmp_path) == [], "they are explained"
 
 
