@@ -5,11 +5,13 @@ and does what a usual step needs, and every method it does not have, or hands ov
 Python. Which way it went cannot be seen in a record.
 """
 
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
-from meshscope.capture.steps.hooks import Hooks, UntracedHooks
+from meshscope.capture.steps import hooks
+from meshscope.capture.steps.hooks import Hooks
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import PhaseStack, Timeline
 from meshscope.store.write.native import load_native
@@ -18,6 +20,31 @@ from meshscope.store.write.open_step import PHASE_IDS
 T = TypeVar("T")
 
 _NUM_STAMP_BYTES = 8 * 2 * len(PHASE_IDS)
+
+
+class UntracedHooks:
+    """The way into compiled hooks: torch.compile can follow only Python, and must see nothing."""
+
+    native_forward_begins: Callable[..., None]
+    native_forward_ends: Callable[..., None]
+    native_optimizer_begins: Callable[..., None]
+    native_optimizer_ends: Callable[..., None]
+
+    def forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not hooks.is_compiling():
+            self.native_forward_begins(module, args, kwargs)
+
+    def forward_ends(self, module: Any, args: Any, output: Any) -> None:
+        if not hooks.is_compiling():
+            self.native_forward_ends(module, args, output)
+
+    def optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not hooks.is_compiling():
+            self.native_optimizer_begins(optimizer, args, kwargs)
+
+    def optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not hooks.is_compiling():
+            self.native_optimizer_ends(optimizer, args, kwargs)
 
 
 def choose_timeline() -> type[Timeline]:

@@ -456,8 +456,11 @@ class Recorder:
         self.guard.run("fault", self.session.put_fault, *given)
 
     def data(self, loader: Iterable[T]) -> Iterator[T]:
-        """Iterates over `loader`, timing each fetch as the phase "data"."""
-        return time_fetches(loader, self.timeline, self._steps, self.guard, self.clock)
+        """Iterates over `loader`, timing each fetch as the phase "data" ("eval" in evaluations)."""
+        hooks = self.watching.hooks
+        is_evaluation = None if hooks is None else hooks.is_evaluation
+        given = (self.timeline, self._steps, self.guard, self.clock, is_evaluation)
+        return time_fetches(loader, *given)
 
     def log(self, **scalars: Any) -> None:
         """Records numbers under their names, for the open step or the last one.

@@ -19,6 +19,7 @@ from meshscope.capture.phases.saves import Saves
 from meshscope.capture.session import Session
 from meshscope.capture.steps.actions import Actions
 from meshscope.capture.steps.automatic import Automatic
+from meshscope.capture.steps.fetches import LoaderUses
 from meshscope.capture.steps.hooks import BACKWARD, Hooks
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.errors import CaptureError
@@ -108,6 +109,7 @@ class Watching:
             torch, self.hooks, self._steps, session.guard, note=session.note_gap
         )
         losses.list_models = lambda: self.models
+        self.hooks.is_evaluation = LoaderUses(torch, timeline, losses.list_models).is_evaluation
         self.automatic.on_optimizer = self._optimizer_made
         self.compilations.on_begin = self.automatic.compile_begins
         return self.automatic

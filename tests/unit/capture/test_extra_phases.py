@@ -1,11 +1,13 @@
-"""Compilation and checkpoints of real programs as phases."""
+"""Compilation, checkpoints and logs of real programs as phases."""
 
 import inspect
 import io
 import pickle
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -167,3 +169,29 @@ def test_a_slow_validation_loader_is_evaluation_and_no_input_stall(tmp_path: Pat
     assert between["eval"] >= 6 * 10_000_000  # six rows of 10 ms
     assert between["data"] < 10_000_000  # the training loader's end
     assert table.in_steps_ns[:, table.phases.index("eval")].sum() == 0
+
+
+def test_what_hands_metrics_to_a_logger_is_the_phase_logging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Run:
+        """As wandb has it."""
+
+        def log(self, values: dict[str, float]) -> int:
+            return self.write(values)
+
+        def write(self, values: dict[str, float]) -> int:
+            torch.save(values, io.BytesIO())  # part of logging, not a checkpoint
+            return len(values)
+
+    monkeypatch.setitem(sys.modules, "wandb.sdk.wandb_run", SimpleNamespace(Run=Run))
+    original = Run.log
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(tmp_path / "run", config=QUIET).attach(model, optimizer)
+    for _ in range(2):
+        train(model, optimizer, 2)
+        assert Run().log({"loss": 1.0}) == 1
+    recorder.close()
+    assert Run.log is original
+    assert [phase.name for phase in read_recorded(tmp_path / "run").outside] == ["logging"] * 2

@@ -1,14 +1,58 @@
-"""Times what a program fetches from a loader that torch does not know."""
+"""Fetches: those of loaders that torch does not know, and which ones are for an evaluation.
+
+A fetch says nothing of what its batch is for. It is for an evaluation where gradients are off, or
+where no model is in training mode; a loader that feeds training is known by the backward calls that
+follow its fetches (some programs are in evaluation mode until their next forward). Those fetches
+are part of the phase `eval`: a slow validation loader is no stall of the training's input.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from meshscope.capture.guard import Guard
-from meshscope.capture.steps.hooks import DATA
+from meshscope.capture.steps.hooks import DATA, EVAL
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import Timeline
 
 T = TypeVar("T")
+
+_MAX_LOADERS = 256
+
+
+class LoaderUses:
+    """Learns what loaders feed: training or evaluation."""
+
+    def __init__(
+        self, torch: Any, timeline: Timeline, list_models: Callable[[], list[Any]]
+    ) -> None:
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._timeline = timeline
+        self._list_models = list_models
+        self._scores: dict[int, int] = {}
+        """By dataset how many fetches were followed by a backward, less those that were not."""
+        self._last = 0
+        self._last_backward = (0, 0)
+
+    def is_evaluation(self, iterator: Any) -> bool:
+        """Whether the batch that is being fetched is for an evaluation. Called for every fetch."""
+        # Iterators are made anew for every epoch; what they read from stays.
+        key = id(getattr(iterator, "_dataset", None) or getattr(iterator, "dataset", iterator))
+        self._learn(key)
+        if self._scores.get(key, 0) > 0:
+            return False
+        if not self._is_grad_enabled():
+            return True
+        models = self._list_models()
+        return bool(models) and not any(model.training for model in models)
+
+    def _learn(self, key: int) -> None:
+        backward = (self._timeline.step, self._timeline.microbatch)
+        has_trained = backward != self._last_backward
+        # Several in a row before a backward say nothing: batches are fetched ahead.
+        if self._last and (has_trained or key != self._last) and len(self._scores) < _MAX_LOADERS:
+            score = self._scores.get(self._last, 0) + (1 if has_trained else -1)
+            self._scores[self._last] = max(min(score, 3), -3)
+        self._last, self._last_backward = key, backward
 
 
 def time_fetches(
@@ -17,28 +61,32 @@ def time_fetches(
     steps: StepInference,
     guard: Guard,
     clock: Callable[[], int],
+    is_evaluation: Callable[[Any], bool] | None,
 ) -> Iterator[T]:
-    """What `loader` gives; each fetch is a phase "data"."""
+    """What `loader` gives; each fetch is a phase "data", or "eval" if it is for an evaluation."""
 
-    def begin() -> bool:
+    def begin() -> int:
         now_ns = clock()
-        if not steps.is_explicit:
+        phase = EVAL if is_evaluation is not None and is_evaluation(loader) else DATA
+        if phase == EVAL:
+            steps.evaluation_begins()
+        elif not steps.is_explicit:
             steps.batch_fetch_begins(now_ns)
-        timeline.enter(timeline.stack_here(), DATA, now_ns)
-        return True
+        timeline.enter(timeline.stack_here(), phase, now_ns)
+        return phase
 
-    def end() -> None:
-        timeline.leave(timeline.stack_here(), DATA, clock())
+    def end(phase: int) -> None:
+        timeline.leave(timeline.stack_here(), phase, clock())
 
     iterator = iter(loader)
     while True:
-        has_begun = guard.run("data begin", begin)
+        phase = guard.run("data begin", begin)
         try:
             item = next(iterator)
         except StopIteration:
             steps.batch_fetch_was_empty()
             return
         finally:
-            if has_begun:
-                guard.run("data end", end)
+            if phase:
+                guard.run("data end", end, phase)
         yield item

@@ -54,6 +54,7 @@ class Hooks:
         "_caught",
         "_clock",
         "_ends_after_backward",
+        "_fetch_phase",
         "_forward_depth",
         "_forward_module",
         "_forward_phase",
@@ -81,6 +82,7 @@ class Hooks:
         "_trains_in_eval_mode",
         "_unscaled",
         "_was_eval_with_grad",
+        "is_evaluation",
         "losses",
         "on_pass_end",
         "on_unseen_forward",
@@ -106,6 +108,8 @@ class Hooks:
         self._is_grad_enabled = torch.is_grad_enabled
         self._tensor = torch.Tensor
         self._token_types = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8))
+        self.is_evaluation: Callable[[Any], bool] | None = None
+        """Whether what a loader's iterator gives next is for an evaluation."""
         self.on_pass_end: Callable[[], None] | None = None
         """Called after each backward pass."""
         self.on_unseen_forward: Callable[[], None] | None = None
@@ -116,6 +120,7 @@ class Hooks:
 
     def reset(self) -> None:
         """Drops what is open, together with the timeline's own reset."""
+        self._fetch_phase = DATA
         self._forward_depth = 0
         self._forward_module: Any = None
         """The root whose training forward is going on: its replicas are other objects."""
@@ -534,14 +539,18 @@ class Hooks:
         now_ns = self._clock()
         timeline = self._timeline
         stack = timeline.stack_here()
-        if stack is not timeline.stack or timeline.is_inside(DATA):
+        if stack is not timeline.stack or timeline.is_inside(DATA) or timeline.is_inside(EVAL):
             return False
         if self._open_optimizer:
             timeline.abort_open(OPTIMIZER, now_ns)
             self._open_optimizer = 0
-        if not timeline.step_start_ns:
+        is_evaluation = self.is_evaluation is not None and self.is_evaluation(args[0])
+        self._fetch_phase = EVAL if is_evaluation else DATA
+        if is_evaluation:
+            self._steps.evaluation_begins()
+        elif not timeline.step_start_ns:
             self._steps.batch_fetch_begins(now_ns)
-        timeline.enter(stack, DATA, now_ns)
+        timeline.enter(stack, self._fetch_phase, now_ns)
         if timeline.is_sampled:
             timeline.own_ns += self._clock() - now_ns
         return True
@@ -552,7 +561,7 @@ class Hooks:
             return
         now_ns = self._clock()
         timeline = self._timeline
-        timeline.leave(timeline.stack, DATA, now_ns)
+        timeline.leave(timeline.stack, self._fetch_phase, now_ns)
         if batch is None:
             self._steps.batch_fetch_was_empty()
         if timeline.is_sampled:
@@ -578,28 +587,3 @@ class Hooks:
 def _wraps_training(module: Any) -> bool:
     """Whether what a module is put around trains: programs forget to tell the wrapper."""
     return any(part is not None and part.training for part in module._modules.values())
-
-
-class UntracedHooks:
-    """The way into compiled hooks: torch.compile can follow only Python, and must see nothing."""
-
-    native_forward_begins: Callable[..., None]
-    native_forward_ends: Callable[..., None]
-    native_optimizer_begins: Callable[..., None]
-    native_optimizer_ends: Callable[..., None]
-
-    def forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_compiling():
-            self.native_forward_begins(module, args, kwargs)
-
-    def forward_ends(self, module: Any, args: Any, output: Any) -> None:
-        if not is_compiling():
-            self.native_forward_ends(module, args, output)
-
-    def optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            self.native_optimizer_begins(optimizer, args, kwargs)
-
-    def optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            self.native_optimizer_ends(optimizer, args, kwargs)
