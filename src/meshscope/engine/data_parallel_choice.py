@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from meshscope.core.config.train_config import TrainConfig
+from meshscope.core.config.train_config import CommunicationConfig, TrainConfig
 from meshscope.core.placement import Placement, placement_from_environment
+from meshscope.engine.data_parallel.compression import Compressor, make_compressor
 from meshscope.engine.data_parallel.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.data_parallel.torch_ddp import DataParallel, ReducedDataParallel, TorchDdp
 from meshscope.engine.mesh import Mesh, Role
@@ -36,15 +37,28 @@ def make_data_parallel(
     replicas = mesh.group_of(Role.REPLICAS)
     if kind == "ddp" and replicas is not None:
         return TorchDdp(stages, replicas, bucket_bytes=bucket_bytes)
-    compression = communication.compression
     return ReducedDataParallel(
         stages,
         replicas,
         bucket_bytes=bucket_bytes,
         strategy=communication.strategy,
-        compression=None if compression == "none" else compression,
+        compression=_make_compression(communication),
+        max_buckets=communication.max_buckets,
+        overlaps=communication.overlap,
         local_world_size=communication.ranks_per_node
         or _find_ranks_per_node(communication.strategy),
+    )
+
+
+def _make_compression(communication: CommunicationConfig) -> Compressor | None:
+    if communication.compression == "none":
+        return None
+    return make_compressor(
+        communication.compression,
+        ratio=communication.compression_ratio,
+        bits=communication.compression_bits,
+        rank=communication.compression_rank,
+        keeps_errors=communication.error_feedback,
     )
 
 

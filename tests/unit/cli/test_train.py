@@ -75,6 +75,22 @@ def test_check_says_what_would_be_run():
     assert "(most)" in result.stdout
 
 
+def test_check_asks_about_a_device_that_is_not_here():
+    result = invoke(EXAMPLE, "--check", "--device", "H100-80GB")
+    assert result.exit_code == 0, result.stderr
+    assert "device     H100-80GB, 80.0 GiB: fits; pp rank 0 needs about" in result.stdout
+    assert re.search(
+        r"^layers\.\*\.mlp\.down +inputs, summed \(rows\) +64 × 96$", result.stdout, re.M
+    )
+    result = invoke(EXAMPLE, "--check", "--device", "2MiB")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "but a rank's device has 2 MiB" in result.stderr
+    for words in (["--check", "--device", "H100"], ["--device", "H200"], ["--device", "tpu"]):
+        result = invoke(EXAMPLE, *words)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.count("\n") == 1
+
+
 def test_check_of_a_timed_model_has_the_bubble_of_its_own_times(tmp_path):
     path = tmp_path / "timed.toml"
     path.write_text(

@@ -35,6 +35,8 @@ def test_every_compressor_has_its_name_and_has_compressed_nothing_yet(name: str)
         lambda: TopKCompressor(0.0),
         lambda: TopKCompressor(1.5),
         lambda: Int8Compressor(0),
+        lambda: Int8Compressor(bits=1),
+        lambda: make_compressor("int8", bits=16),
         lambda: PowerSgdCompressor(0),
     ],
 )
@@ -52,6 +54,23 @@ def test_int8_is_right_to_half_a_level_of_each_block() -> None:
     levels = blocks.abs().amax(-1, keepdim=True) / 127
     found = _dequantize(payload, (5, 16))
     assert ((found - blocks).abs() <= 0.5001 * levels).all()
+
+
+def test_fewer_bits_are_fewer_levels() -> None:
+    blocks = torch.linspace(-1, 1, 64).view(1, 1, 64)
+    for bits, levels in ((2, 3), (4, 15), (8, 255)):
+        num_levels = Int8Compressor(bits=bits).num_levels
+        found = _dequantize(_quantize(blocks, num_levels), (1, 64))
+        assert len(found.unique()) == min(levels, 64)
+
+
+def test_without_feedback_nothing_is_carried_on() -> None:
+    bucket = make_bucket(0, [nn.Parameter(torch.zeros(3))])
+    bucket.buffer.fill_(1.0)
+    for keeps, twice in ((True, 2.0), (False, 1.0)):
+        compressor = make_compressor("topk", ratio=0.5, keeps_errors=keeps)
+        compressor._take_left_out(bucket)
+        assert compressor._take_left_out(bucket).tolist() == [twice] * 3
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -296,3 +296,26 @@ def test_tp_that_reaches_over_nodes_is_a_note():
     assert "4 tp groups reach over nodes of 4 ranks" in note
     near = replace(config, parallel=replace(config.parallel, order=("pp", "dp", "tp")))
     assert find_notes(near, local_world_size=4) == []
+
+
+def test_one_wrong_number_hides_no_other():
+    found = problems(
+        num_steps=0,
+        parallel={"tp": 3, "chunks_per_rank": 0},
+        batch={"microbatch_size": 0, "global_batch_size": 7},
+        communication={"compression_bits": 9, "max_buckets": 0},
+        compile=True,
+        memory={"strategy": "extreme"},
+    )
+    for text in (
+        "num_steps is 0", "chunks_per_rank is 0", "microbatch_size is 0", "compression_bits is 9",
+        "max_buckets is 0", "num_heads (4) is not divisible by tp (3)", "compile is on",
+    ):  # fmt: skip
+        assert sum(text in problem for problem in found) == 1, (text, found)
+    assert not any("global_batch_size" in problem for problem in found)  # of a size that is wrong
+
+
+def test_a_wrong_type_hides_no_wrong_number():
+    document = {"model": {"preset": "llama-tiny"}, "num_steps": -1, "device": "tpu"}
+    with pytest.raises(UsageError, match=r"device: got .*; num_steps is -1"):
+        from_document({**document, "parallel": {"pp": 0, "dp": "x"}})

@@ -2,6 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine trains with torch")
 
+from fake_group import FakeGroup  # noqa: E402
 from torch import nn  # noqa: E402
 
 from meshscope.engine.data_parallel.channel import Traffic  # noqa: E402
@@ -25,3 +26,18 @@ def test_without_a_group_nothing_happens() -> None:
 def test_unknown_compressors_are_refused() -> None:
     with pytest.raises(UsageError, match="'zip' is no compressor; expected one of fp16, bf16"):
         GradientReducer([], None, compression="zip")
+
+
+def test_buckets_grow_until_they_are_few_enough() -> None:
+    parameters = [nn.Parameter(torch.zeros(256)) for _ in range(8)]  # 1 KiB each
+    for max_buckets, number in ((None, 8), (8, 8), (3, 2), (1, 1)):
+        reducer = GradientReducer(parameters, None, bucket_bytes=1024, max_buckets=max_buckets)
+        assert len(reducer._build_buckets(parameters)) == number
+
+
+def test_without_overlap_backward_sends_nothing() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+    reducer = GradientReducer([weight], FakeGroup(2), overlaps=False)
+    weight.sum().backward()
+    assert reducer._transfers == []
+    assert weight.grad is not None

@@ -107,8 +107,8 @@ def _find_rank_flops(
         raise Missing("traces do not contain a model's FLOPs; give them with --flops-per-step")
     if not said:
         raise Missing(
-            "FLOPs are not known: give them with --flops-per-step, or call "
-            "Recorder.count_flops(model, batch) or set_flops"
+            "FLOPs are not known: no step was counted; give --flops-per-step, or call "
+            "Recorder.count_flops or set_flops"
         )
     model = _positive(said.get("model_flops"))
     if model is None:

@@ -119,6 +119,8 @@ class FlopCounts:
         )
         if self._dtype is None:
             self._session.scalars.look_at_loss = self._see_loss
+            if self._watching.hooks is not None:
+                self._watching.hooks.ask_for_signals()
         self._window_ns = now_ns
         functions._enable_profiler_legacy(config)
         self._thread = get_ident()

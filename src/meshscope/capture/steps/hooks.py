@@ -158,6 +158,10 @@ class Hooks:
         """Whether the model was told the tokens of the whole step."""
         self.losses.reset()
 
+    def ask_for_signals(self) -> None:
+        """Takes them in the next step, whenever the last ones were."""
+        self._next_signals_ns = 0
+
     def is_inside_pass(self) -> bool:
         """Whether a call of a module now is part of a pass that is timed, or another thread's."""
         if self._forward_depth or self._backward_depth:

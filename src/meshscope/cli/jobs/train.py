@@ -17,9 +17,11 @@ import click
 from meshscope.cli.jobs.memory_pages import write_memory_pages
 from meshscope.cli.jobs.profiling_options import profiling_options, profiling_text
 from meshscope.cli.terminal_screen import say
+from meshscope.core.unavailable import Unavailable
 from meshscope.errors import MeshscopeError, UsageError
 
 if TYPE_CHECKING:
+    from meshscope.core.config.device_fit import TargetDevice
     from meshscope.core.config.train_config import TrainConfig
     from meshscope.core.placement import Placement
     from meshscope.engine.launch.stop_request import StopRequest
@@ -65,7 +67,11 @@ _FLAG_KEYS = {
 @click.option("--pp", type=int, help="Pipeline-parallel degree.")
 @click.option("--schedule", help="Pipeline schedule, such as gpipe, 1f1b or zb_v.")
 @click.option("--steps", type=int, help="Steps to train.")
-@click.option("--device", help="auto, cpu or cuda.")
+@click.option(
+    "--device",
+    help="auto, cpu or cuda; with --check also a device that is not here, such as H100-80GB, or a "
+    "memory size, such as 80GiB.",
+)
 @click.option(
     "--memory", help="Memory strategy: basic, standard, aggressive, extreme or cpu_offload."
 )
@@ -106,6 +112,7 @@ def command(
     """
     from meshscope.engine.launch.rendezvous import find_placement
 
+    target = _find_target(flags, is_check=check)
     given = [f"{_FLAG_KEYS[name]}={value}" for name, value in flags.items() if value is not None]
     placement = find_placement(os.environ)
     try:
@@ -118,7 +125,7 @@ def command(
             or loaded.recording.profiling,
         )
         loaded = replace(loaded, recording=recording)
-        _check(loaded, placement, config)
+        _check(loaded, placement, config, target)
     except MeshscopeError as error:
         # All ranks find the same problems; one of them reports them.
         if placement is None or placement.rank == 0:
@@ -126,7 +133,7 @@ def command(
         context.exit(error.exit_code)
     if check:
         if placement is None or placement.rank == 0:
-            click.echo(_describe_plan(loaded))
+            click.echo(_describe_plan(loaded, target))
         return
     if placement is None:
         context.exit(_train_locally(loaded))
@@ -156,12 +163,42 @@ def _load(path: Path, overrides: list[str], fault_texts: tuple[str, ...]) -> "Tr
     return replace(loaded, faults=(*loaded.faults, *faults))
 
 
-def _check(config: "TrainConfig", placement: "Placement | None", path: Path) -> None:
+def _find_target(flags: dict[str, Any], *, is_check: bool) -> "TargetDevice | None":
+    """The device to check against, taken out of the flags; None for one of this machine."""
+    from meshscope.core.config.device_fit import find_target_device
+
+    device = flags.get("device")
+    if device is None or device in ("auto", "cpu", "cuda"):
+        return None
+    found = find_target_device(device)
+    if isinstance(found, Unavailable):
+        raise UsageError(f"--device: {found.reason}; to train: auto, cpu or cuda")
+    if not is_check:
+        raise UsageError(
+            f"--device {device} can only be checked against; add --check, or train on auto, cpu or "
+            "cuda"
+        )
+    flags["device"] = None
+    return found
+
+
+def _check(
+    config: "TrainConfig",
+    placement: "Placement | None",
+    path: Path,
+    target: "TargetDevice | None",
+) -> None:
     from meshscope.engine.config.problems import find_notes, find_problems
 
     world_size = None if placement is None else placement.world_size
     local_world_size = None if placement is None else placement.local_world_size
-    device_type, memory_bytes, num_gpus = _find_device(config, local_world_size)
+    device_type: str
+    memory_bytes: int | None
+    num_gpus: int | None
+    if target is not None:
+        device_type, memory_bytes, num_gpus = target.device_type, target.memory_bytes, None
+    else:
+        device_type, memory_bytes, num_gpus = _find_device(config, local_world_size)
     problems = find_problems(
         config,
         world_size=world_size,
@@ -202,8 +239,9 @@ def _find_device(
     return "cuda", probe.memory_bytes // num_sharing, probe.num_gpus
 
 
-def _describe_plan(config: "TrainConfig") -> str:
+def _describe_plan(config: "TrainConfig", target: "TargetDevice | None") -> str:
     """The output of --check for a configuration without problems."""
+    from meshscope.core.config.timed_model_config import TimedModelConfig
     from meshscope.report.format import align, plural
 
     model, layout = config.model, config.layout
@@ -220,9 +258,36 @@ def _describe_plan(config: "TrainConfig") -> str:
         f"schedule   {_describe_schedule(config)}",
         "",
         align(_stage_rows(config)),
-        align(_memory_rows(config)).rstrip(),
+        align(_memory_rows(config, target)).rstrip(),
     ]
+    if target is not None:
+        lines += ["", _describe_fit(config, target)]
+    if config.parallel.tp > 1 and not isinstance(model, TimedModelConfig):
+        lines += ["", align(_tensor_parallel_rows(config)).rstrip()]
     return "\n".join(lines)
+
+
+def _describe_fit(config: "TrainConfig", target: "TargetDevice") -> str:
+    from meshscope.core.config.device_fit import estimate_fit
+    from meshscope.report.format import memory, ratio
+
+    fit = estimate_fit(config, target)
+    worst = fit.estimate.worst
+    how = "hardly fits: context and libraries need room, too" if fit.is_tight else "fits"
+    return (
+        f"device     {target.label}, {memory(target.memory_bytes)}: {how}; pp rank {worst.pp_rank} "
+        f"needs about {memory(worst.total_bytes)}, {ratio(fit.ratio)} of it"
+    )
+
+
+def _tensor_parallel_rows(config: "TrainConfig") -> list[list[str]]:
+    from meshscope.core.config.tensor_plan import list_tensor_plan
+
+    rows = [["module", f"over tp {config.parallel.tp}", "on each rank"]]
+    return rows + [
+        [part.module, part.split, " × ".join(map(str, part.shape))]
+        for part in list_tensor_plan(config)
+    ]
 
 
 def _describe_schedule(config: "TrainConfig") -> str:
@@ -278,12 +343,12 @@ def _stage_rows(config: "TrainConfig") -> list[list[str]]:
     return rows
 
 
-def _memory_rows(config: "TrainConfig") -> list[list[str]]:
+def _memory_rows(config: "TrainConfig", target: "TargetDevice | None") -> list[list[str]]:
     from meshscope.core.config.memory_model import estimate_memory
     from meshscope.report.format import memory
 
     parts = ("parameters", "gradients", "optimizer", "activations", "logits", "communication")
-    device_type = _find_device(config, None)[0]
+    device_type = _find_device(config, None)[0] if target is None else target.device_type
     estimate = estimate_memory(config, device_type=device_type)
     rows = [["pp rank", *parts, "total, estimated"]]
     for rank in estimate.ranks:

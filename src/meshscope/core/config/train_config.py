@@ -108,7 +108,19 @@ class CommunicationConfig:
 
     strategy: AllReduceKind = "flat"
     compression: CompressionKind = "none"
+    compression_ratio: float = 0.01
+    """With `topk`: the share of elements that is sent."""
+    compression_bits: int = 8
+    """With `int8`: how finely values are told apart; a byte is sent for each all the same."""
+    compression_rank: int = 4
+    """With `powersgd`: columns of the factors."""
+    error_feedback: bool = True
+    """With `topk`, `int8` and `powersgd`: what was left out is added to the next step's."""
     bucket_mib: float = 25.0
+    max_buckets: int | None = None
+    """Buckets are larger than `bucket_mib` where it takes that to have no more; None: no limit."""
+    overlap: bool = True
+    """Whether gradients are sent while backward goes on, or after it."""
     ranks_per_node: int | None = None
     """For `hierarchical`; None is what the launcher says."""
     timeout_s: float = 600.0

@@ -3,14 +3,16 @@
     problems = find_problems(config, world_size=8, device_memory_bytes=80 * 2**30)
     require_valid_config(config)                       # one UsageError with all of them
 
-Values first; what builds on wrong ones (divisibility, schedules, memory) is then left out, since it
-would only repeat them. What is not given is not checked. `find_notes` has what runs, but hardly as
-meant. Not seen from here: whether torch can do what is asked for on this machine, and whether
-another process takes memory or disk in the meantime.
+All of them at once: where a value is wrong, what builds on it is checked with its default, so that
+a wrong batch does not hide a wrong model; only what needs the wrong value itself (batch arithmetic,
+the launcher's ranks, memory) is then left out. What is not given is not checked. `find_notes` has
+what runs, but hardly as meant. Not seen from here: whether torch can do what is asked for on this
+machine, and whether another process takes memory or disk in the meantime.
 """
 
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from meshscope.capture.profiling.settings import parse_settings
 from meshscope.core.config.memory_model import MemoryEstimate, RankEstimate, estimate_memory
 from meshscope.core.config.timed_model_config import TimedModelConfig
 from meshscope.core.config.train_config import RecordingConfig, TrainConfig
-from meshscope.core.layout import find_groups_across_nodes, find_layout_problems
+from meshscope.core.layout import DEFAULT_ORDER, find_groups_across_nodes, find_layout_problems
 from meshscope.core.schedule import Schedule, check_schedule
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.engine.data.token_sources import TokenFile
@@ -62,7 +64,11 @@ _RULES: tuple[Rule, ...] = (
     ("precision.initial_loss_scale", *_above(0)),
     ("precision.loss_scale_growth_steps", *_at_least(1)),
     ("memory.cap_gib", *_above(0)),
+    ("communication.compression_ratio", lambda value: 0 < value <= 1, "more than 0, at most 1"),
+    ("communication.compression_bits", lambda value: 2 <= value <= 8, "2 to 8"),
+    ("communication.compression_rank", *_at_least(1)),
     ("communication.bucket_mib", *_above(0)),
+    ("communication.max_buckets", *_at_least(1)),
     ("communication.ranks_per_node", *_at_least(1)),
     ("communication.timeout_s", *_above(0)),
     ("optimizer.learning_rate", *_above(0)),
@@ -104,15 +110,17 @@ def find_problems(
     if config.device == "cuda" and num_gpus == 0:
         problems.append(
             "device is cuda, but torch finds no GPU here; check the driver and "
-            "CUDA_VISIBLE_DEVICES, or use cpu"
+            "CUDA_VISIBLE_DEVICES, or use cpu; what another device would hold: --check --device "
+            "H100-80GB"
         )
     layout_problems = _find_layout_problems(config, world_size, local_world_size)
     problems += layout_problems + _find_path_problems(config)
     if not layout_problems:
         problems += find_fault_problems(config.faults, config.layout)
-    if any(_is_sized_by(problem) for problem in problems) or layout_problems:
-        return problems
-    problems += _find_batch_problems(config)
+    is_sized = not layout_problems and not any(_is_sized_by(problem) for problem in problems)
+    config = config if is_sized else _repair(config)
+    if is_sized:
+        problems += _find_batch_problems(config)
     schedule = _build_schedule(config, problems)
     problems += _find_combination_problems(
         config, schedule, device_type=device_type, has_own_model=has_own_model
@@ -123,7 +131,8 @@ def find_problems(
     problems += model_problems
     if not model_problems:
         problems += _find_data_problems(config)
-        problems += _find_memory_problems(config, device_type, device_memory_bytes)
+        if is_sized:
+            problems += _find_memory_problems(config, device_type, device_memory_bytes)
     return problems
 
 
@@ -192,6 +201,27 @@ def _find_value_problems(config: TrainConfig) -> list[str]:
             f"{config.num_steps} steps; lower it"
         )
     return problems
+
+
+def _repair(config: TrainConfig) -> TrainConfig:
+    """With defaults in place of degrees that make no layout and of numbers out of range."""
+    parallel, batch = config.parallel, config.batch
+    try:
+        _ = config.layout
+    except LayoutError:
+        parallel = replace(parallel, dp=1, tp=1, pp=1, order=DEFAULT_ORDER, stage_sizes=None)
+    for key, holds, _words in _RULES:
+        table, _, name = key.rpartition(".")
+        owner: Any = {"parallel": parallel, "batch": batch}.get(table)
+        value = None if owner is None else getattr(owner, name)
+        if value is None or holds(value):
+            continue
+        default = {name: getattr(type(owner)(), name)}
+        if table == "parallel":
+            parallel = replace(parallel, **default)
+        else:
+            batch = replace(batch, **default)
+    return replace(config, parallel=parallel, batch=batch)
 
 
 def _find_layout_problems(

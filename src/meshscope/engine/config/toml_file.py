@@ -24,6 +24,7 @@ from meshscope.core.config.model_config import ModelConfig
 from meshscope.core.config.presets import PRESETS, fill_model_defaults
 from meshscope.core.config.timed_model_config import TimedModelConfig
 from meshscope.core.config.train_config import TrainConfig
+from meshscope.engine.config.problems import find_problems
 from meshscope.engine.faults.kinds import Fault
 from meshscope.engine.faults.text import fault_from_mapping, parse_fault, write_fault
 from meshscope.errors import UsageError
@@ -75,7 +76,9 @@ def _finish(
     reader = _Reader(folder, problems)
     config = reader.read(TrainConfig, document, "")
     if reader.problems:
-        raise UsageError(source + "; ".join(reader.problems))
+        # What could be read is checked too, with defaults for the rest.
+        more = [] if config is _BAD else find_problems(config)
+        raise UsageError(source + "; ".join([*reader.problems, *more]))
     assert isinstance(config, TrainConfig), "no problems, hence a configuration"
     return config
 
@@ -171,8 +174,10 @@ class _Reader:
         missing = [f.name for f in fields(kind) if _is_required(f) and f.name not in value]
         for name in missing:
             self._note(prefix + name, f"is missing, expected {_describe(hints[name])}")
-        is_bad = missing or any(entry is _BAD for entry in given.values())
-        return _BAD if is_bad else kind(**given)
+        required = [field.name for field in fields(kind) if _is_required(field)]
+        if missing or any(given[name] is _BAD for name in required):
+            return _BAD
+        return kind(**{name: entry for name, entry in given.items() if entry is not _BAD})
 
     def _read_model(self, value: Any) -> Any:
         if not isinstance(value, Mapping):

@@ -39,6 +39,7 @@ COMPRESSORS = ("fp16", "bf16", "topk", "int8", "powersgd")
 
 _FLAT = FlatAllReduce()
 
+_LEAST_BITS, _MOST_BITS = 2, 8
 _INT8_LEVELS = 127
 """Symmetric: -127 … 127."""
 
@@ -60,6 +61,9 @@ class _CompressionError:
 class Compressor(Protocol):
     """Sums buckets over a group in fewer bytes."""
 
+    keeps_errors: bool
+    """Whether what was left out is added to the next step's."""
+
     @property
     def name(self) -> str:
         """Key in COMPRESSORS."""
@@ -76,22 +80,30 @@ class Compressor(Protocol):
         """Multiplies what was left out, because gradients to come are larger by that much."""
 
 
-def make_compressor(name: str) -> Compressor:
-    """A compressor by its name, with its defaults."""
-    makers: dict[str, type[Compressor]] = {
-        "topk": TopKCompressor,
-        "int8": Int8Compressor,
-        "powersgd": PowerSgdCompressor,
-    }
+def make_compressor(
+    name: str, *, ratio: float = 0.01, bits: int = 8, rank: int = 4, keeps_errors: bool = True
+) -> Compressor:
+    """A compressor by its name; each takes what concerns it."""
+    made: Compressor
     if name in ("fp16", "bf16"):
         return CastCompressor(torch.float16 if name == "fp16" else torch.bfloat16)
-    if name not in makers:
+    if name == "topk":
+        made = TopKCompressor(ratio)
+    elif name == "int8":
+        made = Int8Compressor(bits=bits)
+    elif name == "powersgd":
+        made = PowerSgdCompressor(rank)
+    else:
         raise UsageError(f"{name!r} is no compressor; expected one of {', '.join(COMPRESSORS)}")
-    return makers[name]()
+    made.keeps_errors = keeps_errors
+    return made
 
 
 class _ErrorFeedback:
     """What a compressor remembers of each bucket: what it left out, and its last error."""
+
+    keeps_errors = True
+    """False: what is left out of a step is lost."""
 
     def __init__(self) -> None:
         self._left_out: WeakKeyDictionary[Bucket, Tensor] = WeakKeyDictionary()
@@ -111,7 +123,8 @@ class _ErrorFeedback:
         left_out = self._left_out.get(bucket)
         if left_out is None:
             left_out = torch.zeros_like(bucket.buffer, dtype=torch.float32)
-            self._left_out[bucket] = left_out
+            if self.keeps_errors:
+                self._left_out[bucket] = left_out
         return left_out.add_(bucket.buffer)
 
 
@@ -189,17 +202,21 @@ class Int8Compressor(_ErrorFeedback):
     """Every rank sums one chunk of all ranks' int8, in float32, and sends the sum as int8.
 
     int8 is never summed as such: it would overflow. A block of elements shares a scale, its largest
-    magnitude over 127. `read_error` is that of this rank's gradients; the rounding of the sum is
-    kept for the next step, but is not in it.
+    magnitude over 127 (with 8 bits). `read_error` is that of this rank's gradients; the rounding of
+    the sum is kept for the next step, but is not in it.
     """
 
     name = "int8"
 
-    def __init__(self, block_size: int = 1024) -> None:
+    def __init__(self, block_size: int = 1024, *, bits: int = 8) -> None:
+        """With fewer bits values are told apart less finely; a byte is sent all the same."""
         if block_size < 1:
             raise UsageError(f"block_size is {block_size}; expected at least 1")
+        if not _LEAST_BITS <= bits <= _MOST_BITS:
+            raise UsageError(f"bits is {bits}; expected {_LEAST_BITS} to {_MOST_BITS}")
         super().__init__()
         self.block_size = block_size
+        self.num_levels = (1 << (bits - 1)) - 1
 
     def chunk_shape(self, num_elements: int, num_ranks: int) -> tuple[int, int]:
         """Blocks in a rank's chunk, elements in a block."""
@@ -222,7 +239,7 @@ class Int8Compressor(_ErrorFeedback):
         padded = left_out.new_zeros(channel.size * chunk_size)
         padded[:num_elements] = left_out
         blocks = padded.view(channel.size, *shape)
-        payload = _quantize(blocks)
+        payload = _quantize(blocks, self.num_levels)
         received = torch.empty_like(payload)
         works = channel.all_to_all(received.flatten(), payload.flatten())
         blocks -= _dequantize(payload, shape)
@@ -232,7 +249,7 @@ class Int8Compressor(_ErrorFeedback):
         total = torch.zeros_like(blocks[0])
         for quantized in received:
             total += _dequantize(quantized.unsqueeze(0), shape)[0]
-        own_payload = _quantize(total.unsqueeze(0))
+        own_payload = _quantize(total.unsqueeze(0), self.num_levels)
         gathered = own_payload.new_empty(channel.size * own_payload.numel())
         works = channel.all_gather(gathered, own_payload.flatten())
         # What the sum loses is missing once, so one rank keeps it: the one that knows.
@@ -244,12 +261,12 @@ class Int8Compressor(_ErrorFeedback):
         bucket.buffer.copy_(everything[:num_elements])
 
 
-def _quantize(blocks: Tensor) -> Tensor:
+def _quantize(blocks: Tensor, num_levels: int = _INT8_LEVELS) -> Tensor:
     """[chunks, blocks, elements] → int8 [chunks, elements and then scales of all blocks]."""
-    scales = blocks.abs().amax(-1, keepdim=True) / _INT8_LEVELS
+    scales = blocks.abs().amax(-1, keepdim=True) / num_levels
     # Where the scale is nan or inf, so is the decoded value.
     levels = (blocks / torch.where(scales > 0, scales, 1.0)).nan_to_num_(0.0, 0.0, 0.0)
-    integers = levels.round_().clamp_(-_INT8_LEVELS, _INT8_LEVELS).to(torch.int8)
+    integers = levels.round_().clamp_(-num_levels, num_levels).to(torch.int8)
     return torch.cat([integers.flatten(1), scales.flatten(1).view(torch.int8)], 1)
 
 

@@ -119,8 +119,12 @@ class GradientReducer:
         gradient_dtype: torch.dtype | None = None,
         keeps_unused: bool = False,
         local_world_size: int | None = None,
+        max_buckets: int | None = None,
+        overlaps: bool = True,
     ) -> None:
         """Collective over the group where `strategy` is "hierarchical" or "adaptive".
+
+        Without `overlaps` everything is sent in `finish`. `max_buckets` lets buckets grow.
 
         `keeps_unused` leaves the gradient of a parameter that no rank used at None, as on one
         process, instead of zero, at the price of one more small all-reduce for each step.
@@ -128,6 +132,8 @@ class GradientReducer:
         self._parameters = list(dict.fromkeys(parameters))
         self.group = None if group is None or group.size() == 1 else group
         self._bucket_bytes = bucket_bytes
+        self._max_buckets = max_buckets
+        self._overlaps = overlaps
         self._scale = 1.0 / self.group.size() if self.group is not None and average else 1.0
         self._gradient_dtype = gradient_dtype
         self._keeps_unused = keeps_unused
@@ -209,7 +215,7 @@ class GradientReducer:
         self._waiting = [set(bucket.parameters) for bucket in self.buckets]
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
-        if self._is_accumulating or parameter not in self._bucket_of:
+        if self._is_accumulating or not self._overlaps or parameter not in self._bucket_of:
             return
         self._waiting[self._bucket_of[parameter].index].discard(parameter)
         while len(self._transfers) < len(self.buckets) and not self._waiting[len(self._transfers)]:
@@ -289,7 +295,7 @@ class GradientReducer:
         if parameters is not None:
             self._parameters = list(dict.fromkeys(parameters))
         reduced = self._find_reduced() if self.group is not None else []
-        self.buckets = build_buckets(reduced, self._bucket_bytes, self._gradient_dtype)
+        self.buckets = self._build_buckets(reduced)
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self._built_for = [_describe(parameter) for parameter in reduced]
         self._streams = {
@@ -309,6 +315,17 @@ class GradientReducer:
         )
         self._begin_step()
         self._handles = [_add_hook(p, self._on_gradient) for p in reduced]
+
+    def _build_buckets(self, parameters: list[nn.Parameter]) -> list[Bucket]:
+        """Twice as large until they are few enough; each dtype and device has one at least."""
+        bucket_bytes = self._bucket_bytes
+        total_bytes = sum(p.numel() * p.element_size() for p in parameters)
+        while True:
+            buckets = build_buckets(parameters, bucket_bytes, self._gradient_dtype)
+            is_few = self._max_buckets is None or len(buckets) <= self._max_buckets
+            if is_few or bucket_bytes > total_bytes:
+                return buckets
+            bucket_bytes *= 2
 
     def close(self) -> None:
         """Removes the hooks; `rebuild` installs them again."""

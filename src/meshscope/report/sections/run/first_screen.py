@@ -141,7 +141,12 @@ def _show_time(report: Report) -> Section | None:
             make_column("share", rows, lambda row: form.ratio(row[2]), 2),
         )
     )
-    return Section(key="time", title="Where the time goes", note=note, parts=(table,))
+    parts: list[Part] = [table]
+    if not isinstance(budget, Unavailable | None) and not isinstance(budget.mfu, Unavailable):
+        source = form.clean_text(budget.mfu.peak_source, _MAX_EVIDENCE)
+        text = f"MFU {form.ratio(budget.mfu.ratio)}; peak: {source} (--section budget)"
+        parts.append(Line(text, Tone.QUIET))
+    return Section(key="time", title="Where the time goes", note=note, parts=tuple(parts))
 
 
 def _show_slow(report: Report) -> Section | None:

@@ -1,0 +1,107 @@
+"""Steps of a program that says nothing are counted, and nothing else changes."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from meshscope.analyze.budget.model_flops import read_flops
+from meshscope.capture.profiling import flop_counts
+from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.store.read.run import open_run
+from meshscope.store.read.trace_windows import disturbing_windows
+
+ONE = 2 * 4 * 8 * 8
+
+
+@pytest.fixture
+def rec(tmp_path):
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    yield recorder
+    recorder.close()
+
+
+def train(rec, num_steps=10, num_microbatches=2, inside=lambda step: None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if rec is not None:
+        rec.attach(model, optimizer)
+    for step in range(num_steps):
+        for _ in range(num_microbatches):
+            model(torch.randn(4, 8)).sum().backward()
+        inside(step)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def read(rec):
+    path = rec.run_dir
+    rec.close()
+    assert rec.guard.counts == {}
+    return open_run(path).last_attempt
+
+
+def test_a_step_is_counted_with_all_its_microbatches(rec):
+    bare = train(None)
+    assert all(map(torch.equal, bare, train(rec)))
+    attempt = read(rec)
+    found = read_flops(attempt)[0]
+    assert found.model_flops == found.hardware_flops == 2 * 5 * ONE
+    assert found.source == "counted, 10 operators of step 6"
+    assert found.dtype == "float32"
+    (window,) = disturbing_windows(attempt)
+    assert (window.disturbed_from_step, window.disturbed_to_step) == (6, 7)
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_steps_that_differ_are_said_to(rec, monkeypatch):
+    monkeypatch.setattr(flop_counts, "_MAX_SHARE", 1e9)
+    train(rec, num_steps=10)
+    train(rec, num_steps=10, num_microbatches=3)
+    found = read_flops(read(rec))[0]
+    assert found.model_flops == 2 * 5 * ONE  # the lower middle
+    assert found.source.startswith("counted, 10 operators of steps 6, ")
+    assert found.source.endswith("; which differ by 0.4 of their median")
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_the_program_may_say_it_or_switch_it_off(rec, says):
+    if says:
+        rec.set_flops(model_flops_per_step=7e9, source="me")
+    else:
+        rec.configure(flop_counts=False)
+    train(rec)
+    attempt = read(rec)
+    found = read_flops(attempt)
+    assert disturbing_windows(attempt) == ()
+    assert not says or (found[0].model_flops, found[0].source) == (7e9, "me")
+
+
+def test_a_profiler_of_the_programs_goes_first(rec):
+    def profile(step):
+        if step == 6:  # the counted one
+            with torch.autograd.profiler.profile(use_kineto=False) as found:
+                torch.ones(2, 2) @ torch.ones(2, 2)
+            seen.extend(found.function_events)
+
+    seen = []
+    train(rec, inside=profile)
+    assert seen
+    assert read(rec)
+
+
+def test_a_child_of_a_counted_step_is_left_alone(rec):
+    def fork(step):
+        if step == 6:
+            pid = os.fork()
+            if not pid:
+                os._exit(int(torch.autograd._profiler_enabled()))
+            codes.append(os.waitpid(pid, 0)[1])
+
+    codes = []
+    train(rec, inside=fork)
+    assert codes == [0]
+    assert read_flops(read(rec))[0].model_flops == 2 * 5 * ONE
