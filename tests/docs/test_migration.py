@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
 NUM_ROWS = {"000": 31, "001": 32, "002": 72, "003": 96, "004": 30}
 """Rows per founding document: none may be dropped."""
-MAX_PENDING = 11
+MAX_PENDING = 7
 """Rows whose name another change brings; 0 once all are in."""
 
 NAMED = re.compile(r"(?:\b(key|rule|section|column|phase|variable|file) )?`([^`]+)`")

@@ -6,6 +6,7 @@ signal of training (`loss`, `tokens`, …). None of these is a part of a step's 
 duration that lies where nothing was measured.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -24,7 +25,9 @@ MAX_NAMES = 100
 """Names kept of each kind: programs may put numbers into them."""
 _COLLECTIONS = "gc gen"
 _TOKENS = "tokens"
-_SIGNALS = frozenset((_TOKENS, *(name for names in SIGNAL_NAMES.values() for name in names)))
+_SIGNAL_WORDS = sorted({name for names in SIGNAL_NAMES.values() for name in names})
+_SIGNAL = re.compile(rf"(?:{'|'.join(_SIGNAL_WORDS)})(?: [0-9]+)?|tokens|samples")
+"""What other sections show; of further optimizers with a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +193,7 @@ def _add_scalars(sums: _Sums, recording: Recording) -> None:
     for is_count, found in ((True, sums.counters), (False, sums.numbers)):
         of_rank: dict[str, list[Floats]] = {}
         for name, values in _select(recording, is_count=is_count):
-            if is_count or name not in _SIGNALS:
+            if is_count or not _SIGNAL.fullmatch(name):
                 of_rank.setdefault(name, []).append(values)
         for name, parts in of_rank.items():
             found.setdefault(name, []).append(np.concatenate(parts))
