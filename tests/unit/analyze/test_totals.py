@@ -112,3 +112,15 @@ def test_whatever_is_given_a_split_adds_up(recorded):
     split = study().study.time.steps
     assert all(total > 0 for total in split.phase_ns.values())
     assert split.unattributed_ns >= 0
+
+
+def test_programs_that_put_numbers_into_names_are_cut_off(recorded):
+    recorder, clock, study = recorded
+    for number in range(150):
+        recorder.count(f"file {number:03}")
+        with recorder.span(f"item {number:03}"):
+            clock.now_ns += 1 + number
+    totals = study().study.totals
+    assert [one.name for one in totals.counters] == [f"file {number:03}" for number in range(100)]
+    assert totals.times[0].name == "item 149"
+    assert totals.num_names_left_out == 100

@@ -205,25 +205,30 @@ def _select(recording: Recording, *, is_count: bool) -> Iterable[tuple[str, Floa
         return
     columns = recording.read("scalars")
     is_wanted: Bools = (columns["flags"].astype(np.int64) & ScalarFlag.COUNT != 0) == is_count
-    name_id, value = columns["name_id"][is_wanted], columns["value"][is_wanted]
-    for one in np.unique(name_id).tolist():
-        yield recording.name_of(one), value[name_id == one].astype(np.float64, copy=False)
+    value: Floats = columns["value"][is_wanted].astype(np.float64, copy=False)
+    for one, rows in _group(columns["name_id"][is_wanted].astype(np.int64)):
+        yield recording.name_of(one), value[rows]
 
 
 def _add_times(sums: _Sums, recording: Recording) -> None:
     spans = recording.read("spans")
     flags = spans["flags"].astype(np.int64)
-    rows = np.flatnonzero(flags & (SpanFlag.DETAIL | SpanFlag.GIVEN))
-    if not len(rows):
+    kept = np.flatnonzero(flags & (SpanFlag.DETAIL | SpanFlag.GIVEN))
+    if not len(kept):
         return
-    name_id, duration = spans["name_id"][rows], int64_column(spans, "duration_ns")[rows]
-    is_given: Bools = (flags[rows] & SpanFlag.GIVEN) != 0
+    duration = int64_column(spans, "duration_ns")[kept]
+    is_given = flags[kept] & SpanFlag.GIVEN != 0
     of_rank: dict[tuple[str, bool], list[Int64s]] = {}
-    for one in np.unique(name_id).tolist():
-        name = recording.name_of(one)
-        for given in (False, True):
-            found = duration[(name_id == one) & (is_given == given)]
-            if len(found) and not name.startswith(_COLLECTIONS):
-                of_rank.setdefault((name, given), []).append(found)
+    for code, rows in _group(2 * spans["name_id"][kept].astype(np.int64) + is_given):
+        name = recording.name_of(code // 2)
+        if not name.startswith(_COLLECTIONS):
+            of_rank.setdefault((name, bool(code % 2)), []).append(duration[rows])
     for key, parts in of_rank.items():
         sums.times.setdefault(key, []).append(np.concatenate(parts))
+
+
+def _group(codes: Int64s) -> Iterable[tuple[int, Int64s]]:
+    """Rows by code, in their order; one pass, however many codes there are."""
+    order = np.argsort(codes, kind="stable")
+    found, starts = np.unique(codes[order], return_index=True)
+    return zip(found.tolist(), np.split(order, starts[1:]), strict=True) if len(codes) else ()
