@@ -28,6 +28,7 @@ from meshscope.store.schema import (
     Column,
     NoteCode,
     OperationFlag,
+    ScalarFlag,
     SpanFlag,
     StepFlag,
     Table,
@@ -44,6 +45,16 @@ FLAG_MEANINGS = {
     "SpanFlag": {
         "ABORTED": "left by an exception, or closed by the recorder because its end never came",
         "DETAIL": "a named span inside a phase: not part of the partition of the time line",
+        "GIVEN": "measured by the program itself and put where it told of it; with `DETAIL` it is "
+        "a phase only where it overlaps none that was measured",
+    },
+    "ScalarFlag": {
+        "RETURNED": "times its divisor it is the loss that the model returned under that name",
+        "NORMALIZED": "the model was told the tokens of the whole step: losses add up over "
+        "microbatches",
+        "UNSCALED": "what a gradient scaler was given, not what it made of it",
+        "GRADIENT": "torch.autograd.grad was called on it",
+        "COUNT": "to be added to others of its name: a counter",
     },
     "OperationFlag": {
         "ASYNC": "returned a handle at once; the others held the caller, or the stream, up",
@@ -139,6 +150,8 @@ def render_columns() -> str:
             lines += describe_flags(StepFlag, "steps.flags")
         if table.name == "spans":
             lines += describe_flags(SpanFlag, "spans.flags")
+        if table.name == "scalars":
+            lines += describe_flags(ScalarFlag, "scalars.flags")
         if table.name == "collectives":
             lines += describe_flags(OperationFlag, "collectives.flags")
             for codes in (Kind, Outcome, EndSource):

@@ -70,6 +70,7 @@ FLAGS = {
         "--no-diagnosis",
         "--output",
         "--peak-tflops",
+        "--ranks",
         "--rules",
         "--section",
         "--strict",

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from meshscope.analyze.communication.communication import Communication
     from meshscope.analyze.device.hardware import Hardware
     from meshscope.analyze.job.job import Job
+    from meshscope.analyze.memory.memory import JobMemory
     from meshscope.analyze.pipeline.pipeline import PipelineAnalysis
     from meshscope.analyze.pipeline.pipeline_waits import PipelineWaits
     from meshscope.analyze.stragglers.pauses import Pauses
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from meshscope.analyze.timeline.work import WorkTable
     from meshscope.analyze.training.convergence import Convergence
     from meshscope.analyze.training.settings import SettingsGroup
+    from meshscope.analyze.training.totals import JobTotals
     from meshscope.store.read.arrays import Floats
 
 T = TypeVar("T")
@@ -457,6 +459,13 @@ class Study:
         return need(measure_sequence_imbalance(work, timeline, read_tokens(self.attempt, work)))
 
     @_Analysis
+    def memory(self) -> "JobMemory":
+        """What ranks' memory does over the run."""
+        from meshscope.analyze.memory.memory import analyze_memory
+
+        return need(analyze_memory(self.attempt))
+
+    @_Analysis
     def convergence(self) -> "Convergence":
         """What loss, gradient norm and learning rate do over the run."""
         from meshscope.analyze.training.convergence import analyze_convergence
@@ -469,6 +478,13 @@ class Study:
         from meshscope.analyze.training.settings import read_settings
 
         return need(read_settings(self.attempt))
+
+    @_Analysis
+    def totals(self) -> "JobTotals":
+        """Sums over the run, and what the program counted, timed and logged itself."""
+        from meshscope.analyze.training.totals import sum_totals
+
+        return sum_totals(self.attempt, self.time.steps.phase_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -43,7 +43,7 @@ from meshscope.capture.profiles import Profiles
 from meshscope.capture.sampling import Sampling
 from meshscope.capture.session import Session
 from meshscope.capture.steps.actions import ActionBlock, Actions, WaitBlock
-from meshscope.capture.steps.blocks import Phase, Span, StepBlock
+from meshscope.capture.steps.blocks import Phase, PhaseClock, Span, StepBlock, Timer
 from meshscope.capture.steps.fetches import time_fetches
 from meshscope.capture.steps.marking import Marking
 from meshscope.capture.watching import Watching, as_list
@@ -52,7 +52,7 @@ from meshscope.core.layout import Layout
 DRAIN_SECONDS = 2.0
 """How long `close` waits at most for marks the device has not reached."""
 
-P = TypeVar("P", bound=Phase)
+B = TypeVar("B", Phase, Span, Timer)
 T = TypeVar("T")
 
 
@@ -82,7 +82,8 @@ class Recorder:
         self._marking = Marking(self.timeline, clock, put_span, scalars.put_from_device)
         scalars.marking = self._marking
         self._steps = choose_inference()(self.timeline)
-        self._step_block = StepBlock(self.timeline, self._steps, self.guard, clock)
+        self._marks = PhaseClock(self.timeline, self._steps, clock, session.name_id)
+        self._step_block = StepBlock(self.timeline, self._steps, self.guard, clock, self._marks)
         self._actions = Actions(self.timeline, self._steps, self.guard, clock)
         self._facts = ModelFacts(session.journal)
         self.settings = Settings(session.journal)
@@ -391,15 +392,35 @@ class Recorder:
     def phase(self, name: str) -> Phase:
         """A part of a step with a separate line: a context manager and a decorator."""
         found = self._phases.get(name)
-        return found or self._phases.setdefault(name, self._make_block(Phase, name))
+        if found is None:
+            self._marks.has_company = True
+            found = self._phases.setdefault(name, self._make_block(Phase, name))
+        return found
 
     def span(self, name: str) -> Span:
         """A named interval inside a phase, for detail: takes nothing from the phase's time."""
         found = self._spans.get(name)
         return found or self._spans.setdefault(name, self._make_block(Span, name))
 
-    def _make_block(self, kind: type[P], name: str) -> P:
+    def _make_block(self, kind: type[B], name: str) -> B:
         return kind(name, self.timeline, self.guard, self.clock, self.session.name_id)
+
+    def mark(self, name: str) -> None:
+        """The time since the last mark, or since the step began, was the phase `name`: for loops
+        with `begin_step` and `end_step` that name each part when it is over."""
+        self._marks.has_company |= self.watching.automatic is not None
+        self.guard.run("mark", self._marks.mark, name)
+
+    def timer(self, name: str) -> Timer:
+        """A timer with `start` and `stop`, for what begins in one function and ends in another: a
+        span, like `span`. Each call makes a new one."""
+        return self._make_block(Timer, name)
+
+    def add_duration(self, name: str, seconds: float) -> None:
+        """A duration the program measured itself, and that has just ended: `add_duration("data",
+        0.2)`. It counts as that phase where nothing else was measured at that time, and reports
+        say that it was given."""
+        self.guard.run("duration", self._marks.add, name, seconds)
 
     def step(self, step: int | None = None) -> StepBlock:
         """Marks a step; from the first use on, steps are no longer inferred."""
@@ -457,6 +478,7 @@ class Recorder:
 
     def data(self, loader: Iterable[T]) -> Iterator[T]:
         """Iterates over `loader`, timing each fetch as the phase "data" ("eval" in evaluations)."""
+        self._marks.has_company = True
         hooks = self.watching.hooks
         is_evaluation = None if hooks is None else hooks.is_evaluation
         given = (self.timeline, self._steps, self.guard, self.clock, is_evaluation)
@@ -470,3 +492,7 @@ class Recorder:
         """
         for name, value in scalars.items():
             self.session.scalars.log(name, value)
+
+    def count(self, name: str, number: float = 1) -> None:
+        """Adds to a counter; reports show its total over steps and ranks. One record a call."""
+        self.session.scalars.count(name, number)

@@ -25,7 +25,7 @@ to be read. Collective means: every rank must call it.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from meshscope.core.layout import Layout
 from meshscope.core.placement import launch_identity
 from meshscope.core.schedule import Action, ActionKind
 from meshscope.engine.checkpoint.save_load import load_checkpoint, save_checkpoint
-from meshscope.engine.config.problems import require_valid_config
+from meshscope.engine.config.problems import find_problems, require_valid_config
 from meshscope.engine.config.toml_file import to_document
 from meshscope.engine.data_parallel.fully_sharded import FullyShardedDataParallel
 from meshscope.engine.data_parallel_choice import make_data_parallel
@@ -60,6 +60,17 @@ if TYPE_CHECKING:
 
 Batch = Tensor | Sequence[Microbatch]
 """Tokens [microbatches, size, length + 1], or inputs and targets of each microbatch."""
+
+LIVE_KEYS = (
+    "learning_rate",
+    "rate_schedule",
+    "num_warmup_steps",
+    "num_decay_steps",
+    "final_rate_ratio",
+    "max_gradient_norm",
+    "weight_decay",
+)
+"""Settings of `[optimizer]` that may change between steps; see `Engine.configure`."""
 
 _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -189,6 +200,30 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def configure(self, **changes: Any) -> None:
+        """Changes settings of `[optimizer]` from the next step on: those of `LIVE_KEYS`, which no
+        group, buffer or graph depends on. Collective: on all ranks, between the same steps.
+
+        Raises UsageError on every rank, and changes nothing, for other settings, for values that
+        make no sense, and where ranks gave different ones.
+        """
+        unknown = sorted(set(changes) - set(LIVE_KEYS))
+        optimizer = self.config.optimizer if unknown else replace(self.config.optimizer, **changes)
+        config = replace(self.config, optimizer=optimizer)
+        problems = [
+            f"{name} cannot change while the engine runs; only {', '.join(LIVE_KEYS)} of "
+            "[optimizer] can: save, change the file and resume"
+            for name in unknown
+        ]
+        has_own_model = isinstance(self._source, UserModel)
+        problems += find_problems(config, device_type=self.device.type, has_own_model=has_own_model)
+        if not self._update.is_same_everywhere(repr((optimizer, unknown))):
+            problems.append("ranks gave different settings; give all the same, at the same step")
+        if problems:
+            raise UsageError("\n".join(problems))
+        self.config = config
+        self._update.configure(config)
 
     # --- a step ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ there: the fused optimizers skip by themselves when something was not finite (as
 GradScaler tells them), and the host waits for nothing.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -69,6 +70,22 @@ class StepUpdate:
     def num_skipped(self) -> int:
         """Steps not taken because gradients were not finite; waits for the device."""
         return int(self._num_skipped.item())
+
+    def configure(self, config: TrainConfig) -> None:
+        """Takes other settings of the optimizer, those that are read in every step."""
+        self._config = config
+        self.learning_rate = make_learning_rate(config.optimizer, config.num_steps)
+        for group in self.optimizer.param_groups:
+            if group["params"][0].ndim >= 2:
+                group["weight_decay"] = config.optimizer.weight_decay
+
+    def is_same_everywhere(self, text: str) -> bool:
+        """Whether all ranks gave the same text. Collective."""
+        # 20 bits: sums of squares of thousands of ranks are exact.
+        number = float(zlib.crc32(text.encode()) & 0xFFFFF)
+        own = torch.tensor([number, number**2, 1.0], dtype=torch.float64, device=self._mesh.device)
+        total, squares, num_ranks = self.sum_over_mesh(list(own)).tolist()
+        return bool(squares * num_ranks == total**2)
 
     def synchronise(self) -> None:
         """Averages over replicas, and sums over tp and copies of a tied table what needs it."""

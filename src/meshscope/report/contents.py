@@ -16,12 +16,14 @@ from meshscope.report.sections.run.first_screen import list_first_screen
 from meshscope.report.sections.run.hardware import show_hardware
 from meshscope.report.sections.run.head import show_run, show_verdict
 from meshscope.report.sections.run.ledger import show_ledger
+from meshscope.report.sections.run.memory import show_memory
 from meshscope.report.sections.run.phases import show_peers, show_phases
 from meshscope.report.sections.run.pipeline import show_pipeline
 from meshscope.report.sections.run.ranks import show_ranks, show_time
 from meshscope.report.sections.run.recording import show_problems, show_recording
 from meshscope.report.sections.run.settings import show_settings
 from meshscope.report.sections.run.steps import name_left_out, show_steps, show_throughput
+from meshscope.report.sections.run.totals import show_totals
 from meshscope.report.sections.run.traces import show_traces
 from meshscope.report.sections.run.training import show_training
 
@@ -55,10 +57,12 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
     "steps": show_steps,
     "throughput": show_throughput,
     "training": show_training,
+    "totals": show_totals,
     "peers": show_peers,
     "communication": _show_communication,
     "time": show_time,
     "ranks": show_ranks,
+    "memory": show_memory,
     "hardware": show_hardware,
     "settings": show_settings,
     "traces": show_traces,
@@ -78,17 +82,17 @@ def list_sections(report: Report, detail: Detail, names: Collection[str] = ()) -
         found = (show(report, detail) for show in SECTIONS.values())
         return [section for section in found if section is not None]
     return [
-        show(report, detail) or _show_nothing(report, name)
+        show(report, detail) or _show_nothing(report, detail, name)
         for name, show in SECTIONS.items()
         if name in names
     ]
 
 
-def _show_nothing(report: Report, name: str) -> Section:
+def _show_nothing(report: Report, detail: Detail, name: str) -> Section:
     """A section that was asked for and has nothing to say, with the reason."""
     pipeline = report.study.pipeline
     if report.diagnosis is None and name in ("findings", "budget", "pipeline"):
-        text = "left out by --no-diagnosis"
+        text = f"left out by {'--no-diagnosis' if detail.ranks is None else '--ranks'}"
     elif name == "pipeline" and isinstance(pipeline, Unavailable):
         text = form.clean_text(pipeline.reason)
     else:

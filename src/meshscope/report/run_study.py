@@ -5,6 +5,7 @@ budget, tables, and the report itself. Everything is computed on first use, and 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshscope.analyze.study import Study
+from meshscope.capture.profiling.rank_choice import NO_MESH, RankChoice
 from meshscope.core.config.given_flops import GivenFlops, check_given
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.thresholds import Thresholds
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
@@ -23,11 +25,13 @@ from meshscope.diagnose.runner import Diagnosis, diagnose
 from meshscope.errors import UsageError
 from meshscope.ingest.kineto.trace_files import find_traces, is_trace_name
 from meshscope.report.contents import list_sections
+from meshscope.report.format import name_ranks
 from meshscope.report.media import MARKDOWN, PAGE, Medium
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Section
 from meshscope.report.sections.run.first_screen import MORE
-from meshscope.store.read.columns import Columns
+from meshscope.store.read.columns import Columns, ProblemKind
+from meshscope.store.read.rank_ranges import RankRanges
 from meshscope.store.read.run import Attempt, Run, is_run_directory, open_run
 from meshscope.store.schema import TABLES
 
@@ -40,6 +44,7 @@ def study(
     *,
     attempt: int | None = None,
     warmup_steps: int | None = None,
+    ranks: str | None = None,
     flops_per_step: float | None = None,
     peak_tflops: float | None = None,
     rules: Sequence[str | PathLike[str]] = (),
@@ -48,6 +53,8 @@ def study(
 
     `attempt` counts launches of the job from 0; the default is the last. `warmup_steps` is the
     number of first steps to leave out of statistics; the default is 1 if more than 3 finished.
+    `ranks` are those to look at (`0,3-5`, `stages`, `dp0.tp0`); what compares ranks then compares
+    only these.
     `flops_per_step` (of the whole job) and `peak_tflops` (of one device, dense) give MFU, and stand
     above what was recorded.
     `rules` are Python files with rules of your own, which are run.
@@ -57,8 +64,30 @@ def study(
     if attempt is not None and not 0 <= attempt < len(run.attempts):
         raise UsageError(f"{path} has no attempt {attempt}; it has {len(run.attempts)}, from 0 on")
     chosen = run.last_attempt if attempt is None else run.attempts[attempt]
+    chosen = chosen if ranks is None else choose_ranks(chosen, ranks)
     rule_set = load_rules([Path(file) for file in rules])
     return RunStudy(run, chosen, warmup_steps=warmup_steps, flops=flops, rule_set=rule_set)
+
+
+def choose_ranks(attempt: Attempt, text: str) -> Attempt:
+    """The attempt as if only some ranks had recorded; UsageError if none is chosen."""
+    choice = RankChoice.parse(text)
+    layout = known(attempt.layout)
+    ranks = {rank: one for rank, one in attempt.ranks.items() if choice.has(rank, layout)}
+    if not ranks:
+        there = name_ranks(attempt.ranks)
+        mesh = f", and {NO_MESH}" if choice.needs_mesh and layout is None else ""
+        raise UsageError(f"{text!r} chooses none of the recorded ranks ({there}{mesh})")
+    return replace(
+        attempt,
+        ranks=ranks,
+        missing_ranks=RankRanges(()),
+        problems=tuple(
+            one
+            for one in attempt.problems
+            if one.kind is not ProblemKind.MISSING_RANK and (one.rank is None or one.rank in ranks)
+        ),
+    )
 
 
 class RunStudy:

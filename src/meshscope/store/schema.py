@@ -449,10 +449,14 @@ class SpanFlag:
     """Left by an exception, or closed by the recorder because its end never came."""
     DETAIL = 2
     """A named span inside a phase: not part of the partition of the time line."""
+    GIVEN = 4
+    """A duration that the program measured itself, put where it was told of. With DETAIL it is a
+    phase only where it overlaps none that was measured."""
 
 
 class ScalarFlag:
-    """Bits of `scalars.flags`: what the recorder knows of a loss that backward was called on."""
+    """Bits of `scalars.flags`: what the recorder knows of a loss that backward was called on, and
+    whether a value is a counter's."""
 
     RETURNED = 1
     """Times its divisor it is the loss that the model returned under that name."""
@@ -462,6 +466,8 @@ class ScalarFlag:
     """The value is what a gradient scaler was given, not what it made of it."""
     GRADIENT = 8
     """torch.autograd.grad was called on it: a penalty, or a loss without a backward."""
+    COUNT = 16
+    """The value is to be added to others of its name: a counter."""
 
 
 class OperationFlag:

@@ -1,6 +1,8 @@
 """Memory: how often it is read, what is read, and the limits of the host."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from recorded import read_recorded
@@ -22,6 +24,7 @@ from meshscope.capture.memory.host_memory import (
     resident_bytes,
 )
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.capture.steps.device_events import find_backend
 from meshscope.store.read.run import open_run
 from meshscope.store.schema import ALLOCATOR
 
@@ -231,3 +234,48 @@ def test_what_the_system_does_not_tell_is_missing(tmp_path):
     assert read_total_bytes(tmp_path / "none") == -1
     assert read_total_bytes(write(tmp_path / "meminfo", "MemTotal: many kB\n")) == -1
     assert read_total_bytes(write(tmp_path / "good", "MemTotal:  2 kB\n")) == 2048
+
+
+def make_other(name: str, *, is_initialized: bool = True, **functions) -> SimpleNamespace:
+    """A torch with an accelerator that a package added under a name of its own."""
+    module = SimpleNamespace(
+        Event=object,
+        Stream=object,
+        current_device=lambda: 2,
+        is_initialized=lambda: is_initialized,
+        **functions,
+    )
+    c = SimpleNamespace(
+        _get_privateuse1_backend_name=lambda: name, _accelerator_getAccelerator=lambda: name
+    )
+    cuda = SimpleNamespace(is_initialized=lambda: False)
+    return SimpleNamespace(cuda=cuda, _C=c, **{name: module})
+
+
+def test_an_accelerator_of_another_package_is_marked_and_its_memory_read():
+    counters = {"memory_allocated": lambda: 10, "memory_reserved": lambda: 20}
+    torch = make_other("npu", **counters, max_memory_allocated=lambda: 15)
+    assert find_backend(torch) == ("npu", 2)
+    assert sample_memory(torch, DeviceCapacity()).memory[1:] == (10, 20, 15, -1)
+    idle = make_other("npu", is_initialized=False, **counters)
+    assert find_backend(idle) is None
+    assert sample_memory(idle, DeviceCapacity()).memory[1:] == (-1, -1, -1, -1)
+
+
+def test_one_without_events_has_host_times_only():
+    torch = make_other("npu")
+    del torch.npu.Event
+    assert find_backend(torch) is None
+
+
+def test_memory_of_mps_is_read_once_it_is_in_use(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    torch = make_other("privateuseone")
+    torch.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True))
+    used = [0]
+    torch.mps = SimpleNamespace(
+        current_allocated_memory=lambda: used[0], driver_allocated_memory=lambda: 64
+    )
+    assert sample_memory(torch, DeviceCapacity()).memory[1:] == (-1, -1, -1, -1)
+    used[0] = 48
+    assert sample_memory(torch, DeviceCapacity()).memory[1:] == (48, 64, -1, -1)

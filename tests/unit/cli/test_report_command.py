@@ -322,3 +322,29 @@ def test_work_that_takes_long_is_told_and_short_work_is_not(capsys):
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "meshscope: still reading, 0 s so far"
     assert 2 <= len(told) <= 5  # at 10, 20, 40, 80 and 160 ms
+def test_some_ranks_can_be_looked_at(tmp_path):
+    layout = Layout(dp=4, tp=2)
+    run = make_run(tmp_path, layout=layout, num_steps=20, faults=Faults(slow={1: 2.0}))
+    shown = invoke("report", run, "--ranks", "1,4-5", "--section", "run", "--section", "ranks")
+    assert "3 of 8 chosen (--ranks 1,4-5), all finished" in shown.stdout
+    rows = shown.stdout.partition("Ranks  in order")[2].splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["1", "4", "5"]
+    document = json.loads(invoke("report", run, "--ranks", "tp1.dp0", "--json").stdout)
+    assert [one["rank"] for one in document["ranks"]] == [1]
+    assert document["steps"]["time"]["median_ns"] == 2 * 97 * MS + 3 * MS
+    assert document["diagnosis"] is None  # findings compare all ranks
+    assert document["health"]["is_complete"]
+    left_out = invoke("report", run, "--ranks", "0", "--section", "findings").stdout
+    assert left_out == "Findings\n  left out by --ranks\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--ranks", "7"], ["'7'", "(ranks 0-1)"]),
+        (["--ranks", "first"], ["'first'", "0,3 or 4-7"]),
+        (["--ranks", "0", "--fail-on", "low"], ["--ranks makes no findings"]),
+    ],
+)
+def test_a_choice_of_ranks_that_makes_no_sense_is_refused(run_dir, options, words):
+    assert_one_line(invoke("report", run_dir, *options), 2, *words)

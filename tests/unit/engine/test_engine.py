@@ -215,3 +215,37 @@ def test_a_model_of_ones_own():
     ]
     losses = [engine.train_step(batch).loss for _ in range(4)]
     assert losses[-1] < losses[0]
+
+
+def test_settings_that_no_buffer_depends_on_change_between_steps():
+    """An engine whose rate is changed takes the step of one that always had that rate."""
+    wanted = replace(CONFIG.optimizer, learning_rate=0.1, max_gradient_norm=None)
+    other = Engine(replace(CONFIG, optimizer=wanted))
+    changed = Engine(CONFIG)
+    changed.configure(learning_rate=0.1, max_gradient_norm=None)
+    results = [engine.train_step(make_tokens()) for engine in (other, changed)]
+    assert results[0].learning_rate == results[1].learning_rate == 0.1
+    assert other.evaluate(make_tokens()) == changed.evaluate(make_tokens())
+    assert changed.config.optimizer == wanted
+    changed.configure(weight_decay=0.25)
+    assert [group["weight_decay"] for group in changed.optimizer.param_groups] == [0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "adamw", "dp": 2}, "dp cannot change while the engine runs"),
+        ({"learning_rate": -1.0}, "optimizer.learning_rate"),
+        ({"learning_rate": 0.1}, "ranks gave different settings"),
+    ],
+)
+def test_a_change_that_cannot_be_made_changes_nothing(changes, message, monkeypatch):
+    engine = Engine(CONFIG)
+    if "different" in message:
+        others = torch.tensor([7.0, 49.0, 1.0], dtype=torch.float64)
+        monkeypatch.setattr(
+            engine._update, "sum_over_mesh", lambda own: torch.stack(list(own)) + others
+        )
+    with pytest.raises(UsageError, match=message):
+        engine.configure(**changes)
+    assert engine.config == CONFIG

@@ -99,3 +99,11 @@ def test_hostile_names_act_in_no_medium(tmp_path):
     assert "<script" not in page + text
     assert "\x1b" not in page + text
     assert "[l](u)" not in text
+
+
+def test_a_study_of_some_ranks_has_only_these(tmp_path):
+    run = make_run(tmp_path, layout=Layout(dp=4), num_steps=5)
+    chosen = meshscope.study(run, ranks="0,2-3")
+    assert sorted(set(chosen.table("steps")["rank"].tolist())) == [0, 2, 3]
+    with pytest.raises(UsageError, match="none of the recorded ranks"):
+        meshscope.study(run, ranks="9")

@@ -31,6 +31,8 @@ class JobTime:
     """Spans per phase that cross step boundaries and are left out of the split."""
     num_other_threads: int
     """Phases of other threads, also left out."""
+    given: tuple[str, ...]
+    """Phases of which some were measured by the program itself."""
 
     @property
     def wall_ns(self) -> int:
@@ -62,4 +64,5 @@ def add_times(ranks: Sequence[RankSummary]) -> JobTime:
         num_markable_rank_steps=sum(rank.num_phased for rank in marked),
         containers=containers,
         num_other_threads=sum(rank.time.num_other_threads for rank in ranks),
+        given=tuple(sorted({name for rank in ranks for name in rank.time.given})),
     )

@@ -70,6 +70,8 @@ class PhaseSpans:
     self_ns: Int64s
     interval: Int64s
     """2k+1 inside the k-th step, 2k in the gap before it, -1 for a container."""
+    given_ids: frozenset[int] = frozenset()
+    """Name ids of phases of which some were measured by the program itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,6 +109,8 @@ class RankPartition:
     """Number of spans per phase name that cross a step boundary and are left out."""
     num_other_threads: int
     """Phases of other threads; left out, because they run beside the training thread."""
+    given: frozenset[str] = frozenset()
+    """Phases of which some were measured by the program itself (`Recorder.add_duration`)."""
 
     @property
     def wall_ns(self) -> int:
@@ -145,8 +149,16 @@ def assign_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
     start = int64_column(spans, "start_host_mono_ns")
     duration = int64_column(spans, "duration_ns")
     self_ns = int64_column(spans, "self_ns")
-    is_detail = spans["flags"].astype(np.uint8, copy=False) & SpanFlag.DETAIL
+    flags = spans["flags"].astype(np.uint8, copy=False)
+    is_detail = flags & SpanFlag.DETAIL
     thread = spans["thread"]
+    is_given = (flags & SpanFlag.GIVEN) != 0
+    given_ids: frozenset[int] = frozenset()
+    if is_given.any():
+        is_outer = (thread == 0) & (depth == 0)
+        is_detail = is_detail.copy()
+        is_detail[_find_free(is_outer & is_given, is_outer & (is_detail == 0), start, duration)] = 0
+        given_ids = frozenset(name_id[is_given & (thread == 0) & (is_detail == 0)].tolist())
     num_other_threads = 0
     if is_detail.any() or thread.any():
         num_other_threads = int(np.count_nonzero((thread != 0) & (is_detail == 0)))
@@ -175,8 +187,24 @@ def assign_phases(steps: StepTimes, spans: Columns) -> tuple[PhaseSpans, int]:
         duration_ns=duration,
         self_ns=self_ns,
         interval=interval,
+        given_ids=given_ids,
     )
     return placed, num_other_threads
+
+
+def _find_free(is_given: Bools, is_taken: Bools, start: Int64s, duration: Int64s) -> Int64s:
+    """Rows of given durations that overlap neither a measured phase nor an earlier given one."""
+    rows = np.flatnonzero(is_given & ~is_taken)
+    rows = rows[np.argsort(start[rows], kind="stable")]
+    taken = np.flatnonzero(is_taken)
+    taken = taken[np.argsort(start[taken], kind="stable")]
+    # The latest end of all phases that begin before a duration's end.
+    latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate((start + duration)[taken]))
+    before = np.searchsorted(start[taken], (start + duration)[rows], side="left")
+    rows = rows[latest[before] <= start[rows]]
+    latest = np.append(np.iinfo(np.int64).min, np.maximum.accumulate((start + duration)[rows]))
+    free: Int64s = rows[latest[:-1] <= start[rows]]
+    return free
 
 
 def tabulate_phases(spans: PhaseSpans, names: Mapping[int, str], *, num_steps: int) -> PhaseTable:
@@ -219,6 +247,7 @@ def partition_rank(
         steady_steps=split(int(steady.sum()), inside[is_steady].sum(axis=0)),
         containers=_count_containers(spans, names),
         num_other_threads=num_other_threads,
+        given=frozenset(names.get(one, f"(unnamed {one})") for one in spans.given_ids),
     )
 
 

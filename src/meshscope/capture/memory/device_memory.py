@@ -3,9 +3,11 @@
 Never starts an accelerator and never resets a peak: both are the program's.
 """
 
+import sys
 from typing import Any, NamedTuple
 
 from meshscope.capture.memory.host_memory import resident_bytes
+from meshscope.capture.steps.device_events import find_backend
 from meshscope.store.schema import MISSING
 
 COST_PER_WALL = 1000
@@ -13,6 +15,7 @@ COST_PER_WALL = 1000
 _LONGEST_PAUSE_NS = 1_000_000_000
 """However dear a reading is, there is one a second, as long as that costs less than a hundredth."""
 _SHORTEST_PAUSE_PER_COST = 100
+_COUNTERS = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
 
 
 class MemorySample(NamedTuple):
@@ -38,8 +41,7 @@ def sample_memory(torch: Any | None, capacity: DeviceCapacity) -> MemorySample:
     """What the process and its allocator hold; `capacity` as it was just read, if it was."""
     cuda = _find_cuda(torch)
     if cuda is None:
-        missing = (MISSING, MISSING, MISSING, MISSING)
-        return MemorySample((resident_bytes(), *missing), None)
+        return MemorySample((resident_bytes(), *_sample_other(torch)), None)
     # Nested as it comes from C++: `memory_stats` flattens and sorts it, which takes several times
     # as long.
     stats = cuda.memory_stats_as_nested_dict()
@@ -59,6 +61,28 @@ def sample_memory(torch: Any | None, capacity: DeviceCapacity) -> MemorySample:
         pack_counts(stats.get("num_alloc_retries", MISSING), stats.get("num_ooms", MISSING)),
     )
     return MemorySample(memory, allocator)
+
+
+def _sample_other(torch: Any) -> tuple[int, int, int, int]:
+    """Allocated, reserved and both peaks of an accelerator that is not CUDA's."""
+    missing = (MISSING, MISSING, MISSING, MISSING)
+    find_any = getattr(getattr(torch, "_C", None), "_accelerator_getAccelerator", None)
+    if find_any is None or find_any() is None:
+        return missing
+    mps = getattr(torch, "mps", None) if sys.platform == "darwin" else None
+    if mps is not None and torch.backends.mps.is_available():
+        allocated = int(mps.current_allocated_memory())
+        return (
+            (allocated, int(mps.driver_allocated_memory()), *missing[2:]) if allocated else missing
+        )
+    found = find_backend(torch)
+    if found is None:
+        return missing
+    backend = getattr(torch, found[0])
+    allocated, reserved, most, most_reserved = (
+        int(getattr(backend, name, lambda: MISSING)()) for name in _COUNTERS
+    )
+    return allocated, reserved, most, most_reserved
 
 
 def _find_cuda(torch: Any | None) -> Any | None:

@@ -29,7 +29,7 @@ from meshscope.capture.memory.module_calls import (
     keep_eager,
 )
 from meshscope.capture.memory.operators import Operators
-from meshscope.capture.memory.points import PointFiles
+from meshscope.capture.memory.points import CATEGORIES, PointFiles, choose_categories
 from meshscope.capture.memory.quiet_guard import QuietGuard
 from meshscope.capture.memory.saved_tensors import SavedTensors
 from meshscope.capture.memory.storages import Ledger, WeakStorages, in_backward, tensors_in
@@ -140,7 +140,7 @@ class MemoryProfile:
         ledger = self._attribute()
         self._allocator.settle(ledger.total_bytes)
         self._is_open = True
-        self.point("construction", shows_layouts=True)
+        self.point("construction", layouts=CATEGORIES)
         protect = self._guard.protect
         for model in self._models:
             begins = keep_eager(self._torch, model, protect("memory profile", self._forward_begins))
@@ -234,22 +234,24 @@ class MemoryProfile:
 
     # --- points -------------------------------------------------------------------------------
 
-    def point(self, name: str, *, shows_layouts: bool = False) -> MemoryPoint | None:
-        """Takes a point now; None if that was not possible."""
-        return self._guard.run("memory point", lambda: self._put(name, shows_layouts))
+    def point(self, name: str, *, layouts: str | Collection[str] = ()) -> MemoryPoint | None:
+        """Takes a point now; None if that was not possible. `memory.log` shows the `layouts` of
+        these categories, a line per module: `parameters,gradients`, or `all`."""
+        return self._guard.run("memory point", self._put, name, layouts)
 
-    def _put(self, name: str, shows_layouts: bool) -> MemoryPoint | None:  # noqa: FBT001 - a lambda's
+    def _put(self, name: str, layouts: str | Collection[str]) -> MemoryPoint | None:
+        layouts = choose_categories(layouts)
         if not self._is_open or self._num_points >= _MAX_POINTS_PER_STEP:
             return None
         found = self._take(name)
-        self._keep(found, shows_layouts=shows_layouts)
+        self._keep(found, layouts)
         return found
 
-    def _keep(self, point: MemoryPoint, *, shows_layouts: bool) -> None:
+    def _keep(self, point: MemoryPoint, layouts: Collection[str]) -> None:
         self._num_points += 1
         self.points.append(point)
         if self._files is not None:
-            self._files.put(point, shows_layouts=shows_layouts)
+            self._files.put(point, layouts)
 
     def _take(self, name: str, *, during: str = "") -> MemoryPoint:
         counters = self._allocator.read()
@@ -417,9 +419,9 @@ class MemoryProfile:
             self._stepped.clear()
             return
         if self._peak is not None:
-            self._keep(self._peak, shows_layouts=True)
+            self._keep(self._peak, CATEGORIES)
         is_last = self._num_left == 1 or self._step == max(self._wanted or {-1})
-        self.point("after_step", shows_layouts=is_last)
+        self.point("after_step", layouts=CATEGORIES if is_last else ())
         self._leave_step()
         self.flush()
         self._num_left -= 1

@@ -96,7 +96,7 @@ class OutOfMemoryWatch:
 
     def _attribute(self, device: int) -> dict[str, int]:
         profile = self._find_profile()
-        point = None if profile is None else profile.point("out_of_memory", shows_layouts=True)
+        point = None if profile is None else profile.point("out_of_memory", layouts="all")
         if profile is not None and point is not None:
             profile.flush()  # the program may not come much further
             return point.categories_bytes

@@ -6,12 +6,13 @@ layouts, a line for each node of the tree of modules: dotted path, own MiB, MiB 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from meshscope.core.memory_point import POINTS_NAME, MemoryPoint
 from meshscope.core.unavailable import Unavailable
+from meshscope.errors import CaptureError
 from meshscope.store.write.access import make_folder
 
 _LOG_NAME = "memory.log"
@@ -38,6 +39,19 @@ CATEGORIES = (
 MIB = 1 << 20
 
 
+def choose_categories(text: str | Collection[str]) -> tuple[str, ...]:
+    """Categories by name, as a list or with commas between them; `all` is all of them."""
+    names = text.split(",") if isinstance(text, str) else text
+    wanted = [str(name).strip() for name in names if str(name).strip()]
+    if "all" in wanted:
+        return CATEGORIES
+    unknown = sorted(set(wanted) - set(CATEGORIES))
+    if unknown:
+        known = ", ".join(CATEGORIES)
+        raise CaptureError(f"there is no layout of {', '.join(unknown)}; there are all, {known}")
+    return tuple(wanted)
+
+
 class PointFiles:
     """Writes both files; lines are kept back until `flush`, so that a step writes once."""
 
@@ -48,12 +62,11 @@ class PointFiles:
         self._log = [f"memory of {header.get('title', 'this process')}", ""]
         self._is_new = True
 
-    def put(self, point: MemoryPoint, *, shows_layouts: bool) -> None:
-        """Keeps a point for the next `flush`; `memory.log` shows its trees, or not."""
+    def put(self, point: MemoryPoint, layouts: Collection[str]) -> None:
+        """Keeps a point for the next `flush`; `memory.log` shows its trees of these categories."""
         self._lines.append(json.dumps(point.to_json()))
         self._log += list(_describe_point(point, self._estimate))
-        if shows_layouts:
-            self._log += list(_describe_layouts(point))
+        self._log += list(_describe_layouts(point, layouts))
         self._log.append("")
 
     def flush(self) -> None:
@@ -98,10 +111,10 @@ def _describe_point(point: MemoryPoint, estimate: Mapping[str, int]) -> Iterator
             yield f"{name}: {_mib(counter)}"
 
 
-def _describe_layouts(point: MemoryPoint) -> Iterator[str]:
-    """A tree of modules for each category that has bytes."""
+def _describe_layouts(point: MemoryPoint, layouts: Collection[str]) -> Iterator[str]:
+    """A tree of modules for each of these categories that has bytes."""
     for category in CATEGORIES:
-        if point.modules_bytes.get(category):
+        if category in layouts and point.modules_bytes.get(category):
             yield f"layout of {category}: path, own MiB, subtree MiB"
             yield from _describe_tree(point.modules_bytes[category])
 

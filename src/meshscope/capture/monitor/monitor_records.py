@@ -6,8 +6,10 @@ writing does not match its checksum and is left out. At most `MAX_RECORDS` of a 
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from meshscope.core.layout import Layout
@@ -189,14 +191,20 @@ def _read_logged_tokens(read: _ReadTable, name_id: int) -> dict[int, int]:
 def read_phases(read: _ReadTable, since_ns: int) -> tuple[list[PhaseTime], int]:
     """Phases of the training thread, and the moment before which some were not read."""
     packed = _read_rows(read, PHASES, *_STAMPS, "optimizer_gap_ns", "optimizer_ns")
-    spans = _read_rows(read, SPANS, "start_host_mono_ns", "self_ns", "name_id", "flags", "thread")
+    names = ("start_host_mono_ns", "self_ns", "name_id", "flags", "thread", "duration_ns")
+    spans = _read_rows(read, SPANS, *names)
     device = _read_rows(read, DEVICE_SPANS, "host_start_host_mono_ns", "duration_ns", "name_id")
     found = [one for row in packed for one in _unpack_phases(*row)]
-    found += [
-        PhaseTime(name_id, start_ns, self_ns, on_device=False)
-        for start_ns, self_ns, name_id, flags, thread in spans
-        if not thread and not flags & SpanFlag.DETAIL
-    ]
+    taken = [(one.start_ns, one.start_ns + one.self_ns) for one in found]
+    given = []
+    for start_ns, self_ns, name_id, flags, thread, duration_ns in spans:
+        one = PhaseTime(name_id, start_ns, self_ns, on_device=False)
+        if not thread and not flags & SpanFlag.DETAIL:
+            found.append(one)
+            taken.append((start_ns, start_ns + duration_ns))
+        elif not thread and flags & SpanFlag.GIVEN:
+            given.append(one)
+    found += _find_free(given, taken)
     found += [PhaseTime(name_id, start_ns, ns, on_device=True) for start_ns, ns, name_id in device]
     starts = [
         rows[0][column]
@@ -204,6 +212,20 @@ def read_phases(read: _ReadTable, since_ns: int) -> tuple[list[PhaseTime], int]:
         if len(rows) >= MAX_RECORDS
     ]
     return [one for one in found if one.start_ns >= since_ns], max(starts, default=0)
+
+
+def _find_free(given: list[PhaseTime], taken: list[tuple[int, int]]) -> list[PhaseTime]:
+    """Durations the program gave that overlap neither a measured phase nor each other."""
+    taken.sort()
+    latest_ns = list(accumulate((end_ns for _, end_ns in taken), max, initial=0))
+    free, covered_ns = [], 0
+    for one in sorted(given, key=lambda one: one.start_ns):
+        end_ns = one.start_ns + one.self_ns
+        before_ns = latest_ns[bisect_left(taken, (end_ns,))]
+        if max(before_ns, covered_ns) <= one.start_ns:
+            free.append(one)
+            covered_ns = end_ns
+    return free
 
 
 def _unpack_phases(*words: int) -> Iterable[PhaseTime]:

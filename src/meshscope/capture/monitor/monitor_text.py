@@ -21,6 +21,13 @@ def render_monitor(stats: MonitorStats, analysis: MonitorAnalysis, who: str) -> 
         _format_line("backward", analysis.backward_ns, duration),
         _format_line("whole step", analysis.step_ns, duration),
         "",
+        f"totals since reset ({stats.clock} clock)",
+        f"  {'passes':<24}{stats.num_forwards:,} forward, {stats.num_backwards:,} backward",
+        _format_line("tokens of this rank", stats.num_tokens, "{:,}".format),
+        *(_format_line(name, ns, duration) for name, ns in _list_sums(stats) if ns),
+        _format_line("communication, exposed", stats.exposed_communication_ns, duration),
+        _format_line("wall clock", stats.wall_ns, duration),
+        "",
         "shares of the step (median)",
         _format_line("communication, exposed", analysis.communication_ratio, ratio),
         *(_format_line(f"  over {axis}", share, ratio) for axis, share in axes),
@@ -56,6 +63,15 @@ def _throughput(stats: MonitorStats) -> list[str]:
         steps = rate(1e9 / one.step_ns, "steps") if one.step_ns else "n/a"
         lines.append(f"  {name:<24}{steps}; {tokens}")
     return lines if stats.windows else [*lines, f"  {'all':<24}n/a: no step has finished"]
+
+
+def _list_sums(stats: MonitorStats) -> list[tuple[str, int]]:
+    return [
+        ("forward", stats.forward_ns),
+        ("backward", stats.backward_ns),
+        ("optimizer", stats.optimizer_ns),
+        ("data", stats.data_ns),
+    ]
 
 
 def _bottlenecks(analysis: MonitorAnalysis) -> list[str]:

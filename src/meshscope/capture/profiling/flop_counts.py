@@ -102,7 +102,9 @@ class FlopCounts:
         return NEVER_NS if self._is_over else 0
 
     def _begin(self, step_ns: int) -> bool:
-        torch: Any = sys.modules["torch"]
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            return False  # steps by hand, of a program without torch
         now_ns = self._session.clock()
         is_cheap = self._cost_ns <= (now_ns - self._start_ns) * _MAX_SHARE
         if step_ns > _MAX_STEP_NS or not (is_cheap or not self._counts):

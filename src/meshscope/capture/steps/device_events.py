@@ -18,6 +18,7 @@ from meshscope.capture.steps.stream_events import StreamEvents
 _MAX_PENDING_STEPS = 256
 """Steps kept unread; beyond this the oldest is given up and counted (a device that hangs)."""
 READ_EVERY_NS = 100_000_000
+_NEEDED = ("Event", "Stream", "current_device", "is_initialized")
 
 
 class Mark:
@@ -103,6 +104,10 @@ class DeviceTimeline:
         event = self._events.record()
         self._open.spans.append(_DeviceSpan(begin, event, microbatch))
         self._open.last_event = event
+
+    def forget(self, begin: Mark) -> None:
+        """Takes back the begin of a phase that is none."""
+        self._free_events.append(begin.event)
 
     def take_scalar(self, tensor: Any, fields: tuple[int, ...]) -> None:
         """Sends a one-element tensor towards the host without waiting for it."""
@@ -198,9 +203,18 @@ def _elapsed_ns(begin: Any, end: Any) -> int:
 
 
 def find_backend(torch: Any) -> tuple[str, int] | None:
-    """The accelerator this process already uses, as (type, device index); never starts one."""
+    """The accelerator this process already uses, as (type, device index); never starts one.
+
+    Others than CUDA and XPU are those that a package adds to torch under a name of its own, such as
+    `npu`, if their module has what marks need.
+    """
     for name in ("cuda", "xpu"):
         backend = getattr(torch, name, None)
         if backend is not None and getattr(backend, "is_initialized", lambda: False)():
             return name, int(backend.current_device())
-    return None
+    find_name = getattr(getattr(torch, "_C", None), "_get_privateuse1_backend_name", None)
+    name = "" if find_name is None else str(find_name())
+    backend = getattr(torch, name, None) if name else None
+    if backend is None or not all(hasattr(backend, one) for one in _NEEDED):
+        return None
+    return (name, int(backend.current_device())) if backend.is_initialized() else None

@@ -16,6 +16,7 @@ from meshscope.capture.steps.device_events import DeviceScalar, DeviceTimeline
 from meshscope.capture.steps.marking import Marking
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.errors import CaptureError
+from meshscope.store.schema import ScalarFlag
 from meshscope.store.write.table_file import TableWriter
 
 _DOUBLE = struct.Struct("<d")
@@ -72,6 +73,18 @@ class ScalarLog:
             self._log(name, value)
         except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
             self._caught("scalar", error)
+
+    def count(self, name: str, number: float) -> None:
+        """Records a number that is added to others of its name, for the open step or the last."""
+        try:
+            name_id = self._find_id(name)
+            table = self._table or self._find_table()
+            if table is not None:
+                step, now_ns = self._timeline.current_step, self._clock()
+                fields = (name_id, step, now_ns, self._timeline.microbatch, 0, ScalarFlag.COUNT)
+                self._put(table, float(number), fields)
+        except Exception as error:  # noqa: BLE001 - the guard's, kept inside for speed
+            self._caught("count", error)
 
     def take_signal(self, name: str, step: int, signal: Signal) -> None:
         """Records a value from a hook, if it is a number that is available at once."""

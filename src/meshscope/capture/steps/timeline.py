@@ -346,6 +346,16 @@ class Timeline:
             0,
         )
 
+    def put_part(
+        self, stack: PhaseStack, name_id: int, start_ns: int, end_ns: int, flags: int
+    ) -> None:
+        """A phase inside the open one, of the past: what it took is no longer that one's."""
+        duration_ns = end_ns - start_ns
+        depth = min(len(stack.outer) + 1, _MAX_DEPTH)
+        code = name_id | depth << 16 | flags << 24 | stack.thread_bits
+        stack.children_ns += duration_ns
+        self.spans.put(code, start_ns, duration_ns, duration_ns, self.microbatch, 0, 0)
+
     def put_pause(self, name_id: int, start_ns: int, end_ns: int, ident: int) -> None:
         """A detail span of the past, of the thread of that ident."""
         known = self.stack if ident == self._own_thread else self._other_stacks.get(ident)

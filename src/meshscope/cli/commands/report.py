@@ -19,7 +19,7 @@ from meshscope.errors import UsageError
 from meshscope.report.contents import SECTIONS
 from meshscope.report.media import MEDIA, find_medium
 from meshscope.report.run.report import Detail
-from meshscope.report.run_study import RunReport, RunStudy
+from meshscope.report.run_study import RunReport, RunStudy, choose_ranks
 
 if TYPE_CHECKING:
     from meshscope.report.screen import Screen
@@ -64,6 +64,11 @@ _FORMS = ", ".join(f"{medium.words} (.{medium.suffixes[0]})" for medium in MEDIA
 )
 @flops_options
 @click.option("--all-ranks", is_flag=True, help="Show every rank, in order of rank.")
+@click.option(
+    "--ranks",
+    metavar="TEXT",
+    help="Look at these ranks only: 0,3-5, stages, dp0.tp0. Without findings, which need all.",
+)
 @click.option(
     "--communication",
     is_flag=True,
@@ -116,6 +121,7 @@ def command(
     flops_per_step: str | None,
     peak_tflops: str | None,
     all_ranks: bool,
+    ranks: str | None,
     communication: bool,
     strict: bool,
     no_diagnosis: bool,
@@ -134,7 +140,11 @@ def command(
         raise UsageError(
             "--no-diagnosis makes no findings; remove it, or --fail-on, --rules and thresholds"
         )
-    rule_set = OWN_RULES if no_diagnosis else load_rules(rules_files)
+    if ranks is not None and (fail_on or thresholds_file or assignments or rules_files):
+        raise UsageError(
+            "--ranks makes no findings; remove it, or --fail-on, --rules and thresholds"
+        )
+    rule_set = OWN_RULES if no_diagnosis or ranks else load_rules(rules_files)
     thresholds = choose_thresholds(
         list_thresholds(rule_set.rules), file=thresholds_file, assignments=assignments
     )
@@ -142,6 +152,7 @@ def command(
     with tell_work("reading"):
         opened = open_located(run)
         attempt = pick_attempt(opened, attempt_index)
+        attempt = attempt if ranks is None else choose_ranks(attempt, ranks)
     study = RunStudy(
         opened,
         attempt,
@@ -154,13 +165,14 @@ def command(
         shows_all_ranks=all_ranks,
         shows_all_communication=communication or "communication" in section_names,
         explains=explain,
+        ranks=ranks,
         directory=Path.cwd(),
     )
     names = section_names or ("communication",) * communication or ("ranks",) * all_ranks
     names = ("all",) if shows_all else names
     suffix = _JSON if as_json else "" if output is None else output.suffix.lower().lstrip(".")
     with tell_work(f"explaining {plural(len(attempt.ranks), 'rank')}"):
-        report = study.report(with_diagnosis=not no_diagnosis, detail=detail)
+        report = study.report(with_diagnosis=not (no_diagnosis or ranks), detail=detail)
         text = _render(report, names, suffix, choose_screen(context) if output is None else None)
     if output is None:
         click.echo(text, nl=False, color=True)  # colours were decided when the text was made

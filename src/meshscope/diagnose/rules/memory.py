@@ -9,16 +9,13 @@ from collections.abc import Iterable
 from meshscope.analyze.memory.memory import (
     AllocatorState,
     Forecast,
-    JobMemory,
     PeerSkew,
     Place,
     RankMemory,
-    analyze_memory,
     forecast_device,
     forecast_host,
 )
 from meshscope.analyze.memory.retry_cost import RetryCost
-from meshscope.analyze.study import Study
 from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.advice import CRITICAL_RATIO, NEAR_RATIO, NEED_LESS_MEMORY, grade_memory
 from meshscope.core.verdict.severity import Severity
@@ -88,10 +85,6 @@ _SKEW_FULL_RATIO = Threshold(
 NOT_TIME = Unavailable("memory costs no time until it runs out")
 
 
-def _job_memory(study: Study) -> JobMemory | Unavailable:
-    return analyze_memory(study.attempt)
-
-
 class MemoryLeak(Rule):
     """Memory grows with every step, and will run out.
 
@@ -127,7 +120,7 @@ class MemoryLeak(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for each host whose ranks grow, one for each rank whose device fills."""
-        found = need(context.study.get(_job_memory))
+        found = need(context.study.memory)
         least = context.thresholds[_MIN_LEAK_BYTES]
         leaking = [
             rank
@@ -257,7 +250,7 @@ class NearCapacity(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One for all devices that are nearly full, one for each such host."""
-        found = need(context.study.get(_job_memory))
+        found = need(context.study.memory)
         devices = [r for r in found.ranks if r.place is Place.DEVICE]
         full = [r for r in devices if _fill(r) >= context.thresholds[NEAR_RATIO]]
         if full:
@@ -333,7 +326,7 @@ class Fragmentation(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for the device on which most is unused; those where it grows come first."""
-        found = need(context.study.get(_job_memory))
+        found = need(context.study.memory)
         least = context.thresholds[_MIN_UNUSED_RATIO]
         growth = context.thresholds[_MIN_HOLLOWING_BYTES]
         holed = [
@@ -429,7 +422,7 @@ class MemorySkew(Rule):
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one for hosts and one for devices: the largest."""
-        found = need(context.study.get(_job_memory))
+        found = need(context.study.memory)
         for place in Place:
             growing = {rank.rank for rank in found.leaking(place)}
             skew = next((s for s in found.skews if s.place is place), None)
@@ -493,7 +486,7 @@ class AllocatorRetries(Rule):
     symptom_of = frozenset({"ME001"})
 
     def find(self, context: Context) -> Iterable[Finding]:
-        found = need(context.study.get(_job_memory))
+        found = need(context.study.memory)
         states = {
             rank.rank: state for rank in found.ranks if (state := known(rank.allocator)) is not None
         }

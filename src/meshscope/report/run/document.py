@@ -25,6 +25,7 @@ from meshscope.analyze.job.clocks import Clock
 from meshscope.analyze.job.group_axes import JobGroup
 from meshscope.analyze.job.job_time import JobTime
 from meshscope.analyze.job.matching import OperationSide
+from meshscope.analyze.memory.memory import JobMemory
 from meshscope.analyze.pipeline.bubble import PipelineBubble
 from meshscope.analyze.pipeline.stage_work import StageTime
 from meshscope.analyze.rank.overhead import Overhead
@@ -36,6 +37,7 @@ from meshscope.analyze.rank.throughput import SampleRate, TokenRate
 from meshscope.analyze.timeline.peers import PhaseClue, PhaseSpread
 from meshscope.analyze.training.convergence import Convergence, JobSeries
 from meshscope.analyze.training.settings import SettingsGroup
+from meshscope.analyze.training.totals import JobTotals
 from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Finding
@@ -157,9 +159,13 @@ class Document:
     """By name: `loss`, `grad_norm`, `lr`, and those of further optimizers, such as `loss 2`."""
     training: Convergence | Unavailable
     """Loss, gradient norm and learning rate over the run: medians over ranks."""
+    totals: JobTotals | Unavailable
+    """What the program counted, timed and logged itself, and sums over the run."""
     communication: CommunicationFacts | Unavailable
     time: JobTime
     ranks: tuple[RankSummary, ...]
+    memory: JobMemory | Unavailable
+    """Of every rank that read its memory: peaks, growth, limits."""
     hardware: Hardware | Unavailable
     """The devices as their driver saw them."""
     settings: tuple[SettingsGroup, ...] | Unavailable
@@ -202,7 +208,8 @@ SHAPES: Shapes = {
     ),
     PipelineFacts: Shape(inlined=("bubble",)),
     RankPartition: Shape(
-        dropped=("start_ns", "end_ns", "containers", "num_other_threads"), derived=("wall_ns",)
+        dropped=("start_ns", "end_ns", "containers", "num_other_threads", "given"),
+        derived=("wall_ns",),
     ),
     RankSummary: Shape(
         inlined=("time",),
@@ -246,9 +253,11 @@ def build_document(report: Report) -> Document:
         samples=study.samples,
         signals=study.signals,
         training=study.convergence,
+        totals=study.totals,
         communication=report.communication,
         time=study.time,
         ranks=study.ranks,
+        memory=study.memory,
         hardware=study.hardware,
         settings=study.settings,
         traces=tuple(map(_describe_trace, windows_of(report.attempt)[:MAX_TRACES])),

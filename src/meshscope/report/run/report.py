@@ -91,6 +91,8 @@ class Detail:
     """The whole section on communication instead of its head."""
     explains: bool = False
     """Findings of the first screen in full, with evidence and confidence."""
+    ranks: str | None = None
+    """The ranks that were asked for, if not all."""
     directory: Path | None = None
     """Paths below it are shown relative to it."""
 

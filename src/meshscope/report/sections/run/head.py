@@ -114,7 +114,7 @@ def show_run(report: Report, detail: Detail) -> Section:
     rows: list[tuple[str, str | Cell]] = [
         ("Run", form.clean_path(facts.path) + attempt),
         ("Recorded", f"{started} · {form.duration(facts.longest_wall_ns)}"),
-        ("Ranks", _describe_ranks(report)),
+        ("Ranks", _describe_ranks(report, detail)),
         ("Hosts", _describe_hosts(report) or "n/a: no rank's journal says"),
         ("Layout", _describe_layout(report)),
     ]
@@ -139,9 +139,14 @@ def _describe_layout(report: Report) -> str:
     return form.or_reason(layout.text, lambda text: f"{form.layout(text, layout.degrees)} · {how}")
 
 
-def _describe_ranks(report: Report) -> str:
+def _describe_ranks(report: Report, detail: Detail) -> str:
     facts, num_open = report.facts, len(report.study.health.unfinished_ranks)
-    recorded = f"{form.count(facts.num_ranks)} of {form.count(facts.world_size)} recorded"
+    what = (
+        "recorded"
+        if detail.ranks is None
+        else f"chosen (--ranks {form.clean_text(detail.ranks, 40)})"
+    )
+    recorded = f"{form.count(facts.num_ranks)} of {form.count(facts.world_size)} {what}"
     if not num_open:
         raised = [rank.exception for rank in report.study.attempt if rank.exception is not None]
         first = form.clean_text(raised[0], 60) if raised else ""

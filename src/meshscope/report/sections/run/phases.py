@@ -107,6 +107,9 @@ def count_of(report: Report, part: int, whole: int) -> str:
 def _describe_left_out(report: Report) -> list[str]:
     time = report.study.time
     lines = []
+    if time.given:
+        named = ", ".join(form.clean_text(name, 24) for name in time.given[:MAX_ROWS])
+        lines.append(f"some times were given by the program, not measured: {named}")
     if time.containers:
         named = ", ".join(
             form.clean_text(name, 24) for name in list(sort_phases(time.containers))[:3]
