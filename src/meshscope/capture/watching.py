@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from meshscope.capture.communication.clock_calibration import ClockOffset, measure_offset
 from meshscope.capture.communication.default import listen
 from meshscope.capture.config import OLDEST_TORCH
+from meshscope.capture.frameworks.arguments import ArgumentObjects
 from meshscope.capture.identity import initialized_distributed
 from meshscope.capture.model.layout_search import LayoutSearch
 from meshscope.capture.model.losses import Losses
@@ -40,6 +41,7 @@ class Watching:
         self.compilations = Compilations(timeline, guard, clock, session.journal)
         self.saves = Saves(timeline, guard, clock)
         self.layout_search = LayoutSearch(guard, session.note_gap)
+        self._arguments = ArgumentObjects(session.settings, guard)
         self._own_code = OwnCode()
         self._num_calibrations = 0
 
@@ -67,6 +69,8 @@ class Watching:
 
     def attach_everything(self) -> None:
         """Watches all training in this process."""
+        if self._session.config.provenance:
+            self._arguments.watch()
         self._make_automatic().watch_everything()
         self.find_phases()
 
@@ -75,6 +79,7 @@ class Watching:
         if self.automatic is not None:
             self.compilations.find()
             self.saves.find()
+            self._arguments.visit()
             if self._session.layout is None:
                 self.layout_search.watch_stages()
             self._session.guard.run("own code", self._own_code.mark, sys.modules["torch"])
@@ -204,6 +209,7 @@ class Watching:
         self.compilations.remove()
         self.saves.remove()
         self.layout_search.remove()
+        self._arguments.remove()
         if self.automatic is not None:
             self.automatic.remove()
 
