@@ -29,6 +29,7 @@ class Module(lightning.LightningModule):
         self.layer = torch.nn.Linear(4, 1)
 
     def training_step(self, batch, index):
+        accelerator.log({"seen": index}, step=index)
         return self.layer(batch).square().mean()
 
     def configure_optimizers(self):
@@ -51,13 +52,15 @@ def record(folder: Path, *more: str):
 
 
 def test_what_frameworks_were_told_is_recorded_without_code(tmp_path):
-    settings = record(tmp_path).settings
+    found = record(tmp_path)
+    settings = found.settings
     assert settings["TrainingArguments"]["learning_rate"] == 3e-4
     assert settings["GRPOConfig"]["beta"] == 0.25
     assert settings["Accelerator"]["gradient_accumulation_steps"] == 3
     assert settings["init_trackers"] == {"width": 8}
     assert settings["Module hparams"] == {"depth": 2}
     assert settings["Trainer"]["max_epochs"] == 1
+    assert found.scalars["seen (logged by Accelerate)"][-1] == (1, 1.0)
 
 
 def test_callbacks_join_the_launchers_recording(tmp_path):

@@ -9,6 +9,7 @@ from meshscope.capture.communication.clock_calibration import ClockOffset, measu
 from meshscope.capture.communication.default import listen
 from meshscope.capture.config import OLDEST_TORCH
 from meshscope.capture.frameworks.arguments import ArgumentObjects
+from meshscope.capture.frameworks.logged_values import LoggedValues
 from meshscope.capture.identity import initialized_distributed
 from meshscope.capture.model.layout_search import LayoutSearch
 from meshscope.capture.model.losses import Losses
@@ -41,7 +42,8 @@ class Watching:
         self.compilations = Compilations(timeline, guard, clock, session.journal)
         self.saves = Saves(timeline, guard, clock)
         self.layout_search = LayoutSearch(guard, session.note_gap)
-        self._arguments = ArgumentObjects(session.settings, guard)
+        self.logged = LoggedValues(session)
+        self._arguments = ArgumentObjects(session.settings, guard, self.logged)
         self._own_code = OwnCode()
         self._num_calibrations = 0
 
@@ -184,6 +186,7 @@ class Watching:
         """Steps and phases are found anew."""
         self._steps.reset()
         self.compilations.begin_attempt()
+        self.logged.begin_attempt()
         if self.hooks is not None:
             self.hooks.reset()
 

@@ -16,9 +16,7 @@ from meshscope.capture.recorder import Recorder
 
 RunDir = str | os.PathLike[str] | None
 
-_said: dict[tuple[object, ...], object] = {}
-"""By framework and kind of event: what was written last, and in which recording."""
-_VALIDATION = ("validation",)
+_VALIDATION = "validation"
 
 
 def is_recording_wanted() -> bool:
@@ -57,46 +55,22 @@ class Member:
 
     def say_epoch(self, epoch: int) -> None:
         """The epoch that the current step belongs to, once per epoch."""
-        if self._has_begun() and self._is_new(epoch, "epoch"):
+        logged = self.recorder.watching.logged
+        if logged.has_begun and logged.is_new(epoch, self._framework, "epoch"):
             self.recorder.log(epoch=epoch)
 
     def log(self, values: Mapping[str, Any], step: object) -> None:
         """Numbers, under the framework's own names; once for each of its steps."""
-        if not self._has_begun():
-            return
-        for name, value in values.items():
-            if _is_number(value) and self._is_new(step, "log", name):
-                self.recorder.log(**{f"{name} (logged by {self._framework})": value})
+        self.recorder.watching.logged.log(self._framework, values, step)
 
     def begin_validation(self) -> None:
         """A detail span over what the framework calls so; phases stay what they are."""
-        joined = self.recorder
-        if self._has_begun() and _said.get(_VALIDATION) != id(joined):
-            _said[_VALIDATION] = id(joined)
-            joined.span("validation").__enter__()
+        logged = self.recorder.watching.logged
+        if logged.has_begun and logged.switch(_VALIDATION, is_on=True):
+            self.recorder.span(_VALIDATION).__enter__()
 
     def end_validation(self) -> None:
         """Ends it, if it has begun."""
-        joined = self.recorder
-        if _said.pop(_VALIDATION, None) == id(joined):
-            joined.span("validation").__exit__(None, None, None)
-
-    def _has_begun(self) -> bool:
-        """Whether a step has: a process that only evaluates is not recorded."""
-        joined = self.recorder
-        return joined.is_recording or bool(joined.timeline.step_start_ns)
-
-    def _is_new(self, value: object, *event: str) -> bool:
-        key, said = (self._framework, *event), (id(self.recorder), value)
-        if _said.get(key) == said:
-            return False
-        _said[key] = said
-        return True
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, (bool, str)):
-        return False
-    return isinstance(value, (int, float)) or (
-        hasattr(value, "is_cuda") and type(value).__name__ != "DTensor" and value.numel() == 1
-    )
+        logged = self.recorder.watching.logged
+        if logged.switch(_VALIDATION, is_on=False):
+            self.recorder.span(_VALIDATION).__exit__(None, None, None)

@@ -2,7 +2,7 @@
 
     trainer = Trainer(model, args, callbacks=[MeshscopeCallback("runs/my-run")], …)
 
-`meshscope run` records the same without it, but for epochs and logged values.
+`meshscope run` records the same without it, but for epochs.
 """
 
 from typing import Any

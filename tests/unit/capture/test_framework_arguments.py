@@ -32,13 +32,19 @@ class SFTConfig(TrainingArguments):
     packing: bool = False
 """,
     "transformers/trainer.py": """
+from types import SimpleNamespace
+
 class Trainer:
     def __init__(self, args):
         self.args = args
         self.model = None
+        self.state = SimpleNamespace(global_step=7)
 
     def train(self):
         return "trained"
+
+    def log(self, logs, start_time=None):
+        return logs
 """,
     "deepspeed/runtime/config.py": """
 class DeepSpeedConfig:
@@ -85,7 +91,9 @@ class Heard:
     def __init__(self):
         self.guard = Guard()
         self.settings = Settings(lambda kind, **line: None)
-        self.objects = ArgumentObjects(self.settings, self.guard)
+        self.logged = []
+        heard = types.SimpleNamespace(log=lambda *event: self.logged.append(event))
+        self.objects = ArgumentObjects(self.settings, self.guard, heard)
 
     def __enter__(self):
         self.objects.watch()
@@ -111,6 +119,17 @@ def test_arguments_are_stored_as_made_and_as_training_begins(packages):
         known_by = heard.settings.groups["SFTConfig"].known_by
         assert known_by == "SFTConfig of transformers, as training began"
     assert heard.guard.counts == {}
+
+
+def test_what_a_framework_logs_is_heard(packages):
+    with Heard() as heard:
+        trainer = packages("transformers.trainer").Trainer(None)
+        assert trainer.log({"loss": 1.5}) == {"loss": 1.5}
+        assert trainer.log(logs={"eval_loss": 2.5}) == {"eval_loss": 2.5}
+    assert heard.logged == [
+        ("transformers", {"loss": 1.5}, 7),
+        ("transformers", {"eval_loss": 2.5}, 7),
+    ]
 
 
 def test_a_module_that_was_imported_before_is_heard_too(packages):

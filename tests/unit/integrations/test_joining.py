@@ -10,7 +10,6 @@ import meshscope
 from meshscope.analyze.rank.signals import read_scalars
 from meshscope.analyze.training.settings import read_settings
 from meshscope.capture import default
-from meshscope.integrations import joining
 from meshscope.integrations.joining import Member, is_recording_wanted
 from meshscope.integrations.lightning_events import LightningEvents
 from meshscope.store.read.run import open_run
@@ -19,7 +18,6 @@ from meshscope.store.read.run import open_run
 @pytest.fixture(autouse=True)
 def own_recorder(monkeypatch):
     monkeypatch.setattr(default, "_default", None)
-    monkeypatch.setattr(joining, "_said", {})
     yield
     recorder = default.find_recorder()
     if recorder is not None:

@@ -1,8 +1,9 @@
-"""What frameworks were told, without a line in the program: their argument objects, as they begin.
+"""What frameworks were told and what they log, without a line in the program.
 
-Taps on a few methods of classes that the program imports, each called once or twice per run. Only
-attributes are read: a method of the program's objects may change them. Nothing is known of a
-framework that is not in the table, nor of values changed after training began.
+Taps on a few methods of classes that the program imports: argument objects as they are made and as
+training begins, and the numbers given to a framework's own `log`. Only attributes are read: a
+method of the program's objects may change them. Nothing is known of a framework that is not in the
+table, nor of values changed after training began.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from meshscope.capture.frameworks.logged_values import LoggedValues
 from meshscope.capture.frameworks.module_watch import ModuleWatch
 from meshscope.capture.guard import Guard
 from meshscope.capture.model.settings import Settings
@@ -18,6 +20,8 @@ from meshscope.capture.steps.taps import Tap
 
 Group = tuple[object, str, str]
 """A configuration, its name, and how it is known."""
+Logged = tuple[str, object, object]
+"""A framework, what it logs by name, and its own step."""
 Read = Callable[[tuple[Any, ...], Mapping[str, Any]], Iterator[Group]]
 
 _ACCELERATOR = (
@@ -121,6 +125,15 @@ def _lightning(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Gro
     return read_lightning(args[0], _argument(args, kwargs, 1, "model"))
 
 
+def _transformers_log(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Logged:
+    return "transformers", _argument(args, kwargs, 1, "logs"), args[0].state.global_step
+
+
+def _accelerate_log(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Logged:
+    step = _argument(args, kwargs, 2, "step")
+    return "Accelerate", _argument(args, kwargs, 1, "values"), object() if step is None else step
+
+
 def _of_self(read: Callable[..., Iterator[Group]], *more: str) -> Read:
     return lambda args, kwargs: read(args[0], *more)
 
@@ -142,14 +155,22 @@ _SOURCES: tuple[tuple[str, str, str, str, Read], ...] = (
 """Module, class (or none), function, when it is read, and what."""
 
 
-class ArgumentObjects:
-    """Stores what frameworks in this process were told."""
+_LOGS: tuple[tuple[str, str, str, Callable[[tuple[Any, ...], Mapping[str, Any]], Logged]], ...] = (
+    ("transformers.trainer", "Trainer", "log", _transformers_log),
+    ("accelerate.accelerator", "Accelerator", "log", _accelerate_log),
+)
+"""Module, class, function, and what it is given. Lightning's callback hears of what it logs."""
 
-    def __init__(self, settings: Settings, guard: Guard) -> None:
+
+class ArgumentObjects:
+    """Stores what frameworks in this process were told, and what they log."""
+
+    def __init__(self, settings: Settings, guard: Guard, logged: LoggedValues) -> None:
         self._settings = settings
         self._guard = guard
+        self._logged = logged
         self._taps: list[Tap] = []
-        names = dict.fromkeys(source[0] for source in _SOURCES)
+        names = {source[0] for source in _SOURCES} | {source[0] for source in _LOGS}
         self._watch = ModuleWatch({name: guard.protect("arguments", self._tap) for name in names})
 
     def watch(self) -> None:
@@ -174,6 +195,21 @@ class ArgumentObjects:
                 begins = store if moment == _BEFORE else _hand_on
                 ends = _do_nothing if moment == _BEFORE else partial(_unpack, store)
                 self._taps.append(Tap(owner, function, begins, ends, wants_result=False))
+        for name, owner_name, function, find in _LOGS:
+            owner = getattr(module, owner_name, None)
+            if module.__name__ == name and callable(getattr(owner, function, None)):
+                log = self._guard.protect("logged values", partial(self._log, find))
+                self._taps.append(Tap(owner, function, log, _do_nothing, wants_result=False))
+
+    def _log(
+        self,
+        find: Callable[[tuple[Any, ...], Mapping[str, Any]], Logged],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        framework, values, step = find(args, kwargs)
+        if isinstance(values, Mapping):
+            self._logged.log(framework, values, step)
 
     def _store(self, read: Read, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         for value, name, known_by in read(args, kwargs):

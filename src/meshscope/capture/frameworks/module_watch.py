@@ -24,7 +24,7 @@ class ModuleWatch:
     def install(self) -> None:
         """Safe to call again."""
         if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]  # a finder needs find_spec only
+            sys.meta_path.insert(0, self)
             self._loading = {name for name in self._actions if name in sys.modules}
             self.visit()
 
@@ -39,7 +39,7 @@ class ModuleWatch:
 
     def remove(self) -> None:
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """The spec another finder has, with a loader that tells us when it is done."""
@@ -71,7 +71,7 @@ def _call_when_loaded(loader: Any, act: Callable[[ModuleType], object]) -> None:
     run_module = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        del loader.exec_module
+        vars(loader).pop("exec_module", None)
         run_module(module)
         act(module)
 

@@ -35,6 +35,7 @@ from meshscope.analyze.rank.steps import JobStepSummary
 from meshscope.analyze.rank.throughput import SampleRate, TokenRate
 from meshscope.analyze.timeline.peers import PhaseClue, PhaseSpread
 from meshscope.analyze.training.convergence import Convergence, JobSeries
+from meshscope.analyze.training.logged import LoggedScalar
 from meshscope.analyze.training.settings import SettingsGroup
 from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.severity import Severity
@@ -162,6 +163,8 @@ class Document:
     ranks: tuple[RankSummary, ...]
     hardware: Hardware | Unavailable
     """The devices as their driver saw them."""
+    logged: tuple[LoggedScalar, ...] | Unavailable
+    """Numbers that the program or its framework logged."""
     settings: tuple[SettingsGroup, ...] | Unavailable
     """Hyper-parameters and frameworks' arguments, by source."""
     traces: tuple[TraceFacts, ...]
@@ -250,6 +253,7 @@ def build_document(report: Report) -> Document:
         time=study.time,
         ranks=study.ranks,
         hardware=study.hardware,
+        logged=study.logged,
         settings=study.settings,
         traces=tuple(map(_describe_trace, windows_of(report.attempt)[:MAX_TRACES])),
         health=HealthFacts(
