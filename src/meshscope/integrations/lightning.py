@@ -9,6 +9,7 @@ among its entry points `lightning.pytorch.callbacks_factory`.
 
 from lightning.pytorch.callbacks import Callback
 
+from meshscope.capture.guard import Guard
 from meshscope.integrations.joining import is_recording_wanted
 from meshscope.integrations.lightning_events import LightningEvents
 
@@ -18,5 +19,6 @@ class MeshscopeCallback(LightningEvents, Callback):  # type: ignore[misc]  # it 
 
 
 def make_callbacks() -> list[MeshscopeCallback]:
-    """For Lightning's entry points: none unless this process was asked to record."""
-    return [MeshscopeCallback()] if is_recording_wanted() else []
+    """For Lightning's entry points: none unless this process was asked to record, and no error."""
+    made = Guard().run("Lightning", MeshscopeCallback) if is_recording_wanted() else None
+    return [] if made is None else [made]

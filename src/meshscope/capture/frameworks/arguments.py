@@ -7,7 +7,7 @@ table, nor of values changed after training began.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -49,8 +49,7 @@ def read_arguments(args: Any, moment: str) -> Iterator[Group]:
     """`TrainingArguments` and its subclasses."""
     if is_dataclass(args) and not isinstance(args, type):
         kind = type(args)
-        values = {one.name: getattr(args, one.name, None) for one in fields(args)}
-        yield values, kind.__name__, f"{kind.__name__} of {_package(kind)}, {moment}"
+        yield args, kind.__name__, f"{kind.__name__} of {_package(kind)}, {moment}"
 
 
 def read_model_config(model: Any) -> Iterator[Group]:

@@ -151,13 +151,20 @@ def _open_inner(value: object) -> Mapping[Any, Any] | None:
     if isinstance(value, Mapping):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: getattr(value, one.name, None) for one in fields(value)}
+        return {one.name: _read_field(value, one.name) for one in fields(value)}
     if isinstance(value, (argparse.Namespace, types.SimpleNamespace)):
         return vars(value)
     if isinstance(value, (list, tuple)) and len(value) <= _MAX_ELEMENTS:
         opened = [_open_inner(inner) for inner in value]
         return dict(enumerate(value)) if any(opened) else None
     return None
+
+
+def _read_field(owner: object, name: str) -> object:
+    try:
+        return getattr(owner, name, None)
+    except Exception as error:  # noqa: BLE001 - a property of the program's
+        return f"<{type(error).__name__}>"
 
 
 def _read_attributes(value: object) -> Mapping[str, Any] | None:
