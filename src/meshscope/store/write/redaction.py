@@ -45,8 +45,8 @@ _LOOKUP_WORDS = frozenset((
 _ASPECT_WORDS = frozenset((
     "choice", "column", "dropout", "dtype", "embedding", "embeddings", "field", "file", "folder",
     "format", "heads", "initializer", "level", "mapping", "merging", "mixing", "mode", "name",
-    "norm", "padding", "parallel", "path", "pooling", "position", "positions", "reduction", "routing",
-    "sampling", "scheme", "selection", "shift", "strategy", "type",
+    "norm", "padding", "parallel", "path", "pooling", "position", "positions", "reduction",
+    "routing", "sampling", "scheme", "selection", "shift", "strategy", "type",
 ))  # fmt: skip
 """`token_type` is not a token."""
 _PUBLIC_WORDS = frozenset(("commit", "hash", "revision", "sha"))
