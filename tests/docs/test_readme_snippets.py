@@ -13,7 +13,7 @@ from meshscope.cli import COMMANDS
 from meshscope.store.read.run import open_run
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/recorder.md", "docs/monitor.md")
+PAGES = ("README.md", "docs/recorder.md", "docs/monitor.md", "docs/frameworks.md")
 RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", flags=re.DOTALL)
 
 # What a training program has before a snippet begins.

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from meshscope.analyze.timeline.timeline_steps import KeptSteps
     from meshscope.analyze.timeline.work import WorkTable
     from meshscope.analyze.training.convergence import Convergence
+    from meshscope.analyze.training.logged import LoggedScalar
     from meshscope.analyze.training.settings import SettingsGroup
     from meshscope.analyze.training.totals import JobTotals
     from meshscope.store.read.arrays import Floats
@@ -471,6 +472,13 @@ class Study:
         from meshscope.analyze.training.convergence import analyze_convergence
 
         return analyze_convergence(self.attempt)
+
+    @_Analysis
+    def logged(self) -> "tuple[LoggedScalar, ...]":
+        """Numbers that the program or its framework logged."""
+        from meshscope.analyze.training.logged import read_logged
+
+        return need(read_logged(self.attempt))
 
     @_Analysis
     def settings(self) -> "tuple[SettingsGroup, ...]":

@@ -65,7 +65,12 @@ def _read_fields(config: RecorderConfig) -> dict[str, Any]:
 
 def recorder() -> Recorder:
     """The process's recorder; one is started with the defaults if there is none."""
-    return start() if _default is None or _default.is_closed else _default
+    return find_recorder() or start()
+
+
+def find_recorder() -> Recorder | None:
+    """The process's recorder, if it is running."""
+    return None if _default is None or _default.is_closed else _default
 
 
 def _write_exception() -> None:

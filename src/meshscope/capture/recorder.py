@@ -34,7 +34,7 @@ from meshscope.capture.model.flops import CountedFlops
 from meshscope.capture.model.gemm_peak import MeasuredPeak
 from meshscope.capture.model.layer_counts import check_stage_layers
 from meshscope.capture.model.model_facts import PER_STEP, ModelFacts
-from meshscope.capture.model.settings import GIVEN, Settings
+from meshscope.capture.model.settings import GIVEN
 from meshscope.capture.monitor.monitor import Monitor
 from meshscope.capture.monitor.monitor_results import MonitorAnalysis, MonitorStats
 from meshscope.capture.monitor.surroundings import look_around
@@ -86,7 +86,6 @@ class Recorder:
         self._step_block = StepBlock(self.timeline, self._steps, self.guard, clock, self._marks)
         self._actions = Actions(self.timeline, self._steps, self.guard, clock)
         self._facts = ModelFacts(session.journal)
-        self.settings = Settings(session.journal)
         self.watching = Watching(session, self._steps, self._actions)
         self.profiles = Profiles(session, self.watching, self._facts)
         self.sampling = Sampling(session, self._marking, self.watching, self.profiles)
@@ -111,7 +110,7 @@ class Recorder:
 
     def _begin_recording(self) -> None:
         self._facts.write_all()
-        self.guard.run("settings", self.settings.write_all)
+        self.guard.run("settings", self.session.settings.write_all)
         self.sampling.follow_config()
 
     def flush(self) -> None:
@@ -245,7 +244,7 @@ class Recorder:
     ) -> None:
         """Stores the run's hyper-parameters: a mapping, dataclass, namespace or object with
         `to_dict`. Calls add up under their `name`; `source` says how the values are known."""
-        self.guard.run("config", self.settings.add, config, name, source)
+        self.guard.run("config", self.session.settings.add, config, name, source)
 
     def set_stage_layers(self, stages: Mapping[int, int | Mapping[str, int]]) -> None:
         """Declares what each pipeline stage of this rank holds, to tell uneven stages from slow

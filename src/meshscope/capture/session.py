@@ -27,6 +27,7 @@ from meshscope.capture.identity import (
     resolve_run_dir,
 )
 from meshscope.capture.memory.host_memory import read_host_memory
+from meshscope.capture.model.settings import Settings
 from meshscope.capture.native_steps import choose_timeline
 from meshscope.capture.operations.operation_log import OperationLog
 from meshscope.capture.operations.process_groups import GroupEntry
@@ -104,6 +105,7 @@ class Session:
         self.operations = OperationLog(
             self.timeline, self.guard, clock, self.name_id, self._open_operations, self.journal
         )
+        self.settings = Settings(self.journal)
         self.stack_sampler = StackSampler(self, lambda: self.timeline.current_step)
         self._open_step: OpenStepWriter | None = None
         self._stack_dumps: StackDumps | None = None

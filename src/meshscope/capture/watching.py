@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from meshscope.capture.communication.clock_calibration import ClockOffset, measure_offset
 from meshscope.capture.communication.default import listen
 from meshscope.capture.config import OLDEST_TORCH
+from meshscope.capture.frameworks.arguments import ArgumentObjects
+from meshscope.capture.frameworks.logged_values import LoggedValues
 from meshscope.capture.identity import initialized_distributed
 from meshscope.capture.model.layout_search import LayoutSearch
 from meshscope.capture.model.losses import Losses
@@ -41,6 +43,8 @@ class Watching:
         self.compilations = Compilations(timeline, guard, clock, session.journal)
         self.saves = Saves(timeline, guard, clock)
         self.layout_search = LayoutSearch(guard, session.note_gap)
+        self.logged = LoggedValues(session)
+        self._arguments = ArgumentObjects(session.settings, guard, self.logged)
         self._own_code = OwnCode()
         self._num_calibrations = 0
 
@@ -68,6 +72,8 @@ class Watching:
 
     def attach_everything(self) -> None:
         """Watches all training in this process."""
+        if self._session.config.provenance:
+            self._arguments.watch()
         self._make_automatic().watch_everything()
         self.find_phases()
 
@@ -76,6 +82,7 @@ class Watching:
         if self.automatic is not None:
             self.compilations.find()
             self.saves.find()
+            self._arguments.visit()
             if self._session.layout is None:
                 self.layout_search.watch_stages()
             self._session.guard.run("own code", self._own_code.mark, sys.modules["torch"])
@@ -181,6 +188,7 @@ class Watching:
         """Steps and phases are found anew."""
         self._steps.reset()
         self.compilations.begin_attempt()
+        self.logged.begin_attempt()
         if self.hooks is not None:
             self.hooks.reset()
 
@@ -206,6 +214,7 @@ class Watching:
         self.compilations.remove()
         self.saves.remove()
         self.layout_search.remove()
+        self._arguments.remove()
         if self.automatic is not None:
             self.automatic.remove()
 

@@ -19,9 +19,9 @@ from meshscope.report.sections.run.ledger import show_ledger
 from meshscope.report.sections.run.memory import show_memory
 from meshscope.report.sections.run.phases import show_peers, show_phases
 from meshscope.report.sections.run.pipeline import show_pipeline
+from meshscope.report.sections.run.program import show_logged, show_settings
 from meshscope.report.sections.run.ranks import show_ranks, show_time
 from meshscope.report.sections.run.recording import show_problems, show_recording
-from meshscope.report.sections.run.settings import show_settings
 from meshscope.report.sections.run.steps import name_left_out, show_steps, show_throughput
 from meshscope.report.sections.run.totals import show_totals
 from meshscope.report.sections.run.traces import show_traces
@@ -57,6 +57,7 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
     "steps": show_steps,
     "throughput": show_throughput,
     "training": show_training,
+    "logged": show_logged,
     "totals": show_totals,
     "peers": show_peers,
     "communication": _show_communication,

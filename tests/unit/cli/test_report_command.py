@@ -322,6 +322,8 @@ def test_work_that_takes_long_is_told_and_short_work_is_not(capsys):
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "meshscope: still reading, 0 s so far"
     assert 2 <= len(told) <= 5  # at 10, 20, 40, 80 and 160 ms
+
+
 def test_some_ranks_can_be_looked_at(tmp_path):
     layout = Layout(dp=4, tp=2)
     run = make_run(tmp_path, layout=layout, num_steps=20, faults=Faults(slow={1: 2.0}))

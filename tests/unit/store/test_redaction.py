@@ -54,7 +54,7 @@ ORDINARY = [
     ["--pad-token", "<pad>"],
     ["--eos_token_id=2"],
     ["--sort-key", "length"],
-    ["--tokens-per-batch", "1e6"],
+    ["--tokens-per-batch", "1e6", "--experts-per-token", "8", "--token-dtype", "uint16"],
     ["--lr", "-3e-4", "--betas", "0.9,0.95"],
     ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--dtype=bf16"],
     ["--data", "/data/c4/shard-{000..127}.tar", "--glob=data/*.bin"],

@@ -112,7 +112,7 @@ def flatten_settings(value: object) -> tuple[dict[str, Plain], int]:
 
 
 def _walk(value: Mapping[Any, Any], prefix: str, depth: int) -> Iterator[tuple[str, object]]:
-    for key, inner in value.items():
+    for key, inner in _read_items(value):
         name = f"{prefix}{key}" if isinstance(key, (str, int, float, bool)) else f"{prefix}(key)"
         opened = _open_inner(inner)
         if not opened or depth >= _MAX_DEPTH:
@@ -121,17 +121,28 @@ def _walk(value: Mapping[Any, Any], prefix: str, depth: int) -> Iterator[tuple[s
             yield from _walk(opened, f"{name}.", depth + 1)
 
 
+def _read_items(value: Mapping[Any, Any]) -> Iterator[tuple[Any, object]]:
+    """Mappings that work their values out (OmegaConf) may not be able to for each."""
+    for key in value:
+        try:
+            inner = value[key]
+        except Exception as error:  # noqa: BLE001 - any mapping of the program's
+            inner = f"<{type(error).__name__}>"
+        yield key, inner
+
+
 def _open(value: object) -> Mapping[Any, Any] | None:
     """The names and values of a configuration; None if it is none."""
-    if isinstance(value, Mapping) or value is None or isinstance(value, type):
-        return value if isinstance(value, Mapping) else None
+    opened = None if isinstance(value, (list, tuple)) else _open_inner(value)
+    if opened is not None or value is None or isinstance(value, type):
+        return opened
     for method in ("to_dict", "model_dump"):
         convert = getattr(value, method, None)
         if callable(convert):
             converted = convert()
             if isinstance(converted, Mapping):
                 return converted
-    return _open_inner(value)
+    return None
 
 
 def _open_inner(value: object) -> Mapping[Any, Any] | None:
@@ -140,13 +151,20 @@ def _open_inner(value: object) -> Mapping[Any, Any] | None:
     if isinstance(value, Mapping):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: getattr(value, one.name, None) for one in fields(value)}
+        return {one.name: _read_field(value, one.name) for one in fields(value)}
     if isinstance(value, (argparse.Namespace, types.SimpleNamespace)):
         return vars(value)
     if isinstance(value, (list, tuple)) and len(value) <= _MAX_ELEMENTS:
         opened = [_open_inner(inner) for inner in value]
         return dict(enumerate(value)) if any(opened) else None
     return None
+
+
+def _read_field(owner: object, name: str) -> object:
+    try:
+        return getattr(owner, name, None)
+    except Exception as error:  # noqa: BLE001 - a property of the program's
+        return f"<{type(error).__name__}>"
 
 
 def _read_attributes(value: object) -> Mapping[str, Any] | None:

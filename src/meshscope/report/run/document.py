@@ -36,6 +36,7 @@ from meshscope.analyze.rank.steps import JobStepSummary
 from meshscope.analyze.rank.throughput import SampleRate, TokenRate
 from meshscope.analyze.timeline.peers import PhaseClue, PhaseSpread
 from meshscope.analyze.training.convergence import Convergence, JobSeries
+from meshscope.analyze.training.logged import LoggedScalar
 from meshscope.analyze.training.settings import SettingsGroup
 from meshscope.analyze.training.totals import JobTotals
 from meshscope.core.unavailable import Unavailable
@@ -168,6 +169,8 @@ class Document:
     """Of every rank that read its memory: peaks, growth, limits."""
     hardware: Hardware | Unavailable
     """The devices as their driver saw them."""
+    logged: tuple[LoggedScalar, ...] | Unavailable
+    """Numbers that the program or its framework logged."""
     settings: tuple[SettingsGroup, ...] | Unavailable
     """Hyper-parameters and frameworks' arguments, by source."""
     traces: tuple[TraceFacts, ...]
@@ -259,6 +262,7 @@ def build_document(report: Report) -> Document:
         ranks=study.ranks,
         memory=study.memory,
         hardware=study.hardware,
+        logged=study.logged,
         settings=study.settings,
         traces=tuple(map(_describe_trace, windows_of(report.attempt)[:MAX_TRACES])),
         health=HealthFacts(

@@ -38,15 +38,15 @@ _WEAK_WORDS = frozenset(("key", "keys", "token", "tokens"))
 _LOOKUP_WORDS = frozenset((
     "additional", "begin", "bos", "caption", "cls", "column", "decoder", "end", "eos", "extra",
     "feature", "group", "image", "input", "join", "label", "mask", "media", "metric", "monitor",
-    "output", "pad", "pooling", "prompt", "sep", "sequence", "sort", "special", "start", "stop",
-    "target", "text", "unk", "video",
+    "output", "pad", "per", "pooling", "prompt", "sep", "sequence", "sort", "special", "start",
+    "stop", "target", "text", "unk", "video",
 ))  # fmt: skip
 """`pad_token` and `sort_key` are words of the program."""
 _ASPECT_WORDS = frozenset((
-    "choice", "column", "dropout", "embedding", "embeddings", "field", "file", "folder", "format",
-    "heads", "initializer", "level", "mapping", "merging", "mixing", "mode", "name", "norm",
-    "padding", "parallel", "path", "pooling", "position", "positions", "reduction", "routing",
-    "sampling", "scheme", "selection", "shift", "strategy", "type",
+    "choice", "column", "dropout", "dtype", "embedding", "embeddings", "field", "file", "folder",
+    "format", "heads", "initializer", "level", "mapping", "merging", "mixing", "mode", "name",
+    "norm", "padding", "parallel", "path", "pooling", "position", "positions", "reduction",
+    "routing", "sampling", "scheme", "selection", "shift", "strategy", "type",
 ))  # fmt: skip
 """`token_type` is not a token."""
 _PUBLIC_WORDS = frozenset(("commit", "hash", "revision", "sha"))

@@ -1,5 +1,6 @@
-"""What the program was told to do: hyper-parameters and arguments, with how they are known."""
+"""What the program was told to do, and what it logged, each with how it is known."""
 
+from meshscope.analyze.training.logged import LoggedScalar
 from meshscope.analyze.training.settings import SettingsGroup
 from meshscope.core.unavailable import known
 from meshscope.report import format as form
@@ -40,3 +41,34 @@ def _show_group(group: SettingsGroup) -> list[Part]:
 
 def _show(value: object) -> str:
     return form.clean_text(str(value), _MAX_VALUE) or "(empty)"
+
+
+def show_logged(report: Report, detail: Detail) -> Section | None:
+    """Numbers by the names they were logged under; None without any."""
+    rows = known(report.study.logged)
+    if not rows:
+        return None
+    table = Table(
+        (
+            make_column("name", rows, lambda r: form.clean_text(r.name, _MAX_NAME), 9,
+                        is_right=False),
+            make_column("logged by", rows, lambda r: form.clean_text(r.logged_by), 7,
+                        is_right=False),
+            make_column("values", rows, lambda r: form.count(r.num_values), 3),
+            make_column("steps", rows, _show_steps, 2),
+            make_column("first", rows, lambda r: form.or_dash(r.first, _show_number), 6),
+            make_column("last", rows, lambda r: form.or_dash(r.last, _show_number), 8),
+            make_column("lowest", rows, lambda r: form.or_dash(r.lowest, _show_number), 5),
+            make_column("highest", rows, lambda r: form.or_dash(r.highest, _show_number), 4),
+        )
+    )  # fmt: skip
+    note = "as the lowest rank logged them"
+    return Section(key="logged", title="Logged", note=note, parts=(table,))
+
+
+def _show_steps(row: LoggedScalar) -> str:
+    return f"{row.first_step}–{row.last_step}"
+
+
+def _show_number(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,4 +1,6 @@
-"""The section on hyper-parameters, in text and JSON."""
+"""The sections on hyper-parameters and logged numbers, in text and JSON."""
+
+import math
 
 from meshscope.capture.recorder import Recorder
 from meshscope.report.contents import list_sections
@@ -38,3 +40,24 @@ def test_every_group_is_shown_with_how_it_is_known(tmp_path):
 
 def test_a_run_without_any_says_how_to_give_them(tmp_path):
     assert "start(config=…)" in document_of(record(tmp_path))["settings"]["unavailable"]
+
+
+def test_logged_numbers_are_shown_with_who_logged_them(tmp_path):
+    with Recorder(tmp_path) as recorder:
+        for step in range(3):
+            with recorder.step():
+                recorder.log(
+                    accuracy=step / 4, **{"loss (logged by Frame)": [2, math.nan, 1][step]}
+                )
+                recorder.log(lr=0.1, empty=math.inf)
+    report = report_of(tmp_path)
+    text = render_terminal(list_sections(report, Detail(), ("logged",)), Screen(width=100))
+    assert [line.split() for line in text.splitlines()[2:]] == [
+        ["name", "logged", "by", "values", "steps", "first", "last", "lowest", "highest"],
+        ["accuracy", "the", "program", "3", "0–2", "0", "0.5", "0", "0.5"],
+        ["empty", "the", "program", "3", "0–2", "n/a", "n/a", "n/a", "n/a"],
+        ["loss", "Frame", "3", "0–2", "2", "1", "1", "2"],
+    ]
+    accuracy, empty, _ = document_of(report)["logged"]
+    assert (accuracy["first_step"], accuracy["last"]) == (0, 0.5)
+    assert empty["last"] == {"unavailable": "no logged value is finite"}

@@ -1,0 +1,78 @@
+"""Numbers that the program or its framework logged, each with its ends and extremes.
+
+They are those of the lowest rank that logged any, as they were logged: a framework's value may be a
+mean over many steps. Loss, gradient norm, rate, tokens and samples have analyses of their own and
+are not here.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshscope.analyze.rank.signals import BACKWARD_LOSS, ScalarSeries, read_scalars, split_number
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.run import Attempt
+
+MAX_NAMES = 200
+NOT_LOGGED = Unavailable("neither the program nor its framework logged a number")
+_NOT_FINITE = Unavailable("no logged value is finite")
+_SHOWN_ELSEWHERE = frozenset((BACKWARD_LOSS, "loss", "grad_norm", "lr", "tokens", "samples"))
+_BY_FRAMEWORK = re.compile(r"(.+) \(logged by (\w+)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedScalar:
+    """One name under which numbers were logged."""
+
+    name: str
+    logged_by: str
+    """A framework, or `the program`."""
+    num_values: int
+    first_step: int
+    last_step: int
+    first: float | Unavailable
+    """First, last, lowest and highest finite value."""
+    last: float | Unavailable
+    lowest: float | Unavailable
+    highest: float | Unavailable
+
+
+def read_logged(attempt: Attempt) -> tuple[LoggedScalar, ...] | Unavailable:
+    """By name, at most `MAX_NAMES`."""
+    for rank in sorted(attempt.ranks):
+        found = _read_rank(attempt.ranks[rank])
+        if found:
+            return found
+    return NOT_LOGGED
+
+
+def _read_rank(recording: Recording) -> tuple[LoggedScalar, ...]:
+    if not recording.has_table("scalars"):
+        return ()
+    names = [name for name in recording.names.values() if not _is_elsewhere(name)]
+    series = read_scalars(recording, frozenset(names))
+    shown = sorted(name for name in series if not _is_elsewhere(name))[:MAX_NAMES]
+    return tuple(_describe(name, series[name]) for name in shown)
+
+
+def _is_elsewhere(name: str) -> bool:
+    return name in _SHOWN_ELSEWHERE or bool(split_number(name)[0])
+
+
+def _describe(name: str, series: ScalarSeries) -> LoggedScalar:
+    by = _BY_FRAMEWORK.fullmatch(name)
+    values = series.value[np.isfinite(series.value)]
+    some = bool(len(values))
+    return LoggedScalar(
+        name=by[1] if by else name,
+        logged_by=by[2] if by else "the program",
+        num_values=len(series.value),
+        first_step=int(series.step[0]),
+        last_step=int(series.step[-1]),
+        first=float(values[0]) if some else _NOT_FINITE,
+        last=float(values[-1]) if some else _NOT_FINITE,
+        lowest=float(values.min()) if some else _NOT_FINITE,
+        highest=float(values.max()) if some else _NOT_FINITE,
+    )
