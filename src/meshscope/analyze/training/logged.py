@@ -14,6 +14,7 @@ from meshscope.analyze.rank.signals import BACKWARD_LOSS, ScalarSeries, read_sca
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
+from meshscope.store.schema import ScalarFlag
 
 MAX_NAMES = 200
 NOT_LOGGED = Unavailable("neither the program nor its framework logged a number")
@@ -51,10 +52,18 @@ def read_logged(attempt: Attempt) -> tuple[LoggedScalar, ...] | Unavailable:
 def _read_rank(recording: Recording) -> tuple[LoggedScalar, ...]:
     if not recording.has_table("scalars"):
         return ()
-    names = [name for name in recording.names.values() if not _is_elsewhere(name)]
+    counted = _find_counters(recording)
+    names = [n for n in recording.names.values() if not _is_elsewhere(n) and n not in counted]
     series = read_scalars(recording, frozenset(names))
-    shown = sorted(name for name in series if not _is_elsewhere(name))[:MAX_NAMES]
+    shown = sorted(name for name in series if name in names)[:MAX_NAMES]
     return tuple(_describe(name, series[name]) for name in shown)
+
+
+def _find_counters(recording: Recording) -> frozenset[str]:
+    """Names of what was counted (`Recorder.count`): their sums are among the totals."""
+    columns = recording.read("scalars")
+    is_count = columns["flags"].astype(np.int64) & ScalarFlag.COUNT != 0
+    return frozenset(map(recording.name_of, np.unique(columns["name_id"][is_count]).tolist()))
 
 
 def _is_elsewhere(name: str) -> bool:

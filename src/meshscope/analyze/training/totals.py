@@ -1,18 +1,15 @@
-"""Sums over a run: steps, passes and tokens; and what the program counted, timed and logged itself.
+"""Sums over a run: steps, passes and tokens; and what the program counted and timed itself.
 
 Counters (`Recorder.count`) are added up over steps and ranks. Times are of detail spans (`span`,
-`timer`) and of durations that were given (`add_duration`). Numbers are logged scalars that are no
-signal of training (`loss`, `tokens`, …). None of these is a part of a step's split, except a given
-duration that lies where nothing was measured.
+`timer`) and of durations that were given (`add_duration`). None of these is a part of a step's
+split, except a given duration that lies where nothing was measured.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshscope.analyze.rank.signals import SIGNAL_NAMES
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 from meshscope.store.read.columns import int64_column
@@ -25,9 +22,6 @@ MAX_NAMES = 100
 """Names kept of each kind: programs may put numbers into them."""
 _COLLECTIONS = "gc gen"
 _TOKENS = "tokens"
-_SIGNAL_WORDS = sorted({name for names in SIGNAL_NAMES.values() for name in names})
-_SIGNAL = re.compile(rf"(?:{'|'.join(_SIGNAL_WORDS)})(?: [0-9]+)?|tokens|samples")
-"""What other sections show; of further optimizers with a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +47,6 @@ class TimedName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedNumber:
-    """A number the program logged; finite values only."""
-
-    name: str
-    num_values: int
-    num_nonfinite: int
-    last: float | Unavailable
-    """Of the lowest rank that logged it."""
-    lowest: float | Unavailable
-    highest: float | Unavailable
-    mean: float | Unavailable
-    num_ranks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobTotals:
     num_rank_steps: int
     """Finished steps, counted on every rank."""
@@ -80,7 +59,6 @@ class JobTotals:
     counters: tuple[Counter, ...]
     times: tuple[TimedName, ...]
     """The longest first."""
-    numbers: tuple[LoggedNumber, ...]
     num_names_left_out: int
     """Beyond the first hundred of a kind."""
 
@@ -94,7 +72,6 @@ class _Sums:
     num_tokens: int = 0
     ranks_without_tokens: list[int] = field(default_factory=list)
     counters: dict[str, list[Floats]] = field(default_factory=dict)
-    numbers: dict[str, list[Floats]] = field(default_factory=dict)
     times: dict[tuple[str, bool], list[Int64s]] = field(default_factory=dict)
 
 
@@ -119,7 +96,6 @@ def sum_totals(attempt: Attempt, phase_ns: Mapping[str, int]) -> JobTotals:
         )
         for (name, is_given), parts in sums.times.items()
     ]
-    numbers = [_describe_number(name, parts) for name, parts in sums.numbers.items()]
     return JobTotals(
         num_rank_steps=sums.num_rank_steps,
         num_backwards=sums.num_backwards,
@@ -127,31 +103,12 @@ def sum_totals(attempt: Attempt, phase_ns: Mapping[str, int]) -> JobTotals:
         phase_ns=phase_ns,
         counters=tuple(sorted(counters, key=lambda one: one.name)[:MAX_NAMES]),
         times=tuple(sorted(times, key=lambda one: (-one.total_ns, one.name))[:MAX_NAMES]),
-        numbers=tuple(sorted(numbers, key=lambda one: one.name)[:MAX_NAMES]),
-        num_names_left_out=sum(
-            max(len(found) - MAX_NAMES, 0) for found in (counters, times, numbers)
-        ),
+        num_names_left_out=sum(max(len(found) - MAX_NAMES, 0) for found in (counters, times)),
     )
 
 
 def _count(parts: list[Floats]) -> dict[str, int]:
     return {"num_values": sum(map(len, parts)), "num_ranks": len(parts)}
-
-
-def _describe_number(name: str, parts: list[Floats]) -> LoggedNumber:
-    values = np.concatenate(parts)
-    finite = values[np.isfinite(values)]
-    none = Unavailable("no value is finite")
-    own = parts[0][np.isfinite(parts[0])]
-    return LoggedNumber(
-        name=name,
-        num_nonfinite=len(values) - len(finite),
-        last=float(own[-1]) if len(own) else none,
-        lowest=float(finite.min()) if len(finite) else none,
-        highest=float(finite.max()) if len(finite) else none,
-        mean=float(finite.mean()) if len(finite) else none,
-        **_count(parts),
-    )
 
 
 def _has_own_tokens(attempt: Attempt, rank: int) -> bool:
@@ -190,13 +147,11 @@ def _add_steps(sums: _Sums, recording: Recording, *, has_own_tokens: bool) -> No
 
 
 def _add_scalars(sums: _Sums, recording: Recording) -> None:
-    for is_count, found in ((True, sums.counters), (False, sums.numbers)):
-        of_rank: dict[str, list[Floats]] = {}
-        for name, values in _select(recording, is_count=is_count):
-            if is_count or not _SIGNAL.fullmatch(name):
-                of_rank.setdefault(name, []).append(values)
-        for name, parts in of_rank.items():
-            found.setdefault(name, []).append(np.concatenate(parts))
+    of_rank: dict[str, list[Floats]] = {}
+    for name, values in _select(recording, is_count=True):
+        of_rank.setdefault(name, []).append(values)
+    for name, parts in of_rank.items():
+        sums.counters.setdefault(name, []).append(np.concatenate(parts))
 
 
 def _select(recording: Recording, *, is_count: bool) -> Iterable[tuple[str, Floats]]:

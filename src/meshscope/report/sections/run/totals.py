@@ -1,6 +1,6 @@
-"""Sums over the run, and what the program counted, timed and logged itself."""
+"""Sums over the run, and what the program counted and timed itself."""
 
-from meshscope.analyze.training.totals import Counter, JobTotals, LoggedNumber, TimedName
+from meshscope.analyze.training.totals import Counter, JobTotals, TimedName
 from meshscope.core.unavailable import known
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, Report, sort_phases
@@ -28,9 +28,7 @@ def show_totals(report: Report, detail: Detail) -> Section | None:
     parts: list[Part] = [make_facts(_list_sums(found, report))]
     for table in (_list_counters(found.counters), _list_times(found.times)):
         parts += [Blank(), table] if table is not None else []
-    numbers = _list_numbers(found.numbers)
-    parts += [Blank(), numbers] if numbers is not None else []
-    shown = (found.counters, found.times, found.numbers)
+    shown = (found.counters, found.times)
     num_hidden = found.num_names_left_out + sum(max(len(one) - _MAX_ROWS, 0) for one in shown)
     if num_hidden:
         parts.append(Line(f"and {form.plural(num_hidden, 'more name')} (see --json)", Tone.QUIET))
@@ -73,23 +71,5 @@ def _list_times(rows: tuple[TimedName, ...]) -> Table | None:
         make_column(
             "by", rows, lambda r: "the program" if r.is_given else "meshscope", 6, is_right=False
         ),
-    )
-    return Table(columns) if rows else None
-
-
-def _list_numbers(rows: tuple[LoggedNumber, ...]) -> Table | None:
-    rows = rows[:_MAX_ROWS]
-
-    def show(row: LoggedNumber, name: str) -> str:
-        return form.or_dash(getattr(row, name), lambda value: form.numbers(value)[0])
-
-    columns = (
-        make_column("logged", rows, lambda r: form.clean_text(r.name, _NAME), 9, is_right=False),
-        make_column("last", rows, lambda r: show(r, "last"), 8),
-        make_column("lowest", rows, lambda r: show(r, "lowest"), 6),
-        make_column("mean", rows, lambda r: show(r, "mean"), 5),
-        make_column("highest", rows, lambda r: show(r, "highest"), 7),
-        make_column("times", rows, lambda r: form.count(r.num_values), 4),
-        make_column("ranks", rows, lambda r: form.count(r.num_ranks), 3),
     )
     return Table(columns) if rows else None
