@@ -158,6 +158,24 @@ def test_nothing_of_the_programs_graph_is_held(recorder):
     assert all(kept.grad_fn is None for kept in recorder.watching.hooks._recent)
 
 
+def test_hooks_on_saved_tensors_are_left_alone(recorder):
+    """One that computes again, or that works only once, would break the program."""
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    unpacked: list[torch.Tensor] = []
+
+    def unpack(saved: torch.Tensor) -> torch.Tensor:
+        assert all(saved is not one for one in unpacked)
+        unpacked.append(saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.clone(), unpack):
+        loss = model(torch.randn(2, 4)).square().mean() / torch.tensor(2.0)
+    loss.backward()
+    optimizer.step()
+    assert finish(recorder)["backward_loss"].value == pytest.approx([loss.item()])
+
+
 def test_each_optimizer_has_its_own_losses_and_rate(recorder):
     judge, maker = nn.Linear(4, 1), nn.Linear(4, 4)
     rates = (1e-4, 1e-5)

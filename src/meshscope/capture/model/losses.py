@@ -32,6 +32,8 @@ _REDUCING = frozenset(("MeanBackward0", "SumBackward0"))
 _ITEMS = "num_items_in_batch"
 """What transformers, and loops that follow it, call the tokens of all microbatches of a step."""
 _MAX_FRAMES = 16
+_IS_HOOKED = True
+"""What is assumed where torch does not tell whether a saved tensor has hooks."""
 _MAX_PENDING = 1024
 _MAX_OPTIMIZERS = 8
 """Optimizers whose losses and rates are kept apart; a program may make one per parameter."""
@@ -189,13 +191,23 @@ class Losses:
         self._write_pending()
         for number, (step, (losses, norm, rate)) in self._kept.items():
             now_ns = self._clock()
-            for microbatch, loss in enumerate(losses):
+            for microbatch, loss in enumerate(losses if _are_readable(losses) else ()):
                 signal = Signal("backward_loss", loss, now_ns, microbatch)
                 signal.divisor, signal.flags = self._last_divisor, self._last_flags
                 self._write(signal, number, step)
             for name, value in (("grad_norm", norm), ("lr", rate)):
                 self._write(Signal(name, value, now_ns, len(losses)), number, step)
         self._kept.clear()
+
+
+def _are_readable(losses: list[Any]) -> bool:
+    """Whether they still hold what they held: a CUDA graph may have used their memory again."""
+    try:
+        for loss in losses:
+            loss.data_ptr()
+    except RuntimeError:  # what torch raises then
+        return False
+    return True
 
 
 def _is_told_items() -> bool:
@@ -222,6 +234,9 @@ def _find_divisor(node: Any, returned: int) -> tuple[float, bool]:
             return divisor, True
         name = node.name()
         if name in ("DivBackward0", "MulBackward0"):
+            # Hooks on saved tensors may compute again, or work only once: they are not called.
+            if getattr(node._raw_saved_other, "unpack_hook", _IS_HOOKED) is not None:
+                break
             other = node._saved_other
             if other is None or other.device.type != "cpu" or other.numel() != 1:
                 break
