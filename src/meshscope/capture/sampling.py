@@ -198,6 +198,7 @@ class Sampling:
         if writer is None or session.is_paused:
             return
         self._marking.find()
+        self._guard.run("files", session.check_files)
         self._guard.run("hardware", self.hardware.visit)
         self._watching.find_phases()
         self._guard.run("layout", self.learn_layout)

@@ -110,6 +110,7 @@ class Session:
         self._flusher: threading.Thread | None = None
         self._stop = threading.Event()
         self._opening_cost_ns = 0
+        self._has_lost_files = False
         self._prepared: RankFiles | None = None
         """Made ahead, and not in the run yet."""
 
@@ -397,6 +398,18 @@ class Session:
         self.guard.first_messages.setdefault(where, text)
         self.guard.run("note", lambda: self.journal("health", cause="gap", where=where, text=text))
 
+    def check_files(self) -> None:
+        """Says once that somebody deleted this rank's files: training goes on, recording does not
+        come back."""
+        if self.writer is not None and not self._has_lost_files:
+            self._has_lost_files = self.writer.journal.is_deleted()
+            if self._has_lost_files:
+                self.note_gap(
+                    "files",
+                    f"the files of rank {self.rank} in {self.run_dir} were deleted while it "
+                    "records: what it records is lost; start the job again to record it",
+                )
+
     @property
     def run_dir(self) -> Path | None:
         return self.writer.directory.parent.parent if self.writer else None
@@ -453,6 +466,7 @@ class Session:
             log.in_flight.close()
             log.in_flight = None
         self.go_silent()
+        self.guard.run("files", self.check_files)
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             prepared.discard()  # there was nothing to record
@@ -495,6 +509,7 @@ class Session:
         self.guard.forget()
         self.timeline.reset()
         self.name_ids.clear()
+        self._has_lost_files = False
         self.last_writer = None
         self.arm()
 

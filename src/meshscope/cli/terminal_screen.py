@@ -2,6 +2,10 @@
 
 import shutil
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from meshscope.report.screen import Screen
     from meshscope.report.section import Section
 
+_SILENT_SECONDS = 2.0
+"""A command that takes longer says that it is at work."""
 _PIPE_WIDTH = 100
 """Columns where there is no terminal."""
 
@@ -44,6 +50,27 @@ def choose_screen(context: click.Context) -> "Screen":
 def say(text: str) -> None:
     """A note to stderr, apart from results."""
     click.echo(f"meshscope: {text}", err=True)
+
+
+@contextmanager
+def tell_work(what: str, silent_s: float = _SILENT_SECONDS) -> Iterator[None]:
+    """Says on stderr that this is still going on: after two seconds, then after each doubling."""
+    is_over = threading.Event()
+    start_s = time.monotonic()
+
+    def tell() -> None:
+        pause_s = silent_s
+        while not is_over.wait(start_s + pause_s - time.monotonic()):
+            say(f"still {what}, {pause_s:.0f} s so far")
+            pause_s *= 2
+
+    teller = threading.Thread(target=tell, name="meshscope-tell", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        teller.join()  # nothing is said after the result
 
 
 def write_file(text: str, path: Path) -> None:

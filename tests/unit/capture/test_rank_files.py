@@ -1,6 +1,7 @@
 """Files of a rank that are made before the first step: out of sight until then, never wrong."""
 
 import os
+import shutil
 
 import pytest
 
@@ -112,3 +113,16 @@ def test_a_folder_that_cannot_be_made_is_told_at_the_first_record(tmp_path):
     assert not recorder.guard.counts
     take_step(recorder)
     assert recorder.failure
+
+
+def test_files_that_somebody_deletes_are_told_once(tmp_path, caplog):
+    with Recorder(tmp_path / "run", config=CONFIG) as recorder:
+        take_step(recorder)
+        recorder.session.check_files()
+        assert caplog.text == ""
+        shutil.rmtree(tmp_path / "run")
+        for _ in range(2):
+            take_step(recorder)
+            recorder.session.check_files()
+    assert caplog.text.count("were deleted while it records") == 1
+    assert not recorder.guard.counts

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from builders import MS, Faults, make_run
 from meshscope.cli import main
+from meshscope.cli.terminal_screen import tell_work
 from meshscope.core.layout import Layout
 from meshscope.store.write import table_file, writer
 
@@ -309,3 +311,14 @@ def test_thresholds_come_from_a_file_and_from_flags(run_dir, tmp_path):
     assert "HE008" in codes("--thresholds", limits, "--threshold", "diagnosis_min_steps=30")
     result = invoke("report", run_dir, "--threshold", "diagnosis_min_step=3")
     assert_one_line(result, 2, "nearest is 'diagnosis_min_steps'")
+
+
+def test_work_that_takes_long_is_told_and_short_work_is_not(capsys):
+    with tell_work("reading", silent_s=60):
+        pass
+    assert capsys.readouterr().err == ""
+    with tell_work("reading", silent_s=0.01):
+        time.sleep(0.2)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "meshscope: still reading, 0 s so far"
+    assert 2 <= len(told) <= 5  # at 10, 20, 40, 80 and 160 ms

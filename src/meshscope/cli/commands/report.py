@@ -7,8 +7,9 @@ import click
 
 from meshscope.cli.flops_options import flops_options
 from meshscope.cli.locate import open_located, pick_attempt
-from meshscope.cli.terminal_screen import choose_screen, write_file
+from meshscope.cli.terminal_screen import choose_screen, tell_work, write_file
 from meshscope.core.config.given_flops import check_given
+from meshscope.core.unit_text import plural
 from meshscope.core.verdict.severity import Severity, parse_severity
 from meshscope.core.verdict.thresholds import choose_thresholds
 from meshscope.diagnose.foreign_rules import OWN_RULES, load_rules
@@ -138,8 +139,9 @@ def command(
         list_thresholds(rule_set.rules), file=thresholds_file, assignments=assignments
     )
     flops = check_given(flops_per_step, peak_tflops)
-    opened = open_located(run)
-    attempt = pick_attempt(opened, attempt_index)
+    with tell_work("reading"):
+        opened = open_located(run)
+        attempt = pick_attempt(opened, attempt_index)
     study = RunStudy(
         opened,
         attempt,
@@ -154,11 +156,12 @@ def command(
         explains=explain,
         directory=Path.cwd(),
     )
-    report = study.report(with_diagnosis=not no_diagnosis, detail=detail)
     names = section_names or ("communication",) * communication or ("ranks",) * all_ranks
     names = ("all",) if shows_all else names
     suffix = _JSON if as_json else "" if output is None else output.suffix.lower().lstrip(".")
-    text = _render(report, names, suffix, choose_screen(context) if output is None else None)
+    with tell_work(f"explaining {plural(len(attempt.ranks), 'rank')}"):
+        report = study.report(with_diagnosis=not no_diagnosis, detail=detail)
+        text = _render(report, names, suffix, choose_screen(context) if output is None else None)
     if output is None:
         click.echo(text, nl=False, color=True)  # colours were decided when the text was made
     else:

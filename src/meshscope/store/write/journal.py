@@ -68,6 +68,11 @@ class JournalWriter:
             data = data[written:]
             offset += written
 
+    def is_deleted(self) -> bool:
+        """Whether the file has no name any more: what is written then, nobody can read."""
+        with self._lock:
+            return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
+
     def close(self) -> None:
         """Releases the descriptor; later writes are ignored."""
         with self._lock:
