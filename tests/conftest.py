@@ -19,7 +19,7 @@ def forget_the_user() -> None:
         if name in USERS_VARIABLES or name.startswith(USERS_PREFIXES):
             del os.environ[name]
     os.environ["PYTHONPATH"] = str(Path(meshscope.__file__).parents[1])
-    # Workers and ranks fill the cores already. Threads of torch beside them spin while they wait for
+    # Workers and ranks fill the cores already. Further threads of torch spin while they wait for
     # each other: tests of the engine took four times the processor time with two.
     os.environ["OMP_NUM_THREADS"] = "1"
 
