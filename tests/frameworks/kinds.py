@@ -62,6 +62,7 @@ KINDS = (
     _make("model.compile()", _COMPILED, "--way", "in_place"),
     _make("compiled loss function", _COMPILED, "--way", "loss"),
     _make("compiled with backward", _COMPILED, "--way", "backward"),
+    _make("compiled step with update", _COMPILED, "--way", "step"),
     _make("compiled optimizer step", _COMPILED, "--way", "optimizer"),
     _make("jit.script beside training", "compiled/exported.py", "--way", "script"),
     _make("fx beside training", "compiled/exported.py", "--way", "fx"),

@@ -195,3 +195,24 @@ def test_what_hands_metrics_to_a_logger_is_the_phase_logging(
     recorder.close()
     assert Run.log is original
     assert [phase.name for phase in read_recorded(tmp_path / "run").outside] == ["logging"] * 2
+
+
+def test_a_frameworks_own_saving_is_one_phase(tmp_path: Path, monkeypatch) -> None:
+    """All of it, with the files that it writes by torch.save inside."""
+
+    class Trainer:
+        def _save_checkpoint(self, path: Path) -> None:
+            time.sleep(0.002)
+            torch.save({}, path)
+
+    monkeypatch.setitem(sys.modules, "transformers.trainer", SimpleNamespace(Trainer=Trainer))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(tmp_path / "run", config=QUIET).attach(model, optimizer)
+    train(model, optimizer, 2)
+    Trainer()._save_checkpoint(tmp_path / "model.pt")
+    recorder.close()
+    [saving] = read_recorded(tmp_path / "run").outside
+    assert saving.name == "checkpoint"
+    assert saving.self_ns >= 2_000_000
+    assert recorder.guard.num_errors == 0

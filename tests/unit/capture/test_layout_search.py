@@ -148,3 +148,19 @@ def test_one_rank_and_a_program_without_groups_have_nothing_to_find():
     assert search(None) is None
     assert search(Dist(0, 1)) is None
     assert search(Dist(0, 2)) is None
+
+
+def test_classes_derived_from_a_wrapper_count_as_it():
+    class DistributedDataParallel(SimpleNamespace):
+        def modules(self):
+            return [self]
+
+        def parameters(self):
+            return []
+
+    class Users(DistributedDataParallel):
+        pass
+
+    found = search(Dist(0, 2), [Users(process_group=Group([0, 1]))])
+    assert found.layout == Layout(dp=2)
+    assert found.source == "groups of DistributedDataParallel"

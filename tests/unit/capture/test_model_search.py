@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import pickle
+import time
 import warnings
 from pathlib import Path
 
@@ -312,3 +313,82 @@ def test_objects_of_the_program_are_not_looked_at(recorder, monkeypatch):
     ][1:]
     assert len(kept) == 200_000
     assert list_phases(recorder) == [USUAL] * 5
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.filterwarnings("ignore")  # what torch says of its own tracing
+@pytest.mark.parametrize("with_update", [False, True], ids=["loss", "whole step"])
+def test_a_compiled_function_is_the_forward_once_backward_shows_it(recorder, with_update):
+    model = Block()
+    optimizer = make_sgd(model)
+    scale = torch.compile(lambda x: x * 2, backend="eager")  # compiled, and no forward
+
+    def compute_loss(x):
+        loss = model(x).square().mean()
+        if with_update:
+            loss.backward()
+            optimizer.step()
+        return loss
+
+    compiled = torch.compile(compute_loss, backend="eager")
+    for _ in range(4):
+        loss = compiled(scale(torch.ones(4, WIDTH)))
+        if not with_update:
+            loss.backward()
+            optimizer.step()
+        optimizer.zero_grad()
+    found = finish(recorder)
+    assert [step.names for step in found.steps[1:]] == [USUAL] * 3
+    for step in found.steps:
+        assert sum(phase.self_ns for phase in step.phases) <= step.end_ns - step.start_ns
+
+
+def test_a_wrapper_in_eval_mode_around_a_model_that_trains_is_training(recorder):
+    wrapper = nn.Sequential(Block())
+    optimizer = make_sgd(wrapper)
+    wrapper.eval()
+    wrapper[0].train()
+    train(optimizer, wrapper)
+    assert list_phases(recorder) == [USUAL] * 3
+
+
+def test_hooks_of_the_model_are_part_of_its_forward(recorder):
+    model, begins_ns = Block(), []
+    optimizer = make_sgd(model)
+    gather = lambda *args: begins_ns.append(time.perf_counter_ns())  # noqa: E731
+    model.register_forward_pre_hook(gather, prepend=True)  # as FSDP2 gathers parameters
+    train(optimizer, model)
+    for step, begin_ns in zip(finish(recorder).steps, begins_ns, strict=True):
+        assert step.phases[0].start_ns < begin_ns
+
+
+class Derived(torch.optim.SGD):
+    def step(self, closure=None):
+        result = super().step(closure)
+        time.sleep(0.002)
+        return result
+
+
+def test_all_of_an_optimizers_step_is_timed_once(recorder):
+    """Its own class's step, around its parent's, and outside of what torch puts around both."""
+    model, other = Block(), Block()
+    optimizer = Derived(model.parameters(), lr=0.01)
+    torch.optim.SGD(other.parameters(), lr=0.01)
+    train(optimizer, model)
+    found = finish(recorder)
+    assert [step.names for step in found.steps] == [USUAL] * 3
+    assert all(step.total_ns("optimizer") >= 2_000_000 for step in found.steps)
+    for kind in (Derived, torch.optim.SGD):  # what is left is torch's own wrapper
+        assert kind.step.__code__.co_filename.endswith("optimizer.py")
+
+
+def test_an_optimizer_that_raises_ends_no_step(recorder):
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ValueError("no")
+
+    model = Block()
+    optimizer = Failing(model.parameters(), lr=0.01)
+    with pytest.raises(ValueError, match="no"):
+        train(optimizer, model)
+    assert finish(recorder).steps == []

@@ -189,9 +189,14 @@ class Automatic:
         if owner is None or owner is self._torch.optim.Optimizer:
             return
         if owner not in self._tapped_optimizers:
-            hooks = self._hooks
-            self._taps.append(OptimizerTap(owner, hooks.optimizer_begins, hooks.optimizer_ends))
+            self._taps.append(OptimizerTap(owner, self._step_begins, self._hooks.optimizer_ends))
         self._tapped_optimizers |= {owner, kind}
+
+    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        function = self._search.timed_function
+        if function is not None:  # a whole step is compiled: its forward is over
+            function.end_forward(None)
+        self._hooks.optimizer_begins(optimizer, args, kwargs)
 
     def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Torch's hook, for optimizers whose class is not tapped."""

@@ -77,6 +77,8 @@ class ModelSearch:
         """Hooks on compiled modules that were not called yet."""
         self._functions: dict[Any, CompiledFunction] = {}
         """By what torch keeps of a compiled function."""
+        self.timed_function: CompiledFunction | None = None
+        """The one whose forward pass is going on."""
 
     @property
     def is_open(self) -> bool:
@@ -97,9 +99,10 @@ class ModelSearch:
 
     def meet_unseen_forward(self) -> None:
         """Backward came and no forward had been seen: look again."""
-        for function in list(self._functions.values()):
-            function.is_forward |= function.is_open or function.makes_gradients
-            function.is_open = function.makes_gradients = False
+        open_now = [context for context, _ in find_compiled_calls()] if self._functions else []
+        for context, function in list(self._functions.items()):
+            function.is_forward |= function.makes_gradients or context in open_now
+            function.makes_gradients = False
         if self._reopenings_left:
             self._reopenings_left -= 1
             self._trusts_optimizers = self._trusts_optimizers and bool(self._models)
@@ -124,11 +127,16 @@ class ModelSearch:
         """Called before torch traces: it must not see the hook, and never will."""
         self._has_compiled = True
         self.close()
-        for context in find_compiled_calls():
+        for context, ends in find_compiled_calls():
             if len(self._functions) < _MAX_MODELS and context not in self._functions:
-                function = self._functions[context] = CompiledFunction(self._hooks)
+                function = self._functions[context] = CompiledFunction(
+                    self._hooks, self._time_function
+                )
                 context.enter_exit_hooks.append(function)
-                function.is_open = not self._hooks.is_inside_pass()  # of the call under way
+                ends.append(function.see_result)  # of the call under way
+
+    def _time_function(self, function: CompiledFunction | None) -> None:
+        self.timed_function = function
 
     def remove(self) -> None:
         self.close()

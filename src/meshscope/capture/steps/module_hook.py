@@ -69,16 +69,21 @@ class CompiledFunction:
     Hooks of modules called in such a function are traced away, and torch tells nobody of its calls.
     """
 
-    __slots__ = ("is_forward", "is_open", "makes_gradients", "timed_by")
+    __slots__ = ("is_forward", "is_open", "makes_gradients", "on_time", "timed_by")
 
     training = True
     """As of the module that it stands for: evaluation is known by gradients being off."""
 
-    def __init__(self, timed_by: Hooks) -> None:
+    def __init__(
+        self, timed_by: Hooks, on_time: "Callable[[CompiledFunction | None], None]"
+    ) -> None:
+        """`on_time` is told of the function whose forward pass is going on, and of its end."""
         self.timed_by = timed_by
+        self.on_time = on_time
         self.is_forward = False
         """Whether its calls are a forward pass: known once backward comes after, or in, one."""
         self.is_open = False
+        """Whether a forward pass is going on."""
         self.makes_gradients = False
         """Whether what it returned last can be called backward on."""
 
@@ -88,32 +93,41 @@ class CompiledFunction:
         if self.is_forward:
             found = _read_caller("args", "kwargs")
             hooks.forward_begins(self, found.get("args", ()), found.get("kwargs", {}))
+            self.is_open = True
+            self.on_time(self)
             return self._forward_ends
-        self.is_open = not hooks.is_inside_pass()
-        return self._ends
+        return self.see_result
 
-    def _ends(self) -> None:
-        if self.is_open:
-            self.is_open = False
+    def see_result(self) -> None:
+        """After a call that is not timed."""
+        if not self.timed_by.is_inside_pass():
             self.makes_gradients = _holds_gradients(_read_caller("result").get("result"))
 
     def _forward_ends(self) -> None:
-        self.timed_by.forward_ends(self, (), _read_caller("result").get("result"))
+        self.end_forward(_read_caller("result").get("result"))
+
+    def end_forward(self, result: Any) -> None:
+        """The forward pass is over: with the call, or before an optimizer steps in it."""
+        if self.is_open:
+            self.is_open = False
+            self.on_time(None)
+            self.timed_by.forward_ends(self, (), result)
 
 
 _WRAPPER = "compile_wrapper"
 """The name of torch's function around a compiled one."""
 
 
-def find_compiled_calls() -> list[Any]:
-    """What torch keeps of each compiled function that is being called, the innermost first."""
+def find_compiled_calls() -> list[tuple[Any, list[Any]]]:
+    """What torch keeps of each compiled function that is being called, and what it will call at
+    the end of this call."""
     found = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == _WRAPPER:
-            context = frame.f_locals.get("self")
+            context, ends = (frame.f_locals.get(name) for name in ("self", "cleanups"))
             if isinstance(getattr(context, "enter_exit_hooks", None), list):
-                found.append(context)
+                found.append((context, ends if isinstance(ends, list) else []))
         frame = frame.f_back
     return found
 

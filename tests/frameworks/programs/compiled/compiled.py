@@ -31,10 +31,18 @@ def train_on(tokens: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+def train_whole(tokens: torch.Tensor) -> torch.Tensor:
+    loss = train_on(tokens)
+    optimizer.step()
+    return loss
+
+
 if way == "loss":
     find_loss = torch.compile(find_loss, backend=options.backend)
 elif way == "backward":
     train_on = torch.compile(train_on, backend=options.backend)
+elif way == "step":
+    train_whole = torch.compile(train_whole, backend=options.backend)
 update = optimizer.step
 if way == "optimizer":
     update = torch.compile(update, backend=options.backend)
@@ -44,6 +52,9 @@ for step in range(40):
     if way == "backward":
         with hand("forward and backward"):
             loss = train_on(tokens)
+    elif way == "step":
+        with hand("forward and backward and optimizer"):
+            loss = train_whole(tokens)
     elif way == "loss":
         with hand("forward"):
             loss = find_loss(tokens)
@@ -55,8 +66,9 @@ for step in range(40):
         loss = compute_loss(logits, tokens)
         with hand("backward"):
             loss.backward()
-    with hand("optimizer"):
-        update()
+    if way != "step":
+        with hand("optimizer"):
+            update()
     optimizer.zero_grad()
     hand.step(loss=loss.item(), samples=8, tokens=tokens.numel())
     if step % 10 == 9:
