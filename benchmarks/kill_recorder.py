@@ -69,9 +69,9 @@ def _phase(name: str, inside: str = "") -> Iterator[tuple[str, str]]:
 def follow(run_dir: Path, seed: int, acknowledged: Counts) -> None:
     """Records without end."""
     now_ns = START_NS
-    recorder = Recorder(
-        run_dir, config=RecorderConfig(provenance=False, signals=False), clock=lambda: now_ns
-    )
+    # Real collections would be timed by the script's clock, from whichever thread sets one off.
+    config = RecorderConfig(provenance=False, signals=False, gc_pauses=False)
+    recorder = Recorder(run_dir, config=config, clock=lambda: now_ns)
     counts = [0] * len(KINDS)
     for action, name, elapsed_ns in make_script(seed):
         now_ns += elapsed_ns

@@ -36,7 +36,8 @@ class LoaderUses:
     def is_evaluation(self, iterator: Any) -> bool:
         """Whether the batch that is being fetched is for an evaluation. Called for every fetch."""
         # Iterators are made anew for every epoch; what they read from stays.
-        key = id(getattr(iterator, "_dataset", None) or getattr(iterator, "dataset", iterator))
+        source = getattr(iterator, "_dataset", None)
+        key = id(getattr(iterator, "dataset", iterator) if source is None else source)
         self._learn(key)
         if self._scores.get(key, 0) > 0:
             return False
