@@ -53,11 +53,18 @@ class Hand:
 
         setattr(owner, method, timed)
 
-    def around_fetches(self) -> None:
+    def around_fetches(self, model: Any) -> None:
         """Times how loaders without workers make their batches, in whoever's loop."""
         from torch.utils.data import dataloader
 
-        self.around(dataloader._SingleProcessDataLoaderIter, "_next_data", "data")
+        kind = dataloader._SingleProcessDataLoaderIter
+        fetch = kind._next_data
+
+        def timed(iterator: Any) -> Any:
+            with self("data" if model.training else "eval"):
+                return fetch(iterator)
+
+        kind._next_data = timed
 
     def step(self, **numbers: float) -> None:
         """A step is over: its losses (`loss`, or `loss_NAME` of several), `samples`, `tokens`."""

@@ -125,7 +125,10 @@ def _judge_phases(kind: Kind, outcome: Outcome, study: Any) -> Cell:
                     wrong.append(f"{phase} {extra_ns / 1e6:.1f} ms, by hand none")
             elif phase not in kind.unseen:
                 per_step = max(len(by_hand[phase]) // max(len(pairs), 1), 1)
-                problem, error = _compare(pairs, per_step * _TOLERANCE_NS)
+                tolerance_ns = per_step * _TOLERANCE_NS
+                if "optimizer" in phase:  # the step is written down before its call returns
+                    tolerance_ns += _read_own_ns(recording)
+                problem, error = _compare(pairs, tolerance_ns)
                 worst = max(worst, error)
                 wrong += [f"{phase} {problem}"] if problem else []
     if wrong:
@@ -144,6 +147,12 @@ def _read_phases(recording: Recording) -> dict[str, list[tuple[int, int]]]:
     for name_id, start_ns, self_ns in zip(*columns, strict=True):
         found.setdefault(recording.name_of(name_id), []).append((start_ns, self_ns))
     return found
+
+
+def _read_own_ns(recording: Recording) -> int:
+    """What the recording says of its own work in a step after the first."""
+    own_ns = recording.read("steps")["recorder_ns"][1:]
+    return int(own_ns.max()) if len(own_ns) and own_ns.max() > 0 else 0
 
 
 def _pair(
@@ -229,28 +238,29 @@ def _read_document(study: Any) -> dict[str, Any]:
 
 
 def _judge_loss(kind: Kind, outcome: Outcome, study: Any) -> Cell:
-    """Every loss of the program is a recorded series with the program's values."""
-    steps = outcome.by_hand[0]["steps"]
-    names = [name for name in steps[0] if name.startswith("loss")] if steps else []
-    recording = next(iter(study.study.attempt))
-    series = _read_scalars(recording)
+    """Every loss of the program is a series that the report shows, with the program's values."""
+    timed = next((one for one in outcome.by_hand.values() if "loss" in str(one["steps"][:1])), None)
+    if timed is None:
+        return _bad("no rank has a loss by hand")
+    series = _list_losses(_read_document(study))
     wrong = []
-    for name in names:
-        by_hand = {number: step[name] for number, step in enumerate(steps) if name in step}
-        reasons = {key: _find_difference(by_hand, found) for key, found in series.items()}
-        if not reasons or all(reasons.values()):
-            wrong.append(f"{name}: {reasons.get('backward_loss', 'not recorded')}")
-    return _bad("; ".join(wrong)) if wrong else _good(", ".join(names))
+    for name in [name for name in timed["steps"][0] if name.startswith("loss")]:
+        by_hand = {number: step[name] for number, step in enumerate(timed["steps"])}
+        reasons = [_find_difference(by_hand, found) for found in series]
+        if all(reasons):
+            wrong.append(f"{name}: {min(reasons, key=len) if reasons else 'not recorded'}")
+    return _bad("; ".join(wrong)) if wrong else _good(f"{len(series)} series")
 
 
-def _read_scalars(recording: Recording) -> dict[str, dict[int, float]]:
-    """Recorded series that are called a loss, by step."""
-    rows = recording.read("scalars")
-    found: dict[str, dict[int, float]] = {}
-    for name_id, step, value in zip(rows["name_id"], rows["step"], rows["value"], strict=True):
-        name = recording.name_of(int(name_id))
-        if "loss" in name:
-            found.setdefault(name, {})[int(step)] = float(value)
+def _list_losses(document: Mapping[str, Any]) -> list[dict[int, float]]:
+    """What the report says of each loss, by step."""
+    found = []
+    for name, signal in document["signals"].items():
+        if name.startswith("loss") and "last_step" in signal:
+            found.append({int(signal["last_step"]): float(signal["last"])})
+    main = document["training"]["loss"]
+    if found and "points" in main:
+        found[0] |= {int(point["step"]): float(point["value"]) for point in main["points"]}
     return found
 
 

@@ -19,7 +19,7 @@ def train(accumulate: int = 1) -> None:
     data = TensorDataset(draw_tokens(8 * 24 * accumulate * accelerator.num_processes))
     loader = DataLoader(data, batch_size=8)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    hand.around_fetches()
+    hand.around_fetches(model)
     losses = []
     for (tokens,) in loader:
         with accelerator.accumulate(model):

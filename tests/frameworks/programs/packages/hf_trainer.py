@@ -86,7 +86,7 @@ def main() -> None:
             model=model, args=arguments, train_dataset=Texts(1000), eval_dataset=Texts(32),
             data_collator=collate, callbacks=[Said()],
         )  # fmt: skip
-        hand.around_fetches()
+        hand.around_fetches(model)
         hand.around(trainer.accelerator, "backward", "backward")
         hand.around(trainer.accelerator, "clip_grad_norm_", "clip")
         trainer.train()

@@ -92,7 +92,7 @@ def main() -> None:
             default_root_dir=folder, callbacks=[ModelCheckpoint(dirpath=folder)],
             num_sanity_val_steps=0,
         )  # fmt: skip
-        hand.around_fetches()
+        hand.around_fetches(module)
         trainer.fit(module, make_loader(BATCH * 14 * devices), make_loader(BATCH * 6 * devices))
         if trainer.is_global_zero:
             print(f"val_loss {trainer.callback_metrics['val_loss']:.5f}")

@@ -62,7 +62,7 @@ def main() -> None:
             model=model, args=arguments, train_dataset=data, processing_class=make_tokenizer(),
             callbacks=[Said()],
         )  # fmt: skip
-        hand.around_fetches()
+        hand.around_fetches(model)
         hand.around(trainer.accelerator, "backward", "backward")
         hand.around(trainer.accelerator, "clip_grad_norm_", "clip")
         trainer.train()

@@ -30,10 +30,10 @@ class Pictures(Dataset):
         return torch.randn(3, 32, 32, generator=generator), index % 10
 
 
-def fetch(batches):
+def fetch(batches, phase: str):
     """The next batch, timed."""
     try:
-        with hand("data"):
+        with hand(phase):
             return next(batches)
     except StopIteration:
         return None
@@ -43,7 +43,7 @@ def evaluate(model, loader) -> float:
     model.eval()
     batches, correct = iter(loader), 0
     with torch.no_grad():
-        while (batch := fetch(batches)) is not None:
+        while (batch := fetch(batches, "eval")) is not None:
             with hand("eval"):
                 logits = model(batch[0])
             correct += int((logits.argmax(-1) == batch[1]).sum())
@@ -66,7 +66,7 @@ validation = DataLoader(Pictures(64), batch_size=16, num_workers=0)
 with tempfile.TemporaryDirectory() as folder:
     for epoch in range(2):
         batches = iter(train)
-        while (batch := fetch(batches)) is not None:
+        while (batch := fetch(batches, "data")) is not None:
             with hand("forward"):
                 logits = model(batch[0])
             loss = F.cross_entropy(logits, batch[1])
