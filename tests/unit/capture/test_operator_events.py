@@ -138,6 +138,19 @@ def test_transposed_frozen_and_foreign_operators():
     assert found.model_flops > 0 or found.uncounted  # by the way torch takes here
 
 
+def test_evaluation_is_not_the_models_training():
+    model, ids = Gpt(recomputes="reentrant"), torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+
+    def step():
+        model(ids).sum().backward()
+        with torch.no_grad():
+            Gpt(is_fused=False)(ids)
+
+    found = watch(step)
+    assert found.flops.model_flops == CLOSED_FORM
+    assert found.untrained_flops * 3 == CLOSED_FORM
+
+
 def test_an_optimizers_products_are_not_the_models():
     weight = nn.Parameter(torch.randn(8, 8))
 

@@ -2,9 +2,10 @@
 
 Events come as each thread made them, begins and ends in order. Only the innermost operator with a
 formula counts: `linear` is an `addmm`, and a sharded tensor's product is one of its local parts.
-Forward is what runs outside of the autograd engine. What runs inside of it with gradients enabled
-(an operator then has a sequence number) is a forward made again: HFU counts it, MFU does not. An
-optimizer's own products are neither.
+Forward is what runs outside of the autograd engine with gradients enabled: an operator then has a
+sequence number. What has none there is an evaluation, or a model that is not trained. What has one
+inside of the engine is a forward made again: HFU counts it, MFU does not. An optimizer's own
+products are neither.
 
 A convolution's shapes do not tell its stride: its output's shape is that of the gradient in its
 backward. Which gradients were wanted is seen by what comes next in the engine.
@@ -43,7 +44,7 @@ _QUIET_NAMESPACES = frozenset(
 """Their operators multiply nothing, or are counted by name."""
 _FUNCTION_SCOPE = 0
 _BACKWARD_SCOPE = 1
-_FORWARD, _BACKWARD, _RECOMPUTED, _OPTIMIZING = range(4)
+_FORWARD, _BACKWARD, _RECOMPUTED, _OPTIMIZING, _UNTRAINED = range(5)
 _MAX_UNCOUNTED = 20
 _REENTRANT = "CheckpointFunctionBackward"
 
@@ -66,6 +67,8 @@ class OperatorCount:
     """The FLOPs of some time of a program."""
 
     flops: CountedFlops
+    untrained_flops: int
+    """Forward without gradients: an evaluation, a frozen teacher. Not in `flops`."""
     num_products: int
     """Operators counted."""
     has_compiled: bool
@@ -102,7 +105,7 @@ class _Convolution:
 
 class _Tally:
     def __init__(self) -> None:
-        self.by_part = [0, 0, 0, 0]
+        self.by_part = [0, 0, 0, 0, 0]
         self.num_products = 0
         self.uncounted: set[str] = set()
         self.has_compiled = False
@@ -128,7 +131,7 @@ def count_events(threads: Iterable[Sequence[Event]]) -> OperatorCount:
     for events in threads:
         _walk(events, tally)
     _add_convolutions(tally)
-    forward, backward, recomputed, _ = tally.by_part
+    forward, backward, recomputed, _, untrained = tally.by_part
     return OperatorCount(
         flops=CountedFlops(
             forward_flops=forward,
@@ -137,13 +140,14 @@ def count_events(threads: Iterable[Sequence[Event]]) -> OperatorCount:
             flops_by_dtype={},
             uncounted=tuple(sorted(tally.uncounted)),
         ),
+        untrained_flops=untrained,
         num_products=tally.num_products,
         has_compiled=tally.has_compiled,
     )
 
 
 def _walk(events: Sequence[Event], tally: _Tally) -> None:
-    stack = [_Frame("", None, _FORWARD)]
+    stack = [_Frame("", None, _UNTRAINED)]
     handles = [-1]
     are_plain: dict[str, bool] = {}
     for event in events:
@@ -192,7 +196,10 @@ def _enter(name: str, event: Event, parent: _Frame, tally: _Tally) -> _Frame:
         frame.part = _OPTIMIZING
     elif name.startswith(_COMPILED):
         frame.is_compiled = tally.has_compiled = True
-    if parent.part == _BACKWARD and frame.part == _BACKWARD:
+    if parent.part == frame.part == _UNTRAINED:
+        is_trained = event.scope() == _FUNCTION_SCOPE and event.sequence_nr() >= 0
+        frame.part = _FORWARD if is_trained else _UNTRAINED
+    elif parent.part == frame.part == _BACKWARD:
         scope = event.scope()
         if scope == _BACKWARD_SCOPE:
             tally.gradients.update(map(tuple, event.shapes()[:1]))

@@ -183,6 +183,8 @@ class FlopCounts:
         spread = (max(models) - min(models)) / statistics.median(models)
         if spread:
             parts.append(f"which differ by {spread:.2g} of their median")
+        if middle.untrained_flops:
+            parts.append(f"without {middle.untrained_flops:.3g} FLOPs made without gradients")
         if middle.flops.uncounted:
             parts.append(f"without {', '.join(middle.flops.uncounted)}")
         if middle.has_compiled:
