@@ -5,11 +5,13 @@
     python benchmarks/nccl_overhead.py --device cpu --rounds 2 --steps 2 # only whether it runs
 
 Blocks of steps take turns without and with the recorder, in random order, the same on all ranks; in
-some rounds with torch.profiler (wait 1, warm-up 1, active 3 of the block's steps) and pytscope, if
-it is installed. All ranks begin a block together with empty devices, and it lasts until the last
-rank's device is empty. A recording lasts for one block; its first steps are not counted. The cost
-is the median over rounds of the ratio of the two blocks, with a bootstrap interval. Kernels of a
-few steps are traced each way: how much communication ran beside compute.
+some rounds with pytscope, if it is installed. torch.profiler (wait 1, warm-up 1, active 3 of the
+block's steps) has rounds of its own behind all others: it leaves CUPTI in the process, and calls of
+CUDA are slower from then on; after a program it is taken out. All ranks begin a block together with
+empty devices, and it lasts until the last rank's device is empty. A recording lasts for one block;
+its first steps are not counted. The cost is the median over rounds of the ratio of the two blocks,
+with a bootstrap interval. Kernels of a few steps are traced each way: how much communication ran
+beside compute.
 
 See `nccl_bench.py` for how ranks share a GPU.
 """
@@ -31,6 +33,8 @@ from nccl_catalog import PROGRAMS
 from nccl_kernels import trace_steps
 from nccl_programs import Training
 from torch.profiler import ProfilerActivity, profile, schedule
+
+from meshscope.capture.profiling.kernel_window import detach
 
 DEFAULT = ("ddp", "fsdp2", "tp_fsdp2", "pp4", "engine_222", "single_25ms", "single_100ms")
 NUM_TRACED_STEPS = 4
@@ -104,10 +108,8 @@ WAYS = {
 
 
 def list_ways(turn: int) -> list[str]:
-    """The other tools in some rounds only: they are for comparison."""
+    """pytscope in some rounds only: it is for comparison."""
     ways = ["bare", "recorded"]
-    if turn % 6 == 3:
-        ways.append("torch.profiler")
     if turn % 3 == 1 and importlib.util.find_spec("pytscope") is not None:
         ways.append("pytscope")
     return ways
@@ -124,8 +126,9 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
     place.meet()
     shuffle = random.Random(1)
     blocks: list[tuple[int, str, float]] = []
-    for turn in range(options.rounds):
-        order = list_ways(turn)
+    num_profiled = max(1, options.rounds // 6)
+    for turn in range(options.rounds + num_profiled):
+        order = list_ways(turn) if turn < options.rounds else ["bare", "torch.profiler"]
         shuffle.shuffle(order)
         for way in order:
             folder = place.folder / name / f"{turn}-{way}"
@@ -141,6 +144,8 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
                 traced = trace_steps(place, step, NUM_TRACED_STEPS)
             kernels.setdefault(way, []).append(place.gather(traced))
     training.close()
+    if place.is_cuda and "graphs" not in name:
+        detach(())
     return {
         "num_ranks": place.num_ranks,
         "blocks": gather_blocks(place, blocks),

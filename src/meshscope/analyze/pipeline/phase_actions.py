@@ -17,11 +17,13 @@ import numpy as np
 from meshscope.analyze.pipeline.message_chains import Chains
 from meshscope.analyze.timeline.actions import ACTION_KINDS, Actions
 from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.rank_phases import fit_mark_offsets
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.operations import Kind
 from meshscope.core.unavailable import Unavailable
-from meshscope.store.read.arrays import Int32s, Int64s
-from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.read.arrays import Bools, Int32s, Int64s
+from meshscope.store.read.columns import int64_column
+from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
 from meshscope.store.schema import BUILTIN_NAMES, SpanFlag
 
@@ -40,8 +42,7 @@ def actions_from_phases(
     for index, rank in enumerate(timeline.ranks):
         recording = attempt.ranks.get(rank)
         if recording is not None and rank in position_of:
-            spans = recording.read("spans")
-            parts.append(_read_rank(timeline, index, spans, position_of[rank]))
+            parts.append(_read_rank(timeline, index, recording, position_of[rank]))
     found = [part for part in parts if len(part)]
     if not found:
         return Unavailable("no pipeline actions were recorded, and no forward and backward phases")
@@ -53,18 +54,20 @@ def actions_from_phases(
     )
 
 
-def _read_rank(timeline: Timeline, index: int, spans: Columns, stage: int) -> Actions:
+def _read_rank(timeline: Timeline, index: int, recording: Recording, stage: int) -> Actions:
+    spans = recording.read("spans")
     name = spans["name_id"].astype(np.int64)
     is_wanted = np.isin(name, (_FORWARD, _BACKWARD)) & (spans["thread"] == 0)
     flags = spans["flags"].astype(np.int64)
     is_wanted &= (flags & (SpanFlag.DETAIL | SpanFlag.ABORTED)) == 0
     rank = timeline.ranks[index]
-    start = _to_reference(timeline, rank, int64_column(spans, "start_host_mono_ns"))
-    end = _to_reference(
-        timeline,
-        rank,
-        int64_column(spans, "start_host_mono_ns") + int64_column(spans, "duration_ns"),
-    )
+    start_ns = int64_column(spans, "start_host_mono_ns")
+    end_ns = start_ns + int64_column(spans, "duration_ns")
+    if timeline.on_device[index]:
+        start_ns, end_ns, is_marked = _find_device_times(recording, start_ns)
+        is_wanted &= is_marked
+    start = _to_reference(timeline, rank, start_ns)
+    end = _to_reference(timeline, rank, end_ns)
     # The outermost of nested phases is the action.
     is_wanted &= spans["depth"] == 0
     rows = np.flatnonzero(is_wanted)
@@ -89,6 +92,23 @@ def _read_rank(timeline: Timeline, index: int, spans: Columns, stage: int) -> Ac
         wait_start_ns=wait_start,
         wait_ns=np.where(wait_start >= 0, start[rows] - wait_start, -1),
     )
+
+
+def _find_device_times(recording: Recording, host_ns: Int64s) -> tuple[Int64s, Int64s, Bools]:
+    """When the device's stream was in each phase, by when the host began it, and whether that is
+    known: the host is steps ahead of it. Only where a kernel sample tells the device's clock."""
+    offsets = fit_mark_offsets(recording)
+    if offsets is None:
+        return host_ns, host_ns, np.zeros(len(host_ns), dtype=np.bool_)
+    marks = recording.read("device_spans")
+    issued_ns = int64_column(marks, "host_start_host_mono_ns")
+    order = np.argsort(issued_ns, kind="stable")
+    issued_ns = issued_ns[order]
+    row = np.minimum(np.searchsorted(issued_ns, host_ns), max(len(order) - 1, 0))
+    is_known = issued_ns[row] == host_ns if len(order) else np.zeros(len(host_ns), dtype=np.bool_)
+    row = order[row] if len(order) else row
+    start_ns = int64_column(marks, "start_device_ns")[row] + offsets.find(host_ns)
+    return start_ns, start_ns + int64_column(marks, "duration_ns")[row], is_known
 
 
 def _find_waits(timeline: Timeline, rank: int, start: Int64s, end: Int64s) -> Int64s:
