@@ -49,7 +49,7 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt constraints-frameworks.
 	touch $@
 
 test-frameworks: $(FRAMEWORKS)/.installed
-	$(FRAMEWORKS)/bin/python -m pytest -q --tb=short tests/frameworks/check_programs.py
+	$(FRAMEWORKS)/bin/python -m pytest -q --tb=short tests/frameworks/check_*.py
 
 check: $(VENV)/.installed
 	@failed=; \

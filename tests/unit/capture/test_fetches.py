@@ -98,6 +98,19 @@ def test_what_is_fetched_for_an_evaluation_is_part_of_it(recorder, evaluate):
     assert outside["eval"] == 3 * (num_forwards + NUM_BATCHES + 1)
 
 
+@pytest.mark.parametrize("make", [list, iter, tuple, lambda batches: (one for one in batches)])
+def test_anything_can_be_fetched_from(recorder, make):
+    program = Program(recorder)
+    for inputs in recorder.data(make([torch.randn(2, 4) for _ in range(NUM_BATCHES)])):
+        program.model(inputs).sum().backward()
+        program.optimizer.step()
+    run_dir = recorder.run_dir
+    recorder.close()
+    assert recorder.guard.counts == {}
+    assert run_dir is not None
+    assert [step.counts["data"] for step in read_recorded(run_dir).steps] == [1] * NUM_BATCHES
+
+
 def test_a_loader_that_feeds_training_is_known_by_its_backwards(recorder):
     """A model that is tuned in evaluation mode, from a loader that is asked without gradients."""
     program = Program(recorder)

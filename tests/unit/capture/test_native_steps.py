@@ -163,7 +163,8 @@ class World(Failing):
             self.calls.append((what, *given, more) if what != "keep" else what)
 
         names = ("reset", "begin", "take", "take_norm", "take_rate", "see_output", "settle", "keep")
-        return SimpleNamespace(**{name: partial(hear, name) for name in names})
+        heard = {name: partial(hear, name) for name in names}
+        return SimpleNamespace(**heard, choose_next_step=lambda now_ns, _: now_ns % 7)
 
     # --- what happens ---------------------------------------------------------------------
 

@@ -34,6 +34,11 @@ _ITEMS = "num_items_in_batch"
 _MAX_FRAMES = 16
 _IS_HOOKED = True
 """What is assumed where torch does not tell whether a saved tensor has hooks."""
+_EVERY_NS = 100_000_000
+"""Taking a step's numbers costs microseconds; ten times a second is enough for a curve."""
+_SHARE = 1000
+"""More often where it costs at most one part in so many."""
+_MAX_STRIDE = 1024
 _MAX_PENDING = 1024
 _MAX_OPTIMIZERS = 8
 """Optimizers whose losses and rates are kept apart; a program may make one per parameter."""
@@ -72,6 +77,8 @@ class Losses:
         """Optimizers by the id of their first parameter: one that is made anew stays the same."""
         self._kept: dict[int, tuple[int, Kept]] = {}
         """By optimizer the last step that was not sampled."""
+        self._sampled = (0, 0)
+        """Step and time of the last step that was sampled."""
         self._last_step = -1
         self._last_divisor, self._last_flags = 0.0, 0
 
@@ -86,6 +93,20 @@ class Losses:
         loss: Any = output.get("loss") if is_dict else getattr(output, "loss", None)
         if type(loss) is self._tensor and loss.numel() == 1 and loss.grad_fn is not None:
             self._returned = loss.grad_fn._sequence_nr()
+
+    def choose_next_step(self, now_ns: int, spent_ns: int) -> int:
+        """The next step to sample, after one that cost so much.
+
+        It is a multiple of a power of two: ranks whose steps take alike sample the same ones, so
+        that there is a median over ranks.
+        """
+        step, (last_step, last_ns) = self._timeline.current_step, self._sampled
+        self._sampled = (step, now_ns)
+        step_ns = (now_ns - last_ns) // max(step - last_step, 1)
+        stride = 1
+        while stride * step_ns < min(_EVERY_NS, _SHARE * spent_ns) and stride < _MAX_STRIDE:
+            stride *= 2
+        return (step // stride + 1) * stride
 
     # --- a sampled step -------------------------------------------------------------------
 

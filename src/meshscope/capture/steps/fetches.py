@@ -6,6 +6,7 @@ follow its fetches (some programs are in evaluation mode until their next forwar
 are part of the phase `eval`: a slow validation loader is no stall of the training's input.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -15,8 +16,6 @@ from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import Timeline
 
 T = TypeVar("T")
-
-_MAX_LOADERS = 256
 
 
 class LoaderUses:
@@ -28,32 +27,40 @@ class LoaderUses:
         self._is_grad_enabled = torch.is_grad_enabled
         self._timeline = timeline
         self._list_models = list_models
-        self._scores: dict[int, int] = {}
+        self._scores: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """By dataset how many fetches were followed by a backward, less those that were not."""
-        self._last = 0
+        self._last: weakref.ref[Any] | None = None
         self._last_backward = (0, 0)
 
     def is_evaluation(self, iterator: Any) -> bool:
         """Whether the batch that is being fetched is for an evaluation. Called for every fetch."""
         # Iterators are made anew for every epoch; what they read from stays.
-        source = getattr(iterator, "_dataset", None)
-        key = id(getattr(iterator, "dataset", iterator) if source is None else source)
-        self._learn(key)
-        if self._scores.get(key, 0) > 0:
-            return False
+        dataset = getattr(iterator, "_dataset", getattr(iterator, "dataset", None))
+        key = next((one for one in (dataset, iterator) if _is_known_by_identity(one)), None)
+        if key is not None:
+            self._learn(key)
+            if self._scores.get(key, 0) > 0:
+                return False
         if not self._is_grad_enabled():
             return True
         models = self._list_models()
         return bool(models) and not any(model.training for model in models)
 
-    def _learn(self, key: int) -> None:
+    def _learn(self, key: Any) -> None:
         backward = (self._timeline.step, self._timeline.microbatch)
         has_trained = backward != self._last_backward
+        last = None if self._last is None else self._last()
         # Several in a row before a backward say nothing: batches are fetched ahead.
-        if self._last and (has_trained or key != self._last) and len(self._scores) < _MAX_LOADERS:
-            score = self._scores.get(self._last, 0) + (1 if has_trained else -1)
-            self._scores[self._last] = max(min(score, 3), -3)
-        self._last, self._last_backward = key, backward
+        if last is not None and (has_trained or key is not last):
+            score = self._scores.get(last, 0) + (1 if has_trained else -1)
+            self._scores[last] = max(min(score, 3), -3)
+        self._last, self._last_backward = weakref.ref(key), backward
+
+
+def _is_known_by_identity(value: Any) -> bool:
+    """Whether it can be a weak key that equals nothing but itself: lists and tuples cannot."""
+    kind: Any = type(value)
+    return bool(value is not None and kind.__weakrefoffset__ and kind.__hash__ is object.__hash__)
 
 
 def time_fetches(

@@ -30,10 +30,8 @@ OPTIMIZER = BUILTIN_NAMES["optimizer"]
 CLIP = BUILTIN_NAMES["clip"]
 EVAL = BUILTIN_NAMES["eval"]
 
-_SIGNALS_EVERY_NS = 100_000_000
-"""Reading a loss costs microseconds; ten times a second is enough for a curve."""
-_SIGNALS_SHARE = 1000
-"""More often where it costs at most one part in so many."""
+_MAX_SIGNALS_NS = 400_000_000
+"""After so long a step's numbers are taken, whatever its own number is."""
 
 
 def is_compiling() -> bool:
@@ -63,6 +61,7 @@ class Hooks:
         "_is_normalized",
         "_loss_step",
         "_next_signals_ns",
+        "_next_signals_step",
         "_norm",
         "_num_forwards",
         "_open_optimizer",
@@ -138,6 +137,7 @@ class Hooks:
         self._takes_signals = False
         """Whether the numbers of the open step are taken."""
         self._next_signals_ns = 0
+        self._next_signals_step = 0
         self._signalled: tuple[int, ...] = ()
         """Of several optimizers those, by id, whose numbers have been taken in this round."""
         self._loss_step = -1
@@ -287,7 +287,7 @@ class Hooks:
             timeline.done_phase = 1
             timeline.stamps[3] = now_ns
             timeline.stored[6] = (now_ns - timeline.epoch_ns) * 257
-            if now_ns >= self._next_signals_ns or self._takes_signals:
+            if self._takes_signals or self._is_signal_due(now_ns):
                 self.losses.see_output(output)
             if timeline.is_sampled:
                 timeline.own_ns += self._clock() - now_ns
@@ -302,7 +302,7 @@ class Hooks:
             self._forward_depth = 0
             self._forward_module = None
             self._timeline.leave(self._timeline.stack_here(), self._forward_phase, now_ns)
-            if now_ns >= self._next_signals_ns or self._takes_signals:
+            if self._takes_signals or self._is_signal_due(now_ns):
                 self.losses.see_output(output)
 
     # --- backward -------------------------------------------------------------------------
@@ -344,16 +344,16 @@ class Hooks:
             self.on_unseen_forward()
 
     def _take_loss(self, now_ns: int, loss: Any) -> None:
-        """At most ten times a second all numbers of a step; else the loss, in case it is the last.
+        """In some steps all numbers; in the others the loss, in case it is the last one.
 
         What is kept is detached: a graph would hold what the program has let go.
         """
         if self._loss_step != self._timeline.step:
             self._loss_step = self._timeline.step
             self._previous, self._recent = self._recent, []
-            self._takes_signals = now_ns >= self._next_signals_ns or bool(self._signalled)
+            self._takes_signals = self._is_signal_due(now_ns) or bool(self._signalled)
             if self._takes_signals:
-                self._next_signals_ns = now_ns + _SIGNALS_EVERY_NS
+                self._next_signals_ns = now_ns + _MAX_SIGNALS_NS
                 self._thread = self._thread or get_ident()
                 self.losses.begin()
         if self._takes_signals:
@@ -512,8 +512,11 @@ class Hooks:
         self._takes_signals = False
         self._signalled = ()
         spent_ns = self._signal_ns + self._clock() - now_ns
-        self._next_signals_ns -= max(_SIGNALS_EVERY_NS - _SIGNALS_SHARE * spent_ns, 0)
+        self._next_signals_step = self.losses.choose_next_step(now_ns, spent_ns)
         self._signal_ns = 0
+
+    def _is_signal_due(self, now_ns: int) -> bool:
+        return now_ns >= self._next_signals_ns or self._timeline.step >= self._next_signals_step
 
     def scale_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before a gradient scaler scales a loss."""

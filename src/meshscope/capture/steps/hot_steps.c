@@ -82,7 +82,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     long long backward_depth, batch_module, forward_depth, forward_phase, loss_step, next_signals_ns,
-        num_forwards, open_optimizer, optimizer_depth, optimizer_microbatch, thread;
+        next_signals_step, num_forwards, open_optimizer, optimizer_depth, optimizer_microbatch, thread;
     char is_gradient, is_normalized, takes_signals, trains_in_eval_mode, was_eval_with_grad;
     Timeline *timeline;
     Steps *steps;
@@ -158,6 +158,7 @@ static PyMemberDef hooks_members[] = {
     INTEGER(Hooks, "_forward_phase", forward_phase),
     INTEGER(Hooks, "_loss_step", loss_step),
     INTEGER(Hooks, "_next_signals_ns", next_signals_ns),
+    INTEGER(Hooks, "_next_signals_step", next_signals_step),
     INTEGER(Hooks, "_num_forwards", num_forwards),
     INTEGER(Hooks, "_open_optimizer", open_optimizer),
     INTEGER(Hooks, "_optimizer_depth", optimizer_depth),
@@ -694,9 +695,13 @@ static PyObject *hooks_forward_begins(PyObject *object, PyObject *const *args, P
     return result;
 }
 
+static int is_signal_due(Hooks *self, long long now_ns) {
+    return now_ns >= self->next_signals_ns || self->timeline->step >= self->next_signals_step;
+}
+
 /* In a step whose numbers are taken the model may name its loss. */
 static int see_output(Hooks *self, long long now_ns, PyObject *output) {
-    if ((now_ns < self->next_signals_ns && !self->takes_signals) || self->losses == NULL) return 0;
+    if (!(self->takes_signals || is_signal_due(self, now_ns)) || self->losses == NULL) return 0;
     PyObject *losses = Py_NewRef(self->losses);
     PyObject *result = PyObject_CallMethodObjArgs(losses, text_see_output, output, NULL);
     Py_DECREF(losses);
@@ -754,7 +759,7 @@ static int take_loss(Hooks *self, Timeline *timeline, long long now_ns, PyObject
     if (loss == NULL && PyErr_Occurred()) return -1;
     loss = Py_NewRef(loss == NULL ? Py_None : loss);
     int failed;
-    if (self->loss_step == timeline->step || now_ns >= self->next_signals_ns ||
+    if (self->loss_step == timeline->step || is_signal_due(self, now_ns) ||
         self->steps->has_several) {
         PyObject *result = PyObject_CallMethod((PyObject *)self, "_take_loss", "LO", now_ns, loss);
         failed = result == NULL;
