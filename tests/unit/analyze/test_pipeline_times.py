@@ -1,9 +1,12 @@
 """Runs of pipelines are put into one array, from actions or from phases."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from builders import MS, START_MONO_NS, make_writer, put_span, put_step
+from meshscope.analyze.pipeline import phase_actions
 from meshscope.analyze.pipeline.pipeline_times import ActionSource, collect_pipeline_times
 from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.core.schedule import ActionKind
@@ -124,3 +127,22 @@ def test_hostile_actions_are_refused_with_a_reason(tmp_path, words):
         put_step(writer, 0, START_MONO_NS, START_MONO_NS + 9 * MS)
         writer.close(end_host_mono_ns=START_MONO_NS + 10 * MS, last_step=0, num_errors=0)
     assert isinstance(collect(path), Unavailable)
+
+
+def test_phases_of_a_device_are_where_its_stream_was_and_not_where_its_host_was(monkeypatch):
+    """The host issued both phases at once; the device came to them 100 and 130 later."""
+    marks = {
+        "host_start_host_mono_ns": np.array([20, 10]),
+        "start_device_ns": np.array([1130, 1100]),
+        "duration_ns": np.array([7, 5]),
+    }
+    recording = SimpleNamespace(read=lambda table: marks)
+    offsets = SimpleNamespace(find=lambda issued_ns: np.full(len(issued_ns), -1000))
+    monkeypatch.setattr(phase_actions, "fit_mark_offsets", lambda recording: offsets)
+    start_ns, end_ns, is_known = phase_actions._find_device_times(recording, np.array([10, 15, 20]))
+    assert is_known.tolist() == [True, False, True]
+    assert start_ns[is_known].tolist() == [100, 130]
+    assert end_ns[is_known].tolist() == [105, 137]
+    # Without a kernel sample the device's clock is not known well enough.
+    monkeypatch.setattr(phase_actions, "fit_mark_offsets", lambda recording: None)
+    assert not phase_actions._find_device_times(recording, np.array([10]))[2].any()
