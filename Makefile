@@ -38,6 +38,7 @@ test: $(VENV)/.installed
 	test -z "$$failed" || { echo "make test: failed:$$failed" >&2; exit 1; }
 
 # Programs of others' packages, in an environment of their own: those packages are no part of ours.
+# FRAMEWORK_TABLE=FILE keeps the table of programs as JSON.
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -c constraints-frameworks.txt
 

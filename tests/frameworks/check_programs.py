@@ -1,5 +1,6 @@
 """`make test-frameworks`: each kind of program, bare and recorded, judged by its own timers."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ _TIMED = {"phases", "findings"}
 
 
 @pytest.fixture(scope="session")
-def table():
+def table(request: pytest.FixtureRequest) -> Iterator[VerdictTable]:
     made = VerdictTable()
     yield made
-    made.show()
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(made.draw())
 
 
 @pytest.mark.timeout(400)

@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import os
-import sys
 from pathlib import Path
 
 from judge import Cell
@@ -25,8 +24,8 @@ class VerdictTable:
         if place := os.environ.get(OUTPUT):
             Path(place).write_text(self._encode(), encoding="utf-8")
 
-    def show(self) -> None:
-        """Prints a row per program: `ok`, or `RED` with the reasons below."""
+    def draw(self) -> str:
+        """A row per program: `ok`, or `RED` with the reasons below."""
         questions = list(next(iter(self._rows.values()), {}))
         width = max(map(len, self._rows), default=0)
         lines = [" " * width + "  " + "  ".join(f"{q:>8}" for q in questions)]
@@ -35,7 +34,7 @@ class VerdictTable:
             lines.append(f"{name:<{width}}  " + "  ".join(f"{mark:>8}" for mark in marks))
         for name, cells in self._rows.items():
             lines += [f"{name}: {q}: {c.text}" for q, c in cells.items() if not c.is_good]
-        sys.__stderr__.write("\n" + "\n".join(lines) + "\n")
+        return "\n".join(("", *lines))
 
     def _encode(self) -> str:
         cells = {

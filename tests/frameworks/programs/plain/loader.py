@@ -20,14 +20,13 @@ workers = parser.parse_args().workers
 
 class Pictures(Dataset):
     def __init__(self, num_pictures: int) -> None:
-        self.num_pictures = num_pictures
+        self.pictures = torch.randn(num_pictures, 3, 32, 32)
 
     def __len__(self) -> int:
-        return self.num_pictures
+        return len(self.pictures)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        generator = torch.Generator().manual_seed(index)
-        return torch.randn(3, 32, 32, generator=generator), index % 10
+        return self.pictures[index], index % 10
 
 
 def fetch(batches, phase: str):
@@ -58,9 +57,8 @@ model = nn.Sequential(
 )  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
-train = DataLoader(
-    Pictures(240), batch_size=16, num_workers=workers, persistent_workers=workers > 0
-)
+queue = {"persistent_workers": True, "prefetch_factor": 8} if workers else {}
+train = DataLoader(Pictures(240), batch_size=16, num_workers=workers, **queue)
 validation = DataLoader(Pictures(64), batch_size=16, num_workers=0)
 
 with tempfile.TemporaryDirectory() as folder:
