@@ -7,6 +7,7 @@ as often as memory is read, and once a second.
 import sys
 from typing import Any
 
+from meshscope.capture.hardware.core_queue import CoreQueue
 from meshscope.capture.hardware.hardware_sampling import HardwareSampling
 from meshscope.capture.identity import initialized_distributed
 from meshscope.capture.memory.device_memory import (
@@ -45,6 +46,7 @@ class Sampling:
         self._gaps = GapWatch(session.timeline, session.stack_sampler)
         self.gc_pauses = GcPauses(session.clock, self._wake)
         self.hardware = HardwareSampling(session)
+        self._core_queue = CoreQueue(session.journal)
         self._next_sample_ns = 0
         self._next_memory_ns = 0
         self._last_memory_cost_ns = 0
@@ -63,6 +65,7 @@ class Sampling:
         self._has_counted_layers = False
         self._has_noted_seed = False
         self._gaps.begin_attempt()
+        self._core_queue.begin_attempt()
         self._next_capacity_ns = 0
         self._device_limit_bytes = MISSING
 
@@ -90,6 +93,7 @@ class Sampling:
         self._guard.run("layout", self.learn_layout)  # a short run had one look
         if not self._has_counted_layers:
             self._guard.run("layers", self._count_layers)
+        self._guard.run("core queue", self._core_queue.write)
         self.gc_pauses.remove()
         self._guard.run("hardware", self.hardware.stop)
         self._guard.run("gc pauses", self.put_pauses)
@@ -200,6 +204,7 @@ class Sampling:
         self._marking.find()
         self._guard.run("files", session.check_files)
         self._guard.run("hardware", self.hardware.visit)
+        self._guard.run("core queue", self._core_queue.visit, end_ns)
         self._watching.find_phases()
         self._guard.run("layout", self.learn_layout)
         if not self._has_noted_seed:

@@ -35,6 +35,7 @@ from meshscope.diagnose.pricing import Scale, join_edits
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.views.lost_steps import describe_gaps
+from meshscope.diagnose.views.shared_cores import doubt_noise
 from meshscope.store.read.columns import ProblemKind
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def diagnose(
         found = [one if one.code.startswith(_HEALTH) else _doubt(one) for one in found]
     elif gaps := describe_gaps(context.study):
         found = [_lower_confidence(one, gaps) for one in found]
-    found = settle_findings(found, context)
+    found = doubt_noise(settle_findings(found, context), context)
     explained = _explain_symptoms(sorted(found, key=_order), context, rules)
     # What another finding explains needs no second one without a cause.
     explained = [one for one in explained if one.code != UNNAMED_CODE or not one.explained_by]

@@ -1,0 +1,60 @@
+"""How long the training thread waited for a core, by what the kernel's scheduler counts.
+
+`/proc/thread-self/schedstat` has the time a thread ran and the time it was ready and had no core,
+since it began. It is read about once a second, at a step's end, by the thread that trains. Where
+the kernel does not tell, nothing is written. Other threads of the rank are not in it.
+"""
+
+import os
+from typing import Any, Protocol
+
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+_MAX_BYTES = 128
+_WRITE_EVERY_NS = 60_000_000_000
+
+
+class _Journal(Protocol):
+    def __call__(self, kind: str, **fields: Any) -> object: ...
+
+
+class CoreQueue:
+    def __init__(self, journal: _Journal) -> None:
+        self._journal = journal
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        self._first: tuple[int, int, int] | None = None
+        """Time, run and queued when it was first read."""
+        self._last = self._written = (0, 0, 0)
+
+    def visit(self, now_ns: int) -> None:
+        found = read_schedstat()
+        if found is None:
+            return
+        self._last = (now_ns, *found)
+        if self._first is None:
+            self._first = self._written = self._last
+        elif now_ns - self._written[0] >= _WRITE_EVERY_NS:
+            self.write()
+
+    def write(self) -> None:
+        """What was counted since the first reading, if anything was since it was last written."""
+        if self._first is None or self._last[0] <= self._written[0]:
+            return
+        self._written = self._last
+        passed = [last - first for last, first in zip(self._last, self._first, strict=True)]
+        names = ("elapsed_ns", "run_ns", "queued_ns")
+        self._journal("update", core_queue=dict(zip(names, passed, strict=True)))
+
+
+def read_schedstat(path: str = _SCHEDSTAT) -> tuple[int, int] | None:
+    """Run and queued time of this thread, in nanoseconds; None where the system does not tell."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            fields = os.read(file, _MAX_BYTES).split()
+        finally:
+            os.close(file)
+        return int(fields[0]), int(fields[1])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,47 @@
+import os
+import time
+
+import pytest
+
+from meshscope.capture.hardware.core_queue import CoreQueue, read_schedstat
+
+pytestmark = pytest.mark.skipif(read_schedstat() is None, reason="the kernel does not count it")
+
+
+def test_a_thread_that_shares_its_core_waits_for_it():
+    """Two processes on one core: each waits for about half of the time, whatever else runs."""
+    cores = os.sched_getaffinity(0)
+    other = os.fork()
+    if not other:
+        os.sched_setaffinity(0, {min(cores)})
+        end_s = time.monotonic() + 5
+        while time.monotonic() < end_s:
+            pass
+        os._exit(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        lines = []
+        queue = CoreQueue(lambda kind, **fields: lines.append((kind, fields["core_queue"])))
+        start_s = time.monotonic()
+        queue.visit(1)
+        while time.monotonic() < start_s + 0.4:
+            pass
+        elapsed_ns = int((time.monotonic() - start_s) * 1e9)
+        queue.visit(1 + elapsed_ns)
+        queue.write()
+        queue.write()  # nothing new
+    finally:
+        os.sched_setaffinity(0, cores)
+        os.kill(other, 9)
+        os.waitpid(other, 0)
+    ((kind, found),) = lines
+    assert kind == "update"
+    assert found["elapsed_ns"] == elapsed_ns
+    assert found["run_ns"] + found["queued_ns"] == pytest.approx(elapsed_ns, rel=0.1)
+    assert found["queued_ns"] > 0.3 * elapsed_ns
+
+
+def test_a_system_that_does_not_tell_is_left_alone(tmp_path):
+    assert read_schedstat(str(tmp_path / "none")) is None
+    (tmp_path / "strange").write_text("one")
+    assert read_schedstat(str(tmp_path / "strange")) is None
