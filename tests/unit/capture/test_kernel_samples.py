@@ -198,6 +198,27 @@ def test_a_host_that_is_ahead_keeps_the_profilers_part_and_one_that_is_late_does
     monkeypatch.setattr(Window, "disable", lambda self: late)
     visit(kernels, range(30, 60))
     assert detached == [["cudaLaunchKernel"]]
+    num_calls = len(Window.calls)
+    visit(kernels, range(60, 400))  # it is out: no sample brings it back
+    assert len(Window.calls) == num_calls
+
+
+def test_the_profilers_part_stays_if_the_program_ever_captured_a_graph(samples, monkeypatch):
+    """One that only an evaluation replays is in no window."""
+    monkeypatch.setattr(torch.cuda.graphs.CUDAGraph, "capture_begin", lambda self: None)
+    detached = []
+    monkeypatch.setattr(kernel_samples, "detach", lambda calls: detached.append(calls) or True)
+    kernels, _ = samples
+    late = make_result(
+        Event("cudaLaunchKernel", 10 * MS, 1000, resource=77, correlation=5),
+        Event("gemm", 10 * MS + 5000, 2000, device=1, resource=7, correlation=5),
+    )
+    monkeypatch.setattr(Window, "disable", lambda self: late)
+    visit(kernels, range(3))
+    torch.cuda.graphs.CUDAGraph.capture_begin(None)
+    visit(kernels, range(3, 60))
+    assert detached == []
+    kernels.close()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ Samples come at the same steps on every rank: the 20th and 44th after the first 
 then after three times as many each, as long as they cost less than a thousandth of the run. All
 work falls where steps end, on the training thread; nothing waits for the device. Steps of a
 sample are a little slower: readers leave them out, as those of a trace window. Where the device
-waits for the host, the profiler's part below torch is taken out again (`detach`).
+waits for the host, the profiler's part below torch is taken out again (`detach`), and no sample
+follows: graphs that a program makes later fail where that part comes back a second time.
 
 An error of torch's profiler ends the samples for good on this rank; training goes on.
 """
@@ -24,6 +25,7 @@ from meshscope.capture.profiling.kernel_window import (
     find_obstacle,
 )
 from meshscope.capture.session import Session, read_clocks
+from meshscope.capture.steps.taps import Tap
 from meshscope.store.schema import SampleReason
 
 SITE = "kernel samples"
@@ -66,6 +68,9 @@ class KernelSamples:
         self._first_step: int | None = None
         self._next = FIRST_STEPS[0]
         self._num_samples = 0
+        self._graph_tap: Tap | None = None
+        self._has_graphs = False
+        """The program has captured a CUDA graph."""
         self._num_left = 0
         self._fields: dict[str, object] = {}
         self._offset_ns = 0
@@ -96,6 +101,7 @@ class KernelSamples:
         """Called where a step has ended, on a rank that uses a CUDA device."""
         if self._first_step is None:
             self._first_step, self._start_ns = step, end_ns
+            self._session.guard.run(SITE, self._watch_graphs)
         if self._is_over or step == self._last_step:
             return
         self._last_step = step
@@ -107,6 +113,18 @@ class KernelSamples:
         # A visit that ends a sample, by far the longest, leaves it waiting for the next one.
         if not was_waiting or self._state is not _State.WAITING:
             self._cost_ns += self._session.clock() - self._visit_ns
+
+    def _watch_graphs(self) -> None:
+        if self._graph_tap is not None or self._is_over:
+            return
+        torch: Any = sys.modules["torch"]
+
+        def note(args: Any, kwargs: Any) -> None:
+            self._has_graphs = True
+
+        self._graph_tap = Tap(
+            torch.cuda.graphs.CUDAGraph, "capture_begin", note, bool, wants_result=False
+        )
 
     def _move(self, step: int, step_ns: int, may_begin: bool) -> None:  # noqa: FBT001 - of one caller
         state, window = self._state, self._window
@@ -206,9 +224,12 @@ class KernelSamples:
         if is_done:
             self._fields |= {"num_rows": self._num_rows, "is_read": True}
             seen = self._seen
-            if seen is not None and seen.is_host_late and not self._gate.has_program_profiled:
-                self._fields["is_detached"] = detach(seen.call_names)
+            may_detach = not self._gate.has_program_profiled and not self._has_graphs
+            if seen is not None and seen.is_host_late and may_detach:
+                self._fields["is_detached"] = self._is_over = detach(seen.call_names)
             self._finish()
+            if self._is_over:
+                self._gate.remove()
 
     def _finish(self) -> None:
         """Says how the sample ended; frees what torch keeps before another one begins."""
@@ -263,6 +284,8 @@ class KernelSamples:
         if self._state is _State.READING:
             run(SITE, self._read, 1_000_000_000)
         self._gate.remove()
+        if self._graph_tap is not None:
+            self._graph_tap.remove()
         self._is_over = True
 
     def disarm_after_fork(self) -> None:

@@ -135,9 +135,9 @@ def detach(calls: Iterable[str]) -> bool:
     """Takes CUPTI, the profiler's part below torch, out of the process; whether it is out.
 
     Torch leaves it in, and every call of CUDA then takes 2 to 4 µs more for the rest of the
-    program, watched or not: a host that the device waits for loses 5 to 15 % by it. The next window
-    brings it back. It stays where CUDA graphs are used, whose next launch would fail (`calls`, the
-    names of what was called in the window, tell), and where others may use it.
+    program, watched or not: a host that the device waits for loses 5 to 15 % by it. A later window
+    would bring it back. It stays where CUDA graphs are used, whose next launch would fail
+    (`calls`, the names of what was called in the window, tell), and where others may use it.
     """
     has_graphs = any(part in name.lower() for name in calls for part in _GRAPH_CALLS)
     has_others = any(os.environ.get(name) for name in _OTHERS_VARIABLES)
