@@ -180,7 +180,7 @@ def _compare(pairs: list[tuple[int, int]], tolerance_ns: int) -> tuple[str, floa
     error = abs(error_ns) / max(expected_ns, 1)
     if abs(error_ns) > max(tolerance_ns, _TOLERANCE_RATIO * expected_ns):
         return f"{(expected_ns + error_ns) / 1e6:.2f} ms, by hand {expected_ns / 1e6:.2f}", error
-    return "", error if abs(error_ns) > tolerance_ns / 2 else 0.0
+    return "", error if _TOLERANCE_RATIO * expected_ns > tolerance_ns else 0.0
 
 
 # --- layout, throughput -------------------------------------------------------------------
@@ -239,7 +239,8 @@ def _read_document(study: Any) -> dict[str, Any]:
 
 def _judge_loss(kind: Kind, outcome: Outcome, study: Any) -> Cell:
     """Every loss of the program is a series that the report shows, with the program's values."""
-    timed = next((one for one in outcome.by_hand.values() if "loss" in str(one["steps"][:1])), None)
+    ranks = (outcome.by_hand[rank] for rank in sorted(outcome.by_hand))
+    timed = next((one for one in ranks if "loss" in str(one["steps"][:1])), None)
     if timed is None:
         return _bad("no rank has a loss by hand")
     series = _list_losses(_read_document(study))

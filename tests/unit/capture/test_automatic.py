@@ -509,6 +509,28 @@ def test_tokens_are_counted_from_integer_inputs(recorder):
     assert [step.input_tokens for step in recorded.steps] == [25, 41]
 
 
+@pytest.mark.parametrize("is_named", [False, True], ids=["list", "list of a mapping"])
+def test_a_batch_as_its_loader_gave_it_is_counted(recorder, is_named):
+    """Lightning hands batches on to DDP so."""
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(10, WIDTH)
+
+        def forward(self, batch, index):
+            return self.embedding(batch[0]["input_ids"] if is_named else batch[0])
+
+    model = Whole()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder.attach(model, optimizer)
+    tokens = torch.zeros(3, 5, dtype=torch.long)
+    model([{"input_ids": tokens} if is_named else tokens], 0).mean().backward()
+    optimizer.step()
+    [step] = finish(recorder).steps
+    assert step.input_tokens == 15
+
+
 def test_loader_workers_are_seen_and_write_nothing_themselves(recorder):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -240,11 +240,15 @@ class Hooks:
 
     def _count_batch(self, module: Any, given: Any, kwargs: dict[str, Any]) -> None:
         """Samples and tokens of a batch that is no tensor, or that comes by keyword."""
+        listed: Any = given if isinstance(given, (list, tuple)) else ()  # as a loader gives it
+        if listed and isinstance(listed[0], Mapping):
+            given = listed[0]
         named = given if isinstance(given, Mapping) else kwargs
+        preferred = (named.get("input_ids"), named.get("inputs_embeds"))
         batch: Any = next(
             (
                 value
-                for value in (named.get("input_ids"), named.get("inputs_embeds"), *named.values())
+                for value in (*preferred, *listed, *named.values())
                 if type(value) is self._tensor and value.ndim
             ),
             None,

@@ -42,6 +42,10 @@ class TimedTrainer(Trainer):
         with hand("forward" if model.training else "eval"):
             return super().compute_loss(model, *args, **kwargs)
 
+    def log(self, *args, **kwargs):
+        with hand("logging"):
+            super().log(*args, **kwargs)
+
     def _save_checkpoint(self, *args, **kwargs):
         with hand("checkpoint"):
             super()._save_checkpoint(*args, **kwargs)

@@ -19,6 +19,10 @@ class TimedTrainer(SFTTrainer):
         with hand("forward"):
             return super().compute_loss(model, *args, **kwargs)
 
+    def log(self, *args, **kwargs):
+        with hand("logging"):
+            super().log(*args, **kwargs)
+
     def create_optimizer(self, *args, **kwargs):
         optimizer = super().create_optimizer(*args, **kwargs)
         hand.around(optimizer, "step", "optimizer")
