@@ -283,7 +283,8 @@ def _find_operations(
         row,
         window=row_window[row],
     )
-    kept = holds.select((row_window[holds.row] >= 0) & _held_the_stream(timeline, rows, holds))
+    kept = holds.select(row_window[holds.row] >= 0)  # not those of ranks without steps
+    kept = kept.select(_held_the_stream(timeline, rows, kept))
     rank_index = np.searchsorted(ranks, kept.rank)
     resume = make_events(
         timeline, EventKind.RESUME, rank_index, kept.end_ns, kept.row, held_since_ns=kept.start_ns

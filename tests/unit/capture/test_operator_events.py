@@ -168,6 +168,24 @@ def test_an_optimizers_products_are_not_the_models():
     assert watch(step).flops.model_flops == 2 * 2 * 4 * 8 * 8
 
 
+def test_a_closure_inside_of_the_optimizers_step_trains_the_model():
+    model, ids = Gpt(), torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+
+    class Orthogonal(torch.optim.SGD):
+        def step(self, closure=None):
+            loss = super().step(closure)
+            model.head.weight.data @ model.head.weight.data.T
+            return loss
+
+    def closure():
+        loss = model(ids).sum()
+        loss.backward()
+        return loss
+
+    optimizer = Orthogonal(model.parameters(), lr=0.1)
+    assert watch(lambda: optimizer.step(closure)).flops.model_flops == CLOSED_FORM
+
+
 def test_the_graph_tells_the_dtype_of_products():
     model, ids = Gpt(recomputes="yes"), torch.zeros(BATCH, LENGTH, dtype=torch.int64)
     assert find_graph_dtype(model(ids).sum()) == "float32"

@@ -80,6 +80,20 @@ def test_a_rank_that_ended_early_in_order_is_named(tmp_path):
     assert (found.title, found.severity) == ("rank 1 stopped before the others", Severity.HIGH)
 
 
+def test_a_rank_whose_steps_are_lost_did_not_stop(tmp_path):
+    for rank in range(2):
+        writer = make_writer(tmp_path, rank, 2)
+        for step in range(10):
+            put_step(writer, step, 10**9 + step * MS, 10**9 + (step + 1) * MS)
+        writer.close(end_host_mono_ns=2 * 10**9, last_step=9)
+    (lost,) = tmp_path.glob("rank00001/*/steps.tbl")
+    lost.unlink()
+    assert find("HE002", tmp_path) == []
+    (found,) = find("HE003", tmp_path)
+    assert found.ranks == (1,)
+    assert found.change.startswith("Copy the run again")
+
+
 @pytest.mark.parametrize(
     ("exception", "titles"),
     [

@@ -24,6 +24,7 @@ from made_programs import (
     work,
 )
 from meshscope.analyze.timeline.pieces import PieceKind
+from meshscope.analyze.timeline.timeline import Timeline, build_timeline
 from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind
 from meshscope.core.schedule_builders import build_schedule
@@ -32,6 +33,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.simulate import rank_events
 from meshscope.simulate.edits import equalise, scale_work, transfer_factor
 from meshscope.simulate.what_if import Edit, Gain, Replay, build_replay
+from meshscope.store.read.run import open_run
 
 
 def price(replay: Replay, edit: Edit | Unavailable) -> Gain:
@@ -55,6 +57,20 @@ def test_two_ranks_and_one_all_reduce(tmp_path):
     assert price(replay, scale_work(replay.timeline, factor=0, ranks=[0])).saved_ns == 0
     assert price(replay, transfer_factor(replay.timeline, factor=0.5)).saved_ns == MS
     assert price(replay, transfer_factor(replay.timeline, factor=3.0)).saved_ns == -4 * MS
+
+
+def test_a_rank_without_steps_is_left_out(tmp_path):
+    def make(rank: int, step: int):
+        return [work("forward", (10 if rank else 4) * MS), reduce((0, 1, 2), 2 * MS)]
+
+    ProgramRun(make, num_ranks=3, num_steps=5).record(tmp_path)
+    (lost,) = tmp_path.glob("rank00002/*/steps.tbl")
+    lost.unlink()
+    timeline = build_timeline(open_run(tmp_path).attempts[-1])
+    assert isinstance(timeline, Timeline)
+    replay = build_replay(timeline)
+    assert isinstance(replay, Replay)
+    assert timeline.ranks == (0, 1)
 
 
 def test_identity_gains_exactly_nothing(tmp_path):

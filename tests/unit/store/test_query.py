@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def test_what_is_no_query_is_one_line_and_exit_2_and_the_run_is_unchanged(
     result = invoke("sql", run_dir, query.format(run=run_dir))
     assert result.exit_code == 2
     assert len(result.output.strip().splitlines()) == 1
+    assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 

@@ -5,7 +5,8 @@ formula counts: `linear` is an `addmm`, and a sharded tensor's product is one of
 Forward is what runs outside of the autograd engine with gradients enabled: an operator then has a
 sequence number. What has none there is an evaluation, or a model that is not trained. What has one
 inside of the engine is a forward made again: HFU counts it, MFU does not. An optimizer's own
-products are neither.
+products are neither; but what the engine has a node for was the forward of a closure, inside of
+which Lightning and L-BFGS train.
 
 A convolution's shapes do not tell its stride: its output's shape is that of the gradient in its
 backward. Which gradients were wanted is seen by what comes next in the engine.
@@ -104,7 +105,9 @@ class _Convolution:
 
 
 class _Tally:
-    def __init__(self) -> None:
+    def __init__(self, threads: Sequence[Sequence[Event]]) -> None:
+        self._threads = threads
+        self._node_numbers: set[int] | None = None
         self.by_part = [0, 0, 0, 0, 0]
         self.num_products = 0
         self.uncounted: set[str] = set()
@@ -120,6 +123,17 @@ class _Tally:
         self.by_part[part] += flops
         self.num_products += 1
 
+    def has_node(self, sequence_number: int) -> bool:
+        """Whether the engine ran a node of this number; only closures make that matter."""
+        if self._node_numbers is None:
+            self._node_numbers = {
+                event.sequence_nr()
+                for events in self._threads
+                for event in events
+                if event.kind() == "push" and event.scope() == _BACKWARD_SCOPE
+            }
+        return sequence_number in self._node_numbers
+
     def miss(self, name: str) -> None:
         if len(self.uncounted) < _MAX_UNCOUNTED:
             self.uncounted.add(name)
@@ -127,7 +141,8 @@ class _Tally:
 
 def count_events(threads: Iterable[Sequence[Event]]) -> OperatorCount:
     """Adds up the events of a window, thread by thread."""
-    tally = _Tally()
+    threads = list(threads)
+    tally = _Tally(threads)
     for events in threads:
         _walk(events, tally)
     _add_convolutions(tally)
@@ -199,6 +214,9 @@ def _enter(name: str, event: Event, parent: _Frame, tally: _Tally) -> _Frame:
     if parent.part == frame.part == _UNTRAINED:
         is_trained = event.scope() == _FUNCTION_SCOPE and event.sequence_nr() >= 0
         frame.part = _FORWARD if is_trained else _UNTRAINED
+    elif parent.part == frame.part == _OPTIMIZING:
+        number = event.sequence_nr() if event.scope() == _FUNCTION_SCOPE else -1
+        frame.part = _FORWARD if number >= 0 and tally.has_node(number) else _OPTIMIZING
     elif parent.part == frame.part == _BACKWARD:
         scope = event.scope()
         if scope == _BACKWARD_SCOPE:

@@ -162,6 +162,7 @@ class _Limits:
             yield
         finally:
             timer.cancel()
+            timer.join()  # a thread that still has the connection would be killed with it
 
     def time_error(self) -> UsageError:
         return UsageError(

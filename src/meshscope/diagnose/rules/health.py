@@ -23,6 +23,11 @@ _RAISE_LIMIT = (
     "Raise the limit, meshscope.start(max_detail_bytes=…), or record less: fewer detail spans, a "
     "shorter run; the steps before the limit are whole."
 )
+_FREE_SPACE = "Free space where the run is written; the report's problems have files and offsets."
+_COPY_AGAIN = (
+    "Copy the run again from where it was written, or check that file system; the report's "
+    "problems have files and offsets."
+)
 _NO_TIME_LOST = Unavailable("it does not make steps longer")
 
 _MAX_OVERHEAD_RATIO = Threshold(
@@ -199,7 +204,8 @@ class RecordingDamaged(Rule):
     How it is measured: every record is checked when it is read. Records that are left out are
     counted, and the recorder counts what it could not write.
 
-    What to change: raise the limit that was reached, or free space on the file system of the run;
+    What to change: raise the limit that was reached, free space on the file system of the run, or
+    copy again what a copy damaged;
     report errors of the recorder with their message.
 
     When it is wrong: never about the damage. Whether it affects a number depends on where the
@@ -237,8 +243,9 @@ class RecordingDamaged(Rule):
                 ),
                 change=_RAISE_LIMIT
                 if limit
-                else "Free space where the run is written, and see the report's problems for "
-                "file and offset.",
+                else _FREE_SPACE
+                if health.num_dropped
+                else _COPY_AGAIN,
                 gain=_NO_TIME_LOST,
             )
         if health.num_errors:

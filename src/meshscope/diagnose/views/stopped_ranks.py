@@ -9,6 +9,7 @@ waited for whom and whose error came first.
 
 from dataclasses import dataclass
 
+from meshscope.analyze.rank.caught_errors import as_int
 from meshscope.analyze.rank.rank_summary import RankState, RankSummary
 from meshscope.analyze.study import Study
 from meshscope.core.unavailable import known
@@ -84,7 +85,7 @@ def _find_raised(study: Study) -> dict[int, str]:
 
 def _find_first(study: Study, dead: list[RankSummary], raised: dict[int, str]) -> list[RankSummary]:
     """The ranks that stopped first: by the verdict on the job, else by the number of steps."""
-    short = set(study.health.short_ranks)
+    short = set(study.health.short_ranks) - _find_cut(study)
     if not dead and not raised and not short:
         return []
     hang = diagnose_hang(study.attempt, this_machine(), asks_stacks=False)
@@ -94,6 +95,17 @@ def _find_first(study: Study, dead: list[RankSummary], raised: dict[int, str]) -
         named = {rank.rank for rank in dead} or ends
     first = [rank for rank in study.ranks if rank.rank in named & ends]
     return [rank for rank in first if rank.rank in short] or first
+
+
+def _find_cut(study: Study) -> set[int]:
+    """Ranks that made more steps than there are records of, by their closing lines."""
+    found = set()
+    for rank in study.ranks:
+        last_step = as_int((study.attempt.ranks[rank.rank].closing or {}).get("last_step"))
+        recorded = known(rank.last_step)
+        if last_step is not None and last_step > (-1 if recorded is None else recorded):
+            found.add(rank.rank)
+    return found
 
 
 def _find_dead(study: Study, is_open: list[RankSummary]) -> tuple[list[RankSummary], int, bool]:

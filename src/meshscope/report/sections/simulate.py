@@ -66,14 +66,16 @@ def _show_head(simulation: Simulation) -> Part:
 def _show_fidelity(fidelity: Fidelity | Unavailable) -> Part:
     if isinstance(fidelity, Unavailable):
         return _say(f"not replayed: {form.clean_text(fidelity.reason)}")
-    line = (
-        f"step {form.duration(fidelity.measured_ns)} measured, "
-        f"{form.duration(fidelity.replayed_ns)} replayed: {form.ratio(fidelity.error_ratio)} off"
+    measured, replayed = form.duration(fidelity.measured_ns), form.duration(fidelity.replayed_ns)
+    line = f"step {measured} measured, {replayed} replayed: "
+    error = form.ratio(fidelity.error_ratio)
+    if fidelity.unexplained_ratio < 0.005:
+        return _say(f"{line}{error} off")
+    share = form.ratio(fidelity.unexplained_ratio)
+    return _say(
+        f"{line}in {share} of their time ranks were held up by what is not modelled and was kept "
+        f"as it was; {error} off without that"
     )
-    if fidelity.unexplained_ratio >= 0.005:
-        share = form.ratio(fidelity.unexplained_ratio)
-        line += f"; in {share} of their time ranks were held up by what is not modelled"
-    return _say(line)
 
 
 def _list_edits(edits: Sequence[PricedEdit]) -> Iterator[Part]:
