@@ -195,7 +195,7 @@ def test_the_report_of_a_run_shows_its_speed(folder: Path) -> None:
         result = CliRunner().invoke(main, ["report", str(path), "--all"])
         assert result.exit_code == 0, result.output
         assert "tokens/s" in result.output
-        document = json.loads(CliRunner().invoke(main, ["report", str(path), "--json"]).output)
+        document = json.loads(CliRunner().invoke(main, ["report", str(path), "--json"]).stdout)
         assert find_values(document, "num_aborted_steps") == [0] * 8
     result = CliRunner().invoke(main, ["report", str(folder / "kill" / "run"), "--strict"])
     assert result.exit_code == 0, "the last attempt is whole"

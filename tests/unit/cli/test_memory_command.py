@@ -100,7 +100,7 @@ def test_the_text(run):
 
 
 def test_json_has_exact_bytes(run):
-    found = json.loads(invoke(run, "--json").output)
+    found = json.loads(invoke(run, "--json").stdout)
     assert found["document"] == "meshscope-memory"
     peak = found["ranks"][0]["peak"]
     assert peak["categories_bytes"]["activations"] == 4000

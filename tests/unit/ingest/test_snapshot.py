@@ -334,7 +334,7 @@ def test_the_command_line(tmp_path):
     assert text.exit_code == 0
     assert "19.0 MiB" in text.output
     assert "gpt.py:10 forward" in text.output
-    found = json.loads(CliRunner().invoke(main, ["snapshot", str(path), "--json"]).output)
+    found = json.loads(CliRunner().invoke(main, ["snapshot", str(path), "--json"]).stdout)
     [device] = found["snapshot"]["devices"]
     assert device["peak_bytes"] == 19 * MIB
     assert device["actions"] == {

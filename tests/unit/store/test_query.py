@@ -87,7 +87,7 @@ def test_the_command_prints_a_table_csv_and_json(run_dir: Path) -> None:
     query = "select rank, max(value) as v from scalars where name_id = 999 group by 1 order by 1"
     assert invoke("sql", run_dir, query).output == "rank    v\n   0  2.0\n   1  2.0\n"
     assert invoke("sql", run_dir, query, "--csv").output == "rank,v\n0,2.0\n1,2.0\n"
-    assert json.loads(invoke("sql", run_dir, query, "--json").output)["rows"] == [
+    assert json.loads(invoke("sql", run_dir, query, "--json").stdout)["rows"] == [
         {"rank": 0, "v": 2.0},
         {"rank": 1, "v": 2.0},
     ]

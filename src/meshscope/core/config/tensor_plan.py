@@ -6,8 +6,8 @@ from math import ceil
 from meshscope.core.config.model_config import ModelConfig
 from meshscope.core.config.train_config import TrainConfig
 
-_OUTPUTS = "outputs (columns of x·Wᵀ)"
-_INPUTS = "inputs, summed (rows)"
+_OUTPUTS = "outputs (rows of W)"
+_INPUTS = "inputs, summed (columns of W)"
 _WHOLE = "whole on every rank"
 
 
