@@ -6,7 +6,7 @@ from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from kinds import Kind
@@ -239,14 +239,15 @@ def _read_document(study: Any) -> dict[str, Any]:
 
 def _judge_loss(kind: Kind, outcome: Outcome, study: Any) -> Cell:
     """Every loss of the program is a series that the report shows, with the program's values."""
-    ranks = (outcome.by_hand[rank] for rank in sorted(outcome.by_hand))
-    timed = next((one for one in ranks if "loss" in str(one["steps"][:1])), None)
-    if timed is None:
+    ranks = [one["steps"] for one in outcome.by_hand.values() if "loss" in str(one["steps"][:1])]
+    if not ranks:
         return _bad("no rank has a loss by hand")
     series = _list_losses(_read_document(study))
     wrong = []
-    for name in [name for name in timed["steps"][0] if name.startswith("loss")]:
-        by_hand = {number: step[name] for number, step in enumerate(timed["steps"])}
+    for name in [name for name in ranks[0][0] if name.startswith("loss")]:
+        # Of replicas the report shows the mean, as frameworks do.
+        values = zip(*([step[name] for step in steps] for steps in ranks), strict=True)
+        by_hand = {number: fmean(several) for number, several in enumerate(values)}
         reasons = [_find_difference(by_hand, found) for found in series]
         if all(reasons):
             wrong.append(f"{name}: {min(reasons, key=len) if reasons else 'not recorded'}")

@@ -37,6 +37,7 @@ def _fresh_compiler():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    gc.collect()  # graphs would go while another test counts objects
 
 
 def finish(recorder: Recorder) -> Recorded:

@@ -52,8 +52,8 @@ def evaluate(model, loader) -> float:
 
 torch.manual_seed(1)
 model = nn.Sequential(
-    nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU(),
-    nn.Flatten(), nn.Linear(32 * 16 * 16, 10),
+    nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, 2, 1), nn.ReLU(),
+    nn.Flatten(), nn.Linear(64 * 16 * 16, 10),
 )  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
