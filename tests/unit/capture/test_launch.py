@@ -520,6 +520,14 @@ def test_nothing_recorded_names_the_option_that_kept_us_out(tmp_path: Path) -> N
     assert "nothing was recorded: python -I ignores" in done.stderr
 
 
+def test_a_run_that_the_command_deletes_is_said_to_be_deleted(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "meshscope.capture", "-o", str(tmp_path / "run"), "--"]
+    command = [*launcher, "rm", "-r", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr.endswith("run was deleted while the command ran\n")
+
+
 def test_a_command_that_cannot_start_leaves_no_run_behind(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "meshscope.capture", "--run-dir"]
     (tmp_path / "given").mkdir()

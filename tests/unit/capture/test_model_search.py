@@ -137,6 +137,16 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(()))
 
 
+def test_parts_without_parameters_are_forward_too_if_the_root_calls_them(recorder):
+    model, criterion = nn.Sequential(nn.Linear(WIDTH, 1), nn.Tanh(), nn.Linear(1, 1)), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        y = model.forward(torch.ones(2, WIDTH))
+        criterion(y, torch.ones(2, 1)).backward()
+        optimizer.step()
+    assert list_phases(recorder)[1:] == [["forward"] * 3 + USUAL[1:]] * 2
+
+
 def test_the_parts_of_an_agent_are_its_forward(recorder):
     agent = Agent()
     optimizer = make_sgd(agent)

@@ -131,6 +131,10 @@ def _describe_exit_code(exit_code: int) -> str:
 
 
 def _explain_nothing_recorded(launch: Launch) -> str:
+    if not launch.run_dir.exists():
+        return (
+            f"nothing is left of the recording: {launch.run_dir} was deleted while the command ran"
+        )
     option = find_ignored_environment(launch.command)
     if option is not None:
         return (

@@ -190,7 +190,7 @@ class ModelSearch:
         if is_known and not is_training:
             return False
         held = set(map(id, list_parameters(module)))
-        if not self._is_trained(module, held):
+        if not self._is_trained(module, held) and not (is_training and self._is_part(module, held)):
             self._done.update(map(id, _walk(module)))
             return False
         if not is_known and len(self._models) < _MAX_MODELS:
@@ -206,6 +206,15 @@ class ModelSearch:
         if self._trained and self._trusts_optimizers:
             return not held.isdisjoint(self._trained)
         return any(p is not None and p.requires_grad for p in list_parameters(module))
+
+    def _is_part(self, module: Any, held: set[int]) -> bool:
+        """Whether a module without parameters, such as an activation, is called by the trained
+        module that it is a part of: a root that is not called itself."""
+        caller = None if held else _find_caller(self._torch)
+        if not isinstance(caller, self._torch.nn.Module):
+            return False
+        is_child = any(child is module for child in caller.children())
+        return is_child and self._is_trained(caller, set(map(id, list_parameters(caller))))
 
     # --- wrappers and compiled modules ----------------------------------------------------
 
@@ -284,6 +293,16 @@ def find_outermost(torch: Any, module: Any) -> Any:
             module = frame.f_locals["self"]
         frame = frame.f_back
     return module
+
+
+def _find_caller(torch: Any) -> Any:
+    """Whose method makes the innermost call of a module that is going on; None of a function."""
+    code = torch.nn.Module._wrapped_call_impl.__code__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    caller = None if frame is None else frame.f_back
+    return None if caller is None else caller.f_locals.get("self")
 
 
 def list_parameters(module: Any) -> list[Any]:

@@ -288,12 +288,13 @@ class LongWarmup(Rule):
             basis="what the first steps take beyond the median, spread over all steps",
         )
         is_short = steps.num_steps < _MIN_STEPS_FOR_WARMUP_ALARM
+        first = "the first step" if num_slow == 1 else f"the first {plural(num_slow, 'step')}"
         yield Finding(
             code=self.code,
-            title=f"the first {plural(num_slow, 'step')} cost {duration(extra_ns)}",
+            title=f"{first} cost {duration(extra_ns)}",
             severity=Severity.LOW if is_short else severity_of(gain),
-            summary=f"{plural(num_slow, 'first step')} took {duration(extra_ns)} beyond the median "
-            f"of {duration(median_ns)}, {ratio(gain.saved_ratio)} of all steps' time.",
+            summary=f"{first} took {duration(extra_ns)} beyond the median of "
+            f"{duration(median_ns)}, {ratio(gain.saved_ratio)} of all steps' time.",
             first_step=int(steps.step[0]),
             last_step=int(steps.step[num_slow - 1]),
             evidence=(

@@ -134,6 +134,8 @@ def _describe_hosts(report: Report) -> str:
 
 def _describe_layout(report: Report) -> str:
     layout = report.layout
+    if report.facts.world_size == 1 and not layout.degrees:
+        return "1 rank: nothing is split"
     source = known(layout.source)
     how = "how this is known was not recorded" if source is None else form.clean_text(source, 80)
     return form.or_reason(layout.text, lambda text: f"{form.layout(text, layout.degrees)} · {how}")
