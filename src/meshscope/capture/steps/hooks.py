@@ -595,6 +595,10 @@ class Hooks:
                 self._norm = norm
 
 
+WRAPPED = "module"
+"""What DistributedDataParallel and others of its kind call what they wrap."""
+
+
 def _wraps_training(module: Any) -> bool:
     """Whether what a module is put around trains: programs forget to tell the wrapper."""
     return any(part is not None and part.training for part in module._modules.values())
