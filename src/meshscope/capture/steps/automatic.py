@@ -18,6 +18,7 @@ from meshscope.capture.steps import hooks as step_hooks
 from meshscope.capture.steps.hooks import Hooks
 from meshscope.capture.steps.model_search import ModelSearch
 from meshscope.capture.steps.module_hook import (
+    WRAPPED,
     ModuleHook,
     hide_hooks,
     show_hooks,
@@ -125,7 +126,7 @@ class Automatic:
             self._search.time_compiled(model)
             return
         self._time_calls(model)
-        wrapped = model._modules.get(step_hooks.WRAPPED)
+        wrapped = model._modules.get(WRAPPED)
         if wrapped is not None and wrapped.__dict__.get("_compiled_call_impl") is None:
             self._time_calls(wrapped)  # an evaluation may call it; in a forward it is a part
 

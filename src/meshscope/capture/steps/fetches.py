@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from meshscope.capture.guard import Guard
-from meshscope.capture.steps.hooks import DATA, EVAL, WRAPPED
+from meshscope.capture.steps.hooks import DATA, EVAL
+from meshscope.capture.steps.module_hook import WRAPPED
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import Timeline
 
