@@ -135,6 +135,21 @@ def test_the_last_value_is_of_the_last_step_however_short_steps_are(recorder):
         assert all(a < b for a, b in pairwise(found[name].step.tolist()))
 
 
+def test_the_last_values_of_a_schedule_that_gives_backward_a_list(recorder):
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    for _ in range(200):
+        optimizer.zero_grad()
+        losses = []
+        for _ in range(3):
+            losses.append(model(torch.randn(2, 4)).square().mean())
+            torch.autograd.backward([losses[-1]])
+        optimizer.step()
+    found = finish(recorder)["backward_loss"]
+    assert found.step[-1] == 199
+    assert found.value[-1] == pytest.approx(torch.stack(losses).mean().item())
+
+
 def test_a_penalty_by_autograd_is_not_the_loss(recorder):
     model = nn.Linear(4, 1)
     optimizer = attach(recorder, model)

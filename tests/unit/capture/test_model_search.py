@@ -108,6 +108,23 @@ def test_a_wrapper_made_after_the_optimizer_is_the_model(recorder, tmp_path):
     assert [step.names for step in steps] == [USUAL] * 3
 
 
+def test_an_evaluation_without_the_wrapper_is_seen_with_its_loader(recorder):
+    wrapped = nn.DataParallel(model := Block())
+    optimizer = make_sgd(model)
+    loader = torch.utils.data.DataLoader(torch.zeros(2, WIDTH))
+    for _ in range(2):
+        train(optimizer, wrapped, num_steps=2)
+        model.eval()  # and not the wrapper
+        for batch in loader:
+            with torch.no_grad():
+                model(batch)
+        model.train()
+    recorded = finish(recorder)
+    assert [step.names for step in recorded.steps] == [USUAL] * 4
+    assert {phase.name for phase in recorded.outside} == {"eval"}
+    assert sum(phase.name == "eval" for phase in recorded.outside) >= 2 * 4
+
+
 def test_a_wrapper_around_a_model_that_has_trained_takes_over(recorder):
     class Wrapper(nn.Module):
         def __init__(self, inner):

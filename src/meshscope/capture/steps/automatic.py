@@ -18,6 +18,7 @@ from meshscope.capture.steps import hooks as step_hooks
 from meshscope.capture.steps.hooks import Hooks
 from meshscope.capture.steps.model_search import ModelSearch
 from meshscope.capture.steps.module_hook import (
+    WRAPPED,
     ModuleHook,
     hide_hooks,
     show_hooks,
@@ -51,6 +52,8 @@ class Automatic:
         self._handles: list[Any] = []
         self._taps: list[Tap] = []
         self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._timed: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Modules that have the hooks: models, and what they wrap."""
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_optimizers = 0
         self._watches_all_optimizers = False
@@ -122,6 +125,15 @@ class Automatic:
         if model.__dict__.get("_compiled_call_impl") is not None:
             self._search.time_compiled(model)
             return
+        self._time_calls(model)
+        wrapped = model._modules.get(WRAPPED)
+        if wrapped is not None and wrapped.__dict__.get("_compiled_call_impl") is None:
+            self._time_calls(wrapped)  # an evaluation may call it; in a forward it is a part
+
+    def _time_calls(self, model: Any) -> None:
+        if model in self._timed or isinstance(model, self._torch.jit.ScriptModule):
+            return
+        self._timed.add(model)
         # First of its hooks: FSDP2 gathers parameters in one of them.
         begins = ModuleHook(self._hooks.forward_begins)
         self._handles += [
@@ -228,6 +240,7 @@ class Automatic:
         self._taps.clear()
         self._tapped_optimizers.clear()
         self._modules.clear()
+        self._timed.clear()
         self._optimizers.clear()
         self._watches_all_optimizers = False
 

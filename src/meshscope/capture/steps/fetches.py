@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from meshscope.capture.guard import Guard
 from meshscope.capture.steps.hooks import DATA, EVAL
+from meshscope.capture.steps.module_hook import WRAPPED
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import Timeline
 
@@ -44,7 +45,7 @@ class LoaderUses:
         if not self._is_grad_enabled():
             return True
         models = self._list_models()
-        return bool(models) and not any(model.training for model in models)
+        return bool(models) and not any(map(_is_training, models))
 
     def _learn(self, key: Any) -> None:
         backward = (self._timeline.step, self._timeline.microbatch)
@@ -55,6 +56,12 @@ class LoaderUses:
             score = self._scores.get(last, 0) + (1 if has_trained else -1)
             self._scores[last] = max(min(score, 3), -3)
         self._last, self._last_backward = weakref.ref(key), backward
+
+
+def _is_training(model: Any) -> bool:
+    """By what a wrapper is put around, which programs tell and evaluate without the wrapper."""
+    wrapped = model._modules.get(WRAPPED)
+    return bool((model if wrapped is None else wrapped).training)
 
 
 def _is_known_by_identity(value: Any) -> bool:

@@ -348,10 +348,9 @@ class Hooks:
             self.on_unseen_forward()
 
     def _take_loss(self, now_ns: int, loss: Any) -> None:
-        """In some steps all numbers; in the others the loss, in case it is the last one.
-
-        What is kept is detached: a graph would hold what the program has let go.
-        """
+        """In some steps all numbers; in the others the loss, in case it is the last one: detached,
+        because a graph would hold what the program has let go."""
+        loss = loss[0] if type(loss) is list and len(loss) == 1 else loss  # a pipeline's
         if self._loss_step != self._timeline.step:
             self._loss_step = self._timeline.step
             self._previous, self._recent = self._recent, []

@@ -760,7 +760,7 @@ static int take_loss(Hooks *self, Timeline *timeline, long long now_ns, PyObject
     loss = Py_NewRef(loss == NULL ? Py_None : loss);
     int failed;
     if (self->loss_step == timeline->step || is_signal_due(self, now_ns) ||
-        self->steps->has_several) {
+        self->steps->has_several || (PyObject *)Py_TYPE(loss) != self->tensor) {
         PyObject *result = PyObject_CallMethod((PyObject *)self, "_take_loss", "LO", now_ns, loss);
         failed = result == NULL;
         Py_XDECREF(result);

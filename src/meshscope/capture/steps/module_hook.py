@@ -22,6 +22,10 @@ _MAX_RESULTS = 16
 """Looked at of what a compiled function returns."""
 
 
+WRAPPED = "module"
+"""What DistributedDataParallel and others of its kind call what they wrap."""
+
+
 class ModuleHook(partial[Any]):
     """A hook; nothing in a copy or a pickle."""
 

@@ -232,7 +232,7 @@ def _slow_sets(context: Context) -> list[SlowSet]:
 
 def _name_phases(phases: tuple[str, ...]) -> str:
     """`` in forward``, `` in forward and backward``."""
-    named = [name or "no phase" for name in phases]
+    named = [name or "code without a phase" for name in phases]
     return f" in {' and '.join(named)}" if named else ""
 
 
