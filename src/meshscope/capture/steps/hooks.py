@@ -350,8 +350,12 @@ class Hooks:
     def _take_loss(self, now_ns: int, loss: Any) -> None:
         """In some steps all numbers; in the others the loss, in case it is the last one.
 
-        What is kept is detached: a graph would hold what the program has let go.
+        What is kept is detached: a graph would hold what the program has let go. Of an optimizer
+        that computes the loss itself, several times, the first is the step's: `step` returns it.
         """
+        if self._open_optimizer and self._timeline.microbatch > self._optimizer_microbatch:
+            self._unscaled = None
+            return
         if self._loss_step != self._timeline.step:
             self._loss_step = self._timeline.step
             self._previous, self._recent = self._recent, []
