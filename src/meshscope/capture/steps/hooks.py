@@ -222,7 +222,9 @@ class Hooks:
             else:
                 timeline.enter(timeline.stack, FORWARD, now_ns)
             given: Any = args[0] if args else kwargs.get("input_ids")
-            if type(given) is not self._tensor:
+            if self._open_optimizer and timeline.microbatch > self._optimizer_microbatch:
+                pass  # the same batch again, for the same update
+            elif type(given) is not self._tensor:
                 self._count_batch(module, given, kwargs)
             elif num_dimensions := given.ndim:
                 # Models that are called one after the other have the same batch: the first counts.
