@@ -124,7 +124,8 @@ def _judge_phases(kind: Kind, outcome: Outcome, study: Any) -> Cell:
                 if extra_ns > _SMALL_RATIO * total_ns and phase not in kind.extra:
                     wrong.append(f"{phase} {extra_ns / 1e6:.1f} ms, by hand none")
             elif phase not in kind.unseen:
-                per_step = max(len(by_hand[phase]) // max(len(pairs), 1), 1)
+                occurrences = max(len(by_hand[phase]), len(found.get(phase, ())))
+                per_step = max(round(occurrences / max(len(pairs), 1)), 1)
                 tolerance_ns = per_step * _TOLERANCE_NS
                 if "optimizer" in phase:  # the step is written down before its call returns
                     tolerance_ns += _read_own_ns(recording)

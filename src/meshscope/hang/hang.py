@@ -200,7 +200,7 @@ def _make_notes(facts: Facts) -> tuple[str, ...]:
     if raised:
         first = min(raised, key=lambda state: state.closed_unix_ns or 0)
         who = abbreviate_ranks(state.rank for state in raised)
-        notes.append(f"ended with an exception: {who}; first {first.rank}: {first.exception}")
+        notes.append(f"ended with an exception: ranks {who}; first {first.rank}: {first.exception}")
     resting = [state.rank for state in recorded if state.is_resting]
     if resting:
         notes.append(

@@ -89,6 +89,22 @@ def test_the_jobs_loss_is_the_median_of_the_ranks(tmp_path):
     assert set(found.loss.value.tolist()) == {2.0}
 
 
+@pytest.mark.parametrize("last_of_rank_1", [39, 19], ids=["to the end", "dies"])
+def test_a_step_that_some_ranks_left_out_is_not_in_the_curve(tmp_path, last_of_rank_1):
+    """The ranks' losses differ by 4; what a rank has no value of is not finite here."""
+
+    def log(rank, step):
+        is_there = rank == 0 or (step <= last_of_rank_1 and (step % 3 or step == last_of_rank_1))
+        return 4.0 * rank + step if is_there else math.nan
+
+    found = analyze(tmp_path / "run", num_ranks=2, scalars={"loss": log})
+    first = 1  # rank 1 begins with it: step 0 is rank 0's alone
+    whole = [s for s in range(first, last_of_rank_1 + 1) if s % 3 or s == last_of_rank_1]
+    alone = [0, *range(last_of_rank_1 + 1, 40)]
+    expected = {step: step + 2.0 for step in whole} | {step: float(step) for step in alone}
+    assert dict(zip(found.loss.step.tolist(), found.loss.value.tolist(), strict=True)) == expected
+
+
 def test_nothing_logged_is_unavailable_not_zero(tmp_path):
     found = analyze(tmp_path / "run")
     assert found.loss == Unavailable("no rank logged loss or backward_loss")

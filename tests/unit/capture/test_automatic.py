@@ -509,6 +509,25 @@ def test_tokens_are_counted_from_integer_inputs(recorder):
     assert [step.input_tokens for step in recorded.steps] == [25, 41]
 
 
+def test_a_batch_that_an_optimizer_evaluates_again_counts_once(recorder):
+    model = nn.Embedding(10, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    recorder.attach(model, optimizer)
+    tokens = torch.zeros(3, 5, dtype=torch.long)
+
+    def evaluate():
+        optimizer.zero_grad()
+        loss = (model(tokens) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(evaluate)
+    steps = finish(recorder).steps
+    assert steps[0].counts["forward"] > 1
+    assert [step.input_tokens for step in steps] == [15, 15]
+
+
 @pytest.mark.parametrize("is_named", [False, True], ids=["list", "list of a mapping"])
 def test_a_batch_as_its_loader_gave_it_is_counted(recorder, is_named):
     """Lightning hands batches on to DDP so."""

@@ -267,3 +267,22 @@ def test_a_second_optimizer_of_the_same_loss_takes_no_samples_away(recorder):
     assert dict(rows) == {0: 6, 1: 6}  # of rows with the same step the last one counts
     assert "backward_loss 2" not in found
     assert {"lr", "lr 2"} <= found.keys()
+
+
+def test_of_an_optimizer_that_computes_the_loss_itself_the_first_is_the_steps(recorder):
+    model = nn.Linear(4, 1)
+    inputs = torch.randn(8, 4)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    recorder.attach(model, optimizer)
+
+    def evaluate():
+        optimizer.zero_grad()
+        loss = (model(inputs) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    returned = [optimizer.step(evaluate).item() for _ in range(5)]
+    found = finish(recorder)["backward_loss"]
+    expected = [returned[step] for step in found.step.tolist()]
+    assert found.value.tolist() == pytest.approx(expected)
+    assert found.step[-1] == 4

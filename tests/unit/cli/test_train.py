@@ -80,7 +80,7 @@ def test_check_asks_about_a_device_that_is_not_here():
     assert result.exit_code == 0, result.stderr
     assert "device     H100-80GB, 80.0 GiB: fits; pp rank 0 needs about" in result.stdout
     assert re.search(
-        r"^layers\.\*\.mlp\.down +inputs, summed \(rows\) +64 × 96$", result.stdout, re.M
+        r"^layers\.\*\.mlp\.down +inputs, summed \(columns of W\) +64 × 96$", result.stdout, re.M
     )
     result = invoke(EXAMPLE, "--check", "--device", "2MiB")
     assert (result.exit_code, result.stdout) == (2, "")

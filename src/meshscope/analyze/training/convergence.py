@@ -44,6 +44,8 @@ MAX_POINTS = 80
 """Of a drawn series."""
 MAX_RANKS = 64
 """Ranks in the median."""
+_ENOUGH_WHOLE = 8
+"""Steps with a value of every rank, from which on others are left out of a curve."""
 MIN_STEPS = 20
 """Fewest finite values for a divergence or a plateau."""
 _MIN_PLATEAU_STEPS = 50
@@ -250,7 +252,11 @@ class _RankSignals:
             self.means.append(_mean_per_step(series))
 
     def merge(self) -> JobSeries | Unavailable:
-        """The median over ranks of each step."""
+        """The median over ranks of each step.
+
+        Ranks that sample their loss may do so in other steps; a step that some of them left out
+        would show which ranks they are, not how the loss goes.
+        """
         if not self.means:
             return Unavailable(
                 f"no rank logged {' or '.join(SIGNAL_NAMES[self.signal.split()[0]])}"
@@ -262,9 +268,20 @@ class _RankSignals:
         order = np.lexsort((value, step))
         step, value = step[order], value[order]
         numbers, first, counts = np.unique(step, return_index=True, return_counts=True)
+        is_whole = counts == self._count_ranks(numbers)
+        if np.count_nonzero(is_whole) >= min(len(numbers) / 2, _ENOUGH_WHOLE):
+            numbers, first, counts = numbers[is_whole], first[is_whole], counts[is_whole]
         low, high = value[first + (counts - 1) // 2], value[first + counts // 2]
         # Not (low + high) / 2, which may be too large for a number.
         return JobSeries(name=self.name, step=numbers, value=low / 2 + high / 2)
+
+    def _count_ranks(self, numbers: Int64s) -> Int64s:
+        """Per step the ranks that have a value in it, or both before and after it."""
+        found = np.zeros(len(numbers), np.int64)
+        for steps, _ in self.means:
+            if len(steps):
+                found += (numbers >= steps[0]) & (numbers <= steps[-1])
+        return found
 
     def find_nonfinite(self) -> NonFinite | None:
         """Where NaN and Inf were logged, over all ranks; None for nowhere."""

@@ -19,6 +19,7 @@ from threading import get_ident
 from typing import Any
 
 from meshscope.capture.guard import Guard
+from meshscope.capture.model.layer_counts import wraps_training
 from meshscope.capture.steps.step_inference import StepInference
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.schema import BUILTIN_NAMES
@@ -197,7 +198,7 @@ class Hooks:
                 or self._backward_depth
                 or (self._thread and get_ident() != self._thread)
                 or not self._is_grad_enabled()
-                or not (module.training or self._trains_in_eval_mode or _wraps_training(module))
+                or not (module.training or self._trains_in_eval_mode or wraps_training(module))
             ):
                 self._unusual_forward_begins(now_ns)
                 return
@@ -222,7 +223,9 @@ class Hooks:
             else:
                 timeline.enter(timeline.stack, FORWARD, now_ns)
             given: Any = args[0] if args else kwargs.get("input_ids")
-            if type(given) is not self._tensor:
+            if self._open_optimizer and timeline.microbatch > self._optimizer_microbatch:
+                pass  # the same batch again, for the same update
+            elif type(given) is not self._tensor:
                 self._count_batch(module, given, kwargs)
             elif num_dimensions := given.ndim:
                 # Models that are called one after the other have the same batch: the first counts.
@@ -349,7 +352,11 @@ class Hooks:
 
     def _take_loss(self, now_ns: int, loss: Any) -> None:
         """In some steps all numbers; in the others the loss, in case it is the last one: detached,
-        because a graph would hold what the program has let go."""
+        since a graph would hold what the program has let go. Of an optimizer that computes the
+        loss itself, several times, the first is the step's: `step` returns it."""
+        if self._open_optimizer and self._timeline.microbatch > self._optimizer_microbatch:
+            self._unscaled = None
+            return
         loss = loss[0] if type(loss) is list and len(loss) == 1 else loss  # a pipeline's
         if self._loss_step != self._timeline.step:
             self._loss_step = self._timeline.step
@@ -592,8 +599,3 @@ class Hooks:
                 self.losses.take_norm(norm)
             else:
                 self._norm = norm
-
-
-def _wraps_training(module: Any) -> bool:
-    """Whether what a module is put around trains: programs forget to tell the wrapper."""
-    return any(part is not None and part.training for part in module._modules.values())

@@ -47,7 +47,7 @@ for step in range(30):
         loss.backward()
     with hand("optimizer"):
         optimizer.step()
-    hand.step(loss=loss.item())
+    hand.step(loss=loss.item(), samples=256 * NUM_MOVES)
     if step % 10 == 9:
         print(f"step {step}: loss {loss.item():.6f}")
 hand.write()
