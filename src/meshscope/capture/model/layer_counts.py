@@ -59,8 +59,3 @@ def count_layers(model: Any) -> dict[str, int]:
             return dict(counts.most_common(_MAX_KINDS))
         waiting.extend(children)
     return {}
-
-
-def wraps_training(module: Any) -> bool:
-    """Whether what a module is put around trains: programs forget to tell the wrapper."""
-    return any(part is not None and part.training for part in module._modules.values())

@@ -21,7 +21,7 @@ libraries launch by themselves.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +47,7 @@ _FUNCTION_SCOPE = 0
 _BACKWARD_SCOPE = 1
 _FORWARD, _BACKWARD, _RECOMPUTED, _OPTIMIZING, _UNTRAINED = range(5)
 _MAX_UNCOUNTED = 20
+_EVENTS_AT_ONCE = 128
 _REENTRANT = "CheckpointFunctionBackward"
 
 Shape = tuple[int, ...]
@@ -139,15 +140,16 @@ class _Tally:
             self.uncounted.add(name)
 
 
-def count_events(threads: Iterable[Sequence[Event]]) -> OperatorCount:
-    """Adds up the events of a window, thread by thread."""
+def count_events(threads: Iterable[Sequence[Event]]) -> Iterator[OperatorCount | None]:
+    """Adds up the events of a window, thread by thread; None after every hundred or so, and last
+    what it came to: whoever calls has other things to do."""
     threads = list(threads)
     tally = _Tally(threads)
     for events in threads:
-        _walk(events, tally)
+        yield from _walk(events, tally)
     _add_convolutions(tally)
     forward, backward, recomputed, _, untrained = tally.by_part
-    return OperatorCount(
+    yield OperatorCount(
         flops=CountedFlops(
             forward_flops=forward,
             backward_flops=backward,
@@ -161,11 +163,13 @@ def count_events(threads: Iterable[Sequence[Event]]) -> OperatorCount:
     )
 
 
-def _walk(events: Sequence[Event], tally: _Tally) -> None:
+def _walk(events: Sequence[Event], tally: _Tally) -> Iterator[None]:
     stack = [_Frame("", None, _UNTRAINED)]
     handles = [-1]
     are_plain: dict[str, bool] = {}
-    for event in events:
+    for index, event in enumerate(events):
+        if index % _EVENTS_AT_ONCE == 0:
+            yield
         kind = event.kind()
         if kind == "push":
             name, parent = event.name(), stack[-1]

@@ -3,10 +3,10 @@
     step 6: watched and counted    12, 36: again, if that costs less than a thousandth of the run
 
 Torch's oldest profiler notes names and shapes, in C++, on the training thread and the engine's: no
-code of the program runs again, nothing is copied, no device is asked. Where a watched step ends,
-the events are added up (`operator_events`), and the median of the steps so far goes into the
-journal, for HFU with what was computed again. Watched steps are a little slower: readers leave them
-out, as those of a trace window.
+code of the program runs again, nothing is copied, no device is asked. In the steps after a watched
+one its events are added up, a few in each (`operator_events`), and the median of the steps so far
+goes into the journal, for HFU with what was computed again. A watched step is a little slower: by
+more than 3 %, readers leave it out, as those of a trace window.
 
 Nothing is counted where the program says its FLOPs itself, uses a profiler of its own, or takes
 so long for a step that the events would fill its memory. The dtype of the products, which decides
@@ -15,6 +15,7 @@ the peak, is that of the graph below a loss, else that of the parameters where i
 
 import statistics
 import sys
+from collections.abc import Iterator
 from threading import get_ident
 from typing import Any
 
@@ -32,6 +33,15 @@ _FACTORS = (2, 3, 3, 3, 3, 3, 3)
 _MAX_COUNTS = 3
 _MAX_SHARE = 0.001
 """Of the run's time that counts after the first one may take."""
+_COUNTING_SHARE = 0.01
+"""Of a step's time that counting may take, in the steps after the watched one."""
+_LEAST_COUNTING_NS = 200_000
+_MOST_COUNTING_NS = 200_000_000
+"""Where the recording ends before a count did."""
+_EVENT_NS = 1_500
+"""What noting an event takes."""
+_MAX_DISTURBANCE = 0.03
+"""Of a step: from here on readers leave it out."""
 _MAX_STEP_NS = 10_000_000_000
 NEVER_NS = 1 << 62
 _HALF = ("torch.bfloat16", "torch.float16")
@@ -59,6 +69,9 @@ class FlopCounts:
         self._start_ns = self._window_ns = self._cost_ns = 0
         self._last_step = -1
         self._dtype: str | None = None
+        self._counting: Iterator[OperatorCount | None] | None = None
+        """The events of the last step that was watched, while they are counted."""
+        self._counted_step = self._counting_ns = 0
 
     @property
     def is_open(self) -> bool:
@@ -86,6 +99,9 @@ class FlopCounts:
             if self._thread == get_ident():
                 self._end(step)
             return 0
+        if self._counting is not None:
+            self._count(max(int(step_ns * _COUNTING_SHARE), _LEAST_COUNTING_NS))
+            return NEVER_NS if self._is_over else 0
         done = step + 1 - (self._first_step or 0)
         if "flops" in self._facts.lines and not self._counts:
             self._is_over = True  # the program has said it
@@ -133,32 +149,49 @@ class FlopCounts:
         return sys.modules["torch"]._C._autograd._disable_profiler_legacy()
 
     def _end(self, step: int) -> None:
-        session = self._session
-        start_ns = session.clock()
-        found = count_events(self._stop())
+        """Watching ends with the step; its events are counted from here on, a few in each step."""
+        start_ns = self._session.clock()
+        events = self._stop()
+        num_events = sum(map(len, events))
         fields = {
-            "number": len(self._counts),
+            "number": self._num_tries,
             "reason": "a count of FLOPs",
             "disturbed_from_step": step,
             "first_step": step,
             "last_step": step,
-            "disturbed_to_step": step + 1,
+            "disturbed_to_step": step,
             "begin_host_mono_ns": self._window_ns,
-            "end_host_mono_ns": session.clock(),
+            "end_host_mono_ns": start_ns,
+            "num_events": num_events,
         }
+        # Short runs have no steps to spare: one that was hardly disturbed counts like others.
+        is_disturbed = num_events * _EVENT_NS > _MAX_DISTURBANCE * (start_ns - self._window_ns)
+        self._session.journal("update", **{"flop_window" if is_disturbed else "flop_count": fields})
         done = step + 1 - (self._first_step or 0)
         self._next = done * _FACTORS[min(len(self._counts), 1)]
+        self._num_tries += 1
+        self._counting, self._counted_step = count_events(events), step
+        self._counting_ns = self._session.clock() - start_ns
+
+    def _count(self, allowed_ns: int) -> None:
+        """Goes on counting for a while."""
+        assert self._counting is not None
+        start_ns = self._session.clock()
+        found: OperatorCount | None = None
+        while found is None and self._session.clock() - start_ns < allowed_ns:
+            found = next(self._counting)
+        self._counting_ns += self._session.clock() - start_ns
+        if found is None:
+            return
+        self._counting = None
+        self._cost_ns = max(self._cost_ns, self._counting_ns)
         if found.flops.forward_flops and found.flops.backward_flops:
             self._counts.append(found)
-            self._steps.append(step)
+            self._steps.append(self._counted_step)
             self._write()
-        self._num_tries += 1
         if len(self._counts) >= _MAX_COUNTS or self._num_tries > len(_FACTORS):
             self._is_over = True
             self._gate.remove()
-        cost_ns = session.clock() - start_ns
-        self._cost_ns = max(self._cost_ns, cost_ns)
-        session.journal("update", flop_window={**fields, "cost_ns": cost_ns})
 
     def _write(self) -> None:
         """The median of what was counted, above which the program's own word stays."""
@@ -222,7 +255,9 @@ class FlopCounts:
         self._session.note_gap(SITE, f"FLOPs are not counted: {why}")
 
     def close(self) -> None:
-        """The recording ends: a step under way is not counted."""
+        """The recording ends: a step under way is not counted, one that was watched is."""
+        if self._counting is not None:
+            self._session.guard.run(SITE, self._count, _MOST_COUNTING_NS)
         self._is_over = True
         self._session.scalars.look_at_loss = None
         self.give_way()
@@ -230,5 +265,6 @@ class FlopCounts:
 
     def disarm_after_fork(self) -> None:
         """In a child that was forked inside of a watched step: nothing is to be noted there."""
+        self._counting = None
         self._is_over = True
         self.give_way()

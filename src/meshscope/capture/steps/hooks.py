@@ -19,8 +19,7 @@ from threading import get_ident
 from typing import Any
 
 from meshscope.capture.guard import Guard
-from meshscope.capture.model.layer_counts import wraps_training
-from meshscope.capture.steps.step_inference import StepInference
+from meshscope.capture.steps.step_inference import StepInference, wraps_training
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.schema import BUILTIN_NAMES
 
@@ -594,8 +593,7 @@ class Hooks:
         timeline = self._timeline
         timeline.leave(timeline.stack_here(), CLIP, self._clock())
         # A sharded norm (DTensor) would need communication to read: only plain tensors are taken.
-        if type(norm) is self._tensor:
-            if self._takes_signals:
-                self.losses.take_norm(norm)
-            else:
-                self._norm = norm
+        if type(norm) is self._tensor and self._takes_signals:
+            self.losses.take_norm(norm)
+        elif type(norm) is self._tensor:
+            self._norm = norm

@@ -10,6 +10,8 @@ or a batch is fetched. The record of a step is written at its first optimizer's 
 another one extends it, so a killed run misses nothing.
 """
 
+from typing import Any
+
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.store.schema import StepFlag
 
@@ -117,3 +119,8 @@ class StepInference:
     def update_skipped(self, optimizer: int, now_ns: int) -> None:
         """Called when a gradient scaler skipped the optimizer."""
         self.optimizers_end((optimizer,), now_ns, StepFlag.SKIPPED)
+
+
+def wraps_training(module: Any) -> bool:
+    """Whether what a module is put around trains: programs forget to tell the wrapper."""
+    return any(part is not None and part.training for part in module._modules.values())
