@@ -20,8 +20,8 @@ _TOLERANCE_RATIO = 0.03
 _TOLERANCE_NS = 200_000
 """Of one occurrence of a phase: the program's call and ours around what is timed."""
 TOLERANCE = (
-    "the median over steps of recorded less by hand, in the same run: 3 %, or 0.2 ms an occurrence; "
-    "for the optimizer also what the recording says it cost itself in a step"
+    "the median over steps of recorded less by hand, in the same run: 3 %, or 0.2 ms an "
+    "occurrence; for the optimizer also what the recording says it cost itself in a step"
 )
 _NUM_FIRST = 3
 """Steps that are left out of times: they include what happens once."""

@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from judge import TOLERANCE, Cell
