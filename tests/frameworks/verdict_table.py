@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from judge import Cell
+from judge import TOLERANCE, Cell
 
 OUTPUT = "FRAMEWORK_TABLE"
 """The variable that names the file for the JSON."""
@@ -17,20 +17,23 @@ class VerdictTable:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Cell]] = {}
+        self._first_tries: dict[str, dict[str, str]] = {}
 
-    def add(self, name: str, cells: dict[str, Cell]) -> None:
-        """A program's row; written at once, so that a table that is cut short is there too."""
+    def add(self, name: str, cells: dict[str, Cell], first_try: dict[str, str]) -> None:
+        """A program's row, and what was wrong in a first try; written at once, so that a table that
+        is cut short is there too."""
         self._rows[name] = cells
+        self._first_tries |= {name: first_try} if first_try else {}
         if place := os.environ.get(OUTPUT):
             Path(place).write_text(self._encode(), encoding="utf-8")
 
     def draw(self) -> str:
-        """A row per program: `ok`, or `RED` with the reasons below."""
+        """A row per program: `ok`, `n/a` for what cannot be known, or `RED`; reasons are below."""
         questions = list(next(iter(self._rows.values()), {}))
         width = max(map(len, self._rows), default=0)
         lines = [" " * width + "  " + "  ".join(f"{q:>8}" for q in questions)]
         for name, cells in self._rows.items():
-            marks = ("ok" if cells[q].is_good else "RED" for q in questions)
+            marks = (_mark(cells[q]) for q in questions)
             lines.append(f"{name:<{width}}  " + "  ".join(f"{mark:>8}" for mark in marks))
         for name, cells in self._rows.items():
             lines += [f"{name}: {q}: {c.text}" for q, c in cells.items() if not c.is_good]
@@ -38,18 +41,28 @@ class VerdictTable:
 
     def _encode(self) -> str:
         cells = {
-            name: {q: {"is_good": c.is_good, "text": c.text} for q, c in row.items()}
+            name: {
+                q: {"is_good": c.is_good, "is_unknown": c.is_unknown, "text": c.text}
+                for q, c in row.items()
+            }
             for name, row in self._rows.items()
         }
         everything = [cell.is_good for row in self._rows.values() for cell in row.values()]
         found = {
             "versions": {name: _read_version(name) for name in _PACKAGES},
+            "tolerance": TOLERANCE,
             "num_programs": len(cells),
             "num_cells": len(everything),
             "num_good": sum(everything),
+            "num_unknown": sum(c.is_unknown for row in self._rows.values() for c in row.values()),
+            "wrong_in_a_first_try": self._first_tries,
             "programs": cells,
         }
         return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _mark(cell: Cell) -> str:
+    return "n/a" if cell.is_unknown else "ok" if cell.is_good else "RED"
 
 
 def _read_version(package: str) -> str | None:

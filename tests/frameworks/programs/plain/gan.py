@@ -43,7 +43,7 @@ for step in range(30):
         loss_g.backward()
     with hand("optimizer"):
         optimizer_g.step()
-    hand.step(loss_d=loss_d.item(), loss_g=loss_g.item())
+    hand.step(loss_d=loss_d.item(), loss_g=loss_g.item(), samples=128)
     if step % 10 == 9:
         print(f"step {step}: D {loss_d.item():.6f} G {loss_g.item():.6f}")
 hand.write()
