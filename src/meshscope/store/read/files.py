@@ -1,8 +1,9 @@
 """The one door to bytes for everything that reads runs. Standard library only.
 
 Only regular files are read: a pipe or a device under a table's name would block or never end, and
-the zeros of a file that is nearly all hole would fill the memory. Other storage (object stores,
-archives) is added here and nowhere else.
+the zeros of a file that is nearly all hole would fill the memory. A path that stands for something
+elsewhere (`store.remote.mirror`: object stores, archives) is fetched before it is opened, and what
+is there is what its storage lists; all other paths are the file system's own.
 """
 
 import errno
@@ -12,6 +13,11 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Self, TextIO
 
+from meshscope.errors import StorageError
+from meshscope.store.remote.mirror import find_mount
+
+KEPT_SUFFIX = ".meshscope"
+"""Of files that are kept beside a trace for speed; beside a copy of a trace, too."""
 MAX_FILE_BYTES = (4 << 30) + (1 << 20)
 """Files read whole: a full table with its header, and some room."""
 
@@ -29,7 +35,7 @@ class ByteFile:
     def __init__(self, path: Path) -> None:
         """Raises OSError when it cannot be opened or is no regular file."""
         self._path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._fd = os.open(fetched(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(self._fd)
             _require_regular(status, path)
@@ -90,7 +96,7 @@ def read_file_end(path: Path, max_bytes: int) -> bytes:
 
 def open_bytes(path: Path) -> BinaryIO:
     """A regular file as a stream. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = os.open(fetched(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         _require_regular(os.fstat(fd), path)
         return open(fd, "rb")
@@ -104,34 +110,93 @@ def open_text(path: Path) -> TextIO:
     return io.TextIOWrapper(open_bytes(path), encoding="utf-8", errors="replace")
 
 
+def fetched(path: Path) -> Path:
+    """The same path, of a file that is here now. Raises OSError."""
+    mounted = find_mount(path)
+    if mounted is not None and not path.name.endswith(KEPT_SUFFIX):
+        mounted[0].fetch(mounted[1])
+    return path
+
+
+def fetch_below(folder: Path) -> None:
+    """Fetches all that is in a folder, many files at once; nothing to do for local ones."""
+    mounted = find_mount(folder)
+    if mounted is not None:
+        mounted[0].fetch_all(mounted[0].names_below(mounted[1]))
+
+
+def look_again(path: Path) -> None:
+    """Asks the storage what is there now; a local folder is always looked at. Raises OSError."""
+    mounted = find_mount(path)
+    if mounted is not None:
+        try:
+            mounted[0].refresh()
+        except StorageError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from error
+
+
 def file_size(path: Path) -> int:
     """Length in bytes. Raises OSError."""
-    return os.stat(path).st_size
+    mounted = find_mount(path)
+    return os.stat(path).st_size if mounted is None else mounted[0].size_of(mounted[1])
 
 
 def change_time_ns(path: Path) -> int:
-    """When a file or folder was last changed, in nanoseconds since 1970. Raises OSError."""
-    return os.stat(path).st_mtime_ns
+    """When a file or folder was last changed, in nanoseconds since 1970; of storage without such
+    a time, a number that is another one then. Raises OSError."""
+    mounted = find_mount(path)
+    return os.stat(path).st_mtime_ns if mounted is None else mounted[0].change_number(mounted[1])
+
+
+def file_stamp(path: Path) -> tuple[int, ...]:
+    """Numbers that are others when a file's content is: length, times of change of content and of
+    anything else, and which file of which file system it is. Raises OSError.
+
+    Who writes the same length and puts the time of change back cannot put that of anything else
+    back.
+    """
+    found = os.stat(fetched(path))
+    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
 
 
 def list_names(folder: Path) -> list[str]:
     """Names of everything in a folder, in no order. Raises OSError."""
-    return os.listdir(folder)
+    mounted = find_mount(folder)
+    return os.listdir(folder) if mounted is None else mounted[0].list_names(mounted[1])
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """Folders in a folder; no links, none that is hidden. Raises OSError."""
+    if find_mount(folder) is not None:
+        found = [folder / name for name in list_names(folder) if not name.startswith(".")]
+        return [one for one in found if is_folder(one)]
+    with os.scandir(folder) as entries:
+        return [
+            folder / entry.name
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+        ]
 
 
 def exists(path: Path) -> bool:
-    return path.exists()
+    return path.exists() if find_mount(path) is None else is_file(path) or is_folder(path)
 
 
 def is_file(path: Path) -> bool:
     """Whether it is a regular file."""
-    return path.is_file()
+    mounted = find_mount(path)
+    return path.is_file() if mounted is None else mounted[0].has_file(mounted[1])
 
 
 def is_folder(path: Path) -> bool:
-    return path.is_dir()
+    mounted = find_mount(path)
+    return path.is_dir() if mounted is None else mounted[0].has_folder(mounted[1])
 
 
 def find_files(folder: Path, pattern: str) -> list[Path]:
     """Files below a folder whose paths match, sorted."""
-    return sorted(folder.glob(pattern))
+    mounted = find_mount(folder)
+    if mounted is None:
+        return sorted(folder.glob(pattern))
+    mount, name = mounted
+    return [mount.folder / one for one in mount.find_files(name, pattern)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -51,14 +52,26 @@ def make_columns(
     """A table's columns of the types that reading a file gives; those not given are zero, or
     missing where zero means that.
     """
-    table = TABLES[name]
-    made = {}
-    for column, empty in zip(table.columns, empty_columns(table).values(), strict=True):
-        values = given.get(column.name, MISSING if column.is_stored_plus_one else 0)
-        made[column.name] = np.broadcast_to(np.asarray(values).astype(empty.dtype), num_rows)
+    made: Columns = {}
+    for column, (dtype, missing) in _column_types(name).items():
+        values = given.get(column, missing)
+        if isinstance(values, np.ndarray) and values.ndim:
+            made[column] = values.astype(dtype)
+        else:
+            made[column] = np.full(num_rows, values, dtype=dtype)
     if unknown := given.keys() - made.keys():
         raise KeyError(f"table {name} has no column {sorted(unknown)}")
     return made
+
+
+@cache
+def _column_types(name: str) -> dict[str, tuple[np.dtype[np.generic], int]]:
+    """Of each column of a table its type, and what stands where it is not given."""
+    table = TABLES[name]
+    return {
+        column.name: (empty.dtype, MISSING if column.is_stored_plus_one else 0)
+        for column, empty in zip(table.columns, empty_columns(table).values(), strict=True)
+    }
 
 
 def write_run(run: Run, run_dir: Path) -> None:

@@ -25,7 +25,7 @@ from meshscope.store.read.columns import (
     schema_too_new_text,
     select_rows,
 )
-from meshscope.store.read.files import ByteFile, read_file
+from meshscope.store.read.files import ByteFile, fetched, read_file
 from meshscope.store.read.table_window import TIME_SQL, TimeWindows
 from meshscope.store.schema import SCHEMA_VERSION, TABLES, Column, Table
 from meshscope.store.write.manifest import unseal
@@ -227,6 +227,7 @@ class CompactedRun:
 
     def _select_columns(self, path: Path, table: Table) -> str:
         """The table's columns for SELECT; those added since the file was written are zeros."""
+        fetched(path)
         described = self._connect().execute("DESCRIBE FROM read_parquet(?)", [str(path)]).fetchall()
         present = {row[0] for row in described}
         return ", ".join(

@@ -58,6 +58,12 @@ GROUP_COLUMNS: tuple[tuple[str, str, str], ...] = (
 )
 QUERY_TABLES = (*(name for name in TABLES if name != "phases"), "ranks", "names", "groups")
 """Tables a query can name. Packed `phases` are shown as `spans`."""
+OTHER_MEANINGS = {
+    "ranks": "One row per recording.",
+    "names": "What name ids stand for.",
+    "groups": "Process groups, as each of their ranks numbers them.",
+}
+"""Of the tables that no schema describes."""
 LABELS: dict[tuple[str, str], tuple[str, ...]] = {
     ("collectives", "kind"): tuple(kind.label for kind in Kind),
     ("collectives", "outcome"): tuple(outcome.label for outcome in Outcome),

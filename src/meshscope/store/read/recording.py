@@ -118,11 +118,12 @@ class Recording(ABC):
         """
         if self.kept is None or self.windows is not None:
             return self._assemble(name)
-        if name not in self.kept:
-            self.kept[name] = self._assemble(name)
-            for array in self.kept[name].values():
+        found = self.kept.get(name)
+        if found is None:
+            found = self.kept[name] = self._assemble(name)
+            for array in found.values():
                 array.flags.writeable = False
-        return self.kept[name]
+        return found
 
     def _assemble(self, name: str) -> Columns:
         if name == "collectives":

@@ -118,6 +118,13 @@ def keep_tables(attempt: Attempt) -> Attempt:
     return replace(attempt, ranks=kept)
 
 
+def forget_tables(attempt: Attempt) -> None:
+    """Tables that were kept are read again when somebody asks for them; any thread may call it."""
+    for recording in attempt:
+        if recording.kept is not None:
+            recording.kept.clear()
+
+
 def open_run(path: Path | str) -> Run:
     """Opens a run directory; RunError says in one line why not."""
     directory = Path(path)
@@ -148,8 +155,11 @@ def open_run(path: Path | str) -> Run:
 
 def is_run_directory(path: Path) -> bool:
     """Whether `path` looks like a run, cheaply."""
-    if is_file(path / MANIFEST_NAME):
-        return True
+    return is_file(path / MANIFEST_NAME) or has_ranks(path)
+
+
+def has_ranks(path: Path) -> bool:
+    """Whether ranks recorded in `path`; a `run.json` alone may be another program's."""
     return is_folder(path) and any(map(_RANK_DIR.fullmatch, list_names(path)))
 
 

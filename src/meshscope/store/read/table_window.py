@@ -148,6 +148,13 @@ def read_step_windows(path: Path, table: Table, windows: Sequence[tuple[int, int
         return _read(file, table, _make_word_reader(1), windows)
 
 
+def read_since(path: Path, table: Table, start_ns: int) -> Columns:
+    """The rows of a table whose only moment (`time_host_mono_ns`) is not before `start_ns`."""
+    key_of = _make_word_reader(table.column("time_host_mono_ns").word)
+    with _RecordFile(path) as file:
+        return _read(file, table, key_of, [(start_ns, _NEVER - 1)])
+
+
 def find_step_extent(path: Path) -> tuple[int, int] | None:
     """The first and the last step number of a file of `steps`; None without a good record."""
     with _RecordFile(path) as file:

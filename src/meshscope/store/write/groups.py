@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 GROUP_KIND = "group"
 _MAX_GROUP_RANKS = 1 << 20
@@ -42,8 +43,14 @@ def _unpack_ranks(value: object) -> tuple[int, ...]:
             and _is_rank(first)
             and _is_rank(first + (count - 1) * stride)
         ):
-            return tuple(first + index * stride for index in range(count))
+            return _space_ranks(first, count, stride)
     return ()
+
+
+@lru_cache(maxsize=256)
+def _space_ranks(first: int, count: int, stride: int) -> tuple[int, ...]:
+    """One tuple for all members of a group: a copy in each of ten thousand would be ranks²."""
+    return tuple(range(first, first + count * stride, stride)) if stride else (first,) * count
 
 
 def _is_rank(value: object) -> bool:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.store.write.access import create_file
+from meshscope.store.write.cut_guard import guard
 from meshscope.store.write.table_file import CHECK_MASK, CHECK_SALT, is_good_record
 
 IN_FLIGHT_NAME = "in_flight.bin"
@@ -76,7 +77,7 @@ class InFlightWriter:
             if os.write(fd, content) != FILE_BYTES:
                 raise OSError(28, os.strerror(28), str(path))
             self.buffer: mmap.mmap | bytearray = (
-                mmap.mmap(fd, FILE_BYTES) if mapped else bytearray(content)
+                guard(mmap.mmap(fd, FILE_BYTES)) if mapped else bytearray(content)
             )
             os.rename(draft, path)
         except OSError:

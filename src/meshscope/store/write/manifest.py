@@ -8,7 +8,6 @@ place and put there whole: complete or absent, never half. Standard library only
 import errno
 import json
 import os
-import secrets
 import zlib
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def is_draft_of(name: str, found: str) -> bool:
 
 
 def _write_draft(path: Path, data: bytes) -> Path:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         with open(create_file(draft), "wb") as file:
             file.write(data)

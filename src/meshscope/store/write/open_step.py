@@ -17,6 +17,7 @@ from pathlib import Path
 
 from meshscope.store.schema import BUILTIN_NAMES
 from meshscope.store.write.access import create_file
+from meshscope.store.write.cut_guard import guard
 
 OPEN_STEP_NAME = "open_step.bin"
 PHASE_ORDER = ("data", "forward", "backward", "optimizer")
@@ -43,7 +44,7 @@ class OpenStepWriter:
         try:
             head = (_MAGIC, epoch_ns, -epoch_ns)
             os.write(fd, _WORDS.pack(*head, *[0] * (NUM_STAMP_WORDS - len(head))))
-            self._map = mmap.mmap(fd, _WORDS.size)
+            self._map = guard(mmap.mmap(fd, _WORDS.size))
             os.rename(draft, path)
         finally:
             os.close(fd)

@@ -11,7 +11,10 @@
 #define Py_LIMITED_API 0x030B0000
 #include "record_slots.h"
 
+#include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "records are little-endian: the writer in Python serves this machine"
@@ -173,11 +176,101 @@ static PyType_Spec slots_spec = {
     .slots = slots_slots,
 };
 
+/* --- files that somebody cuts short ------------------------------------------------------------
+ *
+ * A write to a mapped page that its file no longer has is SIGBUS, which would end the training. For
+ * pages of guarded maps, and for no others, the handler puts an empty page of memory there, and the
+ * write goes on; what it wrote is lost, as the file is. Any other SIGBUS does what it did before.
+ */
+
+#define MAX_GUARDED 256
+
+static struct {
+    volatile uintptr_t first, end;
+} guarded[MAX_GUARDED];
+static volatile sig_atomic_t num_cut_pages;
+static uintptr_t page_bytes;
+
+static void on_bus_error(int number, siginfo_t *info, void *context) {
+    (void)context;
+    uintptr_t at = (uintptr_t)info->si_addr;
+    for (int i = 0; info->si_code > 0 && i < MAX_GUARDED; i++) {
+        if (at < guarded[i].first || at >= guarded[i].end) continue;
+        void *page = (void *)(at & ~(page_bytes - 1));
+        int flags = MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS;
+        if (mmap(page, page_bytes, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) break;
+        num_cut_pages++;
+        return;
+    }
+    signal(number, SIG_DFL); /* the fault comes again, and ends the process as without us */
+    if (info->si_code <= 0) raise(number);
+}
+
+/* Whether the handler is in place: only where nobody else has one. */
+static int is_handling(void) {
+    struct sigaction now, ours;
+    if (sigaction(SIGBUS, NULL, &now) != 0) return 0;
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error) return 1;
+    if ((now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL) return 0;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_sigaction = on_bus_error;
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&ours.sa_mask);
+    page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    return sigaction(SIGBUS, &ours, NULL) == 0;
+}
+
+static PyObject *guard_refs[MAX_GUARDED];
+
+/* A map is gone. In C: a callback in Python could swallow an interrupt. */
+static PyObject *forget_map(PyObject *place, PyObject *reference) {
+    (void)reference;
+    long i = PyLong_AsLong(place);
+    guarded[i].end = 0;
+    Py_CLEAR(guard_refs[i]);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef forget_definition = {"forget_map", forget_map, METH_O, NULL};
+
+static PyObject *guard(PyObject *module, PyObject *map) {
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(map, &view, PyBUF_WRITABLE) < 0) return NULL;
+    uintptr_t first = (uintptr_t)view.buf, end = first + (uintptr_t)view.len;
+    PyBuffer_Release(&view);
+    int i = 0;
+    while (i < MAX_GUARDED && guard_refs[i] != NULL) i++;
+    if (i == MAX_GUARDED || !is_handling()) Py_RETURN_FALSE;
+    PyObject *place = PyLong_FromLong(i);
+    PyObject *forget = place == NULL ? NULL : PyCFunction_NewEx(&forget_definition, place, NULL);
+    guard_refs[i] = forget == NULL ? NULL : PyWeakref_NewRef(map, forget);
+    Py_XDECREF(place);
+    Py_XDECREF(forget);
+    if (guard_refs[i] == NULL) return NULL;
+    guarded[i].first = first;
+    guarded[i].end = end;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *count_cut_pages(PyObject *module, PyObject *nothing) {
+    (void)module;
+    (void)nothing;
+    return PyLong_FromLong((long)num_cut_pages);
+}
+
+static PyMethodDef module_methods[] = {
+    {"guard", guard, METH_O, "guard(map): whether it is guarded from now on, until it is gone."},
+    {"count_cut_pages", count_cut_pages, METH_NOARGS, "Pages that were written after their file."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_record_slots_native",
     .m_doc = "Writes records into a mapped file.",
     .m_size = -1,
+    .m_methods = module_methods,
 };
 
 PyMODINIT_FUNC PyInit__record_slots_native(void) {

@@ -35,6 +35,7 @@ from meshscope.store.schema import (
     Table,
 )
 from meshscope.store.write.access import create_file
+from meshscope.store.write.cut_guard import guard
 from meshscope.store.write.manifest import link_into_place
 from meshscope.store.write.native import load_native
 
@@ -357,9 +358,12 @@ class TableWriter:
             return None
         try:
             size = os.fstat(self._fd).st_size
+            if size < HEADER_BYTES + self._num_granted * RECORD_BYTES:
+                self._lose("somebody else cut the file short")
+                return None
             if size < end:
                 _write_all(self._fd, bytes(end - size), size)
-            window = mmap.mmap(self._fd, WINDOW_BYTES, offset=start)
+            window = guard(mmap.mmap(self._fd, WINDOW_BYTES, offset=start))
         except (OSError, ValueError) as error:
             self._note(error)
             self._cut_to(HEADER_BYTES + self._num_granted * RECORD_BYTES)
@@ -587,7 +591,7 @@ def describe_os_error(error: OSError | ValueError) -> str:
 def _map_or_none(fd: int) -> mmap.mmap | None:
     """The header page mapped; None where the file system does not map files."""
     try:
-        return mmap.mmap(fd, HEADER_BYTES)
+        return guard(mmap.mmap(fd, HEADER_BYTES))
     except (OSError, ValueError):
         return None
 

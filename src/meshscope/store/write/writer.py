@@ -10,7 +10,6 @@ nothing is ever overwritten. Standard library only.
 
 import logging
 import os
-import secrets
 import shutil
 import threading
 import time
@@ -94,7 +93,7 @@ def ensure_manifest(run_dir: Path, fields: dict[str, object]) -> None:
     document = {
         "format": RUN_FORMAT,
         "schema_version": SCHEMA_VERSION,
-        "run_id": secrets.token_hex(6),
+        "run_id": os.urandom(6).hex(),
         "created_unix_ns": time.time_ns(),
         **fields,
     }
@@ -124,6 +123,7 @@ class RankWriter:
         ensure_manifest(run_dir, manifest or {})
         make = _make_draft if is_draft else _claim_attempt
         self.attempt, self.directory = make(rank_dir)
+        self._draft_dir = self.directory.parent if is_draft else None
         self.is_mapped = is_mappable(self.directory) if mapped is None else mapped
         self._max_detail_bytes = max_detail_bytes
         self._fields: dict[str, object] = {"rank": rank, "attempt": self.attempt}
@@ -141,16 +141,23 @@ class RankWriter:
         )
 
     def publish(self) -> bool:
-        """Gives a draft its place among the attempts; False where another one has it by now."""
+        """Gives a draft its place among the attempts; False where another one has it by now.
+
+        Called inside of a training step: most often it is one rename, of the rank's whole folder.
+        """
+        assert self._draft_dir is not None
         rank_dir = self._run_dir / rank_dir_name(self.rank)
         target = rank_dir / attempt_dir_name(self.attempt)
         try:
+            try:
+                rename_new(self._draft_dir, rank_dir)
+            except FileExistsError:  # an earlier attempt made the rank's folder
+                rename_new(self.directory, target)
+                os.rmdir(self._draft_dir)
             ensure_manifest(self._run_dir, {})  # another rank may have given up its draft
-            make_folder(rank_dir)
-            rename_new(self.directory, target)
         except OSError:
             return False
-        self.directory = target
+        self.directory, self._draft_dir = target, None
         for table in self._tables.values():
             table.path = target / table.path.name
         return True
@@ -158,7 +165,7 @@ class RankWriter:
     def discard(self) -> None:
         """Removes a draft, and the run's folder if nothing else is in one that it made."""
         self.disarm()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self._draft_dir or self.directory, ignore_errors=True)
         if self._made_run_dir and os.listdir(self._run_dir) == [MANIFEST_NAME]:
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
@@ -242,13 +249,16 @@ class RankWriter:
 
 
 def _make_draft(rank_dir: Path) -> tuple[int, Path]:
-    """The number the next attempt would have now, and a folder that readers pass over."""
+    """The number the next attempt would have now, and its folder below one that readers pass over,
+    which takes the place of the rank's."""
     attempt = 0
     while (rank_dir / attempt_dir_name(attempt)).exists():
         attempt += 1
-    draft = rank_dir.with_name(f".{rank_dir.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    draft = rank_dir.with_name(f".{rank_dir.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    directory = draft / attempt_dir_name(attempt)
     draft.mkdir(FOLDER_MODE)
-    return attempt, draft
+    directory.mkdir(FOLDER_MODE)
+    return attempt, directory
 
 
 def _claim_attempt(rank_dir: Path) -> tuple[int, Path]:

@@ -1,0 +1,94 @@
+"""The same work on many items, on all cores, in their order.
+
+Processes are forked, so that they begin with what is loaded here. Their number is limited by the
+memory there is, by what one item may take; few and small ones, and one core, need none. Nothing is
+left undone where a process dies: its item, and all that are left, are done here, one at a time.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from meshscope.store.read.files import read_file
+
+_MIN_BYTES = 6 << 20
+_MIN_ITEMS = 64
+"""Less than both is done before other processes have begun."""
+_ITEMS_AT_ONCE = 16
+"""Given to a process at a time, at most."""
+_BASE_BYTES = 100 << 20
+"""A process without an item."""
+_MEMORY_SHARE = 0.5
+"""Of what is free now."""
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class LocalEngine:
+    """The cores of this machine."""
+
+    def map(self, work: Callable[[A], T], items: Sequence[A], sizes: Sequence[int]) -> Iterator[T]:
+        num_processes = choose_processes(sizes)
+        if num_processes < 2:
+            yield from map(work, items)
+            return
+        yield from _map_in_processes(items, work, num_processes)
+
+    def close(self) -> None:
+        """Nothing stays."""
+
+
+def _map_in_processes(
+    items: Sequence[A], work: Callable[[A], T], num_processes: int
+) -> Iterator[T]:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    chunk = max(1, min(_ITEMS_AT_ONCE, len(items) // (4 * num_processes)))
+    parts = [items[first : first + chunk] for first in range(0, len(items), chunk)]
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
+        running = [pool.submit(_work_on, work, part) for part in parts]
+        try:
+            for place, part in enumerate(parts):
+                try:
+                    found = running[place].result()
+                except BrokenProcessPool:
+                    found = _work_on(work, part)
+                running[place].cancel()
+                yield from found
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _work_on(work: Callable[[A], T], part: Sequence[A]) -> list[T]:
+    return [work(item) for item in part]
+
+
+def choose_processes(sizes: Sequence[int]) -> int:
+    """How many may work at once on items that take so much memory each."""
+    if len(sizes) < 2 or (sum(sizes) < _MIN_BYTES and len(sizes) < _MIN_ITEMS):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    by_memory = int(_MEMORY_SHARE * _free_memory() / (_BASE_BYTES + max(sizes)))
+    return max(1, min(cores or 1, len(sizes), by_memory))
+
+
+def _free_memory() -> int:
+    """Bytes that may still be taken, of the machine and of the container."""
+    free = [1 << 62]
+    try:
+        lines = read_file(_MEMINFO).decode().splitlines()
+        free += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        if limit.isdecimal():
+            used = (_CGROUP / "memory.current").read_text(encoding="ascii").strip()
+            free.append(int(limit) - int(used))
+    except (OSError, ValueError, IndexError):  # what is not told does not limit
+        pass
+    return max(min(free), 0)

@@ -1,0 +1,100 @@
+"""New records of one table of many ranks, read together: checking a thousand files one by one takes
+longer than reading them. Begins near the ends of the files.
+
+A record that is not written yet ends a rank's part of a look; one that stays unfinished while later
+ones are whole is passed over, as in `table_tail`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from meshscope.store.read.arrays import Bools, Int64s
+from meshscope.store.read.files import ByteFile
+from meshscope.store.schema import NUM_WORDS, RECORD_BYTES
+from meshscope.store.write.table_file import CHECK_SALT, HEADER_BYTES, VOID_WORD, WINDOW_BYTES
+
+_CHUNK_RECORDS = 128
+"""Of one rank at a time; those that have more are read again."""
+_MAX_LOOKS = 3
+_UNWRITTEN = WINDOW_BYTES // RECORD_BYTES
+
+
+class TableTails:
+    """Where the files of one table were read to."""
+
+    def __init__(self, paths: Sequence[Path], *, num_before: int) -> None:
+        """Gives at least the last `num_before` records that a file has at the first look."""
+        self._paths = paths
+        self._num_before = num_before
+        self._next = np.full(len(paths), -1, dtype=np.int64)
+        self._num_looks = np.zeros(len(paths), dtype=np.int64)
+
+    def read(self) -> tuple[Int64s, Int64s]:
+        """The index of the file and the words of every record that is new."""
+        found: list[tuple[Int64s, Int64s]] = []
+        asked: Int64s = np.arange(len(self._paths))
+        while len(asked):
+            index, words, asked = self._read_once(asked)
+            found.append((index, words))
+        return (
+            np.concatenate([index for index, _ in found]) if found else np.empty(0, np.int64),
+            np.concatenate([words for _, words in found])
+            if found
+            else np.empty((0, NUM_WORDS), np.int64),
+        )
+
+    def _read_once(self, asked: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """One chunk of each file; and the files that have more."""
+        parts = [self._read_chunk(index) for index in asked.tolist()]
+        counts = np.array([len(part) // RECORD_BYTES for part in parts], dtype=np.int64)
+        data = b"".join(
+            part[: count * RECORD_BYTES] for part, count in zip(parts, counts.tolist(), strict=True)
+        )
+        words = np.frombuffer(data, dtype="<i8").reshape(-1, NUM_WORDS)
+        owner = np.repeat(np.arange(len(asked)), counts)
+        begin = np.concatenate(([0], np.cumsum(counts)))[:-1]
+        place = np.arange(len(words)) - begin[owner]
+        good = _check(words, self._next[asked][owner] + place)
+        num_taken = self._count_taken(good, owner, place, counts, asked)
+        self._next[asked] += num_taken
+        is_taken = good & (place < num_taken[owner])
+        is_taken &= ~(words[:, 1:] == VOID_WORD).all(axis=1)
+        more = (num_taken > 0) & (num_taken == counts) & (counts == _CHUNK_RECORDS)
+        return asked[owner[is_taken]], words[is_taken], asked[more]
+
+    def _read_chunk(self, index: int) -> bytes:
+        try:
+            with ByteFile(self._paths[index]) as file:
+                if self._next[index] < 0:
+                    num_records = max(file.size_bytes - HEADER_BYTES, 0) // RECORD_BYTES
+                    # Space is made a window at a time: up to that many are not written yet.
+                    self._next[index] = max(num_records - _UNWRITTEN - self._num_before, 0)
+                offset = HEADER_BYTES + int(self._next[index]) * RECORD_BYTES
+                return file.read(offset, _CHUNK_RECORDS * RECORD_BYTES)
+        except OSError:  # not made yet, or just being moved away: there will be a next look
+            return b""
+
+    def _count_taken(
+        self, good: Bools, owner: Int64s, place: Int64s, counts: Int64s, asked: Int64s
+    ) -> Int64s:
+        """Records of each file that are done with."""
+        first_bad = counts.copy()
+        np.minimum.at(first_bad, owner[~good], place[~good])
+        first_good = np.full_like(counts, np.iinfo(np.int64).max)
+        np.minimum.at(first_good, owner[good], place[good])
+        is_held = (first_bad == 0) & (first_good < counts)
+        self._num_looks[asked] = np.where(is_held, self._num_looks[asked] + 1, 0)
+        is_given_up = is_held & (self._num_looks[asked] >= _MAX_LOOKS)
+        return np.where(is_given_up, first_good, first_bad)
+
+
+def _check(words: Int64s, slot: Int64s) -> Bools:
+    """Which records match their checksum, each in its slot."""
+    total = (slot.astype(np.uint64) + np.uint64(1)) * np.uint64(CHECK_SALT)
+    unsigned = words.view(np.uint64)
+    for word in range(1, NUM_WORDS):
+        total += unsigned[:, word]
+    found: Bools = total == unsigned[:, 0]
+    return found
