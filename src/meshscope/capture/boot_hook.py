@@ -10,8 +10,7 @@ from typing import Any
 
 from meshscope.capture.config import OFF_VARIABLE, read_off
 from meshscope.capture.default import start
-from meshscope.capture.identity import LAYOUT_VARIABLE
-from meshscope.capture.profiling.settings import PROFILING_VARIABLE
+from meshscope.capture.identity import LAYOUT_VARIABLE, PROFILING_VARIABLE
 from meshscope.core.layout import Layout
 from meshscope.errors import LayoutError, UsageError
 

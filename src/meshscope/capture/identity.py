@@ -25,6 +25,8 @@ from meshscope.errors import CaptureError
 
 RUN_DIR_VARIABLE = "MESHSCOPE_RUN_DIR"
 LAYOUT_VARIABLE = "MESHSCOPE_LAYOUT"
+PROFILING_VARIABLE = "MESHSCOPE_PROFILING"
+"""Holds a text of `capture.profiling.settings`, which `meshscope run` hands on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,8 @@ class Recorder:
         self._phases: dict[str, Phase] = {}
         self._spans: dict[str, Span] = {}
         self._apply_config()
-        session.on_open = self._begin_recording
+        session.on_journal = self._write_facts
+        session.on_open = self.sampling.follow_config
         session.on_prepare = self.sampling.warm_up
         session.arm()
         remember(self)
@@ -108,10 +109,9 @@ class Recorder:
         """Opens the files; False (and silence from then on) when that is not possible."""
         return self.session.open()
 
-    def _begin_recording(self) -> None:
+    def _write_facts(self) -> None:
         self._facts.write_all()
         self.guard.run("settings", self.session.settings.write_all)
-        self.sampling.follow_config()
 
     def flush(self) -> None:
         """Hands everything recorded to the operating system (mapped files need no flush)."""

@@ -5,6 +5,8 @@ as often as memory is read, and once a second.
 """
 
 import sys
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from meshscope.capture.hardware.core_queue import CoreQueue
@@ -18,7 +20,8 @@ from meshscope.capture.memory.device_memory import (
     sample_memory,
 )
 from meshscope.capture.memory.gc_pauses import GcPauses, pause_name
-from meshscope.capture.model.layer_counts import count_layers
+from meshscope.capture.model.layer_counts import count_layers, count_parameter_bytes
+from meshscope.capture.model.replicas import describe_replicas
 from meshscope.capture.profiles import Profiles
 from meshscope.capture.session import CLOCKS_EVERY_NS, Session, read_clocks
 from meshscope.capture.stacks.gap_watch import GapWatch
@@ -27,8 +30,17 @@ from meshscope.capture.watching import Watching
 from meshscope.store.schema import MISSING
 
 _SAMPLE_EVERY_NS = 1_000_000_000
+_LEAST_PARTS_NS = 50_000
+_PARTS_SHARE = 1000
+"""Of what is looked at once a second so much is done at the end of one step: until it has taken
+50 µs or a thousandth of the step, and the rest at the end of the next ones."""
+_MAX_REPLICA_LOOKS = 3
+"""Most programs have no wrapper to tell of: nobody looks on for one until the end."""
 SILENT_STEPS = 20
 """Steps of a job of several ranks after which communication should have been seen."""
+
+_Part = Callable[[int, int], object]
+"""Given a step and its end."""
 
 
 class Sampling:
@@ -48,12 +60,19 @@ class Sampling:
         self.hardware = HardwareSampling(session)
         self._core_queue = CoreQueue(session.journal)
         self._next_sample_ns = 0
+        self._parts = self._list_parts()
+        self._due: deque[tuple[str, _Part]] = deque()
+        """What is still to be done of the last look."""
+        self._has_looked = False
+        """The first step, which opened the files, is spared all but devices."""
         self._next_memory_ns = 0
         self._last_memory_cost_ns = 0
         self._next_capacity_ns = 0
         self._device_limit_bytes = MISSING
         self._first_sampled_step: int | None = None
         self._has_counted_layers = False
+        self._has_told_replicas = False
+        self._num_replica_looks = 0
         self._has_noted_seed = False
         self._has_said_silent = False
         watching.compilations.on_end = self._wake
@@ -63,7 +82,11 @@ class Sampling:
     def begin_attempt(self) -> None:
         self._first_sampled_step = None
         self._has_counted_layers = False
+        self._has_told_replicas = False
+        self._num_replica_looks = 0
         self._has_noted_seed = False
+        self._has_looked = False
+        self._due.clear()
         self._gaps.begin_attempt()
         self._core_queue.begin_attempt()
         self._next_capacity_ns = 0
@@ -90,9 +113,12 @@ class Sampling:
             self._watching.collectives.visit()
 
     def close(self) -> None:
+        if self._session.writer is not None:
+            self._guard.run("seed", self._note_seed)
         self._guard.run("layout", self.learn_layout)  # a short run had one look
         if not self._has_counted_layers:
             self._guard.run("layers", self._count_layers)
+        self._guard.run("replicas", self._tell_replicas)
         self._guard.run("core queue", self._core_queue.write)
         self.gc_pauses.remove()
         self._guard.run("hardware", self.hardware.stop)
@@ -106,9 +132,10 @@ class Sampling:
     def visit(self, step: int, end_ns: int) -> None:
         """Called at the end of a step. Takes what is due, and sets when to call again."""
         marking, run = self._marking, self._guard.run
+        is_sparse = False
         if marking.device is not None:
             try:
-                marking.end_step(step, end_ns)
+                marking.end_step(end_ns)
             except RuntimeError as error:  # a device error: training will meet it, and report it
                 marking.drop()
                 self._guard.caught("device events", error)
@@ -120,12 +147,19 @@ class Sampling:
             self._next_sample_ns = end_ns + _SAMPLE_EVERY_NS
             if self._watching.collectives is not None:
                 run("device operations", self._watching.collectives.visit)
-            run("sample", self._sample, step, end_ns)
+            if not self._due:
+                self._due.extend(self._parts)
+        if self._due:
+            run("sample", self._take_due, step, end_ns)
         if marking.device is not None and marking.device.device_type == "cuda":
             self._profiles.visit_samples(step, end_ns)
-            if self._watching.collectives is not None:
-                is_wanted = self._profiles.samples.needs_operations
+        collectives = self._watching.collectives
+        if collectives is not None and collectives.uses_device:
+            is_wanted = self._profiles.samples.needs_operations
+            is_sparse = bool(
                 run("operation stride", self._choose_operations, step, end_ns, is_wanted)
+            )
+        marking.choose(step, end_ns, is_wanted=is_sparse)
         next_ns = min(
             self._next_sample_ns, self._next_memory_ns, self._profiles.visit_flops(step, end_ns)
         )
@@ -134,12 +168,17 @@ class Sampling:
         if self._profiles.windows is not None:
             # Last: what is traced begins and ends here.
             next_ns = 0 if self._profiles.visit(step, end_ns) else next_ns
-        self._timeline.next_visit_ns = next_ns if marking.device is None else 0
+        is_every_step = marking.device is not None or (
+            collectives is not None and collectives.uses_device
+        )
+        self._timeline.next_visit_ns = 0 if is_every_step or self._due else next_ns
 
-    def _choose_operations(self, step: int, end_ns: int, is_wanted: bool) -> None:  # noqa: FBT001
+    def _choose_operations(self, step: int, end_ns: int, is_wanted: bool) -> bool:  # noqa: FBT001
+        """Whether the next step's operations are recorded, unlike those of others."""
         start_ns, collectives = self._timeline.step_start_ns, self._watching.collectives
-        if collectives is not None:
-            collectives.end_step(step, start_ns, end_ns, is_wanted=is_wanted)
+        if collectives is None:
+            return False
+        return collectives.end_step(step, start_ns, end_ns, is_wanted=is_wanted)
 
     def _note_probe(self, event: Any, issued_ns: int) -> None:
         if self._watching.collectives is not None:
@@ -195,31 +234,61 @@ class Sampling:
                 name_id = session.name_id(pause_name(generation))
                 self._timeline.put_pause(name_id, start_ns, end_ns, ident)
 
-    def _sample(self, step: int, end_ns: int) -> None:
-        """Once a second: the wall clock, and whether an accelerator has appeared."""
-        session = self._session
-        writer = session.writer
-        if writer is None or session.is_paused:
-            return
+    def _list_parts(self) -> list[tuple[str, _Part]]:
+        """What is looked at once a second, what devices need first."""
+        session, watching = self._session, self._watching
+        return [
+            ("hardware", lambda _step, _end_ns: self._look_at_devices()),
+            ("phases", lambda _step, _end_ns: watching.find_phases()),
+            ("layout", lambda _step, _end_ns: self.learn_layout()),
+            ("files", lambda _step, _end_ns: session.check_files()),
+            ("core queue", lambda _step, end_ns: self._core_queue.visit(end_ns)),
+            ("seed", lambda _step, _end_ns: self._note_seed()),
+            ("clocks", lambda _step, end_ns: self._read_clocks(end_ns)),
+            ("layers", self._look_at_models),
+        ]
+
+    def _look_at_devices(self) -> None:
+        """Whether an accelerator has appeared."""
         self._marking.find()
-        self._guard.run("files", session.check_files)
-        self._guard.run("hardware", self.hardware.visit)
-        self._guard.run("core queue", self._core_queue.visit, end_ns)
-        self._watching.find_phases()
-        self._guard.run("layout", self.learn_layout)
-        if not self._has_noted_seed:
-            self._note_seed()
+        self.hardware.visit()
+
+    def _take_due(self, step: int, end_ns: int) -> None:
+        """Some of what is due, by what it takes; a recorder that is closed waits for nothing."""
+        session = self._session
+        if session.writer is None or session.is_paused:
+            self._due.clear()
+            return
+        length_ns = end_ns - self._timeline.step_start_ns
+        allowed_ns = max(_LEAST_PARTS_NS, length_ns // _PARTS_SHARE)
+        is_first, self._has_looked = not self._has_looked, True
+        until_ns = session.clock() + (0 if is_first else allowed_ns)
+        while self._due:
+            site, part = self._due.popleft()
+            self._guard.run(site, part, step, end_ns)
+            if session.clock() >= until_ns:
+                break
+
+    def _look_at_models(self, step: int, end_ns: int) -> None:
+        """Layers and replicas once, not at the first look, and whether ranks talk."""
         if self._first_sampled_step is None:
             self._first_sampled_step = step
-        elif not self._has_counted_layers:  # not at the first look, which is in the first step
+            return
+        if not self._has_counted_layers:
             self._count_layers()
+        if self._num_replica_looks < _MAX_REPLICA_LOOKS:
+            self._num_replica_looks += 1
+            self._guard.run("replicas", self._tell_replicas)
         num_steps = step - self._first_sampled_step + 1  # a resumed job does not begin at 0
         if num_steps > SILENT_STEPS and self._watching.collectives is not None:
             self._check_communication(num_steps)
+
+    def _read_clocks(self, end_ns: int) -> None:
+        session = self._session
         if end_ns >= session.next_clocks_ns:
             session.next_clocks_ns = end_ns + CLOCKS_EVERY_NS
             unix_ns, mono_ns, uncertainty_ns = read_clocks(session.clock)
-            writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
+            session.put("clocks", mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
 
     def _check_communication(self, num_steps: int) -> None:
         """Notes once that many ranks and steps had no operation: some are not seen."""
@@ -247,17 +316,31 @@ class Sampling:
 
     def _note_seed(self) -> None:
         """Once, in a step: a run that communication opened may be older than the program's seed."""
+        if self._has_noted_seed:
+            return
         self._has_noted_seed = True
         torch: Any = sys.modules.get("torch")
         if torch is not None and self._session.config.provenance:
             self._session.journal("update", initial_seed=int(torch.initial_seed()))
 
     def _count_layers(self) -> None:
-        """Once: the repeated parts of the models watched; of one stage, if there is a pipeline."""
+        """Once: trained bytes and repeated parts of the models watched, which are one stage's if
+        there is a pipeline."""
         models = self._watching.models
-        if not models or self._session.stage_layers:
+        if not models:
             return
         self._has_counted_layers = True
-        counted = [parts for parts in map(count_layers, models) if parts]
+        self._session.journal("update", parameter_bytes=count_parameter_bytes(models))
+        told = self._session.stage_layers
+        counted = [] if told else [parts for parts in map(count_layers, models) if parts]
         if counted:
             self._session.journal("update", model_layers=counted)
+
+    def _tell_replicas(self) -> None:
+        """Once: what wrappers of data parallelism say of parameters and buckets."""
+        if self._has_told_replicas:
+            return
+        found = describe_replicas(self._watching.models)
+        if found:
+            self._has_told_replicas = True
+            self._session.journal("update", replicas=found)

@@ -42,6 +42,7 @@ from meshscope.core.layout import Layout
 from meshscope.errors import CaptureError
 from meshscope.store.schema import MISSING
 from meshscope.store.write.access import can_rename_new
+from meshscope.store.write.cut_guard import count_cut_pages
 from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter
 from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
 from meshscope.store.write.table_file import TableWriter
@@ -80,6 +81,7 @@ class Session:
         self.layout = layout
         self._layout_source = "declared" if layout else ""
         self.stage_layers: dict[str, dict[str, int]] = {}
+        self.prediction: dict[str, object] | None = None
         self.lock = threading.RLock()
         self.writer: RankWriter | None = None
         """None before the first record and after the last."""
@@ -87,6 +89,8 @@ class Session:
         """Also after `close`: what was recorded can still be read."""
         self.on_open: Callable[[], None] = _do_nothing
         """Called when the files have been opened, before the first record is in them."""
+        self.on_journal: Callable[[], None] = _do_nothing
+        """Called when there is a new journal; it may be made ahead of the opening."""
         self.on_prepare: Callable[[], None] = _do_nothing
         """Called when the files have been made ahead."""
         self.waits_for_training = False
@@ -113,6 +117,7 @@ class Session:
         self._stop = threading.Event()
         self._opening_cost_ns = 0
         self._has_lost_files = False
+        self._has_cut_files = False
         self._prepared: RankFiles | None = None
         """Made ahead, and not in the run yet."""
 
@@ -156,7 +161,8 @@ class Session:
             run_dir = resolve_run_dir(self._given_run_dir, identity)
             if not (can_rename_new() and is_mappable(run_dir)):
                 return None
-            files = self._make_files(identity, run_dir, is_draft=True)
+            self._prepared = files = self._make_files(identity, run_dir, is_draft=True)
+            self.guard.run("facts", self.on_journal)
             self.guard.run("warm up", self.on_prepare)
             return files
         except (CaptureError, OSError):
@@ -172,6 +178,7 @@ class Session:
         if files is not None and not files.place(self._list_claims(identity)):
             files.discard()
             files = None
+        is_new = files is None
         if files is None:
             run_dir = resolve_run_dir(self._given_run_dir, identity)
             files = self._make_files(identity, run_dir, is_draft=False)
@@ -182,6 +189,8 @@ class Session:
         )
         if not writer.is_mapped:
             self._start_flusher()
+        if is_new:
+            self.on_journal()
         self.on_open()
         self.connect()
         self._opening_cost_ns += self.clock() - start_ns
@@ -216,7 +225,7 @@ class Session:
         )
 
     def _list_claims(self, identity: Identity) -> tuple[object, ...]:
-        return (identity, self.layout, dict(self.stage_layers), self.config)
+        return (identity, self.layout, dict(self.stage_layers), self.prediction, self.config)
 
     def _make_header(
         self, identity: Identity, unix_ns: int, mono_ns: int, uncertainty_ns: int
@@ -245,6 +254,7 @@ class Session:
             "layout": self.layout.to_dict() if self.layout else None,
             "layout_source": self._layout_source or None,
             "stage_layers": self.stage_layers or None,
+            "prediction": self.prediction,
         }
         if self.config.provenance:
             # Packages and git are the same for all ranks: one of them writes them down.
@@ -390,9 +400,10 @@ class Session:
         self.put("faults", kind_id | detail_id << 16, step, int(start_ns), end_ns, 0, 0, 0)
 
     def journal(self, kind: str, **fields: object) -> None:
-        """Writes a line into the journal, once there is one."""
-        if self.writer is not None:
-            self.writer.journal.write(kind, **fields)
+        """Writes a line into the journal, once there is one; it may have been made ahead."""
+        writer = self.writer or (self._prepared.writer if self._prepared else None)
+        if writer is not None:
+            writer.journal.write(kind, **fields)
 
     def note_gap(self, where: str, text: str) -> None:
         """Notes what is not recorded, in the log and in the journal."""
@@ -411,6 +422,13 @@ class Session:
                     f"the files of rank {self.rank} in {self.run_dir} were deleted while it "
                     "records: what it records is lost; start the job again to record it",
                 )
+        if not self._has_cut_files and count_cut_pages():
+            self._has_cut_files = True
+            self.note_gap(
+                "cut files",
+                f"files of rank {self.rank} in {self.run_dir} were cut short by somebody else "
+                "while it records: what was in them is lost; start the job again to record it",
+            )
 
     @property
     def run_dir(self) -> Path | None:
@@ -442,6 +460,11 @@ class Session:
         """Adds what this rank's pipeline stages hold."""
         self.stage_layers |= layers
         self.journal("update", stage_layers=self.stage_layers)
+
+    def add_prediction(self, fields: dict[str, object]) -> None:
+        """Stores what was predicted of the run (`core.prediction`), before it is measured."""
+        self.prediction = fields
+        self.journal("update", prediction=fields)
 
     # --- pausing and ending -----------------------------------------------------------------
 
@@ -512,6 +535,7 @@ class Session:
         self.timeline.reset()
         self.name_ids.clear()
         self._has_lost_files = False
+        self._has_cut_files = False
         self.last_writer = None
         self.arm()
 

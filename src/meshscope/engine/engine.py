@@ -391,10 +391,12 @@ class Engine:
             update.synchronise()
         self.faults.on_gradients(self.stages.values())
         with self._phase("gradient norm"):
-            totals = update.measure(self._own_loss(losses, weights), wants_stop=wants_stop)
+            own = self._own_loss(losses, weights)
+            part = own.detach() if self.has_loss and self.mesh.here.tp == 0 else None
+            totals = update.measure(own, wants_stop=wants_stop)
         with self._phase("optimizer"), self.faults.phase("optimizer"):
             result = update.take(totals, step=self.step)
-        self._note(result, totals)
+        self._note(result, totals, part)
         return result
 
     def _own_loss(self, losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -405,7 +407,8 @@ class Engine:
                 own += loss * (weight / self.layout.dp)
         return own
 
-    def _note(self, result: StepResult, totals: Tensor) -> None:
+    def _note(self, result: StepResult, totals: Tensor, part: Tensor | None) -> None:
+        """`part` is what this rank added to the loss, where it has one."""
         self.step += 1
         self.num_tokens += result.num_tokens
         if self.recorder is not None:
@@ -416,6 +419,8 @@ class Engine:
                 lr=result.learning_rate,
                 tokens=result.num_tokens // self.layout.dp,
             )
+            if part is not None:  # says where a loss that is no number came from
+                self.recorder.log(own_loss=part * self.layout.dp)
 
     # --- batches -----------------------------------------------------------------------------
 

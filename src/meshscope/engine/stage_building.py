@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from meshscope.core.config.memory_model import count_in_flight
+from meshscope.core.config.layer_memory import count_in_flight
 from meshscope.core.config.train_config import TrainConfig
 from meshscope.engine.memory.recompute import Recompute
 from meshscope.engine.memory.strategy import MemoryStrategy, make_memory_strategy

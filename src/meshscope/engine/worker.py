@@ -20,6 +20,7 @@ from torch import Tensor
 
 from meshscope.capture.default import start
 from meshscope.core.config.train_config import TrainConfig
+from meshscope.core.prediction import Prediction
 from meshscope.core.unit_text import duration
 from meshscope.engine.checkpoint.save_load import hold_checkpoints, load_newest
 from meshscope.engine.data.token_data import Prefetch, TokenData, make_data
@@ -54,10 +55,14 @@ def run_worker(
     device: torch.device | str | None = None,
     stop: StopRequest | None = None,
     stream: TextIO | None = None,
+    prediction: Prediction | None = None,
 ) -> TrainSummary:
-    """Trains to the end, or until asked to stop. Every rank of the process group calls it."""
+    """Trains to the end, or until asked to stop. Every rank of the process group calls it.
+
+    What was predicted of the run is stored with it, before anything of it is measured.
+    """
     stop = stop or StopRequest()
-    recorder = _start_recording(config)
+    recorder = _start_recording(config, prediction)
     with Engine(config, device=device, recorder=recorder) as engine, _hold_checkpoints(config):
         notes = _resume(engine)
         if recorder is not None:
@@ -91,11 +96,14 @@ def _make_training_data(config: TrainConfig) -> TokenData:
     )
 
 
-def _start_recording(config: TrainConfig) -> "Recorder | None":
+def _start_recording(config: TrainConfig, prediction: Prediction | None) -> "Recorder | None":
     if not config.recording.enabled:
         return None
     recorder = start(config.recording.run_dir, layout=config.layout)
     recorder.set_config(config, "train", "the configuration of meshscope train")
+    if prediction is not None:
+        add = recorder.session.add_prediction
+        recorder.guard.run("prediction", add, prediction.as_fields())
     if config.recording.profiling is not None:
         recorder.profile(config.recording.profiling)
     return recorder

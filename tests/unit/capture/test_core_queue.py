@@ -3,7 +3,12 @@ import time
 
 import pytest
 
-from meshscope.capture.hardware.core_queue import CoreQueue, read_schedstat
+from meshscope.capture.hardware.core_queue import (
+    CoreQueue,
+    read_quota,
+    read_schedstat,
+    write_ranges,
+)
 
 pytestmark = pytest.mark.skipif(read_schedstat() is None, reason="the kernel does not count it")
 
@@ -45,3 +50,16 @@ def test_a_system_that_does_not_tell_is_left_alone(tmp_path):
     assert read_schedstat(str(tmp_path / "none")) is None
     (tmp_path / "strange").write_text("one")
     assert read_schedstat(str(tmp_path / "strange")) is None
+
+
+def test_cores_are_written_as_ranges():
+    assert write_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"),
+    [("150000 100000\n", 2), ("50000 100000", 1), ("max 100000", None), ("", None)],
+)
+def test_a_containers_share_of_time_is_worth_so_many_cores(tmp_path, text, quota):
+    (tmp_path / "cpu.max").write_text(text)
+    assert read_quota(str(tmp_path / "cpu.max")) == quota

@@ -1,5 +1,6 @@
 """Steps of a program that says nothing are counted, and nothing else changes."""
 
+import gc
 import os
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from meshscope.analyze.budget.model_flops import read_flops
+from meshscope.capture.model.operator_events import find_graph_dtype
 from meshscope.capture.profiling import flop_counts
 from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.store.read.run import open_run
@@ -44,7 +46,8 @@ def read(rec):
     return open_run(path).last_attempt
 
 
-def test_a_step_is_counted_with_all_its_microbatches(rec):
+def test_a_step_is_counted_with_all_its_microbatches(rec, monkeypatch):
+    monkeypatch.setattr(flop_counts, "_MAX_DISTURBANCE", 0.0)  # however long the step takes here
     bare = train(None)
     assert all(map(torch.equal, bare, train(rec)))
     attempt = read(rec)
@@ -59,6 +62,7 @@ def test_a_step_is_counted_with_all_its_microbatches(rec):
 
 def test_steps_that_differ_are_said_to(rec, monkeypatch):
     monkeypatch.setattr(flop_counts, "_MAX_SHARE", 1e9)
+    monkeypatch.setattr(flop_counts, "_LEAST_COUNTING_NS", 10**9)
     train(rec, num_steps=10)
     train(rec, num_steps=10, num_microbatches=3)
     found = read_flops(read(rec))[0]
@@ -105,3 +109,24 @@ def test_a_child_of_a_counted_step_is_left_alone(rec):
     train(rec, inside=fork)
     assert codes == [0]
     assert read_flops(read(rec))[0].model_flops == 2 * 5 * ONE
+
+
+def test_with_a_device_the_first_count_is_later(rec, monkeypatch):
+    monkeypatch.setattr(flop_counts, "_uses_device", lambda: True)
+    train(rec, num_steps=32)
+    assert read_flops(read(rec))[0].source == "counted, 10 operators of step 30"
+
+
+def test_a_look_at_the_graph_of_a_deep_model_makes_few_objects():
+    weight = torch.ones(2, 2, requires_grad=True)
+    loss = weight
+    for _ in range(1000):
+        loss = (loss @ weight).relu()
+    gc.collect()
+    gc.disable()
+    try:
+        before = gc.get_count()[0]
+        assert find_graph_dtype(loss.sum()) == "float32"
+        assert gc.get_count()[0] - before < 350
+    finally:
+        gc.enable()

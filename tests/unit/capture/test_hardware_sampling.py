@@ -145,9 +145,10 @@ def test_a_device_without_an_address_goes_by_its_uuid():
 @pytest.fixture
 def on_cuda(monkeypatch):
     """The recorder sees a program on the made-up device, and looks at every step."""
-    torch = SimpleNamespace(cuda=Cuda(at_address(0x65)))
+    torch = SimpleNamespace(cuda=Cuda(at_address(0x65)), get_num_threads=lambda: 1)
     monkeypatch.setitem(hardware_sampling.sys.modules, "torch", torch)
     monkeypatch.setattr("meshscope.capture.sampling._SAMPLE_EVERY_NS", 0)
+    monkeypatch.setattr("meshscope.capture.sampling._LEAST_PARTS_NS", 1_000_000_000)
     monkeypatch.setattr(hardware_sampling, "_SAMPLE_EVERY_S", 0.002)
     monkeypatch.setattr(hardware_sampling, "_COST_PER_WALL", 0)
 
@@ -159,7 +160,7 @@ def make_recorder(path: Path, **settings) -> Recorder:
     return Recorder(path, config=config)
 
 
-def take_steps(recorder: Recorder, num_steps: int = 3) -> None:
+def take_steps(recorder: Recorder, num_steps: int = 10) -> None:
     for _ in range(num_steps):
         with recorder.step():
             time.sleep(0.01)

@@ -1,5 +1,7 @@
 """Kernel samples on a machine without a device: the schedule, the gate and the rows are real."""
 
+import io
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -236,3 +238,24 @@ def test_the_profilers_part_stays_with_graphs_and_with_others_that_use_it(
 
 def test_nothing_is_taken_out_where_nothing_is():
     assert kernel_window.detach(["cudaLaunchKernel"]) is False
+
+
+@pytest.mark.parametrize(
+    ("module", "may_look"),
+    [
+        (SimpleNamespace(local=SimpleNamespace(tree_manager_containers={})), True),
+        (SimpleNamespace(local=SimpleNamespace(tree_manager_containers={0: "graphs"})), False),
+        (SimpleNamespace(), False),  # another torch: not known
+    ],
+)
+def test_that_the_module_of_graphs_is_loaded_does_not_say_that_there_are_any(
+    module, may_look, monkeypatch
+):
+    """`torch._dynamo.reset` loads it where CUDA is available."""
+    looked = []
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", module)
+    monkeypatch.setattr(
+        kernel_window.Path, "open", lambda *args, **kwargs: looked.append(1) or io.StringIO()
+    )
+    assert kernel_window.detach(["cudaLaunchKernel"]) is False
+    assert bool(looked) is may_look

@@ -105,6 +105,9 @@ def test_attached_models_are_counted_once(rec, tmp_path):
     rec.close()
     counted = [u["model_layers"] for u in read(tmp_path).updates if "model_layers" in u]
     assert counted == [[{"Block": 2}]]
+    trained = sum(p.numel() * p.element_size() for p in model.parameters())
+    stated = [u["parameter_bytes"] for u in read(tmp_path).updates if "parameter_bytes" in u]
+    assert stated == [trained]
 
 
 def test_what_the_program_told_is_not_counted_again(rec, tmp_path):

@@ -286,3 +286,28 @@ def test_of_an_optimizer_that_computes_the_loss_itself_the_first_is_the_steps(re
     expected = [returned[step] for step in found.step.tolist()]
     assert found.value.tolist() == pytest.approx(expected)
     assert found.step[-1] == 4
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1000.0])
+def test_losses_between_samples_are_kept_where_one_stands_out(recorder, value):
+    """Steps of well below a millisecond are sampled rarely; only step 40 is told by its value."""
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    for step in range(60):
+        loss = model(torch.ones(2, 4)).square().mean() * 0 + (value if step == 40 else 1.0)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    series = finish(recorder)["backward_loss"]
+    found = dict(zip(series.step.tolist(), series.value.tolist(), strict=True))
+    assert found[39] == found[41] == 1.0
+    assert found[40] == pytest.approx(value, nan_ok=True)
+
+
+def test_losses_that_change_little_are_not_all_written(recorder):
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    for _ in range(60):
+        (model(torch.ones(2, 4)).square().mean() * 0 + 1.0).backward()
+        optimizer.step()
+    assert len(finish(recorder)["backward_loss"].step) < 50

@@ -16,6 +16,7 @@ from torch.nn.modules import module as module_globals
 from torch.nn.parallel import DistributedDataParallel
 
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.capture.steps import model_search
 
 WIDTH = 8
 USUAL = ["forward", "backward", "optimizer"]
@@ -420,3 +421,43 @@ def test_an_optimizer_that_raises_ends_no_step(recorder):
     with pytest.raises(ValueError, match="no"):
         train(optimizer, model)
     assert finish(recorder).steps == []
+
+
+def count_walks(monkeypatch) -> list[nn.Module]:
+    """The modules that are walked from here on."""
+    walked = []
+    original = model_search.list_parameters
+    monkeypatch.setattr(
+        model_search, "list_parameters", lambda one: walked.append(one) or original(one)
+    )
+    return walked
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_the_first_call_of_the_newest_module_walks_nothing(recorder, monkeypatch, is_wrapped):
+    model = Block()
+    optimizer = make_sgd(model)
+    called = Wrapper(model) if is_wrapped else model
+    walked = count_walks(monkeypatch)
+    train(optimizer, called)
+    assert walked == []
+    assert list_phases(recorder) == [USUAL] * 3
+
+
+def test_what_a_module_got_after_the_optimizer_was_made_is_seen(recorder, monkeypatch):
+    model = Block()
+    optimizer = make_sgd(model)
+    model.head = nn.Linear(WIDTH, WIDTH)
+    walked = count_walks(monkeypatch)
+    train(optimizer, model)
+    assert walked[0] is model
+    assert list_phases(recorder) == [USUAL] * 3
+
+
+class Wrapper(nn.Module):
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x)

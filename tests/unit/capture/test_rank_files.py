@@ -43,7 +43,7 @@ def test_nothing_is_in_the_run_before_the_first_record(prepared, tmp_path):
 
 def test_the_first_record_finds_its_window_mapped(prepared, tmp_path):
     (draft,) = (path for path in (tmp_path / "run").iterdir() if path.is_dir())
-    sizes = {path.name: path.stat().st_size for path in draft.glob("*.tbl")}
+    sizes = {path.name: path.stat().st_size for path in draft.rglob("*.tbl")}
     assert {name for name, size in sizes.items() if size == 65536} >= {"steps.tbl", "scalars.tbl"}
     take_step(prepared)
     prepared.close()
@@ -126,3 +126,14 @@ def test_files_that_somebody_deletes_are_told_once(tmp_path, caplog):
             recorder.session.check_files()
     assert caplog.text.count("were deleted while it records") == 1
     assert not recorder.guard.counts
+
+
+def test_facts_that_are_told_before_the_first_step_are_written_ahead(prepared, tmp_path):
+    prepared.set_config({"width": 8})
+    prepared.set_flops(model_flops_per_step=6e9)
+    (journal,) = (tmp_path / "run").rglob("journal*")
+    assert b"6000000000" in journal.read_bytes() or b"6e9" in journal.read_bytes().lower()
+    size = journal.stat().st_size
+    assert prepared.open()
+    (journal,) = (tmp_path / "run" / "rank00000" / "attempt000").glob("journal*")
+    assert journal.stat().st_size == size

@@ -102,7 +102,8 @@ def test_a_forked_child_has_no_thread_and_writes_nothing(tmp_path: Path) -> None
     recorder = Recorder(tmp_path / "run", config=QUIET)
     with recorder.step():
         recorder.session.stack_sampler.start(SampleReason.KERNELS, expected_ns=1)
-        time.sleep(0.01)
+        while recorder.session.writer is None:  # the first sample opens the run
+            time.sleep(0.001)
         child = os.fork()
         if child == 0:
             sampler = recorder.session.stack_sampler
@@ -111,7 +112,7 @@ def test_a_forked_child_has_no_thread_and_writes_nothing(tmp_path: Path) -> None
             os._exit(0 if is_quiet else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     recorder.close()
-    assert len(read_samples(tmp_path / "run")) > 1
+    assert len(read_samples(tmp_path / "run")) >= 1
 
 
 def test_frames_of_the_standard_library_are_left_out() -> None:

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from tests.distributed.engine_memory import TensorPeak
 from torch import Tensor, nn
 
-from meshscope.core.config.memory_model import choose_num_segments
+from meshscope.core.config.layer_memory import choose_num_segments
 from meshscope.core.config.model_config import ModelConfig
 from meshscope.core.unavailable import Unavailable
+from meshscope.engine.memory.limits import find_memory_problems
 from meshscope.engine.memory.recompute import cut_evenly
 from meshscope.engine.memory.strategy import (
     MemoryStrategy,
-    find_memory_problems,
     make_memory_strategy,
 )
 from meshscope.engine.model.transformer import Stage, build_stage

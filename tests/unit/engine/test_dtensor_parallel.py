@@ -11,12 +11,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from meshscope.engine import ModelConfig, build_stage, find_parameter_shards  # noqa: E402
 from meshscope.engine.model.dtensor_parallel import (  # noqa: E402
-    find_dtensor_problems,
     find_model_rows,
     gather_full_tensors,
     load_full_tensors,
     parallelize_stage,
 )
+from meshscope.engine.model.limits import find_dtensor_problems  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 CONFIG = ModelConfig(

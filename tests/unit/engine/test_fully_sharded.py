@@ -10,8 +10,8 @@ from torch import nn  # noqa: E402
 from meshscope.engine import ModelConfig, build_stage, find_parameter_shards  # noqa: E402
 from meshscope.engine.data_parallel.fully_sharded import (  # noqa: E402
     FullyShardedDataParallel,
-    find_fsdp_problems,
 )
+from meshscope.engine.data_parallel.limits import find_fsdp_problems  # noqa: E402
 from meshscope.errors import UsageError  # noqa: E402
 
 CONFIG = ModelConfig(

@@ -11,10 +11,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from meshscope.core.schedule import ActionKind  # noqa: E402
 from meshscope.core.schedule_builders import build_schedule  # noqa: E402
+from meshscope.engine.data_parallel.limits import find_ddp_problems  # noqa: E402
 from meshscope.engine.data_parallel.torch_ddp import (  # noqa: E402
     ReducedDataParallel,
     TorchDdp,
-    find_ddp_problems,
     find_last_backwards,
 )
 from meshscope.errors import UsageError  # noqa: E402

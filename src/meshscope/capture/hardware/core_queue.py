@@ -1,4 +1,5 @@
-"""How long the training thread waited for a core, by what the kernel's scheduler counts.
+"""How long the training thread waited for a core, by what the kernel's scheduler counts, and which
+cores and how many threads the rank has.
 
 `/proc/thread-self/schedstat` has the time a thread ran and the time it was ready and had no core,
 since it began. It is read about once a second, at a step's end, by the thread that trains. Where
@@ -6,11 +7,14 @@ the kernel does not tell, nothing is written. Other threads of the rank are not 
 """
 
 import os
+import sys
 from typing import Any, Protocol
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _MAX_BYTES = 128
 _WRITE_EVERY_NS = 60_000_000_000
+_CPU_MAX = "/sys/fs/cgroup/cpu.max"
+_MAX_TEXT = 400
 
 
 class _Journal(Protocol):
@@ -44,7 +48,8 @@ class CoreQueue:
         self._written = self._last
         passed = [last - first for last, first in zip(self._last, self._first, strict=True)]
         names = ("elapsed_ns", "run_ns", "queued_ns")
-        self._journal("update", core_queue=dict(zip(names, passed, strict=True)))
+        counted: dict[str, object] = dict(zip(names, passed, strict=True))
+        self._journal("update", core_queue=counted | read_threads())
 
 
 def read_schedstat(path: str = _SCHEDSTAT) -> tuple[int, int] | None:
@@ -58,3 +63,37 @@ def read_schedstat(path: str = _SCHEDSTAT) -> tuple[int, int] | None:
         return int(fields[0]), int(fields[1])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def read_threads() -> dict[str, object]:
+    """Threads that torch computes with, and the cores they may run on."""
+    torch: Any = sys.modules.get("torch")
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if torch is None or not cores:
+        return {}
+    return {
+        "num_threads": int(torch.get_num_threads()),
+        "num_cores": min(len(cores), read_quota() or len(cores)),
+        "cores": write_ranges(cores)[:_MAX_TEXT],
+    }
+
+
+def read_quota(path: str = _CPU_MAX) -> int | None:
+    """Cores that a container's share of time is worth; None without a limit."""
+    try:
+        with open(path, encoding="ascii") as file:
+            quota, period = file.read(_MAX_BYTES).split()
+        return max(1, round(int(quota) / int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is no number
+        return None
+
+
+def write_ranges(numbers: list[int]) -> str:
+    """`0-3,8`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -1,10 +1,10 @@
 """Reads the node's devices about once a second, in a thread of one process of the node.
 
 Every rank writes down which device it uses; `device_choice` says who reads which. The thread begins
-when the program is seen to use CUDA, and opens the driver's library itself, so that training waits
-for nothing. It holds the interpreter's lock only between calls. A reading may take a thousandth of
-the time until the next one, per device, in processor time of the thread: dearer ones come less
-often. Without the library the journal says why, and nothing else happens.
+a second after the program was seen to use CUDA, and opens the driver's library itself, so that
+training waits for nothing. It holds the interpreter's lock only between calls. A reading may take
+a thousandth of the time until the next one, per device, in processor time of the thread: dearer
+ones come less often. Without the library the journal says why, and nothing else happens.
 """
 
 import os
@@ -37,6 +37,8 @@ class HardwareSampling:
         self._guard = session.guard
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._read_in: RankWriter | None = None
+        """Whose files get readings, if this rank takes any."""
         self._named_in: RankWriter | None = None
         """Whose journal has the rank's device."""
         self._described_in: RankWriter | None = None
@@ -45,15 +47,20 @@ class HardwareSampling:
     def visit(self) -> None:
         """At a step's end, once a second: begins when the program uses CUDA."""
         writer, torch = self._session.writer, sys.modules.get("torch")
-        if writer is None or writer is self._named_in or torch is None:
+        if writer is None or writer is self._read_in or torch is None:
             return
         if not self._session.config.hardware:
             return
         found = find_backend(torch)
         if found is None or found[0] != "cuda":
             return
-        self._named_in = writer
-        writer.journal.write("update", hardware_device=name_device(torch, found[1]))
+        if writer is not self._named_in:
+            self._named_in = writer
+            writer.journal.write("update", hardware_device=name_device(torch, found[1]))
+            # Opening the library takes the driver some time: not in the first steps, which take
+            # longer as it is, nor in a program that ends before there is much to read.
+            return
+        self._read_in = writer
         if self._thread is None:
             self._start(torch, found[1])
 
@@ -61,7 +68,7 @@ class HardwareSampling:
         """Ends where the settings say so; `visit` begins again."""
         if not self._session.config.hardware:
             self.stop()
-            self._named_in = None
+            self._named_in = self._read_in = None
 
     def _start(self, torch: Any, own_index: int) -> None:
         placement = resolve_identity(os.environ).placement

@@ -11,7 +11,6 @@ import ctypes
 import itertools
 import os
 import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -22,10 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.capture.config import OFF_VARIABLE, read_off
-from meshscope.capture.identity import LAYOUT_VARIABLE, RUN_DIR_VARIABLE
-from meshscope.capture.profiling.settings import PROFILING_VARIABLE, parse_settings
+from meshscope.capture.identity import LAYOUT_VARIABLE, PROFILING_VARIABLE, RUN_DIR_VARIABLE
 from meshscope.core.config.given_flops import GivenFlops
-from meshscope.core.layout import Layout
 from meshscope.errors import UsageError
 from meshscope.store.read.tail import list_attempts, list_ranks
 from meshscope.store.write.access import FOLDER_MODE
@@ -89,9 +86,13 @@ def prepare_launch(
             "no command was given; write it after `--`: meshscope run -- torchrun … train.py"
         )
     if layout is not None:
+        from meshscope.core.layout import Layout  # the launcher starts in a moment without it
+
         Layout.parse(layout)  # now, rather than once per rank
     profiling = profiling or env.get(PROFILING_VARIABLE)
     if profiling:
+        from meshscope.capture.profiling.settings import parse_settings
+
         parse_settings(profiling)
     read_off(off or "")
     shared_id = find_shared_launch_id(env, command)
@@ -99,7 +100,7 @@ def prepare_launch(
     directory = Path(run_dir or env.get(RUN_DIR_VARIABLE) or _default_run_dir(stem, shared_id))
     manifest: dict[str, object] = {"name": stem, "command": redact_arguments(command)}
     made_run_dir = _make_run_dir(directory, manifest)
-    launch_id = shared_id or secrets.token_hex(6)
+    launch_id = shared_id or os.urandom(6).hex()
     return Launch(
         command=resolve_command(command, env),
         environment=injected_environment(
@@ -340,7 +341,7 @@ def _default_run_dir(stem: str, shared_id: str | None) -> Path:
     """`runs/<stem>/<time>-<4 hex>`, or a name all launchers of the job arrive at."""
     if shared_id is not None:
         return Path("runs") / stem / re.sub(r"[^A-Za-z0-9._-]", "_", shared_id)[:100]
-    return Path("runs") / stem / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return Path("runs") / stem / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
 def _make_run_dir(directory: Path, manifest: dict[str, object]) -> bool:

@@ -10,6 +10,7 @@ known from its logger unless gradients are views of them, and they are recognise
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import get_ident
 from typing import Any
 
 from meshscope.capture.memory.storages import (
@@ -84,7 +85,16 @@ class Holdings:
         self._communication = list(communication)
         self._prefixes = [""] if len(models) == 1 else [f"{n}." for n in range(len(models))]
         self._bucket_bytes: list[list[int]] = []
+        self._threads: set[int] = set()
+        """Those that call the models themselves, not replicas of them."""
         self.refresh()
+
+    def note_call(self, model: Any) -> None:
+        """A thread calls a model. Of several that train, one may be in backward while another is
+        asked for its gradients: torch then writes what we read, which can end the process. So
+        gradients are read only while one thread calls models."""
+        if any(one is model for one in self._models):
+            self._threads.add(get_ident())
 
     def refresh(self) -> None:
         """Asks DDP for the sizes of its buckets. Not in backward: DDP holds a lock there, and may
@@ -132,7 +142,7 @@ class Holdings:
             for name, buffer in model.named_buffers():
                 ledger.add_tensor(_BUFFERS, prefix + name, buffer)
         for path, parameter in parameters:
-            gradient = _gradient_of(parameter)
+            gradient = self._gradient_of(parameter)
             if gradient is not None:
                 ledger.add_tensor(GRADIENTS, path, gradient)
         for optimizer in self._optimizers:
@@ -151,7 +161,7 @@ class Holdings:
             for key in _keys_of(parameter):
                 names.setdefault(key, path)
             ledger.add_tensor(_MASTER_PARAMETERS, path, parameter)
-            gradient = _gradient_of(parameter)
+            gradient = self._gradient_of(parameter)
             if gradient is not None:
                 ledger.add_tensor(GRADIENTS, path, gradient)
         # Not state_dict(): it copies, and a sharded optimizer may gather for it.
@@ -161,6 +171,11 @@ class Holdings:
             for name, value in _state_items(state):
                 for tensor in tensors_in(self._torch, value):
                     ledger.add_tensor(_OPTIMIZER_STATE, f"{path}.{name}", tensor)
+
+    def _gradient_of(self, parameter: Any) -> Any:
+        """Torch warns when it is asked for that of a tensor which keeps none."""
+        is_read = len(self._threads) < 2 and (parameter.is_leaf or parameter.retains_grad)
+        return parameter.grad if is_read else None
 
     def _claim_communication(
         self, ledger: Ledger, sent: Iterable[tuple[str, StorageKey, int]]
@@ -175,11 +190,6 @@ class Holdings:
             path = type(value).__name__
             for tensor in tensors_in(self._torch, value, with_objects=True):
                 ledger.add_tensor(COMMUNICATION, path, tensor, is_part=False)
-
-
-def _gradient_of(parameter: Any) -> Any:
-    """Torch warns when it is asked for that of a tensor which keeps none."""
-    return parameter.grad if parameter.is_leaf or parameter.retains_grad else None
 
 
 def _params(group: Any) -> list[Any]:

@@ -327,6 +327,7 @@ class MemoryProfile:
             self._remove_hooks()
         if not self._torch.is_grad_enabled() or not self._is_open:
             return
+        self._holdings.note_call(model)
         if self._is_in_step and self._is_step_over():
             self._end_step()  # an update was skipped without a call of the optimizer
         if not self._is_in_step and self._is_over():

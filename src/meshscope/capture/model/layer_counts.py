@@ -6,10 +6,12 @@ the modules it watches: the children of the outermost list of modules, counted b
 layers of one class differ in size.
 """
 
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any
+
+from meshscope.capture.steps.model_search import list_parameters
 
 _CONTAINERS = frozenset(("ModuleList", "Sequential", "ModuleDict"))
 """Classes of torch, by name, so that torch is not needed."""
@@ -55,7 +57,19 @@ def count_layers(model: Any) -> dict[str, int]:
         module = waiting.popleft()
         children = list(module.children())
         if children and _CONTAINERS & {kind.__name__ for kind in type(module).__mro__}:
-            counts = Counter(type(child).__name__[:_MAX_NAME_CHARACTERS] for child in children)
-            return dict(counts.most_common(_MAX_KINDS))
+            # No Counter: it asks whether what it is given is a mapping, which leaves 50 objects.
+            counts: dict[str, int] = {}
+            for child in children:
+                name = type(child).__name__[:_MAX_NAME_CHARACTERS]
+                counts[name] = counts.get(name, 0) + 1
+            most = sorted(counts, key=counts.__getitem__, reverse=True)[:_MAX_KINDS]
+            return {name: counts[name] for name in most}
         waiting.extend(children)
     return {}
+
+
+def count_parameter_bytes(models: Iterable[Any]) -> int:
+    """Bytes of the parameters that are trained, each once."""
+    found = {id(one): one for model in models for one in list_parameters(model) if one is not None}
+    trained = [one for one in found.values() if one.requires_grad]
+    return sum(int(one.numel()) * int(one.element_size()) for one in trained)

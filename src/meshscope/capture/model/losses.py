@@ -11,8 +11,9 @@ With several optimizers, a loss belongs to the one that steps next. So nothing i
 optimizer's step has ended; what never gets there (a left-over microbatch) belongs to no step.
 """
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -40,6 +41,10 @@ _SHARE = 1000
 """More often where it costs at most one part in so many."""
 _MAX_STRIDE = 1024
 _MAX_PENDING = 1024
+_MIN_JUMP_RATIO = 0.2
+"""By which a loss stands out among those between two samples."""
+_MAX_LOOKS = 64
+"""Times that all losses between two samples are written, of each of two kinds."""
 _MAX_OPTIMIZERS = 8
 """Optimizers whose losses and rates are kept apart; a program may make one per parameter."""
 
@@ -79,6 +84,9 @@ class Losses:
         """By optimizer the last step that was not sampled."""
         self._sampled = (0, 0)
         """Step and time of the last step that was sampled."""
+        self._num_looks = [0, 0]
+        """How often steps were looked back at that had a loss which was no number, or one that
+        stood out."""
         self._last_step = -1
         self._last_divisor, self._last_flags = 0.0, 0
 
@@ -204,18 +212,40 @@ class Losses:
         if step > self._last_step:
             self._kept[self._number(optimizer)] = (step, numbers)
 
-    def write_last(self) -> None:
-        """At the end: the numbers of the last step, if it was not sampled.
+    def look_back(self, steps: Sequence[tuple[int, list[Any]]]) -> None:
+        """Writes the losses, on the host, of steps that were not sampled, if one stands out.
 
-        What the program divides by is taken to be what it was in the last sampled step.
+        A NaN shows where it comes from only in its first step, and a spike lasts one.
         """
+        now_ns = self._clock()
+        values = [loss.item() for _, losses in steps for loss in losses]
+        finite = sorted(value for value in values if math.isfinite(value))
+        is_finite = len(finite) == len(values)
+        usual = finite[len(finite) // 2] if finite else 0.0
+        margin = _MIN_JUMP_RATIO * abs(usual)
+        if is_finite and not (
+            finite and (finite[-1] > usual + margin or finite[0] < usual - margin)
+        ):
+            return
+        if self._num_looks[is_finite] >= _MAX_LOOKS:
+            return
+        self._num_looks[is_finite] += 1
+        for step, losses in steps:
+            self._write_losses(losses, 1, step, now_ns)
+
+    def _write_losses(self, losses: list[Any], number: int, step: int, now_ns: int) -> None:
+        """What the program divides by is taken to be what it was in the last sampled step."""
+        for microbatch, loss in enumerate(losses if _are_readable(losses) else ()):
+            signal = Signal("backward_loss", loss, now_ns, microbatch)
+            signal.divisor, signal.flags = self._last_divisor, self._last_flags
+            self._write(signal, number, step)
+
+    def write_last(self) -> None:
+        """At the end: the numbers of the last step, if it was not sampled."""
         self._write_pending()
         for number, (step, (losses, norm, rate)) in self._kept.items():
             now_ns = self._clock()
-            for microbatch, loss in enumerate(losses if _are_readable(losses) else ()):
-                signal = Signal("backward_loss", loss, now_ns, microbatch)
-                signal.divisor, signal.flags = self._last_divisor, self._last_flags
-                self._write(signal, number, step)
+            self._write_losses(losses, number, step, now_ns)
             for name, value in (("grad_norm", norm), ("lr", rate)):
                 self._write(Signal(name, value, now_ns, len(losses)), number, step)
         self._kept.clear()

@@ -47,7 +47,7 @@ _FUNCTION_SCOPE = 0
 _BACKWARD_SCOPE = 1
 _FORWARD, _BACKWARD, _RECOMPUTED, _OPTIMIZING, _UNTRAINED = range(5)
 _MAX_UNCOUNTED = 20
-_EVENTS_AT_ONCE = 128
+_EVENTS_AT_ONCE = 8
 _REENTRANT = "CheckpointFunctionBackward"
 
 Shape = tuple[int, ...]
@@ -141,7 +141,7 @@ class _Tally:
 
 
 def count_events(threads: Iterable[Sequence[Event]]) -> Iterator[OperatorCount | None]:
-    """Adds up the events of a window, thread by thread; None after every hundred or so, and last
+    """Adds up the events of a window, thread by thread; None after every few dozen, and last
     what it came to: whoever calls has other things to do."""
     threads = list(threads)
     tally = _Tally(threads)
@@ -309,8 +309,9 @@ _PRODUCT_NODES = (
 )  # fmt: skip
 _COMPILED_NODE = "CompiledFunctionBackward"
 _HALF = ("bfloat16", "float16")
-_MAX_NODES = 2000
-_ENOUGH_NODES = 64
+_MAX_NODES = 200
+_ENOUGH_NODES = 9
+"""Each node looked at becomes an object, and after 700 of them Python collects garbage."""
 
 
 def find_graph_dtype(loss: Any) -> str | None:
@@ -318,13 +319,13 @@ def find_graph_dtype(loss: Any) -> str | None:
     does not tell. Nothing that was saved is touched: that would undo checkpointing."""
     pending = [getattr(loss, "grad_fn", None)]
     counts: dict[str, int] = {}
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # alive: another node's object could have a dropped one's id
     halves: set[str] = set()
     while pending and len(seen) < _MAX_NODES and sum(counts.values()) < _ENOUGH_NODES:
         node = pending.pop(0)
         if node is None or id(node) in seen:
             continue
-        seen.add(id(node))
+        seen[id(node)] = node
         name = node.name()
         if name.startswith(_PRODUCT_NODES):
             dtype = str(node._input_metadata[0].dtype).removeprefix("torch.")

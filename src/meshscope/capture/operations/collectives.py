@@ -239,6 +239,11 @@ class CollectiveTap:
             else self._follower.device.offset_uncertainty_ns
         )
 
+    @property
+    def uses_device(self) -> bool:
+        """Whether an operation ran on a device, marked or not."""
+        return self._follower.device is not None
+
     def visit(self) -> None:
         """Reads what the device has finished; the recorder calls it now and then."""
         self._sharded.install()
@@ -249,9 +254,11 @@ class CollectiveTap:
             self._follower.device.queue_waits()
             self._follower.device.read()
 
-    def end_step(self, step: int, start_ns: int, end_ns: int, *, is_wanted: bool) -> None:
-        """Chooses whether the next step's operations are recorded."""
+    def end_step(self, step: int, start_ns: int, end_ns: int, *, is_wanted: bool) -> bool:
+        """Chooses whether the next step's operations are recorded; whether they are, and those of
+        other steps are not."""
         self._stride.end_step(step, start_ns, end_ns, is_wanted=is_wanted)
+        return self._stride.stride > 1 and not self._log.is_resting
 
     def note_probe(self, event: Any, issued_ns: int) -> None:
         """Times of operations are placed by probes of the device's clock."""

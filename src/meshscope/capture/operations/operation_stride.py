@@ -18,14 +18,14 @@ from meshscope.capture.operations.operation_log import OperationLog
 
 MAX_SHARE = 0.01
 """Of a step's time that recording its operations may take in every step."""
-SPARSE_SHARE = 0.004
+SPARSE_SHARE = 0.0015
 """What it may take in the mean of steps where it would take more than that. Far less, because it
 is an estimate: operations that a device waits for cost up to three times as much (10 % of a step
-with tensor parallel, where 3 % were expected)."""
+with tensor parallel, where 3 % were expected), and along a pipeline the costs of ranks add up."""
 MAX_STRIDE = 64
 FIRST_STEPS = 2
 """Recorded in any case."""
-EARLY_STEPS, EARLY_STRIDE = 64, 8
+EARLY_STEPS, EARLY_STRIDE = 64, 16
 """A short run is to have some of them, too."""
 PYTHON_COST_NS = 15_000
 KERNEL_COST_NS = 65_000

@@ -1,12 +1,14 @@
 """Counts the FLOPs of a few steps of any program, from the operators that it runs anyway.
 
     step 6: watched and counted    12, 36: again, if that costs less than a thousandth of the run
+    30, 60, 180 where a CUDA device is in use, between the first two samples of its kernels
 
 Torch's oldest profiler notes names and shapes, in C++, on the training thread and the engine's: no
 code of the program runs again, nothing is copied, no device is asked. In the steps after a watched
 one its events are added up, a few in each (`operator_events`), and the median of the steps so far
-goes into the journal, for HFU with what was computed again. A watched step is a little slower: by
-more than 3 %, readers leave it out, as those of a trace window.
+goes into the journal, for HFU with what was computed again. A watched step takes 2 µs longer for
+each begin and end of an operator, once: a program of many small ones sees a step of several times
+its length. By more than 3 %, readers leave it out, as those of a trace window.
 
 Nothing is counted where the program says its FLOPs itself, uses a profiler of its own, or takes
 so long for a step that the events would fill its memory. The dtype of the products, which decides
@@ -29,13 +31,17 @@ from meshscope.capture.watching import Watching
 SITE = "FLOP counts"
 FIRST_STEP = 6
 """After so many steps the first one is counted: the first steps are not like the others."""
+DEVICE_FIRST_STEP = 30
+"""Where a CUDA device is in use. A watched step launches up to a fifth slower, and a device may
+wait for that: not in a run so short that it has no kernel sample either, which costs more."""
 _FACTORS = (2, 3, 3, 3, 3, 3, 3)
 _MAX_COUNTS = 3
 _MAX_SHARE = 0.001
 """Of the run's time that counts after the first one may take."""
-_COUNTING_SHARE = 0.01
+_COUNTING_SHARE = 0.002
 """Of a step's time that counting may take, in the steps after the watched one."""
-_LEAST_COUNTING_NS = 200_000
+_LEAST_COUNTING_NS = 20_000
+"""What it may take in any case. What is left when the recording ends is counted then."""
 _MOST_COUNTING_NS = 200_000_000
 """Where the recording ends before a count did."""
 _EVENT_NS = 1_500
@@ -45,6 +51,11 @@ _MAX_DISTURBANCE = 0.03
 _MAX_STEP_NS = 10_000_000_000
 NEVER_NS = 1 << 62
 _HALF = ("torch.bfloat16", "torch.float16")
+
+
+def _uses_device() -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 class FlopCounts:
@@ -68,6 +79,7 @@ class FlopCounts:
         self._next = FIRST_STEP
         self._start_ns = self._window_ns = self._cost_ns = 0
         self._last_step = -1
+        self._shortest_ns = _MAX_STEP_NS
         self._dtype: str | None = None
         self._counting: Iterator[OperatorCount | None] | None = None
         """The events of the last step that was watched, while they are counted."""
@@ -88,6 +100,8 @@ class FlopCounts:
             return NEVER_NS
         if self._first_step is None:
             self._first_step, self._start_ns = step, end_ns
+            if _uses_device():
+                self._next = DEVICE_FIRST_STEP
         self._last_step = step
         next_ns = self._session.guard.run(SITE, self._move, step, end_ns - start_ns, may_begin)
         if next_ns is None:  # it raised
@@ -106,8 +120,9 @@ class FlopCounts:
         if "flops" in self._facts.lines and not self._counts:
             self._is_over = True  # the program has said it
             return NEVER_NS
+        self._shortest_ns = min(self._shortest_ns, step_ns)  # one that was held up tells little
         if done < self._next:
-            pause_ns = max(self._next - done - 1, 0) * step_ns // 2
+            pause_ns = max(self._next - done - 1, 0) * self._shortest_ns // 2
             return self._session.clock() + pause_ns if pause_ns else 0
         return 0 if may_begin and self._begin(step_ns) else self._wait_longer(done)
 

@@ -131,6 +131,15 @@ def find_obstacle(torch: Any) -> str:
     return ""
 
 
+def _compiles_graphs() -> bool:
+    """Whether compiled functions have made CUDA graphs. That the module is loaded does not say so:
+    `torch._dynamo.reset` loads it."""
+    module = sys.modules.get(_GRAPH_MODULE)
+    if module is None:
+        return False
+    return bool(getattr(getattr(module, "local", None), "tree_manager_containers", True))
+
+
 def detach(calls: Iterable[str]) -> bool:
     """Takes CUPTI, the profiler's part below torch, out of the process; whether it is out.
 
@@ -141,7 +150,7 @@ def detach(calls: Iterable[str]) -> bool:
     """
     has_graphs = any(part in name.lower() for name in calls for part in _GRAPH_CALLS)
     has_others = any(os.environ.get(name) for name in _OTHERS_VARIABLES)
-    if has_graphs or has_others or _GRAPH_MODULE in sys.modules:
+    if has_graphs or has_others or _compiles_graphs():
         return False
     with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "libcupti.so" in line}

@@ -14,8 +14,6 @@ from meshscope.capture.profiling.rank_choice import RankChoice, is_rank_part
 from meshscope.capture.profiling.window_schedule import FIELDS, WindowSchedule
 from meshscope.errors import UsageError
 
-PROFILING_VARIABLE = "MESHSCOPE_PROFILING"
-"""Holds a text; `meshscope run` hands it to the processes below it."""
 DEFAULT_TEXT = "default"
 _OFF_TEXT = "off"
 WORDS = (

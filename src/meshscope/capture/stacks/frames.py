@@ -17,6 +17,7 @@ import os
 import sys
 import sysconfig
 from enum import Enum
+from itertools import islice
 from types import CodeType, FrameType
 
 MAX_FRAMES = 6
@@ -117,21 +118,19 @@ def find_call(code: CodeType, last_index: int) -> str:
     """
     if len(code.co_code) > 2 * _MAX_INSTRUCTIONS:
         return ""
-    instructions = [found for found in dis.get_instructions(code) if found.offset <= last_index]
-    if not instructions or not instructions[-1].opname.startswith(_CALLS):
+    call = next(islice(code.co_positions(), last_index // 2, None), None)
+    if call is None or call[0] is None:
         return ""
-    call = instructions[-1].positions
-    if call is None or call.lineno is None:
-        return ""
-    for found in reversed(instructions[:-1]):
-        at = found.positions
-        begins_there = at is not None and (at.lineno, at.col_offset) == (
-            call.lineno,
-            call.col_offset,
-        )
-        if begins_there and found.opname in _LOADS:
-            return str(found.argval)[:_MAX_NAME]
-    return ""
+    begin = call[0], call[2]
+    name = operation = ""
+    # One at a time and none kept: a list of them all would make Python collect garbage.
+    for found in dis.get_instructions(code):
+        if found.offset > last_index:
+            break
+        operation, at = found.opname, found.positions
+        if at is not None and (at.lineno, at.col_offset) == begin and operation in _LOADS:
+            name = str(found.argval)[:_MAX_NAME]
+    return name if operation.startswith(_CALLS) else ""
 
 
 def _hidden_folders() -> tuple[str, ...]:

@@ -86,6 +86,8 @@ class DeviceTimeline:
         self.probe.listeners.append(self._note_probe)
         self._probe_offset_ns: int | None = None
         self.num_given_up = 0
+        self.cost_ns = 0
+        """What marking and reading took the host; whoever looks sets it back."""
         self.put_span: Callable[[int, int, int, int, int, int, int], None] | None = None
         self.put_scalar: Callable[[DeviceScalar, float], None] | None = None
         self._is_capturing = self._events.is_capturing
@@ -94,14 +96,19 @@ class DeviceTimeline:
         """Marks the begin of a phase; None while a graph is being captured."""
         if self._is_capturing():
             return None  # an event recorded now would become part of the user's graph
-        return Mark(name_id, host_ns, self._events.record())
+        start_ns = self._clock()
+        event = self._events.record()
+        self.cost_ns += self._clock() - start_ns
+        return Mark(name_id, host_ns, event)
 
     def close_span(self, begin: Mark, microbatch: int) -> None:
         """Marks the end of the phase that `begin` opened."""
         if self._is_capturing():
             self._free_events.append(begin.event)
             return
+        start_ns = self._clock()
         event = self._events.record()
+        self.cost_ns += self._clock() - start_ns
         self._open.spans.append(_DeviceSpan(begin, event, microbatch))
         self._open.last_event = event
 
@@ -121,11 +128,13 @@ class DeviceTimeline:
     def _new_cell(self) -> Any:
         return self._torch.empty((), dtype=self._torch.float64, pin_memory=True)
 
-    def end_step(self, now_ns: int) -> None:
-        """Closes the step's account; now and then reads the steps the device has finished."""
+    def end_step(self, now_ns: int) -> int:
+        """Closes the step's account, and says how many phases it has; now and then reads the
+        steps the device has finished."""
         if self._is_capturing():
-            return  # a step inside a graph: even asking for an event would break the capture
+            return 0  # a step inside a graph: even asking for an event would break the capture
         step = self._open
+        num_phases = len(step.spans)
         if step.spans or step.scalars:
             if step.last_event is None:
                 step.last_event = self._events.record()
@@ -135,10 +144,13 @@ class DeviceTimeline:
         self.probe.visit(now_ns)
         if now_ns >= self._next_read_ns or len(self._pending) > _MAX_PENDING_STEPS:
             self._next_read_ns = now_ns + READ_EVERY_NS
+            start_ns = self._clock()
             self.read_finished()
+            self.cost_ns += self._clock() - start_ns
             while len(self._pending) > _MAX_PENDING_STEPS:
                 self._pending.popleft()
                 self.num_given_up += 1
+        return num_phases
 
     def _note_probe(self, event: Any, issued_ns: int) -> None:
         if self._anchor is not None:

@@ -14,6 +14,7 @@ its begin and end, `stored[3 + 2p]` and `stored[4 + 2p]` the same on disk, times
 a usual step would notice is made there too.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
@@ -30,6 +31,8 @@ OPTIMIZER = BUILTIN_NAMES["optimizer"]
 CLIP = BUILTIN_NAMES["clip"]
 EVAL = BUILTIN_NAMES["eval"]
 
+_MAX_OLDER = 128
+"""Steps whose losses are kept until numbers are taken again."""
 _MAX_SIGNALS_NS = 400_000_000
 """After so long a step's numbers are taken, whatever its own number is."""
 
@@ -64,6 +67,7 @@ class Hooks:
         "_next_signals_step",
         "_norm",
         "_num_forwards",
+        "_older",
         "_open_optimizer",
         "_optimizer_depth",
         "_optimizer_microbatch",
@@ -146,6 +150,8 @@ class Hooks:
         """What backward was called on in that step, if its numbers are not taken."""
         self._previous: list[Any] = []
         """The same of the step before."""
+        self._older: deque[tuple[int, list[Any]]] = deque(maxlen=_MAX_OLDER)
+        """Steps whose numbers were not taken, and their losses, as far as they are on the host."""
         self._norm: Any = None
         self._rate: Any = None
         """Gradient norm and learning rate of the last step, if its numbers were not taken."""
@@ -372,8 +378,23 @@ class Hooks:
             )
             self._signal_ns += self._clock() - now_ns
         elif not self._is_gradient and type(loss) is self._tensor and loss.numel() == 1:
+            if not self._recent:
+                self._remember(loss)
             self._recent.append(loss.detach() if self._unscaled is None else self._unscaled)
         self._unscaled = None
+
+    def _remember(self, loss: Any) -> None:
+        """Keeps a step's losses; not on a device, where a graph may use their memory again, and not
+        a part of a larger tensor."""
+        if loss.is_cpu and not loss._is_view():
+            self._older.append((self._timeline.step, self._recent))
+
+    def _look_back(self) -> None:
+        """Hands on the losses of the steps since numbers were last taken."""
+        older = [one for one in self._older if one[0] <= self._timeline.last_step]
+        self._older.clear()
+        if not self._steps.has_several:
+            self.losses.look_back(older)
 
     def grad_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before `torch.autograd.grad`: of a penalty most often, and not of the loss."""
@@ -425,6 +446,7 @@ class Hooks:
             losses = self._recent if is_over else self._previous
             self.losses.keep(None, (losses, self._norm, self._rate), step)
         self._recent = self._previous = []
+        self._look_back()
         self.losses.write_last()
 
     # --- optimizer ------------------------------------------------------------------------
@@ -515,6 +537,8 @@ class Hooks:
             return
         self._rate = self._norm = None
         self.losses.settle(optimizer, has_several=has_several)
+        if self._older:
+            self._look_back()
         if has_several and id(optimizer) not in self._signalled:
             self._signalled += (id(optimizer),)
             return

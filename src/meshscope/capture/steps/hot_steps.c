@@ -38,7 +38,7 @@ static RecordSlotsApi *slots_api;
 #define NAMES(X)                                                                                  \
     X(training) X(ndim) X(dtype) X(numel) X(put) X(input_ids) X(tensors) X(_put_usual_phases)     \
     X(detach) X(see_output) X(size) X(_count_batch) X(num_items_in_batch) X(param_groups)      \
-    X(lr)                                                                                         \
+    X(lr) X(append) X(is_cpu) X(_is_view)                                                         \
     X(_leave_short_cut) X(plain_enter) X(plain_leave) X(plain_end_step)                           \
     X(plain_forward_begins) X(plain_forward_ends) X(plain_backward_begins)                        \
     X(plain_backward_ends) X(plain_optimizer_begins) X(plain_optimizer_ends)
@@ -87,7 +87,7 @@ typedef struct {
     Timeline *timeline;
     Steps *steps;
     PyObject *caught, *clock, *ends_after_backward, *forward_module, *is_grad_enabled, *tensor,
-        *token_types, *on_pass_end, *losses, *previous, *rate, *recent,
+        *token_types, *on_pass_end, *losses, *older, *previous, *rate, *recent,
         *unscaled;
     PyObject *others[1]; /* on_unseen_forward */
 } Hooks;
@@ -178,6 +178,7 @@ static PyMemberDef hooks_members[] = {
     OBJECT(Hooks, "_token_types", token_types),
     OBJECT(Hooks, "on_pass_end", on_pass_end),
     OBJECT(Hooks, "losses", losses),
+    OBJECT(Hooks, "_older", older),
     OBJECT(Hooks, "_previous", previous),
     OBJECT(Hooks, "_rate", rate),
     OBJECT(Hooks, "_recent", recent),
@@ -729,6 +730,26 @@ static PyObject *hooks_forward_ends(PyObject *object, PyObject *const *args, Py_
     return result;
 }
 
+/* As `_remember` does. */
+static int remember(Hooks *self, PyObject *loss, PyObject *list) {
+    if (self->older == NULL) return 0;
+    PyObject *is_cpu = PyObject_GetAttr(loss, text_is_cpu);
+    PyObject *is_view = PyObject_CallMethodObjArgs(loss, text__is_view, NULL);
+    int failed = is_cpu == NULL || is_view == NULL;
+    if (!failed && is_cpu == Py_True && is_view == Py_False) {
+        PyObject *pair = Py_BuildValue("(LO)", self->timeline->step, list);
+        PyObject *older = Py_NewRef(self->older), *result = NULL;
+        if (pair != NULL) result = PyObject_CallMethodObjArgs(older, text_append, pair, NULL);
+        failed = result == NULL;
+        Py_DECREF(older);
+        Py_XDECREF(pair);
+        Py_XDECREF(result);
+    }
+    Py_XDECREF(is_cpu);
+    Py_XDECREF(is_view);
+    return failed ? -1 : 0;
+}
+
 /* The loss of a step whose numbers are not taken, in case it is the last one. */
 static int keep_loss(Hooks *self, PyObject *loss) {
     PyObject *list = PyList_New(0), *kept = NULL, *before = self->previous;
@@ -746,7 +767,7 @@ static int keep_loss(Hooks *self, PyObject *loss) {
                ? PyObject_CallMethodObjArgs(loss, text_detach, NULL)
                : Py_NewRef(self->unscaled);
     int failed = kept == NULL || self->recent == NULL || !PyList_Check(self->recent) ||
-                 PyList_Append(self->recent, kept) < 0;
+                 PyList_Append(self->recent, kept) < 0 || remember(self, loss, self->recent) < 0;
     Py_XDECREF(kept);
     return failed ? -1 : 0;
 }

@@ -1,19 +1,28 @@
 """Decides when phases are marked on the accelerator, and hands what comes back to the store.
 
-Marking costs about 40 µs of host time a step. Steps of 20 ms and more are all marked; of shorter
-ones one in 2, 4, 8 …, chosen by a hash of its number: ranks with like steps mark the same ones, and
-what comes every so many steps is marked as often as anything else. An accelerator is used when the
-program uses it; none is ever woken up.
+Marking costs about 10 µs of host time a phase on a device of one's own and 100 where ranks share
+one; a pipeline has two phases for each microbatch. So it is timed: where it takes more than
+`MAX_SHARE` of steps and the gaps between them, one step in 2, 4, 8 … is marked, chosen by a hash of
+its number: ranks with like steps mark the same ones, and what comes every so many steps is marked
+as often as anything else. Steps whose operations are recorded where those of others are not are
+marked, too. An accelerator is used when the program uses it; none is ever woken up.
 """
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from meshscope.capture.steps.device_events import DeviceScalar, DeviceTimeline, find_backend
 from meshscope.capture.steps.timeline import Timeline
 
-_MARKED_STEP_NS = 20_000_000
+MAX_SHARE = 0.003
+_NUM_COSTS = 8
+_MIN_COSTS = 3
+"""Steps that are marked before the first choice."""
+_SLACK = 0.5
+"""The stride is halved only if the cost then stays below this part of what is allowed, so that
+ranks do not go to and fro."""
 _HASH_FACTOR = 0x9E3779B1
 _HASH_BITS = 32
 MAX_STRIDE = 64
@@ -34,6 +43,10 @@ class Marking:
         self._put_span = put_span
         self._put_scalar = put_scalar
         self.is_wanted = True
+        self._last_end_ns = 0
+        self._costs: deque[int] = deque(maxlen=_NUM_COSTS)
+        """Of steps that were marked, with what was read since the one before."""
+        self._stride = 1
         self.device: DeviceTimeline | None = None
         self.on_probe: Callable[[Any, int], None] | None = None
         """Hears of every probe of the device's clock."""
@@ -66,21 +79,38 @@ class Marking:
         device = self.find()
         return device if device is not None and device.device_type == device_type else None
 
-    def end_step(self, step: int, end_ns: int) -> None:
+    def end_step(self, end_ns: int) -> None:
         """Called at the end of every step. RuntimeError when the device has failed."""
         device = self.device
+        if device is not None and device.end_step(end_ns):
+            self._costs.append(device.cost_ns)
+            device.cost_ns = 0
+
+    def choose(self, step: int, end_ns: int, *, is_wanted: bool) -> None:
+        """Chooses whether the next step is marked; `is_wanted`: in any case."""
+        device, timeline = self.device, self._timeline
         if device is None:
             return
-        device.end_step(end_ns)
-        timeline = self._timeline
-        duration_ns = end_ns - timeline.step_start_ns
-        stride = 1
-        while duration_ns * stride < _MARKED_STEP_NS and stride < MAX_STRIDE:
-            stride *= 2
+        duration_ns = end_ns - (self._last_end_ns or timeline.step_start_ns)
+        self._last_end_ns = end_ns
+        self._follow_cost(duration_ns)
+        stride = self._stride
         hashed = (step + 1) * _HASH_FACTOR & (1 << _HASH_BITS) - 1
-        is_marked = hashed * stride >> _HASH_BITS == 0
+        is_marked = is_wanted or hashed * stride >> _HASH_BITS == 0
         if is_marked != (timeline.device is not None):
             timeline.mark_device(device if is_marked else None)
+
+    def _follow_cost(self, step_ns: int) -> None:
+        costs = self._costs
+        if len(costs) < _MIN_COSTS:
+            return
+        # Without the largest: the first marks make their events.
+        cost_ns = (sum(costs) - max(costs)) / (len(costs) - 1)
+        wanted = cost_ns / (MAX_SHARE * max(step_ns, 1))
+        while self._stride < min(wanted, MAX_STRIDE):
+            self._stride *= 2
+        while self._stride > 1 and wanted < self._stride / 2 * _SLACK:
+            self._stride //= 2
 
     def drop(self) -> None:
         self.device = None

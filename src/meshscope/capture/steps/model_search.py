@@ -72,6 +72,10 @@ class ModelSearch:
         self._trusts_optimizers = True
         """False for optimizers that step copies of the parameters."""
         self._has_compiled = False
+        self._newest: weakref.ref[Any] | None = None
+        """The module that last got a part: most often the root, when an optimizer is made."""
+        self._foreseen: tuple[weakref.ref[Any], set[int]] | None = None
+        """The newest module and its parameters, by id, looked at ahead of its first call."""
         self._in_place: weakref.WeakSet[Any] = weakref.WeakSet()
         self._unmet: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         """Hooks on compiled modules that were not called yet."""
@@ -96,6 +100,19 @@ class ModelSearch:
         self._num_optimizers += 1
         self._trained |= found
         self._open()
+        self._foresee()
+
+    def _foresee(self) -> None:
+        """Walks the module that will most likely be called now rather than in its first step."""
+        root = None if self._newest is None else self._newest()
+        if root is not None and self._call_hook is not None:
+            self._foreseen = (weakref.ref(root), set(map(id, list_parameters(root))))
+
+    def _list_held(self, module: Any) -> set[int]:
+        """Parameters of a module and its parts, by id."""
+        if self._foreseen is not None and self._foreseen[0]() is module:
+            return self._foreseen[1]
+        return set(map(id, list_parameters(module)))
 
     def meet_unseen_forward(self) -> None:
         """Backward came and no forward had been seen: look again."""
@@ -121,7 +138,7 @@ class ModelSearch:
         """Calls of modules cost what they cost without us."""
         if self._call_hook is not None:
             self._call_hook.remove()
-            self._call_hook = None
+            self._call_hook = self._foreseen = None
 
     def compile_begins(self) -> None:
         """Called before torch traces: it must not see the hook, and never will."""
@@ -189,7 +206,7 @@ class ModelSearch:
         is_known, is_training = module in self._models, self._torch.is_grad_enabled()
         if is_known and not is_training:
             return False
-        held = set(map(id, list_parameters(module)))
+        held = self._list_held(module)
         if not self._is_trained(module, held) and not (is_training and self._is_part(module, held)):
             self._done.update(map(id, _walk(module)))
             return False
@@ -223,6 +240,9 @@ class ModelSearch:
         if step_hooks.is_compiling():
             return
         try:
+            self._newest = weakref.ref(parent)
+            if self._foreseen is not None:
+                self._foresee_wrapper(parent, child)
             if type(parent).__name__ == _COMPILED_TYPE:
                 self.compile_begins()
                 hook = ModuleHook(self._compiled_called)
@@ -232,6 +252,13 @@ class ModelSearch:
                 self._open()
         except Exception as error:  # noqa: BLE001 - the guard's: hooks of modules may not raise
             self._caught("model search", error)
+
+    def _foresee_wrapper(self, parent: Any, child: Any) -> None:
+        """A module that wraps the foreseen one holds what that holds; others are walked."""
+        assert self._foreseen is not None
+        root, held = self._foreseen
+        is_wrapper = child is root() and not (parent._modules or parent._parameters)
+        self._foreseen = (weakref.ref(parent), held) if is_wrapper else None
 
     def _compiled_called(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Before the calls of a compiled module, until it is settled who calls it."""

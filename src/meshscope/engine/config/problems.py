@@ -24,11 +24,10 @@ from meshscope.core.layout import DEFAULT_ORDER, find_groups_across_nodes, find_
 from meshscope.core.schedule import Schedule, check_schedule
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.engine.data.token_sources import TokenFile
-from meshscope.engine.data_parallel.fully_sharded import find_fsdp_problems
-from meshscope.engine.data_parallel.torch_ddp import find_ddp_problems
+from meshscope.engine.data_parallel.limits import find_ddp_problems, find_fsdp_problems
 from meshscope.engine.faults.text import find_fault_problems
-from meshscope.engine.memory.strategy import find_memory_problems
-from meshscope.engine.model.dtensor_parallel import find_dtensor_problems
+from meshscope.engine.memory.limits import find_memory_problems
+from meshscope.engine.model.limits import find_dtensor_problems
 from meshscope.errors import LayoutError, UsageError
 
 GIB = 2**30

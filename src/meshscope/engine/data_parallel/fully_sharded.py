@@ -49,51 +49,12 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from meshscope.engine.data_parallel.limits import find_fsdp_problems
 from meshscope.engine.model.tensor_regions import Group
 from meshscope.errors import UsageError
 
-_ZERO_STAGES = (1, 2, 3)
-
 # What torch's own pipelining calls to reduce what is left. Without it stage 1 would lose gradients.
 _FLUSH = "_root_post_backward_final_callback"
-
-
-def find_fsdp_problems(
-    *,
-    zero_stage: int,
-    device_type: str = "cpu",
-    cpu_offload: bool = False,
-    compression: str | None = None,
-    strategy: str = "flat",
-    uses_torch_schedule: bool = False,
-) -> list[str]:
-    """Everything in a configuration that FSDP2 cannot do, one sentence each.
-
-    There is no schedule of ours among it: see the module's docstring about zero-bubble.
-    """
-    problems = []
-    if zero_stage not in _ZERO_STAGES:
-        problems.append(f"zero_stage is {zero_stage}, expected 1, 2 or 3")
-    if cpu_offload and device_type == "cpu":
-        problems.append(
-            "cpu_offload is on, but parameters are on the cpu already; leave it off there"
-        )
-    if compression is not None:
-        problems.append(
-            f"compression is {compression!r}, but FSDP2 reduces gradients itself; "
-            "use the reducer, or no compression"
-        )
-    if strategy != "flat":
-        problems.append(
-            f"the communication strategy is {strategy!r}, but FSDP2 has its own collectives; "
-            "use the reducer, or 'flat'"
-        )
-    if uses_torch_schedule:
-        problems.append(
-            "torch's own schedules set FSDP2's options themselves, whatever zero_stage says; "
-            "use one of the engine's schedules"
-        )
-    return problems
 
 
 @dataclass(slots=True, kw_only=True)

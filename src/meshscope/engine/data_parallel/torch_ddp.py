@@ -41,6 +41,7 @@ from meshscope.engine.data_parallel.data_parallel import (
     GradientReducer,
     ReducerStatistics,
 )
+from meshscope.engine.data_parallel.limits import find_ddp_problems, has_weight_grads
 from meshscope.engine.model.tensor_regions import Group, drop_single
 from meshscope.errors import UsageError
 
@@ -94,7 +95,7 @@ def find_last_backwards(schedule: Schedule, rank: int) -> dict[Action, int]:
 
     Where weight gradients are computed apart there is none: `finish` sends everything.
     """
-    if _has_weight_grads(schedule):
+    if has_weight_grads(schedule):
         return {}
     last = {a.stage: a for a in schedule.actions[rank] if a.kind is ActionKind.BACKWARD}
     return {action: stage for stage, action in last.items()}
@@ -152,47 +153,6 @@ class ReducedDataParallel:
 
     def close(self) -> None:
         self.reducer.close()
-
-
-def find_ddp_problems(
-    *,
-    schedule: Schedule | None = None,
-    compression: str | None = None,
-    strategy: str = "flat",
-    uses_dtensor: bool = False,
-    uses_torch_schedule: bool = False,
-) -> list[str]:
-    """Everything in a configuration that DDP cannot do, one sentence each."""
-    problems = []
-    if schedule is not None and _has_weight_grads(schedule):
-        problems.append(
-            f"schedule {schedule.name} computes weight gradients apart from backward, where DDP "
-            "does not see them; use the reducer or FSDP2, or a schedule without W"
-        )
-    if compression is not None:
-        problems.append(
-            f"compression is {compression!r}, but DDP here sends gradients as they are; "
-            "use the reducer, or no compression"
-        )
-    if strategy != "flat":
-        problems.append(
-            f"the communication strategy is {strategy!r}, but DDP has its own collectives; "
-            "use the reducer, or 'flat'"
-        )
-    if uses_dtensor:
-        problems.append(
-            "DDP loses DTensor parameters; use FSDP2, or tensor parallel on plain tensors"
-        )
-    if uses_torch_schedule:
-        problems.append(
-            "torch's own schedules announce last backwards to DDP themselves; "
-            "use one of the engine's schedules"
-        )
-    return problems
-
-
-def _has_weight_grads(schedule: Schedule) -> bool:
-    return any(a.kind is ActionKind.WEIGHT_GRAD for row in schedule.actions for a in row)
 
 
 @dataclass(slots=True, kw_only=True)

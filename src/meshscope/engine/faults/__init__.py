@@ -1,12 +1,10 @@
-"""Makes chosen things go wrong at chosen ranks and steps: a test tool, off by default."""
+"""Makes chosen things go wrong at chosen ranks and steps: a test tool, off by default.
 
-from meshscope.engine.faults.injector import (
-    FaultInjector,
-    FaultLog,
-    FaultRecorder,
-    FaultSpan,
-    InjectedFault,
-)
+What injects needs torch and is loaded when it is used; reading and checking faults does not.
+"""
+
+from typing import TYPE_CHECKING, Any
+
 from meshscope.engine.faults.kinds import Fault, FaultKind
 from meshscope.engine.faults.text import (
     fault_from_mapping,
@@ -14,6 +12,15 @@ from meshscope.engine.faults.text import (
     parse_fault,
     write_fault,
 )
+
+if TYPE_CHECKING:
+    from meshscope.engine.faults.injector import (
+        FaultInjector,
+        FaultLog,
+        FaultRecorder,
+        FaultSpan,
+        InjectedFault,
+    )
 
 __all__ = [
     "Fault",
@@ -28,3 +35,11 @@ __all__ = [
     "parse_fault",
     "write_fault",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from meshscope.engine.faults import injector
+
+    return getattr(injector, name)

@@ -100,6 +100,8 @@ class DeviceProbe:
     num_gpus: int
     memory_bytes: int | None
     """Memory of the smallest GPU; None without one."""
+    name: str | None = None
+    """Of the first GPU; None without one."""
 
 
 def run_local_ranks(function: _RankFunction, launch: LocalLaunch) -> LocalOutcome:
@@ -139,21 +141,22 @@ def probe_devices() -> DeviceProbe:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        count, sizes = 0, []
+        count, sizes, name = 0, [], None
         try:
             count = torch.cuda.device_count()
+            name = torch.cuda.get_device_name(0) if count else None
             sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
         except (RuntimeError, AssertionError):  # a driver that does not fit: no GPU to use
             count = 0
         finally:
-            os.write(writing, pickle.dumps((count, min(sizes, default=None))))
+            os.write(writing, pickle.dumps((count, min(sizes, default=None), name)))
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         answer = pipe.read()
     os.waitpid(pid, 0)
-    num_gpus, memory_bytes = pickle.loads(answer) if answer else (0, None)
-    return DeviceProbe(num_gpus=num_gpus, memory_bytes=memory_bytes)
+    num_gpus, memory_bytes, name = pickle.loads(answer) if answer else (0, None, None)
+    return DeviceProbe(num_gpus=num_gpus, memory_bytes=memory_bytes, name=name)
 
 
 def find_host_memory_bytes() -> int:

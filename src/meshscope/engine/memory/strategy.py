@@ -25,7 +25,6 @@ Wrong where layers must not be called twice (see `recompute`). A stage without a
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from meshscope.core.config.memory_model import (
+from meshscope.core.config.layer_memory import (
     HOST_WINDOW_BYTES,
     WEIGHT_ON_DISK,
     choose_num_segments,
 )
 from meshscope.core.schedule import ActionKind, Schedule
 from meshscope.core.unavailable import Unavailable, need, or_unavailable
+from meshscope.engine.memory.limits import MemoryStrategyName, find_memory_problems
 from meshscope.engine.memory.offload import (
     Offloader,
     Packed,
@@ -52,18 +52,7 @@ from meshscope.engine.memory.recompute import (
     RecomputeTimer,
     StageRunner,
 )
-from meshscope.engine.memory.spool_file import find_folder_problems
 from meshscope.errors import UsageError
-
-
-class MemoryStrategyName(StrEnum):
-    """See the module's docstring."""
-
-    BASIC = "basic"
-    STANDARD = "standard"
-    AGGRESSIVE = "aggressive"
-    EXTREME = "extreme"
-    CPU_OFFLOAD = "cpu_offload"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,32 +80,6 @@ class MemoryStatistics:
         return need(self.basic_bytes) - need(self.kept_bytes)
 
 
-def find_memory_problems(
-    name: str,
-    device: torch.device | str,
-    *,
-    offload_dir: Path | str | None = None,
-    needed_bytes: int | None = None,
-) -> list[str]:
-    """Everything that keeps the strategy from working here, one sentence each.
-
-    `needed_bytes`: what extreme will have on disk at once, if it is known.
-    """
-    if name not in list(MemoryStrategyName):
-        allowed = ", ".join(MemoryStrategyName)
-        return [f"the memory strategy is {name!r}, expected one of {allowed}"]
-    if name == MemoryStrategyName.CPU_OFFLOAD and torch.device(device).type == "cpu":
-        return [
-            "cpu_offload moves activations from a device to the host's memory, but the device is "
-            "cpu, where they already are; use standard, aggressive or extreme"
-        ]
-    if name != MemoryStrategyName.EXTREME:
-        return []
-    if offload_dir is None:
-        return ["extreme needs offload_dir, a folder on a local disk; set it"]
-    return find_folder_problems(Path(offload_dir), needed_bytes)
-
-
 def make_memory_strategy(
     name: str,
     *,
@@ -132,7 +95,7 @@ def make_memory_strategy(
     follows in how many segments layers are recomputed, if `num_segments` does not say it.
     """
     problems = find_memory_problems(
-        name, device, offload_dir=offload_dir, needed_bytes=needed_bytes
+        name, torch.device(device).type, offload_dir=offload_dir, needed_bytes=needed_bytes
     )
     for what, number in (("num_in_flight", num_in_flight), ("num_segments", num_segments)):
         if number is not None and number < 1:
