@@ -4,13 +4,17 @@
 
 Inputs are small traces: cut, spliced, with wrong types, negative and huge numbers, twice the
 same key, deep nesting, hostile names, or packed by gzip, bzip2 or xz and cut then, or in UTF-16.
-Most go to a scanner in pieces of any size; some take the whole way from a file to the summary.
+Most go to both scanners, in pieces of any size. These have to find the same, on damaged text in
+what is before the damage; two kinds of input are known on which they do not, and are counted.
+The others take the whole way from a file to the summary.
 Each input comes from its number and the seed alone, so that a failure can be had again: `--only N`.
 A child process runs them, so that a crash of compiled code is seen; one that takes longer than
 TIMEOUT_S is a hang.
 
-With `--native-only` and a scanner compiled with -fsanitize=address this looks for reads outside of
-buffers too (see CONTRIBUTING.md).
+With a scanner compiled with -fsanitize=address this looks for reads outside of buffers too (see
+CONTRIBUTING.md). A child's memory must not grow: one that ends with more than MAX_GROWTH_MB above
+its first hundred inputs is a failure. `--result FILE` is written after every batch, and a run that
+was cut goes on from it.
 """
 
 import argparse
@@ -21,21 +25,35 @@ import lzma
 import multiprocessing
 import os
 import random
+import re
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 from meshscope.analyze.device.trace_summary import summarize_trace
 from meshscope.errors import MeshscopeError
 from meshscope.ingest.kineto.kineto import make_scanner, read_trace
+from meshscope.ingest.kineto.native_scanner import NativeScanner
+from meshscope.ingest.kineto.python_scanner import PythonScanner
+from meshscope.ingest.kineto.scan import MISSING, TEXT_IDENTITY, ValueType
 from meshscope.ingest.native import load_library
 
-TIMEOUT_S = 60
+TIMEOUT_S = 240
+MAX_GROWTH_MB = 32
+PIECES = ((1, 3, 17, 64, 4096), (64, 4096), (4096,), (300, 4096), (1 << 20,))
+"""Sizes of the pieces of an input, one of which is drawn for each piece."""
 BATCH = 2_000
-WHOLE_WAY = 25
+WHOLE_WAY = 100
 """One input in so many takes the whole way."""
+
+ESCAPED_KEY = re.compile(rb'\\[^"]*"\s*:')
+
+PHASE_TWICE = re.compile(rb'"ph"[^{}]*(?:\{(?:[^{}]|\{[^{}]*\})*\}[^{}]*)*"ph"')
+"""In one event, whose arguments may hold objects."""
 
 NUMBERS = (
     "0",
@@ -190,7 +208,9 @@ def make_arguments(draw: random.Random) -> str:
 def make_input(seed: int, number: int) -> bytes:
     """The bytes of one input."""
     draw = random.Random(f"{seed}/{number}")
-    events = ",".join(make_event(draw) for _ in range(draw.randrange(7)))
+    # The compiled scanner remembers what stands between values: some events are there again.
+    made = [make_event(draw) for _ in range(draw.randrange(7))]
+    events = ",".join(made * draw.choice([1, 1, 1, 2, 3]))
     world = draw.choice(["2", "8", "-1", "1e99", '"x"', "null", "[]"])
     header = f'"distributedInfo": {{"rank": {draw.choice(NUMBERS)}, "world_size": {world}}}'
     text = draw.choice(
@@ -235,24 +255,110 @@ def damage(draw: random.Random, data: bytearray) -> bytes:
     return bytes(data)
 
 
-def scan(data: bytes, draw: random.Random, *, use_native: bool) -> str:
+def scan(scanner, data: bytes, draw: random.Random) -> str:
     """Feeds a scanner pieces; how it ended."""
-    scanner = make_scanner(use_native=use_native)
     rest, place = b"", 0
+    sizes = draw.choice(PIECES)
     while place < len(data):
-        size = draw.choice([1, 3, 17, 64, 4096])
+        size = draw.choice(sizes)
         buffer = rest + data[place : place + size]
         done = scanner.feed(buffer)
         if not 0 <= done <= len(buffer):
             raise AssertionError(f"{done} of {len(buffer)} bytes")
         rest, place = buffer[done:], place + size
+    return scanner.state.name
+
+
+def list_events(scanner) -> list[tuple]:
+    """The events of a scanner that gives all in batches, with texts for their numbers."""
+    batch, symbols = scanner.take(), [*scanner.symbols(), None]
+
+    def identify(value: int) -> object:
+        is_text = MISSING < value < TEXT_IDENTITY + len(symbols) - 1
+        return symbols[value - TEXT_IDENTITY] if is_text else value
+
+    arguments: dict[int, list[tuple]] = {}
+    for event, key, kind, value in zip(
+        batch.argument_event.tolist(),
+        batch.argument_key.tolist(),
+        batch.argument_type.tolist(),
+        batch.argument_value.tolist(),
+        strict=True,
+    ):
+        found = value if kind in (ValueType.INT, ValueType.FLOAT) else symbols[value]
+        arguments.setdefault(event, []).append((key, kind, found))
+    return [
+        (phase, symbols[category], symbols[name], identify(pid), identify(tid), ts, dur, said)
+        for phase, category, name, pid, tid, ts, dur, said in zip(
+            batch.phase.tolist(),
+            batch.category.tolist(),
+            batch.name.tolist(),
+            batch.pid.tolist(),
+            batch.tid.tolist(),
+            batch.ts_ns.tolist(),
+            batch.dur_ns.tolist(),
+            [arguments.get(row, []) for row in range(len(batch))],
+            strict=True,
+        )
+    ]
+
+
+def scan_alone(data: bytes, draw: random.Random) -> str:
+    """The compiled scanner as it is used: columns, batches and fields have to fit together."""
+    scanner = make_scanner(use_native=True)
+    ended = scan(scanner, data, draw)
     batch, num_symbols = scanner.take(), len(scanner.symbols())
-    if len(batch) and not (batch.name.max() < num_symbols and batch.name.min() >= -1):
-        raise AssertionError("a name that is not there")
     scanner.fields()
-    ended = scanner.state.name
-    scanner.close()
+    columns = scanner.columns()
+    events, arguments = columns.events, columns.arguments
+    for names in (batch.name, events.name):
+        if len(names) and not (names.max() < num_symbols and names.min() >= -1):
+            raise AssertionError("a name that is not there")
+    if len(arguments) and not 0 <= arguments.event.min() <= arguments.event.max() < len(events):
+        raise AssertionError("an argument of no event")
+    scanner.put_in_order(np.argsort(events.begin_ns, kind="stable"))
+    if (np.diff(events.begin_ns) < 0).any() or (np.diff(arguments.event) < 0).any():
+        raise AssertionError("not in order")
     return ended
+
+
+def scan_both(data: bytes, draw: random.Random) -> str:
+    """Both scanners, which have to find the same: on damaged text, in what is before the damage."""
+    if (ended := agree(data, draw)) is not None:
+        return f"both {ended}"
+    damage = find_damage(data)
+    if damage is not None and agree(data[:damage], draw) is not None:
+        return "both, up to the damage"
+    if ESCAPED_KEY.search(data):
+        return "apart: a key with an escape, which the compiled one does not read"
+    if PHASE_TWICE.search(data):
+        return "apart: two phases of one event; the compiled one is done with the first"
+    raise AssertionError("the scanners do not agree")
+
+
+def agree(data: bytes, draw: random.Random) -> str | None:
+    """How both ended; None where they found different things."""
+    state = draw.getstate()
+    native, python = NativeScanner(load_library(), is_raw=True), PythonScanner()
+    ended = scan(native, data, draw)
+    draw.setstate(state)
+    is_same = (
+        scan(python, data, draw) == ended
+        and list_events(native) == list_events(python)
+        and native.fields() == python.fields()
+    )
+    return ended if is_same else None
+
+
+def find_damage(data: bytes) -> int | None:
+    """Where it stops being JSON; None where it does not."""
+    try:
+        json.loads(data.removeprefix(b"\xef\xbb\xbf").decode("latin-1"), strict=False)
+    except json.JSONDecodeError as error:
+        return error.pos
+    except RecursionError:
+        return 0
+    return None
 
 
 def take_whole_way(data: bytes, folder: Path) -> str:
@@ -265,52 +371,64 @@ def take_whole_way(data: bytes, folder: Path) -> str:
     return "partial" if summary.warnings else "whole"
 
 
-def run_batch(seed: int, first: int, count: int, native_only: bool, results) -> None:
+def run_batch(seed: int, first: int, count: int, results) -> None:
     """In a child: every input of the batch; the number under way stands in a shared value."""
     counts, under_way = results
     ended: Counter[str] = Counter()
     has_native = load_library() is not None
+    warm_mb = 0
     with tempfile.TemporaryDirectory() as folder:
         for number in range(first, first + count):
             under_way.value = number
             data = make_input(seed, number)
             draw = random.Random(number)
             if number % WHOLE_WAY == 0:
-                ended[take_whole_way(data, Path(folder))] += 1
-            elif has_native and (native_only or number % 4):
-                ended[f"native {scan(data, draw, use_native=True)}"] += 1
+                ended[f"whole way: {take_whole_way(data, Path(folder))}"] += 1
+            elif has_native:
+                scan_alone(data, draw)
+                ended[scan_both(data, draw)] += 1
             else:
-                ended[f"python {scan(data, draw, use_native=False)}"] += 1
+                ended[f"python {scan(PythonScanner(), data, draw)}"] += 1
+            if number == first + 100:
+                warm_mb = measure_memory_mb()
+    if warm_mb and measure_memory_mb() - warm_mb > MAX_GROWTH_MB:
+        raise AssertionError(f"{measure_memory_mb() - warm_mb} MB more than at the beginning")
     counts.put(dict(ended))
 
 
-def run(seed: int, inputs: int, native_only: bool) -> dict:
-    ended: Counter[str] = Counter()
-    failures: list[dict] = []
+def measure_memory_mb() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def run(seed: int, inputs: int, result: Path | None = None, limit_s: float = 1e9) -> dict:
+    """All inputs, or as many as can be begun in `limit_s`; those of an earlier, cut run of the same
+    seed are not run again."""
+    stop = time.monotonic() + limit_s
+    found = {"seed": seed, "inputs": 0, "failures": [], "ended": {}, "seconds": 0.0}
+    if result is not None and result.exists():
+        before = json.loads(result.read_text(encoding="utf-8"))
+        found = before if before["seed"] == seed else found
     context = multiprocessing.get_context("fork")
-    begin = time.monotonic()
-    for first in range(0, inputs, BATCH):
+    while found["inputs"] < inputs and time.monotonic() < stop:
+        first, begin = found["inputs"], time.monotonic()
         counts, under_way = context.SimpleQueue(), context.Value("q", first)
         count = min(BATCH, inputs - first)
-        child = context.Process(
-            target=run_batch, args=(seed, first, count, native_only, (counts, under_way))
-        )
+        child = context.Process(target=run_batch, args=(seed, first, count, (counts, under_way)))
         child.start()
         child.join(TIMEOUT_S)
         if child.is_alive():
             child.kill()
             child.join()
         if child.exitcode:
-            failures.append({"number": under_way.value, "exit": child.exitcode})
+            found["failures"].append({"number": under_way.value, "exit": child.exitcode})
         if not counts.empty():
-            ended.update(counts.get())
-    return {
-        "seed": seed,
-        "inputs": inputs,
-        "failures": failures,
-        "ended": dict(sorted(ended.items())),
-        "seconds": round(time.monotonic() - begin, 1),
-    }
+            found["ended"] = dict(sorted((Counter(found["ended"]) + Counter(counts.get())).items()))
+        found["inputs"] += count
+        found["seconds"] = round(found["seconds"] + time.monotonic() - begin, 1)
+        if result is not None:
+            result.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
 
 
 def main() -> None:
@@ -318,19 +436,17 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="run this input alone, here")
-    parser.add_argument("--native-only", action="store_true")
     parser.add_argument("--result", type=Path)
+    parser.add_argument("--seconds", type=float, default=1e9, help="then stop; --result goes on")
     options = parser.parse_args()
     if options.only is not None:
         sys.stdout.buffer.write(make_input(options.seed, options.only) + b"\n")
         queue, value = multiprocessing.SimpleQueue(), multiprocessing.Value("q", 0)
-        run_batch(options.seed, options.only, 1, options.native_only, (queue, value))
+        run_batch(options.seed, options.only, 1, (queue, value))
         print(queue.get())
         return
-    found = run(options.seed, options.inputs, options.native_only)
+    found = run(options.seed, options.inputs, options.result, options.seconds)
     print(json.dumps(found, indent=1))
-    if options.result:
-        options.result.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     sys.exit(bool(found["failures"]))
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 LIBRARY_NAME = "_scanner_native.so"
-NUM_LOOKED = 22
+NUM_LOOKED = 46
 """Numbers that `scanner_look` writes."""
 
 
@@ -35,7 +35,11 @@ def open_beside(name: str, set_signatures: Callable[[ctypes.CDLL], None]) -> cty
 def _set_signatures(library: ctypes.CDLL) -> None:
     pointer, texts = ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p)
     library.scanner_new.restype = pointer
-    library.scanner_new.argtypes = [texts, ctypes.c_char_p, texts]
+    library.scanner_new.argtypes = [
+        *(texts, ctypes.c_int32),
+        *(ctypes.c_char_p, texts, ctypes.c_char_p),
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+    ]
     library.scanner_free.restype = None
     library.scanner_free.argtypes = [pointer]
     library.scanner_feed.restype = ctypes.c_int64
@@ -46,5 +50,7 @@ def _set_signatures(library: ctypes.CDLL) -> None:
     library.scanner_look.argtypes = [pointer, pointer]
     library.scanner_symbols.restype = None
     library.scanner_symbols.argtypes = [pointer, ctypes.c_int64, pointer, pointer]
+    library.scanner_order.restype = ctypes.c_int
+    library.scanner_order.argtypes = [pointer, pointer]
     library.scanner_clear_events.restype = None
     library.scanner_clear_events.argtypes = [pointer]

@@ -8,10 +8,11 @@ from meshscope.analyze.compare.trace_diff import (
     PartDifference,
     TraceDifference,
 )
+from meshscope.core.kernel_names import shorten_kernel_name
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.screen import Column, Screen, ScreenWriter, make_column
-from meshscope.report.trace_text import NUM_ROWS, short_name
+from meshscope.report.trace_table_text import NUM_ROWS, short_name
 
 _Timed = PartDifference | CountedDifference | AxisDifference
 
@@ -39,6 +40,8 @@ def render_difference(
         ]
     )
     _write_axes(out, difference.communication, num_rows)
+    _write_counted(out, "category", difference.categories, num_rows)
+    _write_counted(out, "module", difference.modules, num_rows)
     _write_counted(out, "kernel", difference.kernels, num_rows)
     _write_counted(out, "operator", difference.operators, num_rows)
     return out.finish()
@@ -76,6 +79,10 @@ def _write_axes(out: ScreenWriter, found: Sequence[AxisDifference], num_rows: in
     )
 
 
+def _name(what: str, text: str) -> str:
+    return short_name(shorten_kernel_name(text) if what == "kernel" else text)
+
+
 def _write_counted(
     out: ScreenWriter, what: str, found: Sequence[CountedDifference], num_rows: int
 ) -> None:
@@ -85,7 +92,7 @@ def _write_counted(
         out.blank()
         out.table(
             [
-                make_column(what, rows, lambda row: short_name(row.name), 10, is_right=False),
+                make_column(what, rows, lambda row: _name(what, row.name), 10, is_right=False),
                 *_time_columns(rows),
                 make_column("count", rows, lambda row: f"{row.first_count:.4g}", 4),
                 make_column("count now", rows, lambda row: f"{row.second_count:.4g}", 4),

@@ -1,15 +1,18 @@
 """What traces of several ranks say together, as text."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from meshscope.analyze.communication.rank_comparison import RankComparison
 from meshscope.analyze.device.trace_summary import TraceSummary
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.screen import ScreenWriter, make_column
-from meshscope.simulate.critical_path import CriticalPath, PathShare
+
+if TYPE_CHECKING:  # what compares ranks is loaded for several traces only
+    from meshscope.analyze.communication.rank_comparison import RankComparison
+    from meshscope.simulate.critical_path import CriticalPath, PathShare
 
 MAX_RANKS = 64
 """Ranks of the table of all."""
@@ -17,7 +20,7 @@ MAX_FILE_NAME = 36
 
 
 def write_comparison(
-    out: ScreenWriter, comparison: RankComparison | Unavailable, num_rows: int
+    out: ScreenWriter, comparison: "RankComparison | Unavailable", num_rows: int
 ) -> None:
     """Clocks, what was matched, who came late, and what exposed communication was."""
     out.section("Across ranks")
@@ -44,7 +47,7 @@ def write_comparison(
     _write_exposed(out, comparison, num_rows)
 
 
-def _write_clocks(out: ScreenWriter, comparison: RankComparison, num_rows: int) -> None:
+def _write_clocks(out: ScreenWriter, comparison: "RankComparison", num_rows: int) -> None:
     clocks = comparison.clocks
     if isinstance(clocks, Unavailable):
         out.line(f"clocks: n/a: {form.clean_text(clocks.reason)}")
@@ -60,7 +63,7 @@ def _write_clocks(out: ScreenWriter, comparison: RankComparison, num_rows: int) 
         out.line(f"not aligned: {form.name_ranks(comparison.unaligned)}: too few in common")
 
 
-def _write_exposed(out: ScreenWriter, comparison: RankComparison, num_rows: int) -> None:
+def _write_exposed(out: ScreenWriter, comparison: "RankComparison", num_rows: int) -> None:
     found = sorted(comparison.exposed, key=lambda row: -row.split.wait_ns)
     rows = sorted(found[:num_rows], key=lambda row: row.rank)
     if not rows:
@@ -129,7 +132,7 @@ def _shares(total_ns: int, parts: tuple[int, ...]) -> tuple[str, ...]:
     return form.duration(total_ns), *(form.ratio(part / max(total_ns, 1)) for part in parts)
 
 
-def write_path(out: ScreenWriter, path: CriticalPath | Unavailable, num_rows: int) -> None:
+def write_path(out: ScreenWriter, path: "CriticalPath | Unavailable", num_rows: int) -> None:
     """The chain over ranks that the steps' time consists of."""
     out.section("Critical path", "over all ranks; `meshscope simulate` prices its parts")
     if isinstance(path, Unavailable):
@@ -148,10 +151,10 @@ def write_path(out: ScreenWriter, path: CriticalPath | Unavailable, num_rows: in
         out.line(f"and {form.count(len(path.shares) - len(rows))} more; --json has all", "dim")
 
 
-def _per_step(path: CriticalPath, share: PathShare) -> str:
+def _per_step(path: "CriticalPath", share: "PathShare") -> str:
     return form.duration(share.total_ns / max(path.num_steps, 1))
 
 
-def _name_share(share: PathShare) -> str:
+def _name_share(share: "PathShare") -> str:
     parts = (str(share.kind), share.phase, share.axis, share.operation)
     return " ".join(form.clean_text(part) for part in parts if part)

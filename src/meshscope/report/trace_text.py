@@ -1,45 +1,63 @@
 """A trace, or several, as text: each device's time first, then what it was spent on."""
 
-import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from meshscope.analyze.communication.rank_comparison import RankComparison
-from meshscope.analyze.device.trace_roofline import OperatorRate
+from meshscope.analyze.device.trace_launches import SHORT_NS
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
+from meshscope.analyze.device.trace_verdict import judge
 from meshscope.core.layout import Axis, Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_communication import AxisRow
-from meshscope.ingest.traces.trace_host import HostOperatorRow
-from meshscope.ingest.traces.trace_tables import OperatorRow
+from meshscope.ingest.traces.trace_steps import StepSource
 from meshscope.ingest.traces.trace_time import DeviceTime
 from meshscope.numerics.idle_gaps import IdleTime
 from meshscope.report import format as form
-from meshscope.report.screen import Column, Screen, ScreenWriter, make_column
+from meshscope.report.screen import Screen, ScreenWriter, make_column
 from meshscope.report.trace_ranks_text import write_comparison, write_path, write_rank_table
-from meshscope.simulate.critical_path import CriticalPath
+from meshscope.report.trace_table_text import (
+    NUM_ROWS,
+    name_columns,
+    share,
+    write_categories,
+    write_kernels,
+    write_modules,
+    write_operators,
+    write_rates,
+)
 
-NUM_ROWS = 10
+if TYPE_CHECKING:  # what compares ranks is loaded for several traces only
+    from meshscope.analyze.communication.rank_comparison import RankComparison
+    from meshscope.simulate.critical_path import CriticalPath
+
 NUM_STEPS = 8
 MAX_IN_FULL = 2
 """Traces that are shown in full without being asked for."""
-NAME_WIDTH = 56
+_MAX_LEFT_OUT = 8
+MAX_DEVICES = 8
+"""Devices of one trace that are shown."""
 
 
 def render_traces(
     summaries: Sequence[TraceSummary],
-    comparison: RankComparison | Unavailable,
+    comparison: "RankComparison | Unavailable",
     screen: Screen,
     *,
     layout: Layout | Unavailable | None = None,
-    path: CriticalPath | Unavailable | None = None,
+    path: "CriticalPath | Unavailable | None" = None,
     num_rows: int = NUM_ROWS,
     ranks: Sequence[int] = (),
+    left_out: Sequence[str] = (),
 ) -> str:
     """The whole text; ends with a newline. Of many traces only `ranks` are shown in full."""
     out = ScreenWriter(screen)
     if isinstance(layout, Layout):
         degrees = {str(axis): layout.degree(axis) for axis in Axis}
         out.headline(f"Layout {form.layout(layout.describe(), degrees)}", "bold")
+    for text in left_out[:_MAX_LEFT_OUT]:
+        out.line(f"left out: {form.clean_text(text)}", "yellow")
+    if len(left_out) > _MAX_LEFT_OUT:
+        out.line(f"left out: {form.count(len(left_out) - _MAX_LEFT_OUT)} more files", "yellow")
     shown = _choose(summaries, comparison, ranks)
     for place, summary in enumerate(shown):
         if place:
@@ -71,7 +89,7 @@ def _write_alone(out: ScreenWriter, summary: TraceSummary) -> None:
 
 def _choose(
     summaries: Sequence[TraceSummary],
-    comparison: RankComparison | Unavailable,
+    comparison: "RankComparison | Unavailable",
     ranks: Sequence[int],
 ) -> list[TraceSummary]:
     """Those to show in full: those asked for, all of two, or whoever others waited for."""
@@ -87,13 +105,45 @@ def _choose(
 
 def _write_trace(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None:
     out.headline(_describe(summary), "bold")
-    out.line(_recognised(summary))
+    verdict = judge(summary)
+    if not isinstance(verdict, Unavailable):
+        out.line(form.clean_text(verdict.text), "bold")
+        if verdict.advice:
+            out.line(form.clean_text(verdict.advice))
+    out.line(_recognised(summary), "dim")
+    if summary.step_source is not StepSource.PROFILER:
+        out.line(f"steps: {summary.step_source.words}", "yellow")
     for warning in summary.warnings:
         out.line(f"warning: {form.clean_text(warning)}", "yellow")
     if not summary.devices:
         _write_host(out, summary, num_rows)
-    for device in summary.devices:
+    for device in summary.devices[:MAX_DEVICES]:
         _write_device(out, device, num_rows)
+    _write_memory(out, summary)
+    if len(summary.devices) > MAX_DEVICES:
+        left = form.plural(len(summary.devices) - MAX_DEVICES, "device")
+        out.blank()
+        out.line(f"and {left} more; --json has all", "dim")
+
+
+def _write_memory(out: ScreenWriter, summary: TraceSummary) -> None:
+    """What allocators had given out, each on a line."""
+    if not summary.memory:
+        return
+    out.blank()
+    for use in summary.memory[:MAX_DEVICES]:
+        where = "host" if use.device_type == "cpu" else f"{use.device_type} {use.device}"
+        step = "" if use.peak_step is None else f" in step {use.peak_step}"
+        reserved = (
+            ""
+            if isinstance(use.peak_reserved_bytes, Unavailable)
+            else f" of {form.memory(use.peak_reserved_bytes)} reserved"
+        )
+        out.line(
+            f"Memory of {where}: at most {form.memory(use.peak_bytes)} allocated{step}{reserved}; "
+            f"{form.memory(use.first_bytes)} at first, {form.memory(use.last_bytes)} at last; "
+            f"{form.plural(use.num_events, 'event')}"
+        )
 
 
 def _describe(summary: TraceSummary) -> str:
@@ -158,7 +208,7 @@ def _write_host(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None
     out.blank()
     out.table(
         [
-            *_name_columns(out, "operator", rows),
+            *name_columns(out, "operator", rows),
             make_column("share", rows, lambda row: form.ratio(row.share_ratio), 7),
             make_column("self", rows, lambda row: form.duration(row.self_ns), 8),
             make_column("total", rows, lambda row: form.duration(row.total_ns), 5),
@@ -171,7 +221,7 @@ def _write_parts(out: ScreenWriter, parts: list[tuple[str, int, str]], total_ns:
     out.table(
         [
             make_column("part", parts, lambda row: row[0], 9, is_right=False),
-            make_column("share", parts, lambda row: _share(row[1], total_ns), 8),
+            make_column("share", parts, lambda row: share(row[1], total_ns), 8),
             make_column("time", parts, lambda row: form.duration(row[1]), 9),
             make_column("", parts, lambda row: row[2], 5, is_right=False),
         ]
@@ -233,14 +283,11 @@ def _write_device(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> No
     write_axes(out, device.communication, num_rows)
     _write_steps(out, device)
     _write_launches(out, device)
-    _write_kernels(out, device, num_rows)
-    _write_operators(out, device, num_rows)
-    _write_rates(out, device, num_rows)
-    _write_modules(out, device, num_rows)
-
-
-def _share(ns: int, whole_ns: int) -> str:
-    return form.ratio(ns / whole_ns) if whole_ns else ""
+    write_categories(out, device)
+    write_kernels(out, device, num_rows)
+    write_operators(out, device, num_rows)
+    write_rates(out, device, num_rows)
+    write_modules(out, device, num_rows)
 
 
 def _idle_parts(idle: IdleTime) -> list[tuple[str, int]]:
@@ -261,7 +308,7 @@ def _describe_idle(idle: IdleTime) -> str:
 def _largest_cause(idle: IdleTime) -> str:
     """The cause of most of it, with its share."""
     name, ns = max(_idle_parts(idle), key=lambda part: part[1])
-    return f"{name} {_share(ns, idle.total_ns)}" if ns else ""
+    return f"{name} {share(ns, idle.total_ns)}" if ns else ""
 
 
 def _write_steps(out: ScreenWriter, device: DeviceSummary) -> None:
@@ -271,7 +318,7 @@ def _write_steps(out: ScreenWriter, device: DeviceSummary) -> None:
     out.blank()
 
     def times(pick: str) -> list[str]:
-        return [form.duration(_pick(row.time, pick)) for row in rows]
+        return [form.duration(getattr(row.period, pick)) for row in rows]
 
     out.table(
         [
@@ -279,15 +326,13 @@ def _write_steps(out: ScreenWriter, device: DeviceSummary) -> None:
             *(
                 make_column(title, times(field), str, importance)
                 for title, field, importance in (
-                    ("total", "total_ns", 8),
+                    ("period", "total_ns", 8),
                     ("compute", "compute_ns", 7),
                     ("communication", "communication_ns", 5),
                     ("exposed", "exposed_ns", 6),
                     ("copies", "exposed_copy_ns", 3),
-                    ("other steps", "other_ns", 6),
                     ("idle", "idle_ns", 7),
                 )
-                if field != "other_ns" or any(row.time.other_ns for row in rows)
             ),
             make_column(
                 "mostly",
@@ -301,24 +346,16 @@ def _write_steps(out: ScreenWriter, device: DeviceSummary) -> None:
     _write_left(out, len(device.breakdown.steps) - len(rows), "step")
 
 
-def _pick(time: DeviceTime, field: str) -> int:
-    return int(getattr(time, field))
-
-
 def _write_launches(out: ScreenWriter, device: DeviceSummary) -> None:
     found = device.launches
     if isinstance(found, Unavailable):
         text = f"n/a: {found.reason}"
     else:
-        graphs = (
-            f"; {form.count(found.num_graph_kernels)} from graphs, "
-            f"{form.ratio(found.graph_time_ratio)} of device time"
-        )
         text = (
-            f"{form.count(found.num_launches)}, from call to begin "
+            f"{form.count(found.num_launches)} of kernels, copies and fills by "
+            f"{form.plural(found.num_calls, 'call')}; from call to begin "
             f"{form.duration(found.median_delay_ns)} (p5 {form.duration(found.p5_delay_ns)}, "
             f"p95 {form.duration(found.p95_delay_ns)})"
-            f"{graphs if found.num_graph_kernels else ''}"
         )
     out.blank()
     facts = [("Launches", text)]
@@ -331,106 +368,22 @@ def _write_launches(out: ScreenWriter, device: DeviceSummary) -> None:
                 f"none {form.ratio(found.empty_ratio)} of the time",
             )
         )
+        facts.append(
+            (
+                "Short",
+                f"{form.ratio(found.short_ratio)} of them take at most "
+                f"{form.duration(SHORT_NS)}, {form.ratio(found.short_time_ratio)} of device time; "
+                f"median {form.duration(found.median_duration_ns)}",
+            )
+        )
+        if found.num_graph_kernels:
+            facts.append(
+                (
+                    "CUDA graphs",
+                    f"{form.ratio(found.graph_time_ratio)} of device time, "
+                    f"{form.count(found.num_graph_kernels)} kernels, copies and fills, is replayed "
+                    f"from graphs by {form.plural(found.num_graph_launches, 'launch')}; their "
+                    "operators are not in the trace",
+                )
+            )
     out.facts(facts)
-
-
-def _write_kernels(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
-    rows = device.kernels[:num_rows]
-    width = min(NAME_WIDTH, max(out.room - 32, 24))  # the count still fits beside it
-    out.blank()
-    out.table(
-        [
-            make_column("kernel", rows, lambda row: short_name(row.name, width), 9, is_right=False),
-            make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),
-            make_column("time", rows, lambda row: form.duration(row.total_ns), 8),
-            make_column("count", rows, lambda row: form.count(row.count), 6),
-            make_column("mean", rows, lambda row: form.duration(row.mean_ns), 5),
-            make_column("max", rows, lambda row: form.duration(row.max_ns), 3),
-        ]
-    )
-
-
-def short_name(text: str, width: int = NAME_WIDTH) -> str:
-    """Made safe, on one line, and cut."""
-    cleaned = form.clean_text(" ".join(text.split()))
-    return cleaned if len(cleaned) <= width else f"{cleaned[: width - 1]}…"
-
-
-def _name_columns(
-    out: ScreenWriter, title: str, rows: Sequence[HostOperatorRow | OperatorRow | OperatorRate]
-) -> list[Column]:
-    """Name and shapes, as wide as other columns leave room: rows of one name differ in shapes."""
-    has_shapes = any(row.shapes for row in rows)
-    shapes_width = out.room * 3 // 10 if has_shapes else 0
-    width = min(NAME_WIDTH, max(out.room - 38 - shapes_width, 26))
-    names = [short_name(row.name, width) for row in rows]
-    columns = [make_column(title, names, str, 9, is_right=False)]
-    if has_shapes:
-        shapes = [short_name(_short_shapes(row.shapes), shapes_width) for row in rows]
-        importance = 7 if len(set(names)) < len(names) else 4
-        columns.append(make_column("shapes", shapes, str, importance, is_right=False))
-    return columns
-
-
-def _short_shapes(text: str) -> str:
-    """`[[8, 4], [4], []]` as `8×4 4`; scalars have no shape to show."""
-    found = re.findall(r"\[([\d,\s]+)\]", text)
-    return " ".join(re.sub(r"\s*,\s*", "×", one.strip()) for one in found)
-
-
-def _write_operators(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
-    rows = [row for row in device.operators if row.name][:num_rows]
-    if not rows:
-        return
-    out.blank()
-    out.table(
-        [
-            *_name_columns(out, "operator", rows),
-            make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),
-            make_column("device", rows, lambda row: form.duration(row.device_ns), 8),
-            make_column("host", rows, lambda row: form.duration(row.host_ns), 5),
-            make_column("calls", rows, lambda row: form.count(row.count), 6),
-        ]
-    )
-
-
-def _write_rates(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
-    rows = device.rates[:num_rows]
-    if not rows:
-        return
-    out.blank()
-    out.table(
-        [
-            *_name_columns(out, "arithmetic", rows),
-            make_column("device", rows, lambda row: form.duration(row.device_ns), 6),
-            make_column("rate", rows, lambda row: f"{row.flops_per_s / 1e12:.3g} TFLOP/s", 8),
-            make_column(
-                "of peak",
-                rows,
-                lambda row: (
-                    "n/a" if isinstance(row.peak_ratio, Unavailable) else form.ratio(row.peak_ratio)
-                ),
-                7,
-            ),
-        ]
-    )
-
-
-def _write_modules(out: ScreenWriter, device: DeviceSummary, num_rows: int) -> None:
-    rows = [row for row in device.modules if row.path][:num_rows]
-    if not rows:
-        return
-    out.blank()
-    out.table(
-        [
-            make_column("module", rows, lambda row: _tail(row.path), 9, is_right=False),
-            make_column("share", rows, lambda row: form.ratio(row.share_ratio), 8),
-            make_column("device", rows, lambda row: form.duration(row.device_ns), 8),
-            make_column("launches", rows, lambda row: form.count(row.num_events), 5),
-        ]
-    )
-
-
-def _tail(path: str) -> str:
-    cleaned = form.clean_text(path)
-    return cleaned if len(cleaned) <= NAME_WIDTH else f"…{cleaned[-NAME_WIDTH + 1 :]}"

@@ -146,6 +146,7 @@ def test_a_streams_wait_is_no_work_and_a_dma_request_is_a_copy(tmp_path) -> None
     )
     classes = classify_kernels(trace)
     assert classes.work.tolist() == [Work.NONE, Work.COMPUTE, Work.COPY, Work.NONE]
-    assert classes.recognition.num_kernels == 2
+    assert classes.recognition.num_kernels == 1
     (device,) = break_down(trace)
+    assert (device.time.num_kernels, device.time.num_copies) == (1, 1)
     assert (device.time.total_ns, device.time.exposed_copy_ns) == (15_000, 5_000)

@@ -12,6 +12,6 @@ def test_damaged_traces_end_in_an_error_or_a_partial_result():
     assert spec.loader is not None
     fuzz = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fuzz)
-    found = fuzz.run(seed=7, inputs=1_500, native_only=False)
+    found = fuzz.run(seed=7, inputs=1_500)
     assert found["failures"] == []
     assert sum(found["ended"].values()) == 1_500

@@ -1,12 +1,17 @@
-"""Both scanners against `json`, against each other, and against text that is cut or wrong."""
+"""Both scanners against `json`, against each other, and against text that is cut or wrong; and the
+traces that are made of what they find."""
 
 import json
 import struct
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshscope.errors import TraceError
+from meshscope.ingest.kineto.kineto import read_trace
 from meshscope.ingest.kineto.native_scanner import NativeScanner
 from meshscope.ingest.kineto.python_scanner import PythonScanner, read_time_ns, scale_number
 from meshscope.ingest.kineto.scan import (
@@ -18,6 +23,7 @@ from meshscope.ingest.kineto.scan import (
     ScanState,
     ValueType,
 )
+from meshscope.ingest.kineto.trace_columns import Trace, ValueKind
 from meshscope.ingest.native import load_library
 
 
@@ -25,7 +31,7 @@ def make_native() -> Scanner:
     library = load_library()
     if library is None:
         pytest.skip("meshscope was installed without a C compiler")
-    return NativeScanner(library)
+    return NativeScanner(library, is_raw=True)
 
 
 SCANNERS = pytest.mark.parametrize("make", [make_native, PythonScanner], ids=["native", "python"])
@@ -129,7 +135,6 @@ def test_an_event_is_read_whole_however_the_text_is_cut(make, piece) -> None:
         b"distributedInfo",
         b"traceName",
     ]
-    scanner.close()
 
 
 @SCANNERS
@@ -274,6 +279,103 @@ def test_the_two_scanners_agree_on_what_is_not_quite_json(event) -> None:
     assert native.state == ScanState.END
 
 
+def describe(trace: Trace) -> dict[str, object]:
+    """All of a trace, with texts for their numbers, which each scanner gives in an order of its
+    own."""
+    events, arguments = trace.events, trace.arguments
+    texts = (*trace.strings, None)
+    return {
+        "counts": trace.counts,
+        "warnings": trace.warnings,
+        "tracks": trace.tracks,
+        "names": [texts[place] for place in events.name.tolist()],
+        "arguments": [
+            (event, trace.keys[key], kind, texts[value] if kind >= ValueKind.STRING else value)
+            for event, key, kind, value in zip(
+                arguments.event.tolist(),
+                arguments.key.tolist(),
+                arguments.kind.tolist(),
+                arguments.value.tolist(),
+                strict=True,
+            )
+        ],
+        **{
+            column.name: getattr(events, column.name).tolist()
+            for column in fields(events)
+            if column.name != "name"
+        },
+    }
+
+
+def read_both(path: Path, text: bytes, *, with_python: bool = False) -> dict[str, object]:
+    """What both ways to read it give, which has to be the same."""
+    make_native()
+    path.write_bytes(text)
+    found = []
+    for use_native in (True, False):
+        try:
+            trace = read_trace(path, with_python=with_python, use_native=use_native)
+            found.append(describe(trace))
+        except TraceError as error:
+            found.append({"error": str(error)})
+    assert found[0] == found[1]
+    return found[0]
+
+
+TIMED = st.fixed_dictionaries(
+    {
+        "ph": st.sampled_from("XXXXBEMi"),
+        "ts": st.integers(0, 20) | st.floats(0, 20).map(lambda us: round(us, 4)),
+        "dur": st.integers(-1, 9) | st.sampled_from([1.5, "2", None]),
+    },
+    optional={
+        "cat": st.sampled_from(["kernel", "cpu_op", "cuda_runtime", "python_function", "else", ""]),
+        "name": st.sampled_from(["a", "b", "nn.Module: A_0", "process_name", "thread_name"]),
+        "pid": st.integers(0, 3) | st.sampled_from(["Traces", 1.0, 2.5]),
+        "tid": st.integers(0, 3) | st.sampled_from(["stream 7"]),
+        "args": st.dictionaries(
+            st.sampled_from(["stream", "device", "correlation", "External id", "name", "bytes"]),
+            st.integers(-(1 << 40), 1 << 63) | st.sampled_from([7.0, 7.5, "7", None, [7]]),
+            max_size=4,
+        ),
+    },
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(events=st.lists(TIMED, max_size=12), with_python=st.booleans())
+def test_the_two_ways_to_read_a_trace_agree(tmp_path_factory, events, with_python) -> None:
+    path = tmp_path_factory.getbasetemp() / "both.json"
+    read_both(path, json.dumps({"traceEvents": events}).encode(), with_python=with_python)
+
+
+def test_events_are_in_order_of_begin_with_their_own_arguments(tmp_path) -> None:
+    """Long enough that columns grow, ids outgrow four bytes, and begins go back again and again."""
+    events = [
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": f"k{number % 7}",
+            "pid": number % 3,
+            "tid": 7,
+            "ts": (number * 7919) % 5_000 + 0.25,
+            "dur": 1,
+            "args": {"stream": 7, "correlation": number << 20, "bytes": number},
+        }
+        for number in range(5_000)
+    ]
+    found = read_both(tmp_path / "trace.json", json.dumps({"traceEvents": events}).encode())
+    ordered = sorted(events, key=lambda event: event["ts"])
+    assert found["begin_ns"] == [round(event["ts"] * 1000) for event in ordered]
+    assert found["correlation"] == [event["args"]["correlation"] for event in ordered]
+    assert found["names"] == [event["name"] for event in ordered]
+    assert found["arguments"] == [
+        (place, "bytes", ValueKind.INT, event["args"]["bytes"])
+        for place, event in enumerate(ordered)
+    ]
+    assert [track.process for track in found["tracks"]] == [0, 1, 2]
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_changed_bytes_never_do_harm(data) -> None:
@@ -285,4 +387,3 @@ def test_changed_bytes_never_do_harm(data) -> None:
         scanner = make()
         feed_all(scanner, bytes(text), data.draw(st.integers(1, 600)))
         assert scanner.state in ScanState
-        scanner.close()

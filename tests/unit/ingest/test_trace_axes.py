@@ -6,7 +6,13 @@ from meshscope.core.group_axis import OTHER, WORLD, AxisSource
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import TraceGroup
-from meshscope.ingest.traces.trace_axes import UNKNOWN, AxisNamer, coordinates_of, infer_layout
+from meshscope.ingest.traces.trace_axes import (
+    UNKNOWN,
+    AxisNamer,
+    coordinates_of,
+    infer_layout,
+    infer_pipeline,
+)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +115,28 @@ def test_events_without_a_group_have_one_only_where_all_are_the_same() -> None:
     assert (one.only_group().name, one.only_group().axis) == ("3", "tp")
     mixed = AxisNamer([listed("0", "", 0, 1, 2, 3), listed("1", "", 0, 1)], world_size=4)
     assert mixed.only_group().ranks == ()
+
+
+def line(*ranks: int) -> set[tuple[int, int]]:
+    there = {(ranks[place], ranks[place + 1]) for place in range(len(ranks) - 1)}
+    return there | {(after, before) for before, after in there}
+
+
+def test_messages_along_one_line_both_ways_are_a_pipeline() -> None:
+    assert infer_pipeline(line(0, 1, 2, 3), {(0, 1), (0, 1, 2, 3), ()}, 4) == Layout(pp=4)
+
+
+@pytest.mark.parametrize(
+    ("messages", "groups", "world_size"),
+    [
+        (line(0, 1), set(), 2),  # a ring of two looks the same
+        ({(0, 1), (1, 2), (2, 0)}, set(), 3),  # a ring
+        (line(0, 1, 2) | line(2, 0), set(), 3),
+        ({(0, 1), (1, 2), (2, 3)}, set(), 4),  # nothing comes back
+        (line(0, 2, 1, 3), set(), 4),
+        (line(0, 2) | line(1, 3), set(), 4),  # beside another axis
+        (line(0, 1, 2, 3), {(0, 1, 2)}, 4),
+    ],
+)
+def test_other_messages_tell_no_pipeline(messages, groups, world_size) -> None:
+    assert isinstance(infer_pipeline(messages, groups, world_size), Unavailable)

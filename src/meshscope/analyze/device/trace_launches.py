@@ -12,7 +12,11 @@ import numpy as np
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, ValueKind
 from meshscope.ingest.traces.trace_kernels import name_has
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Int32s, Int64s
+
+SHORT_NS = 10_000
+"""A host needs about so long to launch a kernel from eager code: shorter ones cannot keep a device
+busy unless they are launched from a graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +33,18 @@ class LaunchQueue:
     p95_delay_ns: float
     num_graph_kernels: int
     """Launched by a graph: one call for many."""
+    num_graph_launches: int
+    """Calls that launched graphs."""
     graph_time_ratio: float
     """Their share of the time of all device events."""
+    num_short: int
+    """Device events of at most SHORT_NS: a launch takes about as long."""
+    short_ratio: float
+    """Their share of all."""
+    short_time_ratio: float
+    """Their share of the time of all."""
+    median_duration_ns: float
+    """Of all device events."""
     num_calls: int
     """That launched it."""
     median_depth: int
@@ -41,20 +55,23 @@ class LaunchQueue:
     """Share of the time at which none waited."""
 
 
-def measure_launches(trace: Trace, rows: Int64s, launch: Int64s) -> LaunchQueue | Unavailable:
+def measure_launches(trace: Trace, rows: Int64s, launch: Int32s) -> LaunchQueue | Unavailable:
     """The launches of one device's events."""
     events = trace.events
     known = rows[launch[rows] >= 0]
     if not len(known):
         return Unavailable("no launching call of this device's work is in the trace")
-    call = launch[known]
+    call = launch[known].astype(np.int64)
     delay = events.begin_ns[known] - events.begin_ns[call]
     is_graph = np.zeros(len(events), dtype=np.bool_)
-    is_graph[known[name_has(trace, call, "graphlaunch")]] = True
+    by_graph = name_has(trace, call, "graphlaunch")
+    is_graph[known[by_graph]] = True
     is_graph[_in_graphs(trace)] = True
     in_graph = rows[is_graph[rows]]
     low, middle, high = np.percentile(delay, [5, 50, 95]).tolist()
-    whole_ns = int(events.duration_ns[rows].sum())
+    duration = events.duration_ns[rows]
+    is_short = duration <= SHORT_NS
+    whole_ns = int(duration.sum())
     num_calls, depths, empty = _measure_depth(trace, known, call)
     return LaunchQueue(
         num_launches=len(known),
@@ -62,6 +79,11 @@ def measure_launches(trace: Trace, rows: Int64s, launch: Int64s) -> LaunchQueue 
         p5_delay_ns=low,
         p95_delay_ns=high,
         num_graph_kernels=len(in_graph),
+        num_graph_launches=len(np.unique(call[by_graph])),
+        num_short=int(np.count_nonzero(is_short)),
+        short_ratio=float(is_short.mean()),
+        short_time_ratio=int(duration[is_short].sum()) / max(whole_ns, 1),
+        median_duration_ns=float(np.median(duration)),
         graph_time_ratio=int(events.duration_ns[in_graph].sum()) / max(whole_ns, 1),
         num_calls=num_calls,
         p5_depth=depths[0],
@@ -86,23 +108,27 @@ def _measure_depth(
     """Calls; depth at 5 and 50 % of the time and at most; share of the time without any."""
     events = trace.events
     order = np.argsort(call, kind="stable")
-    calls, first = np.unique(call[order], return_index=True)
+    ordered = call[order]
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    calls = ordered[first]
     begun = np.minimum.reduceat(events.begin_ns[work[order]], first)
     called = np.minimum(events.begin_ns[calls], begun)
     called.sort()
     begun.sort()
+    num_calls = len(calls)
     moments = np.concatenate([called, begun])
-    change = np.repeat([1, -1], len(calls))
+    del order, ordered, first, calls, called, begun  # each is as long as the trace has launches
     order = np.argsort(moments, kind="stable")
-    moments, depth = moments[order], np.cumsum(change[order])
-    length = np.diff(moments)
-    depth = depth[:-1]
+    depth = np.where(order < num_calls, 1, -1).astype(np.int32)
+    length = np.diff(moments[order])
+    del order, moments
+    depth = np.cumsum(depth, out=depth)[:-1]
     lasting = np.zeros(int(depth.max(initial=0)) + 1, dtype=np.int64)
     np.add.at(lasting, depth, length)
     whole = int(lasting.sum())
     if not whole:
-        return len(calls), (0, 0, 0), 0.0
+        return num_calls, (0, 0, 0), 0.0
     reached = np.cumsum(lasting)
     low, middle = (int(np.searchsorted(reached, share * whole)) for share in (0.05, 0.5))
     highest = int(np.flatnonzero(lasting)[-1])
-    return len(calls), (low, middle, highest), float(lasting[0] / whole)
+    return num_calls, (low, middle, highest), float(lasting[0] / whole)

@@ -1,21 +1,27 @@
 """How fast operators ran against what the device can do, from the shapes the profiler recorded.
 
-Counted is what `core.flops.count_operator_flops` knows from shapes alone; a multiply-add is two
-operations. The rate is those operations over the
-operator's device time, summed over its calls; its share is of the dense peak of the device for the
-operator's type (`core.hardware`), float32 against plain float32. Operators of other kinds move
-bytes more than they compute, and have none here.
+What a call costs at the least is `core.operator_cost`'s: arithmetic of products, convolutions and
+attention, bytes of these and of operators that only move data. The rates are those over the
+operator's device time, summed over its calls. A roofline's share is the time the device would need
+at its dense peak, or its memory's bandwidth, whichever takes longer, over the time it took; float32
+is held against plain float32.
 
-Wrong where the recorded shapes are not those computed with (nested or sparse tensors), and where a
-device runs float32 on matrix units (tf32): a share above 1 says so and is left as it is.
+Coverage says of how much device time anything can be said; what is not counted is listed, with its
+reason. Communication and copies between host and device are not in it: their limits are links.
+
+Wrong where recorded shapes are not those computed with (nested or sparse tensors), where a device
+runs float32 on matrix units (tf32), and where tensors stay in a cache: a share above 1 says so and
+is left as it is.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshscope.core.flops import Shapes, count_operator_flops
-from meshscope.core.hardware import find_peak
-from meshscope.core.unavailable import Unavailable
+from meshscope.core.flops import Shapes
+from meshscope.core.hardware import find_bandwidth, find_peak
+from meshscope.core.operator_cost import ITEM_BYTES, Call, OperatorCost, Tensor, count_cost
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.ingest.traces.trace_tables import OperatorRow
 
 DTYPES = {
@@ -31,6 +37,7 @@ DTYPES = {
     "c10::Float8_e5m2": "float8_e5m2",
 }
 _MAX_SIZE = 1 << 40
+_MAX_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,60 +48,218 @@ class OperatorRate:
     shapes: str
     count: int
     device_ns: int
+    """Without communication and copies between host and device."""
     flops: int
-    """Of all calls."""
+    """Of all calls; 0 for operators that only move data."""
     flops_per_s: float
+    num_bytes: int
+    """Of all calls, at least."""
+    bytes_per_s: float
     peak_ratio: float | Unavailable
+    """Of the arithmetic's dense peak."""
+    bandwidth_ratio: float | Unavailable
+    """Of the memory's bandwidth."""
+    bound: str
+    """`arithmetic` or `memory`: what takes longer at the device's peaks; "" where these are not
+    known."""
+    roofline_ratio: float | Unavailable
+    """The time at the peaks over the time it took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncounted:
+    """Device time of one operator of which nothing can be said."""
+
+    name: str
+    device_ns: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Of how much device time the cost is known; sums over events, without those on links."""
+
+    device_ns: int
+    counted_ns: int
+    arithmetic_ns: int
+    """Of the counted: with arithmetic; the rest moves data."""
+    unlaunched_ns: int
+    """Of `device_ns`: the operator is not in the trace, as of work that was launched before it
+    began, or that a graph replays."""
+    ratio: float | Unavailable
+    """`counted_ns` over `device_ns`."""
+    launched_ratio: float | Unavailable
+    """`counted_ns` over what operators of the trace launched."""
+    roofline_ratio: float | Unavailable
+    """Time at the device's peaks over `counted_ns`."""
+    uncounted: tuple[Uncounted, ...]
+    """The most time first."""
 
 
 def measure_rates(operators: tuple[OperatorRow, ...], device_name: str) -> tuple[OperatorRate, ...]:
-    """The operators whose arithmetic can be counted, most device time first."""
+    """The operators whose cost can be counted, most device time first."""
     rates = []
     for row in operators:
-        flops = count_operator_flops(row.name, parse_shapes(row.shapes))
-        if flops is None or row.device_ns <= 0 or not row.count:
-            continue
-        per_s = flops * row.count / row.device_ns * 1e9
-        rates.append(
-            OperatorRate(
-                name=row.name,
-                shapes=row.shapes,
-                count=row.count,
-                device_ns=row.device_ns,
-                flops=flops * row.count,
-                flops_per_s=per_s,
-                peak_ratio=_compare_with_peak(per_s, device_name, row.types),
-            )
-        )
+        cost = _count(row)
+        own_ns = row.device_ns - row.link_ns
+        if isinstance(cost, OperatorCost) and own_ns > 0 and row.count:
+            rates.append(_rate(row, cost, device_name))
     return tuple(rates)
+
+
+def measure_coverage(operators: Sequence[OperatorRow], rates: Sequence[OperatorRate]) -> Coverage:
+    """How much of a device's time the rates are of."""
+    whole_ns = sum(row.device_ns - row.link_ns for row in operators)
+    counted_ns = sum(one.device_ns for one in rates)
+    at_peak = [
+        one.roofline_ratio * one.device_ns
+        for one in rates
+        if not isinstance(one.roofline_ratio, Unavailable)
+    ]
+    peak_ns = sum(one.device_ns for one in rates if known(one.roofline_ratio) is not None)
+    unlaunched_ns = sum(row.device_ns - row.link_ns for row in operators if not row.name)
+    nothing = Unavailable("the device did not compute")
+    return Coverage(
+        device_ns=whole_ns,
+        unlaunched_ns=unlaunched_ns,
+        launched_ratio=counted_ns / (whole_ns - unlaunched_ns)
+        if whole_ns > unlaunched_ns
+        else nothing,
+        counted_ns=counted_ns,
+        arithmetic_ns=sum(one.device_ns for one in rates if one.flops),
+        ratio=counted_ns / whole_ns if whole_ns else nothing,
+        roofline_ratio=sum(at_peak) / peak_ns
+        if peak_ns
+        else Unavailable("the device's peaks are not known; name it with --device"),
+        uncounted=_list_uncounted(operators),
+    )
+
+
+def _list_uncounted(operators: Sequence[OperatorRow]) -> tuple[Uncounted, ...]:
+    found: dict[tuple[str, str], int] = {}
+    for row in operators:
+        cost = _count(row)
+        own_ns = row.device_ns - row.link_ns
+        if isinstance(cost, Unavailable) and own_ns:
+            key = (row.name or "(no operator)", cost.reason)
+            found[key] = found.get(key, 0) + own_ns
+    order = sorted(found.items(), key=lambda item: -item[1])
+    return tuple(
+        Uncounted(name=name, device_ns=ns, reason=reason)
+        for (name, reason), ns in order[:_MAX_LISTED]
+    )
+
+
+def _count(row: OperatorRow) -> OperatorCost | Unavailable:
+    if not row.name:
+        return Unavailable("the trace does not tell which operator launched it")
+    if not row.shapes:
+        return Unavailable("no shapes recorded (record_shapes=True)")
+    inputs = _read_inputs(row.shapes, row.types)
+    if inputs is None:
+        return Unavailable("shapes or types of tensors are not recorded")
+    cost = count_cost(Call(name=row.name, inputs=inputs, values=_read_values(row.values)))
+    return cost or Unavailable("its cost is not known from its shapes")
+
+
+def _rate(row: OperatorRow, cost: OperatorCost, device_name: str) -> OperatorRate:
+    flops, num_bytes = cost.flops * row.count, cost.num_bytes * row.count
+    own_ns = row.device_ns - row.link_ns
+    seconds = own_ns / 1e9
+    peak_ratio = (
+        _compare_with_peak(flops / seconds, device_name, row.types)
+        if flops
+        else Unavailable("it moves data")
+    )
+    bandwidth = find_bandwidth(device_name) if device_name else Unavailable(_NO_DEVICE)
+    bandwidth_ratio = (
+        bandwidth if isinstance(bandwidth, Unavailable) else num_bytes / seconds / bandwidth
+    )
+    sides = [
+        (ratio, bound)
+        for ratio, bound in ((peak_ratio, "arithmetic"), (bandwidth_ratio, "memory"))
+        if not isinstance(ratio, Unavailable)
+    ]
+    is_whole = len(sides) == (2 if flops else 1)
+    ratio, bound = max(sides, default=(0.0, "")) if is_whole else (0.0, "")
+    return OperatorRate(
+        name=row.name,
+        shapes=row.shapes,
+        count=row.count,
+        device_ns=own_ns,
+        flops=flops,
+        flops_per_s=flops / seconds,
+        num_bytes=num_bytes,
+        bytes_per_s=num_bytes / seconds,
+        peak_ratio=peak_ratio,
+        bandwidth_ratio=bandwidth_ratio,
+        bound=bound,
+        roofline_ratio=ratio if is_whole else Unavailable("a peak of the device is not known"),
+    )
 
 
 def parse_shapes(text: str) -> Shapes:
     """`[[2, 3], []]`; an input that is no tensor has no sizes."""
+    found = _read_list(text)
+    return [_sizes(entry) or [] for entry in found or []]
+
+
+def _read_list(text: str) -> list[object] | None:
     try:
-        found = json.loads(text) if text else []
+        found = json.loads(text) if text else None
     except (ValueError, RecursionError):
-        return []
-    if not isinstance(found, list):
-        return []
-    return [_sizes(entry) for entry in found]
+        return None
+    return found if isinstance(found, list) else None
 
 
-def _sizes(entry: object) -> list[int]:
+def _sizes(entry: object) -> list[int] | None:
+    """Of one tensor."""
     if not isinstance(entry, list):
-        return []
+        return None
     is_shape = all(type(size) is int and 0 <= size < _MAX_SIZE for size in entry)
-    return entry if is_shape else []
+    return entry if is_shape else None
+
+
+def _read_inputs(shapes: str, types: str) -> tuple[tuple[Tensor, ...], ...] | None:
+    """Every input's tensors; None where a tensor's type is not said."""
+    sizes, kinds = _read_list(shapes), _read_list(types)
+    if sizes is None or kinds is None or len(sizes) != len(kinds):
+        return None
+    found: list[tuple[Tensor, ...]] = []
+    for entry, kind in zip(sizes, kinds, strict=True):
+        own = _read_tensors(entry, kind)
+        if own is None:
+            return None
+        found.append(own)
+    return tuple(found)
+
+
+def _read_tensors(entry: object, kind: object) -> tuple[Tensor, ...] | None:
+    shape = _sizes(entry)
+    is_list = isinstance(entry, list) and shape is None
+    item = ITEM_BYTES.get(kind.lower()) if isinstance(kind, str) else None
+    if is_list:
+        each = [_sizes(one) for one in entry] if isinstance(entry, list) else []
+        if item is None or any(one is None for one in each):
+            return None
+        return tuple(Tensor(sizes=tuple(one or ()), item_bytes=item) for one in each)
+    if shape is None or item is None:
+        # A number, a list of numbers, nothing: no tensor.
+        return () if not shape else None
+    return (Tensor(sizes=tuple(shape), item_bytes=item),)
+
+
+def _read_values(text: str) -> tuple[str, ...]:
+    return tuple(one if isinstance(one, str) else str(one) for one in _read_list(text) or ())
+
+
+_NO_DEVICE = "the trace does not name the device; use --device"
 
 
 def _compare_with_peak(per_s: float, device_name: str, types: str) -> float | Unavailable:
     if not device_name:
-        return Unavailable("the trace does not name the device")
-    try:
-        found = json.loads(types) if types else []
-    except (ValueError, RecursionError):
-        found = []
-    named = found if isinstance(found, list) else []
+        return Unavailable(_NO_DEVICE)
+    named = _read_list(types) or []
     dtype = next((DTYPES[one] for one in named if isinstance(one, str) and one in DTYPES), None)
     if dtype is None:
         return Unavailable("the trace does not say the operator's type")

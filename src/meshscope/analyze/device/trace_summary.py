@@ -1,17 +1,29 @@
 """One trace in numbers: each device's time, why it idled, what it ran; and what the host did."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshscope.analyze.device.trace_launches import LaunchQueue, measure_launches
-from meshscope.analyze.device.trace_modules import ModuleRow, tabulate_modules
-from meshscope.analyze.device.trace_roofline import OperatorRate, measure_rates
+from meshscope.analyze.device.trace_memory import MemoryUse, measure_memory
+from meshscope.analyze.device.trace_modules import (
+    ModuleClassRow,
+    ModuleRow,
+    roll_up,
+    tabulate_modules,
+)
+from meshscope.analyze.device.trace_roofline import (
+    Coverage,
+    OperatorRate,
+    measure_coverage,
+    measure_rates,
+)
+from meshscope.core.hardware import find_device
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.trace_columns import Trace, TraceCounts
 from meshscope.ingest.traces.trace_axes import find_rank
-from meshscope.ingest.traces.trace_collectives import TraceCollective, list_collectives
+from meshscope.ingest.traces.trace_collectives import TraceCollective
 from meshscope.ingest.traces.trace_communication import (
     AxisRow,
     CollectiveColumns,
@@ -25,12 +37,12 @@ from meshscope.ingest.traces.trace_kernels import (
     Work,
 )
 from meshscope.ingest.traces.trace_spans import find_ends, unite_events
-from meshscope.ingest.traces.trace_steps import (
-    split_by_step,
-)
+from meshscope.ingest.traces.trace_steps import StepSource, split_by_step
 from meshscope.ingest.traces.trace_tables import (
+    CategoryRow,
     KernelRow,
     OperatorRow,
+    tabulate_categories,
     tabulate_kernels,
     tabulate_operators,
 )
@@ -41,13 +53,12 @@ from meshscope.ingest.traces.trace_time import (
 )
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.idle_gaps import IdleGaps, IdleTime
-from meshscope.numerics.intervals import subtract
 from meshscope.store.read.arrays import Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStep:
-    """One profiler step on one device, beside its times: why it idled, whom it talked to."""
+    """One step on one device, beside its times: why it idled, whom it talked to."""
 
     step: int
     idle: IdleTime
@@ -66,10 +77,15 @@ class DeviceSummary:
     """By axis and kind; sums to the device's."""
     steps: tuple[DeviceStep, ...]
     launches: LaunchQueue | Unavailable
+    categories: tuple[CategoryRow, ...]
+    """The time of all device events by what they are for."""
     kernels: tuple[KernelRow, ...]
     operators: tuple[OperatorRow, ...]
     rates: tuple[OperatorRate, ...]
+    coverage: Coverage
+    """Of how much of the device's time there are rates."""
     modules: tuple[ModuleRow, ...]
+    module_classes: tuple[ModuleClassRow, ...]
     collectives: tuple[TraceCollective, ...]
     exposed_spans: tuple[tuple[int, int], ...]
     """When communication was exposed, begin and end."""
@@ -88,23 +104,40 @@ class TraceSummary:
     """Process groups in the header's table."""
     counts: TraceCounts
     recognition: Recognition
+    step_source: StepSource
+    """How the steps were found."""
     warnings: tuple[str, ...]
     devices: tuple[DeviceSummary, ...]
     host: HostSummary
+    memory: tuple[MemoryUse, ...] = ()
+    """Of each allocator; none where the profiler was not asked (`profile_memory=True`)."""
 
 
 def summarize_trace(
-    trace: Trace, *, layout: Layout | None = None, view: TraceView | None = None
+    trace: Trace,
+    *,
+    layout: Layout | None = None,
+    view: TraceView | None = None,
+    device_name: str = "",
 ) -> TraceSummary:
     """Everything that one trace alone can tell; a layout names axes that the trace does not.
 
-    `view` is what was found out about it already, with the layout.
+    `view` is what was found out about it already, with the layout; `device_name` what its devices
+    are, where it does not say or names no known product.
     """
     view = view or TraceView(trace, layout)
     classes = view.classes
+    host = view.host  # ahead of what is kept for every event of the devices: it takes most memory
     devices = tuple(
-        _summarize_device(view, breakdown, np.flatnonzero(view.device_of == breakdown.device))
-        for breakdown in break_down_devices(trace, classes, view.steps, view.step_of)
+        _summarize_device(
+            view,
+            breakdown if breakdown.name else replace(breakdown, name=device_name),
+            np.flatnonzero(view.device_of == breakdown.device),
+            device_name,
+        )
+        for breakdown in break_down_devices(
+            trace, classes, view.steps, view.step_of, view.device_of, view.spans_of
+        )
     )
     return TraceSummary(
         source=trace.source,
@@ -113,40 +146,44 @@ def summarize_trace(
         num_groups=len(trace.groups),
         counts=trace.counts,
         recognition=classes.recognition,
+        step_source=view.steps.source,
         warnings=(*trace.warnings, *classes.recognition.warnings),
         devices=devices,
-        host=view.host,
+        host=host,
+        memory=measure_memory(trace, view.steps),
     )
 
 
-def _summarize_device(view: TraceView, breakdown: DeviceBreakdown, rows: Int64s) -> DeviceSummary:
+def _summarize_device(
+    view: TraceView, breakdown: DeviceBreakdown, rows: Int64s, device_name: str
+) -> DeviceSummary:
+    """`device_name` has the peaks where what the trace says is no known product."""
+    is_known = not isinstance(find_device(breakdown.name), Unavailable)
     trace, classes, launch = view.trace, view.classes, view.launch
-    beside = unite_work(trace, classes, rows, Work.COMPUTE)
-    exposed = subtract(unite_work(trace, classes, rows, Work.COMMUNICATION), beside)
+    spans = view.spans_of[breakdown.device]
+    beside, exposed = spans.compute, spans.exposed
     symmetric = rows[classes.is_symmetric[rows]]
-    operators = tabulate_operators(trace, rows, view.operator_of)
-    collectives = list_collectives(
-        trace,
-        classes,
-        rows,
-        beside,
-        view.operator_of,
-        namer=view.namer,
-        step_of=view.step_of,
-        steps=view.steps,
-    )
+    operators = tabulate_operators(trace, classes, rows, view.operator_of)
+    kernels = tabulate_kernels(trace, classes, rows, view.operator_of)
+    rates = measure_rates(operators, breakdown.name if is_known else device_name or breakdown.name)
+    modules = tabulate_modules(trace, rows, launch)
+    collectives = view.list_collectives(breakdown.device)
     columns = as_columns(collectives)
+    launches = measure_launches(trace, rows, launch)
     gaps = find_gaps(trace, rows, launch, breakdown.begin_ns, breakdown.end_ns, view.calls)
     return DeviceSummary(
         breakdown=breakdown,
         idle=gaps.sum_up(),
         communication=tabulate_axes(columns, beside),
         steps=_summarize_steps(view, rows, columns, gaps),
-        launches=measure_launches(trace, rows, launch),
-        kernels=tabulate_kernels(trace, classes, rows),
+        launches=launches,
+        categories=tabulate_categories(kernels),
+        kernels=kernels,
         operators=operators,
-        rates=measure_rates(operators, breakdown.name),
-        modules=tabulate_modules(trace, rows, launch),
+        rates=rates,
+        coverage=measure_coverage(operators, rates),
+        modules=modules,
+        module_classes=roll_up(modules),
         collectives=collectives,
         exposed_spans=tuple(zip(exposed.start_ns.tolist(), exposed.end_ns.tolist(), strict=True)),
         symmetric_ns=unite_events(trace, symmetric).total_ns,

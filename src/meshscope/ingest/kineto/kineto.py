@@ -25,6 +25,8 @@ from meshscope.ingest.native import load_library
 
 _MAX_VALUE_BYTES = 1 << 26
 """One event or one entry of the header may be this long; a longer one ends the reading."""
+_PIECE_BYTES = 1 << 20
+"""Read at a time, at most: as much as stays in a processor's cache."""
 MAX_WORLD_SIZE = 1 << 24
 _MAX_BASE_NS = 1 << 62
 _PADDING = b" \t\r\n\0"
@@ -32,11 +34,11 @@ _PADDING = b" \t\r\n\0"
 JsonFields = Mapping[str, Any]
 
 
-def make_scanner(*, use_native: bool | None = None) -> Scanner:
+def make_scanner(*, with_python: bool = False, use_native: bool | None = None) -> Scanner:
     """The compiled scanner where there is one; True insists on it, False on the Python one."""
     library = None if use_native is False else load_library()
     if library is not None:
-        return NativeScanner(library)
+        return NativeScanner(library, with_python=with_python)
     if use_native:
         raise TraceError(
             "the compiled scanner is not there: install meshscope where a C compiler is"
@@ -46,19 +48,22 @@ def make_scanner(*, use_native: bool | None = None) -> Scanner:
 
 def read_trace(path: Path, *, with_python: bool = False, use_native: bool | None = None) -> Trace:
     """The whole of one file; TraceError when nothing of it can be read."""
-    scanner = make_scanner(use_native=use_native)
+    scanner = make_scanner(with_python=with_python, use_native=use_native)
     batches = TraceBatches(with_python=with_python)
     stream = ByteStream(path)
     warnings: list[str] = []
     try:
         for _ in _feed(scanner, stream, warnings):
-            batches.add(scanner.take(), scanner.symbols())
+            batch = scanner.take()
+            if len(batch):
+                batches.add(batch, scanner.symbols())
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
     warnings += _explain_end(scanner, stream)
     counts = scanner.counts
-    is_empty = not batches.num_events and not counts.num_skipped
-    if is_empty and (not counts.num_event_lists or batches.num_other or warnings):
+    is_empty = not batches.num_events and not counts.num_complete and not counts.num_skipped
+    is_list = not scanner.fields() and stream.first.lstrip(_PADDING + b"\xef\xbb\xbf")[:1] == b"["
+    if is_empty and (not counts.num_event_lists or batches.num_other or warnings or is_list):
         raise TraceError(f"{path}: {_explain_nothing(scanner, stream)}")
     if is_empty:
         warnings.append("there is no event in it")
@@ -66,24 +71,35 @@ def read_trace(path: Path, *, with_python: bool = False, use_native: bool | None
 
 
 def _feed(scanner: Scanner, stream: ByteStream, warnings: list[str]) -> Iterator[None]:
-    """Feeds the scanner; yields after each piece that moved it."""
-    rest = b""
-    for piece in stream:
-        data = rest + piece if rest else piece
+    """Feeds the scanner; yields after each piece that moved it.
+
+    Pieces are read behind what was left of the one before, into the same memory.
+    """
+    window, num_left, num_fed = bytearray(_PIECE_BYTES), 0, 0
+
+    def find_room() -> memoryview:
+        nonlocal window
+        if 2 * num_left > len(window):
+            window = window[:num_left] + bytes(3 * num_left)
+        return memoryview(window)[num_left:]
+
+    for num_new in stream.pour(find_room):
+        data = memoryview(window)[: num_left + num_new]
         num_done = scanner.feed(data)
-        rest = data[num_done:]
+        num_fed += num_done
+        rest = bytes(data[num_done:])
+        num_left = len(rest)
+        window[:num_left] = rest
         if num_done:
             yield
         if scanner.state == ScanState.END and rest.strip(_PADDING):
-            warnings.append(
-                f"the JSON ends at byte {stream.num_given - len(rest):,}; what follows is left out"
-            )
+            warnings.append(f"the JSON ends at byte {num_fed:,}; what follows is left out")
         if scanner.state in (ScanState.END, ScanState.BROKEN):
             return
-        if len(rest) > _MAX_VALUE_BYTES:
+        if num_left > _MAX_VALUE_BYTES:
             warnings.append(
                 f"an event or entry of more than {_MAX_VALUE_BYTES >> 20} MiB ends the reading "
-                f"at byte {stream.num_given - len(rest):,}"
+                f"at byte {num_fed:,}"
             )
             return
 
@@ -142,16 +158,16 @@ def _make_trace(
     fields = _decode_fields(scanner.fields(), warnings)
     symbols = scanner.symbols()
     counts = scanner.counts
-    scanner.close()
-    events, arguments = batches.join()
+    events, arguments = batches.join(scanner)
     strings = tuple(map(_decode_text, symbols))
     tracks = _name_tracks(batches, strings)
     events, notes = split_devices(events, tracks)
     events = adopt_tracks(events, tracks)
     warnings += notes
-    if batches.num_incomplete:
+    num_incomplete = counts.num_incomplete + batches.num_incomplete
+    if num_incomplete:
         warnings.append(
-            f"{batches.num_incomplete:,} events without a begin or a length, or with times in µs "
+            f"{num_incomplete:,} events without a begin or a length, or with times in µs "
             "that do not fit, are left out"
         )
     distributed = _object(fields.get("distributedInfo"))
@@ -174,9 +190,10 @@ def _make_trace(
             num_bytes=stream.num_given,
             num_events=len(events),
             num_skipped=counts.num_skipped + batches.num_skipped,
-            num_incomplete=batches.num_incomplete,
+            num_incomplete=num_incomplete,
         ),
         warnings=tuple(warnings),
+        memory=batches.join_memory(),
     )
 
 

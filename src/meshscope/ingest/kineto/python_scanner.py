@@ -8,7 +8,7 @@ refuses (NaN, a comma too many, bytes that are not UTF-8) is taken apart here, s
 import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,6 +25,7 @@ from meshscope.ingest.kineto.scan import (
     ScanState,
     ValueType,
 )
+from meshscope.store.read.arrays import Int64s
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
 """A whole string, a bracket, or the quote of a string that is cut off."""
@@ -106,10 +107,9 @@ class _Rows:
 
 
 class PythonScanner:
-    def __init__(self, skipped_categories: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self.state = ScanState.START
         self.error = ScanError.NONE
-        self._skipped = frozenset(name.encode() for name in skipped_categories)
         self._is_list = False
         self._rows = _Rows()
         self._symbol_ids: dict[bytes, int] = {}
@@ -123,7 +123,11 @@ class PythonScanner:
             num_event_lists=self._num_event_lists,
         )
 
-    def close(self) -> None: ...
+    def columns(self) -> None:
+        """Complete events are in the batches."""
+
+    def put_in_order(self, order: Int64s) -> None:
+        """There are no columns."""
 
     def symbols(self) -> list[bytes]:
         return list(self._symbol_ids)
@@ -131,7 +135,10 @@ class PythonScanner:
     def fields(self) -> list[tuple[bytes, bytes]]:
         return self._fields
 
-    def feed(self, data: bytes) -> int:
+    def feed(self, data: bytes | memoryview) -> int:
+        return self._feed(bytes(data))
+
+    def _feed(self, data: bytes) -> int:
         offset, last = 0, _find_last_event(data)
         try:
             while self.state not in (ScanState.END, ScanState.BROKEN):
@@ -231,7 +238,7 @@ class PythonScanner:
         phase = _string(found.get("ph"))
         category = _string(found.get("cat"))
         letter = phase[0] if phase else 0
-        if (phase is not None and chr(letter) not in KEPT_PHASES) or category in self._skipped:
+        if phase is not None and chr(letter) not in KEPT_PHASES:
             self._num_skipped += 1
             return
         offset = len(self._rows.events)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
+import numpy as np
+
+from meshscope.ingest.kineto.trace_columns import TraceArguments, TraceEvents
 from meshscope.store.read.arrays import Int32s, Int64s, Uint8s
 
 MISSING = -(1 << 63)
@@ -17,17 +20,18 @@ MISSING = -(1 << 63)
 TEXT_IDENTITY = MISSING + 2
 """A process or thread that is named by text: this plus the index of the text in the symbols."""
 
-KEPT_PHASES = "XMBE"
-"""Complete events, metadata, begins and ends. Flows and counters are counted and left out."""
+KEPT_PHASES = "XMBEi"
+"""Complete events, metadata, begins and ends, and moments, among which allocators' are. Flows and
+counters are counted and left out."""
+
+DENSE_KEYS = ("External id", "correlation", "stream", "device")
+"""Arguments of nearly every event; complete events have them in columns of their own."""
 
 KEYS = (
-    "External id",
-    "correlation",
-    "stream",
-    "device",
-    "bytes",
+    *DENSE_KEYS,
     "name",
     "labels",
+    "bytes",
     "Collective name",
     "In msg nelems",
     "Out msg nelems",
@@ -58,6 +62,8 @@ KEYS = (
     "Total Reserved",
 )
 """Arguments that are kept, in the order of their numbers."""
+FIRST_KEPT_KEY = KEYS.index("labels") + 1
+"""Those before it complete events do not have in their table of arguments."""
 
 
 class ValueType(IntEnum):
@@ -111,12 +117,41 @@ class ScanBatch:
         return len(self.phase)
 
 
+EMPTY_BATCH = ScanBatch(
+    phase=np.empty(0, dtype=np.uint8),
+    category=np.empty(0, dtype=np.int32),
+    name=np.empty(0, dtype=np.int32),
+    pid=np.empty(0, dtype=np.int64),
+    tid=np.empty(0, dtype=np.int64),
+    ts_ns=np.empty(0, dtype=np.int64),
+    dur_ns=np.empty(0, dtype=np.int64),
+    argument_event=np.empty(0, dtype=np.int32),
+    argument_key=np.empty(0, dtype=np.uint8),
+    argument_type=np.empty(0, dtype=np.uint8),
+    argument_value=np.empty(0, dtype=np.int64),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanCounts:
     """What a scanner left out so far."""
 
     num_skipped: int
     num_event_lists: int
+    num_complete: int = 0
+    """Complete events that the scanner has columns of, kept or not."""
+    num_incomplete: int = 0
+    """Of these, without a begin or a length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScanColumns:
+    """Complete events in the order of the file, as they stay, and their arguments."""
+
+    events: TraceEvents
+    arguments: TraceArguments
+    tracks: list[tuple[int, int]]
+    """Process and thread of each track, in the order in which they appear."""
 
 
 class Scanner(Protocol):
@@ -131,17 +166,21 @@ class Scanner(Protocol):
     @property
     def counts(self) -> ScanCounts: ...
 
-    def feed(self, data: bytes) -> int:
+    def feed(self, data: bytes | memoryview) -> int:
         """Takes in what is whole; how many bytes that was."""
 
     def take(self) -> ScanBatch:
-        """The events since the last call."""
+        """The events since the last call, less those that `columns` has."""
+
+    def columns(self) -> ScanColumns | None:
+        """All complete events so far, if the scanner takes them apart itself: the compiled one
+        does. They are its own memory, which it changes when it is fed."""
+
+    def put_in_order(self, order: Int64s) -> None:
+        """Sorts what `columns` gave, in place; nothing else can be asked of the scanner then."""
 
     def symbols(self) -> list[bytes]:
         """All texts so far, as they stand between their quotes."""
 
     def fields(self) -> list[tuple[bytes, bytes]]:
         """The file's other entries: name and text of the value."""
-
-    def close(self) -> None:
-        """Frees the scanner's memory."""

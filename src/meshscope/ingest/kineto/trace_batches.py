@@ -1,59 +1,53 @@
 """Keeps what is wanted of each batch a scanner gives, narrow, and joins the batches at the end.
 
 Device work, operators, calls of the runtime, annotations and modules stay; other Python functions
-only when asked for. A begin and an end that belong together become one event.
+only when asked for. A begin and an end that belong together become one event. What the compiled
+scanner made columns of itself is ahead of all that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.ingest.kineto.scan import KEYS, MISSING, ScanBatch, ValueType
-from meshscope.ingest.kineto.trace_columns import NO_VALUE, Category, TraceArguments, TraceEvents
-from meshscope.store.read.arrays import Int64s
+from meshscope.ingest.kineto.scan import (
+    DENSE_KEYS,
+    FIRST_KEPT_KEY,
+    KEYS,
+    MISSING,
+    ScanBatch,
+    Scanner,
+    ValueType,
+)
+from meshscope.ingest.kineto.trace_columns import (
+    CATEGORIES,
+    NO_MEMORY,
+    NO_VALUE,
+    Category,
+    TraceArguments,
+    TraceEvents,
+    TraceMemory,
+)
+from meshscope.store.read.arrays import Bools, Int64s
 
-CATEGORIES: dict[bytes, Category] = {
-    b"kernel": Category.KERNEL,
-    b"Kernel": Category.KERNEL,
-    b"gpu_memcpy": Category.MEMCPY,
-    b"Memcpy": Category.MEMCPY,
-    b"gpu_memset": Category.MEMSET,
-    b"Memset": Category.MEMSET,
-    b"concurrent_kernel": Category.KERNEL,
-    b"cpu_op": Category.CPU_OP,
-    b"Operator": Category.CPU_OP,
-    b"cuda_runtime": Category.RUNTIME,
-    b"cuda_driver": Category.RUNTIME,
-    b"hip_runtime": Category.RUNTIME,
-    b"hip_driver": Category.RUNTIME,
-    b"xpu_runtime": Category.RUNTIME,
-    b"xpu_driver": Category.RUNTIME,
-    b"mtia_runtime": Category.RUNTIME,
-    b"privateuse1_runtime": Category.RUNTIME,
-    b"privateuse1_driver": Category.RUNTIME,
-    b"glow_runtime": Category.RUNTIME,
-    b"hpu_op": Category.RUNTIME,
-    b"Runtime": Category.RUNTIME,
-    b"mtia_ccp_events": Category.KERNEL,
-    b"mtia_insight": Category.KERNEL,
-    b"user_annotation": Category.ANNOTATION,
-    b"gpu_user_annotation": Category.DEVICE_ANNOTATION,
-    b"python_function": Category.PYTHON,
-    b"overhead": Category.OVERHEAD,
-}
 _MODULE_PREFIX = b"nn.Module: "
-_DENSE = ("External id", "correlation", "stream", "device")
-_DENSE_KEYS = np.array([KEYS.index(name) for name in _DENSE])
-_DROPPED_KEYS = frozenset((*_DENSE, "name", "labels"))
+_DENSE_KEYS = np.arange(len(DENSE_KEYS))
 _METADATA_KEYS = {
     b"process_name": KEYS.index("name"),
     b"process_labels": KEYS.index("labels"),
     b"thread_name": KEYS.index("name"),
 }
-_PHASE_X, _PHASE_M, _PHASE_B, _PHASE_E = b"XMBE"
+_PHASE_X, _PHASE_M, _PHASE_B, _PHASE_E, _PHASE_I = b"XMBEi"
+_MEMORY_NAME = b"[memory]"
+_MEMORY_KEYS = {
+    "device_type": "Device Type",
+    "device": "Device Id",
+    "changed_bytes": "Bytes",
+    "allocated_bytes": "Total Allocated",
+    "reserved_bytes": "Total Reserved",
+}
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -91,6 +85,9 @@ class TraceBatches:
         self._is_module: list[bool] = []
         self._tracks: dict[tuple[int, int], int] = {}
         self._open: dict[tuple[int, int], list[_Begin]] = {}
+        self._pairs: list[ScanBatch] = []
+        self._memory: list[dict[str, Int64s]] = []
+        self._memory_names: set[int] = set()
         self.metadata = Metadata()
         self.num_events = 0
         """Events of any phase that is kept, complete or not."""
@@ -118,10 +115,44 @@ class TraceBatches:
         is_pair = (batch.phase == _PHASE_B) | (batch.phase == _PHASE_E)
         if is_pair.any():
             self._take_pairs(batch, np.flatnonzero(is_pair))
+        is_moment = batch.phase == _PHASE_I
+        if is_moment.any():
+            self._take_memory(batch, is_moment)
         self._take_complete(batch)
+
+    def _take_memory(self, batch: ScanBatch, is_moment: Bools) -> None:
+        """What allocators say; other moments are left out."""
+        is_named = np.isin(batch.name, list(self._memory_names))
+        is_memory = is_moment & is_named & (batch.ts_ns != MISSING)
+        rows = np.flatnonzero(is_memory)
+        self.num_skipped += int(np.count_nonzero(is_moment)) - len(rows)
+        if not len(rows):
+            return
+        place = np.full(len(batch), -1, dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        is_said = (batch.argument_type == ValueType.INT) & is_memory[batch.argument_event]
+        found = {"time_ns": batch.ts_ns[rows]}
+        for column, key in _MEMORY_KEYS.items():
+            picked = np.flatnonzero(is_said & (batch.argument_key == KEYS.index(key)))
+            found[column] = np.full(len(rows), NO_VALUE, dtype=np.int64)
+            found[column][place[batch.argument_event[picked]]] = batch.argument_value[picked]
+        self._memory.append(found)
+
+    def join_memory(self) -> TraceMemory:
+        """All that allocators said, in order of time."""
+        if not self._memory:
+            return NO_MEMORY
+        joined = {
+            column: np.concatenate([part[column] for part in self._memory])
+            for column in self._memory[0]
+        }
+        order = _find_order(joined["time_ns"])
+        return TraceMemory(**{column: values[order] for column, values in joined.items()})
 
     def _learn(self, symbols: list[bytes]) -> None:
         for text in symbols[len(self._category_of) :]:
+            if text == _MEMORY_NAME:
+                self._memory_names.add(len(self._category_of))
             self._category_of.append(CATEGORIES.get(text, Category.OTHER))
             self._is_module.append(text.startswith(_MODULE_PREFIX))
 
@@ -143,7 +174,7 @@ class TraceBatches:
                 "name": batch.name[rows],
                 "track": self._number_tracks(batch.pid[rows], batch.tid[rows]),
                 "begin_ns": batch.ts_ns[rows],
-                "duration_ns": batch.dur_ns[rows],
+                "duration_ns": _narrow(batch.dur_ns[rows]),
                 "external_id": _narrow(dense["External id"][rows]),
                 "correlation": _narrow(dense["correlation"][rows]),
                 "stream": dense["stream"][rows].astype(np.int32),
@@ -167,17 +198,17 @@ class TraceBatches:
         is_new = np.ones(len(pid), dtype=np.bool_)
         is_new[1:] = (np.diff(pid[order]) != 0) | (np.diff(tid[order]) != 0)
         firsts = order[is_new]
-        indices = [
-            self._tracks.setdefault((process, thread), len(self._tracks))
-            for process, thread in zip(pid[firsts].tolist(), tid[firsts].tolist(), strict=True)
-        ]
+        numbers = np.empty(len(firsts), dtype=np.int32)
+        for place in np.argsort(firsts).tolist():  # in the order in which they appear
+            track = (int(pid[firsts[place]]), int(tid[firsts[place]]))
+            numbers[place] = self._tracks.setdefault(track, len(self._tracks))
         numbered = np.empty(len(pid), dtype=np.int32)
-        numbered[order] = np.array(indices, dtype=np.int32)[np.cumsum(is_new) - 1]
+        numbered[order] = numbers[np.cumsum(is_new) - 1]
         return numbered
 
     def _take_arguments(self, batch: ScanBatch, is_kept: npt.NDArray[np.bool_]) -> None:
         new_index = np.cumsum(is_kept) - 1 + self._num_events
-        is_wanted = np.array([key not in _DROPPED_KEYS for key in KEYS])[batch.argument_key]
+        is_wanted = batch.argument_key >= FIRST_KEPT_KEY
         rows = np.flatnonzero(is_wanted & is_kept[batch.argument_event])
         if not len(rows):
             return
@@ -243,38 +274,65 @@ class TraceBatches:
             else:
                 self.num_incomplete += 1
         if found:
-            self._take_complete(_complete_batch(found, arguments))
+            self._pairs.append(_complete_batch(found, arguments))
 
-    def join(self) -> tuple[TraceEvents, TraceArguments]:
-        """All columns in order of begin."""
+    def join(self, scanner: Scanner) -> tuple[TraceEvents, TraceArguments]:
+        """All events in order of begin. Nothing can be asked of the scanner then."""
         self.num_incomplete += sum(len(stack) for stack in self._open.values())
-        order = np.argsort(_peek(self._parts, "begin_ns", np.int64), kind="stable")
-        new_index = np.empty(len(order), dtype=np.int32)
-        new_index[order] = np.arange(len(order), dtype=np.int32)
+        columns = scanner.columns()
+        if columns is not None:
+            self._tracks = {track: number for number, track in enumerate(columns.tracks)}
+            if not self._pairs:
+                scanner.put_in_order(_find_order(columns.events.begin_ns))
+                return columns.events, columns.arguments
+            self._num_events = len(columns.events)
+            self._parts.append(_as_columns(columns.events))
+            self._argument_parts.append(_as_columns(columns.arguments))
+        for pairs in self._pairs:
+            self._take_complete(pairs)
         pop = _popper(self._parts)
-        events = TraceEvents(
-            category=pop("category", np.uint8)[order],
-            name=pop("name", np.int32)[order],
-            track=pop("track", np.int32)[order],
-            begin_ns=pop("begin_ns", np.int64)[order],
-            duration_ns=pop("duration_ns", np.int64)[order],
-            external_id=pop("external_id", np.int64)[order],
-            correlation=pop("correlation", np.int64)[order],
-            stream=pop("stream", np.int32)[order],
-            device=pop("device", np.int16)[order],
-        )
-        return events, self._join_arguments(new_index)
+        begin_ns = pop("begin_ns", np.int64)
+        order = _find_order(begin_ns)
 
-    def _join_arguments(self, new_index: npt.NDArray[np.int32]) -> TraceArguments:
+        def sort(name: str, dtype: type[Any]) -> npt.NDArray[Any]:
+            joined = pop(name, dtype)
+            return joined[order]
+
+        begin_ns = begin_ns[order]
+        events = TraceEvents(
+            category=sort("category", np.uint8),
+            name=sort("name", np.int32),
+            track=sort("track", np.int32),
+            begin_ns=begin_ns,
+            duration_ns=sort("duration_ns", np.int64),
+            external_id=sort("external_id", np.int64),
+            correlation=sort("correlation", np.int64),
+            stream=sort("stream", np.int32),
+            device=sort("device", np.int16),
+        )
+        return events, self._join_arguments(order)
+
+    def _join_arguments(self, event_order: Int64s) -> TraceArguments:
+        new_index = np.empty(len(event_order), dtype=np.int32)
+        new_index[event_order] = np.arange(len(event_order), dtype=np.int32)
         pop = _popper(self._argument_parts)
         event = new_index[pop("event", np.int32)]
-        order = np.argsort(event, kind="stable")
+        order = _find_order(event)
         return TraceArguments(
             event=event[order],
             key=pop("key", np.uint8)[order],
             kind=pop("kind", np.uint8)[order],
             value=pop("value", np.int64)[order],
         )
+
+
+def _find_order(values: npt.NDArray[Any]) -> Int64s:
+    """Where each is to be taken from, so that they are in order."""
+    return np.argsort(values, kind="stable")
+
+
+def _as_columns(table: TraceEvents | TraceArguments) -> Columns:
+    return {column.name: getattr(table, column.name) for column in fields(table)}
 
 
 def _list_pairs(batch: ScanBatch, rows: Int64s) -> Iterator[tuple[bool, _Begin]]:
@@ -324,7 +382,7 @@ def _dense_arguments(batch: ScanBatch) -> dict[str, Int64s]:
     found = {}
     is_int = batch.argument_type == ValueType.INT
     value = _whole_floats(batch, is_int)
-    for name in _DENSE:
+    for name in DENSE_KEYS:
         values = np.full(len(batch), NO_VALUE, dtype=np.int64)
         rows = np.flatnonzero(is_int & (batch.argument_key == KEYS.index(name)))
         limit = {"stream": 1 << 31, "device": 1 << 15}.get(name, 1 << 62)
@@ -356,12 +414,6 @@ def _narrow(values: Int64s) -> npt.NDArray[Any]:
     return values.astype(np.int32)
 
 
-def _peek(parts: list[Columns], name: str, dtype: type[Any]) -> npt.NDArray[Any]:
-    if not parts:
-        return np.empty(0, dtype=dtype)
-    return np.concatenate([part[name] for part in parts])
-
-
 def _popper(parts: list[Columns]) -> Callable[[str, type[Any]], npt.NDArray[Any]]:
     """Joins one column at a time and frees its pieces, so that nothing is held twice."""
 
@@ -369,7 +421,7 @@ def _popper(parts: list[Columns]) -> Callable[[str, type[Any]], npt.NDArray[Any]
         if not parts:
             return np.empty(0, dtype=dtype)
         pieces = [part.pop(name) for part in parts]
-        joined = np.concatenate(pieces)
+        joined = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         # Ids stay in four bytes where all of them fit.
         return joined if joined.dtype == np.int32 else joined.astype(dtype, copy=False)
 

@@ -1,12 +1,13 @@
 """Keeps a trace's columns beside it, so that it is parsed once.
 
-`TRACE.meshscope` is numpy's own archive with a JSON head; it is used only while size, time of
-change and version agree, is written under another name and renamed, and a folder that cannot
-be written to costs nothing but the time. Nothing in it is ever unpickled.
+`TRACE.meshscope` is numpy's own archive with a JSON head; it is used only while the file is the one
+that was read (`read_stamp`) and versions agree, is written under another name and renamed, and a
+folder that cannot be written to costs nothing but the time. Nothing in it is ever unpickled.
 """
 
 import json
 import os
+import time
 import zipfile
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,13 +22,31 @@ from meshscope.ingest.kineto.trace_columns import (
     TraceCounts,
     TraceEvents,
     TraceGroup,
+    TraceMemory,
     Track,
 )
-from meshscope.store.read.files import change_time_ns, file_size, open_bytes
+from meshscope.store.read.files import KEPT_SUFFIX, file_stamp, open_bytes
 
-_CACHE_VERSION = 2
-SUFFIX = ".meshscope"
+_CACHE_VERSION = 4
+SUFFIX = KEPT_SUFFIX
 _ENCODING = "utf-8"
+
+
+_TICK_NS = 20_000_000
+"""File systems' clocks go in steps shorter than this; what changes within one looks unchanged."""
+
+Stamp = tuple[int, ...]
+
+
+def read_stamp(path: Path) -> Stamp:
+    """What tells a file from any other, and from itself once it is changed; to be had before it is
+    read. A file that was changed just now is waited for. Raises OSError."""
+    stamp = file_stamp(path)
+    age_ns = time.time_ns() - max(stamp[1:3])
+    if 0 <= age_ns < _TICK_NS:
+        time.sleep((_TICK_NS - age_ns) / 1e9)
+        stamp = file_stamp(path)
+    return (_CACHE_VERSION, *stamp)
 
 
 def cache_path(path: Path) -> Path:
@@ -35,15 +54,16 @@ def cache_path(path: Path) -> Path:
     return path.with_name(path.name + SUFFIX)
 
 
-def store_trace(path: Path, trace: Trace) -> bool:
-    """Whether it could be written."""
+def store_trace(path: Path, trace: Trace, stamp: Stamp) -> bool:
+    """Whether it could be written; `stamp` is that of before it was read."""
     target = cache_path(path)
     partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
-        head = json.dumps(_head(path, trace)).encode(_ENCODING)
+        head = json.dumps(_head(stamp, trace)).encode(_ENCODING)
         arrays = {
             **_columns("event", trace.events),
             **_columns("argument", trace.arguments),
+            **_columns("memory", trace.memory),
             "head": np.frombuffer(head, dtype=np.uint8),
         }
         with partial.open("wb") as file:
@@ -55,7 +75,7 @@ def store_trace(path: Path, trace: Trace) -> bool:
     return True
 
 
-def load_trace(path: Path) -> Trace | None:
+def load_trace(path: Path, stamp: Stamp) -> Trace | None:
     """The columns, if they are there and of this file."""
     try:
         with (
@@ -63,7 +83,7 @@ def load_trace(path: Path) -> Trace | None:
             np.load(file, allow_pickle=False) as archive,
         ):
             head = json.loads(archive["head"].tobytes().decode(_ENCODING))
-            if head.get("stamp") != _stamp(path):
+            if head.get("stamp") != list(stamp):
                 return None
             return _restore(path, head, archive)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError):
@@ -71,20 +91,16 @@ def load_trace(path: Path) -> Trace | None:
         return None
 
 
-def _stamp(path: Path) -> list[int]:
-    return [_CACHE_VERSION, file_size(path), change_time_ns(path)]
-
-
-def _columns(prefix: str, table: TraceEvents | TraceArguments) -> dict[str, Any]:
+def _columns(prefix: str, table: TraceEvents | TraceArguments | TraceMemory) -> dict[str, Any]:
     return {f"{prefix}_{field.name}": getattr(table, field.name) for field in fields(table)}
 
 
-def _head(path: Path, trace: Trace) -> dict[str, object]:
+def _head(stamp: Stamp, trace: Trace) -> dict[str, object]:
     def known(value: object) -> object:
         return {"reason": value.reason} if isinstance(value, Unavailable) else value
 
     return {
-        "stamp": _stamp(path),
+        "stamp": stamp,
         "rank": known(trace.rank),
         "world_size": known(trace.world_size),
         "backend": known(trace.backend),
@@ -105,6 +121,7 @@ def _restore(path: Path, head: dict[str, Any], archive: Any) -> Trace:
 
     events = {field.name: archive[f"event_{field.name}"] for field in fields(TraceEvents)}
     arguments = {field.name: archive[f"argument_{field.name}"] for field in fields(TraceArguments)}
+    memory = {field.name: archive[f"memory_{field.name}"] for field in fields(TraceMemory)}
     return Trace(
         source=str(path),
         rank=known(head["rank"]),
@@ -122,4 +139,5 @@ def _restore(path: Path, head: dict[str, Any], archive: Any) -> Trace:
         arguments=TraceArguments(**arguments),
         counts=TraceCounts(**head["counts"]),
         warnings=tuple(head["warnings"]),
+        memory=TraceMemory(**memory),
     )

@@ -34,6 +34,38 @@ class Category(IntEnum):
     OVERHEAD = 10
 
 
+CATEGORIES: dict[bytes, Category] = {
+    b"kernel": Category.KERNEL,
+    b"Kernel": Category.KERNEL,
+    b"gpu_memcpy": Category.MEMCPY,
+    b"Memcpy": Category.MEMCPY,
+    b"gpu_memset": Category.MEMSET,
+    b"Memset": Category.MEMSET,
+    b"concurrent_kernel": Category.KERNEL,
+    b"cpu_op": Category.CPU_OP,
+    b"Operator": Category.CPU_OP,
+    b"cuda_runtime": Category.RUNTIME,
+    b"cuda_driver": Category.RUNTIME,
+    b"hip_runtime": Category.RUNTIME,
+    b"hip_driver": Category.RUNTIME,
+    b"xpu_runtime": Category.RUNTIME,
+    b"xpu_driver": Category.RUNTIME,
+    b"mtia_runtime": Category.RUNTIME,
+    b"privateuse1_runtime": Category.RUNTIME,
+    b"privateuse1_driver": Category.RUNTIME,
+    b"glow_runtime": Category.RUNTIME,
+    b"hpu_op": Category.RUNTIME,
+    b"Runtime": Category.RUNTIME,
+    b"mtia_ccp_events": Category.KERNEL,
+    b"mtia_insight": Category.KERNEL,
+    b"user_annotation": Category.ANNOTATION,
+    b"gpu_user_annotation": Category.DEVICE_ANNOTATION,
+    b"python_function": Category.PYTHON,
+    b"overhead": Category.OVERHEAD,
+}
+"""What Kineto and its forks call them; any other is OTHER."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceEvents:
     """Events with a begin and a length, in order of begin."""
@@ -44,7 +76,8 @@ class TraceEvents:
     track: Int32s
     """Index into `Trace.tracks`."""
     begin_ns: Int64s
-    duration_ns: Int64s
+    duration_ns: Int64s | Int32s
+    """In four bytes where all of them fit, as ids are."""
     external_id: Int64s | Int32s
     """Ties device work and runtime calls to the operator they were launched for."""
     correlation: Int64s | Int32s
@@ -58,6 +91,11 @@ class TraceEvents:
     @property
     def end_ns(self) -> Int64s:
         return self.begin_ns + self.duration_ns
+
+    def ends(self, rows: Int64s) -> Int64s:
+        """When each of these ends: `end_ns` makes a column of the whole trace."""
+        found: Int64s = self.begin_ns[rows] + self.duration_ns[rows]
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,6 +122,36 @@ class ValueKind(IntEnum):
     WORD = 3
     JSON = 4
     """The text of a list or an object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TraceMemory:
+    """What allocators said at each change (`[memory]` events), in order of time; -1: not said."""
+
+    time_ns: Int64s
+    device_type: Int64s
+    """As torch numbers them: 0 is the CPU, 1 CUDA."""
+    device: Int64s
+    changed_bytes: Int64s
+    """Less than 0 where memory was given back."""
+    allocated_bytes: Int64s
+    """Afterwards, by all that this allocator gave out."""
+    reserved_bytes: Int64s
+    """Taken from the device, in use or not."""
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+_NONE: Int64s = np.empty(0, dtype=np.int64)
+NO_MEMORY = TraceMemory(
+    time_ns=_NONE,
+    device_type=_NONE,
+    device=_NONE,
+    changed_bytes=_NONE,
+    allocated_bytes=_NONE,
+    reserved_bytes=_NONE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +206,7 @@ class Trace:
     counts: TraceCounts
     warnings: tuple[str, ...]
     """What is wrong with the file; what came before it is here."""
+    memory: TraceMemory = NO_MEMORY
 
     def key(self, name: str) -> int:
         """The index of an argument's name."""

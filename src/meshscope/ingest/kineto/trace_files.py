@@ -6,7 +6,9 @@ from pathlib import Path
 
 from meshscope.errors import TraceError
 from meshscope.ingest.kineto.trace_cache import SUFFIX
-from meshscope.store.read.files import exists, find_files, is_folder
+from meshscope.store.read.files import exists, find_files, is_folder, list_folders
+from meshscope.store.read.run import has_ranks
+from meshscope.store.read.run_folders import MAX_DEPTH
 
 _TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst|\.bz2|\.xz)?$")
 _NOT_TRACES = frozenset(("run.json", "manifest.json", "package.json"))
@@ -14,7 +16,8 @@ _MAX_FILES = 4096
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
-    """The files to read, in the order in which they were named, folders by name."""
+    """The files to read, in the order in which they were named, folders by name, in which numbers
+    count as numbers: rank 2 comes before rank 10."""
     found: list[Path] = []
     for path in paths:
         if is_folder(path):
@@ -24,7 +27,7 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
                     f"{path}: no trace below this folder; expected files named *.json, *.json.gz "
                     "or *.json.zst"
                 )
-            found += below
+            found += sorted(below, key=_natural_order)
         elif exists(path):
             if not path.name.endswith(SUFFIX):  # what a shell's pattern took in
                 found.append(path)
@@ -35,6 +38,37 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
     if len(found) > _MAX_FILES:
         raise TraceError(f"{len(found):,} traces are more than {_MAX_FILES:,}: name fewer")
     return list(dict.fromkeys(found))
+
+
+def find_trace_folders(folder: Path) -> list[Path]:
+    """Folders at or below `folder` that hold files which torch.profiler names: `*trace*.json*`.
+
+    What is below a run belongs to it. Other JSON may be anything, and is not looked at.
+    """
+    found: list[Path] = []
+    pending = [(folder, 0)]
+    while pending:
+        here, depth = pending.pop()
+        try:
+            if has_ranks(here):
+                continue
+            if list_own_traces(here):
+                found.append(here)
+            if depth < MAX_DEPTH:
+                pending += [(child, depth + 1) for child in list_folders(here)]
+        except OSError:
+            continue  # not ours, or taken away meanwhile
+    return sorted(found)
+
+
+def list_own_traces(folder: Path) -> list[Path]:
+    """Files directly in a folder that torch.profiler names."""
+    return sorted(one for one in find_files(folder, "*trace*.json*") if is_trace_name(one))
+
+
+def _natural_order(path: Path) -> list[tuple[bool, int, str]]:
+    parts = re.split(r"(\d+)", str(path))
+    return [(part.isdecimal(), int(part[:18]) if part.isdecimal() else 0, part) for part in parts]
 
 
 def is_trace_name(path: Path) -> bool:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from meshscope.errors import RunError, RunNotFound
 from meshscope.store.read.arrays import Bools, Floats, Int64s
-from meshscope.store.read.files import find_files, is_file, is_folder
+from meshscope.store.read.files import fetched, find_files, is_file, is_folder
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
 
@@ -137,7 +137,7 @@ def _read_columns(path: Path) -> Columns:
         raise RunNotFound(f"{path} is not there; give a trace-*.parquet file or a run directory")
     try:
         with duckdb.connect() as connection:
-            relation = connection.read_parquet(str(path))
+            relation = connection.read_parquet(str(fetched(path)))
             needed = (*_INTEGER_COLUMNS, *_TIME_COLUMNS, "optype")
             missing = [column for column in needed if column not in relation.columns]
             if missing:

@@ -12,6 +12,7 @@ known ranks the axis on which these differ, where a layout is known.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from meshscope.core.group_axis import OTHER, AxisSource, name_axis
@@ -23,6 +24,7 @@ MAX_TRIED = 100_000
 """Partial meshes looked at; enough for any mesh that a few names pin down."""
 UNKNOWN = "unknown"
 """The axis of a collective whose group the trace does not tell."""
+MIN_STAGES = 3
 MAX_RANKS = 1 << 24
 MAX_LISTED = 1 << 17
 """Larger jobs' members are not written out: a header can claim any number."""
@@ -95,6 +97,25 @@ def infer_layout(
             f"no mesh of {world_size} ranks puts every rank where its folder's name says"
         )
     return found[0]
+
+
+def infer_pipeline(
+    messages: AbstractSet[tuple[int, int]], groups: AbstractSet[tuple[int, ...]], world_size: int
+) -> Layout | Unavailable:
+    """A pipeline of all ranks, told by who sends to whom, and who else communicates.
+
+    Its ranks pass messages along one line, both ways: activations there, gradients back. A ring,
+    which exchanges parts of a sequence, closes; two ranks tell neither from the other. A pipeline
+    beside other axes is left open: which axis the others are would be a guess.
+    """
+    if world_size < MIN_STAGES:
+        return Unavailable("who sends to whom tells a pipeline of three ranks or more only")
+    line = {(rank, rank + 1) for rank in range(world_size - 1)}
+    if messages != line | {(after, before) for before, after in line}:
+        return Unavailable("ranks do not pass messages along one line, both ways")
+    if any(2 < len(ranks) < world_size for ranks in groups):
+        return Unavailable("parts of the ranks communicate, which a pipeline alone does not do")
+    return Layout(pp=world_size)
 
 
 def _fit_meshes(

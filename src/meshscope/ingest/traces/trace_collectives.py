@@ -26,7 +26,7 @@ from meshscope.ingest.traces.trace_axes import AxisNamer, NamedGroup, find_rank
 from meshscope.ingest.traces.trace_kernels import KernelClasses, Work, name_kind
 from meshscope.ingest.traces.trace_messages import POINT_TO_POINT, find_batches
 from meshscope.ingest.traces.trace_spans import find_ends, read_arguments
-from meshscope.ingest.traces.trace_steps import TraceSteps
+from meshscope.ingest.traces.trace_steps import Places, TraceSteps
 from meshscope.numerics.intervals import Intervals
 from meshscope.store.read.arrays import Int32s, Int64s
 
@@ -136,11 +136,11 @@ def list_collectives(
     classes: KernelClasses,
     rows: Int64s,
     compute: Intervals,
-    operator_of: Int64s,
+    operator_of: Int32s,
     *,
     namer: AxisNamer | None = None,
     steps: TraceSteps | None = None,
-    step_of: Int32s | None = None,
+    step_of: Places | None = None,
 ) -> tuple[TraceCollective, ...]:
     """The communication kernels among `rows`, in order of begin.
 
@@ -178,7 +178,7 @@ class _Facts:
         self,
         trace: Trace,
         picked: Int64s,
-        operator_of: Int64s,
+        operator_of: Int32s,
         namer: AxisNamer | None,
         kinds: Sequence[str],
     ) -> None:
@@ -186,7 +186,7 @@ class _Facts:
         self._rank = None if isinstance(rank, Unavailable) else rank
         self._namer = namer or AxisNamer(trace.groups, world_size=trace.world_size)
         self._widths: dict[str, int | None] = {}
-        operator = operator_of[picked]
+        operator = operator_of[picked].astype(np.int64)
         batches = find_batches(trace, picked, operator_of, kinds)
         for place, records in batches.items():
             operator[place] = records[0]

@@ -83,6 +83,9 @@ class HostOperatorRow:
 
     name: str
     shapes: str
+    types: str
+    values: str
+    """Of a convolution its numbers; else empty."""
     count: int
     total_ns: int
     self_ns: int
@@ -277,9 +280,12 @@ def _tabulate(trace: Trace, operators: Int64s) -> tuple[HostOperatorRow, ...]:
         return ()
     events = trace.events
     own_ns = _measure_self(trace, operators)
-    shapes = read_arguments(trace, operators, ("Input Dims",), ()).text["Input Dims"]
+    keys = ("Input Dims", "Input type", "Concrete Inputs")
+    said = read_arguments(trace, operators, keys, ()).text
+    shapes, types = said["Input Dims"], said["Input type"]
     names = events.name[operators]
-    number, example = number_rows(names, shapes)
+    values = np.where(name_has(trace, operators, "conv"), said["Concrete Inputs"], -1)
+    number, example = number_rows(names, shapes, types, values)
     sums = np.zeros((2, len(example)), dtype=np.int64)
     np.add.at(sums[0], number, events.duration_ns[operators])
     np.add.at(sums[1], number, own_ns)
@@ -289,6 +295,8 @@ def _tabulate(trace: Trace, operators: Int64s) -> tuple[HostOperatorRow, ...]:
         HostOperatorRow(
             name=_string(trace, int(names[example[place]])),
             shapes=_string(trace, int(shapes[example[place]])),
+            types=_string(trace, int(types[example[place]])),
+            values=_string(trace, int(values[example[place]])),
             count=int(count[place]),
             total_ns=int(sums[0, place]),
             self_ns=int(sums[1, place]),
@@ -305,7 +313,7 @@ def _string(trace: Trace, place: int) -> str:
 def _measure_self(trace: Trace, operators: Int64s) -> Int64s:
     """Length of each less that of those directly inside of it, on its own track."""
     events = trace.events
-    own_ns = events.duration_ns[operators].copy()
+    own_ns = events.duration_ns[operators].astype(np.int64)
     order = np.lexsort(
         (-events.duration_ns[operators], events.begin_ns[operators], events.track[operators])
     )

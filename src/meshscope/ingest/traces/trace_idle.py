@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
-from meshscope.ingest.traces.trace_spans import find_ends, unite_events
+from meshscope.ingest.traces.trace_kernels import name_has
+from meshscope.ingest.traces.trace_spans import find_ends, find_rows, unite_events
 from meshscope.ingest.traces.trace_steps import BEFORE_TRACE
 from meshscope.numerics.idle_gaps import IdleGaps, IdleTime, explain_gaps
 from meshscope.numerics.intervals import Intervals
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Int32s, Int64s
 
 SYNCHRONISING = ("synchronize", "memcpyasync_dtoh")
 LAUNCHING = ("launch",)
@@ -37,7 +38,7 @@ def find_calls(trace: Trace) -> HostCalls:
 def explain_idle(
     trace: Trace,
     rows: Int64s,
-    launch: Int64s,
+    launch: Int32s,
     begin_ns: int,
     end_ns: int,
     calls: HostCalls | None = None,
@@ -49,14 +50,16 @@ def explain_idle(
 def find_gaps(
     trace: Trace,
     rows: Int64s,
-    launch: Int64s,
+    launch: Int32s,
     begin_ns: int,
     end_ns: int,
     calls: HostCalls | None = None,
 ) -> IdleGaps:
     """The same, gap by gap; `calls` are the trace's, where they were found before."""
     events = trace.events
-    call = launch[rows] if len(launch) else np.full(len(rows), -1, dtype=np.int64)
+    call = np.full(len(rows), -1, dtype=np.int64)
+    if len(launch):
+        call[:] = launch[rows]
     launched = np.full(len(rows), -1, dtype=np.int64)
     launched[call >= 0] = find_ends(trace, call[call >= 0])
     launched[call == BEFORE_TRACE] = 0
@@ -87,12 +90,6 @@ def _host_stretches(trace: Trace, parts: tuple[str, ...], *categories: Category)
 
 
 def _named_rows(trace: Trace, parts: tuple[str, ...], *categories: Category) -> Int64s:
-    events = trace.events
-    rows = np.flatnonzero(np.isin(events.category, np.array(categories, dtype=np.uint8)))
-    wanted = [
-        place
-        for place in np.unique(events.name[rows]).tolist()
-        if place >= 0 and any(part in trace.strings[place][:200].lower() for part in parts)
-    ]
-    found: Int64s = rows[np.isin(events.name[rows], np.array(wanted, dtype=np.int64))]
+    rows = find_rows(trace, *categories)
+    found: Int64s = rows[name_has(trace, rows, *parts)]
     return found

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.core.unavailable import Unavailable
-from meshscope.ingest.kineto.trace_columns import Category, Trace
+from meshscope.ingest.kineto.trace_columns import Category, Trace, ValueKind
+from meshscope.ingest.traces.trace_spans import match_names
 from meshscope.store.read.arrays import Bools, Int64s, Uint8s
 
 
@@ -94,6 +95,7 @@ class Recognition:
 
     num_device_events: int
     num_kernels: int
+    """With those that communicate; neither fills nor kernels that copy."""
     num_collectives: int
     num_named_collectives: int
     """Of those, with the collective's arguments."""
@@ -122,25 +124,27 @@ def classify_kernels(trace: Trace) -> KernelClasses:
     """Tells communication, copies and compute apart."""
     events = trace.events
     work = np.zeros(len(events), dtype=np.uint8)
-    is_kernel = events.category == Category.KERNEL
-    is_kernel &= ~_match_names(trace, is_kernel, WAIT_NAME)
-    is_copy = events.category == Category.MEMCPY
-    is_copy |= is_kernel & _match_names(trace, is_kernel, COPY_NAME)
-    collective = trace.text_argument("Collective name")
-    is_named = is_kernel & (collective >= 0)
-    is_matched = _match_names(trace, is_kernel, COMMUNICATION_NAME)
-    is_communication = is_kernel & (is_matched | is_named)
-    work[is_kernel | (events.category == Category.MEMSET)] = Work.COMPUTE
-    work[is_communication] = Work.COMMUNICATION
-    work[is_copy] = Work.COPY
-    is_symmetric = is_kernel & _match_names(trace, is_kernel, SYMMETRIC_NAME) & ~is_communication
-    kind, kinds = _find_kinds(trace, is_communication, collective)
+    rows = np.flatnonzero(events.category == Category.KERNEL)
+    rows = rows[~_match_names(trace, rows, WAIT_NAME)]
+    is_copy = _match_names(trace, rows, COPY_NAME)
+    collective = _find_collectives(trace, rows)
+    is_named = collective >= 0
+    is_communication = _match_names(trace, rows, COMMUNICATION_NAME) | is_named
+    is_symmetric = _match_names(trace, rows, SYMMETRIC_NAME) & ~is_communication
+    work[rows] = np.where(is_communication, Work.COMMUNICATION, Work.COMPUTE)
+    work[rows[is_copy]] = Work.COPY
+    work[events.category == Category.MEMSET] = Work.COMPUTE
+    work[events.category == Category.MEMCPY] = Work.COPY
+    source = np.where(is_named, collective, events.name[rows])
+    kind, kinds = _find_kinds(trace, rows[is_communication], source[is_communication])
+    is_symmetric_event = np.zeros(len(events), dtype=np.bool_)
+    is_symmetric_event[rows[is_symmetric]] = True
     return KernelClasses(
         work=work,
         kind=kind,
         kinds=kinds,
-        is_symmetric=is_symmetric,
-        recognition=_recognise(trace, work, is_kernel, is_named, is_symmetric),
+        is_symmetric=is_symmetric_event,
+        recognition=_recognise(trace, work, ~is_copy, is_named, is_symmetric),
     )
 
 
@@ -149,24 +153,30 @@ def name_kind(text: str) -> str:
     return next((kind for kind, pattern in KINDS if pattern.search(text)), UNKNOWN_KIND)
 
 
-def _match_names(
-    trace: Trace, is_wanted: npt.NDArray[np.bool_], pattern: re.Pattern[str]
-) -> npt.NDArray[np.bool_]:
-    """Names are few: each is looked at once."""
-    is_match = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
-    for place in np.unique(trace.events.name[is_wanted]).tolist():
-        if place >= 0 and pattern.search(trace.strings[place][:400]):
-            is_match[place] = True
-    return is_match[trace.events.name]
+def _match_names(trace: Trace, rows: Int64s, pattern: re.Pattern[str]) -> Bools:
+    """Which of the events have such a name."""
+    return match_names(trace, trace.events.name[rows], pattern.search)
+
+
+def _find_collectives(trace: Trace, rows: Int64s) -> Int64s:
+    """The place in `Trace.strings` of each event's `Collective name`; -1 without one."""
+    found = np.full(len(rows), -1, dtype=np.int64)
+    said = trace.argument_rows("Collective name")
+    said = said[trace.arguments.kind[said] >= ValueKind.STRING]
+    if len(rows) and len(said):
+        event = trace.arguments.event[said]
+        place = np.minimum(np.searchsorted(rows, event), len(rows) - 1)
+        is_there = rows[place] == event
+        found[place[is_there]] = trace.arguments.value[said[is_there]]
+    return found
 
 
 def _find_kinds(
-    trace: Trace, is_communication: npt.NDArray[np.bool_], collective: npt.NDArray[np.int32]
+    trace: Trace, rows: Int64s, source: Int64s
 ) -> tuple[npt.NDArray[np.int8], tuple[str, ...]]:
+    """Of events that communicate, by the texts that say what they do."""
     kinds = (*(kind for kind, _ in KINDS), UNKNOWN_KIND)
     kind = np.full(len(trace.events), -1, dtype=np.int8)
-    rows = np.flatnonzero(is_communication)
-    source = np.where(collective[rows] >= 0, collective[rows], trace.events.name[rows])
     texts, inverse = np.unique(source, return_inverse=True)
     found = [kinds.index(name_kind(_text(trace.strings, place))) for place in texts.tolist()]
     kind[rows] = np.array(found, dtype=np.int8)[inverse] if len(rows) else 0
@@ -181,9 +191,9 @@ def _text(strings: Sequence[str], place: int) -> str:
 def _recognise(
     trace: Trace,
     work: Uint8s,
-    is_kernel: npt.NDArray[np.bool_],
-    is_named: npt.NDArray[np.bool_],
-    is_symmetric: npt.NDArray[np.bool_],
+    is_kernel: Bools,
+    is_named: Bools,
+    is_symmetric: Bools,
 ) -> Recognition:
     num_collectives = int(np.count_nonzero(work == Work.COMMUNICATION))
     num_kernels = int(np.count_nonzero(is_kernel))
@@ -208,10 +218,9 @@ def _recognise(
 
 def name_has(trace: Trace, rows: Int64s, *parts: str) -> Bools:
     """Which events have one of the parts in their name, whatever the case."""
-    names = trace.events.name[rows]
-    wanted = [
-        place
-        for place in np.unique(names).tolist()
-        if place >= 0 and any(part in trace.strings[place][:400].lower() for part in parts)
-    ]
-    return np.isin(names, np.array(wanted, dtype=np.int64))
+
+    def has_part(text: str) -> bool:
+        lowered = text.lower()
+        return any(part in lowered for part in parts)
+
+    return match_names(trace, trace.events.name[rows], has_part)

@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_steps import find_launches
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Int32s, Int64s
 
 POINT_TO_POINT = "send_recv"
 """The kind of kernels that carry messages between two ranks."""
 
 
 def find_batches(
-    trace: Trace, picked: Int64s, operator_of: Int64s, kinds: Sequence[str]
+    trace: Trace, picked: Int64s, operator_of: Int32s, kinds: Sequence[str]
 ) -> dict[int, list[int]]:
     """By place in `picked` the rows of the messages' records, for kernels that carry several."""
     is_message = np.array([kind == POINT_TO_POINT for kind in kinds], dtype=np.bool_)

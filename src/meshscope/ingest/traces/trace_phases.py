@@ -1,15 +1,18 @@
 """The phases of a step in a trace: what the host was at, from first to last, without gaps.
 
     data        a DataLoader's `enumerate(DataLoader)…` or an annotation that names loading
-    backward    from the first function of autograd's engine to the last of a pass
-    optimizer   `Optimizer.step#…`
-    forward     what comes before a backward
+    backward    the program's own ranges of that name (`trace_range_names`); where it has none, from
+                the first function of autograd's engine to the last of a pass
+    weight gradient   ranges of that name, `mlp(W)`; only where the program has them
+    optimizer   `Optimizer.step#…`, and ranges of that name
+    forward     ranges of that name; where there are none, what comes before a backward
     rest        all other time of a step
     compute     the whole step, where a trace has neither autograd nor an optimizer (inference)
     earlier     what the device did of steps before the trace, whose launches are not in it
 
 A pass of backward ends where the thread that trains begins an operator of its own. Device work is
-in the phase in which it was launched. A trace without `ProfilerStep#n` is one step.
+in the phase in which it was launched. Of ranges inside each other the outermost counts: a forward
+in a backward is computed again there. A trace in which no steps are found is one.
 """
 
 import re
@@ -19,14 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
-from meshscope.ingest.traces.trace_steps import TraceSteps
-from meshscope.numerics.intervals import Intervals, complement, intersect, subtract, unite
+from meshscope.ingest.traces.trace_range_names import RangePhase, name_phase
+from meshscope.ingest.traces.trace_spans import find_parents, find_rows, match_names
+from meshscope.ingest.traces.trace_steps import StepSource, TraceSteps
+from meshscope.numerics.intervals import Intervals, complement, intersect, join, subtract, unite
 from meshscope.store.read.arrays import Int32s, Int64s
 
-DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE, EARLIER = (
-    "data", "forward", "backward", "optimizer", "rest", "compute", "earlier",
+DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE, EARLIER, WEIGHTS = (
+    "data", "forward", "backward", "optimizer", "rest", "compute", "earlier", "weight gradient",
 )  # fmt: skip
-NAMES = (DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE, EARLIER)
+NAMES = (DATA, FORWARD, BACKWARD, OPTIMIZER, REST, COMPUTE, EARLIER, WEIGHTS)
 
 _DATA_NAME = re.compile(
     r"enumerate\(DataLoader\)|^[#\s]*(?:data|data[_ ]?load(?:ing|er)?|load[_ ]data|get[_ ]batch)"
@@ -85,28 +90,40 @@ def take_as_one_step(trace: Trace) -> TraceSteps:
     events = trace.events
     if not np.any(events.category != Category.OTHER):
         none = np.empty(0, dtype=np.int64)
-        return TraceSteps(number=none, begin_ns=none, end_ns=none)
+        return TraceSteps(number=none, begin_ns=none, end_ns=none, source=StepSource.NONE)
     return TraceSteps(
         number=np.zeros(1, dtype=np.int64),
         begin_ns=events.begin_ns[:1],
         end_ns=np.array([events.end_ns.max() + 1]),
+        source=StepSource.NONE,
     )
 
 
 def find_phases(trace: Trace, steps: TraceSteps) -> HostPhases:
     """What the host was at in every step."""
     rows = _PhaseRows(trace)
+    said = rows.find_named()
     data = rows.annotated(_DATA_NAME)
-    backward = subtract(rows.find_passes(), data)
-    optimizer = subtract(subtract(rows.annotated(_OPTIMIZER_NAME), data), backward)
+    weights = subtract(said[RangePhase.WEIGHTS], data)
+    before = join(data, weights)
+    is_said = len(said[RangePhase.BACKWARD]) > 0
+    backward = subtract(said[RangePhase.BACKWARD] if is_said else rows.find_passes(), before)
+    before = join(before, backward)
+    updates = join(rows.annotated(_OPTIMIZER_NAME), said[RangePhase.OPTIMIZER])
+    optimizer = subtract(updates, before)
+    forward = subtract(said[RangePhase.FORWARD], join(before, optimizer))
     whole = Intervals(steps.begin_ns, steps.end_ns)
     named = [
         (DATA, _cut(data, whole)),
+        (WEIGHTS, _cut(weights, whole)),
         (BACKWARD, _cut(backward, whole)),
         (OPTIMIZER, _cut(optimizer, whole)),
+        (FORWARD, _cut(forward, whole)),
     ]
     rest = _cut(complement(unite(*_columns(named)), *_extent(steps)), whole)
-    if not len(backward) and not len(optimizer):
+    if len(forward):
+        named.append((REST, rest))
+    elif not len(backward) and not len(optimizer):
         named.append((COMPUTE, rest))
     else:
         is_forward = _comes_before(rest, backward, optimizer, steps)
@@ -136,6 +153,8 @@ def _extent(steps: TraceSteps) -> tuple[int, int]:
 
 def _cut(found: Intervals, steps: Intervals) -> Intervals:
     """What of it lies in steps, cut where one step follows another."""
+    if not len(found):
+        return found
     inside = intersect(found, unite(steps.start_ns, steps.end_ns))
     cuts = steps.start_ns
     first = np.searchsorted(cuts, inside.start_ns, side="right")
@@ -177,13 +196,34 @@ class _PhaseRows:
     def annotated(self, pattern: re.Pattern[str]) -> Intervals:
         """When an annotation with such a name was open."""
         rows = self._named(pattern, Category.ANNOTATION, Category.CPU_OP)
-        return unite(self._events.begin_ns[rows], self._events.end_ns[rows])
+        return unite(self._events.begin_ns[rows], self._events.ends(rows))
+
+    def find_named(self) -> dict[RangePhase, Intervals]:
+        """When ranges of the program's that are named for a phase were open, the outermost."""
+        events, strings = self._events, self._trace.strings
+        rows = np.flatnonzero(events.category == Category.ANNOTATION)
+        names = np.unique(events.name[rows]).tolist()
+        phases = {n: phase for n in names if n >= 0 and (phase := name_phase(strings[n][:400]))}
+        rows = rows[np.isin(events.name[rows], np.array(list(phases), dtype=np.int64))]
+        found: dict[RangePhase, list[Int64s]] = {phase: [] for phase in RangePhase}
+        for track in np.unique(events.track[rows]).tolist():
+            own = rows[events.track[rows] == track]
+            own = own[np.lexsort((-events.duration_ns[own], events.begin_ns[own]))]
+            outer = own[find_parents(events.begin_ns[own], events.ends(own)) < 0]
+            of_phase = np.array([phases[name] for name in events.name[outer].tolist()])
+            for phase in RangePhase:
+                found[phase].append(outer[of_phase == phase])
+        picked = {
+            phase: np.concatenate(own) if own else np.empty(0, dtype=np.int64)
+            for phase, own in found.items()
+        }
+        return {p: unite(events.begin_ns[own], events.ends(own)) for p, own in picked.items()}
 
     def find_passes(self) -> Intervals:
         """Passes of backward: functions of the engine with no operator of another's between."""
         events = self._events
         rows = self._named(_BACKWARD_NAME, Category.CPU_OP)
-        found = unite(events.begin_ns[rows], events.end_ns[rows])
+        found = unite(events.begin_ns[rows], events.ends(rows))
         if len(found) < 2:
             return found
         own = self._foreground(rows, found)
@@ -205,8 +245,9 @@ class _PhaseRows:
     def _training_track(self, operators: Int64s, engine: Int64s) -> int:
         """The thread with the most operators that are not backward's."""
         tracks = self._events.track
-        others = operators[~np.isin(operators, engine)]
-        own = tracks[others]
+        is_other = np.ones(len(tracks), dtype=np.bool_)
+        is_other[engine] = False
+        own = tracks[operators[is_other[operators]]]
         is_engine = np.array(
             [bool(_ENGINE_THREAD.search(track.thread_name)) for track in self._trace.tracks]
         )
@@ -219,9 +260,6 @@ class _PhaseRows:
         return int(np.bincount(picked).argmax()) if len(picked) else -1
 
     def _named(self, pattern: re.Pattern[str], *categories: Category) -> Int64s:
-        events, strings = self._events, self._trace.strings
-        rows = np.flatnonzero(np.isin(events.category, np.array(categories, dtype=np.uint8)))
-        names = np.unique(events.name[rows]).tolist()
-        wanted = [n for n in names if n >= 0 and pattern.search(strings[n][:400])]
-        found: Int64s = rows[np.isin(events.name[rows], np.array(wanted, dtype=np.int64))]
+        rows = find_rows(self._trace, *categories)
+        found: Int64s = rows[match_names(self._trace, self._events.name[rows], pattern.search)]
         return found

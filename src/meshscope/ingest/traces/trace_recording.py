@@ -25,7 +25,7 @@ from meshscope.ingest.kineto.trace_columns import Trace, TraceGroup
 from meshscope.ingest.traces.trace_axes import find_host
 from meshscope.ingest.traces.trace_collectives import TraceCollective, list_collectives
 from meshscope.ingest.traces.trace_host import summarize_host
-from meshscope.ingest.traces.trace_idle import find_gaps, find_synchronising
+from meshscope.ingest.traces.trace_idle import HostCalls, find_gaps
 from meshscope.ingest.traces.trace_kernels import Work
 from meshscope.ingest.traces.trace_phases import (
     HostPhases,
@@ -34,7 +34,13 @@ from meshscope.ingest.traces.trace_phases import (
     take_as_one_step,
 )
 from meshscope.ingest.traces.trace_spans import find_ends, unite_events
-from meshscope.ingest.traces.trace_steps import BEFORE_TRACE, TraceSteps, assign_steps
+from meshscope.ingest.traces.trace_steps import (
+    BEFORE_TRACE,
+    Places,
+    StepSource,
+    TraceSteps,
+    assign_steps,
+)
 from meshscope.ingest.traces.trace_view import TraceView
 from meshscope.numerics.idle_gaps import IdleGaps
 from meshscope.numerics.intervals import Intervals, complement, join, unite
@@ -120,7 +126,8 @@ class TraceRecording:
     warnings: tuple[str, ...]
     steps: TraceSteps
     has_steps: bool
-    """False where the whole trace was taken for one step."""
+    """The profiler numbered them, so that they are alike on all ranks. Steps that were found, and a
+    whole trace taken for one, count from 0 on every rank (`steps.source`)."""
     phases: HostPhases
     work: DeviceWork | None
     """None where the trace has no device: phases are then of the host."""
@@ -166,12 +173,11 @@ class _Look:
     def __init__(self, view: TraceView) -> None:
         trace = self._trace = view.trace
         self._view = view
-        self.has_steps = bool(len(view.steps))
-        self.steps = view.steps if self.has_steps else take_as_one_step(trace)
+        found = bool(len(view.steps))
+        self.steps = view.steps if found else take_as_one_step(trace)
+        self.has_steps = self.steps.source is StepSource.PROFILER
         self._classes, self._launch = view.classes, view.launch
-        self._step_of = (
-            view.step_of if self.has_steps else assign_steps(trace, self.steps, view.launch)
-        )
+        self._step_of = view.step_of if found else assign_steps(trace, self.steps, view.launch)
         self.phases = find_phases(trace, self.steps)
         device_of = view.device_of
         self.device, self.other_devices = _choose_device(device_of)
@@ -193,7 +199,7 @@ class _Look:
         spans, copies, merged_gap_ns = _merge_spans(
             trace, self._classes.work, rows, phase, max_spans
         )
-        gaps = _find_gaps(trace, rows, self._launch)
+        gaps = _find_gaps(trace, rows, self._launch, self._view.calls)
         return DeviceWork(
             device=self.device,
             spans=spans,
@@ -208,10 +214,10 @@ class _Look:
         """Communication kernels of the device."""
         trace, rows, launch = self._trace, self._rows, self._launch
         others = rows[self._classes.work[rows] != Work.COMMUNICATION]
-        beside = self._every[self._classes.work[self._every] == Work.COMPUTE]
-        busy = unite(trace.events.begin_ns[beside], trace.events.end_ns[beside])
-        found = list_collectives(trace, self._classes, rows, busy, self._view.operator_of)
-        held = _measure_holds(trace, others, busy, launch, found)
+        busy = self._view.spans_of[self.device].compute
+        found = self._list_collectives(busy)
+        waits = self._view.calls.synchronising
+        held = _measure_holds(trace, others, busy, launch, waits, found)
         unqueued = _find_unqueued(found, held, busy)
         place = {row: place for place, row in enumerate(rows.tolist())}
         return tuple(
@@ -228,6 +234,14 @@ class _Look:
                 found, self._find_arrivals(found, others), held.tolist(), unqueued, strict=True
             )
         )
+
+    def _list_collectives(self, busy: Intervals) -> tuple[TraceCollective, ...]:
+        """Of the steps. A layout names axes, and pairs of ranks by them: a run has its own."""
+        if self._view.has_layout:
+            classes, operator_of = self._classes, self._view.operator_of
+            return list_collectives(self._trace, classes, self._rows, busy, operator_of)
+        found = self._view.list_collectives(self.device)
+        return tuple(one for one in found if self._step_of[one.row] >= 0)
 
     def _find_arrivals(self, found: Sequence[TraceCollective], others: Int64s) -> list[int]:
         """An operation's stream waits for what was launched before it, then for its own turn."""
@@ -259,7 +273,7 @@ class _Look:
         """Calls of gloo and its like; they hold the main thread up where it runs no operator."""
         trace = self._trace
         host = self._view.host
-        if not self.has_steps:
+        if not len(self._view.steps):
             host = summarize_host(trace, self.steps, self._view.namer, has_device=False)
         exposed = np.array(host.exposed_spans, dtype=np.int64).reshape(-1, 2)
         begin = np.array([one.begin_ns for one in host.collectives], dtype=np.int64)
@@ -288,7 +302,7 @@ class _Look:
         )
 
 
-def _choose_device(device_of: Int32s) -> tuple[int, tuple[int, ...]]:
+def _choose_device(device_of: Places) -> tuple[int, tuple[int, ...]]:
     """The device with the most events, and the others."""
     numbers, count = np.unique(device_of[device_of >= 0], return_counts=True)
     if not len(numbers):
@@ -304,36 +318,36 @@ def _find_extent(trace: Trace) -> tuple[int, int]:
     return int(events.begin_ns[0]) + base, int(events.end_ns.max()) + base
 
 
-def _moments(trace: Trace, launch: Int64s, rows: Int64s) -> Int64s:
+def _moments(trace: Trace, launch: Int32s, rows: Int64s) -> Int64s:
     """When each was launched, else when it began."""
     call = launch[rows]
     events = trace.events
     return np.where(call >= 0, events.begin_ns[call], events.begin_ns[rows])
 
 
-def _find_gaps(trace: Trace, rows: Int64s, launch: Int64s) -> IdleGaps:
+def _find_gaps(trace: Trace, rows: Int64s, launch: Int32s, calls: HostCalls) -> IdleGaps:
     events = trace.events
     begin = int(events.begin_ns[rows].min(initial=np.iinfo(np.int64).max))
-    end = int(events.end_ns[rows].max(initial=begin))
-    return find_gaps(trace, rows, launch, begin, end)
+    end = int(find_ends(trace, rows).max(initial=begin))
+    return find_gaps(trace, rows, launch, begin, end, calls)
 
 
-def _find_gap_steps(steps: TraceSteps, step_of: Int32s, gaps: IdleGaps) -> Int64s:
+def _find_gap_steps(steps: TraceSteps, step_of: Places, gaps: IdleGaps) -> Int64s:
     place = np.where(gaps.following >= 0, step_of[gaps.following], -1)
     return np.where(place >= 0, steps.number[place], -1)
 
 
-def _find_edges(trace: Trace, rows: Int64s, step_of: Int32s, phase: Int64s) -> DeviceSpans:
+def _find_edges(trace: Trace, rows: Int64s, step_of: Places, phase: Int64s) -> DeviceSpans:
     """Steps end with their last communication, too, which is not among the spans."""
     events = trace.events
     rows, phase = rows[phase >= 0], phase[phase >= 0]
     step, place = np.unique(step_of[rows], return_inverse=True)
     picked = []
-    for moment in (events.begin_ns[rows], -events.end_ns[rows]):
+    for moment in (events.begin_ns[rows], -find_ends(trace, rows)):
         order = np.lexsort((moment, place))
         picked.append(order[np.searchsorted(place[order], np.arange(len(step)))])
     first, last = picked
-    at = np.append(events.begin_ns[rows[first]], events.end_ns[rows[last]])
+    at = np.append(events.begin_ns[rows[first]], events.ends(rows[last]))
     owner = np.append(phase[first], phase[last])
     return DeviceSpans(begin_ns=at, end_ns=at, phase=owner)
 
@@ -348,10 +362,10 @@ def _merge_spans(
     rows, phase = rows[kept], phase[kept]
     is_copy = work[rows] == Work.COPY
     computed, copied = rows[~is_copy], rows[is_copy]
-    compute = _lay(events.begin_ns[computed], events.end_ns[computed], phase[~is_copy])
+    compute = _lay(events.begin_ns[computed], events.ends(computed), phase[~is_copy])
     copies = _leave_out(
-        _lay(events.begin_ns[copied], events.end_ns[copied], phase[is_copy]),
-        join(unite(compute[0], compute[1]), unite(events.begin_ns[sent], events.end_ns[sent])),
+        _lay(events.begin_ns[copied], events.ends(copied), phase[is_copy]),
+        join(unite(compute[0], compute[1]), unite(events.begin_ns[sent], events.ends(sent))),
     )
     begin, end, owner = (np.append(one, other) for one, other in zip(compute, copies, strict=True))
     order = np.argsort(begin, kind="stable")
@@ -425,10 +439,12 @@ def _measure_holds(
     trace: Trace,
     others: Int64s,
     busy: Intervals,
-    launch: Int64s,
+    launch: Int32s,
+    waits: Intervals,
     found: tuple[TraceCollective, ...],
 ) -> Int64s:
-    """Per operation how long, up to its end, the device ran nothing else because of it."""
+    """Per operation how long, up to its end, the device ran nothing else because of it; `waits` is
+    when the host waited for the device."""
     events = trace.events
     begin = np.array([one.begin_ns for one in found], dtype=np.int64)
     end = begin + np.array([one.duration_ns for one in found], dtype=np.int64)
@@ -444,6 +460,6 @@ def _measure_holds(
     following = order[np.minimum(next_place, len(order) - 1)]
     call = np.where(has_next, launch[following], -1)
     launched = np.where(call >= 0, events.begin_ns[call], since)
-    waited = find_synchronising(trace).within(end - 1, end + 1) == 2
+    waited = waits.within(end - 1, end + 1) == 2
     since = np.where(waited, since, np.maximum(since, launched))
     return np.where(computes, 0, np.clip(end - since, 0, end - begin))

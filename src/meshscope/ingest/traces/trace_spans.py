@@ -4,19 +4,74 @@
 asked events only, which in a large trace are few.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.ingest.kineto.trace_columns import Trace, ValueKind
+from meshscope.ingest.kineto.trace_columns import Category, Trace, ValueKind
 from meshscope.numerics.intervals import Intervals, unite
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Bools, Int64s
+
+_FEW_NAMES = 4
+
+
+def find_rows(trace: Trace, *categories: Category) -> Int64s:
+    """The events of these categories."""
+    is_wanted = np.zeros(256, dtype=np.bool_)
+    is_wanted[list(categories)] = True
+    return np.flatnonzero(is_wanted[trace.events.category])
+
+
+def list_names(trace: Trace, names: npt.NDArray[np.integer]) -> list[int]:
+    """The places in `Trace.strings` that are among these, each once and in order, without -1."""
+    is_there = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
+    is_there[names] = True
+    found: list[int] = np.flatnonzero(is_there[:-1]).tolist()
+    return found
+
+
+def match_names(
+    trace: Trace, names: npt.NDArray[np.integer], is_wanted: Callable[[str], object]
+) -> Bools:
+    """Which of these places in `Trace.strings` have a text that is wanted.
+
+    Names are few, events are many: each name is looked at once, up to 400 letters of it, and
+    nothing is sorted.
+    """
+    wanted = [place for place in list_names(trace, names) if is_wanted(trace.strings[place][:400])]
+    found: Bools
+    if len(wanted) <= _FEW_NAMES:  # a comparison takes a tenth of a look into a table
+        found = np.zeros(len(names), dtype=np.bool_)
+        for place in wanted:
+            found |= names == place
+        return found
+    is_match = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
+    is_match[wanted] = True
+    found = is_match[names]
+    return found
+
+
+def number_names(
+    trace: Trace, names: npt.NDArray[np.integer]
+) -> tuple[Int64s, npt.NDArray[np.int64]]:
+    """As `np.unique` with the inverse, for places in `Trace.strings`, of which -1 is one."""
+    num_strings = len(trace.strings)
+    is_there = np.zeros(num_strings + 1, dtype=np.bool_)
+    is_there[names] = True
+    found = np.flatnonzero(is_there)
+    found = found[:-1] if is_there[-1] else found
+    number = np.zeros(num_strings + 1, dtype=np.int64)
+    if is_there[-1]:
+        found = np.append(-1, found)
+    number[found] = np.arange(len(found))
+    return found, number[names]
 
 
 def find_ends(trace: Trace, rows: Int64s) -> Int64s:
     """When each of the events ends."""
-    return trace.events.begin_ns[rows] + trace.events.duration_ns[rows]
+    return trace.events.ends(rows)
 
 
 def unite_events(trace: Trace, rows: Int64s) -> Intervals:
@@ -38,24 +93,35 @@ def read_arguments(
 ) -> EventArguments:
     """Of each of `rows`, in any order; a row of -1 has none."""
     arguments = trace.arguments
-    found, back = np.unique(rows, return_inverse=True)
+    found, back = _unique(rows)
     first = np.searchsorted(arguments.event, found, side="left")
     count = np.searchsorted(arguments.event, found, side="right") - first
     owner = np.repeat(np.arange(len(found)), count)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + first[owner]
     key, kind, value = arguments.key[place], arguments.kind[place], arguments.value[place]
-    is_text = kind >= ValueKind.STRING
+    is_text, is_number = kind >= ValueKind.STRING, kind == ValueKind.INT
+    said = set(np.flatnonzero(np.bincount(key)).tolist())
 
     def column(name: str, is_wanted: npt.NDArray[np.bool_]) -> Int64s:
+        number = trace.key(name)
         values = np.full(len(found), -1, dtype=np.int64)
-        picked = np.flatnonzero((key == trace.key(name)) & is_wanted)
-        values[owner[picked]] = value[picked]
+        if number in said:  # most are not, of a few events
+            picked = np.flatnonzero((key == number) & is_wanted)
+            values[owner[picked]] = value[picked]
         return values[back]
 
     return EventArguments(
         text={name: column(name, is_text) for name in texts},
-        number={name: column(name, kind == ValueKind.INT) for name in numbers},
+        number={name: column(name, is_number) for name in numbers},
     )
+
+
+def _unique(rows: Int64s) -> tuple[Int64s, Int64s | slice]:
+    """As `np.unique` with the inverse; rows are most often in order already."""
+    if len(rows) < 2 or (rows[1:] > rows[:-1]).all():
+        return rows, slice(None)
+    found, back = np.unique(rows, return_inverse=True)
+    return found, back
 
 
 def number_rows(*columns: npt.NDArray[np.integer]) -> tuple[Int64s, Int64s]:
@@ -64,6 +130,8 @@ def number_rows(*columns: npt.NDArray[np.integer]) -> tuple[Int64s, Int64s]:
     number = np.zeros(len(columns[0]), dtype=np.int64)
     first = np.zeros(min(len(number), 1), dtype=np.int64)
     for column in columns:
+        if len(number) and (column == column[0]).all():  # tells nothing apart
+            continue
         width = int(column.max(initial=0)) + 2
         joined = number * width + (column.astype(np.int64) + 1)
         _, first, number = np.unique(joined, return_index=True, return_inverse=True)
@@ -94,7 +162,7 @@ def find_innermost(trace: Trace, rows: Int64s, asked: Int64s) -> Int64s:
             continue
         # Of those that begin together the longest is around the others.
         own = own[np.lexsort((-events.duration_ns[own], events.begin_ns[own]))]
-        begin, end = events.begin_ns[own], events.end_ns[own]
+        begin, end = events.begin_ns[own], events.ends(own)
         parent = find_parents(begin, end)
         wanted = np.flatnonzero(events.track[asked] == track)
         moment = events.begin_ns[asked[wanted]]

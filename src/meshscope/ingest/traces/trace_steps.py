@@ -1,4 +1,5 @@
-"""The profiler's steps in a trace: `ProfilerStep#n` annotations of the host.
+"""The steps of a trace: `ProfilerStep#n` annotations of the host, else what repeats in it
+(`trace_step_search`).
 
 A device runs behind its host: a step of the device is what was launched for it, from the first to
 the last. Device work belongs to the step in which the call that launched it began; where that call
@@ -8,15 +9,48 @@ trace began belongs to the first step: it took its time from it.
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
 from meshscope.ingest.kineto.trace_columns import Category, Trace
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.ingest.traces.trace_spans import find_rows, list_names
+from meshscope.store.read.arrays import Int16s, Int32s, Int64s
 
 STEP_NAME = re.compile(r"ProfilerStep#(\d{1,12})$")
+Places = Int32s | Int16s
+"""One for each event: in two bytes where they fit."""
 BEFORE_TRACE = -2
 """In place of a launching call: it was made before the trace began."""
+
+
+class StepSource(StrEnum):
+    """How the steps of a trace were found."""
+
+    PROFILER = "profiler"
+    """The profiler marked them; their numbers are the program's."""
+    OPTIMIZER = "optimizer"
+    RANGE = "range"
+    KERNELS = "kernels"
+    NONE = "none"
+    """There are none: the whole trace is looked at as one."""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _SOURCE_WORDS[self]
+
+
+_SOURCE_WORDS = {
+    StepSource.PROFILER: "marked by the profiler (ProfilerStep#n)",
+    StepSource.OPTIMIZER: "found by the ends of optimizer steps: the trace has no ProfilerStep#n",
+    StepSource.RANGE: "found by ranges of the program's own that repeat: the trace has no "
+    "ProfilerStep#n",
+    StepSource.KERNELS: "found by a sequence of kernels that repeats: the trace has no "
+    "ProfilerStep#n",
+    StepSource.NONE: "not found: the trace has no ProfilerStep#n, and neither optimizer steps nor "
+    "ranges nor kernels repeat",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,6 +60,7 @@ class TraceSteps:
     number: Int64s
     begin_ns: Int64s
     end_ns: Int64s
+    source: StepSource = StepSource.PROFILER
 
     def __len__(self) -> int:
         return len(self.number)
@@ -38,7 +73,7 @@ class TraceSteps:
         is_inside = (place >= 0) & (moment_ns < self.end_ns[place])
         return np.where(is_inside, place, -1).astype(np.int32)
 
-    def numbers_at(self, places: Int32s) -> list[int | None]:
+    def numbers_at(self, places: Places) -> list[int | None]:
         """The number of the step at each place; None for -1."""
         if not len(self):
             return [None] * len(places)
@@ -52,32 +87,33 @@ class TraceSteps:
 def find_steps(trace: Trace) -> TraceSteps:
     """The annotations named ProfilerStep#n, one for each n."""
     events = trace.events
-    rows = np.flatnonzero(
-        (events.category == Category.ANNOTATION) | (events.category == Category.CPU_OP)
-    )
+    rows = find_rows(trace, Category.ANNOTATION, Category.CPU_OP)
     names = {
         place: int(found[1])
-        for place in np.unique(events.name[rows]).tolist()
-        if place >= 0 and (found := STEP_NAME.match(trace.strings[place]))
+        for place in list_names(trace, events.name[rows])
+        if (found := STEP_NAME.match(trace.strings[place]))
     }
     seen: dict[int, int] = {}
-    for row in rows[np.isin(events.name[rows], list(names))].tolist():
+    is_mark = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
+    is_mark[list(names)] = True
+    for row in rows[is_mark[events.name[rows]]].tolist():
         seen.setdefault(names[int(events.name[row])], row)
     picked = np.array(sorted(seen.values(), key=lambda row: int(events.begin_ns[row])), np.int64)
     number = np.array([names[int(events.name[row])] for row in picked.tolist()], np.int64)
-    begin, end = events.begin_ns[picked], events.end_ns[picked]
+    begin, end = events.begin_ns[picked], events.ends(picked)
     # One that begins before the last one ended would hide it.
     end = np.minimum(end, np.append(begin[1:], np.iinfo(np.int64).max)) if len(end) else end
-    return TraceSteps(number=number, begin_ns=begin, end_ns=end)
+    source = StepSource.PROFILER if len(number) else StepSource.NONE
+    return TraceSteps(number=number, begin_ns=begin, end_ns=end, source=source)
 
 
-def find_launches(trace: Trace) -> Int64s:
+def find_launches(trace: Trace) -> Int32s:
     """For each event the row of the runtime call that launched it, by correlation; -1 without.
 
     BEFORE_TRACE for work on a stream ahead of the first whose call is known: streams run in order.
     """
     events = trace.events
-    launch = np.full(len(events), -1, dtype=np.int64)
+    launch = np.full(len(events), -1, dtype=np.int32)
     calls = np.flatnonzero((events.category == Category.RUNTIME) & (events.correlation > 0))
     work = np.flatnonzero(
         (events.category >= Category.KERNEL)
@@ -97,7 +133,7 @@ def find_launches(trace: Trace) -> Int64s:
     return launch
 
 
-def _find_queued_before(trace: Trace, launch: Int64s) -> Int64s:
+def _find_queued_before(trace: Trace, launch: Int32s) -> Int64s:
     """Work that begins before any launched work of its stream does."""
     events = trace.events
     is_work = (events.category >= Category.KERNEL) & (events.category <= Category.MEMSET)
@@ -110,14 +146,30 @@ def _find_queued_before(trace: Trace, launch: Int64s) -> Int64s:
     return found
 
 
-def assign_steps(trace: Trace, steps: TraceSteps, launch: Int64s) -> Int32s:
+def make_places(num: int, highest: int) -> Places:
+    """So many times -1, in a type for places up to `highest`."""
+    if highest < 1 << 15:
+        return np.full(num, -1, dtype=np.int16)
+    return np.full(num, -1, dtype=np.int32)
+
+
+def assign_steps(trace: Trace, steps: TraceSteps, launch: Int32s) -> Places:
     """For each event the place of its step; -1 outside of all."""
-    moment = np.where(launch >= 0, trace.events.begin_ns[launch], trace.events.begin_ns)
-    found = steps.locate(moment)
-    return np.where((launch == BEFORE_TRACE) & (len(steps) > 0), 0, found).astype(np.int32)
+    begin_ns = trace.events.begin_ns
+    found = make_places(len(begin_ns), len(steps))
+    # Events are in order of begin, so that those of a step follow each other.
+    first = np.searchsorted(begin_ns, steps.begin_ns).tolist()
+    after = np.searchsorted(begin_ns, steps.end_ns).tolist()
+    for place, (begin, end) in enumerate(zip(first, after, strict=True)):
+        found[begin : min([end, *first[place + 1 : place + 2]])] = place
+    launched = np.flatnonzero(launch >= 0)
+    found[launched] = steps.locate(begin_ns[launch[launched]])
+    if len(steps):
+        found[launch == BEFORE_TRACE] = 0
+    return found
 
 
-def split_by_step(rows: Int64s, step_of: Int32s) -> list[tuple[int, Int64s]]:
+def split_by_step(rows: Int64s, step_of: Places) -> list[tuple[int, Int64s]]:
     """Place of each step that has any of the events, and these in their own order."""
     own = step_of[rows]
     order = np.argsort(own, kind="stable")

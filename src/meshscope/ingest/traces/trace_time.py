@@ -13,17 +13,18 @@ total only. Moments of a step in which only work of other steps ran are `other`,
 A kernel counts as one device's by the `device` the profiler gives, else by its process.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from meshscope.ingest.kineto.trace_columns import Trace
+from meshscope.ingest.kineto.trace_columns import Category, Trace
 from meshscope.ingest.traces.trace_kernels import KernelClasses, Work
 from meshscope.ingest.traces.trace_spans import find_ends, unite_events
-from meshscope.ingest.traces.trace_steps import TraceSteps, split_by_step
-from meshscope.numerics.intervals import Intervals, join, subtract, unite
-from meshscope.store.read.arrays import Int32s, Int64s
+from meshscope.ingest.traces.trace_steps import Places, TraceSteps, make_places, split_by_step
+from meshscope.numerics.intervals import Intervals, subtract, unite
+from meshscope.store.read.arrays import Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,10 @@ class DeviceTime:
     idle_ns: int
     """Nothing ran."""
     num_kernels: int
+    """With those that communicate, without fills."""
     num_collectives: int
+    """Of the kernels."""
+    num_fills: int
     num_copies: int
 
     @property
@@ -80,11 +84,34 @@ class StreamTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepPeriod:
+    """A device from the end of one step's work to the end of the next one's, whatever it ran.
+
+    Periods follow each other: they sum to the device's time from the first step's begin to the last
+    one's end. compute + exposed + exposed copy + idle == total."""
+
+    begin_ns: int
+    end_ns: int
+    compute_ns: int
+    communication_ns: int
+    exposed_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.end_ns - self.begin_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """One profiler step on one device."""
+    """One step on one device."""
 
     step: int
     time: DeviceTime
+    """The work that was launched in it, from its first to its last; steps may overlap."""
+    period: StepPeriod
+    """What it took: the pace of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,54 +129,117 @@ class DeviceBreakdown:
     """Device events that belong to no profiler step."""
 
 
-def find_devices(trace: Trace, work: npt.NDArray[np.uint8]) -> Int32s:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WorkSpans:
+    """When events of a device ran."""
+
+    compute: Intervals
+    communication: Intervals
+    copy: Intervals
+    exposed: Intervals
+    """Communication without compute."""
+    exposed_copy: Intervals
+    """Copies without either."""
+
+
+def find_devices(trace: Trace, work: npt.NDArray[np.uint8]) -> Places:
     """For each event its device; -1 for what is not device work. Without a number, its process."""
-    device = trace.events.device.astype(np.int32)
+    rows = np.flatnonzero(work != Work.NONE)
     of_track = np.array(
         [track.process if isinstance(track.process, int) else -1 for track in trace.tracks] + [-1],
         dtype=np.int64,
     )
-    of_track = np.where((of_track < 0) | (of_track > 1 << 30), 0, of_track).astype(np.int32)
-    found = np.where(device >= 0, device, of_track[trace.events.track])
-    return np.where(work != Work.NONE, found, -1).astype(np.int32)
+    of_track = np.where((of_track < 0) | (of_track > 1 << 30), 0, of_track)
+    device = trace.events.device[rows]
+    number = np.where(device >= 0, device, of_track[trace.events.track[rows]])
+    found = make_places(len(work), int(number.max(initial=0)))
+    found[rows] = number
+    return found
 
 
 def break_down_devices(
-    trace: Trace, classes: KernelClasses, steps: TraceSteps, step_of: Int32s
+    trace: Trace,
+    classes: KernelClasses,
+    steps: TraceSteps,
+    step_of: Places,
+    device_of: Places | None = None,
+    spans_of: Mapping[int, WorkSpans] | None = None,
 ) -> tuple[DeviceBreakdown, ...]:
-    """Every device of the trace that did anything."""
-    device = find_devices(trace, classes.work)
+    """Every device of the trace that did anything; `device_of` and `spans_of` where they were found
+    already."""
+    device = find_devices(trace, classes.work) if device_of is None else device_of
+    spans_of = unite_devices(trace, classes, device) if spans_of is None else spans_of
     return tuple(
-        _break_down(trace, classes, steps, step_of, number, np.flatnonzero(device == number))
-        for number in np.unique(device[device >= 0]).tolist()
+        _break_down(trace, classes, steps, step_of, number, np.flatnonzero(device == number), spans)
+        for number, spans in spans_of.items()
     )
+
+
+def unite_devices(trace: Trace, classes: KernelClasses, device_of: Places) -> dict[int, WorkSpans]:
+    """When each device that did anything did what."""
+    return {
+        number: unite_kinds(trace, classes, np.flatnonzero(device_of == number))
+        for number in np.unique(device_of[device_of >= 0]).tolist()
+    }
 
 
 def _break_down(
     trace: Trace,
     classes: KernelClasses,
     steps: TraceSteps,
-    step_of: Int32s,
+    step_of: Places,
     device: int,
     rows: Int64s,
+    spans: WorkSpans,
 ) -> DeviceBreakdown:
     events = trace.events
     own_step = step_of[rows]
     busy = unite_events(trace, rows)
+    parts = split_by_step(rows, step_of)
+    periods = _measure_periods(trace, spans, [part for _, part in parts])
     found = [
-        StepTime(step=int(steps.number[place]), time=measure(trace, classes, part, busy))
-        for place, part in split_by_step(rows, step_of)
+        StepTime(
+            step=int(steps.number[place]),
+            time=measure(trace, classes, part, busy),
+            period=period,
+        )
+        for (place, part), period in zip(parts, periods, strict=True)
     ]
     return DeviceBreakdown(
         device=device,
         name=trace.device_names.get(device, ""),
         begin_ns=int(events.begin_ns[rows].min()),
         end_ns=int(find_ends(trace, rows).max()),
-        time=measure(trace, classes, rows),
+        time=measure(trace, classes, rows, spans=spans),
         streams=_measure_streams(trace, classes, rows),
         steps=tuple(found),
         num_outside_steps=int(np.count_nonzero(own_step < 0)),
     )
+
+
+def _measure_periods(trace: Trace, spans: WorkSpans, steps: list[Int64s]) -> list[StepPeriod]:
+    """Of steps in order of time."""
+    if not steps:
+        return []
+    first = int(trace.events.begin_ns[steps[0]].min())
+    end = np.maximum.accumulate(np.array([find_ends(trace, own).max() for own in steps]))
+    begin = np.append(first, end[:-1])
+    sets = (spans.compute, spans.communication, spans.exposed, spans.exposed_copy)
+    lengths = [one.within(begin, end).tolist() for one in sets]
+    return [
+        StepPeriod(
+            begin_ns=since,
+            end_ns=until,
+            compute_ns=computed,
+            communication_ns=sent,
+            exposed_ns=exposed,
+            exposed_copy_ns=copied,
+            idle_ns=until - since - computed - exposed - copied,
+        )
+        for since, until, computed, sent, exposed, copied in zip(
+            begin.tolist(), end.tolist(), *lengths, strict=True
+        )
+    ]
 
 
 def unite_work(trace: Trace, classes: KernelClasses, rows: Int64s, work: Work) -> Intervals:
@@ -158,33 +248,52 @@ def unite_work(trace: Trace, classes: KernelClasses, rows: Int64s, work: Work) -
     return unite_events(trace, picked)
 
 
-def measure(
-    trace: Trace, classes: KernelClasses, rows: Int64s, busy: Intervals | None = None
-) -> DeviceTime:
-    """The times of some events of one device; `busy` is when it ran any, if these are not all."""
+def unite_kinds(trace: Trace, classes: KernelClasses, rows: Int64s) -> WorkSpans:
+    """When events among `rows` of each kind ran."""
     compute = unite_work(trace, classes, rows, Work.COMPUTE)
     communication = unite_work(trace, classes, rows, Work.COMMUNICATION)
     copy = unite_work(trace, classes, rows, Work.COPY)
+    return WorkSpans(
+        compute=compute,
+        communication=communication,
+        copy=copy,
+        exposed=subtract(communication, compute),
+        exposed_copy=subtract(subtract(copy, compute), communication),
+    )
+
+
+def measure(
+    trace: Trace,
+    classes: KernelClasses,
+    rows: Int64s,
+    busy: Intervals | None = None,
+    spans: WorkSpans | None = None,
+) -> DeviceTime:
+    """The times of some events of one device; `busy` is when it ran any, if these are not all,
+    `spans` theirs, where they were united already."""
+    spans = spans or unite_kinds(trace, classes, rows)
+    compute, copy, exposed = spans.compute, spans.copy, spans.exposed
     work = classes.work[rows]
+    is_fill = trace.events.category[rows] == Category.MEMSET
     begin, end = trace.events.begin_ns[rows], find_ends(trace, rows)
     first, last = (int(begin.min()), int(end.max())) if len(rows) else (0, 0)
-    exposed = subtract(communication, compute)
     exposed_ns = exposed.total_ns
-    exposed_copy_ns = subtract(copy, join(compute, communication)).total_ns
+    exposed_copy_ns = spans.exposed_copy.total_ns
     own_ns = compute.total_ns + exposed_ns + exposed_copy_ns
     busy_ns = own_ns if busy is None else int(busy.within(np.array([first]), np.array([last]))[0])
     return DeviceTime(
         total_ns=last - first,
         compute_ns=compute.total_ns,
-        communication_ns=communication.total_ns,
+        communication_ns=spans.communication.total_ns,
         exposed_ns=exposed_ns,
         copy_ns=copy.total_ns,
         exposed_copy_ns=exposed_copy_ns,
         exposed_beside_copy_ns=exposed_ns - subtract(exposed, copy).total_ns,
         other_ns=busy_ns - own_ns,
         idle_ns=last - first - busy_ns,
-        num_kernels=int(np.count_nonzero(work == Work.COMPUTE)),
+        num_kernels=int(np.count_nonzero((work != Work.COPY) & ~is_fill)),
         num_collectives=int(np.count_nonzero(work == Work.COMMUNICATION)),
+        num_fills=int(np.count_nonzero(is_fill)),
         num_copies=int(np.count_nonzero(work == Work.COPY)),
     )
 

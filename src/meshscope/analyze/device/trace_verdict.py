@@ -1,0 +1,167 @@
+"""What limits a device in a trace, in one sentence, and what to do about it.
+
+The largest part of its time that is no compute is named if it is more than MIN_RATIO of it: waiting
+for the host, for other ranks' data, for copies, for itself. Otherwise the device is busy, and the
+largest category of its kernels is named, with its distance from the roofline where that is known.
+Not a finding with a price: `meshscope report` has those.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshscope.analyze.device.trace_launches import LaunchQueue
+from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
+from meshscope.core.kernel_names import KernelCategory
+from meshscope.core.unavailable import Unavailable
+from meshscope.ingest.kineto.kineto import lacks_end
+from meshscope.ingest.traces.trace_steps import StepSource
+
+MIN_RATIO = 0.10
+_SHORT_RATIO = 0.5
+_SLOW_RATIO = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceVerdict:
+    """Of one device."""
+
+    cause: str
+    """`host`, `synchronising`, `communication`, `copies`, `dependency`, `unknown`, `kernels`, or
+    `incomplete` where the trace lacks its end."""
+    share_ratio: float
+    """Of the device's time."""
+    text: str
+    """One sentence."""
+    advice: str
+    """What to do; "" where nothing is known that would help."""
+
+
+def judge(summary: TraceSummary) -> TraceVerdict | Unavailable:
+    """The verdict on the busiest device of a trace."""
+    if not summary.devices:
+        return Unavailable("no device in this trace")
+    device = max(summary.devices, key=lambda one: one.breakdown.time.busy_ns)
+    if any(lacks_end(warning) for warning in summary.warnings):
+        return TraceVerdict(
+            cause="incomplete",
+            share_ratio=0.0,
+            text="The trace is cut off: what limits the device is not known.",
+            advice="Record it again, and let the profiler finish writing before the program ends.",
+        )
+    return _judge_device(device)
+
+
+def _judge_device(device: DeviceSummary) -> TraceVerdict:
+    time, idle = device.breakdown.time, device.idle
+    whole = max(time.total_ns, 1)
+    parts = {
+        "host": idle.host_ns + idle.launch_ns + idle.communicating_ns,
+        "synchronising": idle.synchronising_ns,
+        "communication": time.exposed_ns,
+        "copies": time.exposed_copy_ns,
+        "dependency": idle.dependency_ns,
+        "unknown": idle.unknown_ns,
+    }
+    cause, ns = max(parts.items(), key=lambda item: item[1])
+    ratio = ns / whole
+    if ratio < MIN_RATIO:
+        return _judge_kernels(device)
+    percent = f"{ratio:.0%}".replace("%", " %")
+    text, advice = {
+        "host": (
+            f"The device waits for its host {percent} of the time.",
+            _advise_host(device.launches),
+        ),
+        "synchronising": (
+            f"{percent} of the time the device has nothing queued because the host waited for it.",
+            "Take .item(), .cpu(), print of tensors and cudaStreamSynchronize out of the loop.",
+        ),
+        "communication": (
+            f"{percent} of the time the device communicates with nothing to compute beside it.",
+            _advise_communication(device),
+        ),
+        "copies": (
+            f"{percent} of the time the device only copies.",
+            "Pin host memory and copy with non_blocking=True on a stream of its own.",
+        ),
+        "dependency": (
+            f"{percent} of the time work is queued and waits for another stream or an event.",
+            "Look at what the streams wait for: collectives of other groups, events, or a graph's "
+            "own order.",
+        ),
+        "unknown": (
+            f"The device idles {percent} of the time; the trace lacks the calls that say why.",
+            "Record ProfilerActivity.CPU as well.",
+        ),
+    }[cause]
+    return TraceVerdict(cause=cause, share_ratio=ratio, text=text, advice=advice)
+
+
+def _advise_host(launches: LaunchQueue | Unavailable) -> str:
+    if not isinstance(launches, Unavailable) and launches.short_ratio >= _SHORT_RATIO:
+        return (
+            f"{launches.short_ratio:.0%} of its work takes 10 µs or less: compile or capture "
+            "graphs, fuse, or give the device a larger batch."
+        ).replace("%", " %")
+    return "Find what the host does between launches: input, Python, synchronous calls."
+
+
+def _advise_communication(device: DeviceSummary) -> str:
+    rows = sorted(device.communication, key=lambda row: -row.exposed_ns)
+    where = f"{rows[0].kind} along {rows[0].axis}" if rows else "it"
+    return (
+        f"Overlap {where} with compute, send less, or find the rank that the others wait for: "
+        "traces of all ranks tell."
+    )
+
+
+def _judge_kernels(device: DeviceSummary) -> TraceVerdict:
+    time = device.breakdown.time
+    ratio = time.compute_ns / max(time.total_ns, 1)
+    own = [row for row in device.categories if row.category is not KernelCategory.COMMUNICATION]
+    if not own:
+        return TraceVerdict(
+            cause="kernels", share_ratio=ratio, text="The device is busy.", advice=""
+        )
+    most = own[0]
+    text = (
+        f"The device computes {ratio:.0%} of the time, mostly {most.category} "
+        f"({most.share_ratio:.0%} of device time)."
+    )
+    coverage = device.coverage
+    advice = ""
+    if not isinstance(coverage.roofline_ratio, Unavailable):
+        advice = f"What can be counted runs at {coverage.roofline_ratio:.0%} of the roofline"
+        advice += (
+            ": look at the slowest rows below." if coverage.roofline_ratio < _SLOW_RATIO else "."
+        )
+    elif most.category in (KernelCategory.ELEMENTWISE, KernelCategory.COPY):
+        advice = "Fuse: torch.compile joins operators that only move data."
+    return TraceVerdict(
+        cause="kernels",
+        share_ratio=ratio,
+        text=text.replace("%", " %"),
+        advice=advice.replace("%", " %"),
+    )
+
+
+def list_unknown(summaries: Sequence[TraceSummary], left_out: Sequence[str]) -> tuple[str, ...]:
+    """What traces cannot tell, for the document and the screen."""
+    found = [f"left out: {text}" for text in left_out]
+    sizes = {one.world_size for one in summaries if isinstance(one.world_size, int)}
+    ranks = {one.rank for one in summaries if isinstance(one.rank, int)}
+    world_size = max(sizes, default=0)
+    if ranks and world_size > len(ranks):
+        found.append(
+            f"traces of {len(ranks):,} of {world_size:,} ranks: whom they waited for among the "
+            "others is not known"
+        )
+    sources = {one.step_source for one in summaries} - {StepSource.PROFILER}
+    found += [f"steps are {source.words}" for source in sorted(sources)]
+    found += [
+        f"{one.source}: {warning}"
+        for one in summaries
+        for warning in one.warnings
+        if lacks_end(warning)
+    ]
+    return tuple(found)

@@ -1,0 +1,156 @@
+"""Tables of profiler traces, one row of an analysis each, for SQL, CSV and Parquet.
+
+Names begin with `trace_`: a run made of traces has tables of its own, those of every run. Each row
+has the rank and the device it is of; units are in the names of columns. A missing value is None.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
+from meshscope.core.unavailable import Unavailable
+from meshscope.report.tables import StudyTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceTable:
+    """A table of devices' rows."""
+
+    meaning: str
+    rows: Callable[[DeviceSummary], Iterable[Any]] = lambda device: ()
+    of_trace: Callable[[TraceSummary], Iterable[tuple[int, Any]]] = lambda summary: ()
+    """Rows that the devices' summaries do not have, each with its device; -1: the host."""
+
+
+def _one(pick: Callable[[DeviceSummary], Any]) -> Callable[[DeviceSummary], Iterable[Any]]:
+    def rows(device: DeviceSummary) -> Iterable[Any]:
+        found = pick(device)
+        return () if isinstance(found, Unavailable) else (found,)
+
+    return rows
+
+
+TRACE_TABLES: dict[str, TraceTable] = {
+    "trace_kernels": TraceTable(
+        meaning="kernels, copies and fills by name, with category and short name",
+        rows=lambda device: device.kernels,
+    ),
+    "trace_categories": TraceTable(
+        meaning="device time by what kernels are for", rows=lambda device: device.categories
+    ),
+    "trace_operators": TraceTable(
+        meaning="operators by name and shapes that launched device work",
+        rows=lambda device: device.operators,
+    ),
+    "trace_rates": TraceTable(
+        meaning="FLOPs, bytes and roofline of operators whose cost is known",
+        rows=lambda device: device.rates,
+    ),
+    "trace_modules": TraceTable(
+        meaning="device time by path of modules", rows=lambda device: device.modules
+    ),
+    "trace_module_classes": TraceTable(
+        meaning="device time by class of module and its parent's",
+        rows=lambda device: device.module_classes,
+    ),
+    "trace_collectives": TraceTable(
+        meaning="communication kernels, one by one", rows=lambda device: device.collectives
+    ),
+    "trace_axes": TraceTable(
+        meaning="communication by axis and kind", rows=lambda device: device.communication
+    ),
+    "trace_steps": TraceTable(
+        meaning="periods of steps on the device, with their parts",
+        rows=lambda device: [_StepRow.of(step) for step in device.breakdown.steps],
+    ),
+    "trace_devices": TraceTable(
+        meaning="where each device's time went", rows=_one(lambda device: device.breakdown.time)
+    ),
+    "trace_idle": TraceTable(
+        meaning="idle time of devices by cause", rows=_one(lambda device: device.idle)
+    ),
+    "trace_launches": TraceTable(
+        meaning="how far ahead of devices their hosts were", rows=_one(lambda one: one.launches)
+    ),
+    "trace_memory": TraceTable(
+        meaning="what allocators had given out over time, at most 240 moments of each",
+        of_trace=lambda summary: [
+            (-1 if use.device_type == "cpu" else use.device, point)
+            for use in summary.memory
+            for point in use.timeline
+        ],
+    ),
+}
+"""In the order in which they are listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepRow:
+    step: int
+    begin_ns: int
+    end_ns: int
+    period_ns: int
+    compute_ns: int
+    communication_ns: int
+    exposed_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+
+    @classmethod
+    def of(cls, step: Any) -> "_StepRow":
+        period = step.period
+        return cls(
+            step=step.step,
+            begin_ns=period.begin_ns,
+            end_ns=period.end_ns,
+            period_ns=period.total_ns,
+            compute_ns=period.compute_ns,
+            communication_ns=period.communication_ns,
+            exposed_ns=period.exposed_ns,
+            exposed_copy_ns=period.exposed_copy_ns,
+            idle_ns=period.idle_ns,
+        )
+
+
+def build_trace_table(name: str, summaries: Sequence[TraceSummary]) -> StudyTable | Unavailable:
+    """One of `TRACE_TABLES`, of all devices of all traces."""
+    table = TRACE_TABLES[name]
+    found: list[tuple[TraceSummary, int, Any]] = []
+    for summary in summaries:
+        for device in summary.devices:
+            found += [(summary, device.breakdown.device, row) for row in table.rows(device)]
+        found += [(summary, number, row) for number, row in table.of_trace(summary)]
+    if not found:
+        return Unavailable(f"the traces have nothing for {name}")
+    columns: dict[str, list[object]] = {
+        "rank": [_value(summary.rank) for summary, _, _ in found],
+        "device": [device for _, device, _ in found],
+    }
+    for column in (field.name for field in fields(found[0][2])):
+        columns[column] = [_value(getattr(row, column)) for _, _, row in found]
+    return StudyTable({key: _column(values) for key, values in columns.items()})
+
+
+def _value(value: object) -> object:
+    if isinstance(value, Unavailable):
+        return None
+    if isinstance(value, bool | int | float | str) or value is None:
+        return str(value) if isinstance(value, str) else value
+    return str(value)
+
+
+def _column(values: list[object]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Numbers as numbers: a missing one is NaN."""
+    present = [one for one in values if one is not None]
+    if present and all(isinstance(one, int) for one in present):
+        if len(present) == len(values):
+            return np.array([int(one) for one in present if isinstance(one, int)], dtype=np.int64)
+        return np.array([np.nan if one is None else one for one in values], dtype=np.float64)
+    if present and all(isinstance(one, int | float) for one in present):
+        return np.array([np.nan if one is None else one for one in values], dtype=np.float64)
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
