@@ -14,7 +14,7 @@ too many rows is sampled by windows of steps (`rank.step_choice`), the same for 
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -23,6 +23,7 @@ import numpy as np
 from meshscope.analyze.health import RecordingHealth, assess_recording
 from meshscope.analyze.job.job_time import JobTime, add_times
 from meshscope.analyze.rank.overhead import Overhead, OverheadSamples, measure_overhead
+from meshscope.analyze.rank.rank_map import map_ranks
 from meshscope.analyze.rank.rank_summary import RankResult, RankSummary, summarize_rank
 from meshscope.analyze.rank.signals import JobSignal, merge_signals
 from meshscope.analyze.rank.step_choice import StepChoice
@@ -168,10 +169,10 @@ class Study:
     def _totals(self) -> "_RankTotals":
         attempt, windows = self.attempt, disturbing_windows(self.attempt)
         warmup_steps = attempt.choose_warmup(self.warmup_steps)
-        results = (
-            summarize_rank(recording, attempt.layout, windows=windows, warmup_steps=warmup_steps)
-            for recording in attempt
+        work = partial(
+            summarize_rank, layout=attempt.layout, windows=windows, warmup_steps=warmup_steps
         )
+        results = map_ranks(work, attempt)
         return _merge_ranks(results, attempt, warmup_steps=warmup_steps)
 
     @cached_property
@@ -409,15 +410,21 @@ class Study:
         return sum_compared(need(self.timeline), need(self.collections).lost_ns)
 
     @_Analysis
+    def compared_work(self) -> "PeerWork":
+        """What ranks are compared by: their work without the garbage collector's time."""
+        from meshscope.analyze.timeline.peer_work import subtract_lost
+
+        work, collections = need(self.peer_work), known(self.collections)
+        if collections is None or not collections.has_any:
+            return work
+        return subtract_lost(work, need(self.timeline), collections.lost_ns)
+
+    @_Analysis
     def stragglers(self) -> "Stragglers":
         """Slow ranks, without the garbage collector's time."""
         from meshscope.analyze.stragglers.stragglers import find_stragglers
-        from meshscope.analyze.timeline.peer_work import subtract_lost
 
-        work, timeline = need(self.peer_work), need(self.timeline)
-        collections = known(self.collections)
-        if collections is not None and collections.has_any:
-            work = subtract_lost(work, timeline, collections.lost_ns)
+        work, timeline = need(self.compared_work), need(self.timeline)
         hosts = {
             rank: host
             for rank, recording in self.attempt.ranks.items()

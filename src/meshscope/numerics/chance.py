@@ -43,6 +43,24 @@ def binomial_tail(count: int, num_trials: int, probability: float) -> float:
     return min(1.0, math.exp(log_term + math.log(total)))
 
 
+def student_tail(t_value: float, freedom: int) -> float:
+    """The chance of at least `t_value` of Student's t with so many degrees of freedom.
+
+    The finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    """
+    angle = math.atan2(t_value, math.sqrt(freedom))
+    cosine = math.cos(angle) ** 2
+    is_odd = freedom % 2
+    term, total = (math.cos(angle), 0.0) if is_odd else (1.0, 0.0)
+    for index in range(is_odd, freedom - 1, 2):
+        total += term
+        term *= cosine * (index + 1) / (index + 2)
+    inside = math.sin(angle) * total
+    if is_odd:
+        inside = 2 / math.pi * (angle + inside)
+    return min(1.0, max(0.0, (1 - inside) / 2))
+
+
 def lead_chance(lead: float, spread: float, num_ranks: int) -> float:
     """The chance that the largest of `num_ranks` leads the next by `lead` or more, if the others
     are within `spread`.
@@ -63,3 +81,11 @@ def is_beyond_chance(count: int, *, num_steps: int, num_ranks: int, num_tests: i
     if num_steps < MIN_STEPS or num_ranks < 2 or count * num_ranks <= num_steps:
         return False
     return binomial_tail(count, num_steps, 1 / num_ranks) * num_tests < SIGNIFICANCE_RATIO
+
+
+def bound_share(ratio: float, count: int) -> tuple[float, float]:
+    """The 95 % interval (Wilson) of a share that was seen in so many."""
+    z = 1.96
+    middle, scale = ratio + z * z / (2 * count), 1 + z * z / count
+    half = z * math.sqrt(ratio * (1 - ratio) / count + z * z / (4 * count * count))
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

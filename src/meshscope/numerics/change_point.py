@@ -18,7 +18,7 @@ import numpy as np
 
 from meshscope.numerics.chance import SIGNIFICANCE_RATIO, binomial_tail
 from meshscope.numerics.paired_excess import Indices, measure_correlation_time
-from meshscope.store.read.arrays import Floats
+from meshscope.store.read.arrays import Bools, Floats
 
 MIN_STEPS = 20
 """The shortest series in which a change is looked for."""
@@ -36,6 +36,8 @@ _T_MORE_AT_STEPS = 25.0
 _T_PER_DECADE = 0.9
 _T_PER_DECADE_AT_STEPS = 25.0
 """Likewise: the tail of t is longer with few steps."""
+_SCAN_VALUES = 200_000
+"""Segments times series that are looked at together: what a core's cache holds."""
 _LEAST_BLOCKS = 16
 _LEAST_RATIO = -0.99
 _SEED = 20240502
@@ -72,39 +74,51 @@ def measure_step_noise(values: Floats) -> Floats:
     return np.asarray(1.4826 / math.sqrt(2) * np.median(np.abs(moves), axis=0))
 
 
-def find_change(
+def find_changes(
     values: Floats,
     *,
     num_series: int = 1,
     least_noise: float = 0.0,
     min_shift_ratio: float = _MIN_SHIFT_RATIO,
-) -> LevelChange | None:
-    """The high segment of one series out of `num_series` that were tested.
+) -> dict[int, LevelChange]:
+    """The high segment of each series [step, series] that has one, by its index.
 
-    `least_noise` is the smallest deviation from step to step that is believed.
+    `num_series` were tested in all; `least_noise` is the smallest deviation from step to step that
+    is believed.
     """
     num_steps = len(values)
-    if num_steps < MIN_STEPS or not bool(np.isfinite(values).all()):
-        return None
+    indices = np.flatnonzero(np.isfinite(values).all(axis=0))
+    if num_steps < MIN_STEPS or not len(indices):
+        return {}
     # Noise of work is a factor rather than a term: its logarithm is nearer to the normal.
-    drawn = clip_spikes(np.log1p(np.maximum(values, _LEAST_RATIO)))
+    drawn = clip_spikes(np.log1p(np.maximum(values[:, indices], _LEAST_RATIO)))
     points = np.unique(np.linspace(0, num_steps, min(_GRID_POINTS, num_steps) + 1).astype(np.intp))
-    onset, recovery, t_value = _find_segment(drawn, points, points, least_noise)
-    if _chance_of(t_value, num_steps) * num_series >= SIGNIFICANCE_RATIO:
-        return None
-    if len(points) <= num_steps:
-        onset, recovery, t_value = _refine(drawn, onset, recovery, least_noise)
-    inside = np.zeros(num_steps, dtype=np.bool_)
+    onsets, recoveries, t_values = _find_segments(drawn, points, points, least_noise)
+    found = {}
+    for i in range(len(indices)):
+        if _chance_of(float(t_values[i]), num_steps) * num_series < SIGNIFICANCE_RATIO:
+            segment = int(onsets[i]), int(recoveries[i]), float(t_values[i])
+            if len(points) <= num_steps:
+                segment = _refine(drawn[:, i], segment[0], segment[1], least_noise)
+            change, inside = _describe(values[:, indices[i]], *segment)
+            if change.shift_ratio >= min_shift_ratio and _is_confirmed(drawn[:, i], inside):
+                found[int(indices[i])] = change
+    return found
+
+
+def _describe(
+    values: Floats, onset: int, recovery: int, t_value: float
+) -> tuple[LevelChange, Bools]:
+    inside = np.zeros(len(values), dtype=np.bool_)
     inside[onset:recovery] = True
     change = LevelChange(
         onset=onset,
         recovery=recovery,
         low_ratio=float(np.median(values[~inside])),
         high_ratio=float(np.median(values[inside])),
-        p_value=_chance_of(t_value, num_steps),
+        p_value=_chance_of(t_value, len(values)),
     )
-    is_large = change.shift_ratio >= min_shift_ratio
-    return change if is_large and _is_confirmed(drawn, inside) else None
+    return change, inside
 
 
 def chance_of_pauses(values: Floats, others: Floats, change: LevelChange) -> float:
@@ -125,47 +139,77 @@ def chance_of_pauses(values: Floats, others: Floats, change: LevelChange) -> flo
 
 
 def clip_spikes(values: Floats) -> Floats:
-    """Replaces steps far from their neighbours by the neighbours' median."""
+    """Replaces steps of series [step, series] far from their neighbours by these' median."""
     padded = np.concatenate([values[2:0:-1], values, values[-2:-4:-1]])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 5)
-    middle = np.median(windows, axis=1)
+    middle = _take_middle(*(padded[i : i + len(values)] for i in range(5)))
     distance = np.abs(values - middle)
-    limit = 5 * 1.4826 * float(np.median(distance))
+    limit = 5 * 1.4826 * np.median(distance, axis=0)
     return np.asarray(np.where(distance > limit, middle, values))
 
 
-def _find_segment(
+def _take_middle(a: Floats, b: Floats, c: Floats, d: Floats, e: Floats) -> Floats:
+    """The median of five, by comparisons: far cheaper than sorting each five."""
+    low = np.maximum(np.minimum(a, b), np.minimum(c, d))
+    high = np.minimum(np.maximum(a, b), np.maximum(c, d))
+    # Of the first four the lowest and the highest are out; of the rest the middle is left.
+    return np.asarray(np.maximum(np.minimum(low, high), np.minimum(np.maximum(low, high), e)))
+
+
+def _find_segments(
     values: Floats, starts: Indices, ends: Indices, least_noise: float
-) -> tuple[int, int, float]:
-    """The segment that is highest above the rest, and its t."""
-    now, before = values[1:], values[:-1]
-    num = len(now)
+) -> tuple[Indices, Indices, Floats]:
+    """Of each series [step, series] the segment that is highest above the rest, and its t."""
+    num_steps, num_series = values.shape
     start, end = (grid.ravel() for grid in np.meshgrid(starts, ends, indexing="ij"))
-    # The first step has no previous value: a segment from it has one step less inside.
-    length = end - np.maximum(start, 1)
-    allowed = (end - start >= _MIN_SEGMENT) & (len(values) - (end - start) >= _MIN_SEGMENT)
-    start, end, length = start[allowed], end[allowed], length[allowed]
+    length = end - start
+    allowed = (length >= _MIN_SEGMENT) & (num_steps - length >= _MIN_SEGMENT)
+    start, end = start[allowed], end[allowed]
     if not len(start):
-        return 0, 0, 0.0
-    now, before = now - now.mean(), before - before.mean()
-    sum_now, sum_before = (_sum_inside(series, start, end) for series in (now, before))
-    power, cross, lag_power = float(now @ now), float(now @ before), float(before @ before)
-    slope = cross / lag_power if lag_power > 0 else 0.0
-    own = length * (num - length) / num
-    free = own - sum_before**2 / lag_power if lag_power > 0 else own
+        nothing = np.zeros(num_series, dtype=np.intp)
+        return nothing, nothing, np.zeros(num_series)
+    chunk = max(1, _SCAN_VALUES // len(start))
+    parts = [
+        _scan_segments(values[:, first : first + chunk].T, start, end, least_noise)
+        for first in range(0, num_series, chunk)
+    ]
+    best, t_values = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return start[best], end[best], t_values
+
+
+def _scan_segments(
+    values: Floats, start: Indices, end: Indices, least_noise: float
+) -> tuple[Indices, Floats]:
+    """Index of the best segment of each series [series, step], and its t."""
+    now, before = values[:, 1:], values[:, :-1]
+    num = now.shape[1]
+    now, before = (part - part.mean(axis=1, keepdims=True) for part in (now, before))
+    power, cross, lag_power = (
+        (first * second).sum(axis=1, keepdims=True)
+        for first, second in ((now, now), (now, before), (before, before))
+    )
+    lag_power = np.where(lag_power > 0, lag_power, np.inf)
+    slope = cross / lag_power
+    # The first step has no previous value: a segment from it has one step less inside.
+    first, last = np.maximum(start, 1) - 1, end - 1
+    own = (last - first) * (num - (last - first)) / num
+    height = _sum_inside(now - slope * before, first, last)
+    free = own - _sum_inside(before / np.sqrt(lag_power), first, last) ** 2
     # A segment that the previous values predict exactly leaves nothing to estimate.
-    free = np.maximum(free, 1e-9 * own)
-    height = sum_now - slope * sum_before
-    rest = np.maximum(power - slope * cross - height**2 / free, 1e-12 * max(power, 1e-300))
-    noise = np.maximum(np.sqrt(rest / max(num - 3, 1)), least_noise)
-    t_values = height / (np.sqrt(free) * noise)
-    best = int(t_values.argmax())
-    return int(start[best]), int(end[best]), float(t_values[best])
+    free = np.sqrt(np.maximum(free, 1e-9 * own))
+    # What is left as noise falls with the height, so the highest has the largest t.
+    height /= free
+    best = height.argmax(axis=1)
+    most = np.take_along_axis(height, best[:, None], axis=1)[:, 0]
+    power, slope, cross = power[:, 0], slope[:, 0], cross[:, 0]
+    least = 1e-12 * np.maximum(power, 1e-300)
+    rest = np.maximum(power - slope * cross - most**2, least)
+    return best, most / np.maximum(np.sqrt(rest / max(num - 3, 1)), least_noise)
 
 
-def _sum_inside(series: Floats, start: Indices, end: Indices) -> Floats:
-    sums = np.concatenate([[0.0], np.cumsum(series)])
-    return np.asarray(sums[end - 1] - sums[np.maximum(start, 1) - 1])
+def _sum_inside(series: Floats, first: Indices, last: Indices) -> Floats:
+    sums = np.zeros((series.shape[0], series.shape[1] + 1))
+    np.cumsum(series, axis=1, out=sums[:, 1:])
+    return np.asarray(sums.take(last, axis=1) - sums.take(first, axis=1))
 
 
 def _refine(
@@ -177,7 +221,8 @@ def _refine(
     starts = np.unique(np.clip(onset + near, 0, len(values))) if onset else np.array([0])
     is_open = recovery == len(values)
     ends = np.array([recovery]) if is_open else np.clip(recovery + near, 0, len(values))
-    return _find_segment(values, starts, np.unique(ends), least_noise)
+    best = _find_segments(values[:, None], starts, np.unique(ends), least_noise)
+    return int(best[0][0]), int(best[1][0]), float(best[2][0])
 
 
 def _chance_of(t_value: float, num_steps: int) -> float:
@@ -186,7 +231,7 @@ def _chance_of(t_value: float, num_steps: int) -> float:
     return float(min(1.0, 0.01 * 10.0 ** -min(decades, 200.0)))
 
 
-def _is_confirmed(values: Floats, inside: np.typing.NDArray[np.bool_]) -> bool:
+def _is_confirmed(values: Floats, inside: Bools) -> bool:
     """Whether shuffled blocks of the same steps hardly ever wander as far."""
     level = np.where(inside, values[inside].mean(), values[~inside].mean())
     time, _ = measure_correlation_time((values - level)[:, None])

@@ -94,19 +94,25 @@ def explain_gaps(
     """
     gaps = complement(unite(start_ns, end_ns), first_ns, last_ns)
     order = np.argsort(start_ns, kind="stable")
-    index = np.searchsorted(start_ns[order], gaps.end_ns)
-    following = np.append(order, -1)[index]
+    following = np.append(order, -1)[np.searchsorted(start_ns[order], gaps.end_ns)]
+    del order
     launched = np.append(launched_ns, -1)[following]
     is_known = launched >= 0
     length = gaps.end_ns - gaps.start_ns
     host_end = np.clip(np.where(is_known, launched, gaps.start_ns), gaps.start_ns, gaps.end_ns)
+    del launched  # each of these is as long as a device has gaps: up to one for each kernel
     host = host_end - gaps.start_ns
+    unknown = np.where(is_known, 0, length)
     rest = length - host
+    del length
     launching = np.where(host == 0, 0, np.minimum(rest, LAUNCH_NS))
+    dependency = np.where(is_known, rest - launching, 0)
+    del rest, is_known
     in_sync = synchronising.within(gaps.start_ns, host_end)
     ran_dry = synchronising.within(gaps.start_ns - 1, gaps.start_ns) > 0
     in_sync = np.where(ran_dry, host, in_sync)
     in_call = np.minimum(communicating.within(gaps.start_ns, host_end), host - in_sync)
+    del host_end, ran_dry
     return IdleGaps(
         begin_ns=gaps.start_ns,
         end_ns=gaps.end_ns,
@@ -115,6 +121,6 @@ def explain_gaps(
         synchronising_ns=in_sync,
         communicating_ns=in_call,
         launch_ns=launching,
-        dependency_ns=np.where(is_known, rest - launching, 0),
-        unknown_ns=np.where(is_known, 0, length),
+        dependency_ns=dependency,
+        unknown_ns=unknown,
     )

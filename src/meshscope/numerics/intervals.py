@@ -41,12 +41,17 @@ EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 def unite(start_ns: Int64s, end_ns: Int64s) -> Intervals:
     """The moments in any of the intervals; empty intervals are allowed."""
-    is_any = end_ns > start_ns
-    start_ns, end_ns = start_ns[is_any], end_ns[is_any]
     if not len(start_ns):
         return EMPTY
-    order = np.argsort(start_ns, kind="stable")
-    start, furthest = start_ns[order], np.maximum.accumulate(end_ns[order])
+    is_any = end_ns > start_ns
+    if not is_any.all():
+        start_ns, end_ns = start_ns[is_any], end_ns[is_any]
+    if not len(start_ns):
+        return EMPTY
+    if (start_ns[1:] < start_ns[:-1]).any():  # events are in order most often
+        order = np.argsort(start_ns, kind="stable")
+        start_ns, end_ns = start_ns[order], end_ns[order]
+    start, furthest = start_ns, np.maximum.accumulate(end_ns)
     is_first = np.ones(len(start), dtype=np.bool_)
     is_first[1:] = start[1:] > furthest[:-1]
     first = np.flatnonzero(is_first)

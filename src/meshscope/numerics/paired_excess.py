@@ -66,9 +66,9 @@ def take_median(values: Floats, *, axis: int) -> Floats:
     return np.asarray(np.median(values, axis=axis))
 
 
-def measure_scatter(excess: Floats) -> float:
-    """Standard deviation of one series over steps, with outliers clipped."""
-    return float(_centre(excess[:, None]).std())
+def measure_scatter(excess: Floats) -> Floats:
+    """[series]: standard deviation over steps of [step, series], with outliers clipped."""
+    return np.asarray(_centre(excess).std(axis=0))
 
 
 def measure_correlation_time(excess: Floats) -> tuple[float, float]:

@@ -88,7 +88,8 @@ def correct_holm(p_values: Sequence[float], *, num_tests: int | None = None) -> 
 
 
 def find_candidates(work_ns: Floats) -> list[Candidate]:
-    """Peers whose effect stands out in work [step, peer]; uncorrected for ranks and phases."""
+    """Peers that stand out in work [step, peer] by effect and chance; uncorrected for ranks and
+    phases: those that no correction can make slow are left out."""
     work_ns = work_ns[np.isfinite(work_ns).all(axis=1)]
     num_steps, num_peers = work_ns.shape
     if num_steps < MIN_STEPS or num_peers < 2:
@@ -146,38 +147,64 @@ def _choose_outstanding(work_ns: Floats) -> tuple[Indices, Floats]:
 
 
 def _judge(work_ns: Floats, excess: Floats, chosen: Indices) -> list[Candidate]:
+    """Those of the chosen whose chance is small enough for any correction to leave it so."""
     num_steps, num_peers = excess.shape
     others = np.setdiff1d(np.arange(num_peers), chosen)
-    # One of two peers is the other's reference: its own excess is zero, and says nothing.
-    pooled = excess if len(others) > 1 else excess[:, chosen]
-    plain, raised = measure_correlation_time(pooled)
+    times = _measure_times(excess, chosen, others)
     limits = _find_limits(excess[:, others], len(chosen), num_peers)
+    counts = [np.count_nonzero(excess[:, chosen] > limit[:, None], axis=0) for limit, _ in limits]
     base_ns = take_median(work_ns[:, others], axis=1)
+    chances = [chance for _, chance in limits]
+    known: dict[tuple[int, ...], float] = {}
     candidates = []
-    for index in chosen.tolist():
+    for column, index in enumerate(chosen.tolist()):
+        num_effective = max(int(num_steps / times[column]), 1)
+        own_counts = [int(count[column]) for count in counts]
+        key = (num_effective, *own_counts)
+        if key not in known:  # ranks in the middle of many share theirs
+            known[key] = _find_chance(
+                own_counts, chances, num_steps=num_steps, num_effective=num_effective
+            )
+        chance = known[key]
+        p_value = min(1.0, chance * len(chosen) ** 2 / _SIZE_SHARE)
+        if p_value >= SIGNIFICANCE_RATIO:
+            continue
         own = excess[:, index]
-        if _is_clear(own, num_peers):
-            correlation_time = plain if num_peers >= _MIN_POOLED_PEERS else 1.0
-        elif len(others) >= _MIN_REFERENCE_PEERS:
-            # What changes on the rank itself must not make its steps count less.
-            correlation_time = measure_correlation_time(excess[:, others])[1]
-        else:
-            correlation_time = max(measure_correlation_time(own[:, None])[0], raised)
-        num_effective = max(int(num_steps / correlation_time), 1)
-        p_value, num_above = _find_chance(own, limits, num_effective)
         candidates.append(
             Candidate(
                 index=index,
                 num_steps=num_steps,
                 num_effective_steps=num_effective,
-                num_steps_last=num_above,
+                num_steps_last=int(counts[0][column]),
                 num_peers=len(others),
-                p_value=min(1.0, p_value * len(chosen) ** 2 / _SIZE_SHARE),
-                effect=measure_effect(own, block_steps=math.ceil(2 * correlation_time)),
+                p_value=p_value,
+                effect=measure_effect(own, block_steps=math.ceil(2 * times[column])),
                 excess_ns=float(np.median(work_ns[:, index] - base_ns)),
             )
         )
     return candidates
+
+
+def _measure_times(excess: Floats, chosen: Indices, others: Indices) -> list[float]:
+    """Steps of each chosen rank that are worth one independent step."""
+    num_peers = excess.shape[1]
+    # One of two peers is the other's reference: its own excess is zero, and says nothing.
+    plain, raised = measure_correlation_time(excess if len(others) > 1 else excess[:, chosen])
+    clear_time = plain if num_peers >= _MIN_POOLED_PEERS else 1.0
+    # What changes on the rank itself must not make its steps count less.
+    has_reference = len(others) >= _MIN_REFERENCE_PEERS
+    of_others = measure_correlation_time(excess[:, others])[1] if has_reference else raised
+    times = []
+    for index, is_clear in zip(
+        chosen.tolist(), _are_clear(excess[:, chosen], num_peers), strict=True
+    ):
+        if is_clear:
+            times.append(clear_time)
+        elif has_reference:
+            times.append(of_others)
+        else:
+            times.append(max(measure_correlation_time(excess[:, [index]])[0], raised))
+    return times
 
 
 def _find_limits(others: Floats, num_chosen: int, num_peers: int) -> list[tuple[Floats, float]]:
@@ -197,21 +224,21 @@ def _find_limits(others: Floats, num_chosen: int, num_peers: int) -> list[tuple[
 
 
 def _find_chance(
-    own: Floats, limits: Sequence[tuple[Floats, float]], num_effective: int
-) -> tuple[float, int]:
-    """The least chance over the levels, corrected for their number; steps above the highest."""
-    num_steps = len(own)
-    counts = [int(np.count_nonzero(own > limit)) for limit, _ in limits]
-    chances = [
+    counts: Sequence[int], chances: Sequence[float], *, num_steps: int, num_effective: int
+) -> float:
+    """The least chance of so many steps over the levels, corrected for their number."""
+    tails = [
         binomial_tail(count * num_effective // num_steps, num_effective, chance)
-        for count, (_, chance) in zip(counts, limits, strict=True)
+        for count, chance in zip(counts, chances, strict=True)
     ]
-    return (min(1.0, min(chances) * len(chances)), counts[0]) if chances else (1.0, 0)
+    return min(1.0, min(tails, default=1.0) * len(tails))
 
 
-def _is_clear(own: Floats, num_peers: int) -> bool:
-    """In logarithms: of a large ratio the scatter is that of the peers' work, which it is over."""
+def _are_clear(own: Floats, num_peers: int) -> list[bool]:
+    """[series] of [step, series], in logarithms: of a large ratio the scatter is that of the peers'
+    work, which it is over."""
     needed = _CLEAR_DEVIATIONS / math.sqrt(len(own)) * (num_peers / 2) ** _CLEAR_GROWTH
     # No work at all in a step is as far below its peers as a float can say.
     own = np.log1p(np.maximum(own, -1 + np.finfo(np.float64).eps))
-    return bool(np.median(own) >= needed * measure_scatter(own))
+    found: list[bool] = (np.median(own, axis=0) >= needed * measure_scatter(own)).tolist()
+    return found

@@ -82,8 +82,9 @@ def add_counts(counts: Sequence[KendallCount]) -> KendallCount:
     )
 
 
-def autocorrelation(values: Floats) -> float:
-    """Of neighbours, 0 where it is negative; corrected for the bias of a short series.
+def autocorrelation(values: Floats, *, num_fitted: int = 2) -> float:
+    """Of neighbours, 0 where it is negative; corrected for the bias of a short series from which a
+    line was taken, or a polynomial with `num_fitted` coefficients.
 
     It is that of the values' ranks, so that outliers do not hide it.
     """
@@ -91,7 +92,8 @@ def autocorrelation(values: Floats) -> float:
     ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)
     ranks -= ranks.mean()
     rho = float(ranks[1:] @ ranks[:-1]) / float(ranks @ ranks)
-    return min(max((count * rho + 2) / (count - 4), 0.0), _MAX_AUTOCORRELATION)
+    unbiased = (count * rho + num_fitted) / (count - num_fitted - 2)
+    return min(max(unbiased, 0.0), _MAX_AUTOCORRELATION)
 
 
 def measure_inflation(residual: Floats) -> float:
@@ -103,6 +105,11 @@ def measure_inflation(residual: Floats) -> float:
     # Independent values show this much by accident.
     if rho <= 1.645 / math.sqrt(count):
         return 1.0
+    return inflate(rho, count)
+
+
+def inflate(rho: float, count: int) -> float:
+    """The same for an autocorrelation that is known: the variance of a mean of AR(1) values."""
     lags = np.arange(1, count)
     return float(1 + 2 * ((1 - lags / count) * rho**lags).sum())
 

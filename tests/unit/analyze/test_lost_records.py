@@ -64,7 +64,7 @@ def test_phases_that_are_lost_are_not_unattributed_time(run):
 
 def test_communication_is_that_of_the_steps_that_have_theirs(run):
     report = RunStudy(run, run.last_attempt).report(with_diagnosis=False)
-    facts = report._report.communication.per_rank_step
+    facts = report.content.communication.per_rank_step
     assert facts.transfer_ns == pytest.approx(NUM_OPERATIONS * TRANSFER_NS, rel=0.06)
 
 

@@ -26,8 +26,8 @@ def test_pauses_of_one_rank_are_found_with_their_steps_and_phase():
     (paused,) = found.ranks
     assert (paused.rank, paused.step_indices) == (2, (5, 15, 25, 35, 45, 55))
     assert paused.typical_ns == pytest.approx(50 * MS, rel=0.05)
-    assert paused.forward_ratio == pytest.approx(1, abs=0.05)
-    assert paused.backward_ratio == pytest.approx(0, abs=0.05)
+    assert paused.share_of["forward"] == pytest.approx(1, abs=0.05)
+    assert paused.share_of["backward"] == pytest.approx(0, abs=0.05)
     assert found.cost_ns == pytest.approx(5 * MS, rel=0.05)
     assert found.cost_ratio == pytest.approx(5 / 40, rel=0.05)
 

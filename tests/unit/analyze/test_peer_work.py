@@ -18,11 +18,13 @@ def groups(layout, num_ranks, *, is_piped=False, ranks=None):
 
 
 def test_peers_differ_along_dp_alone():
+    assert groups(Layout(dp=4, tp=2), 8) == [("dp", (0, 2, 4, 6)), ("dp", (1, 3, 5, 7))]
+
+
+def test_tp_neighbours_join_where_peers_are_few():
     assert groups(Layout(dp=2, tp=2, pp=2), 8) == [
-        ("dp", (0, 2)),
-        ("dp", (1, 3)),
-        ("dp", (4, 6)),
-        ("dp", (5, 7)),
+        ("dp+tp", (0, 1, 2, 3)),
+        ("dp+tp", (4, 5, 6, 7)),
     ]
 
 
@@ -37,7 +39,7 @@ def test_ranks_along_cp_and_ep_have_the_same_layers(axis):
         (f"dp+{axis}", (0, 1, 2, 3)),
         (f"dp+{axis}", (4, 5, 6, 7)),
     ]
-    assert groups(Layout(**{axis: 2}, tp=2), 4) == [(axis, (0, 2)), (axis, (1, 3))]
+    assert groups(Layout(**{axis: 2}, tp=2), 4) == [(f"{axis}+tp", (0, 1, 2, 3))]
 
 
 def test_stages_have_no_peers():
@@ -52,7 +54,7 @@ def test_without_a_layout_all_are_peers_unless_they_send_messages():
 
 def test_ranks_that_recorded_nothing_are_left_out():
     assert groups(Layout(dp=4), 4, ranks=(0, 2, 3)) == [("dp", (0, 1, 2))]
-    assert groups(Layout(dp=2, tp=2), 4, ranks=(0, 1, 2)) == [("dp", (0, 2))]
+    assert groups(Layout(dp=2, tp=2), 4, ranks=(0, 1, 2)) == [("dp+tp", (0, 1, 2))]
 
 
 def measure(path):

@@ -98,6 +98,12 @@ class TestVerdict:
         assert (verdict.stages, verdict.ranks) == ((1,), (1,))
         assert verdict.cause is StageCause.SLOW
 
+    def test_two_that_are_equally_slow_are_one_verdict(self, tmp_path):
+        stage_ms = {0: (2, 4), 1: (5, 4), 2: (2, 4), 3: (4.8, 4)}
+        verdict = judge_stages(measure(tmp_path, stage_ms, blocks(2, 2, 2, 2)))
+        assert (verdict.stages, verdict.ranks) == ((1, 3), (1, 3))
+        assert (verdict.cause, verdict.others_ns) == (StageCause.SLOW, pytest.approx(6e6, rel=0.01))
+
     def test_longer_for_fewer_layers_is_slow(self, tmp_path):
         verdict = judge_stages(measure(tmp_path, {0: (4, 8), 1: (3, 6)}, blocks(1, 3)))
         assert verdict.cause is StageCause.SLOW

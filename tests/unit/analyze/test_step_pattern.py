@@ -81,6 +81,21 @@ def test_steady_noise_has_neither_slow_steps_nor_drift():
     assert sum(series(300, seed=seed).is_slow.sum() for seed in range(50)) == 0
 
 
+def test_a_pace_that_wanders_is_no_drift():
+    alarms = wanders = 0
+    for seed in range(150):
+        random, level = np.random.default_rng(seed), np.zeros(50)
+        for step in range(50):
+            before = level[step - 1] if step else random.normal() / np.sqrt(1 - 0.95**2)
+            level[step] = 0.95 * before + random.normal()
+        periods = 100 * MS * np.exp(0.1 * np.sqrt(1 - 0.95**2) * level)
+        drift = measure_drift(find_slow_steps(np.arange(50), periods))
+        wanders += drift.change_ratio >= 0.15
+        alarms += drift.change_ratio >= 0.15 and drift.p_value <= 0.01
+    assert wanders >= 15, "it comes that far"
+    assert alarms <= 5
+
+
 def test_a_slope_is_measured():
     periods = series(240)
     rising = find_slow_steps(periods.step, periods.period_ns * np.linspace(1, 1.5, 240))

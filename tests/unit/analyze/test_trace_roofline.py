@@ -42,6 +42,8 @@ def make_row(**changes):
         "name": "aten::mm",
         "shapes": "[[4096, 4096], [4096, 4096]]",
         "types": '["c10::BFloat16", "c10::BFloat16"]',
+        "values": "",
+        "link_ns": 0,
         "count": 10,
         "num_kernels": 10,
         "device_ns": 2_000_000,

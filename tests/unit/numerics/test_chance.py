@@ -3,7 +3,13 @@ import math
 import numpy as np
 import pytest
 
-from meshscope.numerics.chance import LEAD_FLOOR, binomial_tail, is_beyond_chance, lead_chance
+from meshscope.numerics.chance import (
+    LEAD_FLOOR,
+    binomial_tail,
+    bound_share,
+    is_beyond_chance,
+    lead_chance,
+)
 
 
 @pytest.mark.parametrize("probability", [0.5, 0.125, 1 / 1024])
@@ -40,3 +46,9 @@ def test_a_lead_is_as_likely_as_among_exponential_values():
         assert lead_chance(factor, 1.0, 4) == pytest.approx(share, abs=0.005)
     assert lead_chance(1.0, 0.0, 4) == LEAD_FLOOR
     assert lead_chance(5.0, 1.0, 2) == 1.0
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    """Of 81 in 263: 0.2553 to 0.3662 (Newcombe 1998, table I)."""
+    assert bound_share(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert bound_share(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)

@@ -2,7 +2,11 @@ import numpy as np
 import pytest
 
 from late_runs import make_noise
-from meshscope.numerics.change_point import MIN_STEPS, clip_spikes, find_change
+from meshscope.numerics.change_point import MIN_STEPS, clip_spikes, find_changes
+
+
+def find_change(series, **options):
+    return find_changes(series[:, None], **options).get(0)
 
 
 def make_series(seed, num_steps=100, sigma=0.03):

@@ -14,7 +14,14 @@ from enum import StrEnum
 import numpy as np
 
 from meshscope.analyze.job.group_axes import JobGroup
-from meshscope.analyze.timeline.device_parts import BETWEEN, COMPUTE, COPY, EXPOSED, SPAN
+from meshscope.analyze.timeline.device_parts import (
+    BETWEEN,
+    COMPUTE,
+    COPY,
+    EXPOSED,
+    SPAN,
+    DeviceParts,
+)
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.group_axis import OTHER
@@ -135,6 +142,18 @@ def sort_pieces(timeline: Timeline) -> tuple[list[Line], Int64s]:
         for one in found.tolist()
     ]
     return lines, np.searchsorted(found, code)
+
+
+def sort_bound_pieces(timeline: Timeline, parts: DeviceParts | None) -> tuple[list[Line], Int64s]:
+    """Likewise; a piece of a device's time that is divided by rank and step, not by piece, has the
+    line of its bound."""
+    lines, line = sort_pieces(timeline)
+    if parts is None or not parts.is_divided.any():
+        return lines, line
+    span = len(lines)
+    lines = [*lines, Line(share=Share.SPAN), Line(share=Share.BETWEEN)]
+    bound = np.where(timeline.pieces.phase > 0, span, span + 1)
+    return lines, np.where(parts.is_divided, bound, line)
 
 
 def _find_work_shares(timeline: Timeline, shares: Sequence[Share]) -> Int64s:

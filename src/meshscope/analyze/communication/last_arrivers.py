@@ -19,7 +19,13 @@ import numpy as np
 
 from meshscope.analyze.job.arrivals import Arrivals
 from meshscope.analyze.job.matching import Matches
-from meshscope.analyze.job.operations import NO_PHASE, Operations, number_values, slice_runs
+from meshscope.analyze.job.operations import (
+    NO_PHASE,
+    Operations,
+    find_rows,
+    number_values,
+    slice_runs,
+)
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
 from meshscope.store.read.arrays import Bools, Int32s, Int64s
@@ -91,15 +97,8 @@ def rank_last_arrivers(
 
     `is_included` is by match.
     """
-    kept = np.flatnonzero(arrivals.is_decided & is_included[arrivals.match])
-    counts = _Counts(
-        row=arrivals.row[kept],
-        rank=arrivals.rank[kept],
-        group=matches.group[arrivals.match[kept]].astype(np.int64),
-        step=operations.rows.step[arrivals.row[kept]],
-        last_ns=arrivals.last_ns[kept],
-        gap_ns=arrivals.gap_ns[kept],
-        wait_ns=arrivals.wait_ns[kept],
+    counts = _count(
+        operations, matches, arrivals, arrivals.is_decided & is_included[arrivals.match]
     )
     axis_of_group = np.array([group.axis for group in operations.groups] or [""])
     axis = axis_of_group[counts.group]
@@ -113,6 +112,32 @@ def rank_last_arrivers(
     cost = _sum_costs(counts, _cut_gaps(counts), operations.world_size)
     found += [_add_entries(entries, int(cost[rank])) for rank, entries in by_rank.items()]
     return tuple(sorted(found, key=lambda entry: (-entry.cost_ns, entry.rank, entry.axis)))
+
+
+def sum_costs_by_step(
+    operations: Operations, matches: Matches, arrivals: Arrivals, steps: Int64s
+) -> Int64s:
+    """[rank, step]: the cost of each of `operations.ranks`, along all axes, in these steps."""
+    counts = _count(operations, matches, arrivals, arrivals.is_decided)
+    column = find_rows(steps, counts.step.astype(np.int64))
+    inside = column >= 0
+    cost = np.zeros((len(operations.ranks), len(steps)), dtype=np.int64)
+    row = np.searchsorted(np.array(operations.ranks), counts.rank[inside])
+    np.add.at(cost, (row, column[inside]), _cut_gaps(counts)[inside])
+    return cost
+
+
+def _count(operations: Operations, matches: Matches, arrivals: Arrivals, is_kept: Bools) -> _Counts:
+    kept = np.flatnonzero(is_kept)
+    return _Counts(
+        row=arrivals.row[kept],
+        rank=arrivals.rank[kept],
+        group=matches.group[arrivals.match[kept]].astype(np.int64),
+        step=operations.rows.step[arrivals.row[kept]],
+        last_ns=arrivals.last_ns[kept],
+        gap_ns=arrivals.gap_ns[kept],
+        wait_ns=arrivals.wait_ns[kept],
+    )
 
 
 def _cut_gaps(counts: _Counts) -> Int64s:

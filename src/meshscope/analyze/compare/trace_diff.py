@@ -104,6 +104,10 @@ class TraceDifference:
     """What the devices are, each once; empty where traces do not tell."""
     second_names: tuple[str, ...]
     parts: tuple[PartDifference, ...]
+    categories: tuple[CountedDifference, ...]
+    """What kernels are for; the most changed first."""
+    modules: tuple[CountedDifference, ...]
+    """Classes of modules with what is inside of them, as `Parent/Child`."""
     kernels: tuple[CountedDifference, ...]
     operators: tuple[CountedDifference, ...]
     communication: tuple[AxisDifference, ...]
@@ -135,6 +139,8 @@ def _compare_devices(
         first_names=_name_devices(before),
         second_names=_name_devices(after),
         parts=_compare_parts(*(side.parts() for side in sides)),
+        categories=_compare_counted(*(side.categories() for side in sides)),
+        modules=_compare_counted(*(side.modules() for side in sides)),
         kernels=_compare_counted(*(side.kernels() for side in sides)),
         operators=_compare_counted(*(side.operators() for side in sides)),
         communication=_compare_axes(*(side.axes() for side in sides)),
@@ -156,6 +162,8 @@ def _compare_hosts(before: Sequence[HostSummary], after: Sequence[HostSummary]) 
         first_names=(),
         second_names=(),
         parts=_compare_parts(*(side.parts() for side in sides)),
+        categories=(),
+        modules=(),
         kernels=(),
         operators=_compare_counted(*(side.operators() for side in sides)),
         communication=_compare_axes(*(side.axes() for side in sides)),
@@ -192,6 +200,21 @@ class _DeviceMeans:
         for device in self._devices:
             steps = len(device.breakdown.steps) if self._is_per_step else 1
             yield device, 1 / len(self._devices) / steps
+
+    def categories(self) -> _Counted:
+        found: _Counted = {}
+        for device, share in self._shares():
+            for row in device.categories:
+                _add(found, str(row.category), row.total_ns * share, row.count * share)
+        return found
+
+    def modules(self) -> _Counted:
+        found: _Counted = {}
+        for device, share in self._shares():
+            for row in device.module_classes:
+                name = f"{row.parent}/{row.name}" if row.parent else row.name
+                _add(found, name, row.device_ns * share, row.num_events * share)
+        return found
 
     def kernels(self) -> _Counted:
         found: _Counted = {}

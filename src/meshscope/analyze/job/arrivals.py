@@ -29,7 +29,7 @@ import numpy as np
 from meshscope.analyze.job.clocks import ClockAlignment
 from meshscope.analyze.job.matching import Matches
 from meshscope.analyze.job.operations import OperationRows, Operations, slice_runs
-from meshscope.core.operations import POINT_TO_POINT, SYMMETRIC, Kind
+from meshscope.core.operations import POINT_TO_POINT, SYMMETRIC, EndSource, Kind
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
 from meshscope.store.schema import OperationFlag
 
@@ -98,9 +98,29 @@ def align_rows(rows: OperationRows, alignment: ClockAlignment) -> AlignedTimes:
         enqueue[part] = alignment.to_reference(rank, rows.enqueue_ns[part])
         arrival[part] = alignment.to_reference(rank, rows.start_ns[part])
         end[part] = alignment.to_reference(rank, rows.end_ns[part])
+    end = np.minimum(end, _find_later_calls(rows, enqueue, arrival))
     # Rounding may put an end a nanosecond before its start.
     end = np.where(rows.has_end, np.maximum(end, arrival), arrival)
     return AlignedTimes(enqueue_ns=enqueue, arrival_ns=arrival, end_ns=end)
+
+
+def _find_later_calls(rows: OperationRows, enqueue_ns: Int64s, arrival_ns: Int64s) -> Int64s:
+    """[row]: when what backward's engine waited for must have been over, although torch called
+    back later: the rank's next call, if it came from another phase; else very late."""
+    is_late = rows.has_flag(OperationFlag.ENGINE) & (rows.end_source == EndSource.FUTURE)
+    is_free = ~rows.has_flag(OperationFlag.ENGINE | OperationFlag.DEVICE)
+    found = np.full(len(rows), np.iinfo(np.int64).max)
+    if not is_late.any():
+        return found
+    for _, part in slice_runs(rows.rank):
+        late = np.flatnonzero(is_late[part]) + part.start
+        calls = np.flatnonzero(is_free[part]) + part.start
+        calls = calls[np.argsort(enqueue_ns[calls], kind="stable")]
+        at = np.searchsorted(enqueue_ns[calls], arrival_ns[late], side="right")
+        late, call = late[at < len(calls)], calls[at[at < len(calls)]]
+        is_other = rows.phase[call] != rows.phase[late]
+        found[late[is_other]] = enqueue_ns[call[is_other]]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

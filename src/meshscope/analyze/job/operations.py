@@ -15,6 +15,7 @@ import numpy as np
 from meshscope.analyze.job.group_axes import UNKNOWN_GROUP, JobGroup, merge_groups
 from meshscope.analyze.rank.device_clock import PlacedClock, fit_placed_clock
 from meshscope.analyze.rank.kernel_sample import narrow_to_samples, read_samples
+from meshscope.analyze.rank.phase_names import join_phase_names
 from meshscope.core.operations import DTYPES, IS_EXACT_END, Kind, Outcome
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int32s, Int64s, Uint8s
@@ -267,10 +268,13 @@ class PhaseBook:
         """Indices in `names` of a rank's own name ids."""
         used = np.flatnonzero(np.bincount(ids, minlength=1))
         index_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int32)
-        for name_id in used.tolist():
+        ids_used = used.tolist()
+        for name_id, name in zip(
+            ids_used, join_phase_names(ids_used, recording.names), strict=True
+        ):
             # An operation outside of phases has id 0; a span never has.
             is_named = name_id or not self.names[0]
-            index_of[name_id] = self.add(recording.name_of(name_id)) if is_named else 0
+            index_of[name_id] = self.add(name) if is_named else 0
         found: Int32s = index_of[ids]
         return found
 

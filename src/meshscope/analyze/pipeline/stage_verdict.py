@@ -1,4 +1,4 @@
-"""Why one pipeline rank takes longer than the others: more layers, extras, or slow.
+"""Why one pipeline rank, or several, takes longer than the others: more layers, extras, or slow.
 
 The pipeline rank with the most work holds the others up by its excess over them. If its layers, at
 the others' time per layer, explain at least half of that, stages are uneven. If not, it takes
@@ -20,6 +20,8 @@ from meshscope.core.schedule import ActionKind
 from meshscope.core.unavailable import Unavailable
 
 _EXPLAINED_RATIO = 0.5
+_SAME_SET_RATIO = 0.5
+"""Of the worst one's excess, for another to be as slow."""
 _MIN_KIND_RATIO = 0.25
 """Extras take at least this share of their time in forward, and in backward."""
 
@@ -40,7 +42,10 @@ class StageVerdict:
     """The pipeline rank with the most work, and why."""
 
     position: int
+    positions: tuple[int, ...]
+    """It, and others that are as slow."""
     stages: tuple[int, ...]
+    """Of all of them, as are `ranks`."""
     ranks: tuple[int, ...]
     cause: StageCause
     work_ns: float
@@ -50,7 +55,7 @@ class StageVerdict:
     quiet_excess_ratio: float
     """Excess over the others when undisturbed: of lower quartiles."""
     longest_ratio: float
-    """The share of steps in which it worked longest."""
+    """The share of steps in which one of them worked longest."""
     num_layers: int | Unavailable
     others_layers: float | Unavailable
     """Lower median of the other pipeline ranks."""
@@ -64,32 +69,67 @@ class StageVerdict:
 
 
 def judge_stages(work: StageWork) -> StageVerdict:
-    """The verdict on the pipeline rank with the most work, however small its excess."""
+    """The verdict on the pipeline rank with the most work, however small its excess, and on those
+    that are as slow as it."""
     load = work.position_work_ns
-    position = int(np.argmax(load))
-    others = [index for index in range(work.num_positions) if index != position]
-    here = [stage for stage in work.stages if stage.position == position]
-    counts, layers = work.position_layers(), work.layers
-    quiet = work.position_quiet_ns
+    worst = int(np.argmax(load))
+    cause = _find_cause(
+        work, worst, _list_others(work, (worst,)), has_extras=_has_extras(work, worst)
+    )
+    positions = _find_equally_slow(work, worst) if cause is StageCause.SLOW else (worst,)
+    others = _list_others(work, positions)
+    here = [stage for stage in work.stages if stage.position in positions]
+    counts, layers, quiet = work.position_layers(), work.layers, work.position_quiet_ns
     usual_quiet = lower_median(quiet[others].tolist())
     extras: set[str] = set()
     if not isinstance(layers, Unavailable):
         extras = {extra for stage in here for extra in layers.extras[stage.stage]}
     return StageVerdict(
-        position=position,
+        position=worst,
+        positions=positions,
         stages=tuple(stage.stage for stage in here),
         ranks=tuple(sorted({rank for stage in here for rank in stage.ranks})),
-        cause=_find_cause(work, position, others, has_extras=bool(extras)),
-        work_ns=float(load[position]),
+        cause=cause,
+        work_ns=float(load[worst]),
         others_ns=lower_median(load[others].tolist()),
-        quiet_excess_ratio=float(quiet[position]) / usual_quiet - 1 if usual_quiet > 0 else 0.0,
-        longest_ratio=float(work.longest_ratio[position]),
-        num_layers=counts if isinstance(counts, Unavailable) else counts[position],
+        quiet_excess_ratio=float(quiet[worst]) / usual_quiet - 1 if usual_quiet > 0 else 0.0,
+        longest_ratio=float(work.longest_ratio[list(positions)].sum()),
+        num_layers=counts if isinstance(counts, Unavailable) else counts[worst],
         others_layers=counts
         if isinstance(counts, Unavailable)
         else lower_median(counts[index] for index in others),
         extras=tuple(sorted(extras)),
     )
+
+
+def _list_others(work: StageWork, positions: tuple[int, ...]) -> list[int]:
+    return [index for index in range(work.num_positions) if index not in positions]
+
+
+def _has_extras(work: StageWork, position: int) -> bool:
+    layers = work.layers
+    if isinstance(layers, Unavailable):
+        return False
+    return any(layers.extras[one.stage] for one in work.stages if one.position == position)
+
+
+def _find_equally_slow(work: StageWork, worst: int) -> tuple[int, ...]:
+    """The slowest and all that exceed the others by half as much or more, at most half of all, two
+    of three."""
+    load = work.position_work_ns
+    usual_ns = float(np.median(np.sort(load)[: max(1, work.num_positions // 2)]))
+    least_ns = usual_ns + _SAME_SET_RATIO * (float(load[worst]) - usual_ns)
+    order = [int(index) for index in np.argsort(-load, kind="stable")]
+    found: tuple[int, ...] = (worst,)
+    for position in order[1 : (work.num_positions + 1) // 2]:
+        others = [index for index in _list_others(work, (*found, position)) if index != worst]
+        is_extra = _has_extras(work, position)
+        if load[position] < least_ns or not others:
+            break
+        if _find_cause(work, position, others, has_extras=is_extra) is not StageCause.SLOW:
+            break
+        found = (*found, position)
+    return tuple(sorted(found))
 
 
 def _find_cause(

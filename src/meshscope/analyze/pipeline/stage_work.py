@@ -44,7 +44,7 @@ class PartsSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StageLayers:
+class StageLayers:
     source: PartsSource
     kind: str
     """What is counted as a layer: a class or "layer"."""
@@ -88,7 +88,7 @@ class StageWork:
 
     stages: tuple[StageTime, ...]
     num_positions: int
-    layers: _StageLayers | Unavailable
+    layers: StageLayers | Unavailable
     longest_ratio: Floats
     """Per pipeline rank: the share of steps in which it worked longest."""
 
@@ -199,7 +199,7 @@ def _rank_quantiles(
     return found
 
 
-def _find_stage_layers(times: PipelineTimes, attempt: Attempt) -> _StageLayers | Unavailable:
+def _find_stage_layers(times: PipelineTimes, attempt: Attempt) -> StageLayers | Unavailable:
     """What the stages hold, if the ranks of each stage recorded it and agree."""
     schedule = times.schedule
     for source in PartsSource:
@@ -209,18 +209,18 @@ def _find_stage_layers(times: PipelineTimes, attempt: Attempt) -> _StageLayers |
         ]
         known = [part for part in parts if part is not None]
         if len(known) == len(parts):
-            return _name_layers(known, source)
+            return name_layers(known, source)
     return Unavailable(_NOT_TOLD)
 
 
-def _name_layers(parts: list[Parts], source: PartsSource) -> _StageLayers:
+def name_layers(parts: list[Parts], source: PartsSource) -> StageLayers:
     total: Counter[str] = Counter()
     for stage in parts:
         total.update(stage)
     # Ties go to the kind that most stages hold: the other may be a pair of ends.
     holders = Counter(kind for stage in parts for kind in stage)
     layer = max(total, key=lambda kind: (total[kind], holders[kind], kind), default="layer")
-    return _StageLayers(
+    return StageLayers(
         source=source,
         kind=layer,
         num_layers=tuple(stage.get(layer, 0) for stage in parts),
@@ -254,13 +254,13 @@ def read_parts(recording: Recording, stage: int, source: PartsSource) -> Parts |
             # It is not known which of several models is this stage.
             is_one = isinstance(models, list) and len(models) == 1
             given = models[0] if is_one and isinstance(models, list) else None
-        parts = _check_parts(given)
+        parts = check_parts(given)
         if parts is not None:
             return parts
     return None
 
 
-def _check_parts(given: object) -> Parts | None:
+def check_parts(given: object) -> Parts | None:
     if not isinstance(given, dict):
         return None
     parts = {

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshscope.analyze.rank.evaluation import EVAL, find_evaluation
+from meshscope.analyze.rank.phase_names import join_phase_names
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.schema import SpanFlag
@@ -260,10 +261,11 @@ def sum_by_interval(
     if not inside.all():
         name_id, interval, values = name_id[inside], interval[inside], values[inside]
     used = np.flatnonzero(np.bincount(name_id, minlength=1))
-    texts = [names.get(i, f"(unnamed {i})") for i in used.tolist()]
+    texts = join_phase_names(used.tolist(), names)
     phases = list(dict.fromkeys(texts))
+    places = {text: place for place, text in enumerate(phases)}
     column_of = np.zeros(int(used[-1]) + 1 if len(used) else 1, dtype=np.int64)
-    column_of[used] = [phases.index(text) for text in texts]
+    column_of[used] = [places[text] for text in texts]
     cells = interval * len(phases) + column_of[name_id]
     return _sum_cells(cells, values, (num_intervals, len(phases))), phases
 

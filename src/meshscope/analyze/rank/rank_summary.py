@@ -59,10 +59,16 @@ _WANTED_SCALARS = frozenset(
 )
 
 
+ON_PURPOSE = "KeyboardInterrupt"
+"""How an exception begins that somebody wanted."""
+
+
 class RankState(StrEnum):
     """How a rank's recording ends."""
 
     FINISHED = "finished"
+    FAILED = "failed"
+    """Its program ended in an exception that nobody wanted."""
     OPEN = "still running or killed"
 
 
@@ -229,7 +235,7 @@ def summarize_rank(
         signals=find_signals(recording, scalars),
         peak_rss_bytes=_peak(memory, "rss_bytes", "memory was not sampled"),
         peak_device_bytes=_peak(memory, "peak_allocated_bytes", NO_ACCELERATOR),
-        state=RankState.OPEN if recording.closing is None else RankState.FINISHED,
+        state=_find_state(recording),
         last_record_unix_ns=_to_unix(recording, recorded_ns[1]),
         open_phase=_find_open_phase(recording, spans),
         num_errors=sum(found.count for found in list_errors(recording)),
@@ -243,6 +249,13 @@ def summarize_rank(
         rates=rates,
         overhead=sample_overhead(columns, steps.step, chosen.num_warmup, leads),
     )
+
+
+def _find_state(recording: Recording) -> RankState:
+    exception = recording.exception
+    if exception is not None and not exception.startswith(ON_PURPOSE):
+        return RankState.FAILED
+    return RankState.OPEN if recording.closing is None else RankState.FINISHED
 
 
 def _recorded_range(

@@ -29,6 +29,8 @@ SIGNAL_NAMES: dict[str, tuple[str, ...]] = {
 """Signal to the scalars that may hold it, best first."""
 
 BACKWARD_LOSS = "backward_loss"
+OWN_LOSS = "own_loss"
+"""What the engine logs beside the job's loss: the mean over this rank's own microbatches."""
 SECOND_LOSS = f"{BACKWARD_LOSS} 2"
 _NUMBERED = frozenset((BACKWARD_LOSS, "grad_norm", "lr"))
 """What the recorder takes of each of several optimizers: from the second on with its number."""

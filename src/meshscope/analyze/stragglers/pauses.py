@@ -43,9 +43,8 @@ class PausedRank:
     typical_ns: float
     """Median length."""
     longest_ns: float
-    forward_ratio: float
-    """Share of their time that is in forward."""
-    backward_ratio: float
+    share_of: dict[str, float]
+    """Phase to the share of their time that is in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,14 +114,11 @@ def _describe(work: PeerWork, index: int, paused: Bools, excess: Floats) -> Paus
         step_indices=tuple(np.flatnonzero(paused).tolist()),
         typical_ns=float(np.median(excess[paused])),
         longest_ns=float(excess.max()),
-        forward_ratio=_share_in(work, "forward", index, paused) / total,
-        backward_ratio=_share_in(work, "backward", index, paused) / total,
+        share_of={phase: _sum_in(work, phase, index, paused) / total for phase in work.phases},
     )
 
 
-def _share_in(work: PeerWork, phase: str, index: int, paused: Bools) -> float:
+def _sum_in(work: PeerWork, phase: str, index: int, paused: Bools) -> float:
     """Excess time in one phase of the paused steps."""
-    if phase not in work.phases:
-        return 0.0
     own = work.work_ns[work.phases.index(phase)][:, index]
     return float((own[paused] - np.median(own)).sum())

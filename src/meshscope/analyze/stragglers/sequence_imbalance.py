@@ -58,14 +58,19 @@ class SequenceImbalance:
 
 def read_tokens(attempt: Attempt, work: PeerWork) -> Floats:
     """[step, rank]: tokens the recorder counted; NaN where it did not."""
-    tokens = np.full(work.total_ns.shape, np.nan)
+    return read_counts(attempt, work, "input_tokens", least=0)
+
+
+def read_counts(attempt: Attempt, work: PeerWork, name: str, *, least: int) -> Floats:
+    """[step, rank]: a column of `steps`; NaN where it is below `least`."""
+    counts = np.full(work.total_ns.shape, np.nan)
     for index, rank in enumerate(work.ranks):
         columns = attempt.ranks[rank].read("steps")
         row = find_rows(work.steps, int64_column(columns, "step"))
-        counted = int64_column(columns, "input_tokens")
-        known = (row >= 0) & (counted >= 0)
-        tokens[row[known], index] = counted[known]
-    return tokens
+        counted = int64_column(columns, name)
+        known = (row >= 0) & (counted >= least)
+        counts[row[known], index] = counted[known]
+    return counts
 
 
 def measure_sequence_imbalance(

@@ -18,6 +18,7 @@ import numpy as np
 from meshscope.analyze.rank.phases import order_steps
 from meshscope.core.unavailable import Unavailable
 from meshscope.numerics.chance import binomial_tail
+from meshscope.numerics.rise import rise_chance
 from meshscope.store.read.arrays import Bools, Floats, Int64s
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
@@ -85,12 +86,13 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drift:
-    """Steps that become longer, or shorter, over the run."""
+    """Steps that become longer over the run."""
 
     change_ratio: float
     """Last against first quarter, by their medians."""
     p_value: float
-    """Mann-Kendall over medians of blocks."""
+    """That noise makes them longer: of two chances the larger, that of Mann and Kendall's test over
+    medians of blocks, and that of noise with memory (`numerics.rise`)."""
     first_ns: float
     """Median period in the first quarter."""
     last_ns: float
@@ -178,11 +180,12 @@ def measure_drift(periods: StepPeriods) -> _Drift:
     slopes = (level[below] - level[above]) / (index[below] - index[above])
     slope = float(np.median(slopes))
     quarter = len(periods) // 4
+    steady_ns = np.where(periods.is_slow, periods.usual_ns, periods.period_ns)
     first_ns = float(np.median(periods.period_ns[:quarter]))
     last_ns = float(np.median(periods.period_ns[-quarter:]))
     return _Drift(
         change_ratio=last_ns / first_ns - 1 if first_ns > 0 else 0.0,
-        p_value=_mann_kendall(level),
+        p_value=max(_mann_kendall(level), rise_chance(steady_ns)),
         first_ns=first_ns,
         last_ns=last_ns,
         mean_ns=float(periods.period_ns.mean()),

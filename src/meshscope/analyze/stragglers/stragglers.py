@@ -31,7 +31,7 @@ from meshscope.numerics.change_point import (
     MIN_STEPS,
     LevelChange,
     chance_of_pauses,
-    find_change,
+    find_changes,
     measure_step_noise,
 )
 from meshscope.numerics.paired_excess import Effect
@@ -192,6 +192,7 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
         and test[2].excess_ns >= _MIN_EXCESS_SHARE * work.step_ns
         and _measure_whole_excess(work, test[0], test[2].index) > 0
     ]
+    passed = [test for test in passed if not _is_majority(test[0], passed)]
     slow_indices = {group.indices[candidate.index] for group, _, candidate, _ in passed}
     best: dict[int, SlowRank] = {}
     # A rank that failed several tests is reported by the one with most time in it.
@@ -213,6 +214,14 @@ def _find_slow(work: PeerWork, changed: set[int]) -> tuple[list[SlowRank], int]:
             reference=tuple(work.ranks[other] for other in reference),
         )
     return list(best.values()), num_tests
+
+
+def _is_majority(
+    group: PeerGroup, passed: list[tuple[PeerGroup, int | None, Candidate, float]]
+) -> bool:
+    """Whether most of a group are slow by one test or another: then the others are fast."""
+    slow = {candidate.index for other, _, candidate, _ in passed if other is group}
+    return len(slow) > max(1, len(group.indices) // 2)
 
 
 def _take_sampled(one: SampledExcess, work: PeerWork) -> SlowRank:
@@ -286,11 +295,12 @@ def _find_fail_slow(work: PeerWork) -> list[FailSlowRank]:
             continue
         # The noise of most ranks; a rank that seems steadier is so by chance.
         noise = float(np.median(measure_step_noise(series)))
-        changes = {}
-        for column, index in enumerate(indices):
-            change = find_change(series[:, column], num_series=num_series, least_noise=noise)
-            if change is not None and _has_risen(work, index, change):
-                changes[index] = change
+        found_changes = find_changes(series, num_series=num_series, least_noise=noise)
+        changes = {
+            indices[column]: change
+            for column, change in found_changes.items()
+            if _has_risen(work, indices[column], change)
+        }
         changes = _leave_out_pauses(series, indices, changes, num_series)
         if 2 * len(changes) > len(indices) and len(indices) > 2:
             continue  # Most ranks changed: no single rank is the cause.
@@ -330,12 +340,10 @@ def _relate(total_ns: Floats, *, are_peers: bool) -> Floats | None:
     num_ranks = total_ns.shape[1]
     if num_ranks == 1:
         return np.asarray(total_ns - 1)
-    order = np.argsort(total_ns, axis=1, kind="stable")
-    ordered = np.take_along_axis(total_ns, order, axis=1)
-    index = np.argsort(order, axis=1, kind="stable")
     middle = (num_ranks - 2) // 2
-    base = np.where(index > middle, ordered[:, [middle]], ordered[:, [middle + 1]])
-    return np.asarray(total_ns / base - 1)
+    ordered = np.partition(total_ns, [middle, middle + 1], axis=1)
+    low, high = ordered[:, [middle]], ordered[:, [middle + 1]]
+    return np.asarray(total_ns / np.where(total_ns > low, low, high) - 1)
 
 
 def _has_risen(work: PeerWork, index: int, change: LevelChange) -> bool:

@@ -16,7 +16,7 @@ from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.numerics.intervals import Intervals
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
@@ -37,6 +37,14 @@ class Collections:
     def has_any(self) -> bool:
         """Whether any collection fell into work."""
         return bool(self.lost_ns.any())
+
+    def sum_by_step(self, timeline: Timeline) -> Floats:
+        """[step, rank index], what ran between steps included."""
+        pieces, shape = timeline.pieces, (len(timeline.steps), len(timeline.ranks))
+        index = np.searchsorted(np.array(timeline.ranks), pieces.rank)
+        cell = pieces.step.astype(np.int64) * shape[1] + index
+        sums = np.bincount(cell, self.lost_ns, minlength=shape[0] * shape[1])
+        return np.asarray(sums.reshape(shape), dtype=np.float64)
 
 
 def measure_collections(attempt: Attempt, timeline: Timeline) -> Collections:

@@ -2,15 +2,17 @@
 
 True peers share all coordinates but dp, cp and ep: they have the same layers and other tokens
 (experts that get more tokens, and later parts of sequences under causal attention, are more work
-on the same rank in every step: that looks like a slow rank). Where these axes are 1, the ranks of a
-tp group are peers: they hold equal shares of the same layers. Any other rank has no peer and is
-compared only with its own other steps (`change_point`). Without a layout all ranks are peers,
-unless any two sent each other messages: then they may be stages of a pipeline.
+on the same rank in every step: that looks like a slow rank). Where these are fewer than FEW_PEERS,
+the ranks of their tp groups are peers as well: they hold equal shares of the same layers, and one
+peer alone says little about which of the two is slow. Any other rank has no peer and is compared
+only with its own other steps (`change_point`). Without a layout all ranks are peers, unless any two
+sent each other messages: then they may be stages of a pipeline.
 
 Only WORK inside steps counts. Fetching data, compilation, checkpoints, evaluation and logging do
 not: a rank may do these alone by design, and other rules look at them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +30,8 @@ from meshscope.store.read.arrays import Bools, Floats, Int64s
 _OTHERS_PHASES = frozenset(("data", "compile", "checkpoint", "eval", "logging", "earlier"))
 """Their length does not show how fast a rank computes; `earlier` is what a trace has of the steps
 before it."""
+FEW_PEERS = 4
+"""Ranks that differ along dp, cp and ep alone: with fewer, those of the tp axis join them."""
 MAX_PHASES = 8
 """The phases with most work are compared one by one; the rest counts in the total only."""
 _MIN_PHASE_SHARE = 0.01
@@ -177,12 +181,15 @@ def group_true_peers(
         whole = PeerGroup(indices=tuple(range(len(ranks))), axis="")
         return () if is_piped or len(ranks) < 2 else (whole,)
     axes = [axis for axis in PEER_AXES if layout.degree(axis) > 1]
+    has_few = math.prod(layout.degree(axis) for axis in axes) < FEW_PEERS
+    if has_few and layout.degree(Axis.TP) > 1:
+        axes.append(Axis.TP)
     # Only recorded ranks: a header can claim a million.
-    stride, degree = layout.stride(Axis.TP), layout.degree(Axis.TP)
     members: dict[int, list[int]] = {}
+    places = [(layout.stride(axis), layout.degree(axis)) for axis in axes]
     for index, rank in enumerate(ranks):
-        head = layout.peer_head(rank) if axes else rank - rank // stride % degree * stride
-        members.setdefault(head, []).append(index)
-    axis = "+".join(axes) or Axis.TP
+        offset = sum(rank // stride % degree * stride for stride, degree in places)
+        members.setdefault(rank - offset, []).append(index)
+    axis = "+".join(axes)
     found = [PeerGroup(indices=tuple(indices), axis=axis) for _, indices in sorted(members.items())]
     return tuple(group for group in found if len(group.indices) > 1)

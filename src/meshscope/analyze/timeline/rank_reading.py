@@ -24,7 +24,7 @@ from meshscope.store.read.recording import Recording
 
 _IDLE_PHASES = ("data", "compile", "checkpoint", "eval", "logging")
 """Phases of the host that explain why a device's stream has nothing to do."""
-_WAIT_PHASE = "pipeline wait"
+WAIT_PHASE = "pipeline wait"
 COMM_PHASE = "comm"
 
 _ToReference = Callable[[Int64s], Int64s]
@@ -121,7 +121,7 @@ def make_track(
         phases=phases,
         busy=busy,
         holds=holds,
-        wait_phase=book.find(_WAIT_PHASE),
+        wait_phase=book.find(WAIT_PHASE),
     )
 
 

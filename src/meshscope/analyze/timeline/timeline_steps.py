@@ -78,6 +78,19 @@ def keep_steps(
     return _keep_windows(attempt, recordings, warmup_steps, num_kept, choice.num_windows)
 
 
+def keep_range(attempt: Attempt, first: int, last: int) -> KeptSteps | Unavailable:
+    """All steps from `first` to `last` that every rank finished, of recordings that the caller has
+    narrowed to them and to the step before."""
+    recordings = [recording for recording in attempt if recording.count_rows("steps")]
+    times = [
+        _read_step_times(recording.read_steps([(first - 1, last)])) for recording in recordings
+    ]
+    if not times:
+        return Unavailable(NO_STEP)
+    numbers = np.unique(np.concatenate([own.step for own, _, _ in times]))
+    return _make(attempt, recordings, times, numbers[numbers >= first], num_steady=0)
+
+
 def _count_kept(recordings: list[Recording], choice: StepChoice) -> int | None:
     """How many steps may be kept; None for all."""
     num_steps = max(recording.count_rows("steps") for recording in recordings)

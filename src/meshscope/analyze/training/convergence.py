@@ -23,6 +23,8 @@ from enum import StrEnum
 import numpy as np
 
 from meshscope.analyze.rank.signals import (
+    BACKWARD_LOSS,
+    OWN_LOSS,
     SIGNAL_NAMES,
     ScalarSeries,
     choose_scalars,
@@ -39,6 +41,7 @@ _LOSS = "loss"
 _GRAD_NORM = "grad_norm"
 LEARNING_RATE = "lr"
 _WANTED = frozenset(name for names in SIGNAL_NAMES.values() for name in names)
+_OWN = frozenset((OWN_LOSS, BACKWARD_LOSS))
 
 MAX_POINTS = 80
 """Of a drawn series."""
@@ -91,6 +94,13 @@ class JobSeries:
     step: Int64s
     """Ascending; only steps with a finite value."""
     value: Floats
+    low: Floats
+    """Per step the lowest of the ranks' values."""
+    high: Floats
+    num_ranks: int
+    """Ranks in the median."""
+    bad_steps: Int64s
+    """Steps in which any rank logged NaN or Inf."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -132,6 +142,9 @@ class NonFinite:
     """Values of a signal that are NaN or infinite."""
 
     first_step: int
+    last_finite_step: int | None
+    """The last step before it with a value of every rank that has one in it; None without any.
+    Losses may be sampled: if steps lie between the two, it may have begun in one of them."""
     first_ranks: tuple[int, ...]
     """Ranks with one in that step."""
     first_kind: str
@@ -181,6 +194,10 @@ class Convergence:
     further: Mapping[str, JobSeries]
     """Of the second optimizer and those after it: `loss 2`, `lr 2`."""
     loss_nonfinite: NonFinite | None
+    loss_origin: tuple[int, ...]
+    """Ranks whose own part of the job's loss is not finite in the first step in which that is not.
+    Empty where ranks did not tell their own, or all of those that did have it: then the weights, or
+    what all ranks share, were no numbers any more."""
     norm_nonfinite: NonFinite | None
     course: LossCourse | Unavailable
     trend: Trend | Unavailable
@@ -210,6 +227,7 @@ def _analyze(attempt: Attempt) -> Convergence:
     trend = _trend_of_last_half(loss)
     change = _change(loss, trend)
     divergence = None if isinstance(loss, Unavailable) else _find_divergence(loss)
+    bad = signals[_LOSS].find_nonfinite()
     return Convergence(
         loss=loss,
         grad_norm=norm,
@@ -219,7 +237,8 @@ def _analyze(attempt: Attempt) -> Convergence:
             for signal, series in sorted(job.items())
             if signal not in SIGNAL_NAMES and not isinstance(series, Unavailable)
         },
-        loss_nonfinite=signals[_LOSS].find_nonfinite(),
+        loss_nonfinite=bad,
+        loss_origin=() if bad is None else _find_origin(attempt, bad.first_step),
         norm_nonfinite=signals[_GRAD_NORM].find_nonfinite(),
         course=_name_course(loss, change, divergence),
         trend=trend,
@@ -228,6 +247,18 @@ def _analyze(attempt: Attempt) -> Convergence:
         loss_spikes=_spikes(loss, _LOSS_SPIKE_RATIO),
         norm_spikes=_spikes(norm, _NORM_SPIKE_RATIO),
     )
+
+
+def _find_origin(attempt: Attempt, step: int) -> tuple[int, ...]:
+    """See `Convergence.loss_origin`."""
+    is_bad: dict[int, bool] = {}
+    for recording in attempt:
+        for own in read_scalars(recording, _OWN).values():
+            here = own.value[own.step == step]
+            if len(here):
+                is_bad[recording.rank] = not np.isfinite(here).all()
+    found = tuple(sorted(rank for rank, bad in is_bad.items() if bad))
+    return found if len(found) < len(is_bad) else ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -272,8 +303,16 @@ class _RankSignals:
         if np.count_nonzero(is_whole) >= min(len(numbers) / 2, _ENOUGH_WHOLE):
             numbers, first, counts = numbers[is_whole], first[is_whole], counts[is_whole]
         low, high = value[first + (counts - 1) // 2], value[first + counts // 2]
-        # Not (low + high) / 2, which may be too large for a number.
-        return JobSeries(name=self.name, step=numbers, value=low / 2 + high / 2)
+        bad = [steps for steps, _ in self.bad.values()]
+        return JobSeries(
+            name=self.name,
+            step=numbers,
+            value=low / 2 + high / 2,  # not (low + high) / 2, which may be too large for a number
+            low=value[first],
+            high=value[first + counts - 1],
+            num_ranks=len(self.means),
+            bad_steps=np.unique(np.concatenate([np.empty(0, np.int64), *bad])),
+        )
 
     def _count_ranks(self, numbers: Int64s) -> Int64s:
         """Per step the ranks that have a value in it, or both before and after it."""
@@ -289,11 +328,14 @@ class _RankSignals:
             return None
         first_step = min(int(steps.min()) for steps, _ in self.bad.values())
         first = tuple(rank for rank, (steps, _) in sorted(self.bad.items()) if first_step in steps)
+        before = [steps[steps < first_step] for steps, _ in self.means]
+        known = set.intersection(*(set(one.tolist()) for one in before)) if before else set()
         steps, values = self.bad[first[0]]
         value = float(values[steps == first_step][0])
         everywhere = np.unique(np.concatenate([steps for steps, _ in self.bad.values()]))
         return NonFinite(
             first_step=first_step,
+            last_finite_step=max(known, default=None),
             first_ranks=first,
             first_kind="NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf"),
             ranks=tuple(sorted(self.bad)),

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.rank.signals import BACKWARD_LOSS, ScalarSeries, read_scalars, split_number
+from meshscope.analyze.rank.signals import (
+    BACKWARD_LOSS,
+    OWN_LOSS,
+    ScalarSeries,
+    read_scalars,
+    split_number,
+)
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
@@ -19,7 +25,9 @@ from meshscope.store.schema import ScalarFlag
 MAX_NAMES = 200
 NOT_LOGGED = Unavailable("neither the program nor its framework logged a number")
 _NOT_FINITE = Unavailable("no logged value is finite")
-_SHOWN_ELSEWHERE = frozenset((BACKWARD_LOSS, "loss", "grad_norm", "lr", "tokens", "samples"))
+_SHOWN_ELSEWHERE = frozenset(
+    (BACKWARD_LOSS, OWN_LOSS, "loss", "grad_norm", "lr", "tokens", "samples")
+)
 _BY_FRAMEWORK = re.compile(r"(.+) \(logged by (\w+)\)")
 
 
@@ -28,6 +36,8 @@ class LoggedScalar:
     """One name under which numbers were logged."""
 
     name: str
+    recorded_name: str
+    """As the recording has it; with the framework that logged it."""
     logged_by: str
     """A framework, or `the program`."""
     num_values: int
@@ -76,6 +86,7 @@ def _describe(name: str, series: ScalarSeries) -> LoggedScalar:
     some = bool(len(values))
     return LoggedScalar(
         name=by[1] if by else name,
+        recorded_name=name,
         logged_by=by[2] if by else "the program",
         num_values=len(series.value),
         first_step=int(series.step[0]),
