@@ -1,549 +1,266 @@
 """Does the diagnosis name what was done to a run, say nothing else, and price it rightly?
 
-    python benchmarks/fault_matrix.py --output benchmarks/results/fault_matrix.json   # 12 minutes
+    python benchmarks/fault_matrix.py --folder FOLDER --output benchmarks/results/fault_matrix.json
+    python benchmarks/fault_matrix.py --folder FOLDER --record-only --again --seconds 300
+    python benchmarks/fault_matrix.py --folder FOLDER --judge-only --part 'held out' --output …
     python benchmarks/fault_matrix.py --only link pause --folder FOLDER
+    python benchmarks/fault_matrix.py --folder OTHER --load 8     # clean runs, beside busy cores
 
 The matrix of the test suite (`tests/distributed/fault_cases.py`) on many more layouts, schedules,
-delays and programs, each recorded once: nothing is recorded again because it was judged wrong. Each
-faulty run has a clean twin, recorded close to it; the difference of their steps is what the fault
-really cost, and the stated gain must be within 10 % of it. Twins, and runs without any fault, must
-be called healthy: nothing above low.
+programs, places, changes over time and pairs of faults. Nothing is recorded again because it was
+judged wrong; with `--again` what waited for its cores is (`fault_recording`). With `--rounds`
+everything is recorded several times: what a fault cost is then the mean of the differences, and how
+far they are apart is its error. The first recording is the one that is judged. A folder that has
+some of the recordings gets the others. Each faulty run has a clean twin, recorded close to it; the
+difference of their periods is what the fault really cost, and the stated gain must be within 10 %
+of it, 15 % where ranks outnumber cores. Twins, and runs without any fault, must be called healthy:
+nothing above low.
 
-Ranks run under SCHED_FIFO where that is allowed, so that sleepers are woken promptly on a machine
+About half of the older cases are held out, by their names, and the newest ("fresh") are a part of
+their own: without `--part` they are recorded, and nothing is said of them. Results of all parts
+are merged into one file.
+
+Ranks run under SCHED_RR where that is allowed, so that sleepers are woken promptly on a machine
 that others use. What it does not show: real compute that fights for memory or links; ranks of real
 models are as many as this machine has cores.
 """
 
 import argparse
 import json
-import os
-import platform
+import math
+import multiprocessing
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import torch
-from tests.distributed.fault_cases import (
-    HEALTHY,
-    NAN,
-    NAN_GRADIENT,
-    SMALL,
-    TOO_FEW,
-    engine,
-    healthy,
-    leak,
-    list_cases,
-    pauses,
-    slow,
-    slow_link,
-    slow_loader,
-    slow_stage,
-    timed,
-    uneven,
-    with_delays,
-    with_faults,
-    with_link,
+from benchmarks.fault_cases_engine import list_engine_trials
+from benchmarks.fault_cases_fresh import list_fresh
+from benchmarks.fault_cases_steady import list_steady
+from benchmarks.fault_cases_trials import list_trials
+from benchmarks.fault_recording import (
+    MACHINE_FILE,
+    QUEUED_FILE,
+    ROUND,
+    keep_busy,
+    list_clean,
+    measure_queued,
+    record_all,
 )
-from tests.distributed.fault_matrix import (
-    Case,
-    Link,
-    Scripted,
-    Trained,
-    group_by_clean,
-    record_cases,
-    take_precedence,
+from benchmarks.fault_score import (
+    LedgerSum,
+    Row,
+    sum_ledger,
+    summarize,
+    write_failures,
+    write_summary,
 )
-from tests.distributed.fault_verdict import Effect, Verdict, judge, measure_effect
-from tests.distributed.fork_ranks import import_everything
-from tests.distributed.plain_torch_faults import Delay, Program
+from tests.distributed.fault_cases import HEALTHY, list_cases
+from tests.distributed.fault_matrix import Case, group_by_clean
+from tests.distributed.fault_verdict import (
+    GAIN_TOLERANCE_RATIO,
+    Effect,
+    Truth,
+    judge_findings,
+    measure_effect,
+    open_context,
+)
 
-from meshscope.core.layout import Layout
+from meshscope.diagnose.runner import diagnose
 
-MACHINE_FILE = "machine.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One recording, judged."""
-
-    name: str
-    kind: str
-    is_twin: bool
-    verdict: Verdict
-    effect: Effect | None
-
-    def to_document(self) -> dict[str, Any]:
-        document: dict[str, Any] = {
-            "name": self.name,
-            "kind": self.kind,
-            "is_right": self.verdict.is_right,
-            "is_culprit_named": self.verdict.is_culprit_named,
-            "false_findings": list(self.verdict.others),
-            "found": list(self.verdict.found),
-        }
-        if self.effect is not None:
-            document |= {
-                "saved_ms": round(self.effect.saved_ns / 1e6, 2),
-                "standard_error_ms": round(self.effect.error_ns / 1e6, 2),
-                "clean_step_ms": round(self.effect.clean_ns / 1e6, 2),
-                "gain_error_ratio": self.verdict.gain_error_ratio
-                and round(self.verdict.gain_error_ratio, 4),
-            }
-        return document
-
-
-# --- cases ---------------------------------------------------------------------------------------
+CROWDED_TOLERANCE_RATIO = 0.15
+"""Where ranks outnumber cores."""
+MAX_ROUNDS = 9
+DEVELOPMENT, HELD_OUT, FRESH = PARTS = ("development", "held out", "fresh")
 
 
 def list_matrix() -> list[Case]:
-    """All but those of the suite, which come first."""
-    return [
-        *list_cases().values(),
-        *list_slow_ranks(),
-        *list_mesh_ranks(),
-        *list_stages(),
-        *list_uneven(),
-        *list_few_microbatches(),
-        *list_links(),
-        *list_loaders(),
-        *list_pauses(),
-        *list_memory(),
-        *list_nan(),
-        *list_models(),
-        *list_plain_data_parallel(),
-        *list_plain_models(),
-        *list_healthy(),
-    ]
+    """Those of the suite come first."""
+    older = [*list_cases().values(), *list_steady(), *list_trials(), *list_engine_trials()]
+    return [*older, *list_fresh()]
 
 
-def list_slow_ranks() -> list[Case]:
-    """One slow rank among data-parallel ones."""
-    cases = []
-    for dp, kind, delays in (
-        (2, "ddp", {"forward": 30, "backward": 60}),
-        (3, "reducer", {"backward": 40, "optimizer": 30}),
-        (4, "fsdp", {"forward": 60, "backward": 80}),
-        (6, "ddp", {"forward": 40, "backward": 30, "optimizer": 50}),
-        (8, "reducer", {"forward": 30, "backward": 50, "optimizer": 40}),
-    ):
-        config = timed(dp=dp, data_parallel=kind, num_steps=35)
-        for place, (phase, ms) in enumerate(delays.items()):
-            rank = (2 * place + 1) % dp
-            text = f"slow rank={rank} phase={phase} ms={ms}"
-            cases.append(
-                with_faults(f"slow {kind} dp{dp} {phase}", slow(rank, phase), config, text)
-            )
-    return cases
-
-
-def list_mesh_ranks() -> list[Case]:
-    """One slow rank of a mesh with stages."""
-    cases = []
-    for dp, tp, pp, rank, phase, schedule in (
-        (2, 1, 2, 3, "backward", "1f1b"),
-        (2, 1, 2, 0, "forward", "gpipe"),
-        (2, 1, 3, 4, "forward", "1f1b"),
-        (4, 1, 2, 1, "forward", "1f1b"),
-        (2, 2, 2, 6, "backward", "1f1b"),
-        (2, 2, 2, 3, "forward", "zb_h1"),
-        (2, 1, 4, 5, "backward", "interleaved_1f1b"),
-    ):
-        config = timed(
-            dp=dp, tp=tp, pp=pp, microbatches=4 * pp, num_layers=8 if pp == 4 else 2 * pp,
-            layer_ms=1.0, num_steps=25, schedule=schedule,
-        )  # fmt: skip
-        name = f"slow rank {rank} of {dp}x{tp}x{pp} {schedule} {phase}"
-        text = f"slow rank={rank} phase={phase} ms=5"
-        cases.append(with_faults(name, slow(rank, phase), config, text))
-    return cases
-
-
-def list_stages() -> list[Case]:
-    """All ranks of a stage are slow."""
-    cases = []
-    for pp, dp, stage, phase, schedule, ms in (
-        (2, 1, 1, "forward", "1f1b", 6),
-        (2, 2, 0, "backward", "1f1b", 6),
-        (3, 1, 2, "backward", "gpipe", 6),
-        (4, 1, 1, "forward", "1f1b", 5),
-        (4, 1, 3, "forward", "gpipe", 5),
-        (4, 2, 2, "backward", "1f1b", 5),
-        (4, 1, 2, "forward", "zb_h1", 6),
-    ):
-        config = timed(
-            dp=dp, pp=pp, microbatches=4 * pp, num_layers=2 * pp, layer_ms=1.0, num_steps=25,
-            schedule=schedule,
-        )  # fmt: skip
-        ranks = [rank for rank in range(dp * pp) if config.layout.coordinates(rank).pp == stage]
-        name = f"slow stage {stage} of {dp}x1x{pp} {schedule} {phase}"
-        text = f"slow pp={stage} phase={phase} ms={ms}"
-        cases.append(with_faults(name, slow_stage(stage, *ranks), config, text))
-    return cases
-
-
-def list_uneven() -> list[Case]:
-    """One stage holds more layers than the others."""
-    cases = []
-    for dp, sizes, schedule in (
-        (1, (4, 2), "1f1b"),
-        (1, (2, 6), "gpipe"),
-        (2, (5, 1), "1f1b"),
-        (1, (2, 5, 2), "1f1b"),
-        (1, (1, 1, 1, 5), "1f1b"),
-        (1, (4, 2, 1, 1), "gpipe"),
-    ):
-        pp = len(sizes)
-        config = timed(
-            dp=dp, pp=pp, microbatches=4 * pp, num_layers=sum(sizes), layer_ms=1.0, num_steps=25,
-            schedule=schedule,
-        )  # fmt: skip
-        stage = sizes.index(max(sizes))
-        ranks = [rank for rank in range(dp * pp) if config.layout.coordinates(rank).pp == stage]
-        faulty = replace(config, parallel=replace(config.parallel, stage_sizes=sizes))
-        cases.append(
-            Case(
-                name=f"uneven {sizes} dp{dp} {schedule}",
-                truth=uneven(stage, *ranks),
-                faulty=Trained(config=faulty),
-                clean=Trained(config=config),
-            )
-        )
-    return cases
-
-
-def list_few_microbatches() -> list[Case]:
-    """The clean twin cuts the same work into as many microbatches as the finding advises."""
-    cases = []
-    for dp, pp, few, enough, schedule in (
-        (1, 2, 1, 3, "1f1b"),
-        (1, 2, 2, 4, "gpipe"),
-        (1, 3, 2, 6, "1f1b"),
-        (2, 2, 1, 3, "1f1b"),
-        (1, 4, 3, 6, "1f1b"),
-    ):
-        runs = [
-            Trained(
-                config=timed(
-                    dp=dp, pp=pp, microbatches=count, num_layers=pp, layer_ms=48.0 / count,
-                    num_steps=20, schedule=schedule,
-                )
-            )
-            for count in (few, enough)
-        ]  # fmt: skip
-        name = f"{few} microbatches for {pp} stages dp{dp} {schedule}"
-        cases.append(Case(name=name, truth=TOO_FEW, faulty=runs[0], clean=runs[1]))
-    return cases
-
-
-def list_links() -> list[Case]:
-    """One link of an axis, a whole axis, and delays before operations by the engine's injector."""
-    grid = timed(dp=2, pp=2, microbatches=8, layer_ms=1.0, num_steps=25)
-    row = timed(pp=4, microbatches=16, num_layers=8, layer_ms=1.0, num_steps=25)
-    tp = Program(loop="tp", num_ranks=4, layout=Layout(dp=2, tp=2), num_steps=30)
-    return [
-        with_link(
-            "link 2-3 of dp", slow_link("dp", 2, 3), Trained(config=grid),
-            Link(axis="dp", ms=40, pair=(2, 3)),
-        ),
-        with_link("all of dp", slow_link("dp"), Trained(config=grid), Link(axis="dp", ms=30)),
-        with_link(
-            "link 1-2 of pp", slow_link("pp", 1, 2), Trained(config=row),
-            Link(axis="pp", ms=6, pair=(1, 2)),
-        ),
-        with_link(
-            "link 0-1 of pp", slow_link("pp", 0, 1), Trained(config=row),
-            Link(axis="pp", ms=8, pair=(0, 1)),
-        ),
-        with_link(
-            "link 0-1 of tp, plain", slow_link("tp", 0, 1), Scripted(program=tp),
-            Link(axis="tp", ms=5, pair=(0, 1)),
-        ),
-        with_link(
-            "all of tp, model", slow_link("tp"),
-            Trained(config=engine(SMALL, tp=2, microbatch_size=4)), Link(axis="tp", ms=2),
-        ),
-        with_faults("injected along dp", slow_link("dp"), grid, "slow_link axis=dp ms=20"),
-        with_faults("injected 0-1", slow_link("dp", 0, 1), grid, "slow_link link=0-1 ms=20"),
-    ]  # fmt: skip
-
-
-def list_loaders() -> list[Case]:
-    cases = []
-    for dp, pp, ranks, ms in ((2, 1, (0,), 30), (6, 1, (4,), 20), (3, 1, (1,), 60)):
-        config = timed(dp=dp, pp=pp, data_parallel="ddp", num_steps=35)
-        text = f"stalled_loader rank={ranks[0]} ms={ms}"
-        cases.append(with_faults(f"loader dp{dp}", slow_loader(*ranks), config, text))
-    for dp, ms in ((2, 40), (6, 25)):
-        config = timed(dp=dp, data_parallel="ddp", num_steps=35)
-        truth = slow_loader(*range(dp), all_ranks=True)
-        cases.append(with_faults(f"loaders dp{dp}", truth, config, f"stalled_loader ms={ms}"))
-    return cases
-
-
-def list_pauses() -> list[Case]:
-    config = timed(dp=4, data_parallel="ddp", num_steps=41)
-    cases = [
-        with_faults(
-            f"pauses of {ms} ms every {every}",
-            pauses(rank, every, is_collection=False),
-            config,
-            f"gc_pause rank={rank} ms={ms} steps=*/{every}",
-        )
-        for rank, ms, every in ((2, 100, 4), (0, 150, 5), (3, 200, 8))
-    ]
-    for rank, phase, every in ((1, "forward", 5), (2, "optimizer", 4)):
-        text = f"gc_pause rank={rank} objects=150000 steps=*/{every} phase={phase}"
-        truth = pauses(rank, every, is_collection=True)
-        cases.append(with_faults(f"collections in {phase}", truth, config, text))
-    return cases
-
-
-def list_memory() -> list[Case]:
-    config = timed(dp=3, data_parallel="ddp", layer_ms=5.0, num_steps=60)
-    return [
-        with_faults(f"leak of {mb} MB", leak(rank), config, text, is_timed=False)
-        for rank, mb, text in (
-            (0, 1, "leak rank=0 mb=1"),
-            (2, 0.6, "leak rank=2 mb=0.6"),
-            (1, 2, "leak rank=1 mb=4 steps=*/2"),
-        )
-    ] + [
-        with_faults(f"jump of {text}", HEALTHY, config, f"leak {text}", is_timed=False)
-        for text in ("rank=0 mb=300 steps=20", "mb=80 steps=40", "rank=1 mb=120 steps=50")
-    ]
-
-
-def list_nan() -> list[Case]:
-    config = timed(dp=2, pp=2, microbatches=4, layer_ms=1.0, num_steps=25)
-    return [
-        with_faults(f"nan {text}", truth, config, f"nan {text}", is_timed=False)
-        for truth, text in (
-            (NAN, "rank=2 target=loss steps=10"),
-            (NAN, "pp=0 dp=1 target=activation steps=15"),
-            (NAN_GRADIENT, "rank=1 target=gradient steps=5-"),
-        )
-    ]
-
-
-def list_models() -> list[Case]:
-    """Real transformers, as many ranks as the smallest machine has cores."""
-    larger = replace(SMALL, num_layers=6, hidden_size=96, ffn_hidden_size=192)
-    tp, dp = engine(larger, tp=2, microbatch_size=4), engine(larger, dp=2, microbatch_size=4)
-    pp = engine(larger, pp=2, microbatches=8, microbatch_size=2)
-    return [
-        with_faults("model tp2 forward", slow(0, "forward"), tp, "slow rank=0 phase=forward ms=60"),
-        with_faults(
-            "model dp2 backward", slow(1, "backward"), dp, "slow rank=1 phase=backward ms=60"
-        ),
-        with_faults(
-            "model dp2 optimizer", slow(0, "optimizer"), dp, "slow rank=0 phase=optimizer ms=60"
-        ),
-        with_faults("model pp2", slow_stage(1, 1), pp, "slow pp=1 phase=forward ms=15"),
-    ]
-
-
-def list_plain_data_parallel() -> list[Case]:
-    """DDP and FSDP2 without the engine."""
-    cases = []
-    for loop, num_ranks, where, rank, ms, count in (
-        ("ddp", 2, "forward", 1, 20, 1),
-        ("ddp", 4, "backward", 2, 30, 1),
-        ("ddp", 6, "optimizer", 5, 25, 1),
-        ("ddp", 4, "forward", 3, 15, 3),
-        ("ddp", 4, "backward", 0, 15, 4),
-        ("fsdp", 3, "forward", 2, 40, 1),
-        ("fsdp", 4, "backward", 1, 40, 1),
-        ("fsdp", 2, "optimizer", 0, 40, 1),
-    ):
-        program = Program(
-            loop=loop, num_ranks=num_ranks, num_steps=35, num_microbatches=count,
-            layer_ms=3.0 / count,
-        )  # fmt: skip
-        name = f"plain {loop} {num_ranks} {where} m{count}"
-        delay = Delay(where=where, ranks=(rank,), ms=ms)
-        cases.append(with_delays(name, slow(rank, where), program, delay))
-    program = Program(loop="ddp", num_ranks=4, num_steps=35)
-    everyone = slow_loader(0, 1, 2, 3, all_ranks=True)
-    return [
-        *cases,
-        with_delays(
-            "plain loader", slow_loader(3), program, Delay(where="data", ranks=(3,), ms=30)
-        ),
-        with_delays("plain loaders", everyone, program, Delay(where="data", ms=30)),
-        with_delays(
-            "plain nan", NAN, program, Delay(where="nan", ranks=(1,), first=15, last=15),
-            is_timed=False,
-        ),
-        with_delays(
-            "plain pauses", pauses(2, 5, is_collection=False), replace(program, num_steps=41),
-            Delay(where="pause", ranks=(2,), ms=120, every=5),
-        ),
-    ]  # fmt: skip
-
-
-def list_plain_models() -> list[Case]:
-    """Tensor parallel and pipelines by hand."""
-    tp = Program(loop="tp", num_ranks=4, layout=Layout(dp=2, tp=2), num_steps=30)
-    wide = replace(tp, layout=Layout(tp=4))
-    untold = replace(tp, options={"untold": True})
-    row = Program(
-        loop="pipeline", num_ranks=4, layout=Layout(pp=4), num_microbatches=16, layer_ms=2.0,
-        num_steps=20, options={"schedule": "1f1b"},
-    )  # fmt: skip
-    blocking = replace(row, options={})
-    grid = replace(row, layout=Layout(dp=2, pp=2), num_microbatches=8, num_layers=4)
-    cases = [
-        with_delays(f"{name} {where}", slow(rank, where), program,
-                    Delay(where=where, ranks=(rank,), ms=ms))
-        for name, program, where, rank, ms in (
-            ("plain tp 2x2", tp, "backward", 3, 40),
-            ("plain tp 1x4", wide, "forward", 2, 40),
-            ("plain tp 1x4", wide, "optimizer", 1, 40),
-            ("plain tp untold", untold, "forward", 0, 40),
-            ("plain grid", grid, "forward", 1, 8),
-            ("plain grid", grid, "backward", 2, 8),
-        )
-    ]  # fmt: skip
-    cases += [
-        with_delays(f"{name} stage {stage} {where}", slow_stage(stage, stage), program,
-                    Delay(where=where, ranks=(stage,), ms=5))
-        for name, program, where, stage in (
-            ("plain 1f1b", row, "backward", 1),
-            ("plain gpipe", blocking, "forward", 2),
-        )
-    ]  # fmt: skip
-    sizes = (3, 1, 1, 1)
-    return [
-        *cases,
-        Case(
-            name="plain 1f1b uneven",
-            truth=uneven(0, 0),
-            faulty=Scripted(program=replace(row, stage_sizes=sizes)),
-            clean=Scripted(program=replace(row, stage_sizes=(2, 2, 1, 1))),
-        ),
-    ]
-
-
-def list_healthy() -> list[Case]:
-    """Layouts that no case above has; twins are judged besides."""
-    runs = {
-        "1x1x1": Trained(config=timed(num_steps=40)),
-        "dp8": Trained(config=timed(dp=8, data_parallel="ddp")),
-        "4x1x2": Trained(config=timed(dp=4, pp=2, microbatches=8, layer_ms=1.0, num_steps=25)),
-        "1x2x2": Trained(config=timed(tp=2, pp=2, microbatches=8, layer_ms=1.0, num_steps=25)),
-        "zb_v": Trained(
-            config=timed(pp=2, microbatches=8, num_layers=8, layer_ms=1.0, schedule="zb_v")
-        ),
-        "model 1": Trained(config=engine(SMALL, microbatch_size=8)),
-        "model zero1": Trained(
-            config=engine(SMALL, dp=2, data_parallel="fsdp", zero_stage=1, microbatch_size=4)
-        ),
-        "plain 1": Scripted(program=Program(loop="ddp", num_ranks=1)),
-        "plain ddp8": Scripted(program=Program(loop="ddp", num_ranks=8)),
-        "plain fsdp6": Scripted(program=Program(loop="fsdp", num_ranks=6)),
-    }
-    return [healthy(f"healthy {name}", recipe) for name, recipe in runs.items()]
+def find_part(case: Case) -> str:
+    """The suite's cases are looked at with every change: none of them is held out."""
+    if case.name.startswith(FRESH):
+        return FRESH
+    return HELD_OUT if case.is_held_out and case.name not in list_cases() else DEVELOPMENT
 
 
 # --- judging -------------------------------------------------------------------------------------
 
 
-def judge_all(cases: Sequence[Case], folder: Path) -> tuple[list[Row], list[str]]:
-    """All recordings, and the names of those that failed."""
-    rows: list[Row] = []
-    failed: list[str] = []
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One recording to be judged."""
+
+    name: str
+    part: str
+    is_twin: bool
+    truths: tuple[Truth, ...]
+    run_dir: Path
+    twin_dir: Path | None
+    """Where what it cost is measured."""
+    tolerance_ratio: float
+    more: tuple[tuple[Path, Path], ...] = ()
+    """Further recordings of it and its twin."""
+
+
+def list_jobs(cases: Sequence[Case], folder: Path, part: str) -> tuple[list[Job], list[str]]:
+    """What the folder has of a part, and the names of what it lacks; twins go with their first."""
+    cores = json.loads((folder / MACHINE_FILE).read_text(encoding="utf-8"))["cores"]
+    jobs: list[Job] = []
+    missing: list[str] = []
     for clean, members in group_by_clean(cases):
         for case in members:
-            row = judge_fault(case, folder / case.name)
-            rows += [] if row is None else [row]
-            failed += [case.name] if row is None else []
+            faulty, twin = folder / case.name / "faulty", folder / case.name / "clean"
+            if find_part(case) != part:
+                continue
+            if not faulty.exists() or (clean is not None and not twin.exists()):
+                missing.append(case.name)
+                continue
+            is_crowded = case.faulty.num_ranks > cores
+            jobs.append(
+                Job(
+                    name=case.name,
+                    part=part,
+                    is_twin=False,
+                    truths=case.truths,
+                    run_dir=faulty,
+                    twin_dir=twin if clean is not None and case.is_timed else None,
+                    tolerance_ratio=CROWDED_TOLERANCE_RATIO if is_crowded else GAIN_TOLERANCE_RATIO,
+                    more=list_more(case, folder),
+                )
+            )
         twin = folder / members[0].name / "clean"
-        if clean is not None and twin.exists():
+        if clean is not None and twin.exists() and find_part(members[0]) == part:
             name = f"{members[0].name}, clean"
-            verdict = judge(twin, HEALTHY)
-            rows.append(Row(name=name, kind="healthy", is_twin=True, verdict=verdict, effect=None))
-    return rows, failed
+            jobs.append(make_healthy_job(name, part, twin, is_twin=True))
+    return jobs, missing
 
 
-def judge_fault(case: Case, folder: Path) -> Row | None:
-    faulty, clean = folder / "faulty", folder / "clean"
-    if not faulty.exists() or (case.clean is not None and not clean.exists()):
+def list_more(case: Case, folder: Path) -> tuple[tuple[Path, Path], ...]:
+    """The case and its twin in further rounds."""
+    found = []
+    for number in range(2, MAX_ROUNDS + 1):
+        place = folder / ROUND.format(number) / case.name
+        if (place / "faulty").exists() and (place / "clean").exists():
+            found.append((place / "faulty", place / "clean"))
+    return tuple(found)
+
+
+def make_healthy_job(name: str, part: str, run_dir: Path, *, is_twin: bool) -> Job:
+    return Job(
+        name=name, part=part, is_twin=is_twin, truths=(HEALTHY,), run_dir=run_dir, twin_dir=None,
+        tolerance_ratio=GAIN_TOLERANCE_RATIO,
+    )  # fmt: skip
+
+
+def judge_job(job: Job) -> Row:
+    context = open_context(job.run_dir)
+    findings = diagnose(context).findings
+    effect = measure(job)
+    verdict = judge_findings(findings, job.truths, effect, tolerance_ratio=job.tolerance_ratio)
+    return Row(
+        name=job.name,
+        part=job.part,
+        is_twin=job.is_twin,
+        truths=job.truths,
+        verdict=verdict,
+        effect=effect,
+        tolerance_ratio=job.tolerance_ratio,
+        ledger=sum_ledger(context),
+        best_of_twin_ns=find_best(job.twin_dir),
+        queued_ratio=measure_queued(job.run_dir),
+        num_rounds=1 + len(job.more),
+    )
+
+
+def measure(job: Job) -> Effect | None:
+    if job.twin_dir is None:
         return None
-    is_timed = case.clean is not None and case.is_timed
-    effect = measure_effect(faulty, clean, case.truth) if is_timed else None
-    verdict = judge(faulty, case.truth, effect)
-    return Row(name=case.name, kind=case.truth.kind, is_twin=False, verdict=verdict, effect=effect)
+    pairs = [(job.run_dir, job.twin_dir), *job.more]
+    return average_effects([measure_effect(*pair, job.truths[0]) for pair in pairs])
 
 
-def summarize(rows: Sequence[Row]) -> dict[str, Any]:
-    faults = [row for row in rows if row.kind != "healthy"]
-    timed_rows = [row for row in faults if row.effect is not None]
-    errors = [
-        abs(row.verdict.gain_error_ratio)
-        for row in timed_rows
-        if row.verdict.gain_error_ratio is not None
-    ]
-    within = [row.verdict.is_gain_within_tolerance for row in timed_rows]
-    return {
-        "faults": len(faults),
-        "culprits_named": sum(row.verdict.is_culprit_named for row in faults),
-        "recordings": len(rows),
-        "recordings_with_false_findings": sum(bool(row.verdict.others) for row in rows),
-        "healthy_recordings": len(rows) - len(faults),
-        "healthy_recordings_with_findings": sum(
-            bool(row.verdict.others) for row in rows if row.kind == "healthy"
-        ),
-        "gains_measured": len(timed_rows),
-        "gains_within_10_percent": sum(within),
-        "gains_within_10_percent_or_3_errors": sum(row.verdict.is_gain_right for row in timed_rows),
-        "median_gain_error_ratio": round(statistics.median(errors), 4) if errors else None,
-        "worst_gain_error_ratio": round(max(errors), 4) if errors else None,
-    }
+def average_effects(effects: Sequence[Effect]) -> Effect:
+    """Of several rounds: the mean, and the larger error of steps' scatter and rounds' spread."""
+    if len(effects) == 1:
+        return effects[0]
+    count, saved_ns = len(effects), [one.saved_ns for one in effects]
+    within_ns = math.sqrt(sum(one.error_ns**2 for one in effects)) / count
+    return Effect(
+        saved_ns=statistics.mean(saved_ns),
+        error_ns=max(within_ns, statistics.stdev(saved_ns) / math.sqrt(count)),
+        faulty_ns=statistics.mean(one.faulty_ns for one in effects),
+        clean_ns=statistics.mean(one.clean_ns for one in effects),
+    )
 
 
-def choose(only: Sequence[str]) -> list[Case]:
-    cases = list_matrix()
-    return [case for case in cases if not only or any(part in case.name for part in only)]
+def find_best(twin_dir: Path | None) -> float | None:
+    found = None if twin_dir is None else sum_ledger(open_context(twin_dir))
+    return found.best_ns if isinstance(found, LedgerSum) else None
 
 
-def record_all(cases: Sequence[Case], folder: Path) -> None:
-    """Also how the machine was."""
-    import_everything()
-    folder.mkdir(parents=True, exist_ok=True)
-    machine = {
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "is_real_time": take_precedence(),
-        "load_average_before": round(os.getloadavg()[0], 1),
-    }
-    record_cases(cases, folder)
-    machine["load_average_after"] = round(os.getloadavg()[0], 1)
-    (folder / MACHINE_FILE).write_text(json.dumps(machine), encoding="utf-8")
+def judge_all(jobs: Sequence[Job], num_processes: int) -> list[Row]:
+    if num_processes < 2:
+        return [judge_job(job) for job in jobs]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
+        return list(pool.map(judge_job, jobs, chunksize=4))
 
 
-def report(cases: Sequence[Case], folder: Path, output: Path | None) -> None:
-    rows, failed = judge_all(cases, folder)
+# --- the program ---------------------------------------------------------------------------------
+
+
+def report(jobs: Sequence[Job], missing: Sequence[str], options: argparse.Namespace) -> None:
+    rows = judge_all(jobs, options.jobs)
     for row in rows:
-        mark = "right" if row.verdict.is_right else "WRONG"
+        mark = "right" if row.is_right else "WRONG"
         print(f"{mark}  {row.name}: {row.verdict} {row.effect or ''}")
     summary = summarize(rows)
-    print(json.dumps({**summary, "not_recorded": failed}, indent=1))
-    if output is not None:
-        document = {
-            "machine": json.loads((folder / MACHINE_FILE).read_text(encoding="utf-8")),
-            "summary": summary,
-            "not_recorded": failed,
-            "rows": [row.to_document() for row in rows],
-        }
-        output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(write_summary(summary, missing)))
+    if options.failures is not None:
+        options.failures.write_text(write_failures(rows, summary, missing), encoding="utf-8")
+    if options.output is not None:
+        merge(options.output, options.folder, rows, summary, missing)
+
+
+def merge(
+    output: Path, folder: Path, rows: Sequence[Row], summary: dict[str, Any], missing: Sequence[str]
+) -> None:
+    """Rows of a part replace those of the same part; other parts stay as they are."""
+    parts = {row.part for row in rows}
+    document = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
+    old = [row for row in document.get("rows", ()) if row.get("half") in set(PARTS) - parts]
+    machine = json.loads((folder / MACHINE_FILE).read_text(encoding="utf-8"))
+    told = {"machine": machine, "summary": summary, "not_recorded": list(missing)}
+    again = {**document.get("recorded_again_waited_ratio", {}), **read_again(folder)}
+    document = {
+        **{name: tell_parts(document, name, parts, value) for name, value in told.items()},
+        "recorded_again_waited_ratio": again,
+        "rows": [*old, *(row.to_document() for row in rows)],
+    }
+    output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def tell_parts(document: dict[str, Any], name: str, parts: set[str], value: Any) -> dict[str, Any]:
+    """What is known of every part of the matrix, with what is new of some."""
+    found = document.get(name, {})
+    old = {part: found[part] for part in PARTS if isinstance(found, dict) and part in found}
+    return {**old, **dict.fromkeys(sorted(parts), value)}
+
+
+def read_again(folder: Path) -> dict[str, list[float | None]]:
+    """What the ranks of each attempt waited, of recordings made more than once."""
+    path = folder / QUEUED_FILE
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def main() -> None:
@@ -551,14 +268,37 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=(), help="parts of cases' names")
     parser.add_argument("--folder", type=Path, help="where recordings stay; default: nowhere")
     parser.add_argument("--judge-only", action="store_true", help="what FOLDER has already")
+    parser.add_argument("--record-only", action="store_true", help="judge nothing")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="record no longer")
+    parser.add_argument("--again", action="store_true", help="anew what waited for its cores")
+    parser.add_argument("--rounds", type=int, default=1, help="times that twins are recorded")
+    parser.add_argument("--part", choices=PARTS, default=DEVELOPMENT, help="judge these cases")
+    parser.add_argument(
+        "--load", type=int, default=0, help="clean runs only, beside busy processes"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="processes that judge")
+    parser.add_argument("--failures", type=Path, help="a table of what was said wrongly")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    cases = choose(options.only)
+    cases = [
+        case
+        for case in (list_clean(list_matrix()) if options.load else list_matrix())
+        if not options.only or any(part in case.name for part in options.only)
+    ]
     with tempfile.TemporaryDirectory() as name:
-        folder = options.folder or Path(name)
+        options.folder = options.folder or Path(name)
         if not options.judge_only:
-            record_all(cases, folder)
-        report(cases, folder, options.output)
+            with keep_busy(options.load):
+                record_all(
+                    cases,
+                    options.folder,
+                    options.seconds,
+                    is_real_time=not options.load,
+                    is_again=options.again,
+                    num_rounds=options.rounds,
+                )
+        if not options.record_only:
+            report(*list_jobs(cases, options.folder, options.part), options)
 
 
 if __name__ == "__main__":

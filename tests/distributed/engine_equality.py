@@ -32,6 +32,7 @@ from meshscope.core.config.train_config import (
 )
 from meshscope.core.layout import Layout
 from meshscope.core.schedule_builders import BUILDERS
+from meshscope.core.schedule_search import StageCosts, search_schedule
 from meshscope.engine import ModelConfig, build_stage, find_parameter_shards
 from meshscope.engine.engine import Engine
 from meshscope.engine.mesh import Mesh
@@ -99,7 +100,8 @@ class Case:
 
     @property
     def num_stages(self) -> int:
-        return self.pp * BUILDERS[self.schedule].default_chunks
+        builder = BUILDERS.get(self.schedule)
+        return self.pp * (builder.default_chunks if builder else 1)
 
     @property
     def name(self) -> str:
@@ -108,7 +110,7 @@ class Case:
             data_parallel += f" zero {self.zero_stage}"
         parts = [
             f"{self.dp}×{self.tp}×{self.pp}",
-            self.schedule,
+            self.schedule.split(maxsplit=1)[0],  # of a text, its name
             "uneven" if self.is_uneven else "",
             data_parallel,
             self.memory,
@@ -373,6 +375,15 @@ def make_full_cross() -> list[Case]:
     return cases
 
 
+def search_text(num_ranks: int, num_microbatches: int) -> str:
+    """An automatic schedule for uneven stages, of which each holds another number."""
+    stages = [
+        StageCosts(forward_ns=10 + rank, input_grad_ns=11, weight_grad_ns=6, max_held=3 + rank)
+        for rank in range(num_ranks)
+    ]
+    return search_schedule(stages, num_microbatches, communication_ns=1).schedule.to_text()
+
+
 def make_covering_selection() -> list[Case]:
     """Every value of every dimension, most pairs of them, in few cases."""
     tied = "gpt tied"
@@ -388,6 +399,7 @@ def make_covering_selection() -> list[Case]:
         Case(dp=2, tp=2, pp=2, model=tied, sequence_parallel=True),
         Case(dp=2, tp=2, pp=2, schedule="zb_h1", order=("dp", "tp", "pp"), memory="standard"),
         Case(tp=2, pp=4, schedule="zb_h2", model=tied),
+        Case(pp=2, schedule=search_text(2, NUM_MICROBATCHES[1]), is_uneven=True),
         Case(
             dp=4,
             tp=2,

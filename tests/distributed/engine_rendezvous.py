@@ -38,7 +38,7 @@ def measure_memory(rank: int, world_size: int) -> None:
     import torch.distributed as dist
     from tests.unit.core.config.test_memory_model import GPT, LLAMA, measure_kept_bytes
 
-    from meshscope.core.config.memory_model import LayerShape, estimate_stage
+    from meshscope.core.config.layer_memory import LayerShape, estimate_stage
     from meshscope.engine.model.transformer import build_stage
 
     rows = []

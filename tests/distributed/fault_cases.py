@@ -138,6 +138,12 @@ def pauses(rank: int, every: int, *, is_collection: bool) -> Truth:
     return Truth(kind="pauses", codes=(code,), ranks=(rank,), every=every)
 
 
+def beside(rank: int, word: str) -> Truth:
+    """Something else than training, after the step: the rule that knows it, or the ledger's own."""
+    codes = ("TI005", "LT001", "ST001")
+    return Truth(kind="between steps", codes=codes, ranks=(rank,), phase=word)
+
+
 TOO_FEW = Truth(kind="too few microbatches", codes=("PP001",))
 NAN = Truth(kind="nan", codes=("CV001",))
 NAN_GRADIENT = Truth(kind="nan", codes=("CV005",))
@@ -172,12 +178,6 @@ def list_data_parallel() -> list[Case]:
         with_faults("backward", slow(1, "backward"), config, "slow rank=1 phase=backward ms=50"),
         with_faults("optimizer", slow(3, "optimizer"), config, "slow rank=3 phase=optimizer ms=50"),
         with_faults("loader", slow_loader(2), config, "stalled_loader rank=2 ms=50"),
-        with_faults(
-            "loaders",
-            slow_loader(0, 1, 2, 3, all_ranks=True),
-            config,
-            "stalled_loader ms=50",
-        ),
         with_faults(
             "pauses",
             pauses(1, 4, is_collection=False),
@@ -225,32 +225,47 @@ def list_memory() -> list[Case]:
 def list_real_models() -> list[Case]:
     """A transformer of the engine, which really computes."""
     tp = engine(SMALL, tp=2, microbatch_size=4, num_steps=20)
-    dp = engine(SMALL, dp=2, data_parallel="ddp", microbatch_size=4, num_steps=20)
-    return [
-        with_faults("tp_model", slow(1, "backward"), tp, "slow rank=1 phase=backward ms=80"),
-        with_faults("dp_model", slow(0, "forward"), dp, "slow rank=0 phase=forward ms=80"),
-    ]
+    return [with_faults("tp_model", slow(1, "backward"), tp, "slow rank=1 phase=backward ms=80")]
 
 
 def list_plain_torch() -> list[Case]:
     """Programs that do not use the engine."""
-    tp = Program(loop="tp", num_ranks=4, layout=Layout(dp=2, tp=2), num_steps=20)
-    ddp = Program(loop="ddp", num_ranks=2, num_steps=21)
+    gc = Program(loop="ddp", num_ranks=2, num_steps=21)
     fsdp = Program(loop="fsdp", num_ranks=2, num_steps=20)
-    row = Program(
-        loop="pipeline", num_ranks=3, layout=Layout(pp=3), num_microbatches=12, num_steps=14
+    ddp = Program(loop="ddp2", num_ranks=4, num_steps=24)
+    tp = Program(loop="dtensor", num_ranks=4, layout=Layout(dp=2, tp=2), num_layers=2, layer_ms=8.0)
+    row = Program(loop="pipelining", num_ranks=3, layout=Layout(pp=3), num_layers=3, layer_ms=2.0)
+    row = replace(row, num_steps=16, options={"microbatches": 12})
+    hidden = with_delays(
+        "plain_hidden",
+        slow(0, "forward"),
+        ddp,
+        Delay(where="forward", ranks=(0,), ms=40),
+        Delay(where="between", ranks=(2,), ms=40),
+        also=(beside(2, "between"),),
     )
-    row = replace(row, num_layers=3, layer_ms=2.0, options={"schedule": "1f1b"})
     return [
-        with_delays("plain_tp", slow(2, "forward"), tp, Delay(where="forward", ranks=(2,), ms=50)),
         with_delays(
-            "plain_gc",
-            pauses(1, 5, is_collection=True),
-            ddp,
-            Delay(where="gc", ranks=(1,), every=5),
+            "plain_gc", pauses(1, 5, is_collection=True), gc, Delay(where="gc", ranks=(1,), every=5)
         ),
         with_delays(
             "plain_fsdp", slow(1, "backward"), fsdp, Delay(where="backward", ranks=(1,), ms=50)
         ),
-        with_delays("plain_stage", slow_stage(1, 1), row, Delay(where="forward", ranks=(1,), ms=7)),
+        hidden,
+        with_delays(
+            "plain_logging", beside(3, "logging"), ddp, Delay(where="logging", ranks=(3,), ms=40)
+        ),
+        with_delays(
+            "plain_drift",
+            replace(slow(1, "forward"), codes=("ST001", "ST003", "LT001"), is_uneven=True),
+            ddp,
+            Delay(where="forward", ranks=(1,), ms=80, shape="drift"),
+        ),
+        with_delays(
+            "torch_mesh",
+            slow(2, "forward"),
+            replace(tp, num_steps=20),
+            Delay(where="forward", ranks=(2,), ms=50),
+        ),
+        with_delays("torch_stage", slow_stage(1, 1), row, Delay(where="forward", ranks=(1,), ms=7)),
     ]

@@ -8,11 +8,13 @@ not in it.
 
 A diagnosis is right when one finding above LOW has a code, the ranks and the words (phase, stage,
 axis) of the truth, no other finding is above LOW, and the gain it states is the measured one within
-the larger of 10 % and three standard errors.
+the larger of 10 % and three standard errors. Of several faults each needs its finding (one that
+names the ranks and words of all will do), and their gains together are held against what all of
+them cost.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,8 @@ from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.runner import diagnose
 from meshscope.store.read.run import open_run
 
+ANY_CODE = ("*",)
+"""Of a truth whose cause is told by its words."""
 NUM_WARMUP_STEPS = 3
 NUM_RESAMPLES = 400
 GAIN_TOLERANCE_RATIO = 0.10
@@ -49,6 +53,18 @@ class Truth:
     axis: str | None = None
     every: int = 1
     """It comes in one of so many steps; medians do not show it from 2 on."""
+    is_uneven: bool = False
+    """It changes over the run: medians do not show it either."""
+    says: tuple[str, ...] = ()
+    """One of these is in its title or summary; for causes, whatever the rule."""
+    advises: tuple[str, ...] = ()
+    """One of these is there, or in what it says to change."""
+    is_everyone: bool = False
+    """All ranks do it: a finding that names none in particular is right, too."""
+    may_split: bool = False
+    """Several ranks do the same: one finding for all of them, or one for each."""
+    first_step: int | None = None
+    """The finding must say this step."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -81,12 +97,14 @@ class Verdict:
     is_culprit_named: bool
     """Of a healthy run: always."""
     others: tuple[str, ...]
-    """Findings above low that are about nothing that was done."""
+    """Findings above low that are about nothing that was done, or a second one about it."""
     gain_error_ratio: float | None
     """Stated over measured gain, less one; None where no gain was measured, or none stated."""
     is_gain_right: bool
     found: tuple[str, ...]
     """Everything above low, in words."""
+    sure: tuple[tuple[str, bool], ...] = ()
+    """Of everything above low: how sure it says it is, and whether it is about what was done."""
 
     @property
     def is_right(self) -> bool:
@@ -110,53 +128,115 @@ class Verdict:
 
 def judge(
     run_dir: Path,
-    truth: Truth,
+    truths: Truth | Sequence[Truth],
     effect: Effect | None = None,
     *,
     tolerance_ratio: float = GAIN_TOLERANCE_RATIO,
 ) -> Verdict:
     """Diagnoses a recording and holds the result against the truth."""
-    return judge_findings(find(run_dir), truth, effect, tolerance_ratio=tolerance_ratio)
+    return judge_findings(find(run_dir), truths, effect, tolerance_ratio=tolerance_ratio)
 
 
 def find(run_dir: Path) -> tuple[Finding, ...]:
     """The diagnosis of a run's last attempt."""
-    return diagnose(Context(Study(open_run(run_dir).last_attempt))).findings
+    return diagnose(open_context(run_dir)).findings
+
+
+def open_context(run_dir: Path) -> Context:
+    return Context(Study(open_run(run_dir).last_attempt))
 
 
 def judge_findings(
     findings: Sequence[Finding],
-    truth: Truth,
+    truths: Truth | Sequence[Truth],
     effect: Effect | None,
     *,
     tolerance_ratio: float = GAIN_TOLERANCE_RATIO,
 ) -> Verdict:
     """`effect`: what it cost, where that was measured."""
+    truths = [truths] if isinstance(truths, Truth) else list(truths)
+    faults = [truth for truth in truths if truth.codes]
     loud = [finding for finding in findings if finding.severity > Severity.LOW]
-    named = next((finding for finding in loud if is_about(finding, truth)), None)
-    error = None if named is None or effect is None else measure_error(named, effect)
+    named = find_named(loud, faults)
+    error = measure_error(named, effect) if named and effect is not None else None
     limit = 0.0 if effect is None else max(tolerance_ratio, find_scatter(effect))
+    about = {id(finding) for finding in named or match_any(loud, faults)}
     return Verdict(
-        is_culprit_named=named is not None or not truth.codes,
-        others=tuple(finding.label for finding in loud if finding is not named),
+        is_culprit_named=bool(named) or not faults,
+        others=tuple(finding.label for finding in loud if id(finding) not in about),
         gain_error_ratio=error,
         is_gain_right=effect is None or (error is not None and abs(error) <= limit),
         found=tuple(map(describe, loud)),
+        sure=tuple((one.confidence.level.value, id(one) in about) for one in loud),
     )
+
+
+def find_named(loud: Sequence[Finding], truths: Sequence[Truth]) -> list[Finding]:
+    """The findings that name all of the truths between them; empty where one is not named."""
+    for finding in loud:
+        if len(truths) > 1 and is_about_all(finding, truths):
+            return [finding]
+    named: list[Finding] = []
+    for truth in truths:
+        left = [one for one in loud if all(one is not other for other in named)]
+        found = match(left, truth)
+        if not found:
+            return []
+        named += found
+    return named
+
+
+def match(loud: Sequence[Finding], truth: Truth) -> list[Finding]:
+    """The finding that names a truth, or those that do between them."""
+    for finding in loud:
+        if is_about(finding, truth):
+            return [finding]
+    if not truth.may_split:
+        return []
+    parts = [one for one in loud if any(is_about(one, each) for each in split(truth))]
+    ranks = [rank for one in parts for rank in one.ranks]
+    return parts if sorted(ranks) == sorted(truth.ranks or ()) else []
+
+
+def split(truth: Truth) -> list[Truth]:
+    return [replace(truth, ranks=(rank,), is_everyone=False) for rank in truth.ranks or ()]
+
+
+def match_any(loud: Sequence[Finding], truths: Sequence[Truth]) -> list[Finding]:
+    """Findings about one of several truths, where not all are named."""
+    found = [match(loud, truth) for truth in truths]
+    return [finding for part in found for finding in part]
 
 
 def is_about(finding: Finding, truth: Truth) -> bool:
     """Whether a finding names what was done: the code, the ranks and the place."""
     text = f"{finding.title} {finding.summary}"
+    advice = f"{text} {finding.change}".lower()
     has_ranks = truth.ranks is None or sorted(finding.ranks) == sorted(truth.ranks)
-    return finding.code in truth.codes and has_ranks and all(word in text for word in truth.words)
+    return (
+        (finding.code in truth.codes or truth.codes == ANY_CODE)
+        and (has_ranks or (truth.is_everyone and not finding.ranks))
+        and all(word in text for word in truth.words)
+        and (not truth.says or any(word in text.lower() for word in truth.says))
+        and (not truth.advises or any(word in advice for word in truth.advises))
+        and truth.first_step in (None, finding.first_step)
+    )
 
 
-def measure_error(finding: Finding, effect: Effect) -> float | None:
-    """The stated gain over the measured one, less one."""
-    if isinstance(finding.gain, Unavailable):
-        return None
-    return float(finding.gain.saved_ns) / effect.saved_ns - 1.0
+def is_about_all(finding: Finding, truths: Sequence[Truth]) -> bool:
+    """Whether one finding names the ranks and places of several truths."""
+    ranks = tuple(sorted({rank for truth in truths for rank in truth.ranks or ()}))
+    return all(is_about(finding, replace(truth, ranks=ranks)) for truth in truths)
+
+
+def measure_error(findings: Sequence[Finding], effect: Effect) -> float | None:
+    """The gains stated over the measured one, less one."""
+    saved_ns = 0.0
+    for finding in findings:
+        if isinstance(finding.gain, Unavailable):
+            return None
+        saved_ns += float(finding.gain.saved_ns)
+    return saved_ns / effect.saved_ns - 1.0
 
 
 def find_scatter(effect: Effect) -> float:
@@ -173,7 +253,7 @@ def describe(finding: Finding) -> str:
 
 def measure_effect(faulty: Path, clean: Path, truth: Truth) -> Effect:
     """From the two recordings."""
-    middle = np.mean if truth.every > 1 else np.median
+    middle = np.mean if truth.every > 1 or truth.is_uneven else np.median
     random = np.random.default_rng(1)
     found = []
     for path in (faulty, clean):

@@ -5,7 +5,9 @@ torch has used its thread pool hangs its children.
 """
 
 import faulthandler
+import gc
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -27,6 +29,14 @@ def import_everything() -> None:
     import torch.distributed.tensor.parallel
 
 
+def freeze_imports() -> None:
+    """Collectors leave alone what was imported: a collection in a forked rank would have to copy
+    all of its memory first, which takes 200 ms, and no ordinary process does. Not where memory is
+    attributed: that asks the collector what there is."""
+    gc.collect()
+    gc.freeze()
+
+
 def run_ranks(
     function: Callable[[int, int], None],
     world_size: int,
@@ -45,11 +55,19 @@ def run_ranks(
         for rank in range(world_size):
             pid = os.fork()
             if pid == 0:
+                _stand_back()
                 # Before it is killed from outside, a rank that hangs says where.
                 faulthandler.dump_traceback_later(rank_timeout_s - 1, exit=True)
                 os._exit(_run_rank(function, rank, world_size, store, timeout_s))
             pids.append(pid)
-        return [_wait_for(pid, rank_timeout_s) for pid in pids]
+        return _wait_for_all(pids, rank_timeout_s)
+
+
+def _stand_back() -> None:
+    """One below the program that ends this rank, which needs a core even if all ranks spin."""
+    if os.sched_getscheduler(0) == os.SCHED_RR:
+        priority = max(1, os.sched_getparam(0).sched_priority - 1)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(priority))
 
 
 def _run_rank(
@@ -88,13 +106,19 @@ def _leave_together(rank: int, world_size: int) -> None:
     time.sleep(0.1)
 
 
-def _wait_for(pid: int, timeout_s: float) -> int:
+def _wait_for_all(pids: list[int], timeout_s: float) -> list[int]:
+    """Exit codes; all that are left are ended together, as one that spins keeps others alive."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
+    codes: dict[int, int] = {}
+    is_over = False
+    while len(codes) < len(pids):
+        for pid in pids:
+            done, status = (0, 0) if pid in codes else os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline and not is_over:
+            is_over = True
+            for pid in set(pids) - set(codes):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    return -9
+    return [codes[pid] for pid in pids]

@@ -6,6 +6,7 @@ a user would write: `meshscope.start`, `attach`, a loop. None tells the recorder
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -38,12 +39,27 @@ class Delay:
     first: int = 0
     last: int | None = None
     leak_bytes: int = 0
+    shape: str = "steady"
+    """How `ms` changes over the run, a key of `SHAPES`."""
 
     def is_due(self, where: str, rank: int, step: int) -> bool:
         """Whether it happens there and then."""
         is_here = self.where == where and (self.ranks is None or rank in self.ranks)
         is_over = self.last is not None and step > self.last
         return is_here and step >= self.first and not is_over and step % self.every == 0
+
+    def find_ms(self, step: int, num_steps: int) -> float:
+        """How much more it is in this step."""
+        return self.ms * SHAPES[self.shape](step - self.first, num_steps - self.first)
+
+
+SHAPES: dict[str, Callable[[int, int], float]] = {
+    "steady": lambda step, num_steps: 1.0,
+    "drift": lambda step, num_steps: step / (num_steps - 1),
+    "swing": lambda step, num_steps: 0.5 + 0.5 * math.sin(2 * math.pi * step / 12),
+    "bursts": lambda step, num_steps: float(step % 15 < 5),
+}
+"""Shares of a delay's time: step after its first, steps in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +81,11 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+NUM_ALIVE, NUM_COLLECTIONS = 150_000, 12
+"""Objects that a rank keeps where collections are the fault, and how often they are looked at: 40
+to 50 ms of a core each time. With more objects the other ranks would lose their caches, too."""
+
+
 class Trouble:
     """This rank's delays, told the step by the loop."""
 
@@ -73,6 +94,9 @@ class Trouble:
         self.kept: list[bytes] = []
         self._delays = program.delays
         self._rank = rank
+        self._num_steps = program.num_steps
+        is_collected = any(delay.where.startswith("gc") for delay in program.delays)
+        self.alive: list[list[int]] = [[] for _ in range(NUM_ALIVE if is_collected else 0)]
 
     def strike(self, where: str) -> None:
         """Everything that is to happen here in this step."""
@@ -82,7 +106,7 @@ class Trouble:
             if delay.leak_bytes:
                 self.kept.append(b"\x01" * delay.leak_bytes)
             if delay.ms:
-                time.sleep(delay.ms / 1e3)
+                time.sleep(delay.find_ms(self.step, self._num_steps) / 1e3)
 
     def is_due(self, where: str) -> bool:
         """Whether anything is to happen here in this step."""
@@ -93,7 +117,7 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "SleepLayer") -> Tensor:
         ctx.layer = layer
-        time.sleep(layer.seconds)
+        time.sleep(layer.find_seconds(x))
         if layer.is_first:
             layer.trouble.strike("forward")
         return x.clone()
@@ -101,21 +125,32 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         layer: SleepLayer = ctx.layer
-        time.sleep(layer.seconds)
+        time.sleep(layer.find_seconds(grad))
         if layer.is_first:
             layer.trouble.strike("backward")
         return grad, None
 
 
 class SleepLayer(nn.Module):
-    """A small linear layer that takes a stated time; the first one of a model has its faults."""
+    """A small linear layer that takes a stated time; the first one of a model has its faults.
 
-    def __init__(self, seconds: float, trouble: Trouble, *, is_first: bool) -> None:
+    With `usual_rows` the time is that of as many rows, and others take more or less.
+    """
+
+    def __init__(
+        self, seconds: float, trouble: Trouble, *, is_first: bool, usual_rows: int | None = None
+    ) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.seconds = seconds
         self.trouble = trouble
         self.is_first = is_first
+        self.usual_rows = usual_rows
+
+    def find_seconds(self, x: Tensor) -> float:
+        if self.usual_rows is None:
+            return self.seconds
+        return self.seconds * x.numel() / (self.usual_rows * x.shape[-1])
 
     def forward(self, x: Tensor) -> Tensor:
         return _Sleep.apply(torch.tanh(self.linear(x)), self)  # type: ignore[no-untyped-call]
@@ -162,14 +197,15 @@ def take_loss(output: Tensor, trouble: Trouble) -> Tensor:
 
 
 def collect_garbage(trouble: Trouble) -> None:
-    """A real collection of real cycles, where one is due."""
-    if trouble.is_due("gc"):
-        for _ in range(150_000):
-            cycle: list[Any] = []
-            cycle.append(cycle)
-        gc.collect()
+    collect_all(trouble, "gc")
     trouble.strike("pause")
     trouble.strike("leak")
+
+
+def collect_all(trouble: Trouble, where: str) -> None:
+    """Real collections, where they are due: of all that the rank keeps alive."""
+    for _ in range(NUM_COLLECTIONS if trouble.is_due(where) else 0):
+        gc.collect()
 
 
 # --- loops ---------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_it_learned_something(results):
 
 
 def test_every_value_of_every_dimension_is_selected():
-    assert {case.schedule for case in CASES} == set(BUILDERS)
+    assert {case.schedule.split(maxsplit=1)[0] for case in CASES} == {*BUILDERS, "auto"}
     assert {(c.dp, c.tp, c.pp, c.is_uneven) for c in make_full_cross()} <= {
         (c.dp, c.tp, c.pp, c.is_uneven) for c in CASES
     }

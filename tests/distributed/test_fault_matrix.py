@@ -131,7 +131,7 @@ def judge_fault(folder: Path, case: Case) -> Verdict | None:
     effect = measure_effect(faulty, clean, case.truth) if case.is_timed else None
     is_rough = (folder.parent / ROUGH_MARK).exists()
     tolerance_ratio = ROUGH_TOLERANCE_RATIO if is_rough else GAIN_TOLERANCE_RATIO
-    return judge(faulty, case.truth, effect, tolerance_ratio=tolerance_ratio)
+    return judge(faulty, case.truths, effect, tolerance_ratio=tolerance_ratio)
 
 
 def judge_twin(folder: Path) -> Verdict | None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from meshscope.analyze.memory.memory_attribution import summarize_memory
+from meshscope.analyze.prediction import check_prediction
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.timeline import build_timeline
 from meshscope.report.render.sunburst import CHARTS
 from meshscope.store.read.memory_points import read_memory
@@ -99,6 +101,16 @@ def test_the_estimate_stands_beside_it_and_holds(trained):
         assert "temporaries" in activations.covers
         assert activations.found_bytes == pytest.approx(activations.estimated_bytes, rel=0.2)
         assert lines["communication"].found_bytes > 0  # messages between the stages
+
+
+def test_what_was_predicted_before_is_held_against_it(trained):
+    """Time is not: nothing is known of a CPU before a run was recorded on it."""
+    run_dir, _, _ = trained
+    check = check_prediction(Study(open_run(run_dir).last_attempt), read_memory(run_dir))
+    assert "--predict-from" in check.step.reason
+    assert [one.pp_rank for one in check.memory] == [0, 1]
+    for one in check.memory:
+        assert abs(one.residual_bytes) <= 0.1 * one.predicted_bytes
 
 
 def test_pages_are_beside_the_logs_and_need_no_network(trained):

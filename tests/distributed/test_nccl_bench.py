@@ -75,7 +75,16 @@ def test_faults_are_recorded_beside_their_twin_and_judged(tmp_path: Path, place:
 
 
 def test_blocks_take_turns_and_are_summarized(place: Place) -> None:
-    options = Namespace(rounds=4, steps=1, settle_steps=1, warmup_steps=1, long_rounds=0)
+    options = Namespace(
+        rounds=4,
+        steps=1,
+        settle_steps=1,
+        warmup_steps=1,
+        long_rounds=0,
+        seconds=600,
+        profiled_rounds=1,
+        ways=(),
+    )
     result = nccl_overhead.measure(place, "host_bound", options)
     nccl_overhead.show("host_bound", result)
     ways = result["summary"]["ways"]

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from meshscope.analyze.study import Study
-from meshscope.core.unavailable import Unavailable, need
+from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -47,9 +47,12 @@ class Context:
 
 
 def _ledger(study: Study) -> "Ledger":
+    from meshscope.analyze.pipeline.stage_sizes import read_rank_sizes
     from meshscope.simulate.ledger.ledger import open_ledger
 
-    return need(open_ledger(need(study.get(_replay))))
+    flops = {rank: one.model_flops for rank, one in (known(study.flops) or {}).items()}
+    sizes = read_rank_sizes(study.attempt, flops)
+    return need(open_ledger(need(study.get(_replay)), sizes))
 
 
 def _replay(study: Study) -> "Replay":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.severity import Severity
+from meshscope.store.read.arrays import Floats, Int64s
 
 if TYPE_CHECKING:
     from meshscope.simulate.what_if import Edit, Gain
@@ -65,10 +66,22 @@ class Estimate:
     """The step it is a part of."""
     basis: str
     """How it was computed: "median over the slow steps, spread over all steps"."""
+    alone_ns: float | None = None
+    """What is saved if nothing else is fixed, where other losses hide this one."""
 
     @property
     def saved_ratio(self) -> float:
         return self.saved_ns / self.step_ns if self.step_ns > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepLoss:
+    """Time lost in some steps, beyond what they usually take."""
+
+    step: Int64s
+    """Numbers, ascending."""
+    lost_ns: Floats
+    """0 in steps that are as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +108,8 @@ class Finding:
     """Saved per step without the cause; Unavailable where the cost is not time."""
     edit: "Edit | None" = field(default=None, compare=False, repr=False)
     """What `gain` was replayed with, or would be."""
-    symptom_of: frozenset[str] | None = None
-    """In place of the rule's `symptom_of`, where the finding's own evidence rules causes out."""
+    lost_steps: "StepLoss | None" = field(default=None, compare=False, repr=False)
+    """In which steps the time is lost, where no edit says it."""
     explained_by: str | None = None
     """Set by the runner, on symptoms: "ST001 rank 5 is slow in forward"."""
 

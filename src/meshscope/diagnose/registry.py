@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules import (
-    communication,
     compute,
     convergence,
     device_idle,
@@ -13,6 +12,7 @@ from meshscope.diagnose.rules import (
     health,
     imbalance,
     input_stalls,
+    loss_rises,
     lost_time,
     memory,
     microbatches,
@@ -22,7 +22,8 @@ from meshscope.diagnose.rules import (
     step_time,
     stragglers,
 )
-from meshscope.diagnose.rules.hardware import devices, links
+from meshscope.diagnose.rules.communication import gradients, transfers
+from meshscope.diagnose.rules.hardware import cores, devices, links
 
 RULES: dict[str, type[Rule]] = {
     "HE001": health.RuleFailed,
@@ -48,9 +49,11 @@ RULES: dict[str, type[Rule]] = {
     "PP003": pipeline.SlowStage,
     "PP004": pipeline.SlowHandovers,
     "LK001": links.SlowLinkRule,
-    "CO001": communication.ExposedDataParallel,
-    "CO002": communication.ExposedTensorParallel,
-    "CO003": communication.SmallOperations,
+    "CO001": transfers.ExposedDataParallel,
+    "CO002": transfers.ExposedTensorParallel,
+    "CO003": transfers.SmallOperations,
+    "CO004": gradients.ReducedTooOften,
+    "CO005": gradients.UnusedParameters,
     "CP001": compute.BackwardHeavy,
     "CP002": compute.OptimizerHeavy,
     "CP003": compute.LowUtilisation,
@@ -71,12 +74,14 @@ RULES: dict[str, type[Rule]] = {
     "CV005": convergence.GradientNorm,
     "CV006": convergence.JointDisturbances,
     "CV007": convergence.SkippedSteps,
+    "CV008": loss_rises.LossRises,
     "TI001": step_time.StepTimeDrift,
     "TI002": step_time.PeriodicSlowSteps,
     "TI003": step_time.LongWarmup,
     "TI004": step_time.SlowStepsOnAllRanks,
     "HW001": devices.ThrottledDevice,
     "HW002": devices.DeviceErrors,
+    "HW003": cores.TooManyThreads,
     "TI005": input_stalls.WorkBetweenSteps,
     "LT001": lost_time.UnnamedLoss,
 }

@@ -1,8 +1,9 @@
 """Edits that remove a late rank's own time from a recorded run, for pricing.
 
 A slow rank gets, in each step, phase and segment, the work of peers that are not slow. A rank
-without such peers gets its own work of its normal steps. A pause is removed from the longest piece
-of its step. Uneven load gets the mean of the peers, step by step: rebalancing conserves work.
+without such peers gets its own work of its normal steps. A pause is removed from the pieces of the
+phase it is in, by what each takes beyond the usual piece there. Uneven load gets the mean of the
+peers, step by step: rebalancing conserves work.
 """
 
 from collections.abc import Sequence
@@ -29,14 +30,32 @@ and more peers by a part of them."""
 def relieve_slow(timeline: Timeline, slow_set: SlowSet, work: PeerWork) -> Edit | Unavailable:
     """All ranks of a set work as their peers do."""
     able = [slow for slow in slow_set.slow if slow.reference]
+    if not able:
+        return _NO_PEER
     everywhere = np.ones(len(timeline.steps), dtype=np.bool_)
     if len(able) > MAX_SEGMENTED:
         return _scale(timeline, work, [(one.rank, one.reference, everywhere) for one in able])
-    parts = cut_work(timeline)
+    peers = {slow.rank: _thin(slow.reference) for slow in able}
+    compared = {rank for own, others in peers.items() for rank in (own, *others)}
+    parts = cut_work(timeline, compared)
     made = [
-        equalise(timeline, (slow.rank,), peers=_thin(slow.reference), parts=parts) for slow in able
+        _keep_faster(timeline, rank, equalise(timeline, (rank,), peers=others, parts=parts))
+        for rank, others in peers.items()
     ]
     return _join(timeline, made)
+
+
+def _keep_faster(timeline: Timeline, rank: int, edit: Edit | Unavailable) -> Edit | Unavailable:
+    """Only compared work, in phases in which the rank takes longer than its peers: those may be
+    slow in another one."""
+    if isinstance(edit, Unavailable) or edit.work_ns is None:
+        return edit
+    work, rows, pieces = measured_work(timeline), find_compared(timeline), timeline.pieces
+    rows = rows[pieces.rank[rows] == rank]
+    more = np.bincount(pieces.phase[rows], (work - edit.work_ns)[rows], minlength=1)
+    rows = rows[more[pieces.phase[rows]] > 0]
+    work[rows] = edit.work_ns[rows]
+    return Edit(name=edit.name, work_ns=work)
 
 
 def _thin(ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -76,12 +95,13 @@ def relieve_fail_slow(
     late = [(one.rank, _thin(one.reference), _mark_inside(timeline, one)) for one in fail_set.slow]
     if len(late) > MAX_SEGMENTED and all(reference for _, reference, _ in late):
         return _scale(timeline, work, late)
-    parts = cut_work(timeline)
+    parts = cut_work(timeline, {rank for own, others, _ in late for rank in (own, *others)})
     made: list[Edit | Unavailable] = []
     for rank, reference, inside in late[:MAX_SEGMENTED]:
         if reference:
             steps = timeline.steps[inside].tolist()
-            made.append(equalise(timeline, (rank,), peers=reference, steps=steps, parts=parts))
+            relieved = equalise(timeline, (rank,), peers=reference, steps=steps, parts=parts)
+            made.append(_keep_faster(timeline, rank, relieved))
         else:
             made.append(_restore(timeline, work, rank, inside))
     return _join(timeline, made)
@@ -123,21 +143,53 @@ def _restore(timeline: Timeline, work: PeerWork, rank: int, inside: Bools) -> Ed
 def remove_pauses(
     timeline: Timeline, excess_ns: Floats, *, collected_ns: Int64s | None = None, name: str
 ) -> Edit:
-    """Removes the collector's time from every piece, and `excess_ns` [step, rank] from the longest
-    piece of each cell."""
+    """Removes the collector's time from every piece, and `excess_ns` [step, rank] from the pieces
+    of the phase that is longest against its usual there."""
     durations = measured_work(timeline)
-    if collected_ns is not None:
-        durations = np.maximum(durations - collected_ns, 0)
-    rows = find_compared(timeline)
-    pieces = timeline.pieces
+    rows, pieces = find_compared(timeline), timeline.pieces
     index = np.searchsorted(np.array(timeline.ranks), pieces.rank[rows])
     cell = pieces.step[rows].astype(np.int64) * len(timeline.ranks) + index
-    order = np.lexsort((durations[rows], cell))
-    is_longest = np.append(np.diff(cell[order]) != 0, True) if len(order) else np.empty(0, bool)
-    longest, cell = rows[order[is_longest]], cell[order[is_longest]]
-    shorter = durations[longest] - np.rint(excess_ns.ravel()[cell]).astype(np.int64)
-    durations[longest] = np.maximum(shorter, 0)
+    usual = _find_usual_piece(durations[rows], index * len(timeline.phases) + pieces.phase[rows])
+    is_chosen = _choose_longer_phase(timeline, rows, cell, excess_ns)
+    rows, cell, usual = rows[is_chosen], cell[is_chosen], usual[is_chosen]
+    if collected_ns is not None:
+        durations = np.maximum(durations - collected_ns, 0)
+    own = durations[rows]
+    beyond = np.maximum(own - usual, 0.0)
+    total = np.bincount(cell, beyond, minlength=excess_ns.size)[cell]
+    share = np.divide(beyond, total, where=total > 0, out=np.zeros(len(beyond)))
+    removed = np.rint(share * excess_ns.ravel()[cell]).astype(np.int64)
+    durations[rows] = np.maximum(own - removed, 0)
     return Edit(name=name, work_ns=durations)
+
+
+def _find_usual_piece(duration_ns: Int64s, key: Int64s) -> Floats:
+    """[piece]: the median of the pieces with the same key."""
+    order = np.lexsort((duration_ns, key))
+    found, first, count = np.unique(key[order], return_index=True, return_counts=True)
+    middle = duration_ns[order[first + (count - 1) // 2]]
+    return np.asarray(middle[np.searchsorted(found, key)], dtype=np.float64)
+
+
+def _choose_longer_phase(
+    timeline: Timeline, rows: Int64s, cell: Int64s, excess_ns: Floats
+) -> Bools:
+    """[row]: of the pieces in cells with an excess those of one phase: where the rank is longest
+    against its median over steps."""
+    work, phase = measured_work(timeline)[rows], timeline.pieces.phase[rows]
+    paused = np.flatnonzero(excess_ns.ravel() > 0)
+    most, chosen = np.full(len(paused), -np.inf), np.full(len(paused), -1)
+    for one in np.unique(phase).tolist():
+        own = phase == one
+        total = np.bincount(cell[own], work[own], minlength=excess_ns.size)
+        total = total.reshape(excess_ns.shape)
+        gap = (total - np.median(total, axis=0)).ravel()[paused]
+        chosen = np.where(gap > most, one, chosen)
+        most = np.maximum(gap, most)
+    phase_of = np.full(excess_ns.size, -1)
+    phase_of[paused] = chosen
+    is_chosen: Bools = phase == phase_of[cell]
+    return is_chosen
 
 
 def even_load(timeline: Timeline, work: PeerWork) -> Edit:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from meshscope.core.unavailable import Missing
+from meshscope.core.unavailable import Missing, Unavailable
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.finding import Finding
@@ -58,9 +58,12 @@ class Rule(ABC):
     """The lowest and the highest its findings can have."""
     thresholds: ClassVar[tuple[Threshold, ...]] = ()
     """All limits it reads."""
-    symptom_of: ClassVar[frozenset[str]] = frozenset()
-    """Codes of causes that also produce this rule's pattern. If one was found at MEDIUM or above
-    and saves at least half as much, this rule's findings are demoted and point to it."""
+    is_pattern: ClassVar[bool] = False
+    """It says where or when time is lost, not why: a finding with a cause for half of the same time
+    explains it (`diagnose.explaining`)."""
+    resources: ClassVar[frozenset[str]] = frozenset()
+    """What runs out, where that is not time: findings about the same on the same ranks are one
+    cause's."""
 
     @abstractmethod
     def find(self, context: "Context") -> Iterable[Finding]:
@@ -69,13 +72,17 @@ class Rule(ABC):
 
     def run(self, context: "Context") -> list[Finding]:
         """The findings up to the first `Missing`."""
+        return self.examine(context)[0]
+
+    def examine(self, context: "Context") -> tuple[list[Finding], Unavailable | None]:
+        """The findings up to the first `Missing`, and its reason."""
         found: list[Finding] = []
         try:
             for finding in self.find(context):
                 found.append(finding)  # noqa: PERF402 - those before a Missing are kept
-        except Missing:
-            pass
-        return found
+        except Missing as missing:
+            return found, missing.value
+        return found, None
 
 
 def describe(rule: type[Rule]) -> str:

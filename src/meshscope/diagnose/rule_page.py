@@ -40,7 +40,6 @@ def render_page(rule: type[Rule]) -> str:
         lines += ["## Thresholds", "", "| name | default | meaning |", "|---|---|---|"]
         lines += [f"| `{t.name}` | {t.default:g} | {t.meaning} |" for t in rule.thresholds]
         lines += [""]
-    if rule.symptom_of:
-        codes = ", ".join(sorted(rule.symptom_of))
-        lines += [f"Low if a finding of {codes} explains it and saves at least half as much.", ""]
+    if rule.is_pattern:
+        lines += ["Low if a finding that names a cause accounts for half of the same loss.", ""]
     return "\n".join(lines[:-1]) + "\n"

@@ -2,18 +2,14 @@
 
 Rules do not know each other. The runner connects their findings after all rules have run,
 independently of their order: a rule that raised becomes a finding, and a finding about the same
-waits as a stronger one is a symptom of it: it names that finding and is demoted to LOW.
-
-Two findings are about the same waits if the weaker one's rule names the stronger one's code in
-`symptom_of`, or if a replay shows that fixing both saves hardly more than fixing the stronger.
-Wrong if the only rule that sees a cause prices it too low: then its symptom stays.
+time as another one is a symptom of it (`explaining`): it names that finding and is demoted to LOW.
 
 Where a trace is cut off nothing but that is above LOW. Where records of steps are lost, or devices
 were marked in few, findings that rest on these are less sure, and say so.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -23,6 +19,7 @@ from meshscope.analyze.study import Failure, catch_failure
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
+from meshscope.diagnose.explaining import explain_findings
 from meshscope.diagnose.finding import (
     Confidence,
     ConfidenceLevel,
@@ -31,7 +28,7 @@ from meshscope.diagnose.finding import (
     check_finding,
 )
 from meshscope.diagnose.ledger_prices import UNNAMED_CODE, settle_findings
-from meshscope.diagnose.pricing import Scale, join_edits
+from meshscope.diagnose.pricing import Scale
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.views.lost_steps import describe_gaps
@@ -45,16 +42,13 @@ if TYPE_CHECKING:
 _FAILED_RULE_CODE = "HE001"
 """Runs last: it reports errors of the other rules."""
 _DEAD_RANK_CODE = "HE002"
+_FULL_MEMORY_CODE = "ME006"
 _HEALTH = "HE"
 """Codes of rules about the recording itself."""
 _WITHOUT_TIMELINE = (_HEALTH, "CV", "ME", "HW")
 """Codes of rules that read neither phases nor operations."""
 _NO_SOURCES: Mapping[str, str] = MappingProxyType({})
 _SAVES_NOTHING = Unavailable("without it a step would not be shorter")
-_MIN_CAUSE_RATIO = 0.5
-"""A cause must save at least this share of what its symptom would."""
-_MAX_OWN_RATIO = 0.25
-"""A finding that adds less than this share of its gain to a stronger one is a symptom of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +67,8 @@ class Diagnosis:
     changed_thresholds: Mapping[str, float]
     ledger: "Ledger | Unavailable"
     """Where the time between the measured step and the best one goes."""
+    not_run: Mapping[str, str] = field(default_factory=dict)
+    """Code to reason of rules that could not look, or not at everything."""
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -103,24 +99,29 @@ def diagnose(
     """
     _ = context.study.health  # damage must be reported whatever the rules read
     found: list[Finding] = []
+    not_run: dict[str, str] = {}
     for code in sorted(rules, key=lambda code: (code == _FAILED_RULE_CODE, code)):
         source = f" of {sources[code]}" if code in sources else ""
         result = _run_rule(rules[code], context, source)
         if isinstance(result, Failure):
             context.study.failures.append(result)
+            not_run[code] = f"it failed: {result.error}"
         else:
-            found += result
+            found += result[0]
+            not_run |= {} if result[1] is None else {code: result[1].reason}
     if _has_cut_traces(context):
         found = [one if one.code.startswith(_HEALTH) else _doubt(one) for one in found]
     elif gaps := describe_gaps(context.study):
         found = [_lower_confidence(one, gaps) for one in found]
     found = doubt_noise(settle_findings(found, context), context)
-    explained = _explain_symptoms(sorted(found, key=_order), context, rules)
+    explained = explain_findings(sorted(found, key=_order), context, rules)
     # What another finding explains needs no second one without a cause.
     explained = [one for one in explained if one.code != UNNAMED_CODE or not one.explained_by]
+    explained = _explain_deaths(explained)
     return Diagnosis(
         findings=tuple(sorted(explained, key=_order)),
         names={code: rules[code].name for code in sorted(rules)},
+        not_run=not_run,
         scale=Scale(
             num_steps=context.study.steps.num_steps,
             num_ranks=context.study.num_ranks,
@@ -133,6 +134,25 @@ def diagnose(
         changed_thresholds=context.thresholds.changed,
         ledger=context.ledger,
     )
+
+
+def _explain_deaths(findings: list[Finding]) -> list[Finding]:
+    """A rank that ended because memory was full needs no second finding that it ended."""
+    full = next((one for one in findings if _is_death(one) and one.code == _FULL_MEMORY_CODE), None)
+    if full is None:
+        return findings
+    return [
+        replace(one, severity=Severity.LOW, explained_by=full.label)
+        if one.code == _DEAD_RANK_CODE and one.ranks and set(one.ranks) <= set(full.ranks)
+        else one
+        for one in findings
+    ]
+
+
+def _is_death(finding: Finding) -> bool:
+    """Whether the job makes no more steps because of it."""
+    is_full = finding.code == _FULL_MEMORY_CODE and finding.severity is Severity.CRITICAL
+    return is_full or (finding.code == _DEAD_RANK_CODE and finding.severity >= Severity.HIGH)
 
 
 def _has_cut_traces(context: Context) -> bool:
@@ -157,13 +177,15 @@ def _lower_confidence(finding: Finding, gaps: str) -> Finding:
     return replace(finding, confidence=replace(sure, level=level, text=f"{sure.text}; {gaps}"))
 
 
-def _run_rule(rule: type[Rule], context: Context, source: str) -> list[Finding] | Failure:
-    def run() -> list[Finding]:
-        found = rule().run(context)
+def _run_rule(
+    rule: type[Rule], context: Context, source: str
+) -> tuple[list[Finding], Unavailable | None] | Failure:
+    def run() -> tuple[list[Finding], Unavailable | None]:
+        found, missing = rule().examine(context)
         for one in found:
             check_finding(one, rule.code)
             _check_edit(one, context)
-        return [_support_price(one, context) for one in found]
+        return [_support_price(one, context) for one in found], missing
 
     return catch_failure(f"rule {rule.code}{source}", run)
 
@@ -197,71 +219,12 @@ def _order(finding: Finding) -> tuple[bool, bool, int, float, str, tuple[int, ..
 
     A job with a dead rank makes no more steps; what its steps cost before comes second.
     """
-    is_dead = finding.code == _DEAD_RANK_CODE and finding.severity >= Severity.HIGH
     return (
         finding.explained_by is not None,
-        not is_dead,
+        not _is_death(finding),
         -finding.severity,
         -finding.saved_ns,
         finding.code,
         finding.ranks,
         finding.title,
     )
-
-
-def _explain_symptoms(
-    findings: list[Finding], context: Context, rules: Mapping[str, type[Rule]]
-) -> list[Finding]:
-    """Demotes what a stronger finding explains; `findings` are in order."""
-    left = _explain_by_code(findings, rules)
-    causes: list[Finding] = []
-    result: list[Finding] = []
-    for finding in left:
-        if finding.severity is Severity.LOW or finding.edit is None:
-            result.append(finding)
-            continue
-        cause = _find_same_waits(finding, causes, context)
-        if cause is None:
-            causes.append(finding)
-            result.append(finding)
-        else:
-            result.append(_demote(finding, cause))
-    return result
-
-
-def _explain_by_code(findings: list[Finding], rules: Mapping[str, type[Rule]]) -> list[Finding]:
-    """Applies `Rule.symptom_of`. A symptom explains nothing, so causes are settled first."""
-    result: list[Finding] = []
-    for finding in findings:
-        names = rules[finding.code].symptom_of if finding.code in rules else frozenset()
-        names = names if finding.symptom_of is None else finding.symptom_of
-        causes = [
-            other
-            for other in findings
-            if other.code in names
-            and other.severity > Severity.LOW
-            and other.saved_ns >= _MIN_CAUSE_RATIO * finding.saved_ns
-        ]
-        is_symptom = bool(causes) and finding.severity > Severity.LOW
-        result.append(_demote(finding, causes[0]) if is_symptom else finding)
-    return result
-
-
-def _find_same_waits(finding: Finding, causes: list[Finding], context: Context) -> Finding | None:
-    """The strongest cause after which the finding would save hardly anything."""
-    timeline = known(context.study.timeline)
-    if timeline is None:
-        return None
-    for cause in causes:
-        if cause.edit is None or finding.edit is None or finding.saved_ns <= 0:
-            continue
-        both = known(context.price_edit(join_edits(timeline, (cause.edit, finding.edit))))
-        if both is None:
-            return None
-        if both.saved_ns - cause.saved_ns < _MAX_OWN_RATIO * finding.saved_ns:
-            return cause
-    return None
-
-
-def _demote(finding: Finding, cause: Finding) -> Finding:
-    return replace(finding, severity=Severity.LOW, explained_by=cause.label)

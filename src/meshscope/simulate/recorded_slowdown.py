@@ -32,16 +32,39 @@ _MAX_REPLAYED = 32
 NO_PHASE = "(no phase)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    pieces: Bools
-    rows: Bools
+    """Work and transfers of some ranks, or work of a phase, or transfers of a type.
+
+    What it covers is looked up for each edit: masks of all parts would outweigh the timeline."""
+
+    ranks: Sequence[int] = ()
+    phase: int | None = None
+    """Index into `Timeline.phases`."""
+    row_type: int | None = None
+    """Index into `EvenShares.row_types`."""
 
     def edit(self, shares: EvenShares, name: str, *, alone: bool) -> Edit:
         """Only this part as measured, or only this part even."""
+        pieces, rows = self._find_pieces(shares.timeline), self._find_rows(shares)
         if alone:
-            return shares.edit(name, ~self.pieces, ~self.rows)
-        return shares.edit(name, self.pieces, self.rows)
+            return shares.edit(name, ~pieces, ~rows)
+        return shares.edit(name, pieces, rows)
+
+    def _find_pieces(self, timeline: Timeline) -> Bools:
+        if self.phase is not None:
+            found: Bools = timeline.pieces.phase == self.phase
+            return found
+        return np.isin(timeline.pieces.rank, self.ranks)
+
+    def _find_rows(self, shares: EvenShares) -> Bools:
+        communication = shares.timeline.communication
+        if communication is None:
+            return np.zeros(0, dtype=np.bool_)
+        if self.row_type is not None:
+            found: Bools = shares.row_type == self.row_type
+            return found
+        return np.isin(communication.operations.rows.rank, self.ranks)
 
 
 Parts = dict[tuple[str, Hashable], _Part]
@@ -52,11 +75,11 @@ def measure_run_slowdown(replay: Replay) -> Slowdown | Unavailable:
         return replay.fidelity.problem
     timeline = replay.timeline
     shares = find_even_shares(replay)
-    parts: Parts = {("ideal", 0): _Part(pieces=_no_pieces(timeline), rows=_no_rows(timeline))}
+    parts: Parts = {("ideal", 0): _Part()}
     parts |= _find_types(timeline, shares) | _find_coordinates(timeline)
     busiest = _choose_busiest(timeline, {rank: [rank] for rank in timeline.ranks})
-    parts |= {("rank", rank): _of_ranks(timeline, ranks) for rank, ranks in busiest.items()}
-    edits = [part.edit(shares, str(key), alone=True) for key, part in parts.items()]
+    parts |= {("rank", rank): _Part(ranks=ranks) for rank, ranks in busiest.items()}
+    edits = (part.edit(shares, str(key), alone=True) for key, part in parts.items())
     times = dict(zip(parts, replay.step_times_ns(edits), strict=True))
     ideal_ns = times["ideal", 0]
     if ideal_ns <= 0:
@@ -85,25 +108,15 @@ def measure_run_slowdown(replay: Replay) -> Slowdown | Unavailable:
     )
 
 
-def _no_pieces(timeline: Timeline) -> Bools:
-    return np.zeros(len(timeline.pieces), dtype=np.bool_)
-
-
-def _no_rows(timeline: Timeline) -> Bools:
-    communication = timeline.communication
-    return np.zeros(0 if communication is None else len(communication.operations), dtype=np.bool_)
-
-
 def _find_types(timeline: Timeline, shares: EvenShares) -> Parts:
     pieces = timeline.pieces
     is_work = pieces.kind == PieceKind.WORK
     found: Parts = {}
     for index in np.unique(pieces.phase[is_work]).tolist():
         name = timeline.phases[index] or NO_PHASE
-        found["type", name] = _Part(pieces=pieces.phase == index, rows=_no_rows(timeline))
+        found["type", name] = _Part(phase=index)
     for index, name in enumerate(shares.row_types):
-        rows = shares.row_type == index
-        found["type", name] = _Part(pieces=_no_pieces(timeline), rows=rows)
+        found["type", name] = _Part(row_type=index)
     return found
 
 
@@ -120,7 +133,7 @@ def _find_coordinates(timeline: Timeline) -> Parts:
         for rank, coordinate in at.items():
             groups.setdefault(coordinate, []).append(rank)
         for coordinate, ranks in _choose_busiest(timeline, groups).items():
-            found[str(axis), coordinate] = _of_ranks(timeline, ranks)
+            found[str(axis), coordinate] = _Part(ranks=ranks)
     return found
 
 
@@ -134,14 +147,6 @@ def _choose_busiest(timeline: Timeline, groups: Mapping[int, list[int]]) -> dict
     return {index: groups[index] for index in sorted(busiest)}
 
 
-def _of_ranks(timeline: Timeline, ranks: Sequence[int]) -> _Part:
-    communication = timeline.communication
-    rows = _no_rows(timeline)
-    if communication is not None:
-        rows = np.isin(communication.operations.rows.rank, ranks)
-    return _Part(pieces=np.isin(timeline.pieces.rank, ranks), rows=rows)
-
-
 def _share_out(
     replay: Replay, shares: EvenShares, ideal_ns: float, worst: Sequence[int]
 ) -> tuple[Share | Unavailable, Share | Unavailable]:
@@ -152,8 +157,8 @@ def _share_out(
     if isinstance(layout, Layout) and layout.pp > 1:
         last = layout.pp - 1
         groups.append([rank for rank in timeline.ranks if layout.coordinates(rank).pp == last])
-    parts = [_of_ranks(timeline, ranks) for ranks in groups]
-    edits = [part.edit(shares, "share", alone=alone) for part in parts for alone in (False, True)]
+    parts = [_Part(ranks=ranks) for ranks in groups]
+    edits = (part.edit(shares, "share", alone=alone) for part in parts for alone in (False, True))
     times = replay.step_times_ns(edits)
     found = [
         share_excess(

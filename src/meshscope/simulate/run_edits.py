@@ -1,5 +1,6 @@
 """Prices the edits of a command line, on a recorded run."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,16 +52,22 @@ class RunEdits:
 
     def price(self, wanted: list[WantedEdit]) -> list[PricedEdit]:
         """In the order given; UsageError if the run does not have what an edit names."""
-        made = [
-            self.make(one) if one.kind not in _PIPELINE_KINDS else self._price_pipeline(one)
-            for one in wanted
-        ]
-        edits = [one for one in made if isinstance(one, Edit)]
-        gains = iter(self.replay.price(edits))
-        found = [next(gains) if isinstance(one, Edit) else one for one in made]
+        answers: list[Gain | Unavailable | None] = []
+        gains = iter(self.replay.price(self._make_all(wanted, answers)))
+        found = [next(gains) if one is None else one for one in answers]
         return [
             PricedEdit(text=one.text, gain=gain) for one, gain in zip(wanted, found, strict=True)
         ]
+
+    def _make_all(
+        self, wanted: list[WantedEdit], answers: list[Gain | Unavailable | None]
+    ) -> Iterator[Edit]:
+        """Edits to be replayed; fills in `answers`: None for those, what is known for others."""
+        for one in wanted:
+            made = self._price_pipeline(one) if one.kind in _PIPELINE_KINDS else self.make(one)
+            answers.append(None if isinstance(made, Edit) else made)
+            if isinstance(made, Edit):
+                yield made
 
     def make(self, wanted: WantedEdit) -> Edit | Unavailable:
         timeline, factor = self.replay.timeline, wanted.factor

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from meshscope.analyze.timeline.timeline import build_timeline
+from meshscope.analyze.timeline.timeline import Timeline, build_timeline
+from meshscope.core.operations import Kind
 from meshscope.core.unavailable import Unavailable, need, or_unavailable
 from meshscope.ingest.straggler.straggler_trace import load_straggler_trace
 from meshscope.simulate.critical_path import (
@@ -124,34 +125,23 @@ def _not_replayed(
 
 def price_path(replay: Replay, path: CriticalPath) -> PricedPath:
     """The path, and what its largest shares save when they take no time."""
-    edits = [_without(replay, share) for share in path.shares[:_NUM_PRICED_SHARES]]
-    wanted = [edit for edit in edits if edit is not None]
-    gains = iter(replay.price(wanted) if wanted else [])
-    priced = [None if edit is None else next(gains) for edit in edits]
-    priced += [None] * (len(path.shares) - len(priced))
-    shares = (
-        PricedShare(share=share, gain_without=gain)
-        for share, gain in zip(path.shares, priced, strict=True)
-    )
+    largest = path.shares[:_NUM_PRICED_SHARES]
+    wanted = [share for share in largest if share.kind in (PathKind.WORK, PathKind.TRANSFER)]
+    gains = replay.price(_without(replay.timeline, share) for share in wanted)
+    gain_of = dict(zip(wanted, gains, strict=True))
+    shares = (PricedShare(share=share, gain_without=gain_of.get(share)) for share in path.shares)
     return PricedPath(path=path, shares=tuple(shares))
 
 
-def _without(replay: Replay, share: PathShare) -> Edit | None:
-    timeline = replay.timeline
+def _without(timeline: Timeline, share: PathShare) -> Edit:
+    """A share of work or of transfers takes no time."""
     if share.kind is PathKind.WORK:
         return scale_work(timeline, factor=0.0, ranks=(share.rank,), phases=(share.phase,))
     communication = timeline.communication
-    if share.kind is not PathKind.TRANSFER or communication is None:
-        return None
+    assert communication is not None, "transfers are on the path"
     rows = communication.operations.rows
+    kinds = [int(kind) for kind in Kind if kind.label == share.operation]
     chosen = choose_rows(timeline, axis=share.axis) & (rows.rank == share.rank)
-    chosen &= np.array([kind == share.operation for kind in _labels(rows.kind)], dtype=np.bool_)
+    chosen &= np.isin(rows.kind, kinds)
     transfer = np.where(chosen, 0, communication.row_times.transfer_ns)
     return Edit(name="without", transfer_ns=transfer)
-
-
-def _labels(kinds: np.ndarray) -> list[str]:
-    from meshscope.core.operations import Kind
-
-    names = {int(kind): kind.label for kind in Kind}
-    return [names[kind] for kind in kinds.tolist()]

@@ -9,8 +9,9 @@ of a replay of only what the graph explains: work, transfers, the usual time to 
 operation is over. From 5 % on no answer is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -19,12 +20,12 @@ from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import Missing, Unavailable, need, or_unavailable
 from meshscope.simulate.rank_events import EventKind, find_window_ends, number_windows
 from meshscope.simulate.recorded_graph import RecordedGraph, build_graph
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 MAX_FIDELITY_ERROR_RATIO = 0.05
 """From here on a replay is not accurate enough (OSDI'25)."""
-MAX_CELLS = 8_000_000
-"""Edges x edits that are evaluated at once."""
+MAX_REPLAY_BYTES = 100_000_000
+"""What the edits that are evaluated at once may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,28 +109,57 @@ class Replay:
     recorded: RecordedGraph
     fidelity: Fidelity
 
-    def step_ends_ns(self, edits: Sequence[Edit]) -> Int64s:
-        """[rank index, step index, edit]: ends on the reference clock; 0 for steps not replayed."""
-        size = max(1, MAX_CELLS // max(1, len(self.recorded.source)))
-        parts = [
-            _evaluate(self.timeline, self.recorded, edits[low : low + size])
-            for low in range(0, len(edits), size)
-        ]
-        return np.concatenate(parts, axis=2)
+    @property
+    def num_at_once(self) -> int:
+        """How many edits are evaluated at once, within `MAX_REPLAY_BYTES`."""
+        # Of an edit: a weight per edge, a time per node (twice: sorted back), an end per step.
+        numbers = len(self.recorded.source) + 2 * self.recorded.graph.num_nodes
+        numbers += self.timeline.period_end_ns.size
+        return max(1, MAX_REPLAY_BYTES // (8 * max(1, numbers)))
 
-    def step_times_ns(self, edits: Sequence[Edit]) -> list[float]:
+    def step_ends_ns(self, edits: Iterable[Edit]) -> Iterator[Int64s]:
+        """Of one edit after another [rank index, step index]: ends on the reference clock; 0 for
+        steps not replayed. An edit is taken when its turn comes and not kept. It has a number for
+        every piece and row of the timeline: where there are many, give a generator."""
+        weights = (_weigh_edit(self.timeline, self.recorded, edit) for edit in edits)
+        while batch := list(islice(weights, self.num_at_once)):
+            weight = np.stack(batch, axis=1)
+            batch.clear()
+            ends = _replay_weights(self.timeline, self.recorded, weight)
+            yield from np.moveaxis(ends, 2, 0)
+
+    def step_times_ns(self, edits: Iterable[Edit]) -> list[float]:
         """Mean step time of each edit."""
-        ends = self.step_ends_ns(edits)
-        return [_mean_step_ns(self.timeline, ends[:, :, index]) for index in range(len(edits))]
+        return [_mean_step_ns(self.timeline, ends) for ends in self.step_ends_ns(edits)]
 
-    def price(self, edits: Sequence[Edit]) -> list[Gain | Unavailable]:
+    def save_by_step_ns(self, edit: Edit) -> tuple[Floats, Bools]:
+        """[step]: what an edit saves of a step's period, by the last rank's end as in its price;
+        and which steps were replayed."""
+        window = number_windows(self.timeline)
+        ends = self.step_ends_ns([Edit(name="as measured"), edit])
+        measured, edited = (one.max(axis=0) for one in ends)
+        ahead = (measured - edited).astype(np.float64)
+        follows = np.append(-1, window[:-1]) == window
+        before = np.where(follows, np.roll(ahead, 1), 0.0)
+        is_replayed = window >= 0
+        return np.where(is_replayed, ahead - before, 0.0), is_replayed
+
+    def price(self, edits: Iterable[Edit]) -> list[Gain | Unavailable]:
         """What each edit saves, or why the replay cannot say."""
         if self.fidelity.problem is not None:
-            return [self.fidelity.problem] * len(edits)
-        problems = [_find_problem(self.timeline, edit) for edit in edits]
-        good = [edit for edit, problem in zip(edits, problems, strict=True) if problem is None]
-        times = iter(self.step_times_ns(good) if good else [])
+            return [self.fidelity.problem for _ in edits]
+        problems: list[Unavailable | None] = []
+        times = iter(self.step_times_ns(self._take_good(edits, problems)))
         return [self.fidelity.price(next(times)) if one is None else one for one in problems]
+
+    def _take_good(
+        self, edits: Iterable[Edit], problems: list[Unavailable | None]
+    ) -> Iterator[Edit]:
+        """Those that can be priced; fills in `problems`, one for each edit."""
+        for edit in edits:
+            problems.append(_find_problem(self.timeline, edit))
+            if problems[-1] is None:
+                yield edit
 
 
 @or_unavailable
@@ -137,7 +167,7 @@ def build_replay(timeline: Timeline) -> Replay:
     if not len(timeline.steps) or not timeline.ranks:
         raise Missing("no step was kept that could be replayed")
     recorded = need(build_graph(timeline))
-    ends = _evaluate(timeline, recorded, [Edit(name="as measured")])[:, :, 0]
+    ends = _replay_weights(timeline, recorded, recorded.weight_ns[:, None])[:, :, 0]
     explained = _replay_weights(timeline, recorded, recorded.weigh_explained()[:, None])[:, :, 0]
     measured_ns = _mean_step_ns(timeline, timeline.period_end_ns)
     replayed_ns = _mean_step_ns(timeline, ends)
@@ -188,11 +218,6 @@ def _weigh_edit(timeline: Timeline, recorded: RecordedGraph, edit: Edit) -> Int6
         scaled = np.rint(own * (wanted / np.maximum(measured, 1))).astype(np.int64)
         weight[recorded.transfer] = np.where(measured > 0, scaled, own + wanted)
     return weight
-
-
-def _evaluate(timeline: Timeline, recorded: RecordedGraph, edits: Sequence[Edit]) -> Int64s:
-    weight = np.stack([_weigh_edit(timeline, recorded, edit) for edit in edits], axis=1)
-    return _replay_weights(timeline, recorded, weight)
 
 
 def _replay_weights(timeline: Timeline, recorded: RecordedGraph, weight: Int64s) -> Int64s:

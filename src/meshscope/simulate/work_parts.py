@@ -7,6 +7,7 @@ all-reduce could not be distinguished from one before it, and their costs differ
 not cut: how often a rank polled an operation differs from step to step.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,13 +63,14 @@ class _Arrivals:
     row: Int64s
 
 
-def cut_work(timeline: Timeline) -> WorkParts:
-    """Cuts the work of all ranks where they arrive at operations."""
+def cut_work(timeline: Timeline, ranks: Collection[int] | None = None) -> WorkParts:
+    """Cuts the work of all ranks, or of these, where they arrive at operations."""
     arrivals = _find_arrivals(timeline)
     signature = np.zeros((len(timeline.ranks), len(timeline.steps)), dtype=np.int64)
     found = [
         _cut_rank(timeline, rank_index, arrivals, signature)
-        for rank_index in range(len(timeline.ranks))
+        for rank_index, rank in enumerate(timeline.ranks)
+        if ranks is None or rank in ranks
     ]
     piece, segment, work = (np.concatenate(column) for column in zip(*found, strict=True))
     pieces = timeline.pieces

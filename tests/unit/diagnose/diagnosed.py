@@ -44,7 +44,8 @@ def make_rule(
     code: str,
     find: Callable[[Context], Iterable[Finding]],
     *,
-    symptom_of: Iterable[str] = (),
+    is_pattern: bool = False,
+    resources: Iterable[str] = (),
 ) -> type[Rule]:
     """A rule whose findings a test gives."""
 
@@ -55,7 +56,8 @@ def make_rule(
             return find(context)
 
     Given.code = code
-    Given.symptom_of = frozenset(symptom_of)
+    Given.is_pattern = is_pattern
+    Given.resources = frozenset(resources)
     return Given
 
 

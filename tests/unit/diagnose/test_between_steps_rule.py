@@ -8,14 +8,17 @@ from meshscope.core.layout import Layout
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.rules.device_idle import find_waiting_lines
 from meshscope.diagnose.runner import diagnose
-from meshscope.store.schema import KernelKind, SampleReason
+from meshscope.store.schema import KernelKind, SampleReason, SpanFlag
 from timeline_builders import TimedJob
 
 LOGS = "my/train.py:88 log_metrics > sleep < my/train.py:140 main"
 
 
-def write_run(path, gap_ms, *, phases=("data", "forward"), num_steps=40):
-    """Steps of 50 ms on one rank, `gap_ms(step)` apart; the gap before step 20 is sampled."""
+def write_run(path, gap_ms, *, phases=("data", "forward"), num_steps=40, collected_ms=0):
+    """Steps of 50 ms on one rank, `gap_ms(step)` apart; the gap before step 20 is sampled.
+
+    The collector takes `collected_ms` of each gap.
+    """
     writer = make_writer(path)
     now = 10**9
     for step in range(num_steps):
@@ -24,6 +27,8 @@ def write_run(path, gap_ms, *, phases=("data", "forward"), num_steps=40):
             for at in range(now + MS // 2, now + gap, MS):
                 words = writer.name_id(LOGS) | SampleReason.GAP << 16
                 writer.table("stacks").put(words, step - 1, at, 0, 0, 0, 0)
+        if collected_ms:
+            put_span(writer, "gc gen2", now, collected_ms * MS, depth=0, flags=SpanFlag.DETAIL)
         now += gap
         start = now
         for name in phases:
@@ -47,6 +52,15 @@ def test_what_happens_between_steps_is_named_with_its_line(tmp_path):
         one.code for one in diagnose(context_of(tmp_path)).findings if one.severity > Severity.LOW
     ]
     assert above_low == ["TI005"]
+
+
+def test_a_collection_between_steps_is_named_as_one(tmp_path):
+    write_run(tmp_path, lambda step: 10, collected_ms=9)
+    found = diagnose(context_of(tmp_path)).findings
+    assert [one.code for one in found if one.severity > Severity.LOW] == ["PA001"]
+    assert found[0].gain.saved_ns == pytest.approx(9 * MS, rel=0.03)
+    assert found[0].summary.endswith("mostly between steps.")
+    assert find("TI005", tmp_path) == []
 
 
 def test_short_gaps_and_single_long_ones_are_none(tmp_path):

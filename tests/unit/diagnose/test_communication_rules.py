@@ -12,7 +12,7 @@ from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Finding
 from meshscope.diagnose.rule import Rule
-from meshscope.diagnose.rules.communication import (
+from meshscope.diagnose.rules.communication.transfers import (
     ExposedDataParallel,
     ExposedTensorParallel,
     SmallOperations,
@@ -71,9 +71,12 @@ def test_waiting_for_a_slow_rank_is_not_communication(tmp_path: Path) -> None:
     assert _find(_make_run(tmp_path, transfer_ms=2, late_ms=40)) == []
 
 
-def _make_small(path: Path, num_operations: int, size_bytes: int) -> Attempt:
-    job = TimedJob(path, num_ranks=2, layout=Layout(dp=2), host=lambda rank: f"node{rank}")
-    group = job.group(range(2), description="mesh_dp")
+def _make_small(
+    path: Path, num_operations: int, size_bytes: int, *, axis: str = "dp", num_hosts: int = 2
+) -> Attempt:
+    layout = Layout(dp=2) if axis == "dp" else Layout(tp=2)
+    job = TimedJob(path, num_ranks=2, layout=layout, host=lambda rank: f"node{rank % num_hosts}")
+    group = job.group(range(2), description=f"mesh_{axis}")
     for step in range(12):
         at = 100 * step * MS
         for place in range(num_operations):
@@ -94,7 +97,16 @@ def test_many_small_operations(tmp_path: Path) -> None:
     assert [finding.code for finding in found] == ["CO003"]
     assert found[0].severity is Severity.MEDIUM
     assert not isinstance(found[0].gain, Unavailable)
-    assert found[0].gain.saved_ns == pytest.approx(8 * MS, rel=0.02)
+    assert found[0].gain.saved_ns == pytest.approx(39 * MS / 5, rel=0.02)
+
+
+@pytest.mark.parametrize(("axis", "severity"), [("dp", Severity.MEDIUM), ("tp", Severity.LOW)])
+def test_inside_a_host_only_what_can_be_combined_is_graded(
+    tmp_path: Path, axis: str, severity: Severity
+) -> None:
+    """Gradients can be; sums along tp lie between two layers."""
+    found = _find(_make_small(tmp_path, 40, 1024, axis=axis, num_hosts=1))
+    assert [(one.code, one.severity) for one in found] == [("CO003", severity)]
 
 
 @pytest.mark.parametrize(("num_operations", "size_bytes"), [(20, 1024), (40, 1 << 20)])

@@ -17,6 +17,7 @@ from meshscope.diagnose.rules.convergence import (
     LossSpikes,
     SkippedSteps,
 )
+from meshscope.diagnose.rules.loss_rises import LossRises
 from meshscope.store.read.run import open_run
 from signal_builders import make_signal_run
 
@@ -33,8 +34,12 @@ def norm(rank, step):
     return 1 + 0.05 * NOISE[1, step]
 
 
-def find(rule, path, *, loss=healthy, grad_norm=norm, num_steps=200, **options):
-    scalars = {"loss": loss, "grad_norm": grad_norm, "lr": lambda rank, step: 1e-3}
+def constant_rate(rank, step):
+    return 1e-3
+
+
+def find(rule, path, *, loss=healthy, grad_norm=norm, rate=constant_rate, num_steps=200, **options):
+    scalars = {"loss": loss, "grad_norm": grad_norm, "lr": rate}
     run = make_signal_run(path / "run", num_steps=num_steps, scalars=scalars, **options)
     return list(rule().run(Context(Study(open_run(run).last_attempt))))
 
@@ -67,6 +72,26 @@ def test_a_loss_that_is_nan_once_on_all_ranks_names_no_culprit(tmp_path):
     (finding,) = find(LossNotFinite, tmp_path, loss=nan_from(60, 60), num_ranks=2)
     assert (finding.severity, finding.ranks) == (Severity.HIGH, ())
     assert "first in step 60 on all ranks" in finding.summary
+
+
+@pytest.mark.parametrize("name", ["own_loss", "backward_loss"])
+def test_a_shared_nan_names_the_rank_whose_own_loss_it_is(tmp_path, name):
+    scalars = {"loss": nan_from(60), name: nan_from(60, ranks=(1,))}
+    run = make_signal_run(tmp_path / "run", num_steps=200, num_ranks=2, scalars=scalars)
+    (finding,) = LossNotFinite().run(Context(Study(open_run(run).last_attempt)))
+    assert finding.title == "the loss is NaN from step 60 on, by rank 1"
+    assert finding.ranks == (1,)
+    assert "only the own loss of rank 1 is so" in finding.summary
+
+
+def test_a_nan_of_all_own_losses_is_nobodys(tmp_path):
+    """Weights that are no numbers make every rank's loss one; the gradients were so before."""
+    bad_norm = lambda rank, step: math.nan if step >= 59 else norm(rank, step)  # noqa: E731
+    scalars = {"loss": nan_from(60), "own_loss": nan_from(60), "grad_norm": bad_norm}
+    run = make_signal_run(tmp_path / "run", num_steps=200, num_ranks=2, scalars=scalars)
+    (finding,) = LossNotFinite().run(Context(Study(open_run(run).last_attempt)))
+    assert (finding.ranks, finding.title) == ((), "the loss is NaN from step 60 on")
+    assert "The gradient norm is NaN before it, from step 59 on." in finding.summary
 
 
 @pytest.mark.parametrize("rule", [rule for rule in ALL if rule is not LossNotFinite])
@@ -157,3 +182,50 @@ def test_skipped_updates_cost_their_share_of_the_time(tmp_path):
 
 def test_a_scaler_that_looks_for_its_scale_is_silent(tmp_path):
     assert find(SkippedSteps, tmp_path, skipped=lambda step: step < 12 or step == 100) == []
+
+
+def bump(rank, step):
+    """Four times as high for 20 steps."""
+    return healthy(rank, step) * (4 if 80 <= step < 100 else 1)
+
+
+def raised(rank, step):
+    return 1e-2 if step >= 80 else 1e-3
+
+
+def warming(rank, step):
+    return 1e-5 * 1.5 ** min(step, 60)
+
+
+def test_a_rise_of_the_loss_is_tied_to_the_rate_that_was_raised_before_it(tmp_path):
+    (found,) = find(LossRises, tmp_path, loss=bump, rate=raised)
+    assert (found.first_step, found.last_step, found.severity) == (80, 99, Severity.MEDIUM)
+    assert found.title == "the loss rises in steps 80 to 99 after the learning rate was raised"
+    assert "went from 0.001 to 0.01 in step 80" in found.summary
+    assert find(LossSpikes, tmp_path / "again", loss=bump, rate=raised) == []
+
+
+@pytest.mark.parametrize("rate", [constant_rate, warming])
+def test_a_rise_without_a_change_of_the_rate_is_low(tmp_path, rate):
+    (found,) = find(LossRises, tmp_path, loss=bump, rate=rate)
+    assert found.severity is Severity.LOW
+    assert "learning rate" not in found.title
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [healthy, spiky(SPIKES), lambda rank, step: healthy(rank, step) * (1.1 if step >= 80 else 1)],
+)
+def test_a_raised_rate_that_the_loss_survives_is_none(tmp_path, loss):
+    assert find(LossRises, tmp_path, loss=loss, rate=raised) == []
+
+
+def test_a_nan_that_began_between_two_samples_says_so(tmp_path):
+    def sampled(rank, step):
+        return math.nan if step >= 90 else healthy(rank, step)
+
+    (found,) = find(LossNotFinite, tmp_path, loss=sampled)
+    assert "known before it" not in found.summary
+    thin = tmp_path / "thin"
+    (found,) = find(LossNotFinite, thin, loss=sampled, is_logged=lambda step: step % 8 == 4)
+    assert "(the last one known before it is that of step 84)" in found.summary

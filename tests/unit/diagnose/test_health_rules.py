@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 from diagnosed import context_of, find, make_finding
 
-from builders import MS, Faults, make_run, make_writer, put_device_span, put_span, put_step
+from builders import (
+    MS,
+    START_MONO_NS,
+    Faults,
+    make_run,
+    make_writer,
+    put_device_span,
+    put_span,
+    put_step,
+)
 from communication_builders import Job
 from meshscope.analyze.study import Failure
 from meshscope.core.layout import Layout
@@ -68,6 +77,18 @@ def test_a_job_that_is_running_here_is_no_finding(tmp_path):
     header = {"host": this_machine().host, "pid": os.getpid(), "process_start_ticks": ticks}
     make_run(tmp_path, world_size=2, header=header, faults=Faults(killed={0: 5, 1: 5}))
     assert find("HE002", tmp_path) == []
+
+
+@pytest.mark.parametrize(("world_size", "severity"), [(1, Severity.LOW), (2, Severity.MEDIUM)])
+def test_processes_that_share_a_rank_have_lost_nothing(tmp_path, world_size, severity):
+    for _ in range(2):
+        writer = make_writer(tmp_path, 0, world_size)
+        for step in range(4):
+            put_step(writer, step, START_MONO_NS + step * MS, START_MONO_NS + (step + 1) * MS)
+        writer.close(end_host_mono_ns=START_MONO_NS + 10**9)
+    (found,) = find("HE003", tmp_path)
+    assert (found.title, found.severity) == ("several processes recorded as rank 0", severity)
+    assert "--attempt" in found.change
 
 
 def test_a_rank_that_ended_early_in_order_is_named(tmp_path):

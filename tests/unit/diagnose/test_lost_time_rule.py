@@ -39,6 +39,7 @@ def test_two_faults_that_hide_each_other_are_both_named_with_their_shares(tmp_pa
     saved = [found[code].saved_ns / MS for code in ("ST001", "IN001")]
     assert saved == pytest.approx([20, 20], abs=0.5)
     assert "Another loss hides it" in found["ST001"].summary
+    assert found["ST001"].gain.alone_ns == pytest.approx(0, abs=0.5 * MS)
     assert set(found) == {"ST001", "IN001"}
 
 
@@ -50,6 +51,19 @@ def test_what_no_rule_names_is_a_finding_of_its_own(tmp_path):
     assert one.ranks == (0,)
     assert one.saved_ns == pytest.approx(39 * MS)
     assert one.severity is Severity.CRITICAL
+
+
+def test_what_all_ranks_do_beside_training_in_every_step_is_told(tmp_path):
+    found = above_low(lambda rank, step: train(rank, data=0, aside=("logging", 30 * MS)), tmp_path)
+    assert list(found) == ["LT001"]
+    assert found["LT001"].title == "all ranks spend time in logging"
+    assert found["LT001"].saved_ns == pytest.approx(30 * MS)
+
+
+@pytest.mark.parametrize("phase", ["eval", "rollout"])
+def test_what_training_may_need_in_every_step_is_no_loss(tmp_path, phase):
+    """An agent acts without gradients; a program's own phase may be anything."""
+    assert above_low(lambda rank, step: train(rank, data=0, aside=(phase, 30 * MS)), tmp_path) == {}
 
 
 def test_a_slow_rank_has_one_finding(tmp_path):

@@ -12,6 +12,7 @@ from meshscope.capture.recorder import Recorder, RecorderConfig
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.rules.out_of_memory import OutOfMemory
+from meshscope.diagnose.runner import diagnose
 from meshscope.store.read.run import open_run
 
 GIB = 1 << 30
@@ -101,3 +102,38 @@ def test_a_line_of_wrong_kinds_does_no_harm(tmp_path):
     (finding,) = find(tmp_path / "run")
     assert finding.first_step is None
     assert "a device was full." in finding.summary
+
+
+TEXTS = {
+    "MemoryError": True,
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB": True,
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate "
+    "memory: you tried to allocate 400000000 bytes. Error code 12 (Cannot allocate memory)": True,
+    "ValueError: not a MemoryError": False,
+    "RuntimeError: shape mismatch": False,
+}
+
+
+@pytest.mark.parametrize(("text", "is_told"), TEXTS.items())
+def test_a_program_that_ended_for_want_of_memory_is_told_by_its_exception(tmp_path, text, is_told):
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    train(recorder, nn.Linear(4, 4), 3)
+    recorder.session.journal("exit", exception=text)
+    recorder.close()
+    found = find(tmp_path / "run")
+    assert len(found) == is_told
+    for finding in found:
+        assert finding.severity is Severity.CRITICAL
+        assert finding.title == "rank 0 ran out of memory after step 2"
+        assert text.split(":")[0] in finding.summary
+
+
+def test_the_rank_that_ended_so_is_not_told_a_second_time(tmp_path):
+    recorder = Recorder(tmp_path / "run", config=RecorderConfig(provenance=False))
+    train(recorder, nn.Linear(4, 4), 6)
+    recorder.session.journal("exit", exception="MemoryError")
+    recorder.close()
+    found = diagnose(Context(Study(open_run(tmp_path / "run").last_attempt))).findings
+    assert found[0].code == "ME006"
+    (stopped,) = [one for one in found if one.code == "HE002"]
+    assert (stopped.severity, stopped.explained_by) == (Severity.LOW, found[0].label)

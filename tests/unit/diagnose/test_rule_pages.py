@@ -62,4 +62,4 @@ def test_a_page_has_everything_a_reader_asks_for():
     assert page.startswith("# TI002 periodic-slow-steps\n\nSteps at a fixed interval")
     assert "Subject: step time. Severity: low to critical." in page
     assert "| `periodic_min_lost_ratio` | 0.02 |" in page
-    assert page.endswith("saves at least half as much.\n")
+    assert page.endswith("accounts for half of the same loss.\n")

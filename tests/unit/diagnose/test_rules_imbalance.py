@@ -84,3 +84,57 @@ def test_uneven_microbatches_of_a_pipeline_are_named_and_priced(tmp_path):
     assert "same microbatch" in finding.summary
     assert finding.saved_ns == pytest.approx(uneven.study.step_ns - even.study.step_ns, rel=0.25)
     assert diagnose(even, rules=OWN).findings == ()
+
+
+def larger(rank, step):
+    """Rank 2 takes twice as long in forward and backward."""
+    own = noisy(3)(rank, step)
+    factor = 2 if rank == 2 else 1
+    return {name: ns * (1 if name == "optimizer" else factor) for name, ns in own.items()}
+
+
+@pytest.mark.parametrize(
+    ("samples", "tokens", "what"),
+    [
+        (
+            lambda rank, step: 16 if rank == 2 else 8,
+            lambda rank, step: -1,
+            "its batches are larger",
+        ),
+        (
+            lambda rank, step: 8,
+            lambda rank, step: 8 * (128 if rank == 2 else 64),
+            "its sequences are longer",
+        ),
+        (lambda rank, step: 8, lambda rank, step: 512, ""),
+        # Too little more to explain it.
+        (lambda rank, step: 9 if rank == 2 else 8, lambda rank, step: -1, ""),
+    ],
+)
+def test_a_rank_that_is_given_more_is_told_so(tmp_path, samples, tokens, what):
+    run = LateRun(layout=Layout(dp=4), work=larger, samples=samples, tokens=tokens)
+    run.record(tmp_path)
+    (found,) = diagnose(context_of(tmp_path), rules=OWN).findings
+    assert (found.code, found.ranks) == ("ST001", (2,))
+    assert found.title.endswith(what)
+    assert ("batches of the same size" in found.change) == ("batches" in what)
+    assert ("sequences of the same total length" in found.change) == ("sequences" in what)
+
+
+def test_batches_of_random_sizes_are_not_called_lengths(tmp_path):
+    LateRun(
+        layout=Layout(dp=4),
+        work=by_length,
+        num_steps=50,
+        samples=lambda rank, step: max(1, round(16 * LENGTHS[step, rank])),
+    ).record(tmp_path)
+    (found,) = diagnose(context_of(tmp_path), rules=OWN).findings
+    assert (found.code, found.title) == ("IM001", "batches have uneven sizes")
+
+
+def test_one_fast_rank_makes_nobody_wait(tmp_path):
+    def fast(rank, step):
+        return {name: ns // (2 if rank == 1 else 1) for name, ns in noisy(4)(rank, step).items()}
+
+    LateRun(layout=Layout(dp=4), work=fast).record(tmp_path)
+    assert diagnose(context_of(tmp_path), rules=OWN).findings == ()

@@ -1,11 +1,14 @@
+import numpy as np
 import pytest
 from diagnosed import context_of
 
 from builders import MS
 from late_runs import LateRun, noisy
+from made_programs import ProgramRun, reduce, replay_of, work
 from meshscope.core.layout import Layout
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.registry import RULES
+from meshscope.diagnose.relief import remove_pauses
 from meshscope.diagnose.runner import diagnose
 
 OWN = {
@@ -52,11 +55,11 @@ def test_recorded_collections_are_named_and_priced_as_removing_them_is(tmp_path)
 
 
 def test_what_makes_the_garbage_is_part_of_the_pause(tmp_path):
-    """40 ms of a pause of 60 ms are a collection: all of it is told as one."""
+    """25 ms of a pause of 60 ms are a collection: all of it is told as one."""
     slow_ns = record(
         tmp_path / "slow",
         paused(2, every_fifth, 60 * MS),
-        collections=lambda rank, step: 40 * MS if every_fifth(rank, step) else 0,
+        collections=lambda rank, step: 25 * MS if every_fifth(rank, step) else 0,
     )
     fast_ns = record(tmp_path / "fast", noisy(2))
     (finding,) = diagnose_run(tmp_path / "slow")
@@ -82,6 +85,25 @@ def test_pauses_without_a_recorded_cause_are_told_as_such(tmp_path):
     assert finding.title == "rank 1 pauses occasionally"
     assert "in forward and not in backward" in finding.summary
     assert finding.saved_ns == pytest.approx(slow_ns - fast_ns, rel=0.1)
+
+
+def test_a_pause_in_several_pieces_is_taken_from_all_of_them(tmp_path):
+    """As in a pipeline whose microbatches all take longer in one step."""
+
+    def make(rank, step):
+        extra = 25 * MS if (rank, step) == (1, 3) else 0
+        return [
+            part
+            for _ in range(4)
+            for part in (work("forward", 10 * MS + extra), reduce((0, 1), MS))
+        ]
+
+    run = ProgramRun(make, num_ranks=2, num_steps=6, layout=Layout(dp=2))
+    replay = replay_of(run, tmp_path)
+    excess = np.zeros((len(replay.timeline.steps), 2))
+    excess[replay.timeline.steps == 3, 1] = 100 * MS
+    (gain,) = replay.price([remove_pauses(replay.timeline, excess, name="without")])
+    assert gain.saved_ns * len(replay.timeline.steps) == pytest.approx(100 * MS)
 
 
 def test_short_collections_are_not_worth_a_line(tmp_path):

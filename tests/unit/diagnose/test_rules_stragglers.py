@@ -114,11 +114,23 @@ def test_a_rank_that_was_slow_at_first_is_worded_so(tmp_path):
     assert finding.title == "rank 1 was slow until step 29 in forward"
 
 
-def test_work_that_goes_around_is_uneven_and_nobodys_fault(tmp_path):
+@pytest.mark.parametrize(
+    ("queued_ratio", "severity", "sure"),
+    [(0.001, Severity.MEDIUM, "medium"), (0.3, Severity.LOW, "low"), (None, Severity.LOW, "low")],
+)
+def test_work_that_goes_around_is_uneven_and_nobodys_fault(tmp_path, queued_ratio, severity, sure):
+    """Unless threads waited for cores, or nobody knows whether they did."""
+
+    def tell(writer):
+        if queued_ratio is not None:
+            queue = {"elapsed_ns": 1000, "run_ns": 500, "queued_ns": int(1000 * queued_ratio)}
+            writer.journal.write("update", core_queue=queue)
+
     work = with_delay(8, lambda rank, step: {"backward": 15 * MS} if rank == step * 7 % 4 else {})
-    LateRun(layout=Layout(dp=4), work=work).record(tmp_path)
+    LateRun(layout=Layout(dp=4), work=work, also=tell).record(tmp_path)
     (finding,) = diagnose_run(tmp_path)
-    assert (finding.code, finding.ranks, finding.severity) == ("ST004", (), Severity.MEDIUM)
+    assert (finding.code, finding.ranks, finding.severity) == ("ST004", (), severity)
+    assert finding.confidence.level.value == sure
     assert "take turns" in finding.summary
 
 

@@ -9,7 +9,7 @@ from builders import Faults, make_run
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.severity import Severity
-from meshscope.diagnose.finding import Estimate
+from meshscope.diagnose.finding import Estimate, StepLoss
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose
@@ -28,14 +28,15 @@ def saving(saved_ns):
     return Estimate(saved_ns=saved_ns, step_ns=100e6, basis="made up")
 
 
-def rules_of(*findings, **symptoms):
+def rules_of(*findings, patterns=(), **resources):
     """One rule per code of the findings."""
     codes = {finding.code for finding in findings}
     return {
         code: make_rule(
             code,
             lambda context, code=code: [f for f in findings if f.code == code],
-            symptom_of=symptoms.get(code, ()),
+            is_pattern=code in patterns,
+            resources=resources.get(code, ()),
         )
         for code in codes
     }
@@ -95,23 +96,75 @@ def test_findings_are_ordered_by_severity_then_gain_whatever_the_order_of_rules(
     assert diagnose(context, rules=backwards).findings == found
 
 
-def test_a_declared_symptom_is_demoted_and_points_to_its_cause(context):
-    cause = make_finding("ST001", title="rank 2 is slow", gain=saving(20e6))
-    symptom = make_finding("IM001", gain=saving(25e6))
-    found = diagnose(context, rules=rules_of(cause, symptom, IM001=["ST001"])).findings
+def every_fourth(context, extra_ns):
+    steps = context.study.timeline.steps
+    return StepLoss(step=steps, lost_ns=np.where(steps % 4 == 0, float(extra_ns), 0.0))
+
+
+def test_a_pattern_of_steps_is_explained_by_what_is_lost_in_them(context):
+    """Work of one rank in every fourth step, and that every fourth step is long."""
+    every = context.study.timeline.steps % 4 == 0
+    cause = priced(
+        context,
+        "ST005",
+        "rank 2 is slow in some steps",
+        lambda p: np.where((p.rank == SLOW_RANK) & every[p.step], 2 / 3, 1),
+    )
+    lost_ns = 4 * cause.saved_ns
+    pattern = make_finding(
+        "TI002", gain=saving(cause.saved_ns), lost_steps=every_fourth(context, lost_ns)
+    )
+    found = diagnose(context, rules=rules_of(cause, pattern, patterns=["TI002"])).findings
     assert found == (
         cause,
-        replace(symptom, severity=Severity.LOW, explained_by="ST001 rank 2 is slow"),
+        replace(pattern, severity=Severity.LOW, explained_by="ST005 rank 2 is slow in some steps"),
     )
+    twice = replace(pattern, lost_steps=every_fourth(context, 3 * lost_ns))
+    found = diagnose(context, rules=rules_of(cause, twice, patterns=["TI002"])).findings
+    assert [one.explained_by for one in found] == [None, None], "a third of it"
 
 
-def test_a_cause_that_wins_too_little_or_is_low_explains_nothing(context):
-    small = make_finding("ST001", gain=saving(5e6))
-    symptom = make_finding("IM001", gain=saving(25e6))
-    assert diagnose(context, rules=rules_of(small, symptom, IM001=["ST001"])).worst is Severity.HIGH
-    low = make_finding("ST001", gain=saving(25e6), severity=Severity.LOW)
-    found = diagnose(context, rules=rules_of(low, symptom, IM001=["ST001"])).findings
-    assert [one.explained_by for one in found] == [None, None]
+def test_what_is_lost_in_all_steps_does_not_explain_slow_ones(context):
+    steady = priced(context, "ST001", "slow", lambda p: np.where(p.rank == SLOW_RANK, 2 / 3, 1))
+    lost = every_fourth(context, steady.saved_ns)
+    pattern = make_finding("TI002", gain=saving(20e6), lost_steps=lost)
+    found = diagnose(context, rules=rules_of(steady, pattern, patterns=["TI002"])).findings
+    assert all(one.explained_by is None for one in found)
+
+
+def test_a_pattern_is_explained_by_a_cause_of_half_of_it(context):
+    part = priced(
+        context,
+        "ST001",
+        "part",
+        lambda p: np.where((p.rank == SLOW_RANK) & (p.phase == 3), 2 / 3, 1),
+    )
+    whole = priced(context, "ST004", "whole", lambda p: np.where(p.rank == SLOW_RANK, 2 / 3, 1))
+    found = diagnose(context, rules=rules_of(whole, part, patterns=["ST004"])).findings
+    assert [(one.code, one.explained_by) for one in found] == [
+        ("ST001", None),
+        ("ST004", "ST001 part"),
+    ]
+
+
+def test_what_runs_out_on_the_same_ranks_has_one_cause(context):
+    leak = make_finding("ME001", title="memory grows", ranks=(1,))
+    full = make_finding("ME002", ranks=(1, 2))
+    others = make_finding("ME002", ranks=(3,))
+    rules = rules_of(leak, full, others, patterns=["ME002"], ME001=["memory"], ME002=["memory"])
+    found = {one.ranks: one.explained_by for one in diagnose(context, rules=rules).findings}
+    assert found == {(1,): None, (1, 2): "ME001 memory grows", (3,): None}
+
+
+def test_of_two_causes_of_one_loss_the_one_that_removes_less_is_it(context):
+    """The slow rank, and a whole half of the job with it."""
+    half = priced(context, "PP003", "half", lambda p: np.where(p.rank >= SLOW_RANK, 2 / 3, 1))
+    rank = priced(context, "ST001", "rank", lambda p: np.where(p.rank == SLOW_RANK, 2 / 3, 1))
+    found = diagnose(context, rules=rules_of(half, rank)).findings
+    assert [(one.code, one.explained_by) for one in found] == [
+        ("ST001", None),
+        ("PP003", "ST001 rank"),
+    ]
 
 
 def test_findings_about_the_same_waits_are_one_cause_by_replay(context):
@@ -221,10 +274,3 @@ def test_a_rank_that_died_leads_whatever_the_steps_before_cost(context):
     input_bound = make_finding("IN002", severity=Severity.CRITICAL, gain=saving(80e6))
     found = diagnose(context, rules=rules_of(input_bound, dead)).findings
     assert [one.code for one in found] == ["HE002", "IN002"]
-
-
-def test_a_finding_may_rule_out_a_cause_of_its_rule(context):
-    cause = make_finding("IN002", gain=saving(20e6))
-    other = make_finding("TI002", gain=saving(25e6), symptom_of=frozenset())
-    found = diagnose(context, rules=rules_of(cause, other, TI002=["IN002"])).findings
-    assert all(one.explained_by is None for one in found)

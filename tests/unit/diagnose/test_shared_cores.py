@@ -4,8 +4,10 @@ import pytest
 from diagnosed import context_of, make_finding, make_rule
 
 from builders import make_run
+from meshscope.core.layout import Layout
 from meshscope.core.verdict.severity import Severity
 from meshscope.diagnose.finding import Estimate
+from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.runner import diagnose
 
 GAIN = Estimate(saved_ns=10.0, step_ns=100.0, basis="made up")
@@ -29,6 +31,8 @@ def write_run(path, queued_ratio):
         ("PA002", 0.06, Severity.LOW),
         ("PA002", 0.04, Severity.HIGH),
         ("ST001", 0.5, Severity.HIGH),
+        ("IN002", 0.11, Severity.LOW),
+        ("IN002", 0.09, Severity.HIGH),
     ],
 )
 def test_what_a_busy_machine_shows_too_is_low(tmp_path, code, queued_ratio, severity):
@@ -51,3 +55,41 @@ def test_whatever_a_journal_says_of_it_is_read_safely(tmp_path, value):
     rule = make_rule("PA002", lambda _: [make_finding("PA002", gain=GAIN)])
     (found,) = diagnose(context, rules={"PA002": rule}).findings
     assert found.severity is Severity.HIGH
+
+
+def crowd(path, *, num_threads, num_cores, queued_ratio, num_ranks=2):
+    """Ranks of one host that may use the same cores."""
+    make_run(path, layout=Layout(dp=num_ranks), num_steps=12)
+    context = context_of(path)
+    for rank, recording in context.study.attempt.ranks.items():
+        counted = {
+            "elapsed_ns": 1000,
+            "run_ns": 500,
+            "queued_ns": int(1000 * queued_ratio),
+            "num_threads": num_threads,
+            "num_cores": num_cores,
+            "cores": f"0-{num_cores - 1}",
+        }
+        told = replace(recording, updates=({"core_queue": counted},))
+        context.study.attempt.ranks[rank] = told
+    return diagnose(context, rules={"HW003": RULES["HW003"]}).findings
+
+
+def test_threads_that_outnumber_their_cores_cost_what_they_wait(tmp_path):
+    (found,) = crowd(tmp_path, num_threads=16, num_cores=4, queued_ratio=0.4)
+    assert found.title == "32 threads share 4 cores"
+    assert found.gain.saved_ratio == pytest.approx(0.4)
+    assert "OMP_NUM_THREADS=2" in found.change
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "num_cores", "queued_ratio"),
+    [(16, 4, 0.02), (2, 4, 0.4), (1, 1, 0.4), (True, 4, 0.4), (-3, 4, 0.4)],
+)
+def test_threads_that_fit_or_wait_for_nothing_or_cannot_be_fewer(
+    tmp_path, num_threads, num_cores, queued_ratio
+):
+    """A loaded machine makes ranks of one thread wait, too."""
+    assert not crowd(
+        tmp_path, num_threads=num_threads, num_cores=num_cores, queued_ratio=queued_ratio
+    )

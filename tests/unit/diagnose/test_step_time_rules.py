@@ -47,8 +47,26 @@ def test_checkpoints_at_an_interval_are_named_and_priced(tmp_path):
     assert found.severity is Severity.HIGH
     assert found.confidence.p_value < 1e-6
     assert found.ranks == (), "all ranks do it"
-    assert "IN002" not in found.symptom_of, "it is not longer in waiting for data"
+    lost = found.lost_steps
+    assert lost.step[lost.lost_ns > 0].tolist() == list(range(20, 200, 20))
     assert find("TI004", tmp_path) == [], "they are explained"
+
+
+def test_another_phase_with_a_part_of_the_extra_time_is_named(tmp_path):
+    """Evaluations of which most is in no phase."""
+    writer, now = make_writer(tmp_path, 0, 1), 10**9
+    for step in range(60):
+        begin = now
+        put_span(writer, "forward", now, 30 * MS)
+        now += 31 * MS
+        put_step(writer, step, begin, now)
+        if step % 6 == 5:
+            put_span(writer, "eval", now, 25 * MS)
+            now += 125 * MS
+    writer.close(end_host_mono_ns=now)
+    (found,) = find("TI002", tmp_path)
+    assert found.title == "every 6 steps one is slow, mostly in no phase (between steps)"
+    assert "Of it 25.0 ms in eval." in found.summary
 
 
 def test_a_first_time_that_takes_far_longer_is_not_what_recurs(tmp_path):

@@ -150,7 +150,7 @@ class TestStages:
     def test_the_replay_of_the_whole_run_says_the_same(self, tmp_path):
         slow = recipe_of([(2, 4), (6, 4), (2, 4)], layers=(1, 1, 1))
         timeline, replay = load(tmp_path / "run", slow)
-        factors = level_factors(replay.work, 1)
+        factors = level_factors(replay.work, (1,))
         assert not isinstance(factors, Unavailable)
         edit = edit_stages(timeline, replay.times, factors, "level")
         assert edit.work_ns is not None

@@ -1,6 +1,7 @@
 """Replays of recorded programs of which every gain is known, because the program can be rerun."""
 
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ from meshscope.core.operations import Kind
 from meshscope.core.schedule_builders import build_schedule
 from meshscope.core.schedule_replay import ActionCosts, replay_schedule
 from meshscope.core.unavailable import Unavailable
-from meshscope.simulate import rank_events
+from meshscope.simulate import rank_events, what_if
+from meshscope.simulate.dependency_graph import DependencyGraph
 from meshscope.simulate.edits import equalise, scale_work, transfer_factor
 from meshscope.simulate.what_if import Edit, Gain, Replay, build_replay
 from meshscope.store.read.run import open_run
@@ -314,6 +316,39 @@ def test_edits_that_do_not_fit_are_refused_one_by_one(tmp_path):
     assert second.saved_ns == 0
     assert isinstance(third, Unavailable)
     assert "operations" in third.reason
+
+
+@pytest.mark.parametrize("num_at_once", [1, 3, 100])
+def test_as_many_edits_are_replayed_at_once_as_the_budget_holds(tmp_path, monkeypatch, num_at_once):
+    replay = replay_of(ddp({3: 9 * MS}), tmp_path)
+    recorded = replay.recorded
+    edit_bytes = 8 * (len(recorded.source) + 2 * recorded.graph.num_nodes)
+    edit_bytes += replay.timeline.period_end_ns.nbytes
+    work_ns = replay.timeline.pieces.duration_ns
+    made: list[weakref.ref[np.ndarray]] = []
+    most_alive, widths = 0, []
+
+    def make_edits():
+        nonlocal most_alive
+        for index in range(7):
+            work = work_ns * (index + 1)
+            made.append(weakref.ref(work))
+            most_alive = max(most_alive, sum(one() is not None for one in made))
+            yield Edit(name=str(index), work_ns=work)
+            del work
+
+    def evaluate(graph, weight, release):
+        widths.append(weight.shape[1])
+        return whole(graph, weight, release)
+
+    expected = [gain.saved_ns for gain in replay.price(list(make_edits()))]
+    whole, most_alive = DependencyGraph.evaluate, 0
+    monkeypatch.setattr(DependencyGraph, "evaluate", evaluate)
+    monkeypatch.setattr(what_if, "MAX_REPLAY_BYTES", (num_at_once + 1) * edit_bytes - 1)
+    assert [gain.saved_ns for gain in replay.price(make_edits())] == expected
+    assert len(set(expected)) == 7
+    assert widths == {1: [1] * 7, 3: [3, 3, 1], 100: [7]}[num_at_once]
+    assert most_alive <= 2  # the one that is made, and the one before it
 
 
 def test_without_communication_ranks_are_alone(tmp_path):

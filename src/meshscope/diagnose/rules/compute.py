@@ -15,7 +15,7 @@ from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.finding import Estimate, Evidence, Finding
+from meshscope.diagnose.finding import Estimate, Evidence, Finding, StepLoss
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.views.device_view import (
@@ -34,6 +34,7 @@ from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, w
 from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.simulate.what_if import Edit
+from meshscope.store.read.arrays import Int64s
 
 _MIN_BACKWARD_FACTOR = Threshold(
     name="backward_min_factor",
@@ -244,7 +245,7 @@ class HostGap(Rule):
 
     code = "CP004"
     name = "host-gap"
-    symptom_of = frozenset({"CP005"})
+    is_pattern = True
     thresholds = (_MIN_GAP_RATIO,)
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -407,6 +408,7 @@ class Recompilation(Rule):
             "torch.compile(dynamic=True)), or pad to a few sizes; keep numbers that change in "
             "tensors.",
             gain=gain,
+            lost_steps=_list_lost(context.study.steps.step, beyond),
         )
 
 
@@ -428,6 +430,11 @@ def _find_beyond(steps: JobStepSummary, lost: Mapping[int, int]) -> dict[int, fl
     return {
         step: max(float(time_ns), took.get(step, 0) - median_ns) for step, time_ns in lost.items()
     }
+
+
+def _list_lost(steps: Int64s, beyond: Mapping[int, float]) -> StepLoss:
+    lost = [beyond.get(step, 0.0) for step in steps.tolist()]
+    return StepLoss(step=steps, lost_ns=np.array(lost))
 
 
 def _find_worst(

@@ -16,6 +16,7 @@ from meshscope.analyze.training.convergence import (
     NonFinite,
     find_level_change,
 )
+from meshscope.analyze.training.loss_rises import find_rises
 from meshscope.analyze.training.skipped_updates import SkippedUpdates, count_skipped
 from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity, grade
@@ -78,8 +79,12 @@ class LossNotFinite(Rule):
     update is skipped, that step is lost.
 
     How it is measured: all values of every rank are counted. The finding names the first step that
-    has one, and the ranks that had one there. Ranks that log the job's loss all have it at once,
-    wherever it began.
+    has one, and the ranks that had one there: after one update all have it. Where losses are
+    sampled, those of the steps since the last sample are read once one is not finite; on devices
+    they are not kept, and the finding says between which steps it began. Ranks that log the job's
+    loss all have it at once, wherever it began; then the ranks are named whose own loss (the
+    recorder's `backward_loss`, the engine's `own_loss`) is not finite in that step, unless it is so
+    on all: then the weights were no numbers any more.
 
     What to change: go back to a checkpoint before the first one; look at the batch of that step;
     lower the learning rate, clip gradients, scale the loss, compute softmax and norms in float32.
@@ -88,6 +93,7 @@ class LossNotFinite(Rule):
     """
 
     code = "CV001"
+    resources = frozenset({"finite numbers"})
     name = "loss-not-finite"
     severities = (Severity.HIGH, Severity.CRITICAL)
 
@@ -99,27 +105,50 @@ class LossNotFinite(Rule):
         is_everywhere = len(bad.first_ranks) == len(context.study.attempt.ranks) > 1
         where = "on all ranks" if is_everywhere else f"on {name_ranks(bad.first_ranks)}"
         since = "and stays so" if bad.is_lasting else f"last in step {bad.last_step}"
+        before = bad.last_finite_step
+        if before is not None and before + 1 < bad.first_step:
+            where += f" (the last one known before it is that of step {before})"
+        origin = found.loss_origin if is_everywhere else ()
+        when = f"from step {bad.first_step} on" if bad.is_lasting else f"in step {bad.first_step}"
+        by = f", by {name_ranks(origin)}" if origin else ""
         yield Finding(
             code=self.code,
-            title=f"the loss is {bad.first_kind} from step {bad.first_step} on"
-            if bad.is_lasting
-            else f"the loss is {bad.first_kind} in step {bad.first_step}",
+            title=f"the loss is {bad.first_kind} {when}{by}",
             severity=Severity.CRITICAL if bad.is_lasting else Severity.HIGH,
             summary=f"The loss is {bad.first_kind} first in step {bad.first_step} {where}, {since}"
-            f": {plural(bad.num_values, 'value')} in {plural(bad.num_steps, 'step')}.",
-            # Where all have it at once, the job's loss was logged: none of them is the culprit.
-            ranks=() if is_everywhere else bad.first_ranks,
+            f": {plural(bad.num_values, 'value')} in {plural(bad.num_steps, 'step')}."
+            f"{_say_origin(context.study, origin)}{_say_gradients(found, bad)}",
+            # Where all have it at once, the job's loss was logged.
+            ranks=origin if is_everywhere else bad.first_ranks,
             first_step=bad.first_step,
             last_step=bad.last_step,
             evidence=(
                 Evidence(name="values that are not finite", value=bad.num_values),
-                Evidence(name="steps with one", value=bad.num_steps, unit="steps"),
+                Evidence(name="steps that have one", value=bad.num_steps, unit="steps"),
                 *_rate_evidence(found, bad.first_step),
             ),
             change="Go back to a checkpoint before it, look at that step's batch, and lower the "
             "learning rate, clip gradients or compute the loss in float32.",
             gain=NOT_TIME,
         )
+
+
+def _say_origin(study: Study, origin: tuple[int, ...]) -> str:
+    """Where the job's loss got it from."""
+    if not origin:
+        return ""
+    layout = known(study.layout)
+    is_cut = layout is not None and (layout.degree("pp") > 1 or layout.degree("tp") > 1)
+    among = " or those that compute the same samples with it" if is_cut else ""
+    return f" In that step only the own loss of {name_ranks(origin)} is so: there{among} it began."
+
+
+def _say_gradients(found: Convergence, bad: NonFinite) -> str:
+    """Whether gradients were bad before the loss was."""
+    norm = found.norm_nonfinite
+    if norm is None or norm.first_step >= bad.first_step:
+        return ""
+    return f" The gradient norm is {norm.first_kind} before it, from step {norm.first_step} on."
 
 
 def _rate_evidence(found: Convergence, step: int) -> tuple[Evidence, ...]:
@@ -259,7 +288,13 @@ class LossSpikes(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         found = need(context.study.convergence)
         loss_spikes = need(found.loss_spikes)
-        spikes, num_values = loss_spikes.up, loss_spikes.num_values
+        rises = find_rises(found)  # CV008 has these
+        spikes = tuple(
+            one
+            for one in loss_spikes.up
+            if not any(rise.first_step <= one.step <= rise.last_step for rise in rises)
+        )
+        num_values = loss_spikes.num_values
         if len(spikes) < context.thresholds[MIN_SPIKES]:
             return
         worst = max(spikes, key=lambda spike: spike.change_ratio)
@@ -488,9 +523,10 @@ class SkippedSteps(Rule):
     """
 
     code = "CV007"
+    resources = frozenset({"finite numbers"})
     name = "skipped-updates"
     thresholds = (_MIN_SKIPPED_RATIO,)
-    symptom_of = frozenset({"CV001"})
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         found = need(context.study.get(_job_skipped))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshscope.analyze.stragglers.few_steps_lead import measure_lead
 from meshscope.analyze.timeline.peer_work import PeerGroup, PeerWork, split_idle
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.core.unavailable import known, need
@@ -15,7 +16,7 @@ from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Fi
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import duration, p_value, ratio
-from meshscope.numerics.chance import MIN_STEPS, lead_chance
+from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO
 from meshscope.simulate.edits import equalise
 from meshscope.store.read.arrays import Floats
@@ -44,10 +45,12 @@ class SlowInFewSteps(Rule):
     How it is measured: work as in ST001. With N equal ranks the chance that one of them is the
     slowest in all of S steps is N·N^-S, times the number of peer groups; times, for each step, the
     chance of so large a lead over peers so close together if noise were exponential (at least
-    10 %). It must be below `few_steps_max_chance`. The cause is where most of the excess is: in a
-    phase's kernels, or in idle time of the device before them, because its host had launched
-    nothing or for another reason. The gain is replayed with the peers' median work instead of its
-    own.
+    10 %). It must be below `few_steps_max_chance`. It is LOW unless noise that lasts for many steps
+    would make as much in less than 1 % of runs: what moves from step to step shows how much. Where
+    kernels of the rank's device show the cause it needs no such support. The cause is where most of
+    the excess is: in a phase's kernels, or in idle time of the device before them, because its host
+    had launched nothing or for another reason. The gain is replayed with the peers' median work
+    instead of its own.
 
     What to change: for slow kernels look at the device's clocks, and at what else runs on it; for a
     slow host at what its process does there. Then trace more steps.
@@ -69,22 +72,17 @@ class SlowInFewSteps(Rule):
             yield from self._judge(context, work, group)
 
     def _judge(self, context: Context, work: PeerWork, group: PeerGroup) -> Iterable[Finding]:
-        total = work.total_ns[:, list(group.indices)]
-        slowest = int(total.sum(axis=0).argmax())
-        others = np.delete(total, slowest, axis=1)
-        usual = np.median(others, axis=1)
-        lead = total[:, slowest] - others.max(axis=1)
-        if float((lead / np.maximum(usual, 1)).min()) < context.thresholds[MIN_EXCESS_RATIO]:
+        lead = measure_lead(work.total_ns[:, list(group.indices)])
+        if lead.least_ratio < context.thresholds[MIN_EXCESS_RATIO]:
             return
-        size = len(group.indices)
-        chance = float(len(work.groups) * size)
-        for ahead, spread in zip(lead.tolist(), np.ptp(others, axis=1).tolist(), strict=True):
-            chance *= lead_chance(ahead, spread, size) / size
+        chance = len(work.groups) * lead.chance
         if chance >= context.thresholds[MAX_CHANCE]:
             return
-        rank = work.ranks[group.indices[slowest]]
+        lasting_chance = len(work.groups) * lead.lasting_chance
+        is_lasting = lasting_chance < SIGNIFICANCE_RATIO
+        rank = work.ranks[group.indices[lead.index]]
         peers = tuple(work.ranks[index] for index in group.indices if work.ranks[index] != rank)
-        excess = float(np.median(total[:, slowest] - usual))
+        excess = lead.excess_ns
         timeline = need(context.study.timeline)
         edit = equalise(timeline, (rank,), peers=peers)
         gain = context.price_edit(edit)
@@ -93,11 +91,11 @@ class SlowInFewSteps(Rule):
             code=self.code,
             title=f"rank {rank} is the slowest in every step{cause.title}",
             severity=min(
-                severity_of(gain, otherwise=excess / max(work.step_ns, 1)), Severity.MEDIUM
+                severity_of(gain, otherwise=excess / max(work.step_ns, 1)),
+                Severity.MEDIUM if is_lasting or cause.is_traced else Severity.LOW,
             ),
             summary=f"rank {rank} worked {duration(excess)} longer than its peers' median, "
-            f"{ratio(excess / max(float(np.median(usual)), 1))} more, in all {len(work.steps)} "
-            "steps.",
+            f"{ratio(lead.excess_ratio)} more, in all {len(work.steps)} steps.",
             ranks=(rank,),
             evidence=(
                 Evidence(name="excess work per step", value=excess, unit="ns"),
@@ -107,7 +105,8 @@ class SlowInFewSteps(Rule):
             ),
             confidence=Confidence(
                 level=ConfidenceLevel.LOW,
-                text=f"{p_value(chance)} by chance if steps were independent; few steps",
+                text=f"{p_value(chance)} by chance if steps were independent, "
+                f"{p_value(min(1.0, lasting_chance))} if noise lasts; few steps",
                 p_value=chance,
             ),
             change=cause.change,
@@ -123,6 +122,8 @@ class _Cause:
     title: str
     change: str
     evidence: tuple[Evidence, ...] = ()
+    is_traced: bool = False
+    """Whether its kernels, or the gaps between them, show it: what is said is about these steps."""
 
 
 def _find_cause(
@@ -155,6 +156,7 @@ def _find_cause(
             evidence=(
                 Evidence(name=f"excess in {phase or 'no phase'}", value=most_work, unit="ns"),
             ),
+            is_traced=on_device,
         )
     parts = known(context.study.device_parts)
     wanted = [] if parts is None else [name in _HOST_CAUSES for name, _ in parts.parts]
@@ -168,6 +170,7 @@ def _find_cause(
             Evidence(name=f"excess idle before {before or 'work'}", value=most_idle, unit="ns"),
             Evidence(name="excess idle because of the host", value=host, unit="ns"),
         ),
+        is_traced=on_device,
     )
 
 

@@ -13,7 +13,7 @@ from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.views.stopped_ranks import StoppedRanks, find_stopped_ranks
 from meshscope.diagnose.wording import be, capitalize, count, duration, name_ranks, plural, ratio
-from meshscope.store.read.columns import ProblemKind
+from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.run import Attempt
 from meshscope.store.schema import LIMIT_WORDS
 
@@ -52,9 +52,14 @@ MIN_STEPS = Threshold(
 )
 
 _REPORTED_ELSEWHERE = frozenset(
-    (ProblemKind.MISSING_RANK, ProblemKind.SHORT_RANK, ProblemKind.TORN_TAIL)
+    (
+        ProblemKind.MISSING_RANK,
+        ProblemKind.SHORT_RANK,
+        ProblemKind.TORN_TAIL,
+        ProblemKind.DUPLICATE_RANK,
+    )
 )
-_SERIOUS = frozenset((ProblemKind.DROPPED, ProblemKind.UNREADABLE, ProblemKind.DUPLICATE_RANK))
+_SERIOUS = frozenset((ProblemKind.DROPPED, ProblemKind.UNREADABLE))
 
 
 class RuleFailed(Rule):
@@ -217,8 +222,11 @@ class RecordingDamaged(Rule):
     severities = (Severity.LOW, Severity.MEDIUM)
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One for all damage, one for all errors."""
+        """One for all damage, one for all errors, one for processes that are one rank."""
         health = context.study.health
+        duplicates = [p for p in health.problems if p.kind is ProblemKind.DUPLICATE_RANK]
+        if duplicates:
+            yield self._describe_duplicates(context, duplicates)
         problems = [
             problem for problem in health.problems if problem.kind not in _REPORTED_ELSEWHERE
         ]
@@ -261,6 +269,24 @@ class RecordingDamaged(Rule):
                 change="Report the message; training was not affected.",
                 gain=_NO_TIME_LOST,
             )
+
+    def _describe_duplicates(self, context: Context, problems: list[Problem]) -> Finding:
+        """A program that starts workers itself, without ranks, is meant to be so: no more than
+        low. In a job of several ranks two of one number are a mistake."""
+        ranks = tuple(sorted({p.rank for p in problems if p.rank is not None}))
+        is_job = context.study.attempt.world_size > 1
+        return Finding(
+            code=self.code,
+            title=f"several processes recorded as {name_ranks(ranks)}",
+            severity=Severity.MEDIUM if is_job else Severity.LOW,
+            summary=f"{capitalize(problems[0].text)}. Nothing is lost: each is a launch of its "
+            "own here, and this report shows one of them.",
+            ranks=ranks,
+            evidence=(Evidence(name="pairs of processes", value=len(problems)),),
+            change="Look at each with --attempt N; give each process a RANK of its own to see them "
+            "side by side.",
+            gain=_NO_TIME_LOST,
+        )
 
 
 def _describe_limit(attempt: Attempt) -> str:

@@ -12,6 +12,7 @@ from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Fi
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, even_microbatches
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.batches import vary_batches
 from meshscope.diagnose.wording import count, ratio
 
 _MIN_SEQUENCE_CORRELATION = Threshold(
@@ -33,7 +34,8 @@ class SequenceLengthRule(Rule):
 
     How it is measured: Pearson's r of forward and backward, each relative to what its rank and
     stage usually take, is at least `sequence_min_correlation` (OSDI'25), and both vary by a tenth
-    or more. If tokens were counted, their correlation with work is given. The gain is replayed with
+    or more. If tokens were counted, their correlation with work is given; if batches differ in
+    their number of samples, that is named instead. The gain is replayed with
     the mean over microbatches and replicas.
 
     What to change: sort batches by length or pack sequences so that each rank and microbatch has
@@ -47,7 +49,6 @@ class SequenceLengthRule(Rule):
     code = "IM001"
     name = "sequence-length-imbalance"
     thresholds = (_MIN_SEQUENCE_CORRELATION,)
-    symptom_of = frozenset({"ST001", "ST002", "ST003"})
 
     def find(self, context: Context) -> Iterable[Finding]:
         found, timeline = need(context.study.sequence_imbalance), need(context.study.timeline)
@@ -69,6 +70,7 @@ def _describe(code: str, found: SequenceImbalance, timeline: Timeline, context: 
     edit = even_microbatches(timeline) if is_piped or work is None else even_load(timeline, work)
     gain = context.price_edit(edit)
     tokens = known(found.token_correlation)
+    is_size = known(context.study.get(vary_batches)) is True
     with_tokens = "" if tokens is None else f", r of tokens and work {tokens:.2f}"
     evidence = [
         Evidence(name="r of forward and backward", value=found.correlation),
@@ -79,7 +81,7 @@ def _describe(code: str, found: SequenceImbalance, timeline: Timeline, context: 
         evidence.append(Evidence(name="r of tokens and work", value=tokens))
     return Finding(
         code=code,
-        title="sequences have uneven lengths",
+        title="batches have uneven sizes" if is_size else "sequences have uneven lengths",
         severity=severity_of(gain, otherwise=None if load is None else load.lost_ratio),
         summary=f"Forward and backward of the same {found.unit} vary together, r = "
         f"{found.correlation:.2f}, by {ratio(found.variation_ratio)}{with_tokens}: the data "
@@ -89,7 +91,9 @@ def _describe(code: str, found: SequenceImbalance, timeline: Timeline, context: 
             level=ConfidenceLevel.MEDIUM,
             text=f"r = {found.correlation:.2f} over {count(found.num_pairs)} {found.unit} pairs",
         ),
-        change="Sort batches by length, or pack sequences so that each batch costs the same.",
+        change="Give all ranks batches of the same size in a step."
+        if is_size
+        else "Sort batches by length, or pack sequences so that each batch costs the same.",
         gain=gain,
         edit=edit,
     )

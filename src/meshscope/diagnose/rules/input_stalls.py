@@ -17,7 +17,7 @@ from meshscope.analyze.rank.stacks import SampledLines
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Missing, need
+from meshscope.core.unavailable import Missing, known, need
 from meshscope.core.verdict.advice import FEED_FASTER, MIN_STALL_RATIO
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
@@ -59,7 +59,7 @@ class InputStalls:
     is_stall: Bools
     """Which of the timeline's pieces these are."""
     times_ns: Floats
-    """[rank, step]"""
+    """[rank, step], without what the garbage collector took (PA001)."""
     mean_ns: Floats
     """Per rank and step."""
     common_ns: Floats
@@ -88,7 +88,9 @@ def _measure_between(study: Study) -> InputStalls:
 
 def _measure(study: Study, is_stall: Bools, *, is_named: bool) -> InputStalls:
     work, timeline = need(study.work), need(study.timeline)
-    times = _sum_by_step(timeline, is_stall)
+    collections = known(study.collections)
+    own_ns = timeline.pieces.duration_ns - (0 if collections is None else collections.lost_ns)
+    times = _sum_by_step(timeline, is_stall, own_ns)
     if not is_named:
         times = np.minimum(times, _USUAL * np.median(times, axis=1, keepdims=True))
     mean = times.mean(axis=1)
@@ -116,13 +118,13 @@ def _find_between(timeline: Timeline) -> Bools:
     return np.asarray(pieces.is_between & (pieces.phase == 0) & (pieces.kind == PieceKind.WORK))
 
 
-def _sum_by_step(timeline: Timeline, chosen: Bools) -> Floats:
+def _sum_by_step(timeline: Timeline, chosen: Bools, duration_ns: Int64s) -> Floats:
     """[rank, step]"""
     pieces = timeline.pieces
     shape = (len(timeline.ranks), len(timeline.steps))
     rank_index = np.searchsorted(np.array(timeline.ranks), pieces.rank[chosen])
     cell = rank_index.astype(np.int64) * shape[1] + pieces.step[chosen]
-    sums = np.bincount(cell, pieces.duration_ns[chosen], minlength=shape[0] * shape[1])
+    sums = np.bincount(cell, duration_ns[chosen], minlength=shape[0] * shape[1])
     return np.asarray(sums.reshape(shape), dtype=np.float64)
 
 
@@ -154,7 +156,7 @@ def _shorten(timeline: Timeline, stalls: InputStalls, target_ns: Floats) -> Int6
     pieces = timeline.pieces
     mean = stalls.mean_ns
     lost = np.divide(mean - target_ns, mean, out=np.zeros_like(mean), where=mean > target_ns)
-    whole_ns = _sum_by_step(timeline, stalls.is_stall)
+    whole_ns = _sum_by_step(timeline, stalls.is_stall, pieces.duration_ns)
     usual = np.divide(stalls.times_ns, whole_ns, out=np.ones_like(whole_ns), where=whole_ns > 0)
     rank_index = np.searchsorted(np.array(timeline.ranks), pieces.rank)
     duration_ns = pieces.duration_ns
@@ -262,9 +264,9 @@ class InputBound(Rule):
 
     Why it matters: devices idle while the loader works; it is often the cheapest thing to fix.
 
-    How it is measured: time in the phase `data` as for IN001, the part that a rank shares with its
-    peers. The gain is a replay in which no rank waits for data: what perfect prefetching would
-    save.
+    How it is measured: time in the phase `data` as for IN001; most ranks wait if the part that they
+    share with their peers is that long. The gain is a replay in which no rank waits for data: what
+    perfect prefetching would save.
 
     What to change: use more loader workers, a deeper prefetch queue, data in larger files or on
     faster storage, decoding outside the training process, pinned memory.
@@ -282,15 +284,14 @@ class InputBound(Rule):
         timeline = need(context.study.timeline)
         limit_ns = _least_ns(context, stalls, MIN_STALL_RATIO)
         is_stalled = stalls.common_ns >= limit_ns
-        is_slow = _find_slow(context, stalls)
-        # A rank that is slower than its peers is reported by IN001; here counts what all share.
+        # Whether all wait is judged by what peers share: one that waits longer is IN001's.
         if not is_stalled.any() or len(timeline.steps) < MIN_STEPS:
             return
-        target = np.where(is_stalled, stalls.excess_ns * is_slow, stalls.mean_ns)
+        target = np.where(is_stalled, 0.0, stalls.mean_ns)
         ranks = tuple(rank for rank, one in zip(stalls.ranks, is_stalled, strict=True) if one)
         edit = Edit(name="no rank waits for data", work_ns=_shorten(timeline, stalls, target))
         gain = context.price_edit(edit)
-        typical = float(np.median(stalls.common_ns[is_stalled]))
+        typical = float(np.mean(stalls.mean_ns[is_stalled]))
         share = typical / stalls.step_ns
         lines = _find_lines(context.study, ranks, stalls)
         ending = "s" if len(ranks) == 1 else ""
@@ -302,7 +303,7 @@ class InputBound(Rule):
             f"{ratio(share)} of it.{write_lines(lines)}",
             ranks=ranks,
             evidence=(
-                Evidence(name="data, median over these ranks", value=typical, unit="ns"),
+                Evidence(name="data, mean of these ranks", value=typical, unit="ns"),
                 Evidence(name="share of the step", value=share, unit="ratio"),
                 Evidence(name="ranks that wait", value=len(ranks)),
                 *list_evidence(lines),

@@ -1,22 +1,28 @@
 """What the ledger of lost time shows and no other rule names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from meshscope.analyze.rank.stacks import SampledLines, StackSamples
+from meshscope.analyze.rank.stacks import NO_LINES, SampledLines, StackSamples
 from meshscope.core.unavailable import need
-from meshscope.core.verdict.severity import grade
+from meshscope.core.verdict.severity import Severity, grade
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
 from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
+from meshscope.diagnose.pricing import join_edits
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.rules.step_time import ADVICE
 from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import duration, name_ranks, plural, ratio
 from meshscope.numerics.chance import MIN_STEPS
 from meshscope.simulate.ledger.ledger import Entry, Ledger
-from meshscope.simulate.ledger.losses import LossKind
-from meshscope.simulate.ledger.peer_cells import Place
+from meshscope.simulate.ledger.losses import Loss, LossKind
+from meshscope.simulate.ledger.peer_cells import BETWEEN_STEPS, Place
 from meshscope.store.read.arrays import Bools
 
+_ASIDES = frozenset(("logging", "checkpoint"))
+"""Phases that a step could do without. Forwards without gradients in every step (`eval`) are part
+of training where an agent acts or a teacher answers, and so may be any phase with a name."""
 _MIN_LOST_RATIO = Threshold(
     name="lost_time_min_ratio",
     default=0.03,
@@ -29,83 +35,192 @@ _MIN_LOST_ERRORS = Threshold(
 )
 
 
+_MIN_LOST_PAUSES = Threshold(
+    name="lost_time_min_pauses",
+    default=5,
+    meaning="steps in which a rank that is not always slow must take far longer than its peers",
+)
+
+
 class UnnamedLoss(Rule):
     """Some ranks take longer than their peers somewhere, and no other rule says why.
 
     What it finds: ranks that spend more time than their peers in a phase, in no phase or between
-    steps, at a cost of `lost_time_min_ratio` of the step or more.
+    steps, stages of a pipeline that take longer than their size says, and what all ranks do in most
+    steps beside training (logging, saving), at a cost of `lost_time_min_ratio` of the step or
+    more.
 
     Why it matters: all others wait for them. Two such losses that hide each other save little when
     one is removed, and much together.
 
     How it is measured: the ledger of lost time (docs/simulate.md): each loss gets its share of what
     a replay without all of them saves. A rank stands out if its mean excess over the median of
-    its peers is `lost_time_min_errors` standard errors or more. The runner drops the finding where
+    its peers is `lost_time_min_errors` standard errors or more, or if nearly all long steps in a
+    place are its own, `lost_time_min_pauses` of them or more. The runner drops the finding where
     another one removes the same work.
 
     What to change: look at what these ranks do there; a stack sampled in that place names the line.
 
-    When it is wrong: if ranks are given different work on purpose.
+    When it is wrong: if ranks are given different work on purpose. Stages are compared by their
+    layers, FLOPs and parameters; where these are not known, or the stage computes the loss as well,
+    the finding is one level lower and says so.
     """
 
     code = "LT001"
     name = "lost-time"
-    thresholds = (_MIN_LOST_RATIO, _MIN_LOST_ERRORS)
+    thresholds = (_MIN_LOST_RATIO, _MIN_LOST_ERRORS, _MIN_LOST_PAUSES)
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
-        """One per loss."""
+        """One per loss; what the same ranks do between steps is one."""
         ledger = need(context.ledger)
         if len(need(context.study.timeline).steps) < MIN_STEPS:
             return
-        for entry in ledger.entries:
-            loss = entry.loss
-            if loss is None or loss.kind is not LossKind.SLOWER or loss.place is None:
-                continue
-            is_large = entry.share_ns >= context.thresholds[_MIN_LOST_RATIO] * ledger.replayed_ns
-            if is_large and loss.num_errors >= context.thresholds[_MIN_LOST_ERRORS]:
-                yield _describe(self.code, context, ledger, entry)
+        least_ns = context.thresholds[_MIN_LOST_RATIO] * ledger.replayed_ns
+        certain = [
+            (entry, loss, loss.place)
+            for entry in ledger.entries
+            if (loss := entry.loss) is not None
+            and loss.place is not None
+            and self._is_certain(context, loss)
+        ]
+        together: dict[object, list[_Lost]] = {}
+        for entry, loss, place in certain:
+            key = (loss.ranks, loss.kind) if place.is_between else id(entry)
+            together.setdefault(key, []).append(_Lost(entry=entry, loss=loss, place=place))
+        for lost in together.values():
+            if sum(one.entry.share_ns for one in lost) >= least_ns:
+                yield _describe(self.code, context, ledger, lost)
+
+    def _is_certain(self, context: Context, loss: Loss) -> bool:
+        if loss.kind is LossKind.PAUSES:
+            return loss.num_pauses >= context.thresholds[_MIN_LOST_PAUSES]
+        if loss.kind is LossKind.ASIDE:
+            return _is_named_aside(loss)
+        is_sure = loss.num_errors >= context.thresholds[_MIN_LOST_ERRORS]
+        return loss.kind in _BLAMED and is_sure
 
 
-def _describe(code: str, context: Context, ledger: Ledger, entry: Entry) -> Finding:
-    loss = entry.loss
-    assert loss is not None
-    assert loss.place is not None
-    ranks, place = loss.ranks, loss.place
-    share = entry.share_ns / ledger.replayed_ns
-    lines = _find_lines(context, ranks, place)
-    where = place.name if place.name.startswith(("in ", "between ")) else f"in {place.name}"
+def _is_named_aside(loss: Loss) -> bool:
+    """What all ranks do in most steps, beside training."""
+    phase = "" if loss.place is None else loss.place.phase
+    is_usual = 2 * int((loss.step_ns > 0).sum()) > len(loss.step_ns)
+    return phase in _ASIDES and is_usual
+
+
+_BLAMED = frozenset((LossKind.SLOWER, LossKind.LONGER_STAGE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lost:
+    entry: Entry
+    loss: Loss
+    place: Place
+
+
+def _name_places(lost: Sequence[_Lost]) -> str:
+    """`in forward`, `between steps`, `in eval and in no phase, between steps`."""
+    places = list(dict.fromkeys(one.place for one in lost))
+    if len(places) == 1:
+        name = places[0].name
+        return name if name.startswith(("in ", "between ")) else f"in {name}"
+    names = [f"in {place.phase or 'no phase'}" for place in places]
+    return f"{' and '.join(names)}, {BETWEEN_STEPS}"
+
+
+def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]) -> Finding:
+    loss, timeline = lost[0].loss, need(context.study.timeline)
+    if loss.kind is LossKind.ASIDE:
+        return _describe_aside(code, ledger, lost)
+    ranks, where = loss.ranks, _name_places(lost)
+    share_ns = sum(one.entry.share_ns for one in lost)
+    alone_ns = sum(one.entry.alone_ns for one in lost)
+    excess_ns = sum(one.loss.excess_ns for one in lost)
+    share = share_ns / ledger.replayed_ns
+    lines = next((found for one in lost if (found := _find_lines(context, one)).lines), NO_LINES)
     take = "takes" if len(ranks) == 1 else "take"
-    unknown = "" if lines.lines else " Nothing recorded names what it does there."
+    phases = [one.place.phase for one in lost if one.place.phase]
+    has_name = phases or lines.lines
+    do = "it does" if len(ranks) == 1 else "they do"
+    unknown = "" if has_name else f" Nothing recorded names what {do} there."
+    others = "other stages" if loss.kind is LossKind.LONGER_STAGE else "peers"
+    if loss.kind is LossKind.PAUSES:
+        where += f" in {loss.num_pauses} of {plural(len(loss.step_ns), 'step')}"
     return Finding(
         code=code,
         title=f"{name_ranks(ranks)} {take} longer {where}",
-        severity=grade(share),
-        summary=f"{name_ranks(ranks)} {take} {duration(loss.excess_ns)} longer than peers {where}, "
-        f"{duration(entry.share_ns)} of a step ({ratio(share)}).{unknown}{write_lines(lines)}",
+        severity=Severity(max(Severity.LOW, grade(share) - bool(loss.doubt))),
+        summary=f"{name_ranks(ranks)} {take} {duration(excess_ns)} longer than {others} "
+        f"{where}, {duration(share_ns)} of a step ({ratio(share)}).{unknown}"
+        f"{write_lines(lines)}",
         ranks=ranks,
         evidence=(
-            Evidence(name="excess over peers per step", value=loss.excess_ns, unit="ns"),
-            Evidence(name="saved if removed alone", value=entry.alone_ns, unit="ns"),
-            Evidence(name="share of what is lost", value=entry.share_ns, unit="ns"),
+            Evidence(name=f"excess over {others} per step", value=excess_ns, unit="ns"),
+            Evidence(name="saved if removed alone", value=alone_ns, unit="ns"),
+            Evidence(name="share of what is lost", value=share_ns, unit="ns"),
             *list_evidence(lines),
         ),
-        confidence=Confidence(
-            level=ConfidenceLevel.MEDIUM,
-            text=f"{loss.num_errors:.0f} standard errors over {plural(len(loss.step_ns), 'step')}",
-        ),
-        change="Look at what these ranks do there, and take it out of the step; recorder.phase(…) "
-        "gives it a name.",
+        confidence=_state_confidence(loss),
+        change=next((ADVICE[name] for name in phases if name in ADVICE), _CHANGE),
         gain=Estimate(
-            saved_ns=entry.share_ns,
+            saved_ns=share_ns,
             step_ns=ledger.replayed_ns,
             basis="its share of a replay without any loss",
+            alone_ns=max(0.0, alone_ns) if alone_ns < share_ns / 2 else None,
         ),
-        edit=entry.edit,
+        edit=join_edits(timeline, [one.entry.edit for one in lost])
+        if len(lost) > 1
+        else lost[0].entry.edit,
     )
 
 
-def _find_lines(context: Context, ranks: tuple[int, ...], place: Place) -> SampledLines:
+def _describe_aside(code: str, ledger: Ledger, lost: Sequence[_Lost]) -> Finding:
+    """What all ranks do, and a step could do without."""
+    share_ns = sum(one.entry.share_ns for one in lost)
+    where, first = _name_places(lost), lost[0]
+    gain = Estimate(
+        saved_ns=share_ns,
+        step_ns=ledger.replayed_ns,
+        basis="its share of a replay without any loss",
+    )
+    return Finding(
+        code=code,
+        title=f"all ranks spend time {where}",
+        severity=grade(gain.saved_ratio),
+        summary=f"all ranks spend {duration(first.loss.excess_ns)} {where} in most steps, "
+        f"{ratio(gain.saved_ratio)} of a step.",
+        evidence=(Evidence(name="share of what is lost", value=share_ns, unit="ns"),),
+        confidence=Confidence(level=ConfidenceLevel.HIGH, text="counted, not estimated"),
+        change=ADVICE.get(first.place.phase, "Do it less often, or in another thread."),
+        gain=gain,
+        edit=first.entry.edit,
+    )
+
+
+_CHANGE = (
+    "Look at what these ranks do there, and take it out of the step; recorder.phase(…) gives it a "
+    "name."
+)
+
+
+def _state_confidence(loss: Loss) -> Confidence:
+    if loss.kind is LossKind.PAUSES:
+        text = (
+            f"{plural(loss.num_pauses, 'step')} far beyond its peers'; other programs do that, too"
+        )
+        return Confidence(level=ConfidenceLevel.MEDIUM, text=text)
+    text = f"{loss.num_errors:.0f} standard errors over {plural(len(loss.step_ns), 'step')}"
+    if loss.doubt:
+        return Confidence(level=ConfidenceLevel.LOW, text=f"{text}; {loss.doubt}")
+    if loss.kind is LossKind.LONGER_STAGE:
+        text += "; stages are compared by layers, FLOPs and parameters, as far as recorded"
+    return Confidence(level=ConfidenceLevel.MEDIUM, text=text)
+
+
+def _find_lines(context: Context, lost: _Lost) -> SampledLines:
+    place = lost.place
+
     def choose(samples: StackSamples) -> Bools:
         return samples.find_in_phase(place.phase, is_between=place.is_between)
 
-    return find_lines(context.study, ranks, choose)
+    return find_lines(context.study, lost.loss.ranks, choose)

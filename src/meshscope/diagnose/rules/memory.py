@@ -114,6 +114,7 @@ class MemoryLeak(Rule):
     """
 
     code = "ME001"
+    resources = frozenset({"memory"})
     name = "memory-leak"
     severities = (Severity.MEDIUM, Severity.CRITICAL)
     thresholds = (_MIN_LEAK_BYTES, _LEAK_CRITICAL_S, _LEAK_HIGH_S)
@@ -153,7 +154,7 @@ class MemoryLeak(Rule):
             summary=f"{name_ranks(numbers).capitalize()} {be(numbers)} growing by "
             f"{memory(per_step)} a step{together}, {memory(sum(g.rise for g in growths))} over "
             f"the {plural(growths[0].last_step - growths[0].first_step, 'step')} analysed"
-            f"{_describe_forecast(forecast)}.",
+            f"{'' if self._is_over(context, ranks) else _describe_forecast(forecast)}.",
             ranks=numbers,
             first_step=min(growth.first_step for growth in growths),
             last_step=max(growth.last_step for growth in growths),
@@ -188,6 +189,11 @@ class MemoryLeak(Rule):
             "names the line.",
             gain=NOT_TIME,
         )
+
+    def _is_over(self, context: Context, ranks: list[RankMemory]) -> bool:
+        """Whether one of them ended in an exception: there is nothing left to forecast."""
+        found = context.study.attempt.ranks
+        return any(found[one.rank].exception is not None for one in ranks)
 
     def _grade(self, context: Context, forecast: Forecast | Unavailable) -> Severity:
         if isinstance(forecast, Unavailable) or isinstance(forecast.seconds, Unavailable):
@@ -243,9 +249,10 @@ class NearCapacity(Rule):
     """
 
     code = "ME002"
+    resources = frozenset({"memory"})
     name = "near-capacity"
     severities = (Severity.MEDIUM, Severity.HIGH)
-    symptom_of = frozenset({"ME001"})
+    is_pattern = True
     thresholds = (NEAR_RATIO, CRITICAL_RATIO)
 
     def find(self, context: Context) -> Iterable[Finding]:
@@ -319,10 +326,11 @@ class Fragmentation(Rule):
     """
 
     code = "ME003"
+    resources = frozenset({"allocator"})
     name = "fragmentation"
     severities = (Severity.LOW, Severity.MEDIUM)
     thresholds = (_MIN_UNUSED_RATIO, _FRAGMENTATION_FULL_RATIO, _MIN_HOLLOWING_BYTES)
-    symptom_of = frozenset({"ME005"})
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for the device on which most is unused; those where it grows come first."""
@@ -481,9 +489,10 @@ class AllocatorRetries(Rule):
     """
 
     code = "ME005"
+    resources = frozenset({"memory", "allocator"})
     name = "allocation-retries"
     severities = (Severity.MEDIUM, Severity.CRITICAL)
-    symptom_of = frozenset({"ME001"})
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         found = need(context.study.memory)

@@ -14,7 +14,6 @@ from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.views.pipeline_view import (
     MIN_GAIN_RATIO,
-    STRAGGLERS,
     PipelineView,
     bubble_evidence,
     describe_confidence,
@@ -62,7 +61,6 @@ class TooFewMicrobatches(Rule):
     code = "PP001"
     name = "too-few-microbatches"
     thresholds = (_MIN_INHERENT_RATIO, _MIN_MICROBATCHES_PER_STAGE)
-    symptom_of = STRAGGLERS | {"PP002", "PP003", "PP004", "LK001"}
 
     def find(self, context: Context) -> Iterable[Finding]:
         view = context.study.get(pipeline_view)

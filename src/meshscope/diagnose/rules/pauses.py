@@ -30,24 +30,27 @@ _MIN_PAUSES_RATIO = Threshold(
 _MIN_PAUSES_COUNT = Threshold(
     name="pauses_min_count", default=5, meaning="pauses below which nothing is reported"
 )
-_EXPLAINED_RATIO = 0.5
+_EXPLAINED_RATIO = 1 / 3
 """A collection that takes this share of a pause explains all of it: the code that left so much
-garbage ran just before."""
+garbage ran just before, and to make objects takes about as long as to collect them."""
 _MAIN_RANK_RATIO = 0.2
 """Share of the largest loss from which another rank is named too."""
+_MAIN_PHASE_RATIO = 0.5
+"""Share of its pauses from which a phase is named."""
 
 
 class GarbageCollectionRule(Rule):
     """Python's garbage collector stops ranks at different moments.
 
-    What it finds: collections inside work that cost `gc_min_lost_ratio` of the time or more.
+    What it finds: collections in steps or between them that cost `gc_min_lost_ratio` of the time or
+    more.
 
     Why it matters: each rank collects when its own counters say so; all others wait, so the job
     pays for the pauses of every rank.
 
     How it is measured: the recorder writes collections of 0.2 ms and more. Their part in pieces of
-    work is removed and the run is replayed. If a collection is at least half of a pause, the whole
-    pause is removed.
+    work is removed and the run is replayed. If a collection is at least a third of a pause, the
+    whole pause is removed: its garbage was made there.
 
     What to change: `gc.disable()` (or `gc.freeze()` after start-up) and `gc.collect()` on all ranks
     at the same step, every few hundred steps; make less garbage in the loop.
@@ -59,14 +62,13 @@ class GarbageCollectionRule(Rule):
     code = "PA001"
     name = "garbage-collection"
     thresholds = (_MIN_COLLECTED_RATIO,)
-    symptom_of = frozenset({"CP007"})  # compiling makes much garbage
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""
         timeline, collections = need(context.study.timeline), need(context.study.collections)
-        collected = need(context.study.collected_ns)
         if not collections.has_any:
             return
+        collected = collections.sum_by_step(timeline)
         step_ns = float(np.mean(timeline.period_end_ns - timeline.period_start_ns))
         lost_ratio = float(collected.max(axis=1).mean()) / step_ns
         if lost_ratio < context.thresholds[_MIN_COLLECTED_RATIO]:
@@ -100,7 +102,7 @@ class HostPauseRule(Rule):
     code = "PA002"
     name = "host-pauses"
     thresholds = (_MIN_PAUSES_RATIO, _MIN_PAUSES_COUNT)
-    symptom_of = frozenset({"PA001", "IM001", "CP007"})
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one, for all ranks together."""
@@ -134,24 +136,27 @@ def _describe_collections(
     context: Context,
     lost_ratio: float,
 ) -> Finding:
-    pauses = known(context.study.pauses)
+    pauses, inside = known(context.study.pauses), known(context.study.collected_ns)
     rest = np.zeros_like(collected)
-    if pauses is not None:
-        explained = _is_explained(pauses.excess_ns, collected)
-        rest = np.where(explained, np.maximum(pauses.excess_ns - collected, 0.0), 0.0)
+    if pauses is not None and inside is not None:
+        explained = _is_explained(pauses.excess_ns, inside)
+        rest = np.where(explained, np.maximum(pauses.excess_ns - inside, 0.0), 0.0)
     edit = remove_pauses(
         timeline, rest, collected_ns=collections.lost_ns, name="without collections"
     )
     gain = context.price_edit(edit)
     ranks = _choose_ranks(timeline.ranks, collected.sum(axis=0))
     number = sum(collections.num_collections.get(rank, 0) for rank in ranks)
+    between_ns = float(collections.lost_ns[timeline.pieces.is_between].sum())
+    is_between = 2 * between_ns > float(collections.lost_ns.sum())
     longest_ns = float(collected.max())
     return Finding(
         code=code,
         title=f"garbage collection stops {name_ranks(ranks)}",
         severity=severity_of(gain, otherwise=lost_ratio),
         summary=f"Python's garbage collector ran {plural(number, 'time')} on {name_ranks(ranks)} "
-        f"and took up to {duration(longest_ns)} of a step, {ratio(lost_ratio)} of all time.",
+        f"and took up to {duration(longest_ns)} of a step, {ratio(lost_ratio)} of all time"
+        f"{', mostly between steps' if is_between else ''}.",
         ranks=ranks if len(ranks) < len(timeline.ranks) else (),
         evidence=(
             Evidence(name="collections", value=number),
@@ -185,7 +190,7 @@ def _describe_pauses(
         severity=severity_of(gain, otherwise=cost_ratio),
         summary=f"{plural(number, 'pause')} of {duration(typical_ns)} (median) on "
         f"{name_ranks(ranks)}, which no recorded collection explains, cost {ratio(cost_ratio)} of "
-        f"all time{_name_signature(worst)}.",
+        f"all time{_name_places(worst)}.",
         ranks=ranks if len(ranks) < len(timeline.ranks) else (),
         evidence=(
             Evidence(name="pauses", value=number),
@@ -204,8 +209,12 @@ def _describe_pauses(
     )
 
 
-def _name_signature(worst: PausedRank | None) -> str:
+def _name_places(worst: PausedRank | None) -> str:
     """A longer forward with a normal backward points to the host."""
-    if worst is None or worst.forward_ratio < 0.6 or worst.backward_ratio > 0.2:
+    if worst is None or not worst.share_of:
         return ""
-    return "; they are in forward and not in backward, which points to the host"
+    phase = max(worst.share_of, key=lambda phase: worst.share_of[phase])
+    if worst.share_of.get("forward", 0.0) >= 0.6 and worst.share_of.get("backward", 0.0) <= 0.2:
+        return "; they are in forward and not in backward, which points to the host"
+    is_main = worst.share_of[phase] >= _MAIN_PHASE_RATIO
+    return f"; they are mostly in {phase}" if phase and is_main else ""

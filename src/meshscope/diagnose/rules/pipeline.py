@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshscope.analyze.pipeline.stage_verdict import StageCause, StageVerdict
+from meshscope.core.operations import POINT_TO_POINT
 from meshscope.core.schedule import ActionKind
 from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.thresholds import Threshold
@@ -14,7 +15,6 @@ from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.views.pipeline_view import (
     MIN_GAIN_RATIO,
-    STRAGGLERS,
     PipelineView,
     Priced,
     bubble_evidence,
@@ -30,6 +30,7 @@ from meshscope.simulate.pipeline.pipeline_edits import (
     price_no_communication,
     spread_factors,
 )
+from meshscope.simulate.what_if import Edit
 
 _MIN_STAGE_EXCESS_RATIO = Threshold(
     name="pipeline_min_stage_excess_ratio",
@@ -118,7 +119,6 @@ class UnevenStages(Rule):
     code = "PP002"
     name = "uneven-stages"
     thresholds = (_MIN_STAGE_EXCESS_RATIO, _MIN_LONGEST_RATIO)
-    symptom_of = STRAGGLERS
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: the stage with the most work."""
@@ -209,7 +209,6 @@ class SlowStage(Rule):
     code = "PP003"
     name = "slow-stage"
     thresholds = (_MIN_STAGE_EXCESS_RATIO, _MIN_LONGEST_RATIO)
-    symptom_of = STRAGGLERS
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one: the stage with the most work."""
@@ -253,7 +252,7 @@ def _name_direction(view: PipelineView) -> str:
     work, position = view.analysis.work, view.verdict.position
     forward = work.position_kind_ns(ActionKind.FORWARD)
     backward = work.position_work_ns - forward
-    others = [other for other in range(work.num_positions) if other != position]
+    others = [i for i in range(work.num_positions) if i not in view.verdict.positions]
     more_forward = float(forward[position] - np.median(forward[others]))
     more_backward = float(backward[position] - np.median(backward[others]))
     if more_forward >= 4 * max(more_backward, 0):
@@ -262,7 +261,7 @@ def _name_direction(view: PipelineView) -> str:
 
 
 def _price_level(context: Context, view: PipelineView) -> Priced | None:
-    factors = level_factors(view.analysis.work, view.verdict.position)
+    factors = level_factors(view.analysis.work, view.verdict.positions)
     if isinstance(factors, Unavailable):
         return None
     return view.price(context, factors, f"{_name_stages(view.verdict)} as fast as the others")
@@ -291,7 +290,7 @@ class SlowHandovers(Rule):
     code = "PP004"
     name = "slow-handovers"
     thresholds = (_MIN_HANDOVER_RATIO,)
-    symptom_of = STRAGGLERS | {"LK001", "PA001", "PA002"}
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         view = need(context.study.get(pipeline_view))
@@ -324,4 +323,15 @@ class SlowHandovers(Rule):
                 "each other on one node."
             ),
             gain=gain,
+            edit=_hide_messages(view),
         )
+
+
+def _hide_messages(view: PipelineView) -> Edit | None:
+    """Messages between stages take no time: what a slow link or others have in common with it."""
+    communication = view.timeline.communication
+    if communication is None:
+        return None
+    is_message = np.isin(communication.operations.rows.kind, [int(one) for one in POINT_TO_POINT])
+    transfer = np.where(is_message, 0, communication.row_times.transfer_ns)
+    return Edit(name="messages between stages at once", transfer_ns=transfer)

@@ -1,6 +1,6 @@
 """Rules about the course of step times over a run, on all ranks together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,11 +25,17 @@ from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
-from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Estimate, Evidence, Finding
+from meshscope.diagnose.finding import (
+    Confidence,
+    ConfidenceLevel,
+    Estimate,
+    Evidence,
+    Finding,
+    StepLoss,
+)
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.rules.compute import find_recompilations
-from meshscope.diagnose.rules.input_stalls import DATA
 from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
 from meshscope.diagnose.wording import count, duration, p_value, plural, ratio
 from meshscope.store.read.arrays import Bools, Int64s
@@ -43,6 +49,11 @@ _MAX_DRIFT_CHANCE = Threshold(
     name="drift_max_chance_ratio",
     default=0.01,
     meaning="chance of such a trend without a drift",
+)
+_MIN_DRIFT_SECONDS = Threshold(
+    name="drift_min_seconds",
+    default=10,
+    meaning="time that the steps must cover, or it is LOW: other programs come and go in seconds",
 )
 _MIN_RECURRING_LOST_RATIO = Threshold(
     name="periodic_min_lost_ratio",
@@ -72,10 +83,12 @@ _MIN_SAME_RATIO = 0.5
 """Of what a slow step takes longer on the host, for the device to show the same steps."""
 _MAX_OTHERS_RATIO = 0.5
 """A rank is alone if no other has half as much extra work in the slow steps."""
+_MIN_BESIDE_RATIO = 0.1
+"""Share of the extra time from which another phase is named."""
 _MIN_STEPS_FOR_WARMUP_ALARM = 200
 """In shorter runs a long warm-up is normal."""
 
-_ADVICE = {
+ADVICE = {
     "checkpoint": "Save asynchronously (torch.distributed.checkpoint.async_save), from a copy, or "
     "less often.",
     "eval": "Evaluate less often, on fewer batches, or on other machines.",
@@ -84,11 +97,6 @@ _ADVICE = {
 }
 """What to change, by the phase that is longer."""
 _MAX_HOST_LEAD_RATIO = 0.05
-_ONE_RANK_CAUSES = frozenset(
-    {"ST001", "ST002", "ST003", "PA001", "PA002", "IN001", "IN002", "TI005", "PP003"}
-)
-"""Causes on one rank that slow all ranks down; their rules name that rank."""
-_INPUT_CAUSES = frozenset({"IN001", "IN002"})
 
 
 def _job_periods(study: Study) -> StepPeriods:
@@ -122,8 +130,9 @@ class StepTimeDrift(Rule):
     Why it matters: the run takes longer than the first steps suggest, and the cause usually
     continues: memory that is swapped, a cache that fills, a host that heats up.
 
-    How it is measured: the medians of the first and the last quarter of the steps, and the
-    Mann-Kendall test for a trend in the medians of 24 blocks. It is a jump if two levels fit the
+    How it is measured: the medians of the first and the last quarter of the steps, and two tests:
+    that of Mann and Kendall for a trend in the medians of 24 blocks, and one that allows for steps
+    that resemble their neighbours, as noise with memory wanders. It is a jump if two levels fit the
     blocks better than a line. The gain is what steps take beyond the first quarter's median.
 
     What to change: compare what the report's phases take early and late; look for a growing data
@@ -132,13 +141,14 @@ class StepTimeDrift(Rule):
     When it is wrong: it is silent if hosts run ahead of their devices, because their steps become
     longer when the queue is full. It is wrong if the work itself grows: longer sequences, a
     curriculum, more parameters unfrozen. Machines that share their processors drift with their
-    neighbours.
+    neighbours: over less than `drift_min_seconds` it is LOW. A slow rise over fewer than some 60
+    steps in noise with a long memory is not told from the noise.
     """
 
     code = "TI001"
     name = "step-time-drift"
-    thresholds = (_MIN_DRIFT_RATIO, _MAX_DRIFT_CHANCE)
-    symptom_of = _ONE_RANK_CAUSES | {"ME001", "LK001", "CP007"}
+    thresholds = (_MIN_DRIFT_RATIO, _MAX_DRIFT_CHANCE, _MIN_DRIFT_SECONDS)
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         periods = need(context.study.get(_job_periods))
@@ -154,12 +164,15 @@ class StepTimeDrift(Rule):
             step_ns=drift.mean_ns,
             basis="mean period minus the median of the first quarter",
         )
+        covered_s = float(periods.period_ns.sum()) / 1e9
+        is_short = covered_s < context.thresholds[_MIN_DRIFT_SECONDS]
+        level = ConfidenceLevel.LOW if is_short else ConfidenceLevel.MEDIUM
         onset = known(drift.onset_step)
         since = "" if onset is None else f", most of it from step {onset} on"
         yield Finding(
             code=self.code,
             title="steps become longer over the run",
-            severity=severity_of(gain),
+            severity=Severity.LOW if is_short else severity_of(gain),
             summary=f"steps took {duration(drift.first_ns)} in the first quarter of the run and "
             f"{duration(drift.last_ns)} in the last{since}.",
             first_step=onset,
@@ -169,13 +182,17 @@ class StepTimeDrift(Rule):
                 Evidence(name="change over the run", value=drift.change_ratio, unit="ratio"),
             ),
             confidence=Confidence(
-                level=ConfidenceLevel.MEDIUM,
-                text=f"{p_value(drift.p_value)} for a trend over {plural(len(periods), 'step')}",
+                level=level,
+                text=f"{p_value(drift.p_value)} for a trend over {plural(len(periods), 'step')}"
+                f"{', a few seconds' if is_short else ''}",
                 p_value=drift.p_value,
             ),
             change="Compare an early with a late window of the run, and look for what grows: "
             "memory, caches, sequence lengths, other jobs on the hosts.",
             gain=gain,
+            lost_steps=StepLoss(
+                step=periods.step, lost_ns=np.maximum(periods.period_ns - drift.first_ns, 0.0)
+            ),
         )
 
 
@@ -203,7 +220,7 @@ class PeriodicSlowSteps(Rule):
     code = "TI002"
     name = "periodic-slow-steps"
     thresholds = (_MIN_RECURRING_LOST_RATIO,)
-    symptom_of = _ONE_RANK_CAUSES
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per interval."""
@@ -217,7 +234,7 @@ class PeriodicSlowSteps(Rule):
         extra_ns, usual_ns = _measure_extra(context, periods, found.rows)
         gain = _price_recurring(found, extra_ns, usual_ns)
         slow = periods.step[found.rows]
-        where, ranks = _find_contents(context, slow)
+        where, ranks, beside = _find_contents(context, slow)
         doing = "" if where is None else f", mostly in {where.phase}"
         lines = _find_lines(context, where, slow, ranks)
         return Finding(
@@ -226,7 +243,8 @@ class PeriodicSlowSteps(Rule):
             severity=severity_of(gain),
             summary=f"every {found.interval} steps one takes {duration(extra_ns)} longer{doing}: "
             f"{count(found.num_slow)} of {plural(found.num_expected, 'step')} at that interval, "
-            f"{ratio(gain.saved_ratio)} of all time.{write_lines(lines)}",
+            f"{ratio(gain.saved_ratio)} of all time."
+            f"{_write_beside(beside)}{write_lines(lines)}",
             ranks=ranks,
             first_step=int(slow[0]),
             last_step=int(slow[-1]),
@@ -242,9 +260,9 @@ class PeriodicSlowSteps(Rule):
                 text=f"{p_value(found.chance)} over all intervals tried",
                 p_value=found.chance,
             ),
-            change=_ADVICE.get("" if where is None else where.phase, _ADVICE[""]),
+            change=ADVICE.get("" if where is None else where.phase, ADVICE[""]),
             gain=gain,
-            symptom_of=_list_causes(where, self.symptom_of),
+            lost_steps=_list_lost(periods, found.rows),
         )
 
 
@@ -269,7 +287,7 @@ class LongWarmup(Rule):
     name = "long-warmup"
     severities = (Severity.LOW, Severity.CRITICAL)
     thresholds = (_MIN_WARMUP_STEPS, _WARMUP_FACTOR)
-    symptom_of = frozenset({"CP007"})
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         steps, usual = context.study.steps, need(context.study.steps.time)
@@ -304,6 +322,10 @@ class LongWarmup(Rule):
             ),
             change="Cache compiled code between launches, and fix shapes before the loop.",
             gain=gain,
+            lost_steps=StepLoss(
+                step=steps.step[:num_slow],
+                lost_ns=(steps.duration_ns[:num_slow] - median_ns).astype(np.float64),
+            ),
         )
 
 
@@ -328,7 +350,7 @@ class SlowStepsOnAllRanks(Rule):
     name = "slow-steps-on-all-ranks"
     severities = (Severity.LOW, Severity.LOW)
     thresholds = (_MIN_SPIKES_LOST_RATIO, MIN_SPIKES)
-    symptom_of = _ONE_RANK_CAUSES | {"TI001"}
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         periods = need(context.study.get(_job_periods))
@@ -342,7 +364,7 @@ class SlowStepsOnAllRanks(Rule):
         if share < context.thresholds[_MIN_SPIKES_LOST_RATIO]:
             return
         gain = _price_slow(periods, rows)
-        where, ranks = _find_contents(context, periods.step[rows])
+        where, ranks, _ = _find_contents(context, periods.step[rows])
         doing = "" if where is None else f", mostly in {where.phase}"
         worst = int(np.argmax(np.where(rows, periods.excess_ns, -1.0)))
         yield Finding(
@@ -367,8 +389,12 @@ class SlowStepsOnAllRanks(Rule):
             change="Look at what these steps do differently; if nothing, at what else runs on the "
             "hosts.",
             gain=gain,
-            symptom_of=_list_causes(where, self.symptom_of),
+            lost_steps=_list_lost(periods, rows),
         )
+
+
+def _list_lost(periods: StepPeriods, rows: Bools) -> StepLoss:
+    return StepLoss(step=periods.step, lost_ns=np.where(rows, periods.excess_ns, 0.0))
 
 
 def _find_lines(
@@ -426,13 +452,23 @@ def _price_slow(periods: StepPeriods, rows: Bools) -> Estimate:
     )
 
 
-def _find_contents(context: Context, slow: Int64s) -> tuple[PhaseExcess | None, tuple[int, ...]]:
+def _find_contents(
+    context: Context, slow: Int64s
+) -> tuple[PhaseExcess | None, tuple[int, ...], list[PhaseExcess]]:
     """The extra phase of the rank that works most in these steps; that rank, if no other works
-    more."""
+    more; and other phases with a name that have a good part of the extra time."""
     rank, is_alone = _find_busiest(context, slow)
     found = find_excess(context.study.attempt.ranks[rank], slow)
     first = found[0] if found and found[0].excess_ns > 0 else None
-    return first, (rank,) if is_alone else ()
+    least_ns = _MIN_BESIDE_RATIO * sum(max(0.0, one.excess_ns) for one in found)
+    unnamed = (BETWEEN_STEPS, UNATTRIBUTED)
+    beside = [one for one in found[1:] if one.excess_ns > least_ns and one.phase not in unnamed]
+    return first, (rank,) if is_alone else (), beside if first is not None else []
+
+
+def _write_beside(beside: Sequence[PhaseExcess]) -> str:
+    parts = [f"{duration(one.excess_ns)} in {one.phase}" for one in beside]
+    return f" Of it {', '.join(parts)}." if parts else ""
 
 
 def _find_busiest(context: Context, slow: Int64s) -> tuple[int, bool]:
@@ -449,12 +485,6 @@ def _find_busiest(context: Context, slow: Int64s) -> tuple[int, bool]:
     first, *others = np.argsort(-excess, kind="stable").tolist()
     is_alone = bool(others) and excess[others[0]] < _MAX_OTHERS_RATIO * excess[first]
     return timeline.ranks[first], is_alone
-
-
-def _list_causes(where: PhaseExcess | None, causes: frozenset[str]) -> frozenset[str]:
-    """Slow input explains only what is longer in waiting for it."""
-    is_input = where is not None and where.phase == DATA
-    return causes if is_input else causes - _INPUT_CAUSES
 
 
 def _contents_evidence(where: PhaseExcess | None) -> tuple[Evidence, ...]:

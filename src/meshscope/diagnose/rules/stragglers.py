@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
+
+from meshscope.analyze.rank.stacks import NO_LINES, SampledLines
 from meshscope.analyze.stragglers.load_imbalance import LoadImbalance, measure_load_imbalance
 from meshscope.analyze.stragglers.stragglers import (
     FailSlowRank,
@@ -10,9 +13,10 @@ from meshscope.analyze.stragglers.stragglers import (
     SlowRank,
     SlowSet,
 )
+from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.peer_work import PeerWork
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import known, need
+from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity, grade
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.context import Context
@@ -20,6 +24,7 @@ from meshscope.diagnose.finding import Confidence, ConfidenceLevel, Evidence, Fi
 from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.relief import even_load, relieve_fail_slow, relieve_slow
 from meshscope.diagnose.rule import Rule
+from meshscope.diagnose.views.batches import MoreData, find_more_data
 from meshscope.diagnose.views.hardware_view import (
     describe_samples,
     describe_slow_device,
@@ -27,8 +32,10 @@ from meshscope.diagnose.views.hardware_view import (
     name_cause,
     price_slow,
 )
-from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, ratio
-from meshscope.numerics.chance import SIGNIFICANCE_RATIO
+from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, write_lines
+from meshscope.diagnose.views.shared_cores import is_queueing, may_be_queueing
+from meshscope.diagnose.wording import be, capitalize, duration, name_ranks, p_value, plural, ratio
+from meshscope.numerics.chance import SIGNIFICANCE_RATIO, bound_share
 from meshscope.numerics.paired_excess import Effect
 from meshscope.numerics.persistence import MIN_EFFECT_RATIO
 
@@ -65,23 +72,26 @@ class SlowRankRule(Rule):
     and all other ranks show it as waiting.
 
     How it is measured: work is time in steps in which no operation holds the rank up. Peers share
-    all coordinates except dp (tp if dp is 1). The rank must be slower than all, or most, peers that
-    are not slow in more steps than chance allows (exact binomial tail, steps that repeat each other
-    counted as fewer, Holm's correction for ranks and phases, 1 % per run), and its median work must
-    exceed theirs by `slow_rank_min_effect_ratio` with the bootstrap interval above half of that.
-    The gain is replayed with the peers' median work instead of its own. If the driver was read
-    (table `hardware`) and the clocks of its device are behind those of the other devices, they are
-    named. Kernel samples say what a rank on a device is slow at: its kernels take longer, or the
-    device idles because its host launches late. They also name ranks whose peers wait unseen. What
-    the rank has more of that than its peers, but no more than these wait longer, is the gain where
-    no replay can tell it: if it misses the measured step, and for kernels of ranks that share a
-    device, since they slow each other down.
+    all coordinates except dp, cp and ep, and except tp if these are fewer than four. The rank must
+    be slower than all, or most, peers that are not slow in more steps than chance allows (exact
+    binomial tail, steps that repeat each other counted as fewer, Holm's correction for ranks and
+    phases, 1 % per run), and its median work must exceed theirs by `slow_rank_min_effect_ratio`
+    with the bootstrap interval above half of that. The gain is replayed with the peers' median work
+    instead of its own. If the driver was read (table `hardware`) and the clocks of its device are
+    behind those of the other devices, they are named. Kernel samples say what a rank on a device is
+    slow at: its kernels take longer, or the device idles because its host launches late. They also
+    name ranks whose peers wait unseen. If the rank is given larger batches or longer sequences than
+    its peers, that is named, with what to do about it. What the rank has more of that than its
+    peers, but no more than these wait longer, is the gain where no replay can tell it: if it misses
+    the measured step, and for kernels of ranks that share a device, since they slow each other
+    down.
 
     What to change: look at the host of the rank: clocks and temperature, other processes, cores it
     is bound to, memory it swaps, its links; compare with a run on another host.
 
     When it is wrong: if peers are given different work on purpose. It is LOW if the upper end of
-    the interval is more than ten times the lower one: another program on the host looks like that.
+    the interval is more than ten times the lower one, as another program on the host makes it,
+    unless the rank is known not to have waited for its cores more than others.
     It does not see more than half of the peers being slow, nor a rank without peers. Ranks that
     share a device are faster while one of them idles: a late host then costs less than the replay
     says.
@@ -176,13 +186,15 @@ class UnevenLoadRule(Rule):
     Why it matters: all ranks wait for the one with most work in each step.
 
     How it is measured: largest minus mean work of peers, step by step, without what slow ranks and
-    pauses account for; the variation must reach `imbalance_min_variation_ratio` and the loss
-    `imbalance_min_lost_ratio`. The gain is replayed with the mean for all peers.
+    pauses account for, and with ranks that are always fast counted like the others; the variation
+    must reach `imbalance_min_variation_ratio` and the loss `imbalance_min_lost_ratio`. The gain is
+    replayed with the mean for all peers.
 
     What to change: give ranks batches of equal cost: sort or pack sequences by length, balance
     experts.
 
-    When it is wrong: on machines with shared cores, noise is equally uneven. It is therefore MEDIUM
+    When it is wrong: on machines with shared cores, noise is equally uneven. It is therefore LOW
+    where threads waited for their cores about as long, or where that was not recorded, and MEDIUM
     at most.
     """
 
@@ -190,9 +202,7 @@ class UnevenLoadRule(Rule):
     name = "uneven-load"
     severities = (Severity.LOW, Severity.MEDIUM)
     thresholds = (_MIN_IMBALANCE_VARIATION_RATIO, _MIN_IMBALANCE_LOST_RATIO)
-    symptom_of = frozenset(
-        {"ST001", "ST002", "ST003", "ST005", "PA001", "PA002", "IN001", "TI005", "IM001"}
-    )
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         """At most one; none where sequence lengths explain it."""
@@ -200,13 +210,26 @@ class UnevenLoadRule(Rule):
         sequence, timeline = known(context.study.sequence_imbalance), need(context.study.timeline)
         if sequence is not None and sequence.is_found:
             return
-        own = replace(work, total_ns=work.total_ns - suspects.excess_ns)
+        own = _raise_fast(replace(work, total_ns=work.total_ns - suspects.excess_ns))
         load = measure_load_imbalance(own)
         if load is None:
             return
         is_uneven = load.variation_ratio >= context.thresholds[_MIN_IMBALANCE_VARIATION_RATIO]
         if is_uneven and load.lost_ratio >= context.thresholds[_MIN_IMBALANCE_LOST_RATIO]:
             yield _describe_load(self.code, load, own, timeline, context)
+
+
+def _raise_fast(work: PeerWork) -> PeerWork:
+    """Ranks that are always faster than the median of their peers at that: nobody waits for them.
+
+    A mean over peers that counted them would be below what all others need.
+    """
+    total = work.total_ns.copy()
+    for group in work.groups:
+        columns = list(group.indices)
+        usual = np.median(total[:, columns], axis=0)
+        total[:, columns] += np.maximum(np.median(usual) - usual, 0.0)
+    return replace(work, total_ns=total)
 
 
 _MAX_STEADY_FACTOR = 10.0
@@ -245,28 +268,55 @@ def _describe_slow(
     edit = relieve_slow(timeline, slow_set, work)
     gain = price_slow(context, slow_set.ranks, context.price_edit(edit))
     device = describe_slow_device(context, worst.rank)
+    is_doubtful = _is_unsteady(worst.effect) and may_be_queueing(context, slow_set.ranks, share)
+    is_doubtful |= is_queueing(context, slow_set.ranks, share)
+    more = find_more_data(context.study, worst.rank, worst.reference, worst.effect.ratio)
+    lines = _find_lines(context.study, worst)
     return Finding(
         code=code,
-        title=title,
+        title=title if more is None else f"{title}: {more.what}",
         # Fixing a rank evens out its noise too; it cannot save more than its excess.
         severity=min(
             severity_of(gain, otherwise=share),
             grade(share),
-            Severity.LOW if _is_unsteady(worst.effect) else Severity.CRITICAL,
+            Severity.LOW if is_doubtful else Severity.CRITICAL,
         ),
         summary=_summarize_slow(slow_set)
+        + ("" if more is None else more.text)
         + describe_samples(context, worst.rank)
-        + (f" Rank {worst.rank}'s device ran at {device}." if device else ""),
+        + (f" Rank {worst.rank}'s device ran at {device}." if device else "")
+        + write_lines(lines),
         ranks=slow_set.ranks,
         evidence=(
             *_list_evidence(slow_set, work.step_ns),
             *list_sampled(context, slow_set.ranks),
             *_list_devices(slow_set.ranks, context),
+            *(() if more is None else more.evidence),
+            *list_evidence(lines),
         ),
-        confidence=_state_confidence(worst, need(context.study.stragglers).num_tests),
-        change=_FIX_DEVICE if device else change,
+        confidence=_state_confidence(
+            worst, need(context.study.stragglers).num_tests, is_doubtful=is_doubtful
+        ),
+        change=_choose_change(change, device, more, lines),
         gain=gain,
         edit=known(edit),
+    )
+
+
+def _choose_change(change: str, device: str, more: MoreData | None, lines: SampledLines) -> str:
+    if more is not None:
+        return more.change
+    if lines.lines:
+        return "Look at what this line does there, and why its peers do not."
+    return _FIX_DEVICE if device else change
+
+
+def _find_lines(study: Study, slow: SlowRank) -> SampledLines:
+    """What a rank does in code without a phase: nothing else names it."""
+    if slow.main_phases != ("",):
+        return NO_LINES
+    return find_lines(
+        study, (slow.rank,), lambda samples: samples.find_in_phase("", is_between=False)
     )
 
 
@@ -327,18 +377,19 @@ def _is_unsteady(effect: Effect) -> bool:
     return effect.high_ratio > _MAX_STEADY_FACTOR * max(effect.low_ratio, 0.0)
 
 
-def _state_confidence(worst: SlowRank, num_tests: int) -> Confidence:
+def _state_confidence(worst: SlowRank, num_tests: int, *, is_doubtful: bool) -> Confidence:
     found, effect = worst.candidate, worst.effect
     text = (
         f"{p_value(worst.adjusted_p)} over {found.num_steps} steps (counted as "
         f"{found.num_effective_steps} independent ones), corrected for {num_tests} tests; "
         f"effect {ratio(effect.low_ratio)} to {ratio(effect.high_ratio)}"
     )
-    if _is_unsteady(effect):
-        text += "; it varies so much that another program on the host would look the same"
+    if is_doubtful:
+        why = "it varies so much" if _is_unsteady(effect) else "it waited so long for a core"
+        text += f"; {why} that another program on the host would look the same"
         return Confidence(level=ConfidenceLevel.LOW, text=text, p_value=worst.adjusted_p)
     # A rank that few sampled steps show stands out by its distance, not by a count of steps.
-    is_counted = worst.adjusted_p < SIGNIFICANCE_RATIO
+    is_counted = worst.adjusted_p < SIGNIFICANCE_RATIO and not _is_unsteady(effect)
     level = ConfidenceLevel.HIGH if is_counted else ConfidenceLevel.MEDIUM
     return Confidence(level=level, text=text, p_value=worst.adjusted_p)
 
@@ -409,11 +460,19 @@ def _describe_load(
     if load.takes_turns:
         who = "ranks take turns"
     else:
-        who = f"rank {load.leader} has most in {ratio(load.leader_ratio)} of the steps"
+        low, high = bound_share(load.leader_ratio, load.num_steps)
+        who = (
+            f"rank {load.leader} has most in {ratio(load.leader_ratio)} of "
+            f"{plural(load.num_steps, 'step')} ({ratio(low)} to {ratio(high)})"
+        )
+    cost = load.lost_ratio if isinstance(gain, Unavailable) else gain.saved_ratio
+    # Of threads that waited for no core, work itself is uneven.
+    is_doubtful = may_be_queueing(context, (), cost)
+    most = Severity.LOW if is_doubtful else Severity.MEDIUM
     return Finding(
         code=code,
         title="work is uneven between peers",
-        severity=min(Severity.MEDIUM, severity_of(gain, otherwise=load.lost_ratio)),
+        severity=min(most, severity_of(gain, otherwise=load.lost_ratio)),
         summary=f"Work varies by {ratio(load.variation_ratio)} between peers, and {who}: the "
         f"busiest has {duration(load.lost_ns)} more than the mean.",
         evidence=(
@@ -421,7 +480,12 @@ def _describe_load(
             Evidence(name="largest minus mean work", value=load.lost_ns, unit="ns"),
             Evidence(name="steps led by the same rank", value=load.leader_ratio, unit="ratio"),
         ),
-        confidence=Confidence(level=ConfidenceLevel.LOW, text="machine noise would look the same"),
+        confidence=Confidence(
+            level=ConfidenceLevel.LOW if is_doubtful else ConfidenceLevel.MEDIUM,
+            text="threads that wait for cores would look the same"
+            if is_doubtful
+            else f"in {plural(load.num_steps, 'step')}, in which threads hardly waited for cores",
+        ),
         change="Give ranks batches of equal cost: sort or pack sequences by length.",
         gain=gain,
         edit=edit,

@@ -21,8 +21,6 @@ from meshscope.simulate.what_if import Edit, Gain
 
 MIN_GAIN_RATIO = 0.01
 """A change that saves less is not reported."""
-STRAGGLERS = frozenset({"ST001", "ST002", "ST003"})
-"""Causes on single ranks that make stages look slow, or the pipeline wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,16 +15,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshscope.analyze.job.job import Job
+from meshscope.analyze.pipeline.stage_sizes import RankSizes
 from meshscope.analyze.timeline.peer_work import group_true_peers, has_messages
-from meshscope.core.unavailable import Unavailable
+from meshscope.analyze.timeline.timeline import Timeline
+from meshscope.core.unavailable import Unavailable, known
 from meshscope.numerics.shapley import Coalition, share_out
 from meshscope.simulate.even_shares import find_even_transfers
-from meshscope.simulate.ledger.losses import MIN_LOSS_RATIO, Loss, LossKind, split_losses
-from meshscope.simulate.ledger.peer_cells import PeerCells, collect_cells
+from meshscope.simulate.ledger.losses import (
+    MIN_ERRORS,
+    MIN_LOSS_RATIO,
+    Loss,
+    LossKind,
+    Stages,
+    split_losses,
+)
+from meshscope.simulate.ledger.peer_cells import PeerCells, Place, collect_cells
+from meshscope.simulate.ledger.standing_out import choose_outstanding, count_errors, expect_median
 from meshscope.simulate.recorded_graph import measured_work
 from meshscope.simulate.what_if import Edit, Replay
 from meshscope.simulate.work_parts import WorkParts, cut_work
-from meshscope.store.read.arrays import Int64s
+from meshscope.store.read.arrays import Bools, Floats, Int64s
 
 MAX_ENTRIES = 12
 """Losses that are priced one by one, the largest; the others are one entry."""
@@ -32,7 +43,7 @@ _MAX_NAMED = 4
 """Ranks listed in a name."""
 _INTERACTION_RATIO = 0.005
 """Of the step: differences below are no interaction."""
-CAUSES = frozenset((LossKind.SLOWER, LossKind.PAUSES, LossKind.ASIDE))
+CAUSES = frozenset((LossKind.SLOWER, LossKind.LONGER_STAGE, LossKind.PAUSES, LossKind.ASIDE))
 """Removed first: what a rank, or the program, does. Noise that hides a fault stays then, as it
 stays when the fault is fixed."""
 
@@ -80,10 +91,11 @@ class Ledger:
         return self.replayed_ns - self.best_ns
 
 
-def open_ledger(replay: Replay) -> Ledger | Unavailable:
+def open_ledger(replay: Replay, sizes: RankSizes | None = None) -> Ledger | Unavailable:
+    """`sizes`: what is known of the ranks' stages, if there is a pipeline."""
     if replay.fidelity.problem is not None:
         return replay.fidelity.problem
-    book = _Book(replay)
+    book = _Book(replay, sizes)
     tiers = book.choose_entries()
     step_ns = replay.fidelity.replayed_ns
     entries: list[Entry] = []
@@ -113,11 +125,11 @@ def _price_tier(
     """Adds the entries of a tier; returns the step without the losses `before` and these."""
 
     def price(coalitions: Sequence[Coalition]) -> list[float]:
-        edits = [
+        edits = (
             book.remove([*before, *(one for i in sorted(chosen) for one in tier[i])])
             for chosen in coalitions
-        ]
-        return [step_ns - time for time in replay.step_times_ns(edits)] if edits else []
+        )
+        return [step_ns - time for time in replay.step_times_ns(edits)]
 
     shares = share_out(price, len(tier), tolerance=_INTERACTION_RATIO * step_ns)
     entries += [
@@ -132,18 +144,34 @@ def _price_tier(
     return step_ns - shares.total
 
 
+def _describe_stages(timeline: Timeline, sizes: RankSizes | None, *, is_piped: bool) -> Stages:
+    layout = known(timeline.layout)
+    num_stages = 1 if layout is None else layout.pp
+    stage_of: dict[int, int] = {}
+    if layout is not None and num_stages > 1:
+        stage_of = {rank: layout.coordinates(rank).pp for rank in timeline.ranks}
+    known_sizes = RankSizes(ranks=(), by_kind={}) if sizes is None else sizes
+    return Stages(
+        are_stages=num_stages > 1 or is_piped,
+        sizes=known_sizes.select(timeline.ranks),
+        ends=frozenset(rank for rank, stage in stage_of.items() if stage == num_stages - 1),
+    )
+
+
 class _Book:
     """The losses of a run, and edits that remove any of them."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, sizes: RankSizes | None) -> None:
         timeline = replay.timeline
         self._timeline = timeline
         self._parts: WorkParts = cut_work(timeline)
-        peers = group_true_peers(timeline.layout, timeline.ranks, is_piped=has_messages(timeline))
+        is_piped = has_messages(timeline)
+        peers = group_true_peers(timeline.layout, timeline.ranks, is_piped=is_piped)
         self._groups: list[PeerCells] = collect_cells(timeline, self._parts, peers)
         self._period_ns = replay.fidelity.replayed_ns
         self._even_transfer_ns: Int64s | None = None
-        split = split_losses(timeline, self._groups, self._period_ns)
+        stages = _describe_stages(timeline, sizes, is_piped=is_piped)
+        split = split_losses(timeline, self._groups, self._period_ns, stages)
         self.needed_ns = split.needed_ns
         self.losses = [*split.losses, *self._find_transfer_losses(replay)]
 
@@ -185,28 +213,64 @@ class _Book:
         even, names, types = find_even_transfers(replay)
         if communication is None or even is None:
             return []
-        self._even_transfer_ns = even
         axes = np.array([name.split(" ")[0] for name in names])[types]
-        measured, rows = communication.row_times.transfer_ns, communication.operations.rows
-        step = np.searchsorted(self._timeline.steps, rows.step)
-        step = np.minimum(step, len(self._timeline.steps) - 1)
-        is_inside = self._timeline.steps[step] == rows.step
-        losses = []
+        measured = communication.row_times.transfer_ns
+        aside = self._find_aside_transfers(communication)
+        is_aside: Bools = np.zeros(len(measured), np.bool_)
+        if aside is not None and aside.transfer_rows is not None:
+            is_aside = aside.transfer_rows
+        self._even_transfer_ns = even = np.where(is_aside, 0, even)
+        losses = [] if aside is None else [aside]
         for axis in np.unique(axes).tolist():
-            own = (axes == axis) & is_inside
-            by_rank = np.zeros((len(self._timeline.steps), len(self._timeline.ranks)))
-            rank = np.searchsorted(np.array(self._timeline.ranks), rows.rank[own])
-            np.add.at(by_rank, (step[own], rank), (measured - even)[own])
+            own = (axes == axis) & ~is_aside
+            by_rank = self._sum_by_rank(communication, own, measured - even)
             losses.append(
                 Loss(
                     kind=LossKind.TRANSFERS,
                     place=None,
                     axis=axis,
                     step_ns=by_rank.max(axis=1),
-                    transfer_rows=axes == axis,
+                    transfer_rows=own,
                 )
             )
         return losses
+
+    def _find_aside_transfers(self, communication: Job) -> Loss | None:
+        """Of ranks that communicate between steps while their peers do not: all of it is lost."""
+        pieces, place = self._timeline.pieces, Place(phase="", is_between=True)
+        is_between = pieces.is_between & (pieces.phase == 0) & (pieces.row >= 0)
+        measured = communication.row_times.transfer_ns
+        is_aside = np.zeros(len(measured), np.bool_)
+        is_aside[pieces.row[is_between]] = True
+        by_rank = self._sum_by_rank(communication, is_aside, measured)
+        chosen = choose_outstanding(
+            by_rank,
+            expect_median,
+            min_mean_ns=MIN_LOSS_RATIO * self._period_ns,
+            min_errors=MIN_ERRORS,
+        )
+        if not chosen.any():
+            return None
+        ranks = tuple(rank for rank, one in zip(self._timeline.ranks, chosen, strict=True) if one)
+        own = is_aside & np.isin(communication.operations.rows.rank, ranks)
+        return Loss(
+            kind=LossKind.SLOWER,
+            place=place,
+            ranks=ranks,
+            step_ns=by_rank[:, chosen].max(axis=1),
+            num_errors=float(count_errors(by_rank[:, chosen]).min()),
+            transfer_rows=own,
+        )
+
+    def _sum_by_rank(self, communication: Job, chosen: Bools, values: Int64s) -> Floats:
+        """[step, rank]: of the rows chosen, in steps that are replayed."""
+        rows, steps = communication.operations.rows, self._timeline.steps
+        step = np.minimum(np.searchsorted(steps, rows.step), len(steps) - 1)
+        own = chosen & (steps[step] == rows.step)
+        rank = np.searchsorted(np.array(self._timeline.ranks), rows.rank[own])
+        by_rank = np.zeros((len(steps), len(self._timeline.ranks)))
+        np.add.at(by_rank, (step[own], rank), values[own])
+        return by_rank
 
     def _even_transfers(self, losses: Sequence[Loss]) -> Int64s | None:
         chosen = [loss.transfer_rows for loss in losses if loss.transfer_rows is not None]

@@ -111,11 +111,11 @@ def _collect(
     segment = np.where(is_alike[step], parts.segment[part], 0)
     # Steps that communicate in another order have other segments.
     signature = np.unique(np.where(is_alike, own[0], 0), return_inverse=True)[1][step]
+    num_signatures, num_segments = (int(one.max(initial=0)) + 1 for one in (signature, segment))
     slots, slot = np.unique(
-        np.stack([place[part], signature, segment]), axis=1, return_inverse=True
+        (place[part] * num_signatures + signature) * num_segments + segment, return_inverse=True
     )
-    slot = slot.reshape(-1)
-    width = max(slots.shape[1], 1)
+    width = max(len(slots), 1)
     cells, cell = np.unique(step * width + slot, return_inverse=True)
     member = member_of[parts.rank_index[part]]
     work = np.bincount(
@@ -125,7 +125,7 @@ def _collect(
         members=members,
         is_compared=len(members) > 1,
         step=cells // width,
-        place=slots[0][cells % width] if len(cells) else cells,
+        place=slots[cells % width] // (num_signatures * num_segments) if len(cells) else cells,
         slot=cells % width,
         work_ns=np.asarray(work.reshape(len(cells), len(members)), dtype=np.float64),
         part=part,

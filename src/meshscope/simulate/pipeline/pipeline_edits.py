@@ -8,7 +8,7 @@ and last stages beyond their layers belongs to embedding, head and loss, and sta
 Wrong if layers differ in size, or if the memory of a stage has no room for another layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -193,12 +193,12 @@ def _pairs(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[int, t
 @or_unavailable
 def price_level_position(replay: PipelineReplay, position: int) -> Gain:
     """The saving if one pipeline rank is as fast as the others, per layer if known."""
-    factors = need(level_factors(replay.work, position))
+    factors = need(level_factors(replay.work, (position,)))
     return need(replay.price(duration_ns=replay.scale_work(factors)))
 
 
-def level_factors(work: StageWork, position: int) -> StageFactors | Unavailable:
-    """Factors for one pipeline rank's stages that make each kind of action as fast as on the
+def level_factors(work: StageWork, positions: Sequence[int]) -> StageFactors | Unavailable:
+    """Factors for the stages of some pipeline ranks that make each kind of action as fast as on the
     others.
 
     Per layer if layers are known. Never above 1.
@@ -207,15 +207,15 @@ def level_factors(work: StageWork, position: int) -> StageFactors | Unavailable:
     if isinstance(counts, Unavailable) or not all(counts):
         counts = (1,) * work.num_positions
     kinds = {kind for stage in work.stages for kind in stage.kind_ns}
-    others = [other for other in range(work.num_positions) if other != position]
+    others = [other for other in range(work.num_positions) if other not in positions]
     factors = {}
     for kind in kinds:
         load = work.position_kind_ns(kind)
-        wanted = lower_median(load[other] / counts[other] for other in others) * counts[position]
-        factor = min(wanted / float(load[position]), 1.0) if load[position] > 0 else 1.0
+        usual_ns = lower_median(load[other] / counts[other] for other in others)
         for stage in work.stages:
-            if stage.position == position:
-                factors[kind, stage.stage] = factor
+            own_ns, wanted_ns = float(load[stage.position]), usual_ns * counts[stage.position]
+            if stage.position in positions:
+                factors[kind, stage.stage] = min(wanted_ns / own_ns, 1.0) if own_ns > 0 else 1.0
     return factors
 
 

@@ -2,7 +2,7 @@
 
 Waits do not count here: they belong to the rank that is waited for. Inside one host without an
 accelerator a transfer is work of the same cores as everything else, so nothing can hide it:
-findings there are always LOW.
+findings about that are always LOW there. What need not be sent at all is graded everywhere.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,7 +26,7 @@ from meshscope.diagnose.pricing import severity_of
 from meshscope.diagnose.rule import Rule
 from meshscope.diagnose.wording import count, duration, memory, ratio
 from meshscope.simulate.what_if import Edit
-from meshscope.store.read.arrays import Bools
+from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.schema import OperationFlag
 
 _MIN_TENSOR_PARALLEL_RATIO = Threshold(
@@ -36,7 +36,7 @@ _MIN_TENSOR_PARALLEL_RATIO = Threshold(
 )
 _MIN_SMALL_OPERATIONS = Threshold(
     name="small_operations_min_count",
-    default=32,
+    default=16,
     meaning="collectives of less than 64 KiB that a rank must run per step along one axis",
 )
 _MIN_SMALL_RATIO = Threshold(
@@ -45,6 +45,11 @@ _MIN_SMALL_RATIO = Threshold(
     meaning="share of the wall clock that small collectives must hold ranks up",
 )
 _SMALL_BYTES = 1 << 16
+_SUMS = (int(Kind.ALL_REDUCE), int(Kind.REDUCE))
+_MIN_SUMS_RATIO = 0.9
+"""Of the small operations: a wrapper also sends a few others when it is made."""
+LAYERED_AXES = (Axis.TP, Axis.PP)
+"""Along which results go from one layer to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,8 @@ class _Exposed:
     """Nothing but messages between two ranks, as of a pipeline whose layout is not known."""
 
 
-def _rows_of(communication: Job, axis: str) -> Bools:
+def rows_along(communication: Job, axis: str) -> Bools:
+    """Which operations ran along an axis."""
     groups, rows = communication.operations.groups, communication.operations.rows
     is_along = np.array([group.axis == axis for group in groups] + [False])
     found: Bools = is_along[rows.group]
@@ -91,7 +97,7 @@ def _measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
     for line, total in zip(budget.lines, budget.total_ns().tolist(), strict=True):
         if line.share is not Share.TRANSFER or not budget.total_wall_ns:
             continue
-        row = _rows_of(communication, line.axis)
+        row = rows_along(communication, line.axis)
         found.append(
             _Exposed(
                 axis=line.axis,
@@ -106,7 +112,7 @@ def _measure_transfers(study: Study) -> list[_Exposed] | Unavailable:
 
 def _hide(communication: Job, axis: str) -> Edit:
     transfer = communication.row_times.transfer_ns
-    hidden = np.where(_rows_of(communication, axis), 0, transfer)
+    hidden = np.where(rows_along(communication, axis), 0, transfer)
     return Edit(name=f"transfers along {axis} hidden", transfer_ns=hidden)
 
 
@@ -147,7 +153,7 @@ def _pick(context: Context, *, axes: Collection[str] | None, limit: float) -> li
 
 def _is_layered(exposed: _Exposed) -> bool:
     """Between the layers of one replica: no gradients that could wait for backward's end."""
-    return exposed.axis in (Axis.TP, Axis.PP) or exposed.is_messages
+    return exposed.axis in LAYERED_AXES or exposed.is_messages
 
 
 class ExposedDataParallel(Rule):
@@ -172,7 +178,7 @@ class ExposedDataParallel(Rule):
     code = "CO001"
     name = "exposed-data-parallel"
     thresholds = (MIN_DATA_PARALLEL_RATIO,)
-    symptom_of = frozenset({"LK001"})
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         """One per axis."""
@@ -207,7 +213,7 @@ class ExposedTensorParallel(Rule):
     code = "CO002"
     name = "exposed-tensor-parallel"
     thresholds = (_MIN_TENSOR_PARALLEL_RATIO,)
-    symptom_of = frozenset({"LK001"})
+    is_pattern = True
 
     def find(self, context: Context) -> Iterable[Finding]:
         limit = context.thresholds[_MIN_TENSOR_PARALLEL_RATIO]
@@ -220,6 +226,20 @@ class ExposedTensorParallel(Rule):
             )
 
 
+def _keep_longest(communication: Job, row: Bools) -> Int64s:
+    """Transfers of all rows; of those chosen only the longest of each rank and step takes time.
+
+    Not a mean one: the first of several waits until all ranks are awake, the others do not.
+    """
+    rows = communication.operations.rows
+    transfer = communication.row_times.transfer_ns.copy()
+    chosen = np.flatnonzero(row)
+    order = chosen[np.lexsort((transfer[chosen], rows.rank[chosen], rows.step[chosen]))]
+    is_same = (np.diff(rows.step[order]) == 0) & (np.diff(rows.rank[order]) == 0)
+    transfer[order[np.flatnonzero(is_same)]] = 0
+    return transfer
+
+
 class SmallOperations(Rule):
     """Many small collectives, each of which costs its latency.
 
@@ -230,12 +250,13 @@ class SmallOperations(Rule):
     Why it matters: a small operation takes as long as its latency; a few large ones take less.
 
     How it is measured: operations are grouped by size and axis, and their exposed transfer is added
-    up. The gain is a replay in which they take no time, an upper bound.
+    up. The gain is a replay in which all of a step take as long as the longest of them.
 
-    What to change: combine them: buckets, flattened tensors, coalescing.
+    What to change: combine them: larger buckets (`bucket_cap_mb`), flattened tensors, coalescing;
+    larger FSDP units.
 
-    When it is wrong: if each operation depends on the one before. It is LOW inside one host without
-    accelerators.
+    When it is wrong: if each operation depends on the one before, as along tp. Inside one host
+    without accelerators only sums along dp are graded; others are LOW there.
     """
 
     code = "CO003"
@@ -253,7 +274,7 @@ class SmallOperations(Rule):
         is_small = ~is_pair & (rows.size_bytes >= 0) & (rows.size_bytes < _SMALL_BYTES)
         is_small &= np.isin(rows.step, timeline.steps)
         for axis in dict.fromkeys(group.axis for group in communication.operations.groups):
-            row = is_small & _rows_of(communication, axis)
+            row = is_small & rows_along(communication, axis)
             yield from self._judge(context, timeline, communication, axis, row)
 
     def _judge(
@@ -275,18 +296,23 @@ class SmallOperations(Rule):
         share = total / max(int(pieces.duration_ns.sum()), 1)
         if share < context.thresholds[_MIN_SMALL_RATIO]:
             return
-        transfer = np.where(row, 0, communication.row_times.transfer_ns)
+        transfer = _keep_longest(communication, row)
         edit = Edit(name=f"small operations along {axis} combined", transfer_ns=transfer)
         gain = context.price_edit(edit)
         size = float(np.median(communication.operations.rows.size_bytes[row]))
-        is_hideable = _is_hideable(timeline, communication, row)
+        ranks = tuple(np.unique(communication.operations.rows.rank[row]).tolist())
+        # What is summed along dp depends on nothing of the same step: it can always be combined.
+        sums_ratio = float(np.isin(communication.operations.rows.kind[row], _SUMS).mean())
+        is_combinable = sums_ratio >= _MIN_SUMS_RATIO and axis not in LAYERED_AXES
+        is_graded = is_combinable or _is_hideable(timeline, communication, row)
         yield Finding(
             code=self.code,
             title=f"many small operations along {axis}",
-            severity=severity_of(gain, otherwise=share) if is_hideable else Severity.LOW,
+            severity=severity_of(gain, otherwise=share) if is_graded else Severity.LOW,
             summary=f"a rank runs {count(round(num_per_step))} collectives of {memory(size)} "
             f"(median) along {axis} per step; they hold it up {duration(total / num_rank_steps)}, "
             f"{ratio(share)} of the wall clock.",
+            ranks=() if len(ranks) == len(timeline.ranks) else ranks,
             evidence=(
                 Evidence(name="axis", value=axis),
                 Evidence(name="small collectives per rank and step", value=num_per_step),
