@@ -210,6 +210,20 @@ def find_device(name: str) -> Device | Unavailable:
     )
 
 
+def find_by_word(text: str) -> Device | Unavailable:
+    """As people name a device: its whole name, or a part that only one product has."""
+    key = normalise_name(text)
+    if key in _BY_NAME:
+        return _BY_NAME[key]
+    fitting = [device for name, device in _BY_NAME.items() if key and key in name]
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = fitting or list(_BY_NAME.values())
+    names = ", ".join(device.name for device in listed[:_MAX_NAMES_LISTED])
+    reason = "several devices are called so" if fitting else "no known device is called so"
+    return Unavailable(f"{reason}; name one of {names}")
+
+
 @or_unavailable
 def find_peak(name: str, dtype: str) -> float:
     """Dense peak in FLOP/s of a device for a dtype."""

@@ -183,8 +183,11 @@ def build_schedule(
 ) -> Schedule:
     """The schedule called `name`; case does not matter, and - and blanks stand for _.
 
-    Without `num_chunks`, 2 where the schedule has chunks and 1 where it has not.
+    A text of several lines is a whole schedule (`Schedule.to_text`). Without `num_chunks`, 2 where
+    the schedule has chunks and 1 where it has not.
     """
+    if "\n" in name.strip():
+        return _read_schedule(name, num_ranks, num_microbatches, num_chunks)
     key = re.sub(r"[-\s]", "_", name.strip().lower())
     builder = BUILDERS.get(key)
     if builder is None:
@@ -197,6 +200,25 @@ def build_schedule(
             f"{', '.join(other for other in BUILDERS if BUILDERS[other].is_chunked)}"
         )
     return builder.build(num_ranks, num_microbatches, chunks)
+
+
+def _read_schedule(
+    text: str, num_ranks: int, num_microbatches: int, num_chunks: int | None
+) -> Schedule:
+    schedule = Schedule.parse(text.strip() + "\n")
+    found = {"pipeline ranks": schedule.num_ranks, "microbatches": schedule.num_microbatches}
+    wanted = {"pipeline ranks": num_ranks, "microbatches": num_microbatches}
+    problems = [
+        f"the schedule {schedule.name!r} is for {found[name]} {name}, but there are "
+        f"{wanted[name]}; write one for these"
+        for name in found
+        if found[name] != wanted[name]
+    ]
+    if num_chunks is not None:
+        problems.append(f"the schedule {schedule.name!r} has its own stages; leave num_chunks out")
+    if problems:
+        raise UsageError("\n".join(problems))
+    return schedule
 
 
 def _check_counts(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:

@@ -50,6 +50,8 @@ class TargetDevice:
     memory_bytes: int
     device_type: str = "cuda"
     """Which of the memory model's assumptions hold."""
+    product: str | None = None
+    """Its name in `core.hardware`; None of a plain memory size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,8 @@ def find_target_device(text: str) -> TargetDevice:
     if len(set(found.values())) > 1:
         several = ", ".join(describe_device(*item) for item in found.items())
         raise Missing(f"“{shown}” may be any of {several}; add its memory, such as -80GB")
-    return TargetDevice(label=shown, memory_bytes=next(iter(found.values())) * _GIB)
+    product, size_gib = next(iter(found.items()))
+    return TargetDevice(label=shown, memory_bytes=size_gib * _GIB, product=product)
 
 
 def describe_device(name: str, size_gib: int) -> str:

@@ -65,6 +65,35 @@ class ModelConfig:
         return 2 if self.activation == "swiglu" else 1
 
     @property
+    def num_attention_channels(self) -> int:
+        """Of queries, keys, values and attention's output together."""
+        return 2 * self.hidden_size + 2 * self.kv_size
+
+    @property
+    def num_turned_channels(self) -> int:
+        """Of queries and keys."""
+        return self.hidden_size + self.kv_size
+
+    @property
+    def num_latent_channels(self) -> int:
+        """Of what queries, keys and values are made from; none without latent attention."""
+        return 0
+
+    @property
+    def num_mlp_widths(self) -> int:
+        """Tensors of the MLP's width that backward needs."""
+        return 2 * self.num_ffn_inputs
+
+    @property
+    def mlp_width(self) -> int:
+        return self.ffn_hidden_size
+
+    @property
+    def num_routed_copies(self) -> int:
+        """Of a token's hidden state, sent to experts; none without them."""
+        return 0
+
+    @property
     def residual_init_std(self) -> float:
         """Standard deviation of the matrices that write to the residual stream (GPT-2's rule)."""
         return self.init_std / math.sqrt(2 * self.num_layers)

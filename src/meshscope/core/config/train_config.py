@@ -42,7 +42,7 @@ class ParallelConfig:
     order: tuple[str, ...] = DEFAULT_ORDER
     """Axis names from slowest to fastest varying rank."""
     schedule: str = "1f1b"
-    """Pipeline schedule; a name of `core.schedule_builders.BUILDERS`."""
+    """Pipeline schedule; a name of `core.schedule_builders.BUILDERS`, or a whole one as text."""
     chunks_per_rank: int | None = None
     """Stages on each pipeline rank, for the schedules that loop; None is the schedule's default."""
     stage_sizes: tuple[int, ...] | None = None

@@ -5,13 +5,13 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from meshscope.core.config.memory_model import (
+from meshscope.core.config.layer_memory import (
     LayerShape,
     count_published_layer_bytes,
-    estimate_memory,
     estimate_stage,
     find_peak_bytes,
 )
+from meshscope.core.config.memory_model import estimate_memory
 from meshscope.core.config.model_config import ModelConfig
 from meshscope.core.schedule import count_peak_activations
 from meshscope.core.schedule_builders import BUILDERS, build_schedule

@@ -1,0 +1,1 @@
+"""Will it fit, how fast will it be, which layout is best."""

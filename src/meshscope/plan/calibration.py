@@ -1,0 +1,124 @@
+"""The constants of the time model: few, physical, each with where it comes from.
+
+`MEGATRON_A100` was fitted by `benchmarks/planner_vtrain.py` on a stated part of vTrain's measured
+iteration times (A100, Megatron-LM of 2021 and 2022) and is tried on the rest; its results file has
+the residuals. For other stacks and devices the same constants are assumptions: the host's part is
+smaller there (fewer kernels for each layer), and the interval is wider and says so.
+
+`layer_ratios` holds measured layers: how much longer a layer took than the roofline says, for a
+hidden size, microbatch and tp. A recording gives them (`plan --from`), as do timed layouts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+LayerKey = tuple[int, int, int]
+"""Hidden size, microbatch size in sequences, tp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Ratios are of the device's or link's own figures, times in seconds."""
+
+    name: str
+    gemm_ratio: float | None = None
+    """Of the dense peak, for large matrix products; None takes the device's preset."""
+    gemm_half_size: float = 45.0
+    """A dimension d of a product costs (1 + this/d) times as much."""
+    attention_ratio: float = 0.4
+    """Of the dense peak, for attention's own products."""
+    memory_ratio: float = 0.8
+    """Of the memory's bandwidth, for everything that only moves bytes."""
+    host_layer_s: float = 3e-4
+    """What the host needs to issue one layer's forward; the longer of it and the device counts."""
+    collective_latency_s: float = 5e-5
+    """For each doubling of the group."""
+    p2p_latency_s: float = 2.5e-5
+    network_ratio: float = 1.0
+    """Of the link between nodes, beyond the link's own ratio."""
+    logit_passes: float = 8.5
+    """Times that the loss's forward and backward read or write a float32 for each logit."""
+    step_s: float = 3e-3
+    """Of the host, once a step."""
+    pace_ratio: float = 1.0
+    """All devices' compute, times this: stragglers, and a device that is not its preset."""
+    interval_ratio: float = 0.25
+    """Nine of ten steps are expected within this share of the prediction."""
+    layer_ratios: Mapping[LayerKey, float] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where a constant comes from, by its name; `*` for all others."""
+
+    def find_source(self, name: str) -> str:
+        return self.sources.get(name) or self.sources.get("*", "assumed")
+
+    def with_layers(self, ratios: Mapping[LayerKey, float], source: str) -> "Constants":
+        """The same with measured layers."""
+        return replace(
+            self, layer_ratios=dict(ratios), sources={**self.sources, "layer_ratios": source}
+        )
+
+
+_FITTED = (
+    "fitted on every fourth single-node and every second multi-node row of vTrain's measured "
+    "iteration times (benchmarks/planner_vtrain.py)"
+)
+_ASSUMED = "assumed: not measured for this stack and device"
+
+_PUBLIC = "public measurements of large matrix products and copies on A100; not fitted"
+
+MEGATRON_A100 = Constants(
+    name="Megatron-LM of 2021 on A100",
+    gemm_ratio=0.80,
+    gemm_half_size=24.6,
+    attention_ratio=0.323,
+    memory_ratio=0.80,
+    host_layer_s=1.156e-3,
+    collective_latency_s=8.0e-5,
+    p2p_latency_s=3.5e-5,
+    network_ratio=0.956,
+    logit_passes=14,
+    step_s=3.2e-3,
+    interval_ratio=0.18,
+    sources={
+        "*": _FITTED,
+        "gemm_ratio": _PUBLIC,
+        "memory_ratio": _PUBLIC,
+        "logit_passes": "counted in Megatron-LM's vocabulary-parallel loss",
+        "pace_ratio": "1 by definition: devices that nothing else uses",
+    },
+)
+FITTED_NAMES = (
+    "gemm_half_size",
+    "attention_ratio",
+    "host_layer_s",
+    "collective_latency_s",
+    "p2p_latency_s",
+    "network_ratio",
+    "step_s",
+)
+"""What `benchmarks/planner_vtrain.py --fit` fits."""
+PRESENT = Constants(
+    name="present stacks",
+    attention_ratio=0.45,
+    collective_latency_s=3e-5,
+    sources={"*": _ASSUMED},
+)
+HOST = Constants(
+    name="processes on a host's cores",
+    gemm_half_size=16.0,
+    attention_ratio=0.5,
+    host_layer_s=5e-4,
+    collective_latency_s=3e-4,
+    logit_passes=6,
+    step_s=3e-3,
+    sources={"*": "assumed: not measured on this host"},
+)
+HOST_FITTED_NAMES = ("pace_ratio", "host_layer_s", "network_ratio", "collective_latency_s")
+"""What `from_run.fit_host_runs` fits."""
+
+BY_STACK: dict[str, Constants] = {"megatron-2021": MEGATRON_A100}
+
+
+def find_constants(stack: str) -> Constants:
+    """What is known of a stack."""
+    return BY_STACK.get(stack, PRESENT)

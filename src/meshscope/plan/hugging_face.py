@@ -1,0 +1,136 @@
+"""A model from the `config.json` that Hugging Face's transformers reads.
+
+Decoders of the usual kinds: llama, mistral, qwen2, qwen3, gemma, phi3, gpt2, gpt_neox, mixtral,
+qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3. Keys that are missing and have a default there have
+it here; a key that is needed and missing, or no number, is a problem, and all problems are said at
+once. The file is foreign: nothing in it is executed, and its size is limited.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshscope.errors import UsageError
+from meshscope.plan.model_shape import Experts, LatentAttention, ModelShape
+
+_MAX_BYTES = 4 << 20
+_MOST = 10**9
+_GPT_KINDS = ("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "opt", "bloom")
+
+
+def read_hugging_face(path: Path, sequence_length: int | None = None) -> ModelShape:
+    """The model of a `config.json`, or of the folder that has one."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}; give a config.json") from None
+    if len(text) > _MAX_BYTES:
+        raise UsageError(f"{file} is larger than {_MAX_BYTES >> 20} MiB, no config.json is")
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file} is no JSON: {str(error)[:100]}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{file} holds no JSON object; give a model's config.json")
+    nested = config.get("text_config")
+    reader = _Reader({**config, **nested} if isinstance(nested, dict) else config)
+    model = _make_model(reader, sequence_length, name=file.parent.name or "model")
+    if reader.problems:
+        raise UsageError(f"{file}: {'; '.join(reader.problems)}")
+    return model
+
+
+class _Reader:
+    """Numbers of a configuration by any of their names; collects what is wrong."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.problems: list[str] = []
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        for name in names:
+            value = self.config.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+                self.problems.append(
+                    f"{name} is {str(value)[:40]!r}, expected a whole number of at least 0"
+                )
+                return default or 1
+            return value
+        if default is None:
+            self.problems.append(f"{' or '.join(names)} is missing")
+            return 1
+        return default
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        return bool(self.config.get(name, default))
+
+
+def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> ModelShape:
+    kind = str(reader.config.get("model_type", ""))
+    is_gpt = kind in _GPT_KINDS
+    hidden = reader.number("hidden_size", "n_embd", "d_model")
+    heads = reader.number("num_attention_heads", "n_head")
+    length = sequence_length or reader.number("max_position_embeddings", "n_positions", "n_ctx")
+    for what, value in (
+        ("hidden_size", hidden),
+        ("num_attention_heads", heads),
+        ("length", length),
+    ):
+        if value < 1:
+            reader.problems.append(f"{what} is {value}, expected at least 1")
+    kv_heads = reader.number("num_key_value_heads", default=max(heads, 1))
+    inner = reader.number(
+        "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden if is_gpt else None
+    )
+    return ModelShape(
+        name=name,
+        vocab_size=reader.number("vocab_size"),
+        num_layers=reader.number("num_hidden_layers", "n_layer"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=reader.number("head_dim", default=max(1, hidden // max(heads, 1))),
+        ffn_hidden_size=inner or 4 * hidden,
+        sequence_length=length,
+        norm="layernorm" if is_gpt else "rmsnorm",
+        position="learned" if kind in ("gpt2", "gpt_bigcode", "opt") else "rope",
+        activation="gelu" if is_gpt else "swiglu",
+        bias=is_gpt,
+        tie_embeddings=reader.flag("tie_word_embeddings", default=is_gpt),
+        experts=_read_experts(reader, inner),
+        latent=_read_latent(reader),
+    )
+
+
+def _read_experts(reader: _Reader, inner: int) -> Experts | None:
+    count = reader.number("n_routed_experts", "num_local_experts", "num_experts", default=0)
+    if not count:
+        return None
+    width = reader.number("moe_intermediate_size", default=inner)
+    shared = reader.number("n_shared_experts", default=0)
+    wide = reader.number("shared_expert_intermediate_size", default=0)
+    return Experts(
+        count=count,
+        active=reader.number("num_experts_per_tok"),
+        width=width,
+        num_shared=shared or (wide // width if width else 0),
+        num_dense_layers=reader.number("first_k_dense_replace", default=0),
+    )
+
+
+def _read_latent(reader: _Reader) -> LatentAttention | None:
+    rank = reader.number("kv_lora_rank", default=0)
+    if not rank:
+        return None
+    return LatentAttention(
+        kv_rank=rank,
+        query_rank=reader.number("q_lora_rank", default=0),
+        nope_size=reader.number("qk_nope_head_dim"),
+        rope_size=reader.number("qk_rope_head_dim"),
+        value_size=reader.number("v_head_dim"),
+    )

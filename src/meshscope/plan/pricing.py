@@ -1,0 +1,331 @@
+"""The time of a step: layers on a schedule, then gradients, optimizer and what is fixed.
+
+    prices = price_candidates(job, candidates)       # by event replay of each one's schedule
+    lower_s = bound_steps(job, columns, ...)         # no replay is shorter
+
+A step ends when the last rank has run its row of the schedule, reduced its gradients and updated
+its weights. Overlap, as the stack does it: gradients hide behind the rank's last backward, gathered
+weights behind a layer's compute, keys and values of cp behind attention; tp and ep collectives hide
+behind nothing. Pipeline messages arrive after latency and transfer and hold up the sender only
+where the stack blocks. Not modelled: links that jobs share, uneven routing, checkpoints,
+evaluation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from meshscope.core.config.model_config import split_layers
+from meshscope.plan.batch_replay import BatchReplay, replay_steady
+from meshscope.plan.calibration import Constants
+from meshscope.plan.candidate import Candidate
+from meshscope.plan.cluster import Cluster
+from meshscope.plan.layer_time import (
+    Columns,
+    LayerTimes,
+    find_bandwidth,
+    make_columns,
+    time_head,
+    time_layer,
+)
+from meshscope.plan.model_shape import ModelShape
+from meshscope.plan.recipe import Recipe
+from meshscope.plan.shared_replay import StageWork, replay_shared
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to be trained, on what, how."""
+
+    model: ModelShape
+    recipe: Recipe
+    cluster: Cluster
+    constants: Constants
+
+    @property
+    def update_bytes(self) -> float:
+        """That the optimizer reads and writes for each parameter."""
+        precision = self.recipe.precision
+        states = self.recipe.optimizer_bytes + precision.master_bytes
+        return 2 * precision.gradient_bytes + 2 * states + precision.weight_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrice:
+    """Of one candidate, in seconds of a step."""
+
+    candidate: Candidate
+    step_s: float
+    compute_s: float
+    """Of the busiest rank, without the lines below."""
+    bubble_s: float
+    """Waits for the pipeline on the busiest rank, transfers in no time."""
+    tp_s: float
+    cp_s: float
+    ep_s: float
+    pp_s: float
+    """What pipeline messages add."""
+    dp_s: float
+    """Gradients and gathered weights that nothing hides."""
+    optimizer_s: float
+    fixed_s: float
+    ideal_pipeline_s: float
+    """The busiest rank's time in its row, which no order of actions makes shorter."""
+    makespan_s: float
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Of the pipeline's time, as in the Zero Bubble paper."""
+        return self.bubble_s / self.makespan_s if self.makespan_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """What all layouts' steps are made of, as columns."""
+
+    columns: Columns
+    layer: LayerTimes
+    """Of layers with experts, or of all."""
+    dense: LayerTimes
+    head_forward_s: Floats
+    head_backward_s: Floats
+    message_s: Floats
+    """Of one pipeline message; 0 on one pipeline rank."""
+
+
+def time_steps(job: Job, columns: Columns) -> StepTimes:
+    """The parts, without a schedule."""
+    model, recipe, cluster, constants = job.model, job.recipe, job.cluster, job.constants
+    layer = time_layer(model, columns, recipe, cluster, constants)
+    is_mixed = model.experts is not None and model.experts.num_dense_layers
+    dense = time_layer(model.dense, columns, recipe, cluster, constants) if is_mixed else layer
+    head_forward, head_backward = time_head(model, columns, recipe, cluster, constants)
+    return StepTimes(
+        columns=columns,
+        layer=layer,
+        dense=dense,
+        head_forward_s=head_forward,
+        head_backward_s=head_backward,
+        message_s=_time_messages(job, columns),
+    )
+
+
+def _time_messages(job: Job, columns: Columns) -> Floats:
+    model, recipe, cluster = job.model, job.recipe, job.cluster
+    tokens = columns.microbatch_size * model.sequence_length / columns.cp
+    size = recipe.stack.stream_element_bytes * tokens * model.hidden_size
+    parts = np.where(columns.sequence_parallel > 0, columns.tp, 1.0)
+    size = size / (columns.tp if recipe.stack.sends_shards else parts)
+    stride = columns.tp * columns.cp * columns.dp
+    across = cluster.between.bytes_per_s * job.constants.network_ratio / cluster.per_node
+    inside = cluster.inside.bytes_per_s
+    bandwidth = np.where(stride < cluster.per_node, inside, np.minimum(across, inside))
+    found = size / bandwidth + job.constants.p2p_latency_s
+    return np.where(columns.pp > 1, found, 0.0)
+
+
+def time_update(job: Job, columns: Columns, dense: Floats, routed: Floats) -> tuple[Floats, Floats]:
+    """Reducing gradients, and updating weights, of so many parameters on a rank."""
+    constants, cluster, precision = job.constants, job.cluster, job.recipe.precision
+    replicas = columns.dp * columns.cp
+    expert_replicas = np.maximum(1.0, replicas / columns.ep)
+    # Sums and gathers: with ZeRO, gradients are cut and new weights gathered.
+    moved = np.where(
+        columns.zero_stage >= 1,
+        precision.gradient_bytes + precision.weight_bytes,
+        2 * precision.gradient_bytes,
+    )
+    total = np.zeros(len(columns))
+    for number, degree, stride in (
+        (dense, replicas, columns.tp),
+        (routed, expert_replicas, columns.tp * columns.ep),
+    ):
+        bandwidth = find_bandwidth(degree, stride, cluster, constants)
+        latency = constants.collective_latency_s * np.log2(np.maximum(1.0, degree))
+        found = (degree - 1) / degree * moved * number / bandwidth + latency
+        total = total + np.where((degree > 1) & (number > 0), found, 0.0)
+    # ZeRO 3 reduces layer by layer, which is in the layers' times.
+    total = np.where(columns.zero_stage >= 3, 0.0, total)
+    shards = np.where(columns.zero_stage >= 1, columns.shards, 1.0)
+    memory = cluster.device.bandwidth_bytes_per_s * constants.memory_ratio
+    update = job.update_bytes * (dense + routed) / shards / memory * constants.pace_ratio
+    return total, update
+
+
+def price_candidates(job: Job, candidates: Sequence[Candidate]) -> list[StepPrice]:
+    """Every candidate by a replay of its schedule, in the order given."""
+    by_schedule: dict[tuple[object, ...], list[int]] = {}
+    for index, one in enumerate(candidates):
+        key = (one.schedule, one.pp, one.num_microbatches, one.chunks, one.stage_sizes)
+        by_schedule.setdefault(key, []).append(index)
+    prices: list[StepPrice | None] = [None] * len(candidates)
+    for indices in by_schedule.values():
+        group = [candidates[index] for index in indices]
+        for index, price in zip(indices, _price_group(job, group), strict=True):
+            prices[index] = price
+    return [price for price in prices if price is not None]
+
+
+def _price_group(job: Job, group: list[Candidate]) -> list[StepPrice]:
+    """Candidates that share a schedule."""
+    one, model, stack = group[0], job.model, job.recipe.stack
+    columns = make_columns(group, job.recipe)
+    times = time_steps(job, columns)
+    schedule = one.build_schedule()
+    ranges = split_layers(model.num_layers, schedule.num_stages, one.stage_sizes)
+    rows = [_time_stage(job, times, layers) for layers in ranges]
+    forward, inputs, weights = (np.stack([row[kind] for row in rows]) for kind in range(3))
+    forward[-1] += times.head_forward_s
+    # Half of the head's backward is the gradient of its weights.
+    inputs[-1] += times.head_backward_s / 2
+    weights[-1] += times.head_backward_s / 2
+    message = times.message_s
+    slower = job.cluster.ranks_per_processor
+    if slower > 1:
+        real = _replay_shared(job, group, (forward, inputs, weights), message)
+        ideal = _replay_shared(job, group, (forward, inputs, weights), 0 * message)
+    elif stack.has_blocking_sends:
+        held = np.ones((len(rows), 1)) * message
+        sent_on, sent_back = held.copy(), held.copy()
+        sent_on[-1] = 0
+        sent_back[0] = 0
+        real = replay_steady(one, forward + sent_on, inputs + sent_back, weights, 0 * message)
+    else:
+        real = replay_steady(one, forward, inputs, weights, message)
+    if slower == 1:
+        ideal = replay_steady(one, forward, inputs, weights, 0 * message)
+    counts = [_count_ranks(model, one, candidate.tp, candidate.ep) for candidate in group]
+    dense, routed = (
+        np.array([[rank[kind] for rank in per_rank] for per_rank in counts], dtype=np.float64).T
+        for kind in range(2)
+    )
+    backward = inputs + weights
+    ends = []
+    for rank in range(schedule.num_ranks):
+        # At the end all ranks are at it at once.
+        sync, update = (
+            slower * part for part in time_update(job, columns, dense[rank], routed[rank])
+        )
+        stages = list(schedule.stages_of(rank))
+        hidden = backward[stages].sum(axis=0) if stack.overlaps_gradients else 0.0
+        exposed = np.maximum(0.0, sync - hidden)
+        ends.append((real.end_s[rank] + exposed + update, exposed, update))
+    tied = _time_tied(job, columns) if schedule.num_ranks > 1 and model.tie_embeddings else 0.0
+    finish = np.stack([end for end, _, _ in ends])
+    last = finish.argmax(axis=0)
+    pick = np.arange(len(group))
+    exposed = np.stack([one_exposed for _, one_exposed, _ in ends])[last, pick] + tied
+    update = np.stack([one_update for _, _, one_update in ends])[last, pick]
+    fixed = slower * job.constants.step_s
+    step = finish.max(axis=0) + tied + fixed
+    busiest = ideal.busy_s.argmax(axis=0)
+    num_layers = np.array(
+        [sum(len(ranges[s]) for s in schedule.stages_of(r)) for r in range(schedule.num_ranks)]
+    )[busiest]
+    runs = num_layers * one.num_microbatches
+    busy = ideal.busy_s.max(axis=0)
+    layer = times.layer
+    bubble = ideal.makespan_s - busy
+    pipeline = real.makespan_s - ideal.makespan_s
+    # Where ranks share processors, all that is in a row takes longer by the same.
+    work = one.num_microbatches * sum(part.sum(axis=0) for part in (forward, inputs, weights))
+    longer = ideal.busy_s.sum(axis=0) / work if slower > 1 else np.ones(len(group))
+    runs = runs * longer
+    inside = (layer.tp_s + layer.cp_s + layer.ep_s + layer.dp_s) * runs
+    # What is left over where another rank ends last stays with the bubble, so that lines sum.
+    rest = step - (busy + bubble + pipeline + exposed + update + fixed)
+    return [
+        StepPrice(
+            candidate=candidate,
+            step_s=float(step[index]),
+            compute_s=float(busy[index] - inside[index]),
+            bubble_s=float(bubble[index] + rest[index]),
+            tp_s=float(layer.tp_s[index] * runs[index]),
+            cp_s=float(layer.cp_s[index] * runs[index]),
+            ep_s=float(layer.ep_s[index] * runs[index]),
+            pp_s=float(pipeline[index]),
+            dp_s=float(exposed[index] + layer.dp_s[index] * runs[index]),
+            optimizer_s=float(update[index]),
+            fixed_s=fixed,
+            ideal_pipeline_s=float(busy[index]),
+            makespan_s=float(real.makespan_s[index]),
+        )
+        for index, candidate in enumerate(group)
+    ]
+
+
+def _replay_shared(
+    job: Job, group: list[Candidate], work: tuple[Floats, Floats, Floats], message: Floats
+) -> BatchReplay:
+    """Ranks that share processors, each candidate on its own; busy times are longer than work."""
+    processors = job.cluster.num_processors
+    assert processors is not None
+    replays = []
+    for index, one in enumerate(group):
+        stages = StageWork(
+            **{
+                name: tuple(part[:, index].tolist())
+                for name, part in zip(
+                    ("forward_s", "input_grad_s", "weight_grad_s"), work, strict=True
+                )
+            }
+        )
+        replay = replay_shared(
+            one.build_schedule(),
+            stages,
+            float(message[index]),
+            num_replicas=one.dp * one.tp * one.cp,
+            num_processors=processors,
+        )
+        # Of a schedule that stands for a longer one, all is longer in proportion.
+        times = one.num_microbatches / one.num_steady
+        replays.append((times * np.array(replay.end_s), times * np.array(replay.busy_s)))
+    end, busy = (np.stack([one[kind] for one in replays], axis=1) for kind in range(2))
+    return BatchReplay(start_s=0 * end, end_s=end, busy_s=busy)
+
+
+def _time_stage(job: Job, times: StepTimes, layers: range) -> tuple[Floats, Floats, Floats]:
+    num_dense = max(0, min(layers.stop, job.model.num_dense_layers) - layers.start)
+    num_mixed = len(layers) - num_dense
+    one, two = times.dense, times.layer
+    return (
+        num_dense * one.forward_s + num_mixed * two.forward_s,
+        num_dense * one.input_grad_s + num_mixed * two.input_grad_s,
+        num_dense * one.weight_grad_s + num_mixed * two.weight_grad_s,
+    )
+
+
+def _time_tied(job: Job, columns: Columns) -> Floats:
+    """The first and the last stage sum the gradients of their copies of the table."""
+    number = job.model.count_table() / columns.tp
+    stride = columns.tp * columns.cp * columns.dp
+    bandwidth = find_bandwidth(2 * np.ones(len(columns)), stride, job.cluster, job.constants)
+    latency = job.constants.collective_latency_s
+    return job.recipe.precision.gradient_bytes * number / bandwidth + latency
+
+
+@lru_cache(maxsize=4096)
+def _count_cached(
+    model: ModelShape, num_stages: int, sizes: tuple[int, ...] | None, tp: int, ep: int
+) -> tuple[tuple[int, int], ...]:
+    return tuple(model.count_stages(num_stages, sizes, tp=tp, ep=ep))
+
+
+def _count_ranks(
+    model: ModelShape, candidate: Candidate, tp: int, ep: int
+) -> list[tuple[int, int]]:
+    """Dense and routed parameters of each pipeline rank."""
+    schedule = candidate.build_schedule()
+    counts = _count_cached(model, schedule.num_stages, candidate.stage_sizes, tp, ep)
+    return [
+        (
+            sum(counts[stage][0] for stage in schedule.stages_of(rank)),
+            sum(counts[stage][1] for stage in schedule.stages_of(rank)),
+        )
+        for rank in range(schedule.num_ranks)
+    ]

@@ -1,0 +1,153 @@
+"""Costs of operators against closed forms, and against torch's own counter on real programs."""
+
+import json
+
+import pytest
+
+from meshscope.analyze.device.trace_roofline import measure_coverage, measure_rates
+from meshscope.core.operator_cost import Call, Tensor, count_cost
+from meshscope.ingest.traces.trace_tables import OperatorRow
+
+BF16, F32, I64 = 2, 4, 8
+
+
+def call(name, *shapes, item=BF16, values=()):
+    inputs = tuple(
+        tuple(Tensor(sizes=tuple(one), item_bytes=item) for one in shape)
+        if shape and isinstance(shape[0], list)
+        else ((Tensor(sizes=tuple(shape), item_bytes=item),) if shape else ())
+        for shape in shapes
+    )
+    return count_cost(Call(name=name, inputs=inputs, values=tuple(values)))
+
+
+def test_a_product_moves_its_factors_and_its_result():
+    cost = call("aten::mm", [64, 32], [32, 16])
+    assert (cost.flops, cost.num_bytes) == (2 * 64 * 32 * 16, 2 * (64 * 32 + 32 * 16 + 64 * 16))
+    cost = call("aten::addmm", [16], [64, 32], [32, 16])
+    assert (cost.flops, cost.num_bytes) == (2 * 64 * 32 * 16, 2 * (64 * 32 + 32 * 16 + 64 * 16))
+
+
+FIRST = ("", "", "", "[3, 3]", "[2, 2]", "[1, 1]", "1", "False", "False")
+
+
+def test_the_first_convolution_of_a_resnet():
+    """118.0 million multiply-adds an image of 224 × 224."""
+    cost = call(
+        "aten::miopen_convolution", [10, 3, 224, 224], [64, 3, 7, 7], [], [], [], [], [], [], [],
+        values=FIRST,
+    )  # fmt: skip
+    assert cost.flops == 2 * 10 * 118_013_952
+    moved = 10 * 3 * 224 * 224 + 64 * 3 * 49 + 10 * 64 * 112 * 112
+    assert cost.num_bytes == 2 * moved
+
+
+@pytest.mark.parametrize(
+    ("mask", "factor"),
+    [("[True, True, False]", 2), ("[False, True, True]", 1), ("[True, False, False]", 1)],
+)
+def test_backward_of_a_convolution_is_one_or_two_of_its_forward(mask, factor):
+    values = ("", "", "", "[0]", "[2, 2]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "1", mask)
+    shapes = ([10, 64, 112, 112], [10, 3, 224, 224], [64, 3, 7, 7], *([[]] * 8))
+    cost = call("aten::convolution_backward", *shapes, values=values)
+    assert cost.flops == factor * 2 * 10 * 118_013_952
+
+
+def test_groups_divide_the_inputs_of_a_convolution():
+    values = ("", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "8")
+    cost = call("aten::convolution", [2, 8, 10, 10], [8, 1, 3, 3], *([[]] * 7), values=values)
+    assert cost.flops == 2 * 2 * 8 * 10 * 10 * 9
+
+
+def test_without_its_numbers_a_convolution_is_not_counted():
+    assert call("aten::cudnn_convolution", [10, 3, 224, 224], [64, 3, 7, 7], *([[]] * 7)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "products"),
+    [
+        ("aten::_cudnn_attention_forward", [[2, 8, 64, 32]] * 3, 2),
+        ("aten::_cudnn_attention_backward", [[2, 8, 64, 32]] * 5, 4),
+        ("flash_attn::_flash_attn_forward", [[2, 64, 8, 32]] * 3, 2),
+        ("flash_attn::_flash_attn_backward", [[2, 64, 8, 32]] * 5, 4),
+        ("aten::_scaled_dot_product_efficient_attention", [[2, 8, 64, 32]] * 3, 2),
+        ("aten::_scaled_dot_product_flash_attention_backward", [[2, 8, 64, 32]] * 5, 4),
+    ],
+)
+def test_attention_in_all_its_names(name, shapes, products):
+    assert call(name, *shapes).flops == products * 2 * 2 * 8 * 64 * 64 * 32
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "elements"),
+    [
+        ("aten::add", [[8, 4], [8, 4], []], 3 * 32),
+        ("aten::add", [[8, 4], [4], []], 32 + 4 + 32),
+        ("aten::copy_", [[8, 4], [8, 4]], 2 * 32),
+        ("aten::fill_", [[8, 4], []], 32),
+        ("aten::sum", [[8, 4], []], 32),
+        ("aten::native_layer_norm", [[8, 4], [], [4], [4], []], 32 + 8 + 32),
+        ("aten::_foreach_add_", [[[8], [4]], [[8], [4]], []], 3 * 12),
+        ("aten::cat", [[[8, 4], [8, 4]], []], 2 * 64),
+    ],
+)
+def test_operators_that_only_move_data(name, shapes, elements):
+    cost = call(name, *shapes)
+    assert (cost.flops, cost.num_bytes) == (0, elements * BF16)
+
+
+def test_an_embedding_reads_rows_and_not_its_table():
+    inputs = ((Tensor(sizes=(50_000, 64), item_bytes=F32),), (Tensor(sizes=(32,), item_bytes=I64),))
+    cost = count_cost(Call(name="aten::embedding", inputs=inputs))
+    assert cost is not None
+    assert cost.num_bytes == 32 * 8 + 2 * 32 * 64 * 4
+
+
+def test_what_is_not_known_is_not_counted():
+    assert call("aten::index", [8, 4], []) is None
+    assert call("vllm::moe_forward", [888, 3072], [888, 128]) is None
+
+
+def row(name, shapes, types, device_ns, **changes):
+    fields = {"values": "", "count": 1, "num_kernels": 1, "host_ns": 1, "share_ratio": 0.5}
+    return OperatorRow(
+        name=name,
+        shapes=json.dumps(shapes) if shapes is not None else "",
+        types=json.dumps(types),
+        device_ns=device_ns,
+        **{"link_ns": 0, **fields, **changes},
+    )
+
+
+def test_a_roofline_takes_the_longer_of_both_times():
+    """An H100 has 989.4 TFLOP/s of bfloat16 and 3.352 TB/s."""
+    bf16 = "c10::BFloat16"
+    large = row("aten::mm", [[8192, 8192], [8192, 8192]], [bf16, bf16], 2_000_000)
+    thin = row("aten::mm", [[1, 8192], [8192, 8192]], [bf16, bf16], 100_000)
+    moved = row("aten::add", [[4096, 4096], [4096, 4096]], [bf16, bf16], 60_000)
+    rates = measure_rates((large, thin, moved), "NVIDIA H100 80GB HBM3")
+    assert [rate.bound for rate in rates] == ["arithmetic", "memory", "memory"]
+    assert rates[0].roofline_ratio == pytest.approx(2 * 8192**3 / 989.4e12 / 2e-3)
+    assert rates[1].roofline_ratio == pytest.approx(2 * (8192**2 + 2 * 8192) / 3.352e12 / 1e-4)
+    assert rates[2].roofline_ratio == pytest.approx(3 * 2 * 4096**2 / 3.352e12 / 6e-5)
+
+
+def test_coverage_is_of_what_can_be_counted_and_says_the_rest():
+    f32 = "float"
+    operators = (
+        row("aten::add", [[1024], [1024]], [f32, f32], 300),
+        row("aten::index", [[8, 4], []], [f32, ""], 100),
+        row("aten::mm", None, [], 200),
+        row("", None, [], 200),
+        row("record_param_comms", None, [], 5000, link_ns=5000),
+        row("aten::copy_", [[64], [64]], [f32, f32], 700, link_ns=700),
+    )
+    coverage = measure_coverage(operators, measure_rates(operators, ""))
+    assert (coverage.device_ns, coverage.counted_ns, coverage.unlaunched_ns) == (800, 300, 200)
+    assert coverage.ratio == pytest.approx(300 / 800)
+    assert coverage.launched_ratio == pytest.approx(300 / 600)
+    assert [(one.name, one.device_ns) for one in coverage.uncounted] == [
+        ("aten::mm", 200),
+        ("(no operator)", 200),
+        ("aten::index", 100),
+    ]

@@ -1,0 +1,60 @@
+"""Models from config.json: known ones, and everything wrong at once."""
+
+import json
+
+import pytest
+
+from meshscope.errors import UsageError
+from meshscope.plan.hugging_face import read_hugging_face
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "num_attention_heads": 128,
+    "num_hidden_layers": 61, "num_key_value_heads": 128, "intermediate_size": 18432,
+    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+    "vocab_size": 50257,
+}  # fmt: skip
+QWEN_MOE = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "num_attention_heads": 32, "head_dim": 128,
+    "num_key_value_heads": 4, "num_hidden_layers": 48, "intermediate_size": 6144,
+    "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+    "vocab_size": 151936, "max_position_embeddings": 40960,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"), [(LLAMA, 8.03), (DEEPSEEK, 671.0), (GPT2, 0.1244), (QWEN_MOE, 30.5)]
+)
+def test_parameters_are_the_published_ones(tmp_path, config, billions):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert read_hugging_face(path).num_parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert read_hugging_face(tmp_path, 2048).sequence_length == 2048
+
+
+def test_all_problems_come_at_once(tmp_path):
+    path = tmp_path / "config.json"
+    wrong = {**LLAMA, "hidden_size": "wide", "vocab_size": None, "num_attention_heads": -4}
+    path.write_text(json.dumps(wrong))
+    with pytest.raises(UsageError) as raised:
+        read_hugging_face(path)
+    for word in ("hidden_size", "vocab_size", "num_attention_heads"):
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "null", '{"a": 1}'])
+def test_what_is_no_model_is_one_message(tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UsageError):
+        read_hugging_face(path)
