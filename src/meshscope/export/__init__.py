@@ -1,0 +1,1 @@
+"""What a run becomes in other tools' formats: traces for Perfetto, and tables."""

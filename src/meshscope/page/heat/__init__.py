@@ -1,0 +1,1 @@
+"""Rank by step: values, their pictures, and which of these a page has."""

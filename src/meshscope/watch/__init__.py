@@ -1,0 +1,1 @@
+"""`meshscope watch`: a run in the terminal while it is recorded."""
