@@ -1,0 +1,1 @@
+"""Watches runs without a screen."""

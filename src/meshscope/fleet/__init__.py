@@ -1,0 +1,1 @@
+"""Many runs: one line each, kept in an index; a job's runs against each other; deletion by rule."""
