@@ -167,9 +167,10 @@ def put_step(
     flags: int = 0,
     recorder_ns: int = MISSING,
     input_tokens: int = MISSING,
+    input_samples: int = 0,
 ) -> None:
     """One row of `steps`."""
-    words = (step, begin_ns, end_ns, 1 | flags << 32, recorder_ns, input_tokens, 0)
+    words = (step, begin_ns, end_ns, 1 | flags << 32, recorder_ns, input_tokens, input_samples)
     writer.table("steps").put(*words)
 
 

@@ -5,6 +5,15 @@ import pytest
 
 import meshscope
 
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:
+    pass  # environments of other targets (browser, frameworks, notebook) are without it
+else:
+    # A deadline measures the machine, not the code: its cores are shared.
+    settings.register_profile("meshscope", deadline=None)
+    settings.load_profile("meshscope")
+
 USERS_VARIABLES = {
     "CLICOLOR", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR",
     "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
@@ -22,6 +31,8 @@ def forget_the_user() -> None:
     # Workers and ranks fill the cores already. Threads of torch beside them spin while they wait
     # for each other: tests of the engine took four times the processor time with two.
     os.environ["OMP_NUM_THREADS"] = "1"
+    # Beside other load a command takes seconds, and would say so on stderr.
+    os.environ["MESHSCOPE_SILENT_S"] = "3600"
 
 
 # Before test modules are imported: some of them copy the environment.

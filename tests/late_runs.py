@@ -47,6 +47,7 @@ class LateRun:
     transfer_ns: int = MS
     host: Callable[[int], str] = lambda rank: f"node{rank // 4}"
     tokens: Callable[[int, int], int] = lambda rank, step: MISSING
+    samples: Callable[[int, int], int] = lambda rank, step: 0
     collections: Callable[[int, int], int] = lambda rank, step: 0
     """Rank and step to the length of a collection at the begin of forward, part of its work."""
     also: Callable[[RankWriter], None] = lambda writer: None
@@ -79,6 +80,7 @@ class LateRun:
                     job.local_ns(rank, begin[rank]),
                     job.local_ns(rank, now[rank]),
                     input_tokens=self.tokens(rank, step),
+                    input_samples=self.samples(rank, step),
                 )
             ends.append(max(now.values()))
         for writer in job.writers.values():

@@ -55,6 +55,7 @@ def make_signal_run(
     host: Callable[[int], str] = lambda rank: "node0",
     is_sampled: Callable[[int], bool] = lambda step: True,
     is_compiling: Callable[[int], bool] = lambda step: False,
+    is_logged: Callable[[int], bool] = lambda step: True,
     device_limit_bytes: int | None = None,
 ) -> Path:
     """Writes the run and returns its path; the ranks are a dp axis."""
@@ -85,7 +86,7 @@ def make_signal_run(
                 times = {"start_host_mono_ns": begin_ns, "duration_ns": now_ns - begin_ns}
                 writer.journal.write("update", compilation={"step": step, **times})
             put_step(writer, step, begin_ns, now_ns, flags=SKIPPED if skipped(step) else 0)
-            for name, value_of in (scalars or {}).items():
+            for name, value_of in (scalars or {}).items() if is_logged(step) else ():
                 put_scalar(writer, name, step, now_ns, value_of(rank, step))
             if is_sampled(step):
                 put_memory(writer, rank, step, now_ns, rss, device)

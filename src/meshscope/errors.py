@@ -7,6 +7,7 @@ MeshscopeError
 │   ├── RunNotFound     nothing there, or it is not a run
 │   ├── RunEmpty        a run directory in which no rank has recorded anything
 │   └── SchemaTooNew    written by a later meshscope
+├── StorageError      a URL cannot be read or written                             (exit 3)
 ├── TraceError        a trace, or another tool's file, cannot be read             (exit 3)
 └── CaptureError      the recorder could not be set up (never raised into training)
 """
@@ -46,6 +47,12 @@ class RunEmpty(RunError):
 
 class SchemaTooNew(RunError):
     """The run was written by a later version of meshscope."""
+
+
+class StorageError(MeshscopeError):
+    """A URL, or what is there, cannot be read or written."""
+
+    exit_code = 3
 
 
 class TraceError(MeshscopeError):

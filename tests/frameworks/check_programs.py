@@ -11,6 +11,8 @@ from verdict_table import VerdictTable
 
 _TIMED = {"phases", "findings"}
 """Questions whose answer depends on what else the machine does."""
+_NUM_TRIES = 3
+"""For those; the table tells what the ones before the last said."""
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +28,13 @@ def table(request: pytest.FixtureRequest) -> Iterator[VerdictTable]:
 def test_a_program_is_recorded_as_its_own_timers_say(
     kind: Kind, table: VerdictTable, tmp_path: Path
 ) -> None:
-    cells = judge(kind, *run_both(kind, tmp_path / "first"))
     wrong: dict[str, str] = {}
-    if _list_bad(cells).keys() & _TIMED:
+    for number in range(_NUM_TRIES):
+        cells = judge(kind, *run_both(kind, tmp_path / str(number)))
+        if not _list_bad(cells).keys() & _TIMED:
+            break
         # Other work on the machine may fall between two timers, and slows ranks: once more.
-        wrong = _list_bad(cells)
-        cells = judge(kind, *run_both(kind, tmp_path / "second"))
+        wrong |= _list_bad(cells)
     table.add(kind.name, cells, wrong)
     assert not _list_bad(cells)
 

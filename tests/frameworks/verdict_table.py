@@ -17,13 +17,13 @@ class VerdictTable:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Cell]] = {}
-        self._first_tries: dict[str, dict[str, str]] = {}
+        self._earlier: dict[str, dict[str, str]] = {}
 
-    def add(self, name: str, cells: dict[str, Cell], first_try: dict[str, str]) -> None:
-        """A program's row, and what was wrong in a first try; written at once, so that a table that
-        is cut short is there too."""
+    def add(self, name: str, cells: dict[str, Cell], earlier: dict[str, str]) -> None:
+        """A program's row, and what was wrong in earlier tries; written at once, so that a table
+        that is cut short is there too."""
         self._rows[name] = cells
-        self._first_tries |= {name: first_try} if first_try else {}
+        self._earlier |= {name: earlier} if earlier else {}
         if place := os.environ.get(OUTPUT):
             Path(place).write_text(self._encode(), encoding="utf-8")
 
@@ -55,7 +55,7 @@ class VerdictTable:
             "num_cells": len(everything),
             "num_good": sum(everything),
             "num_unknown": sum(c.is_unknown for row in self._rows.values() for c in row.values()),
-            "wrong_in_a_first_try": self._first_tries,
+            "wrong_in_earlier_tries": self._earlier,
             "programs": cells,
         }
         return json.dumps(found, indent=1, ensure_ascii=False) + "\n"

@@ -7,6 +7,7 @@ nor torch.
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -18,8 +19,10 @@ from meshscope.errors import MeshscopeError
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("jobs.run", "Run a training command and record every rank."),
     "train": ("jobs.train", "Train a model from a TOML file, in 3D, and record it."),
+    "plan": ("commands.plan", "Find the best layout for a model on a cluster."),
     "report": ("commands.report", "Explain a recorded run."),
     "rules": ("commands.rules", "List the rules of the diagnosis."),
+    "schedule": ("commands.schedule", "Search a pipeline schedule for given or recorded times."),
     "simulate": ("commands.simulate", "Replay a run with other durations."),
     "trace": ("commands.traces", "Explain traces of torch.profiler."),
     "import": ("commands.trace_import", "Turn traces of torch.profiler into a run."),
@@ -34,14 +37,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Compare two runs: step time, budget, loss, settings.",
     ),
     "hang": ("commands.hang", "Name the rank that a stuck or dead job waits for."),
+    "serve": ("commands.serve", "Show the runs below folders in a browser, live."),
+    "watch": ("commands.watch", "Follow a run in the terminal."),
     "ls": ("commands.ls", "List the runs below a folder."),
+    "expire": ("commands.expire", "Delete runs by rule; says what it would do by default."),
     "sql": ("commands.sql", "Run a SQL query on a run."),
+    "export": ("commands.export", "Write a run for other tools: Perfetto, CSV, Parquet."),
+    "archive": ("commands.archive", "Copy a run to other storage, checked, and again what is new."),
+    "ship": ("commands.ship", "Copy a run to other storage while it is recorded."),
     "compact": ("commands.compact", "Turn a finished run into Parquet files."),
     "doctor": ("commands.doctor", "Say what is installed and what would be recorded here."),
     "glossary": ("commands.glossary", "Explain the words and clocks on the screens."),
 }
 """Name to the module below `cli` that holds `command`, and the line that --help shows."""
 
+_STAYING = frozenset(("run", "train", "trigger", "serve", "watch", "ship"))
+"""Commands that run until something else ends, or say themselves what they do."""
 _EXIT_INTERRUPTED = 130
 _EXIT_BROKEN_PIPE = 141
 _EXIT_MISSING_PACKAGE = 4
@@ -65,7 +76,18 @@ _PACKAGES = {
     "msgspec": "msgspec",
     "numpy": "numpy",
     "rich": "rich",
+    "textual": "textual",
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
     "backports": "backports.zstd",
+    "opentelemetry": "meshscope[otel]",
+    "tensorboard": "meshscope[tensorboard]",
+    "wandb": "meshscope[wandb]",
+    "mlflow": "meshscope[mlflow]",
+    "s3fs": "meshscope[s3]",
+    "gcsfs": "meshscope[gs]",
+    "ray": "meshscope[ray]",
+    "distributed": "meshscope[dask]",
 }
 """Packages a command may find missing, and what to install for them."""
 
@@ -91,13 +113,22 @@ class CommandLine(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command; a closed pipe is not reported as an error."""
         try:
-            result = super().invoke(ctx)
+            with self._tell(ctx):
+                result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
             # The interpreter flushes stdout once more at exit and must not fail there.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(_EXIT_BROKEN_PIPE)
         return result
+
+    def _tell(self, ctx: click.Context) -> AbstractContextManager[None]:
+        """A command that takes longer than two seconds says that it is at work."""
+        if not ctx._protected_args or ctx._protected_args[0] in _STAYING:
+            return nullcontext()
+        from meshscope.cli.terminal_screen import tell_work
+
+        return tell_work("reading")
 
     def main(
         self,
@@ -133,7 +164,9 @@ class CommandLine(click.Group):
 
 def _fail(text: str, exit_code: int) -> NoReturn:
     """Writes one line to stderr, whatever the text contains."""
-    shown = "".join(c if c.isprintable() else " " for c in text)
+    from meshscope.store.remote.mirror import name_places  # errors are rare
+
+    shown = "".join(c if c.isprintable() else " " for c in name_places(text))
     click.echo(f"meshscope: {shown}", err=True)
     sys.exit(exit_code)
 

@@ -1,5 +1,6 @@
 """What commands write: sections for the terminal, one JSON document, files, and notes to stderr."""
 
+import os
 import shutil
 import sys
 import threading
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from meshscope.report.screen import Screen
     from meshscope.report.section import Section
 
+SILENT_VARIABLE = "MESHSCOPE_SILENT_S"
 _SILENT_SECONDS = 2.0
-"""A command that takes longer says that it is at work."""
+"""A command that takes longer says that it is at work; the variable has another number."""
+_at_work: list[str] = []
+"""What is told to be going on, the innermost last."""
 _PIPE_WIDTH = 100
 """Columns where there is no terminal."""
 
@@ -53,15 +57,23 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def tell_work(what: str, silent_s: float = _SILENT_SECONDS) -> Iterator[None]:
-    """Says on stderr that this is still going on: after two seconds, then after each doubling."""
+def tell_work(what: str, silent_s: float | None = None) -> Iterator[None]:
+    """Says on stderr that this is still going on: after two seconds, then after each doubling, and
+    how many ranks or files are done. Inside another it only says what that one is at."""
+    _at_work.append(what)
+    if len(_at_work) > 1:
+        try:
+            yield
+        finally:
+            _at_work.pop()
+        return
     is_over = threading.Event()
     start_s = time.monotonic()
 
     def tell() -> None:
-        pause_s = silent_s
+        pause_s = _choose_silence() if silent_s is None else silent_s
         while not is_over.wait(start_s + pause_s - time.monotonic()):
-            say(f"still {what}, {pause_s:.0f} s so far")
+            say(f"still {_describe_work(what)}, {pause_s:.0f} s so far")
             pause_s *= 2
 
     teller = threading.Thread(target=tell, name="meshscope-tell", daemon=True)
@@ -69,8 +81,23 @@ def tell_work(what: str, silent_s: float = _SILENT_SECONDS) -> Iterator[None]:
     try:
         yield
     finally:
+        _at_work.pop()
         is_over.set()
         teller.join()  # nothing is said after the result
+
+
+def _choose_silence() -> float:
+    try:
+        return max(float(os.environ.get(SILENT_VARIABLE, "")), 0.1)
+    except ValueError:
+        return _SILENT_SECONDS
+
+
+def _describe_work(outermost: str) -> str:
+    what = _at_work[-1] if _at_work else outermost
+    pool = sys.modules.get("meshscope.pool.pool")  # none is loaded to say so
+    done = str(pool.progress) if pool is not None else ""
+    return f"{what} ({done})" if done else what
 
 
 def write_file(text: str, path: Path) -> None:

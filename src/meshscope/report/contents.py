@@ -19,6 +19,7 @@ from meshscope.report.sections.run.ledger import show_ledger
 from meshscope.report.sections.run.memory import show_memory
 from meshscope.report.sections.run.phases import show_peers, show_phases
 from meshscope.report.sections.run.pipeline import show_pipeline
+from meshscope.report.sections.run.prediction import show_prediction
 from meshscope.report.sections.run.program import show_logged, show_settings
 from meshscope.report.sections.run.ranks import show_ranks, show_time
 from meshscope.report.sections.run.recording import show_problems, show_recording
@@ -53,6 +54,7 @@ SECTIONS: dict[str, Callable[[Report, Detail], Section | None]] = {
     "phases": show_phases,
     "budget": show_budget,
     "ledger": show_ledger,
+    "prediction": show_prediction,
     "pipeline": show_pipeline,
     "steps": show_steps,
     "throughput": show_throughput,

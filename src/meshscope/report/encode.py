@@ -63,6 +63,14 @@ def encode(name: str, version: int, document: object, shapes: Shapes | None = No
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def encode_line(name: str, version: int, document: object, shapes: Shapes | None = None) -> str:
+    """The same JSON in one line, without a newline: for logs and for what is sent."""
+    body = as_plain(document, shapes)
+    plain = {"document": name, "document_version": version, **body}
+    text = msgspec.json.encode(plain).decode()
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def encode_schema(name: str, version: int, document: type, shapes: Shapes | None = None) -> str:
     """The JSON Schema of a document, indented, with a final newline."""
     return _write(describe(name, version, document, shapes))

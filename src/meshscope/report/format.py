@@ -109,6 +109,11 @@ def or_dash(value: T | Unavailable, show: Callable[[T], str]) -> str:
     return "n/a" if isinstance(value, Unavailable) else show(value)
 
 
+def begin_sentence(text: str) -> str:
+    """With a capital letter, whatever follows."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def part(value: float, whole: float) -> str:
     """`71 %`: the share of a whole; `n/a` if the whole is 0."""
     return ratio(value / whole) if whole else "n/a"

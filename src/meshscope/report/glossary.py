@@ -286,4 +286,31 @@ GLOSSARY: Mapping[str, tuple[Entry, ...]] = {
             "Not known, with the reason. It never means 0.",
         ),
     ),
+    "Traces of torch.profiler": (
+        Entry(
+            "period (of a device's step)",
+            "From the end of one step's device work to the end of the next one's, whatever the "
+            "device ran in it. Periods follow each other and sum to the device's time.",
+            "time, clock of the trace",
+        ),
+        Entry(
+            "category",
+            "What a kernel is for, by its name or the operator that launched it. A fused kernel "
+            "counts for one thing in its name.",
+            "sum over events; what ran at once counts twice",
+        ),
+        Entry(
+            "roofline",
+            "The time that a device would need for an operator at its dense peak, or to move its "
+            "inputs and outputs once at its memory's bandwidth, whichever is longer, over the "
+            "time it took.",
+            "ratio",
+        ),
+        Entry(
+            "coverage",
+            "The share of device time whose FLOPs or bytes are known from recorded shapes; "
+            "without communication and copies between host and device.",
+            "ratio",
+        ),
+    ),
 }

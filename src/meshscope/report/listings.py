@@ -3,10 +3,45 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshscope.core.unavailable import Unavailable
 from meshscope.core.verdict.thresholds import Threshold
 from meshscope.diagnose.counterparts import Counterpart
 from meshscope.diagnose.rule import Rule, describe
 from meshscope.diagnose.rule_page import list_parts, name_subject
+from meshscope.report.goodput import Goodput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedReport:
+    """What a list shows of a run's report."""
+
+    worst: str | None
+    """Code and title of the most urgent finding above low; None without one."""
+    severity: str | None
+    saved_ratio: float | Unavailable
+    """Share of a step that is saved without its cause."""
+    mfu_ratio: float | Unavailable
+    joules: float | Unavailable
+    """Energy of the devices in the steps of the last attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regression:
+    """A run against the last good one of its job before it."""
+
+    against: str
+    """Path of that run: it finished, with as many ranks."""
+    slower_ratio: float
+    """How much longer a step takes; negative where it is shorter."""
+    error_ratio: float
+    """Standard error of that, by the spread of both runs' steps."""
+    is_slower: bool
+    """More than 5 %, and more than four standard errors."""
+
+
+_NOT_READ = Unavailable("the run cannot be read")
+_NO_REPORT = Unavailable("not asked for: --findings")
+_NO_TREND = Unavailable("not asked for: --trend")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +57,19 @@ class Listing:
     num_steps: int | None = None
     """Finished steps of the last attempt, on its first rank."""
     state: str
+    job: str | None = None
+    """The job's name: the folder above one that is named by a time, else the run's own."""
+    is_open: bool = False
+    """Some rank of the last attempt wrote no end: it goes on, or was killed."""
+    last_sign_unix_ns: int | None = None
+    """When its first rank last recorded something."""
+    step_ns: float | None = None
+    """From one step's start to the next, median over the last 1,000 steps of the first rank."""
+    step_error_ns: float | None = None
+    """Standard error of that, by the spread of the steps."""
+    goodput: Goodput | Unavailable = _NOT_READ
+    report: ListedReport | Unavailable = _NO_REPORT
+    regression: Regression | Unavailable = _NO_TREND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +92,8 @@ class RuleFacts:
     page: Mapping[str, str]
     """Heading to text."""
     thresholds: tuple[Threshold, ...]
-    symptom_of: tuple[str, ...]
-    """Codes of rules whose findings explain this one's."""
+    is_pattern: bool
+    """It says where or when time is lost, not why: a finding with a cause may explain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,5 +135,5 @@ def describe_rule(rule: type[Rule]) -> RuleFacts:
         what=describe(rule),
         page=list_parts(rule),
         thresholds=tuple(rule.thresholds),
-        symptom_of=tuple(sorted(rule.symptom_of)),
+        is_pattern=rule.is_pattern,
     )

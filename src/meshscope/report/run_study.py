@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshscope.analyze.rank.step_choice import StepChoice
 from meshscope.analyze.study import Study
 from meshscope.capture.profiling.rank_choice import NO_MESH, RankChoice
 from meshscope.core.config.given_flops import GivenFlops, check_given
@@ -27,15 +28,20 @@ from meshscope.ingest.kineto.trace_files import find_traces, is_trace_name
 from meshscope.report.contents import list_sections
 from meshscope.report.format import name_ranks
 from meshscope.report.media import MARKDOWN, PAGE, Medium
+from meshscope.report.render.page import render_fragment
 from meshscope.report.run.report import Detail, Report
 from meshscope.report.section import Section
 from meshscope.report.sections.run.first_screen import MORE
-from meshscope.store.read.columns import Columns, ProblemKind
+from meshscope.report.tables import REPORT_TABLES, StudyTable, build_table
+from meshscope.store.read.columns import ProblemKind
+from meshscope.store.read.files import fetch_below, find_files, is_file, is_folder
 from meshscope.store.read.rank_ranges import RankRanges
 from meshscope.store.read.run import Attempt, Run, is_run_directory, open_run
+from meshscope.store.remote.mirror import open_place
 from meshscope.store.schema import TABLES
 
 if TYPE_CHECKING:
+    from meshscope.hang.hang import Hang
     from meshscope.report.screen import Screen
 
 
@@ -49,7 +55,8 @@ def study(
     peak_tflops: float | None = None,
     rules: Sequence[str | PathLike[str]] = (),
 ) -> "RunStudy":
-    """Opens a run directory, a trace of torch.profiler, or a folder with traces of one job.
+    """Opens a run directory, a trace of torch.profiler, or a folder with traces of one job; also by
+    a URL, such as `s3://bucket/run`.
 
     `attempt` counts launches of the job from 0; the default is the last. `warmup_steps` is the
     number of first steps to leave out of statistics; the default is 1 if more than 3 finished.
@@ -60,7 +67,7 @@ def study(
     `rules` are Python files with rules of your own, which are run.
     """
     flops = check_given(flops_per_step, peak_tflops)
-    run = _open(Path(path))
+    run = _open(open_place(path))
     if attempt is not None and not 0 <= attempt < len(run.attempts):
         raise UsageError(f"{path} has no attempt {attempt}; it has {len(run.attempts)}, from 0 on")
     chosen = run.last_attempt if attempt is None else run.attempts[attempt]
@@ -100,9 +107,10 @@ class RunStudy:
         thresholds: Thresholds | None = None,
         flops: GivenFlops | None = None,
         rule_set: RuleSet = OWN_RULES,
+        step_choice: StepChoice | None = None,
     ) -> None:
         self.run = run
-        self.study = Study(attempt, warmup_steps=warmup_steps, flops=flops)
+        self.study = Study(attempt, warmup_steps=warmup_steps, flops=flops, step_choice=step_choice)
         """All analyses, with their arrays."""
         self._thresholds = thresholds
         self._rule_set = rule_set
@@ -113,6 +121,18 @@ class RunStudy:
         self.study.failures.extend(chosen.failures)
         context = Context(self.study, thresholds=self._thresholds)
         return diagnose(context, rules=chosen.rules, sources=chosen.sources)
+
+    @cached_property
+    def hang(self) -> "Hang | None":
+        """What holds the job up, without asking processes for their stacks; None where every rank
+        wrote an end."""
+        attempt = self.study.attempt
+        if attempt.is_from_traces or all(rank.closing is not None for rank in attempt):
+            return None
+        from meshscope.hang.hang import diagnose_hang  # most runs ended
+        from meshscope.hang.processes import this_machine
+
+        return diagnose_hang(attempt, this_machine(), asks_stacks=False)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -129,39 +149,54 @@ class RunStudy:
         totals = zip(budget.lines, budget.total_ns().tolist(), strict=True)
         return {line.name: total / count for line, total in totals}
 
-    def table(self, name: str) -> Columns:
-        """A recorded table of all ranks as numpy columns; `rank` comes first."""
+    def table(self, name: str) -> StudyTable:
+        """A table of all ranks as numpy columns: one that was recorded (`rank` comes first), or one
+        of the report (`findings`, `budget`, `matches`, …). `to_pandas`, `to_polars` and `to_arrow`
+        of it need their packages."""
+        if name in REPORT_TABLES:
+            made = build_table(name, self.study, lambda: self.findings)
+            if isinstance(made, Unavailable):
+                raise UsageError(f"this run has no table {name}: {made.reason}")
+            return made
         if name not in TABLES:
-            raise UsageError(f"there is no table {name}; there are {', '.join(TABLES)}")
+            there = ", ".join((*TABLES, *REPORT_TABLES))
+            raise UsageError(f"there is no table {name}; there are {there}")
         tables = {recording.rank: recording.read(name) for recording in self.study.attempt}
         names = [column.name for column in TABLES[name].columns]
         counts = [len(columns[names[0]]) for columns in tables.values()]
-        return {
-            "rank": np.repeat(list(tables), counts),
-            **{name: np.concatenate([one[name] for one in tables.values()]) for name in names},
-        }
+        return StudyTable(
+            {
+                "rank": np.repeat(list(tables), counts),
+                **{name: np.concatenate([one[name] for one in tables.values()]) for name in names},
+            }
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the first screen, without a script."""
+        return self.report()._repr_html_()
 
     def report(self, *, with_diagnosis: bool = True, detail: Detail | None = None) -> "RunReport":
         """What `meshscope report` shows."""
         diagnosis = self.diagnosis if with_diagnosis else None
-        return RunReport(Report(run=self.run, study=self.study, diagnosis=diagnosis), detail)
+        report = Report(run=self.run, study=self.study, diagnosis=diagnosis, hang=self.hang)
+        return RunReport(report, detail)
 
 
 class RunReport:
     """A report and its output formats. Names select sections; without any, the first screen."""
 
     def __init__(self, report: Report, detail: Detail | None = None) -> None:
-        self._report = report
+        self.content = report
         self._detail = detail or Detail()
 
     @property
     def is_complete(self) -> bool:
         """Every rank is there, finished and undamaged, and no error was caught."""
-        return self._report.study.health.is_complete
+        return self.content.study.health.is_complete
 
     def sections(self, *names: str) -> list[Section]:
         """The content without a medium."""
-        return list_sections(self._report, self._detail, names)
+        return list_sections(self.content, self._detail, names)
 
     def _without_hints(self, *names: str) -> list[Section]:
         """Without the section on other options, which does not help the reader of a file."""
@@ -178,34 +213,43 @@ class RunReport:
         """A self-contained page without scripts."""
         return self.write(PAGE, *names)
 
+    def _repr_html_(self) -> str:
+        """The same as an element of a notebook."""
+        return render_fragment(self._without_hints())
+
     def to_markdown(self, *names: str) -> str:
         """For a comment or a job's summary."""
         return self.write(MARKDOWN, *names)
 
     def write(self, medium: Medium, *names: str) -> str:
         """In any medium of `report.media`."""
-        return medium.render(self._without_hints(*names), f"Report of {self._report.facts.path}")
+        return medium.render(self._without_hints(*names), f"Report of {self.content.facts.path}")
 
     def to_json(self) -> str:
         """The document that docs/schemas/meshscope-report.schema.json describes."""
         from meshscope.report.run.document import encode_report
 
-        return encode_report(self._report)
+        return encode_report(self.content)
 
 
 def _open(path: Path) -> Run:
-    is_trace = path.is_file() and is_trace_name(path)
-    if not is_trace and not (path.is_dir() and not is_run_directory(path) and _has_traces(path)):
+    fetch_below(path)
+    is_trace = is_file(path) and is_trace_name(path)
+    if not is_trace and not (is_folder(path) and not is_run_directory(path) and _has_traces(path)):
         return open_run(path)
+    return open_traces(find_traces([path]), path)
+
+
+def open_traces(files: list[Path], path: Path) -> Run:
+    """Traces as a run, which is named by `path`."""
     from meshscope.ingest.kineto.kineto import read_trace
     from meshscope.ingest.traces.trace_recording import record_trace
     from meshscope.ingest.traces.trace_run import MAX_SPANS, make_run
 
-    files = find_traces([path])
     max_spans = max(MAX_SPANS // len(files), 1000)
     recordings = [record_trace(read_trace(file), max_spans=max_spans) for file in files]
     return make_run(recordings, path).run
 
 
 def _has_traces(folder: Path) -> bool:
-    return any(is_trace_name(file) for file in folder.rglob("*.json*"))
+    return any(is_trace_name(file) for file in find_files(folder, "**/*.json*"))

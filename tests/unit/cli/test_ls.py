@@ -10,6 +10,11 @@ from meshscope.cli import main
 from meshscope.core.layout import Layout
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 def invoke(*arguments):
     return CliRunner().invoke(main, ["ls", *map(str, arguments)])
 
@@ -20,17 +25,25 @@ def test_runs_are_listed_with_when_ranks_steps_and_state(tmp_path):
     make_run(tmp_path / "short", layout=Layout(dp=3), faults=Faults(missing=frozenset({1})))
     (tmp_path / "bad" / "rank00000").mkdir(parents=True)
     lines = invoke(tmp_path).stdout.splitlines()
-    assert lines[0].split() == ["RUN", "ID", "STARTED", "RANKS", "STEPS", "STATE"]
+    assert lines[0].split() == [
+        "RUN", "ID", "STARTED", "RANKS", "STEPS", "PACE", "GOODPUT", "RANK-H", "STATE",
+    ]  # fmt: skip
     rows = {line.split()[0].removeprefix(f"{tmp_path}/"): line for line in lines[1:]}
     assert list(rows) == ["bad", "deep/er/killed", "good", "short"]
     assert "unreadable: " in rows["bad"]
-    assert rows["good"].endswith("2025-11-15 09:46:40 UTC  2      7      finished")
-    assert rows["deep/er/killed"].endswith("1      3      still running or killed")
-    assert rows["short"].endswith("2/3    5      finished, 1 missing")
+    # 7 steps of 100 ms and 1 ms between; 500 ms before, 10 ms after: 1,216 ms on 2 ranks.
+    assert rows["good"].split()[2:] == [
+        "2025-11-15", "09:46:40", "UTC", "2", "7", "9.9/s", "58", "%", "0.000676", "finished",
+    ]  # fmt: skip
+    assert rows["deep/er/killed"].split()[5:7] == ["1", "3"]
+    assert rows["deep/er/killed"].endswith("still running or killed")
+    assert rows["short"].split()[5:7] == ["2/3", "5"]
+    assert rows["short"].endswith("finished, 1 missing")
 
 
 PROGRAM = """
 import signal, sys, meshscope
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 recorder = meshscope.start(sys.argv[1], provenance=False)
 with recorder.step():
     pass
@@ -78,3 +91,15 @@ def test_a_rank_without_a_header_does_not_hide_when_the_run_began(tmp_path):
     (found,) = json.loads(invoke(tmp_path, "--json").stdout)["runs"]
     assert found["started_unix_ns"] == START_UNIX_NS
     assert (found["num_ranks"], found["num_attempts"]) == (2, 1)
+
+
+def test_a_foreign_manifest_hides_nothing_below_it(tmp_path):
+    make_run(tmp_path / "theirs" / "runs" / "ours", num_steps=7)
+    (tmp_path / "theirs" / "run.json").write_text('{"tool": "another"}', encoding="utf-8")
+    lines = invoke(tmp_path).stdout.splitlines()[1:]
+    rows = {line.split()[0].removeprefix(f"{tmp_path}/"): line for line in lines}
+    assert list(rows) == ["theirs", "theirs/runs/ours"]
+    assert "unreadable: " in rows["theirs"]
+    assert "finished" in rows["theirs/runs/ours"]
+    report = CliRunner().invoke(main, ["report", str(tmp_path / "theirs")])
+    assert "7 steps on 1 rank" in report.stdout

@@ -2,12 +2,16 @@
 
 import gzip
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
 
-from meshscope.cli import main
-from meshscope.ingest.kineto.trace_cache import cache_path
+from meshscope.analyze.device.trace_summary import summarize_trace
+from meshscope.cli import main, trace_summaries
+from meshscope.cli.trace_summaries import load_summary, store_summary, summary_path
+from meshscope.ingest.kineto.kineto import read_trace
+from meshscope.ingest.kineto.trace_cache import cache_path, read_stamp
 
 
 def invoke(*arguments):
@@ -53,6 +57,7 @@ def make_trace(path, rank=0, shift_us=0.0, late_us=0.0, num=4, world_size=2):
         ]
     header = {"distributedInfo": {"rank": rank, "world_size": world_size, "backend": "nccl"}}
     data = json.dumps({**header, "traceEvents": events}).encode()
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
@@ -64,7 +69,15 @@ def test_a_trace_is_explained_and_kept_beside_it(tmp_path):
     assert "recognised 8 kernels, 4 collectives" in first.output
     assert "rank 0 of 2" in first.output
     assert first.output == second.output
-    assert cache_path(path).exists()
+    assert summary_path(path).exists()
+    assert not cache_path(path).exists()  # the summary is all that is asked for again
+
+
+def test_several_traces_keep_their_columns(tmp_path):
+    paths = [make_trace(tmp_path / f"r{rank}.json", rank=rank) for rank in range(2)]
+    first, second = invoke(tmp_path, "--json"), invoke(tmp_path, "--json")
+    assert first.output == second.output
+    assert all(cache_path(path).exists() for path in paths)
 
 
 def test_no_cache_leaves_nothing_behind(tmp_path):
@@ -78,8 +91,58 @@ def test_a_stale_or_damaged_cache_is_not_used(tmp_path):
     invoke(path)
     make_trace(path, num=7)
     assert "recognised 14 kernels" in invoke(path).output
-    cache_path(path).write_bytes(b"PK\x03\x04 nonsense")
-    assert "recognised 14 kernels" in invoke(path).output
+    for damaged in (b"", b"nonsense", b"\x80", summary_path(path).read_bytes()[:-1]):
+        summary_path(path).write_bytes(damaged)
+        assert "recognised 14 kernels" in invoke(path).output
+
+
+def test_damaged_columns_are_not_used(tmp_path):
+    paths = [make_trace(tmp_path / f"r{rank}.json", rank=rank) for rank in range(2)]
+    expected = invoke(tmp_path, "--json").output
+    cache_path(paths[0]).write_bytes(b"PK\x03\x04 nonsense")
+    assert invoke(tmp_path, "--json").output == expected
+
+
+def test_the_same_length_and_time_of_change_do_not_make_it_the_same_file(tmp_path):
+    """Of one trace, which keeps its summary, and of two, which keep their columns."""
+    path = make_trace(tmp_path / "a.json")
+    other = make_trace(tmp_path / "b" / "b.json", rank=1)
+    before = path.stat()
+    for arguments in ([path], [path, other]):
+        path.write_bytes(path.read_bytes().replace(b'"dur": 41', b'"dur": 40'))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        invoke(*arguments)
+        path.write_bytes(path.read_bytes().replace(b'"dur": 40', b'"dur": 41'))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        after = path.stat()
+        assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+        document = json.loads(invoke(*arguments, "--json").stdout)
+        assert document["traces"][0]["devices"][0]["breakdown"]["time"]["compute_ns"] == 164_000
+
+
+def test_a_kept_summary_is_of_one_layout_and_code(tmp_path, monkeypatch):
+    path = make_trace(tmp_path / "a.json")
+    assert '"axis": "tp"' in invoke(path, "--layout", "tp=2", "--json").stdout
+    assert '"axis": "dp"' in invoke(path, "--layout", "dp=2", "--json").stdout
+    changed = load_summary(path, read_stamp(path))
+    assert changed is not None
+    monkeypatch.setattr(trace_summaries, "code_stamp", lambda: "another")
+    assert load_summary(path, read_stamp(path)) is None
+
+
+@pytest.mark.parametrize("has_device", [True, False])
+def test_a_summary_is_kept_whole(tmp_path, has_device):
+    """A field of a type that cannot be rebuilt would never be kept."""
+    path = make_trace(tmp_path / "a.json")
+    if not has_device:
+        path.write_bytes(path.read_bytes().replace(b'"kernel"', b'"cpu_op"'))
+    stamp = read_stamp(path)
+    summary = summarize_trace(read_trace(path))
+    assert bool(summary.devices) == has_device
+    assert store_summary(path, stamp, None, summary)
+    kept = load_summary(path, stamp)
+    assert kept is not None
+    assert kept.summary == summary
 
 
 def test_json_has_the_numbers(tmp_path):

@@ -15,6 +15,7 @@ from meshscope.core.layout import Layout
 from meshscope.core.operations import Kind
 from meshscope.hang.hang import Hang
 from meshscope.hang.hang_rules import ErrorClass, Reason, VerdictKind, classify_error
+from meshscope.report.sections import hang_words
 
 CUBE = Layout(dp=2, tp=2, pp=2)
 
@@ -554,3 +555,8 @@ def test_a_rank_that_rests_is_not_blamed_for_what_it_may_have_entered(tmp_path, 
     hang = make_resting(tmp_path / "run", waiter, step=17).diagnose()
     assert hang.culprits == ()
     assert (hang.states[1].resting_since_step, hang.states[0].resting_since_step) == (17, None)
+
+
+def test_there_is_advice_for_every_reason():
+    assert set(hang_words._ADVICE) == set(Reason)
+    assert all("{who}" in text for text in hang_words._ADVICE.values())

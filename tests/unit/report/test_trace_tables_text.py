@@ -80,6 +80,9 @@ def test_a_difference_says_what_is_new_and_what_is_gone(tmp_path) -> None:
     before, after = made(tmp_path / "a.json", 0), made(tmp_path / "b.json", 0, length=30)
     text = render_difference(compare_traces([before], [after]), Screen(width=80), num_rows=2)
     assert max(map(len, text.splitlines())) <= 80
-    (line,) = (line for line in text.splitlines() if line.split()[:1] == ["communication"])
-    assert line.split() == ["communication", "+240", "µs", "3", "120", "µs", "360", "µs"]
+    part, category = (
+        line.split() for line in text.splitlines() if line.split()[:1] == ["communication"]
+    )
+    assert part == ["communication", "+240", "µs", "3", "120", "µs", "360", "µs"]
+    assert category == [*part, "12", "12"]  # kernels before and now
     assert sum("all_reduce" in line for line in text.splitlines()) == 2

@@ -5,12 +5,13 @@ from pathlib import Path
 import click
 
 from meshscope.cli.locate import locate_run
+from meshscope.cli.places import LOCAL
 from meshscope.store.read.compact import compact_run
 from meshscope.store.read.parquet import COMPACT_DIR
 
 
 @click.command("compact", short_help="Turn a finished run into Parquet files.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=LOCAL)
 @click.option(
     "--remove-raw",
     is_flag=True,

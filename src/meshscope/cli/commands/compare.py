@@ -4,13 +4,15 @@ from pathlib import Path
 
 import click
 
-from meshscope.analyze.compare.compare import compare_studies, judge
 from meshscope.analyze.compare.compare_loss import ABSOLUTE, RELATIVE, Tolerance
-from meshscope.analyze.study import Study
+from meshscope.cli.engine_option import engine_option
 from meshscope.cli.locate import open_located, pick_attempt
+from meshscope.cli.page_files import write_compare_page
+from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import show_document, show_sections, write_file
-from meshscope.core.unavailable import need, or_unavailable
-from meshscope.diagnose.context import Context
+from meshscope.errors import UsageError
+from meshscope.report.run_compare import compare_runs
+from meshscope.report.run_study import RunStudy
 from meshscope.report.sections.compare import (
     DOCUMENT,
     SHAPES,
@@ -18,16 +20,15 @@ from meshscope.report.sections.compare import (
     make_compare_page,
     make_compare_sections,
 )
-from meshscope.simulate.ledger.ledger_change import LedgerChange, compare_ledgers
-from meshscope.store.read.run import Attempt
+from meshscope.store.remote.mirror import name_place
 
 _EXIT_FAILED = 7
 """B is beyond what --fail-on or --fail-on-loss allows."""
 
 
 @click.command("compare", short_help="Compare two runs: step time, budget, loss, settings.")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=READ)
+@click.argument("b", type=READ)
 @click.option(
     "--fail-on",
     "limit_percent",
@@ -61,16 +62,27 @@ _EXIT_FAILED = 7
 )
 @click.option("--attempt-a", type=click.IntRange(min=0), help="Launch of A.  [default: the last]")
 @click.option("--attempt-b", type=click.IntRange(min=0), help="Launch of B.  [default: the last]")
+@engine_option
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
 @click.option(
     "--markdown",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=WRITE_FILE,
     metavar="FILE",
     help="Also write Markdown to this file.",
 )
 @click.option(
+    "--html",
+    "page",
+    type=WRITE_FILE,
+    metavar="FILE",
+    help="Also write the interactive page to this file; it needs no network.",
+)
+@click.option(
+    "--redact", is_flag=True, help="Leave hosts, paths and command lines out of the page."
+)
+@click.option(
     "--junit",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=WRITE_FILE,
     metavar="FILE",
     help="Also write JUnit XML to this file.",
 )
@@ -91,6 +103,8 @@ def command(
     as_json: bool,
     markdown: Path | None,
     junit: Path | None,
+    page: Path | None,
+    redact: bool,
 ) -> None:
     """Shows what changed from run A to run B, and whether B is slower.
 
@@ -98,24 +112,21 @@ def command(
     whole interval lies beyond the limit. Exit codes: 0 fine or inconclusive, 7 beyond the limit, 2
     usage, 3 a run cannot be read.
     """
-    study_a = Study(_open(a, attempt_a), warmup_steps=warmup_steps)
-    study_b = Study(_open(b, attempt_b), warmup_steps=warmup_steps)
-    comparison = compare_studies(
-        study_a,
-        study_b,
+    if redact and page is None:
+        raise UsageError("--redact is for the page; add --html FILE")
+    run_a, run_b = _open(a, attempt_a, warmup_steps), _open(b, attempt_b, warmup_steps)
+    compared = compare_runs(
+        run_a,
+        run_b,
+        names=(name_place(a), name_place(b)),
         tolerance=Tolerance(absolute=absolute, relative=relative, is_exact=exact),
-    )
-    limit = None if limit_percent is None else limit_percent / 100
-    compared = Compared(
-        a=str(a),
-        b=str(b),
-        comparison=comparison,
-        limit_ratio=limit,
-        verdict=None if limit is None else judge(comparison.period, limit),
-        ledger=_compare_ledgers(study_a, study_b),
+        limit_ratio=None if limit_percent is None else limit_percent / 100,
         fails_on_loss=fail_on_loss,
     )
     _write_files(compared, markdown, junit)
+    if page is not None:
+        contents = run_a.report().content, run_b.report().content
+        write_compare_page(compared, contents, page, is_redacted=redact)
     if as_json:
         show_document(DOCUMENT, compared, SHAPES)
     else:
@@ -124,13 +135,9 @@ def command(
         context.exit(_EXIT_FAILED)
 
 
-@or_unavailable
-def _compare_ledgers(a: Study, b: Study) -> LedgerChange:
-    return compare_ledgers(need(Context(a).ledger), need(Context(b).ledger))
-
-
-def _open(path: Path, index: int | None) -> Attempt:
-    return pick_attempt(open_located(path), index)
+def _open(path: Path, index: int | None, warmup_steps: int | None) -> RunStudy:
+    run = open_located(path)
+    return RunStudy(run, pick_attempt(run, index), warmup_steps=warmup_steps)
 
 
 def _write_files(compared: Compared, markdown: Path | None, junit: Path | None) -> None:

@@ -5,7 +5,10 @@ from pathlib import Path
 import click
 
 from meshscope.cli.locate import locate_run, pick_attempt
+from meshscope.cli.page_files import write_hang_page
+from meshscope.cli.places import READ, READ_THERE, WRITE_FILE
 from meshscope.cli.terminal_screen import show_document, show_sections
+from meshscope.errors import UsageError
 from meshscope.hang.flight_recorder import DUMPS_NAME
 from meshscope.hang.hang import diagnose_hang
 from meshscope.hang.hang_rules import AFTER_NS
@@ -17,13 +20,14 @@ from meshscope.report.sections.hang import (
     make_hang_section,
 )
 from meshscope.store.read.run import open_run
+from meshscope.store.remote.mirror import name_place
 
 _EXIT_STUCK = 5
 """A hang or a death was found."""
 
 
 @click.command("hang", short_help="Name the rank that a stuck or dead job waits for.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=READ)
 @click.option(
     "--attempt",
     "attempt_index",
@@ -40,6 +44,16 @@ _EXIT_STUCK = 5
     help="A wait older than this is a hang.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
+@click.option(
+    "--html",
+    "page",
+    type=WRITE_FILE,
+    metavar="FILE",
+    help="Also write the interactive page to this file; it needs no network.",
+)
+@click.option(
+    "--redact", is_flag=True, help="Leave hosts, paths and command lines out of the page."
+)
 @click.option("--all-ranks", is_flag=True, help="Show every rank, not only those held up.")
 @click.option(
     "--stacks/--no-stacks",
@@ -49,7 +63,7 @@ _EXIT_STUCK = 5
 )
 @click.option(
     "--flight-recorder",
-    type=click.Path(path_type=Path, exists=True),
+    type=READ_THERE,
     help=f"Dumps of torch's flight recorder.  [default: RUN/{DUMPS_NAME} if it is there]",
 )
 @click.pass_context
@@ -60,6 +74,8 @@ def command(
     attempt_index: int | None,
     after_s: float,
     as_json: bool,
+    page: Path | None,
+    redact: bool,
     all_ranks: bool,
     stacks: bool,
     flight_recorder: Path | None,
@@ -70,6 +86,8 @@ def command(
     processes of this host. Exit codes: 0 nothing hangs, 5 a hang or a death, 2 usage, 3
     the run cannot be read.
     """
+    if redact and page is None:
+        raise UsageError("--redact is for the page; add --html FILE")
     directory = locate_run(run)
     opened = open_run(directory)
     attempt = pick_attempt(opened, attempt_index)
@@ -83,9 +101,11 @@ def command(
         asks_stacks=stacks,
         flight_recorder=dumps,
     )
+    if page is not None:
+        write_hang_page(opened, attempt, hang, page, is_redacted=redact)
     if as_json:
         document = make_hang_document(
-            hang, run=str(opened.path), attempt=attempt.index, shows_all_ranks=all_ranks
+            hang, run=name_place(opened.path), attempt=attempt.index, shows_all_ranks=all_ranks
         )
         show_document(DOCUMENT, document, SHAPES)
     else:

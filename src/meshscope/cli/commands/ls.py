@@ -4,93 +4,102 @@ from pathlib import Path
 
 import click
 
-from meshscope.cli.locate import find_runs
+from meshscope.cli.places import READ
 from meshscope.cli.terminal_screen import show_document
-from meshscope.errors import RunError
-from meshscope.report.format import align, clean_path, clean_text, count, moment
+from meshscope.core.unavailable import known
+from meshscope.fleet.index import Index
+from meshscope.fleet.summary import search
+from meshscope.fleet.trend import add_regressions
+from meshscope.report import format as form
 from meshscope.report.listings import RUNS, Listing, RunsDocument
-from meshscope.store.read.run import Attempt, open_run
+from meshscope.store.read.run_folders import find_runs
+from meshscope.store.remote.mirror import name_place
 
 
 @click.command("ls", short_help="List the runs below a folder.")
-@click.argument("folder", type=click.Path(path_type=Path), default=Path())
+@click.argument("folder", type=READ, default=Path())
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
-def command(*, folder: Path, as_json: bool) -> None:
-    """Lists the runs at or below FOLDER (default: here): when, ranks, steps, state.
+@click.option("--findings", is_flag=True, help="Also make reports: worst finding, MFU, energy.")
+@click.option("--job", help="Only runs of this job: the folder above one named by a time.")
+@click.option("--search", "text", help="Only runs with these words in path, state or finding.")
+@click.option("--trend", is_flag=True, help="By job and start, each against the last good run.")
+@click.option("--no-index", is_flag=True, help="Read every run again; keep nothing.")
+def command(
+    *,
+    folder: Path,
+    as_json: bool,
+    findings: bool,
+    job: str | None,
+    text: str | None,
+    trend: bool,
+    no_index: bool,
+) -> None:
+    """Lists the runs at or below FOLDER (default: here): when, ranks, steps, pace, state.
 
     Ranks, steps and state are those of the last attempt; steps are counted on its first rank.
+    GOODPUT is the share of the allocation, over all attempts, in steps that were not done again;
+    RANK-H is the allocation of all ranks in hours. Lines of runs that ended are kept in an index.
     """
-    listings = [describe_run(path) for path in find_runs(folder)]
+    paths = find_runs(folder)
+    index = Index(folder, is_used=not no_index)
+    listings = [index.describe(path, with_report=findings) for path in paths]
+    index.save(paths)
+    if job is not None:
+        listings = [one for one in listings if one.job == job]
+    if text is not None:
+        listings = search(listings, text)
+    if trend:
+        listings = add_regressions(listings)
     if as_json:
         show_document(RUNS, RunsDocument(runs=tuple(listings)))
         return
     if not listings:
-        click.echo(f"meshscope: no run at or below {clean_path(str(folder))}", err=True)
+        place = form.clean_path(name_place(folder))
+        what = "no run" if job is None and text is None else "no such run"
+        click.echo(f"meshscope: {what} at or below {place}", err=True)
         return
-    titles = ("RUN", "ID", "STARTED", "RANKS", "STEPS", "STATE")
-    click.echo(align([titles, *map(_row, listings)]), nl=False)
+    titles = ["RUN", "ID", "STARTED", "RANKS", "STEPS", "PACE", "GOODPUT", "RANK-H", "STATE"]
+    titles += ["MFU", "ENERGY", "WORST"] if findings else []
+    titles += ["AGAINST LAST GOOD"] if trend else []
+    rows = [_row(one, with_report=findings, with_trend=trend) for one in listings]
+    click.echo(form.align([titles, *rows]), nl=False)
 
 
-def describe_run(path: Path) -> Listing:
-    try:
-        run = open_run(path)
-        attempt = run.last_attempt
-        first = next(iter(attempt))
-        num_steps = len(first.read("steps")["step"])
-    except RunError as error:
-        return Listing(path=str(path), state=f"unreadable: {error}")
-    run_id = run.manifest.get("run_id")
-    return Listing(
-        path=str(path),
-        run_id=run_id if isinstance(run_id, str) else None,
-        started_unix_ns=min(
-            (start for rank in attempt if (start := rank.start_unix_ns)), default=None
-        ),
-        num_attempts=len(run.attempts),
-        num_ranks=len(attempt.ranks),
-        world_size=attempt.world_size,
-        num_steps=num_steps,
-        state=_describe_state(attempt),
-    )
-
-
-def _describe_state(attempt: Attempt) -> str:
-    num_open = sum(rank.closing is None for rank in attempt)
-    if num_open == len(attempt.ranks):
-        state = "still running or killed"
-    elif num_open:
-        state = f"{num_open} of {len(attempt.ranks)} ranks without an end"
-    else:
-        state = _describe_end(attempt)
-    missing = len(attempt.missing_ranks)
-    return f"{state}, {missing} missing" if missing else state
-
-
-def _describe_end(attempt: Attempt) -> str:
-    """How ranks ended that all have an end: by themselves, or with an exception."""
-    raised = [rank for rank in attempt if rank.exception is not None]
-    if not raised:
-        return "finished"
-    kinds = [(rank.exception or "").partition(":")[0] for rank in raised]
-    if set(kinds) == {KeyboardInterrupt.__name__}:
-        return "interrupted"
-    # What one rank raises is often an interrupt on the others.
-    first = next(kind for kind in kinds if kind != KeyboardInterrupt.__name__)
-    who = f"{len(raised)} of {len(attempt.ranks)} ranks " if len(attempt.ranks) > 1 else ""
-    return f"{who}ended with {first}"
-
-
-def _row(listing: Listing) -> tuple[str, str, str, str, str, str]:
+def _row(listing: Listing, *, with_report: bool, with_trend: bool) -> list[str]:
     ranks = "n/a"
     if listing.num_ranks is not None and listing.world_size is not None:
-        ranks = count(listing.num_ranks)
+        ranks = form.count(listing.num_ranks)
         if listing.num_ranks != listing.world_size:
-            ranks += f"/{count(listing.world_size)}"
-    return (
-        clean_path(listing.path),
-        clean_text(listing.run_id or "n/a", 16),
-        "n/a" if listing.started_unix_ns is None else moment(listing.started_unix_ns),
+            ranks += f"/{form.count(listing.world_size)}"
+    goodput = known(listing.goodput)
+    row = [
+        form.clean_path(listing.path),
+        form.clean_text(listing.run_id or "n/a", 16),
+        "n/a" if listing.started_unix_ns is None else form.moment(listing.started_unix_ns),
         ranks,
-        "n/a" if listing.num_steps is None else count(listing.num_steps),
-        clean_text(listing.state),
-    )
+        "n/a" if listing.num_steps is None else form.count(listing.num_steps),
+        "n/a" if not listing.step_ns else f"{1e9 / listing.step_ns:.3g}/s",
+        "n/a" if goodput is None else form.ratio(goodput.useful_ratio),
+        "n/a" if goodput is None else f"{goodput.rank_ns / 3.6e12:.3g}",
+        form.clean_text(listing.state),
+    ]
+    if with_report:
+        report = known(listing.report)
+        mfu = None if report is None else known(report.mfu_ratio)
+        joules = None if report is None else known(report.joules)
+        worst = "n/a" if report is None else report.worst or "-"
+        row += [
+            "n/a" if mfu is None else form.ratio(mfu),
+            "n/a" if joules is None else form.energy(joules),
+            form.clean_text(worst, 80),
+        ]
+    return [*row, _describe_trend(listing)] if with_trend else row
+
+
+def _describe_trend(listing: Listing) -> str:
+    found = known(listing.regression)
+    if found is None:
+        return "n/a"
+    mark = " SLOWER" if found.is_slower else ""
+    name = form.clean_text(Path(found.against).name, 40)
+    return f"{found.slower_ratio:+.1%} ± {found.error_ratio:.1%} a step{mark} ({name})"

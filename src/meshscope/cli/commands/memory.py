@@ -6,6 +6,7 @@ import click
 
 from meshscope.analyze.memory.memory_attribution import summarize_memory
 from meshscope.cli.locate import locate_run
+from meshscope.cli.places import READ, WRITE_FOLDER
 from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
 from meshscope.report.sections.memory import DOCUMENT, make_memory_section
@@ -13,7 +14,7 @@ from meshscope.store.read.memory_points import read_memory
 
 
 @click.command("memory", short_help="Show what the memory of ranks was used for.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=READ)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, in exact bytes.")
 @click.option("--rank", type=click.IntRange(min=0), help="The rank to show in full.")
 @click.option(
@@ -27,7 +28,7 @@ from meshscope.store.read.memory_points import read_memory
 @click.option(
     "--html",
     "html_folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=WRITE_FOLDER,
     help="Also write sunburst pages into this folder; they need no network.",
 )
 @click.pass_context

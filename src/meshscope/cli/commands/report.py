@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshscope.cli.engine_option import engine_option
 from meshscope.cli.flops_options import flops_options
 from meshscope.cli.locate import open_located, pick_attempt
+from meshscope.cli.page_files import write_pages
+from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import choose_screen, tell_work, write_file
 from meshscope.core.config.given_flops import check_given
 from meshscope.core.unit_text import plural
@@ -17,7 +20,7 @@ from meshscope.diagnose.registry import list_thresholds
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.errors import UsageError
 from meshscope.report.contents import SECTIONS
-from meshscope.report.media import MEDIA, find_medium
+from meshscope.report.media import MEDIA, PAGE, find_medium
 from meshscope.report.run.report import Detail
 from meshscope.report.run_study import RunReport, RunStudy, choose_ranks
 
@@ -30,13 +33,23 @@ _FORMS = ", ".join(f"{medium.words} (.{medium.suffixes[0]})" for medium in MEDIA
 
 
 @click.command("report", short_help="Explain a recorded run.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=READ)
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON document.")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=WRITE_FILE,
     help=f"Write to this file: {_FORMS}, JSON (.{_JSON}), otherwise text.",
+)
+@click.option(
+    "--html",
+    "page",
+    type=WRITE_FILE,
+    metavar="FILE",
+    help="Also write the interactive page to this file; it needs no network.",
+)
+@click.option(
+    "--redact", is_flag=True, help="Leave hosts, paths and command lines out of the page."
 )
 @click.option(
     "--section",
@@ -62,6 +75,7 @@ _FORMS = ", ".join(f"{medium.words} (.{medium.suffixes[0]})" for medium in MEDIA
     type=click.IntRange(min=0),
     help="First steps to leave out of statistics.  [default: 1 if there are more than 3]",
 )
+@engine_option
 @flops_options
 @click.option("--all-ranks", is_flag=True, help="Show every rank, in order of rank.")
 @click.option(
@@ -113,6 +127,8 @@ def command(
     run: Path,
     as_json: bool,
     output: Path | None,
+    page: Path | None,
+    redact: bool,
     section_names: tuple[str, ...],
     shows_all: bool,
     explain: bool,
@@ -171,12 +187,19 @@ def command(
     names = section_names or ("communication",) * communication or ("ranks",) * all_ranks
     names = ("all",) if shows_all else names
     suffix = _JSON if as_json else "" if output is None else output.suffix.lower().lstrip(".")
+    pages = [page] if page is not None else []
+    is_page = output is not None and suffix in PAGE.suffixes and not names
+    pages += [output] if is_page and output is not None else []
+    if redact and not pages:
+        raise UsageError("--redact is for the page; add --html FILE")
     with tell_work(f"explaining {plural(len(attempt.ranks), 'rank')}"):
         report = study.report(with_diagnosis=not (no_diagnosis or ranks), detail=detail)
-        text = _render(report, names, suffix, choose_screen(context) if output is None else None)
+        write_pages(report.content, pages, is_redacted=redact)
+        screen = choose_screen(context) if output is None else None
+        text = "" if is_page else _render(report, names, suffix, screen)
     if output is None:
         click.echo(text, nl=False, color=True)  # colours were decided when the text was made
-    else:
+    elif not is_page:
         write_file(text, output)
     if strict and not report.is_complete:
         context.exit(1)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from meshscope.cli.locate import open_located, pick_attempt
+from meshscope.cli.places import READ
 from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
 from meshscope.ingest.straggler.straggler_trace import find_trace_file
@@ -15,7 +16,7 @@ from meshscope.store.read.run import is_run_directory
 
 
 @click.command("simulate", short_help="Replay a run with other durations.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=READ)
 @click.option(
     "--edit",
     "edit_texts",
@@ -54,7 +55,7 @@ def command(
     error of the replay against the clock; from 5 % on there is no answer.
     """
     wanted = [parse_edit(text) for text in edit_texts]
-    trace = None if run.is_dir() and is_run_directory(run) else find_trace_file(run)
+    trace = None if is_run_directory(run) else find_trace_file(run)
     if trace is not None:
         if attempt_index is not None or warmup_steps is not None:
             raise UsageError(

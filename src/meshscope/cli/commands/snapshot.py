@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from meshscope.analyze.memory.snapshot_summary import summarize_snapshot
+from meshscope.cli.places import READ
 from meshscope.cli.terminal_screen import show_document, show_sections
 from meshscope.errors import UsageError
 from meshscope.ingest.snapshot.snapshot import read_snapshot
@@ -17,7 +18,7 @@ from meshscope.report.sections.snapshot import (
 
 
 @click.command("snapshot", short_help="Explain a memory snapshot of torch.cuda.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=READ)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
 @click.option("--device", type=click.IntRange(min=0), help="Show only this device.")
 @click.option(

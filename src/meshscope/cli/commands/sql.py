@@ -15,8 +15,10 @@ from typing import Any
 
 import click
 
-from meshscope.cli.locate import open_located
+from meshscope.cli.locate import has_traces, open_located
+from meshscope.cli.places import READ
 from meshscope.cli.terminal_screen import show_document
+from meshscope.core.unavailable import Unavailable
 from meshscope.errors import UsageError
 from meshscope.report.format import align, clean_text
 from meshscope.report.listings import ROWS, RowsDocument
@@ -24,6 +26,7 @@ from meshscope.store.read.query import (
     GROUP_COLUMNS,
     LABELS,
     NAME_COLUMNS,
+    OTHER_MEANINGS,
     QUERY_TABLES,
     RANK_COLUMNS,
     connect,
@@ -43,7 +46,7 @@ _CELL_BYTES = 64
 
 
 @click.command("sql", short_help="Run a SQL query on a run.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=READ)
 @click.argument("query", required=False)
 @click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON document with an object per row."
@@ -102,6 +105,7 @@ def command(
     limits = _Limits(seconds=limit_seconds, max_bytes=max_bytes)
     with limits.explain():
         con = connect(opened, attempt_index, tables=tables, max_bytes=max_bytes)
+        _add_trace_tables(con, run, words)
         if allow_files:
             con.execute("SET autoinstall_known_extensions = false")
         else:
@@ -114,6 +118,26 @@ def command(
         click.echo(_to_csv(names, rows), nl=False)
     else:
         click.echo(_to_table(names, rows), nl=False)
+
+
+def _add_trace_tables(con: Any, path: Path, words: set[str]) -> None:
+    """Those that the query names: what each trace says for itself."""
+    asked = {word for word in words if word.startswith("trace_")}
+    if not asked:
+        return
+    from meshscope.report.trace_tables import TRACE_TABLES, build_trace_table
+
+    for name in sorted(asked & set(TRACE_TABLES)):
+        if not has_traces(path):
+            raise UsageError(f"{path} is a run; {name} is a table of traces: name these instead")
+        from meshscope.cli.trace_loading import summarize_traces
+
+        table = build_trace_table(name, summarize_traces([path]))
+        if isinstance(table, Unavailable):
+            raise UsageError(f"{path}: {table.reason}")
+        con.register("columns_", dict(table))
+        con.execute(f"CREATE TABLE {name} AS SELECT * FROM columns_")
+        con.unregister("columns_")
 
 
 def _default_bytes() -> int:
@@ -200,11 +224,7 @@ def _run_query(con: Any, query: str, limits: _Limits) -> tuple[list[str], list[t
     return names, rows
 
 
-_OTHER_TABLES = {
-    "ranks": ("One row per recording.", RANK_COLUMNS),
-    "names": ("What name ids stand for.", NAME_COLUMNS),
-    "groups": ("Process groups, as each of their ranks numbers them.", GROUP_COLUMNS),
-}
+_OTHER_COLUMNS = {"ranks": RANK_COLUMNS, "names": NAME_COLUMNS, "groups": GROUP_COLUMNS}
 
 
 def _describe_tables() -> str:
@@ -224,12 +244,15 @@ def _describe_tables() -> str:
                 if (name, column.name) in LABELS:
                     rows.append((f"{column.name}_name", "", "its text"))
         else:
-            about, columns = _OTHER_TABLES[name]
-            lines.append(f"{name}: {about}")
-            rows = [(column, "", meaning) for column, _, meaning in columns]
+            lines.append(f"{name}: {OTHER_MEANINGS[name]}")
+            rows = [(column, "", meaning) for column, _, meaning in _OTHER_COLUMNS[name]]
         lines += [f"  {column:<26} {unit:<6} {meaning}" for column, unit, meaning in rows]
         lines.append("")
-    return "\n".join(lines)
+    from meshscope.report.trace_tables import TRACE_TABLES
+
+    lines.append("Of traces of torch.profiler, if RUN is one or a folder of them:")
+    lines += [f"  {name:<26} {table.meaning}" for name, table in TRACE_TABLES.items()]
+    return "\n".join([*lines, ""])
 
 
 def _as_json(value: Any) -> Any:

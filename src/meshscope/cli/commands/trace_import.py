@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from meshscope.cli.engine_option import engine_option
+from meshscope.cli.places import READ, WRITE_FOLDER
 from meshscope.cli.trace_loading import load_traces, plain
 from meshscope.core.layout import Layout
 from meshscope.errors import TraceError, UsageError
@@ -11,14 +13,15 @@ from meshscope.store.read.memory import write_run
 
 
 @click.command("import", short_help="Turn traces of torch.profiler into a run.")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=READ)
 @click.option(
     "-o",
     "--run-dir",
     required=True,
-    type=click.Path(path_type=Path),
+    type=WRITE_FOLDER,
     help="A new or empty folder for the run.",
 )
+@engine_option
 @click.option("--layout", "layout_text", metavar="TEXT", help="The mesh, such as dp=4,tp=2.")
 @click.option(
     "--no-cache", is_flag=True, help="Neither read nor write the cache file beside a trace."

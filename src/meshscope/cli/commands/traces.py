@@ -1,34 +1,31 @@
 """`meshscope trace`: what torch.profiler's traces say, of one rank or of many."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from meshscope.analyze.communication.rank_comparison import RankComparison, compare_ranks
-from meshscope.analyze.compare.trace_diff import compare_traces
-from meshscope.analyze.device.trace_summary import TraceSummary, summarize_trace
-from meshscope.analyze.study import Study
+from meshscope.cli.engine_option import engine_option
+from meshscope.cli.places import READ, WRITE_FILE
 from meshscope.cli.terminal_screen import choose_screen, show_document
-from meshscope.cli.trace_loading import read_files, share_spans
 from meshscope.core.layout import Layout, check_layout
 from meshscope.core.unavailable import Unavailable
 from meshscope.errors import TraceError, UsageError
-from meshscope.ingest.kineto.trace_columns import Trace
-from meshscope.ingest.kineto.trace_files import find_traces
-from meshscope.ingest.traces.trace_axes import coordinates_of, infer_layout
-from meshscope.ingest.traces.trace_recording import TraceRecording, record_trace
-from meshscope.ingest.traces.trace_run import make_run
-from meshscope.ingest.traces.trace_view import TraceView
-from meshscope.report import format as form
-from meshscope.report.trace_document import DOCUMENT, TraceDocument
-from meshscope.simulate.critical_path import CriticalPath
-from meshscope.simulate.trace_path import find_trace_path
+
+if TYPE_CHECKING:
+    # What reads and analyses is loaded where it is used: help needs none of it, and one trace not
+    # what compares ranks.
+    from meshscope.analyze.communication.rank_comparison import RankComparison
+    from meshscope.analyze.device.trace_summary import TraceSummary
+    from meshscope.ingest.traces.trace_recording import TraceRecording
+    from meshscope.simulate.critical_path import CriticalPath
 
 
 @click.command("trace", short_help="Explain traces of torch.profiler.")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=READ)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
 @click.option(
     "--top",
@@ -38,12 +35,13 @@ from meshscope.simulate.trace_path import find_trace_path
     show_default=True,
     help="Rows of each table.",
 )
+@engine_option
 @click.option(
     "--no-cache", is_flag=True, help="Neither read nor write the cache file beside a trace."
 )
 @click.option(
     "--against",
-    type=click.Path(path_type=Path),
+    type=READ,
     help="A trace or folder to compare with; shows what changed from it to PATHS.",
 )
 @click.option(
@@ -60,6 +58,26 @@ from meshscope.simulate.trace_path import find_trace_path
     help="With more than two traces, show this rank in full; may be given several times.  "
     "[default: the rank that others waited for most, otherwise the first]",
 )
+@click.option(
+    "--device",
+    "device_name",
+    help="What the devices are, such as H100, where a trace does not say: peaks are looked up by "
+    "it.",
+)
+@click.option(
+    "--flame",
+    type=WRITE_FILE,
+    metavar="FILE",
+    help="Write a flame graph of device time (.svg), or its stacks for other tools (.folded).",
+)
+@click.option(
+    "--by",
+    "flame_by",
+    type=click.Choice(("module", "python")),
+    default="module",
+    show_default=True,
+    help="What the stacks of --flame are.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -71,6 +89,9 @@ def command(
     against: Path | None,
     layout_text: str | None,
     ranks: tuple[int, ...],
+    device_name: str | None,
+    flame: Path | None,
+    flame_by: str,
 ) -> None:
     """Shows where the time of devices went in PATHS: traces, or folders with traces below them.
 
@@ -79,21 +100,39 @@ def command(
     read.
     """
     given = None if layout_text is None else Layout.parse(layout_text)
+    if flame is not None:
+        _write_flame(flame, flame_by, paths)
+        return
+    device = "" if device_name is None else _find_name(device_name)
     compared = [against] if against is not None else []
-    read = _read(paths, compared, given, use_cache=not no_cache)
+    read = _read(paths, compared, given, use_cache=not no_cache, device_name=device)
     layout, summaries = read.layout, read.summaries
     _check_ranks(ranks, summaries)
     difference, path = None, None
     if compared:
-        earlier = _read(compared, paths, given, use_cache=not no_cache, may_differ=True)
+        earlier = _read(
+            compared,
+            paths,
+            given,
+            use_cache=not no_cache,
+            may_differ=True,
+            device_name=device,
+        )
+        from meshscope.analyze.compare.trace_diff import compare_traces
+
         difference = compare_traces(earlier.summaries, summaries)
     comparison: RankComparison | Unavailable
     comparison = Unavailable("it takes traces of two ranks or more, of the same steps")
     if len(read.recordings) > 1:
         comparison, path = _put_together(read)
     if as_json:
+        from meshscope.analyze.device.trace_verdict import judge, list_unknown
+        from meshscope.report.trace_document import DOCUMENT, TraceDocument
+
         document = TraceDocument(
             layout=layout if isinstance(layout, Unavailable) else layout.to_dict(),
+            verdicts=tuple(map(judge, summaries)),
+            not_known=list_unknown(summaries, read.left_out),
             traces=tuple(summaries),
             across_ranks=comparison,
             critical_path=path,
@@ -101,11 +140,10 @@ def command(
         )
         show_document(DOCUMENT, document)
         return
-    from meshscope.report.trace_diff_text import render_difference
-    from meshscope.report.trace_text import render_traces
-
     screen = choose_screen(context)
     if difference is None:
+        from meshscope.report.trace_text import render_traces
+
         text = render_traces(
             summaries,
             comparison,
@@ -114,13 +152,52 @@ def command(
             path=path,
             num_rows=num_rows,
             ranks=ranks,
+            left_out=read.left_out,
         )
     else:
+        from meshscope.report.trace_diff_text import render_difference
+
         text = render_difference(difference, screen, num_rows=num_rows)
     click.echo(text, nl=False, color=True)  # colours were decided when the text was made
 
 
-def _check_ranks(wanted: Sequence[int], summaries: Sequence[TraceSummary]) -> None:
+def _write_flame(target: Path, by: str, paths: Sequence[Path]) -> None:
+    """Stacks of one trace; of several the first."""
+    from meshscope.analyze.device.trace_flame import fold_modules, fold_python, list_folded
+    from meshscope.ingest.kineto.kineto import read_trace
+    from meshscope.ingest.kineto.trace_files import find_traces
+    from meshscope.ingest.traces.trace_view import TraceView
+    from meshscope.report.render.flame import render_flame
+
+    file = find_traces(paths)[0]
+    view = TraceView(read_trace(file, with_python=by == "python"))
+    stacks = fold_python(view) if by == "python" else fold_modules(view)
+    if isinstance(stacks, Unavailable):
+        raise UsageError(f"--flame: {file}: {stacks.reason}")
+    if target.suffix == ".svg":
+        text = render_flame(stacks, f"{file.name}, by {by}")
+    else:
+        text = "".join(f"{line}\n" for line in list_folded(stacks))
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
+    click.echo(f"{target}: {len(stacks):,} stacks of {file}")
+
+
+def _find_name(text: str) -> str:
+    """The name of a device as torch writes it."""
+    from meshscope.core.hardware import find_by_word
+
+    found = find_by_word(text)
+    if isinstance(found, Unavailable):
+        raise UsageError(f"--device {text}: {found.reason}")
+    return found.name
+
+
+def _check_ranks(wanted: Sequence[int], summaries: "Sequence[TraceSummary]") -> None:
+    from meshscope.report import format as form
+
     known = sorted({one.rank for one in summaries if isinstance(one.rank, int)})
     missing = [rank for rank in wanted if rank not in known]
     if missing:
@@ -128,8 +205,15 @@ def _check_ranks(wanted: Sequence[int], summaries: Sequence[TraceSummary]) -> No
         raise UsageError(f"--rank {missing[0]}: this rank has no trace; there are {there}")
 
 
-def _put_together(read: "_Read") -> tuple[RankComparison | Unavailable, CriticalPath | Unavailable]:
+def _put_together(
+    read: "_Read",
+) -> "tuple[RankComparison | Unavailable, CriticalPath | Unavailable]":
     """What ranks did together, and the critical path over them."""
+    from meshscope.analyze.communication.rank_comparison import compare_ranks
+    from meshscope.analyze.study import Study
+    from meshscope.ingest.traces.trace_run import make_run
+    from meshscope.simulate.trace_path import find_trace_path
+
     layout = read.layout if isinstance(read.layout, Layout) else None
     try:
         made = make_run(read.recordings, Path(read.recordings[0].source), layout=layout)
@@ -139,14 +223,60 @@ def _put_together(read: "_Read") -> tuple[RankComparison | Unavailable, Critical
     return compare_ranks(study.communication), find_trace_path(study.timeline)
 
 
+_Names = dict[int, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayoutFinder:
+    """As the user says; else as the folders' names tell.
+
+    What the names of traces that are compared with say of the mesh counts where their own say
+    too little: both sets then name axes alike. A set that `may_differ` in size from the layout
+    given does without it.
+    """
+
+    given: Layout | None
+    named: _Names
+    more: _Names
+    may_differ: bool
+
+    def find(self, world_size: int | Unavailable) -> Layout | Unavailable:
+        """For traces of so many ranks."""
+        from meshscope.ingest.traces.trace_axes import infer_layout
+
+        if self.given is not None and (not self.may_differ or world_size == self.given.world_size):
+            return self.given
+        layout = infer_layout(self.named, world_size)
+        return infer_layout(self.more, world_size) if isinstance(layout, Unavailable) else layout
+
+    def check(self, world_size: int | Unavailable) -> None:
+        """The user must not contradict a trace."""
+        is_sure = self.given is not None and not self.may_differ
+        if is_sure and self.given is not None and not isinstance(world_size, Unavailable):
+            check_layout(self.given, world_size=world_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReadFile:
+    """One trace."""
+
+    file: Path
+    layout: Layout | Unavailable
+    """That named its axes."""
+    summary: "TraceSummary"
+    recording: "TraceRecording | None"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
     """A set of traces."""
 
     layout: Layout | Unavailable
-    summaries: list[TraceSummary]
-    recordings: list[TraceRecording]
+    summaries: "list[TraceSummary]"
+    recordings: "list[TraceRecording]"
     """Of several traces: what the path over ranks is found in."""
+    left_out: list[str]
+    """Files that could not be read, and why."""
 
 
 def _read(
@@ -156,45 +286,114 @@ def _read(
     *,
     use_cache: bool,
     may_differ: bool = False,
+    device_name: str = "",
 ) -> _Read:
     """Every trace that can be read; a folder may have a few that cannot.
 
-    What the names of traces that are compared with say of the mesh counts where their own say
-    too little: both sets then name axes alike. A set that `may_differ` in size from the layout
-    given does without it.
+    All have the layout of the first that tells one, also those that would have told another.
     """
+    from meshscope.cli.trace_loading import read_files, share_spans
+    from meshscope.ingest.kineto.trace_files import find_traces
+
     files = find_traces(paths)
     named = _read_names(files)
     more = {**_read_names(find_traces(beside)), **named} if beside else named
-    summaries, recordings = [], []
+    finder = _LayoutFinder(given=given, named=named, more=more, may_differ=may_differ)
+    # One trace has no other to be put together with.
+    max_spans = share_spans(files) if len(files) > 1 and not beside else None
+    read_one = partial(
+        _read_file,
+        finder=finder,
+        max_spans=max_spans,
+        use_cache=use_cache,
+        device_name=device_name,
+    )
     layout: Layout | Unavailable = Unavailable("no trace says the world size")
-    for trace in read_files(files, use_cache=use_cache):
+    read: list[_ReadFile] = []
+    left_out: list[str] = []
+    for one in read_files(files, read_one, left_out):
         if isinstance(layout, Unavailable):
-            fits = given is None or trace.world_size == given.world_size
-            chosen = given if fits or not may_differ else None
-            layout = _find_layout(chosen, named, more, trace)
-        known = None if isinstance(layout, Unavailable) else layout
-        view = TraceView(trace, known)
-        summaries.append(summarize_trace(trace, view=view))
-        if len(files) > 1 and not beside:
-            recordings.append(record_trace(trace, max_spans=share_spans(files), view=view))
-    return _Read(layout=layout, summaries=summaries, recordings=recordings)
+            finder.check(one.summary.world_size)
+            layout = one.layout
+        elif one.layout != layout:
+            again = read_one(one.file, layout=layout)
+            one = one if isinstance(again, TraceError) else again
+        read.append(one)
+    if isinstance(layout, Unavailable) and max_spans is not None:
+        layout, read = _name_pipeline(layout, read, read_one)
+    read.sort(key=_order)
+    return _Read(
+        layout=layout,
+        left_out=left_out,
+        summaries=[one.summary for one in read],
+        recordings=[one.recording for one in read if one.recording is not None],
+    )
 
 
-_Names = dict[int, dict[str, int]]
+def _name_pipeline(
+    layout: Unavailable, read: list[_ReadFile], read_one: Callable[..., _ReadFile | TraceError]
+) -> tuple[Layout | Unavailable, list[_ReadFile]]:
+    """A pipeline shows only in all traces together: its axis is named in a second reading."""
+    from meshscope.ingest.traces.trace_run import find_pipeline
+
+    recordings = [one.recording for one in read if one.recording is not None]
+    line = find_pipeline(recordings, read[0].summary.world_size) if read else layout
+    if isinstance(line, Unavailable):
+        return layout, read
+    again = [(one, read_one(one.file, layout=line)) for one in read]
+    return line, [one if isinstance(new, TraceError) else new for one, new in again]
+
+
+def _order(one: _ReadFile) -> int:
+    """By rank, if it is known; a stable sort keeps the others as they were named."""
+    return one.summary.rank if isinstance(one.summary.rank, int) else 0
+
+
+def _read_file(
+    file: Path,
+    *,
+    finder: _LayoutFinder,
+    max_spans: int | None,
+    use_cache: bool,
+    layout: Layout | None = None,
+    device_name: str = "",
+) -> _ReadFile | TraceError:
+    """One trace, with the layout that it tells itself, unless one is given; `max_spans` where it is
+    one of several. What it says with a device's name is not kept."""
+    from meshscope.analyze.device.trace_summary import summarize_trace
+    from meshscope.cli.trace_loading import load_file
+    from meshscope.cli.trace_summaries import load_summary, store_summary
+    from meshscope.ingest.kineto.trace_cache import read_stamp
+    from meshscope.ingest.traces.trace_view import TraceView
+
+    is_kept = use_cache and max_spans is None and not device_name
+    try:
+        stamp = read_stamp(file) if is_kept else ()
+        kept = load_summary(file, stamp) if is_kept else None
+        if kept is not None:
+            found = layout or finder.find(kept.summary.world_size)
+            if kept.layout == (None if isinstance(found, Unavailable) else found):
+                return _ReadFile(file=file, layout=found, summary=kept.summary, recording=None)
+        trace = load_file(file, use_cache=use_cache, keep=not is_kept)
+    except OSError as error:
+        return TraceError(f"{file}: {error.strerror or error}")
+    except TraceError as error:
+        return error
+    found = layout or finder.find(trace.world_size)
+    known = None if isinstance(found, Unavailable) else found
+    view = TraceView(trace, known)
+    summary = summarize_trace(trace, view=view, device_name=device_name)
+    if is_kept:
+        store_summary(file, stamp, known, summary)
+    recording = None
+    if max_spans is not None:
+        from meshscope.ingest.traces.trace_recording import record_trace
+
+        recording = record_trace(trace, max_spans=max_spans, view=view)
+    return _ReadFile(file=file, layout=found, summary=summary, recording=recording)
 
 
 def _read_names(files: Sequence[Path]) -> _Names:
+    from meshscope.ingest.traces.trace_axes import coordinates_of
+
     return dict(filter(None, (coordinates_of(str(file)) for file in files)))
-
-
-def _find_layout(
-    given: Layout | None, named: _Names, more: _Names, trace: Trace
-) -> Layout | Unavailable:
-    """As the user says, who must not contradict the trace; else as the folders' names tell."""
-    if given is None:
-        layout = infer_layout(named, trace.world_size)
-        return infer_layout(more, trace.world_size) if isinstance(layout, Unavailable) else layout
-    if not isinstance(trace.world_size, Unavailable):
-        check_layout(given, world_size=trace.world_size)
-    return given

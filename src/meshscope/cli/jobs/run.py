@@ -6,6 +6,8 @@ It starts before every training, on every node: what a launch may not need is im
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -48,6 +50,14 @@ _NO_CONTROL = ("dumb", "unknown")
 @click.option(
     "--report/--no-report", default=False, show_default=True, help="Print the report at the end."
 )
+@click.option(
+    "--ship",
+    "ship_url",
+    metavar="URL",
+    help="Copy the run to this storage while it is recorded, such as s3://bucket/run "
+    "(meshscope ship; docs/storage.md).",
+)
+@click.option("--ship-rate", metavar="SIZE", help="Bytes a second of --ship at most.")
 @profiling_options
 @flops_options
 @click.option(
@@ -66,6 +76,8 @@ def command(
     total_steps: int | None,
     no_progress: bool,
     report: bool,
+    ship_url: str | None,
+    ship_rate: str | None,
     profiling: bool,
     trace_windows: str | None,
     flops_per_step: str | None,
@@ -97,7 +109,8 @@ def command(
     for note in launch.notes:
         say(note)
     try:
-        exit_code = _run(launch, total_steps=total_steps, shows_progress=not no_progress)
+        with _shipped(launch.run_dir, ship_url, ship_rate):
+            exit_code = _run(launch, total_steps=total_steps, shows_progress=not no_progress)
         for line in describe_outcome(launch, exit_code):
             say(line)
         if profiling or trace_windows:
@@ -121,6 +134,31 @@ def _run(launch: Launch, *, total_steps: int | None, shows_progress: bool) -> in
     kind = StatusLine if is_interactive else PlainProgress
     with kind(RunTail(launch.run_dir), sys.stderr, total_steps) as progress:
         return run_command(launch, on_tick=progress.update, tick_s=progress.tick_s)
+
+
+@contextmanager
+def _shipped(run_dir: Path, url: str | None, rate: str | None) -> Iterator[None]:
+    """`meshscope ship` beside the command, in a process of its own; what is new at the end is sent
+    before it ends."""
+    if url is None:
+        yield
+        return
+    import signal
+    import subprocess
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "meshscope", "ship", str(run_dir.absolute()), url]
+    words += ["--max-rate", rate] if rate is not None else []
+    # Signals that end the command are not meant for it: it sends what the command wrote last.
+    shipping = subprocess.Popen(
+        [*words, "--idle", "31536000"], start_new_session=True, stdin=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        shipping.send_signal(signal.SIGTERM)
+        if shipping.wait():
+            say(f"not all of the run is at {url}; send the rest: meshscope archive {run_dir} {url}")
 
 
 def _print_report(context: click.Context, run_dir: Path) -> None:

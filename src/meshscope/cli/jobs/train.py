@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshscope.core.config.device_fit import TargetDevice
     from meshscope.core.config.train_config import TrainConfig
     from meshscope.core.placement import Placement
+    from meshscope.core.prediction import Prediction
     from meshscope.engine.launch.stop_request import StopRequest
 
 EXIT_RANK_FAILED = 6
@@ -62,6 +63,18 @@ _FLAG_KEYS = {
     "--check", is_flag=True, help="Print the plan, its memory and every problem; train nothing."
 )
 @click.option("--no-record", is_flag=True, help="Record nothing.")
+@click.option(
+    "--ignore-memory", is_flag=True, help="Start even if the memory estimate says it cannot fit."
+)
+@click.option(
+    "--predict-from",
+    "predict_from",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Fit the predicted step time, which is stored with the run, to this recorded run of "
+    "meshscope train; on CPUs several may be given.",
+)
 @click.option("--dp", type=int, help="Data-parallel degree.")
 @click.option("--tp", type=int, help="Tensor-parallel degree.")
 @click.option("--pp", type=int, help="Pipeline-parallel degree.")
@@ -95,6 +108,8 @@ def command(
     settings: tuple[str, ...],
     check: bool,
     no_record: bool,
+    ignore_memory: bool,
+    predict_from: tuple[Path, ...],
     faults: tuple[str, ...],
     profiling: bool,
     trace_windows: str | None,
@@ -125,7 +140,14 @@ def command(
             or loaded.recording.profiling,
         )
         loaded = replace(loaded, recording=recording)
-        _check(loaded, placement, config, target)
+        _check(loaded, placement, config, target, ignores_memory=ignore_memory)
+        is_first = placement is None or placement.rank == 0
+        prediction = None
+        if is_first and not check and loaded.recording.enabled:
+            from meshscope.cli.jobs.prediction import predict
+
+            device = _find_device(loaded, None if placement is None else placement.local_world_size)
+            prediction = predict(loaded, device, placement, predict_from)
     except MeshscopeError as error:
         # All ranks find the same problems; one of them reports them.
         if placement is None or placement.rank == 0:
@@ -136,8 +158,8 @@ def command(
             click.echo(_describe_plan(loaded, target))
         return
     if placement is None:
-        context.exit(_train_locally(loaded))
-    context.exit(_train_as_one_rank(loaded, placement))
+        context.exit(_train_locally(loaded, prediction))
+    context.exit(_train_as_one_rank(loaded, placement, prediction))
 
 
 # --- before it starts ----------------------------------------------------------------------------
@@ -187,6 +209,8 @@ def _check(
     placement: "Placement | None",
     path: Path,
     target: "TargetDevice | None",
+    *,
+    ignores_memory: bool,
 ) -> None:
     from meshscope.engine.config.problems import find_notes, find_problems
 
@@ -204,14 +228,35 @@ def _check(
         world_size=world_size,
         local_world_size=local_world_size,
         device_type=device_type,
-        device_memory_bytes=memory_bytes,
+        device_memory_bytes=None if ignores_memory else memory_bytes,
         num_gpus=num_gpus,
     )
+    if len(problems) == 1 and problems[0].startswith("memory: pipeline rank") and memory_bytes:
+        problems.append(_name_nearest(config, device_type, memory_bytes))
     if problems:
         raise UsageError(f"{path}: {'; '.join(problems)}")
     if placement is None or placement.rank == 0:
         for note in find_notes(config, local_world_size=local_world_size):
             say(f"note: {note}")
+
+
+def _name_nearest(config: "TrainConfig", device_type: str, memory_bytes: int) -> str:
+    """What would fit in place of a configuration that does not."""
+    from meshscope.core.config.device_fit import TargetDevice
+    from meshscope.plan.fits import find_nearest
+    from meshscope.report.format import memory
+
+    cap_gib = config.memory.cap_gib
+    limit = memory_bytes if cap_gib is None else min(memory_bytes, round(cap_gib * 2**30))
+    device = TargetDevice(label="", memory_bytes=limit, device_type=device_type)
+    nearest = find_nearest(config, device)
+    if isinstance(nearest, Unavailable):
+        return f"{nearest.reason}; --ignore-memory starts it all the same"
+    sets = " ".join(f"--set {one}" for one in nearest.change.split(", "))
+    return (
+        f"the nearest that fits needs {memory(nearest.peak_bytes)}: {sets} (the same global "
+        "batch); --ignore-memory starts it all the same"
+    )
 
 
 def _find_device(
@@ -361,15 +406,17 @@ def _memory_rows(config: "TrainConfig", target: "TargetDevice | None") -> list[l
 # --- running -------------------------------------------------------------------------------------
 
 
-def train_rank(config: "TrainConfig", stop: "StopRequest") -> None:
+def train_rank(
+    config: "TrainConfig", stop: "StopRequest", prediction: "Prediction | None" = None
+) -> None:
     from meshscope.engine.launch.rendezvous import joined
     from meshscope.engine.worker import run_worker
 
     with joined(config.device, timeout_s=config.communication.timeout_s) as joined_rank:
-        run_worker(config, device=joined_rank.device, stop=stop)
+        run_worker(config, device=joined_rank.device, stop=stop, prediction=prediction)
 
 
-def _train_locally(config: "TrainConfig") -> int:
+def _train_locally(config: "TrainConfig", prediction: "Prediction | None") -> int:
     from meshscope.engine.launch.local_ranks import LocalLaunch, run_local_ranks
 
     import_module("meshscope.engine.worker")  # once, before ranks are forked
@@ -377,7 +424,7 @@ def _train_locally(config: "TrainConfig") -> int:
     config = _with_run_dir(config, name)
     run_dir = _run_dir(config)
     outcome = run_local_ranks(
-        partial(train_rank, config),
+        partial(train_rank, config, prediction=prediction),
         LocalLaunch(
             world_size=config.layout.world_size,
             run_dir=run_dir,
@@ -395,7 +442,9 @@ def _train_locally(config: "TrainConfig") -> int:
     return outcome.exit_code
 
 
-def _train_as_one_rank(config: "TrainConfig", placement: "Placement") -> int:
+def _train_as_one_rank(
+    config: "TrainConfig", placement: "Placement", prediction: "Prediction | None"
+) -> int:
     """Under a launcher: the rank that caused the end reports it in one line."""
     from meshscope.core.placement import launch_identity
     from meshscope.engine.launch.failures import (
@@ -417,7 +466,7 @@ def _train_as_one_rank(config: "TrainConfig", placement: "Placement") -> int:
                 name = share_from_first(_name_launch(identity.launch_id))
                 config = _with_run_dir(config, name)
                 run_dir = _run_dir(config)
-                run_worker(config, device=joined_rank.device, stop=stop)
+                run_worker(config, device=joined_rank.device, stop=stop, prediction=prediction)
         except Exception as error:  # noqa: BLE001 - reported in one line, its traceback in a file
             failure = find_failure(error, placement.rank)
             if run_dir is not None:

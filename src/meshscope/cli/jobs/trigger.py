@@ -1,30 +1,19 @@
 """`meshscope trigger`: asks a running job for a trace of its next steps."""
 
-import math
-import os
 from pathlib import Path
 
 import click
 
 from meshscope.capture.profiling.rank_choice import RankChoice
-from meshscope.capture.profiling.window_request import (
-    MAX_WINDOW_STEPS,
-    TRIGGER_NAME,
-    format_request,
-)
+from meshscope.capture.profiling.window_request import MAX_WINDOW_STEPS
 from meshscope.cli.locate import locate_run
-from meshscope.errors import UsageError
-from meshscope.store.read.run import Attempt, open_run
-from meshscope.store.read.tail import read_step_tail
-
-_SEEN_AFTER_NS = 2_500_000_000
-"""Ranks look once a second; by then all of them have."""
-_MIN_AHEAD_STEPS = 3
-"""A rank whose steps take longer looks once a step, and then warms up for one."""
+from meshscope.cli.places import LOCAL
+from meshscope.live.trace_request import request_trace
+from meshscope.store.read.run import open_run
 
 
 @click.command("trigger", short_help="Ask a running job for a trace.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=LOCAL)
 @click.option(
     "--steps",
     type=click.IntRange(1, MAX_WINDOW_STEPS),
@@ -46,37 +35,6 @@ def command(*, run: Path, steps: int, ranks: str | None) -> None:
         RankChoice.parse(ranks)
     directory = locate_run(run)
     attempt = open_run(directory).last_attempt
-    _require_listeners(directory, attempt)
-    first_step = _find_first_step(attempt)
-    request = format_request(num_steps=steps, first_step=first_step, ranks=ranks)
-    path = directory / TRIGGER_NAME
-    part = path.with_name(f".{TRIGGER_NAME}.{os.getpid()}.part")
-    try:
-        part.write_bytes(request)
-        os.replace(part, path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    first_step = request_trace(directory, attempt, num_steps=steps, ranks=ranks)
     when = "as soon as ranks see it" if first_step is None else f"from step {first_step} on"
     click.echo(f"asked for {steps} step{'s' if steps > 1 else ''}, {when}: {directory / 'traces'}")
-
-
-def _require_listeners(directory: Path, attempt: Attempt) -> None:
-    listening = [r for r in attempt if any("profiling" in update for update in r.updates)]
-    if not listening:
-        raise UsageError(
-            f"no rank of {directory} looks for triggers; start the job with --profiling or with "
-            "--trace-windows triggered"
-        )
-    if all(recording.closing is not None for recording in listening):
-        raise UsageError(f"{directory} has ended; a trace needs a running job")
-
-
-def _find_first_step(attempt: Attempt) -> int | None:
-    """A step that no rank has started when all have seen the request; None: not known."""
-    tails = [read_step_tail(recording.directory) for recording in attempt]
-    known = [tail for tail in tails if tail is not None]
-    paces = [tail.mean_step_ns for tail in known if tail.mean_step_ns]
-    if not paces:
-        return None
-    ahead = max(_MIN_AHEAD_STEPS, math.ceil(_SEEN_AFTER_NS / min(paces)))
-    return max(tail.last_step for tail in known) + 1 + ahead

@@ -16,10 +16,14 @@ READER_PACKAGES = {
     "backports.zstd": "reads compressed traces",
     "click": "the command line",
     "duckdb": "sql, compact, and runs in Parquet",
+    "fsspec": "runs and traces in object stores",
     "isal": "reads compressed traces quickly",
     "msgspec": "JSON documents, traces and configurations",
     "numpy": "every analysis",
     "rich": "text of reports in a terminal",
+    "starlette": "the dashboard",
+    "textual": "watching a run in a terminal",
+    "uvicorn": "the dashboard",
 }
 """Distributions that reading needs, and for what; the recorder needs none."""
 _HAS_OWN_ZSTD = sys.version_info >= (3, 14)

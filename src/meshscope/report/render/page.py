@@ -62,12 +62,12 @@ def render_page(sections: Iterable[Section], *, title: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{name}</title><style>{_PAGE_STYLE}</style></head><body>\n"
-        f"<h1>{name}</h1>\n{_render_html(sections)}</body></html>\n"
+        f"<h1>{name}</h1>\n{render_fragment(sections)}</body></html>\n"
     )
 
 
-def _render_html(sections: Iterable[Section]) -> str:
-    """One element for a notebook or page."""
+def render_fragment(sections: Iterable[Section]) -> str:
+    """One element for a notebook or a page, without a script."""
     body = "\n".join(_write_section(section) for section in sections)
     return f'<div class="meshscope"><style>{_STYLE}</style>\n{body}\n</div>\n'
 

@@ -28,6 +28,7 @@ from meshscope.analyze.job.matching import OperationSide
 from meshscope.analyze.memory.memory import JobMemory
 from meshscope.analyze.pipeline.bubble import PipelineBubble
 from meshscope.analyze.pipeline.stage_work import StageTime
+from meshscope.analyze.prediction import CheckedMemory, CheckedTime, PredictionCheck
 from meshscope.analyze.rank.overhead import Overhead
 from meshscope.analyze.rank.phases import RankPartition, TimeSplit
 from meshscope.analyze.rank.rank_summary import RankSummary
@@ -143,6 +144,8 @@ class Document:
     """Where the wall clock of steps went; null if not wanted."""
     ledger: LedgerFacts | Unavailable | None
     """Lost time, loss by loss; null if not wanted."""
+    prediction: PredictionCheck | Unavailable | None
+    """What was predicted before the run, against it; null if not wanted."""
     pipeline: PipelineFacts | Unavailable | None
     """Null without a pipeline or a diagnosis."""
     layout: LayoutFacts
@@ -179,6 +182,8 @@ class Document:
 
 
 SHAPES: Shapes = {
+    CheckedMemory: Shape(derived=("residual_bytes",)),
+    CheckedTime: Shape(derived=("residual_ns",)),
     Clock: Shape(ranges=("ranks",)),
     Communication: Shape(
         dropped=("ranks", "groups", "observed_ns", "by_axis_and_kind", "by_axis", "by_rank",
@@ -190,18 +195,20 @@ SHAPES: Shapes = {
     CommunicationSum: Shape(derived=("exposed_ns",)),
     Convergence: Shape(dropped=("loss_spikes", "norm_spikes")),
     DiagnosisFacts: Shape(inlined=("scale",)),
-    Finding: Shape(dropped=("gain", "edit", "symptom_of"), ranges=("ranks",)),
+    Finding: Shape(dropped=("gain", "edit", "lost_steps"), ranges=("ranks",)),
     FindingFacts: Shape(inlined=("finding",)),
     HealthFacts: Shape(inlined=("found",)),
     JobGroup: Shape(dropped=("num_hosts", "recorded_ranks"), ranges=("ranks",)),
     JobSeries: Shape(
-        dropped=("step", "value"), derived=("first", "last", "lowest", "highest", "points")
+        dropped=("step", "value", "low", "high", "num_ranks", "bad_steps"),
+        derived=("first", "last", "lowest", "highest", "points"),
     ),
     JobSignal: Shape(inlined=("shown",)),
     JobStepSummary: Shape(
         dropped=("step", "duration_ns", "is_profiled"), derived=("num_profiled", "series")
     ),
     JobTime: Shape(derived=("wall_ns",), renamed={"containers": "num_containers"}),
+    LoggedScalar: Shape(dropped=("recorded_name",)),
     OperationSide: Shape(ranges=("ranks",)),
     Overhead: Shape(derived=("lost_ratio",)),
     PartialGroup: Shape(ranges=("missing_ranks",)),
@@ -245,6 +252,7 @@ def build_document(report: Report) -> Document:
         diagnosis=None if report.diagnosis is None else _describe_diagnosis(report.diagnosis),
         budget=report.budget,
         ledger=report.ledger,
+        prediction=report.prediction,
         pipeline=report.pipeline,
         layout=report.layout,
         steps=study.steps,

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 
 from meshscope.core.layout import Axis
 from meshscope.core.unavailable import Unavailable
+from meshscope.errors import MeshscopeError
+from meshscope.store.remote.mirror import name_place
 
 if TYPE_CHECKING:
+    from meshscope.analyze.prediction import PredictionCheck
     from meshscope.analyze.study import Study
     from meshscope.diagnose.runner import Diagnosis
+    from meshscope.hang.hang import Hang
     from meshscope.report.run.budget import BudgetFacts
     from meshscope.report.run.communication import CommunicationFacts
     from meshscope.report.run.ledger import LedgerFacts
@@ -103,6 +107,8 @@ class Report:
     study: "Study"
     diagnosis: "Diagnosis | None" = None
     """None if not wanted; then neither budget nor pipeline is shown."""
+    hang: "Hang | None" = None
+    """What holds the job up, or whether it moves; None where all ranks ended, or nobody looked."""
 
     @property
     def attempt(self) -> "Attempt":
@@ -153,6 +159,22 @@ class Report:
         return describe_budget(budget, timeline.num_left_out)
 
     @cached_property
+    def prediction(self) -> "PredictionCheck | Unavailable | None":
+        """What was predicted before the run, against it; None without a diagnosis."""
+        if self.diagnosis is None:
+            return None
+        from meshscope.analyze.prediction import NOT_PREDICTED, check_prediction, has_prediction
+        from meshscope.store.read.memory_points import read_memory
+
+        if not has_prediction(self.study):
+            return NOT_PREDICTED
+        try:
+            profiles = read_memory(self.run.path)
+        except MeshscopeError:
+            profiles = []  # it has none
+        return check_prediction(self.study, profiles)
+
+    @cached_property
     def pipeline(self) -> "PipelineFacts | Unavailable | None":
         """None without a pipeline; the reason if a declared one was not recorded."""
         if self.diagnosis is None:
@@ -182,7 +204,7 @@ def name_file(problem: "Problem", run_path: Path) -> str | None:
 def _describe_run(report: Report) -> RunFacts:
     run, attempt, study = report.run, report.attempt, report.study
     headers = [rank.header for rank in attempt]
-    provenance = next((p for h in headers if (p := _fields(h.get("provenance")))), {})
+    provenance = _find_provenance(attempt)
     git, torch = _fields(provenance.get("git")), _fields(provenance.get("torch"))
     starts = [start for h in headers if isinstance(start := h.get("start_unix_ns"), int)]
     hosts: dict[str, int] = {}
@@ -193,7 +215,7 @@ def _describe_run(report: Report) -> RunFacts:
     is_dirty = git.get("is_dirty")
     no_id = "traces have none" if attempt.is_from_traces else "run.json is missing or has none"
     return RunFacts(
-        path=str(run.path),
+        path=name_place(run.path),
         run_id=_text_field(run.manifest, "run_id", no_id),
         attempt=attempt.index,
         num_attempts=len(run.attempts),
@@ -208,6 +230,16 @@ def _describe_run(report: Report) -> RunFacts:
         torch_version=_text_field(torch, "version", "not recorded"),
         device_name=_name_device(torch),
     )
+
+
+def _find_provenance(attempt: "Attempt") -> "JsonFields":
+    """Of the first rank that has any."""
+    return next((p for rank in attempt if (p := _fields(rank.header.get("provenance")))), {})
+
+
+def find_device(attempt: "Attempt") -> str | Unavailable:
+    """The name of a rank's accelerator."""
+    return _name_device(_fields(_find_provenance(attempt).get("torch")))
 
 
 def _fields(value: object) -> "JsonFields":

@@ -28,6 +28,7 @@ from meshscope.report.section import (
 from meshscope.report.sections.hang_words import (
     MAX_CULPRITS,
     MAX_MESSAGE,
+    advise,
     describe_frames,
     describe_position,
     describe_record,
@@ -111,6 +112,8 @@ class HangDocument:
     attempt: int
     sentence: str
     """The verdict in words."""
+    advice: str
+    """What to do about it; empty where nothing hangs."""
     hang: Hang
     culprits: tuple[CulpritFacts, ...]
     waiting_stack: WaitingStack | None
@@ -149,6 +152,7 @@ def make_hang_document(
         run=run,
         attempt=attempt,
         sentence=make_sentence(hang),
+        advice=advise(hang),
         hang=hang,
         culprits=tuple(
             CulpritFacts(
@@ -197,6 +201,7 @@ def _gather_facts(hang: Hang, rank: int) -> RankFacts:
 def make_hang_section(hang: Hang, *, shows_all_ranks: bool) -> Section:
     parts = (
         Headline(make_sentence(hang)),
+        *((Line(advice),) if (advice := advise(hang)) else ()),
         *_list_culprits(hang),
         *_list_witness(hang),
         *_list_waits(hang, shows_all_ranks=shows_all_ranks),

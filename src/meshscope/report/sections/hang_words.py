@@ -17,6 +17,7 @@ from meshscope.hang.rank_states import Operation, RankState
 from meshscope.hang.stacks import Frame, pick_telling_frames
 from meshscope.hang.wait_graph import Wait
 from meshscope.report.format import (
+    begin_sentence,
     clean_text,
     duration,
     memory,
@@ -281,6 +282,59 @@ def _say_finished(hang: Hang) -> str:
     missing = len(hang.states) - recorded
     text = f"The job is over: {'all ' if not missing else ''}{plural(recorded, 'rank')} ended"
     return f"{text}{f', {missing} recorded nothing' if missing else ''}; nothing hangs."
+
+
+# --- what to do -----------------------------------------------------------------------------------
+
+_ADVICE = {
+    Reason.KILLED: "Look for who ended {who}: the kernel's log (out of memory), the scheduler, and "
+    "the end of the rank's own output; the others wait for nothing and can be ended.",
+    Reason.LOST: "Look whether the host of {who} is up and reachable, and at the end of the rank's "
+    "own output; the others wait for nothing and can be ended.",
+    Reason.RAISED: "Fix the error of {who}, which came first; the others' errors follow from it.",
+    Reason.STOPPED: "Let {who} go on: end the debugger, or send SIGCONT.",
+    Reason.NOT_ENTERED: "Look at the stack of {who}: it says what is done instead of entering the "
+    "operation. Usual causes: a branch that only some ranks take, different numbers of batches, a "
+    "data loader or file system that does not answer.",
+    Reason.LATE: "Find out what {who} did before the operation timed out: the stack and the last "
+    "phase say it. A longer timeout helps only if it would have come.",
+    Reason.LEFT: "Find out why the program of {who} ended before the others': usually fewer "
+    "batches, or a condition that only holds there.",
+    Reason.NEVER_RECORDED: "Look at the launcher's output of {who}: it did not start, or not under "
+    "the recorder.",
+    Reason.IN_CIRCLE: "Make {who} call these operations in the same order.",
+    Reason.MISMATCH: "Make all ranks of the group call the same operation: {who} came by another "
+    "branch.",
+}
+_ADVICE_TRANSFER = (
+    "All ranks have called it: look at the network between their hosts, and at what the backend "
+    "says with its debug output (NCCL_DEBUG=INFO); end the job and start it from a checkpoint."
+)
+
+
+def advise(hang: Hang) -> str:
+    """What to do about it; empty where nothing hangs."""
+    if not hang.is_stuck:
+        return ""
+    if not hang.culprits:
+        return _ADVICE_TRANSFER
+    first = hang.culprits[0].reason
+    ranks = [culprit.rank for culprit in hang.culprits if culprit.reason is first]
+    return _ADVICE[first].format(who=name_ranks(ranks))
+
+
+def say_when(hang: Hang) -> str:
+    """`Step 4, in forward, since 2026-01-05 09:30 UTC.`: where the first named rank is, and since
+    when others wait; empty where neither is known."""
+    state = hang.culprits[0].state if hang.culprits else None
+    parts = []
+    if state is not None and state.step is not None:
+        parts.append(f"step {state.step}")
+    if state is not None and state.phase is not None:
+        parts.append(f"in {clean_text(state.phase.name, 60)}")
+    if hang.age_ns is not None:
+        parts.append(f"since {moment(hang.asked_unix_ns - hang.age_ns)}")
+    return begin_sentence(f"{', '.join(parts)}.") if parts else ""
 
 
 # --- evidence -------------------------------------------------------------------------------------

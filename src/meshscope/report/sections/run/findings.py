@@ -7,7 +7,7 @@ import math
 
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
-from meshscope.diagnose.finding import Evidence, Finding
+from meshscope.diagnose.finding import Estimate, Evidence, Finding
 from meshscope.diagnose.pricing import recoverable_hours
 from meshscope.diagnose.runner import Diagnosis
 from meshscope.diagnose.wording import capitalize
@@ -72,12 +72,19 @@ def describe_worst(diagnosis: Diagnosis) -> str:
 
 
 def describe_price(finding: Finding) -> str:
-    """`31.0 ms of 190 ms a step (16 %)`; empty without a price."""
+    """`31.0 ms of 190 ms a step (16 %)`; empty without a price.
+
+    Of one of several losses that hide each other also what it saves if the others stay.
+    """
     gain = finding.gain
     if isinstance(gain, Unavailable) or not math.isfinite(gain.saved_ns + gain.step_ns):
         return ""
     step = f"{form.duration(gain.step_ns)} a step"
-    return f"{form.duration(gain.saved_ns)} of {step} ({form.ratio(gain.saved_ratio)})"
+    alone_ns = gain.alone_ns if isinstance(gain, Estimate) else None
+    hidden = ""
+    if alone_ns is not None:
+        hidden = f" once the others are fixed, too; alone {form.duration(alone_ns)}"
+    return f"{form.duration(gain.saved_ns)} of {step} ({form.ratio(gain.saved_ratio)}){hidden}"
 
 
 def _describe_basis(diagnosis: Diagnosis) -> str:

@@ -4,6 +4,8 @@ what is not known. Everything else is in other sections.
 
 from collections.abc import Sequence
 
+from meshscope.analyze.timeline.peers import PhaseClue
+from meshscope.analyze.timeline.rank_reading import COMM_PHASE, WAIT_PHASE
 from meshscope.core.layout import PEER_AXES
 from meshscope.core.unavailable import Unavailable, known
 from meshscope.core.verdict.severity import Severity
@@ -22,6 +24,7 @@ from meshscope.report.section import (
     make_column,
     make_facts,
 )
+from meshscope.report.sections.hang_words import make_sentence
 from meshscope.report.sections.run.findings import (
     TONES,
     describe_nothing,
@@ -47,6 +50,7 @@ _MIN_REST_RATIO = 0.0005
 MAX_SLOW_ROWS = 3
 _MAX_MISSING = 4
 _MAX_REASON = 160
+_WAIT_PHASES = (COMM_PHASE, WAIT_PHASE)
 _NO_SLOW_RANK = "no rank stands out among its peers"
 
 
@@ -74,6 +78,8 @@ def _show_verdict(report: Report) -> Section:
         low = f" ({num_low} of low severity: --explain)" if diagnosis.findings else ""
         nothing = f"{describe_nothing(diagnosis)}{low}."
         lines.insert(0, Headline(worst or nothing, Tone.CRITICAL if worst else Tone.STRONG))
+    if report.hang is not None and report.hang.is_stuck:
+        lines.insert(0, Headline(f"{make_sentence(report.hang)} (meshscope hang)", Tone.CRITICAL))
     lines += [Headline(f"! {alarm}", Tone.ALARM) for alarm in list_alarms(report)]
     return Section(key="verdict", title="", parts=tuple(lines))
 
@@ -153,7 +159,8 @@ def _show_slow(report: Report) -> Section | None:
     """Ranks that persistently spend longer in a phase than their peers."""
     if report.facts.num_ranks < 2 or not report.phases:
         return None
-    rows, layout = report.study.clues[:MAX_SLOW_ROWS], known(report.study.layout)
+    clues, layout = _choose_clues(report), known(report.study.layout)
+    rows = clues[:MAX_SLOW_ROWS]
     if not rows:
         is_alone = layout is not None and all(layout.degree(axis) == 1 for axis in PEER_AXES)
         text = "no rank has a peer that does the same work (dp1)" if is_alone else _NO_SLOW_RANK
@@ -174,12 +181,21 @@ def _show_slow(report: Report) -> Section | None:
             )
         )
     ]
-    more = len(report.study.clues) - len(rows)
+    more = len(clues) - len(rows)
     if more:
         parts.append(Line(f"and {form.plural(more, 'more case')} (--section peers)", Tone.QUIET))
     doubt = "" if report.layout.degrees else "; layout not known: ranks may do different work"
     note = f"medians per step{doubt}"
     return Section(key="slow", title="Who is slow", note=note, parts=tuple(parts))
+
+
+def _choose_clues(report: Report) -> list[PhaseClue]:
+    """Phases of the ranks that findings blame. A phase includes waits inside of it: where ranks
+    wait for a slow one, their phases stand out as well, and they are not slow."""
+    clues = [clue for clue in report.study.clues if clue.phase not in _WAIT_PHASES]
+    findings = report.diagnosis.findings if report.diagnosis is not None else ()
+    blamed = {rank for one in findings if one.severity > Severity.LOW for rank in one.ranks}
+    return [clue for clue in clues if clue.rank in blamed] if blamed else clues
 
 
 def _list_named(report: Report) -> list[str]:

@@ -4,6 +4,7 @@ from meshscope.core.unavailable import Unavailable, known
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, PhaseShare, Report
 from meshscope.report.section import Blank, Cell, Headline, Part, Section, Tone, make_facts
+from meshscope.report.sections.hang_words import make_sentence
 from meshscope.report.sections.run.findings import describe_worst
 from meshscope.store.read.columns import ProblemKind
 
@@ -12,7 +13,12 @@ _MAX_MORE_CLUES = 2
 _MAX_HOSTS = 4
 OPEN = "running or killed"
 """State of a rank without a closing line."""
-_NAMED_KINDS = (ProblemKind.MISSING_RANK, ProblemKind.SHORT_RANK, ProblemKind.DROPPED)
+_NAMED_KINDS = (
+    ProblemKind.MISSING_RANK,
+    ProblemKind.SHORT_RANK,
+    ProblemKind.DROPPED,
+    ProblemKind.DUPLICATE_RANK,
+)
 """Problems with a separate clause."""
 
 
@@ -22,6 +28,8 @@ def show_verdict(report: Report, detail: Detail) -> Section:
     worst = "" if report.diagnosis is None else describe_worst(report.diagnosis)
     if worst:
         lines.insert(0, Headline(worst, Tone.CRITICAL))
+    if report.hang is not None and report.hang.is_stuck:
+        lines.insert(0, Headline(make_sentence(report.hang), Tone.CRITICAL))
     lines += [Headline(f"! {alarm}", Tone.ALARM) for alarm in list_alarms(report)]
     clue = _describe_clues(report)
     if clue and report.diagnosis is None:
@@ -101,6 +109,11 @@ def _describe_incompleteness(report: Report) -> str:
         parts.append(f"{form.name_ranks(health.short_ranks)} with fewer steps")
     if health.num_dropped:
         parts.append(f"{form.plural(health.num_dropped, 'record')} lost")
+    shared = {p.rank for p in health.problems if p.kind is ProblemKind.DUPLICATE_RANK}
+    if shared:
+        parts.append(
+            f"several processes were {form.name_ranks(tuple(r for r in shared if r is not None))}"
+        )
     others = sum(problem.kind not in _NAMED_KINDS for problem in health.problems)
     if others:
         parts.append(f"{form.plural(others, 'damaged or unreadable part')}")

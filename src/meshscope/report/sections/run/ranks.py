@@ -172,7 +172,7 @@ def _make_phase_columns(ranks: Sequence[RankSummary], report: Report) -> list[Co
 
 
 def _describe_state(rank: RankSummary) -> str:
-    parts = ["finished" if rank.state is RankState.FINISHED else OPEN]
+    parts = [OPEN if rank.state is RankState.OPEN else str(rank.state)]
     if rank.num_errors:
         parts.append(form.plural(rank.num_errors, "error"))
     if rank.num_problems:

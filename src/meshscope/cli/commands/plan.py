@@ -1,0 +1,325 @@
+"""`meshscope plan`: which layout is best, whether it fits, and how fast it will be."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshscope.cli.places import READ
+from meshscope.cli.terminal_screen import say, show_document, show_sections, write_file
+from meshscope.core.unavailable import Unavailable
+from meshscope.errors import MeshscopeError, UsageError
+
+if TYPE_CHECKING:
+    from meshscope.analyze.study import Study
+    from meshscope.plan.answer import PlanAnswer
+    from meshscope.plan.model_shape import ModelShape
+    from meshscope.plan.pricing import Job
+    from meshscope.plan.request import Request
+    from meshscope.plan.search import Found
+
+_LISTS = {
+    "tp": "tp",
+    "pp": "pp",
+    "cp": "cp",
+    "ep": "ep",
+    "microbatch": "microbatch_sizes",
+    "schedule": "schedules",
+    "chunks": "chunks",
+    "zero": "zero_stages",
+    "recompute": "recomputes",
+}
+"""Flags that limit what may be chosen, and the field of the request."""
+_WORDS = ("schedule", "recompute")
+_AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?(?:e[0-9]{1,2})?)\s*([kmbt]?)")
+_SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+@click.command("plan", short_help="Find the best layout for a model on a cluster.")
+@click.argument("model", required=False)
+@click.option("--device", help="Device, such as H100-80GB, A100-SXM4-80GB, B200, MI300X.")
+@click.option("--devices", "num_devices", type=int, help="How many devices.")
+@click.option("--per-node", type=int, default=8, show_default=True, help="Devices of a node.")
+@click.option("--batch", "global_batch", type=int, help="Global batch, in sequences.")
+@click.option("--sequence", type=int, help="Tokens of a sequence.  [default: the model's]")
+@click.option(
+    "--stack",
+    default="megatron",
+    show_default=True,
+    help="Program that trains: megatron, megatron-2021, torchtitan or meshscope.",
+)
+@click.option("--precision", help="bf16, bf16-grads, fp8, autocast or fp32.")
+@click.option("--optimizer", default="adamw", show_default=True, help="Optimizer.")
+@click.option("--inside", help="Link inside a node, such as nvlink4, pcie5 or 300GB/s.")
+@click.option("--between", help="Link between nodes, such as ndr, eth100; or 100GB/s a node.")
+@click.option("--adapters", type=int, help="Adapters of a node.  [default: one a device]")
+@click.option("--tp", help="Tensor-parallel degrees to choose from, such as 1,2,4,8.")
+@click.option("--pp", help="Pipeline degrees.")
+@click.option("--cp", help="Context-parallel degrees.")
+@click.option("--ep", help="Expert-parallel degrees.")
+@click.option("--microbatch", help="Microbatch sizes, in sequences.")
+@click.option("--schedule", help="Schedules, such as 1f1b,interleaved_1f1b.")
+@click.option("--chunks", help="Stages of a rank, for schedules that loop.")
+@click.option("--zero", help="ZeRO stages, 0 to 3.")
+@click.option("--recompute", help="none, selective, full, every-K, offload.")
+@click.option(
+    "--memory-share",
+    type=float,
+    default=0.95,
+    show_default=True,
+    help="Share of a device's memory that may be used.",
+)
+@click.option("--tokens", help="Tokens to train on, such as 15T: gives days, cost and energy.")
+@click.option("--price-per-hour", type=float, help="Of one device, in any currency.")
+@click.option("--top", type=int, default=10, show_default=True, help="Layouts to show.")
+@click.option("--why", is_flag=True, help="Show an example of every reason for a rejection.")
+@click.option("--explain", is_flag=True, help="List the constants with their sources.")
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the best layout that meshscope train runs to this TOML file.",
+)
+@click.option(
+    "--from",
+    "from_run",
+    type=READ,
+    metavar="RUN",
+    help="Fit constants to a recorded run of meshscope train, and say what was fitted; MODEL may "
+    "be left out then.",
+)
+@click.option(
+    "--fits",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="CONFIG.toml",
+    help="Only say whether this configuration of meshscope train fits --device.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.pass_context
+def command(context: click.Context, /, **given: Any) -> None:
+    """Ranks layouts of MODEL on a cluster by predicted step time, under its memory.
+
+    MODEL is a preset (llama-3-70b, gpt-175b, deepseek-v3, …) or a Hugging Face config.json. Nothing
+    is run and no GPU is needed. docs/plan.md has the formulas.
+
+    \b
+        meshscope plan llama-3-70b --device H100-80GB --devices 256 --batch 1024
+        meshscope plan ./config.json --device H200 --devices 64 --batch 512 --stack torchtitan
+        meshscope plan --fits train.toml --device H100-80GB
+    """
+    if given["fits"] is not None:
+        context.exit(_answer_fits(context, given))
+    study = None if given["from_run"] is None else _open_study(given["from_run"])
+    job, fitted = _make_job(given, study)
+    request = _make_request(job, given)
+    found = _search(job, request, is_quiet=given["quiet"] or given["as_json"])
+    answer = _answer(job, request, found, given, fitted)
+    if given["write"] is not None:
+        _write_best(job, found, given["write"])
+    from meshscope.report.sections.plan import DOCUMENT, make_plan_sections
+
+    if given["as_json"]:
+        show_document(DOCUMENT, answer)
+    else:
+        sections = make_plan_sections(answer, is_why=given["why"], is_explained=given["explain"])
+        show_sections(context, sections)
+
+
+def _open_study(path: Path) -> "Study":
+    from meshscope.analyze.study import Study
+    from meshscope.cli.locate import open_located, pick_attempt
+
+    return Study(pick_attempt(open_located(path), None))
+
+
+def _make_job(given: dict[str, Any], study: "Study | None") -> "tuple[Job, tuple[str, ...]]":
+    """Everything that is wrong is said at once."""
+    from dataclasses import replace
+
+    from meshscope.plan.calibration import find_constants
+    from meshscope.plan.cluster import make_cluster
+    from meshscope.plan.pricing import Job
+    from meshscope.plan.recipe import make_recipe
+
+    problems = [
+        f"{flag} is missing"
+        for flag, name in (
+            ("MODEL", "model"), ("--device", "device"), ("--devices", "num_devices"),
+            ("--batch", "global_batch"),
+        )
+        if given[name] is None and (name != "model" or study is None)
+    ]  # fmt: skip
+    made: dict[str, Any] = {}
+    for name, make in (
+        ("model", lambda: _find_model(given["model"], given["sequence"])),
+        ("recipe", lambda: make_recipe(given["stack"], given["precision"], given["optimizer"])),
+        (
+            "cluster",
+            lambda: make_cluster(
+                given["device"],
+                given["num_devices"],
+                per_node=given["per_node"],
+                inside=given["inside"],
+                between=given["between"],
+                num_adapters=given["adapters"],
+            ),
+        ),
+    ):
+        is_missing = given.get(name, "") is None or (
+            name == "cluster" and None in (given["device"], given["num_devices"])
+        )
+        if is_missing:
+            continue
+        try:
+            made[name] = make()
+        except MeshscopeError as error:
+            problems.append(str(error))
+    problems += _find_number_problems(given)
+    if "recipe" in made and "cluster" in made:
+        peak = made["cluster"].find_peak(made["recipe"].precision.dtype)
+        if isinstance(peak, Unavailable):
+            problems.append(f"precision {made['recipe'].precision.name}: {peak.reason}")
+    if problems:
+        raise UsageError("; ".join(problems))
+    if study is None:
+        return Job(**made, constants=find_constants(given["stack"])), ()
+    from meshscope.plan.from_run import fit_run, read_layout
+
+    made.setdefault("model", read_layout(study).model)
+    if given["sequence"] is not None:
+        made["model"] = replace(made["model"], sequence_length=given["sequence"])
+    return fit_run(Job(**made, constants=find_constants(given["stack"])), study)
+
+
+def _find_number_problems(given: dict[str, Any]) -> list[str]:
+    problems = []
+    if given["global_batch"] is not None and given["global_batch"] < 1:
+        problems.append(f"--batch is {given['global_batch']}, expected at least 1")
+    if given["sequence"] is not None and given["sequence"] < 1:
+        problems.append(f"--sequence is {given['sequence']}, expected at least 1")
+    if not 0 < given["memory_share"] <= 1:
+        problems.append(f"--memory-share is {given['memory_share']:g}, expected above 0, at most 1")
+    if given["price_per_hour"] is not None and not given["price_per_hour"] >= 0:
+        problems.append(f"--price-per-hour is {given['price_per_hour']:g}, expected at least 0")
+    if given["top"] < 1:
+        problems.append(f"--top is {given['top']}, expected at least 1")
+    for name in ("tokens", *_LISTS):
+        try:
+            _read_tokens(given["tokens"]) if name == "tokens" else _read_list(name, given[name])
+        except UsageError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _find_model(text: str, sequence: int | None) -> "ModelShape":
+    from dataclasses import replace
+
+    from meshscope.plan.hugging_face import read_hugging_face
+    from meshscope.plan.known_models import find_model
+
+    path = Path(text)
+    if text.endswith(".json") or (path.is_dir() and (path / "config.json").is_file()):
+        return read_hugging_face(path, sequence)
+    found = find_model(text)
+    return found if sequence is None else replace(found, sequence_length=sequence)
+
+
+def _read_tokens(text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = _AMOUNT.fullmatch(text.strip().casefold())
+    if match is None or not float(match[1]):
+        raise UsageError(f"--tokens is {text[:40]!r}, expected a number such as 300B or 1.5e13")
+    return float(match[1]) * _SCALE[match[2]]
+
+
+def _read_list(flag: str, text: str | None) -> tuple[Any, ...]:
+    if text is None:
+        return ()
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if flag in _WORDS:
+        return tuple(words)
+    wrong = [word for word in words if not re.fullmatch(r"[0-9]{1,6}", word)]
+    if wrong or not words:
+        raise UsageError(f"--{flag} is {text[:40]!r}, expected whole numbers such as 1,2,4")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _make_request(job: "Job", given: dict[str, Any]) -> "Request":
+    from dataclasses import replace
+
+    from meshscope.plan.request import find_request_problems, make_request
+
+    chosen = {field: _read_list(flag, given[flag]) for flag, field in _LISTS.items()}
+    made = make_request(job, given["global_batch"], **chosen)
+    made = replace(made, memory_ratio=given["memory_share"], top=given["top"])
+    problems = find_request_problems(job, made)
+    if problems:
+        raise UsageError("; ".join(problems))
+    return made
+
+
+def _search(job: "Job", request: "Request", *, is_quiet: bool) -> "Found":
+    from meshscope.plan.search import search
+
+    return search(job, request, say=None if is_quiet else say)
+
+
+def _answer(
+    job: "Job", request: "Request", found: "Found", given: dict[str, Any], fitted: tuple[str, ...]
+) -> "PlanAnswer":
+    from meshscope.plan.answer import make_answer
+
+    return make_answer(
+        job,
+        request,
+        found,
+        token_budget=_read_tokens(given["tokens"]),
+        price_per_hour=given["price_per_hour"],
+        fitted=fitted,
+    )
+
+
+def _write_best(job: "Job", found: "Found", path: Path) -> None:
+    from meshscope.plan.engine_layout import make_train_config
+    from meshscope.plan.export import write_train_toml
+
+    reasons = []
+    for choice in found.best:
+        config = make_train_config(job.model, choice.candidate)
+        if not isinstance(config, Unavailable):
+            write_file(write_train_toml(config), path)
+            say(f"{choice.candidate.describe()} is in {path}")
+            return
+        reasons.append(config.reason)
+    why = reasons[0] if reasons else "nothing fits"
+    raise UsageError(
+        f"none of the best layouts is one that meshscope train runs ({why}); plan with --stack "
+        "meshscope"
+    )
+
+
+def _answer_fits(context: click.Context, given: dict[str, Any]) -> int:
+    """0 where it fits, 2 where it does not."""
+    from meshscope.core.config.device_fit import find_target_device
+    from meshscope.engine.config.problems import find_problems
+    from meshscope.engine.config.toml_file import load_config
+    from meshscope.plan.fits import answer_fit
+    from meshscope.report.sections.plan import FITS, make_fits_section
+
+    if given["device"] is None:
+        raise UsageError("--fits needs --device: what it should fit, such as H100-80GB or 80GiB")
+    device = find_target_device(given["device"])
+    if isinstance(device, Unavailable):
+        raise UsageError(f"--device: {device.reason}")
+    config = load_config(given["fits"])
+    problems = find_problems(config, device_type=device.device_type)
+    if problems:
+        raise UsageError(f"{given['fits']}: {'; '.join(problems)}")
+    answer = answer_fit(config, device)
+    if given["as_json"]:
+        show_document(FITS, answer)
+    else:
+        show_sections(context, [make_fits_section(answer)])
+    return 0 if answer.fits else UsageError.exit_code
