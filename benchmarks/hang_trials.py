@@ -679,7 +679,7 @@ def main() -> None:
             **summary,
             "machine": {
                 "cores": os.cpu_count(),
-                "kernel": platform.release(),
+                "kernel": platform.release().split("-")[0],
                 "python": platform.python_version(),
                 "torch": str(torch.__version__),
             },

@@ -111,7 +111,12 @@ def main() -> int:
 
 
 def is_done(folder: Path, name: str, seed: int) -> bool:
-    return (folder / f"{name}-{seed}.json").exists()
+    """Whether there is a recording and what was noted of it, in the form of this script."""
+    try:
+        read_others(folder, name, seed)
+    except (OSError, ValueError, TypeError):  # absent, cut short, or of an earlier form
+        return False
+    return (folder / f"{name}-{seed}").is_dir()
 
 
 def forget_disturbed(wanted: list[tuple[str, int]], folder: Path) -> None:

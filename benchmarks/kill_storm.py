@@ -257,7 +257,7 @@ def describe_machine(directory: Path) -> dict[str, object]:
     return {
         "num_cores": os.cpu_count(),
         "memory_bytes": memory,
-        "kernel": platform.release(),
+        "kernel": platform.release().split("-")[0],
         "file_system": file_system_type(directory),
         "python": platform.python_version(),
         "numpy": np.__version__,

@@ -7,9 +7,12 @@ the output at once, so that a time limit loses one task at most; a task that fai
 failed, and a new job does the rest. `--resume FILE` takes over what FILE has.
 
 On a machine with fewer GPUs than ranks the ranks share a GPU: MPS runs their kernels side by side,
-and each has another NCCL_HOSTID, without which NCCL refuses two ranks on one device. On a machine
-with enough GPUs each rank has its own, and neither is set. `--device cpu` runs tiny models on gloo,
-to try the scripts where there is no GPU.
+and each has another NCCL_HOSTID, without which NCCL refuses two ranks on one device. Each rank has
+its part of the multiprocessors to itself, as if it had a smaller GPU of its own: otherwise a rank
+computes faster while another is late, and a fault costs less than it would on a cluster. (Memory
+and its bandwidth stay shared; `--whole-device` lets all ranks use all multiprocessors.) Each rank
+also has cores of its own. On a machine with enough GPUs each rank has one, and none of this is
+set. `--device cpu` runs tiny models on gloo, to try the scripts where there is no GPU.
 """
 
 import argparse
@@ -99,7 +102,7 @@ class Place:
     def clean_up(self) -> None:
         """Gives back what the last task held."""
         gc.collect()
-        if "torch._dynamo" in sys.modules:
+        if "torch._inductor.compile_fx" in sys.modules:  # something was compiled
             torch._dynamo.reset()
         if self.is_cuda:
             torch.cuda.empty_cache()
@@ -120,6 +123,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", type=Path, help="results; what they have is not done again")
     parser.add_argument(
         "--connections", type=int, default=0, help="CUDA_DEVICE_MAX_CONNECTIONS; 0: not set"
+    )
+    parser.add_argument(
+        "--whole-device", action="store_true", help="ranks that share a GPU share all of it"
     )
     parser.add_argument("--limit-s", type=float, default=570.0, help="of all jobs together")
     parser.add_argument("--task-limit-s", type=float, default=150.0, help="of one program")
@@ -278,6 +284,9 @@ class Job:
             environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
         if self._is_shared():
             environment |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+            if not self.options.whole_device:
+                percentage = str(100 * torch.cuda.device_count() // self.num_ranks)
+                environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = percentage
         if self.options.connections:
             environment["CUDA_DEVICE_MAX_CONNECTIONS"] = str(self.options.connections)
         return environment
@@ -314,6 +323,8 @@ def is_rank() -> bool:
 def serve_rank(device: str, serve: Serve) -> None:
     """Does the job's tasks in this process, then ends it."""
     place = join(device)
+    if place.is_cuda and torch.cuda.device_count() < place.num_ranks:
+        take_cores(place)
     if place.rank == 0:
         write_whole(place.folder / MACHINE_FILE, json.dumps(describe_machine(place)))
     for name in os.environ[TASKS_VARIABLE].split(","):
@@ -330,6 +341,17 @@ def serve_rank(device: str, serve: Serve) -> None:
         if place.rank == 0:
             write_whole(place.folder / f"{name}.json", json.dumps(result))
     leave(place)
+
+
+def take_cores(place: Place) -> None:
+    """Ranks of one machine keep off each other's cores, as launchers bind them. A rank has more
+    than two busy threads."""
+    cores = sorted(os.sched_getaffinity(0))
+    count = len(cores) // place.num_ranks
+    if count >= 4:
+        own = cores[place.rank * count : (place.rank + 1) * count]
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), own)
 
 
 def join(device: str) -> Place:

@@ -2,16 +2,20 @@
 
     python benchmarks/nccl_overhead.py [--only ddp fsdp2] [--output FILE] [--resume FILE]
     python benchmarks/nccl_overhead.py --only ddp --connections 1        # as Megatron-LM's jobs
+    python benchmarks/nccl_overhead.py --only pp4 --ways no-marks least  # where the cost is
     python benchmarks/nccl_overhead.py --device cpu --rounds 2 --steps 2 # only whether it runs
 
 Blocks of steps take turns without and with the recorder, in random order, the same on all ranks; in
 some rounds with pytscope, if it is installed. torch.profiler (wait 1, warm-up 1, active 3 of the
 block's steps) has rounds of its own behind all others: it leaves CUPTI in the process, and calls of
 CUDA are slower from then on; after a program it is taken out. All ranks begin a block together with
-empty devices, and it lasts until the last rank's device is empty. A recording lasts for one block;
-its first steps are not counted. The cost is the median over rounds of the ratio of the two blocks,
-with a bootstrap interval. Kernels of a few steps are traced each way: how much communication ran
-beside compute.
+empty devices, and it lasts until the last rank's device is empty. A recording lasts for one block,
+which begins at its 2nd or at its 10th step, in turns: together they show steps 2 to 19, one of
+which has its operations recorded where others have not. Kernel samples and the count of FLOPs come
+later and seldom (`--long-rounds` has them). The cost is the median over rounds of the ratio of the
+two blocks, with a bootstrap interval. What each step of a recording takes the host longer is shown
+by its number. Kernels of a few steps are traced each way: how much communication ran beside
+compute.
 
 See `nccl_bench.py` for how ranks share a GPU.
 """
@@ -23,7 +27,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +44,8 @@ from meshscope.capture.profiling.kernel_window import detach
 
 DEFAULT = ("ddp", "fsdp2", "tp_fsdp2", "pp4", "engine_222", "single_25ms", "single_100ms")
 NUM_TRACED_STEPS = 4
+SETTLE_STEPS = (2, 10)
+"""Of a recording before its block, in turns."""
 LONG_STEPS = 60
 """Kernels are sampled at about the 20th and 40th step of a recording."""
 NUM_TRACES = 2
@@ -98,24 +106,57 @@ def run_pytscope(training: Training, folder: Path) -> Iterator[Step]:
         profiler.finish()
 
 
+LEAST = {
+    "communication": False,
+    "device_events": False,
+    "flop_counts": False,
+    "gc_pauses": False,
+    "hardware": False,
+    "kernel_samples": False,
+    "memory": False,
+    "signals": False,
+    "stack_dumps": False,
+    "stack_samples": False,
+}
+"""Settings that leave the host's phases alone."""
 WAYS = {
     "bare": run_bare,
     "recorded": run_recorded,
     "unsampled": partial(run_recorded, kernel_samples=False),
+    "no-operations": partial(run_recorded, communication=False),
+    "no-marks": partial(run_recorded, device_events=False),
+    "no-flops": partial(run_recorded, flop_counts=False),
+    "least": partial(run_recorded, **LEAST),
     "torch.profiler": run_torch_profiler,
     "pytscope": run_pytscope,
 }
 
 
-def list_ways(turn: int) -> list[str]:
-    """pytscope in some rounds only: it is for comparison."""
+def list_ways(turn: int, others: Sequence[str]) -> list[str]:
+    """What is for comparison in some rounds only."""
     ways = ["bare", "recorded"]
-    if turn % 3 == 1 and importlib.util.find_spec("pytscope") is not None:
+    if turn % 3 == 2:
+        ways += others
+    if turn % 6 == 1 and importlib.util.find_spec("pytscope") is not None:
         ways.append("pytscope")
     return ways
 
 
 # --- on every rank ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Steps in a row on this rank."""
+
+    turn: int
+    way: str
+    first_step: int
+    """Of the recording."""
+    ms: float
+    """A step, until the device is empty."""
+    step_ms: list[float]
+    """What the host took for each of them."""
 
 
 def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -125,21 +166,28 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
         training.step()
     place.meet()
     shuffle = random.Random(1)
-    blocks: list[tuple[int, str, float]] = []
-    num_profiled = max(1, options.rounds // 6)
-    for turn in range(options.rounds + num_profiled):
-        order = list_ways(turn) if turn < options.rounds else ["bare", "torch.profiler"]
+    blocks: list[Block] = []
+
+    def run_round(turn: int, order: list[str]) -> None:
         shuffle.shuffle(order)
         for way in order:
             folder = place.folder / name / f"{turn}-{way}"
-            blocks.append((turn, way, run_block(training, way, folder, options, options.steps)))
+            blocks.append(run_block(training, turn, way, folder, options.steps))
+
+    turn = 0
+    # Rank 0's clock counts.
+    while turn < options.rounds and place.gather(time.perf_counter() - begin)[0] < options.seconds:
+        run_round(turn, list_ways(turn, options.ways))
+        turn += 1
+    for number in range(options.profiled_rounds):
+        run_round(turn + number, ["bare", "torch.profiler"])
     long_blocks = run_long_blocks(training, place.folder / name, options)
     kernels: dict[str, list[list[dict | None]]] = {}
     for turn in range(NUM_TRACES):
         for way in ("bare", "recorded"):
             folder = place.folder / name / f"trace{turn}-{way}"
             with WAYS[way](training, folder) as step:
-                for _ in range(options.settle_steps):
+                for _ in range(SETTLE_STEPS[0]):
                     step()
                 traced = trace_steps(place, step, NUM_TRACED_STEPS)
             kernels.setdefault(way, []).append(place.gather(traced))
@@ -155,41 +203,51 @@ def measure(place: Place, name: str, options: argparse.Namespace) -> dict[str, A
     }
 
 
-def run_long_blocks(
-    training: Training, folder: Path, options: argparse.Namespace
-) -> list[tuple[int, str, float]]:
+def run_long_blocks(training: Training, folder: Path, options: argparse.Namespace) -> list[Block]:
     """Recordings that last until kernels were sampled twice."""
     blocks = []
     for turn in range(options.long_rounds):
         ways = ["bare", "recorded", "unsampled"]
         for way in ways[turn % 3 :] + ways[: turn % 3]:
             path = folder / f"long{turn}-{way}"
-            blocks.append((turn, way, run_block(training, way, path, options, LONG_STEPS)))
+            blocks.append(run_block(training, turn, way, path, LONG_STEPS))
     return blocks
 
 
-def run_block(
-    training: Training, way: str, folder: Path, options: argparse.Namespace, num_steps: int
-) -> float:
-    """Seconds a step."""
+def run_block(training: Training, turn: int, way: str, folder: Path, num_steps: int) -> Block:
     is_traced = way == "torch.profiler"
+    num_settled = SETTLE_STEPS[turn % 2 if way not in ("bare", "torch.profiler") else 0]
     with nullcontext(training.step) if is_traced else WAYS[way](training, folder) as step:
-        for _ in range(options.settle_steps):
+        for _ in range(num_settled):
             step()
         training.place.meet()
-        begin = time.perf_counter()
+        moments = [time.perf_counter()]
         with WAYS[way](training, folder) if is_traced else nullcontext(step) as timed_step:
             for _ in range(num_steps):
                 timed_step()
+                moments.append(time.perf_counter())
             training.place.synchronize()
-        return (time.perf_counter() - begin) / num_steps
+        seconds = time.perf_counter() - moments[0]
+    return Block(
+        turn=turn,
+        way=way,
+        first_step=num_settled,
+        ms=round(1e3 * seconds / num_steps, 4),
+        step_ms=[round(1e3 * (b - a), 2) for a, b in pairwise(moments)],
+    )
 
 
-def gather_blocks(place: Place, blocks: Sequence[tuple[int, str, float]]) -> list[dict[str, Any]]:
-    by_rank = place.gather([round(1e3 * seconds, 4) for _, _, seconds in blocks])
+def gather_blocks(place: Place, blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    by_rank = place.gather([block.ms for block in blocks])
     return [
-        {"round": turn, "way": way, "rank_ms": [one[index] for one in by_rank]}
-        for index, (turn, way, _) in enumerate(blocks)
+        {
+            "round": block.turn,
+            "way": block.way,
+            "rank_ms": [one[index] for one in by_rank],
+            "first_step": block.first_step,
+            "step_ms": block.step_ms,
+        }
+        for index, block in enumerate(blocks)
     ]
 
 
@@ -201,6 +259,7 @@ def summarize(result: dict[str, Any]) -> dict[str, Any]:
     return {
         "ways": summarize_blocks(result["blocks"]),
         "long": summarize_blocks(result["long_blocks"]),
+        "by_step_ms": summarize_steps(result["blocks"]),
         "kernels": summarize_kernels(result["kernels_ms"]),
     }
 
@@ -212,6 +271,25 @@ def summarize_blocks(blocks: Sequence[dict[str, Any]]) -> dict[str, dict[str, fl
     return {
         way: compare([(one["bare"], one[way]) for one in by_round.values() if way in one])
         for way in dict.fromkeys(block["way"] for block in blocks)
+    }
+
+
+def summarize_steps(blocks: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """By way and number of a recording's step: the median of what rank 0's host takes longer than
+    in the median step without a recorder."""
+    steps: dict[str, dict[int, list[float]]] = {}
+    for block in blocks:
+        of_way = steps.setdefault(block["way"], {})
+        for number, ms in enumerate(block["step_ms"], block["first_step"]):
+            of_way.setdefault(number, []).append(ms)
+    bare = statistics.median(ms for values in steps.pop("bare").values() for ms in values)
+    return {
+        way: {
+            str(number): round(statistics.median(values) - bare, 3)
+            for number, values in sorted(of_way.items())
+        }
+        for way, of_way in steps.items()
+        if way != "torch.profiler"
     }
 
 
@@ -279,6 +357,9 @@ def show(name: str, result: dict[str, Any]) -> None:
             f"{cost['median_ratio']:+.2%} of bare, 95 % interval "
             f"{cost['low_ratio']:+.2%} to {cost['high_ratio']:+.2%}, {cost['num_blocks']} blocks"
         )
+    for way, by_step in result["summary"]["by_step_ms"].items():
+        shown = " ".join(f"{number}:{ms:+.2f}" for number, ms in by_step.items())
+        print(f"{name:13} {way:16} host, ms more by step: {shown}")
     for way, found in result["summary"]["kernels"].items():
         shown = "  ".join(f"{key} {found[key]:.1f}" for key in SHOWN_KERNELS)
         print(f"{name:13} {way:16} kernels, ms a step: {shown}")
@@ -293,9 +374,15 @@ SHOWN_KERNELS = ("compute", "communication", "overlapped", "exposed", "copies", 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="of a program after which no round begins"
+    )
+    parser.add_argument("--profiled-rounds", type=int, default=5, help="of torch.profiler")
+    parser.add_argument(
+        "--ways", nargs="+", default=(), choices=list(WAYS), help="more ways, in some rounds"
+    )
     parser.add_argument("--steps", type=int, default=10, help="in a block")
-    parser.add_argument("--settle-steps", type=int, default=2, help="before a block")
     parser.add_argument("--warmup-steps", type=int, default=8, help="before the first block")
     parser.add_argument(
         "--long-rounds", type=int, default=0, help="of blocks long enough for kernel samples"

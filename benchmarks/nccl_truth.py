@@ -68,7 +68,8 @@ def record(place: Place, name: str, options: argparse.Namespace) -> dict[str, An
     begin = time.perf_counter()
     program = PROGRAMS[name]
     training = program.build(place)
-    for _ in range(options.warmup_steps):
+    # What comes every so many steps has been there once: the first time costs more than later.
+    for _ in range(max(options.warmup_steps, program.period)):
         training.step()
     place.meet()
     folder = place.folder / name

@@ -273,7 +273,7 @@ def describe_machine(directory: Path) -> dict[str, object]:
     return {
         "num_cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "kernel": platform.release(),
+        "kernel": platform.release().split("-")[0],
         "file_system": file_system_type(directory),
         "python": platform.python_version(),
         **versions,

@@ -270,7 +270,7 @@ def main() -> None:
         document = {
             "machine": {
                 "cores": os.cpu_count(),
-                "kernel": platform.release(),
+                "kernel": platform.release().split("-")[0],
                 "python": platform.python_version(),
                 "torch": str(torch.__version__),
             },

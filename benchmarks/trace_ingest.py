@@ -3,12 +3,14 @@
     python benchmarks/trace_ingest.py --traces ../shared/data/traces --peers PYTHON \
         --tracelens CHECKOUT [--size-gb 1] [--output FILE]
 
-PYTHON has HolisticTraceAnalysis (with pandas<3) and what TraceLens imports; CHECKOUT is a copy of
-TraceLens's source. Each tool reads the same file in a fresh process, which reports its own CPU
-seconds (user and system, imports included) and its peak memory, and answers the same question:
-compute, communication, exposed and idle time of the device. The large trace is the A100 trace over
-and over, later times and other ids each time. Then the answers on all shared traces, and our peak
-memory as files are added.
+PYTHON has HolisticTraceAnalysis (with pandas<3) and what TraceLens imports (orjson, tqdm); CHECKOUT
+is a copy of the source of AMD's TraceLens: `tracelens` on PyPI is another project. Each tool reads
+the same file in a fresh process, which reports its own CPU seconds (user and system, imports
+included) and its peak memory, and answers the same question: compute, communication, exposed and
+idle time of the device. The large trace is the A100 trace over
+and over, later times and other ids each time. The command itself, `meshscope trace`, is measured
+from outside: cold, from what it kept, and its help. Then the answers on all shared traces, our peak
+memory as files are added, the same files on one core and on two, and many tiny files.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 OURS = """
@@ -164,6 +167,104 @@ def measure_answers(options: argparse.Namespace) -> dict:
     return found
 
 
+def run_command(*arguments: object, cores: int | None = None) -> dict:
+    """`meshscope trace` with children: CPU and wall seconds, largest memory of one process."""
+    command = [sys.executable, "-m", "meshscope", "trace", *(str(one) for one in arguments)]
+    if cores is not None:
+        command = ["taskset", "-c", f"0-{cores - 1}", *command]
+    begin = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{command} ended with {process.returncode}")
+    return {
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "wall_s": time.monotonic() - begin,
+        "peak_bytes": used.ru_maxrss * 1024,
+    }
+
+
+def measure_command(path: Path) -> dict:
+    """One large trace: help, three times cold, three times from what was kept."""
+    helped = [run_command("--help") for _ in range(3)]
+    cold = [run_command(path, "--no-cache") for _ in range(3)]
+    run_command(path)
+    warm = [run_command(path) for _ in range(3)]
+    help_s, warm_s = (min(run["cpu_s"] for run in runs) for runs in (helped, warm))
+    return {"help": helped, "cold": cold, "warm": warm, "warm_beyond_help_s": warm_s - help_s}
+
+
+def measure_many(small: Path, folder: Path, num_files: int) -> dict:
+    """Files of several ranks, on one core and on two."""
+    num_bytes = write_ranks(small, folder, num_files)
+    one, two = (run_command(folder, "--no-cache", cores=cores) for cores in (1, 2))
+    return {
+        "num_files": num_files,
+        "bytes": num_bytes,
+        "one_core": one,
+        "two_cores": two,
+        "speedup": one["wall_s"] / two["wall_s"],
+    }
+
+
+def write_ranks(small: Path, folder: Path, num_files: int) -> int:
+    """The same trace as of each rank. What this process holds counts as a child's peak, so that the
+    text must be gone before one is started."""
+    text = small.read_bytes()
+    at = text.index(b'"rank": ')
+    for rank in range(num_files):
+        own = text[:at] + f'"rank": {rank}'.encode() + text[text.index(b",", at) :]
+        (folder / f"rank{rank}.json").write_bytes(own)
+    return num_files * len(text)
+
+
+def measure_tiny(folder: Path, num_files: int) -> dict:
+    """Files of 20 events, 5 of them collectives."""
+    group = json.dumps(list(range(0, num_files, max(num_files // 10, 1))))
+    for rank in range(num_files):
+        events = [make_tiny(place, group) for place in range(5)]
+        document = {
+            "distributedInfo": {"rank": rank, "world_size": num_files, "backend": "nccl"},
+            "traceEvents": [event for four in events for event in four],
+        }
+        (folder / f"rank{rank:05d}.json").write_text(json.dumps(document), encoding="utf-8")
+    return {"num_files": num_files, "command": run_command(folder, "--no-cache")}
+
+
+def make_tiny(place: int, group: str) -> list[dict]:
+    """An operator, its launch, its kernel, and an all-reduce."""
+    begin, own = 1000.0 + 100 * place, {"External id": 10 + place}
+    launched = {**own, "correlation": 10 + place}
+    collective = {
+        "Collective name": "allreduce",
+        "dtype": "Float",
+        "In msg nelems": 1_000_000,
+        "Out msg nelems": 1_000_000,
+        "Process Group Name": "0",
+        "Process Group Ranks": group,
+    }
+    rows = (
+        ("cpu_op", "aten::mm", 1, begin - 20, 15, own),
+        ("cuda_runtime", "cudaLaunchKernel", 1, begin - 15, 5, launched),
+        ("kernel", "gemm", 7, begin, 40, {**launched, "device": 0, "stream": 7}),
+        ("kernel", "ncclDevKernel_AllReduce", 20, begin + 50, 30, {**collective, "stream": 20}),
+    )
+    return [
+        {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "pid": 0,
+            "tid": tid,
+            "ts": ts,
+            "dur": dur,
+            "args": said,
+        }
+        for cat, name, tid, ts, dur, said in rows
+    ]
+
+
 def measure_flatness(path: Path) -> list[dict]:
     """Peak memory over 1, 2, 4 and 8 readings of files of one size, one after another."""
     rows = []
@@ -179,22 +280,38 @@ def main() -> None:
     parser.add_argument("--peers")
     parser.add_argument("--tracelens")
     parser.add_argument("--size-gb", type=float, default=1.0)
+    parser.add_argument("--large", type=Path, help="the large trace, made there once")
+    parser.add_argument("--num-files", type=int, default=64, help="of a tenth of the size")
+    parser.add_argument("--num-tiny", type=int, default=3000)
     parser.add_argument("--with-python", action="store_true", help="also without the C scanner")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    # Installed packages have their bytecode; where it may not be written, a source tree has none,
+    # and every process would compile it again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     source = options.traces / "a100-ddp-rank0of2.json.gz"
     with tempfile.TemporaryDirectory() as folder:
-        large = Path(folder) / "large.json"
-        write_large(source, large, int(options.size_gb * 1e9))
+        large = options.large or Path(folder) / "large.json"
+        if not large.exists():
+            write_large(source, large, int(options.size_gb * 1e9))
         result = {
             "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
             "load_at_begin": os.getloadavg()[0],
             "large": measure_large(options, large),
         }
         print(json.dumps(result["large"], indent=1))
+        result["command"] = measure_command(large)
+        print(json.dumps(result["command"], indent=1))
         small = Path(folder) / "small.json"
         write_large(source, small, int(options.size_gb * 1e8))
         result["flatness"] = measure_flatness(small)
+        for name in ("many", "tiny"):
+            (Path(folder) / name).mkdir()
+        result["many"] = measure_many(small, Path(folder) / "many", options.num_files)
+        print(json.dumps(result["many"], indent=1))
+        result["tiny"] = measure_tiny(Path(folder) / "tiny", options.num_tiny)
+        print(json.dumps(result["tiny"], indent=1))
+    result["load_at_end"] = os.getloadavg()[0]
     result["answers_us"] = measure_answers(options)
     print(json.dumps(result["flatness"]))
     if options.output:

@@ -1,0 +1,120 @@
+"""What commands cost on runs of ten thousand ranks, and that it grows with ranks × steps only.
+
+    python benchmarks/rank_scale.py                        # three sizes of 10 million rank-steps
+    python benchmarks/rank_scale.py --sizes 10240x10000    # 33 GB, made in pieces and deleted
+
+Runs are those of `synthetic_run.py`: five records a rank-step, two of them operations, one slow
+rank that the report has to name. The sizes have about the same number of rank-steps, so that what
+depends on the number of ranks alone shows. Each command runs in a fresh process: CPU seconds (user
+and system, imports included), peak resident memory and the most files it had open at once. A size
+that was measured is not measured again (`--again`).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from synthetic_run import Fault, Job, describe_machine, write_run
+
+RESULTS = Path(__file__).parent / "results" / "rank_scale.json"
+GOAL_CPU_S, GOAL_RSS_BYTES = 300.0, 4_000_000_000
+MAIN = "from meshscope.cli import main; main()"
+
+
+def count_files(pid: int, stop: threading.Event, counted: list[int]) -> None:
+    while not stop.wait(0.05):
+        with contextlib.suppress(OSError):
+            counted[0] = max(counted[0], len(os.listdir(f"/proc/{pid}/fd")))
+
+
+def run_command(*words: str) -> tuple[dict[str, object], str]:
+    """What a command took, and what it wrote."""
+    begun = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([sys.executable, "-c", MAIN, *words], stdout=output)
+        stop, counted = threading.Event(), [0]
+        counter = threading.Thread(target=count_files, args=(process.pid, stop, counted))
+        counter.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        stop.set()
+        counter.join()
+        output.seek(0)
+        text = output.read().decode()
+    if process.returncode:
+        raise SystemExit(f"{words} ended with {process.returncode}")
+    taken = {
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
+        "wall_s": round(time.monotonic() - begun, 2),
+        "peak_rss_bytes": usage.ru_maxrss * 1024,
+        "most_open_files": counted[0],
+    }
+    return taken, text
+
+
+def measure_size(folder: Path, num_ranks: int, num_steps: int) -> dict[str, object]:
+    run, slow = folder / f"{num_ranks}x{num_steps}", num_ranks * 3 // 4 + 1
+    chunk = max(16, min(512, 2_000_000 // num_ranks))
+    begun = time.process_time()
+    write_run(
+        run, Job(num_ranks=num_ranks, faults=(Fault(rank=slow),)), num_steps, chunk_steps=chunk
+    )
+    found: dict[str, object] = {"num_ranks": num_ranks, "num_steps": num_steps}
+    found["made_cpu_s"] = round(time.process_time() - begun, 1)
+    files = [path for path in run.rglob("*") if path.is_file()]
+    found["num_files"] = len(files)
+    found["stored_bytes"] = sum(path.stat().st_size for path in files)
+    report = folder / "report.json"
+    found["report"], _ = run_command("report", str(run), "--json", "-o", str(report))
+    findings = json.loads(report.read_bytes())["diagnosis"]["findings"]
+    urgent = [one for one in findings if one["severity"] != "low"]
+    found["findings"] = [f"{one['severity']} {one['code']} {one['title']}" for one in urgent[:4]]
+    found["is_slow_rank_named"] = bool(urgent) and urgent[0]["ranks"] == [
+        {"first": slow, "last": slow}
+    ]
+    found["ls"], _ = run_command("ls", str(run))
+    found["watch"], text = run_command("watch", str(run), "--headless", "--once", "--json")
+    found["watch_told"] = [json.loads(line)["title"] for line in text.splitlines()]
+    shutil.rmtree(run)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    sizes = ["1024x10000", "4096x2500", "10240x1000"]
+    parser.add_argument("--sizes", nargs="+", default=sizes)
+    parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--again", action="store_true")
+    options = parser.parse_args()
+    known = json.loads(RESULTS.read_text("utf-8"))["sizes"] if RESULTS.exists() else {}
+    for size in options.sizes:
+        if size in known and not options.again:
+            continue
+        folder = Path(tempfile.mkdtemp(prefix="rank_scale_", dir=options.folder))
+        try:
+            known[size] = measure_size(folder, *map(int, size.split("x")))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        print(size, json.dumps(known[size]), flush=True)
+        document = {
+            "goal_cpu_s": GOAL_CPU_S,
+            "goal_rss_bytes": GOAL_RSS_BYTES,
+            "machine": describe_machine(),
+            "sizes": known,
+        }
+        RESULTS.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
