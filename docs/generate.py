@@ -1,6 +1,6 @@
 """Writes the reference pages that come from the code.
 
-python docs/generate.py            # writes columns.md, glossary.md, rules and schemas below docs
+python docs/generate.py            # writes api.md, columns.md, glossary.md, rules and schemas
 python docs/generate.py --check    # exits with 1 when a page is not current, or is one too many
 """
 
@@ -8,13 +8,18 @@ import sys
 from enum import IntEnum
 from pathlib import Path
 
+from api_page import render_api
+
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.diagnose.counterparts import COUNTERPARTS
 from meshscope.diagnose.registry import RULES
 from meshscope.diagnose.rule import SUBJECTS, describe
 from meshscope.diagnose.rule_page import describe_severities, render_page
+from meshscope.page.document import render_schema
 from meshscope.report.documents import render_schemas
 from meshscope.report.glossary import GLOSSARY, INTRODUCTION
+from meshscope.serve.openapi import render_openapi_file
+from meshscope.serve.openapi import render_schema as render_runs_schema
 from meshscope.store.read.query import GROUP_COLUMNS, NAME_COLUMNS, RANK_COLUMNS
 from meshscope.store.schema import (
     ACTION_KINDS,
@@ -225,10 +230,17 @@ def render_glossary() -> str:
 def render_pages() -> dict[Path, str]:
     """Every generated page and its text."""
     pages = {DOCS / "columns.md": render_columns(), DOCS / "glossary.md": render_glossary()}
+    pages[DOCS / "api.md"] = render_api()
     pages[DOCS / "rules" / "README.md"] = render_rule_index()
     for code, rule in RULES.items():
         pages[DOCS / "rules" / f"{code}.md"] = render_page(rule)
-    pages.update({DOCS / "schemas" / name: text for name, text in render_schemas().items()})
+    schemas = {
+        **render_schemas(),
+        **render_schema(),
+        **render_runs_schema(),
+        **render_openapi_file(),
+    }
+    pages.update({DOCS / "schemas" / name: text for name, text in schemas.items()})
     return pages
 
 
