@@ -58,6 +58,10 @@ class DescriptionHook(MetadataHookInterface):  # type: ignore[misc]
     def update(self, metadata: dict[str, Any]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         pages = f"{metadata['urls']['Source']}/blob/main/"
+        # Of a picture an index needs the file itself, not the page that shows it.
+        text = re.sub(
+            r"(!\[[^\]]*\]\()(?!https?://)", rf"\1{pages.replace('/blob/', '/raw/')}", text
+        )
         metadata["readme"] = {
             "content-type": "text/markdown",
             "text": re.sub(r"\]\((?!https?://|#)", f"]({pages}", text),
@@ -81,3 +85,10 @@ def compile_library(source: Path, library: Path) -> bool:
         return False
     built.replace(library)
     return True
+
+
+if __name__ == "__main__":
+    for part, name in LIBRARIES.items():
+        source_path = PACKAGE / part
+        if not compile_library(source_path, source_path.with_name(name)):
+            sys.stderr.write(f"not compiled, Python does it slower: {name}\n")

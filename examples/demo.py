@@ -1,9 +1,10 @@
-"""What `make demo` runs: a real 8-process training with one slow rank, recorded and reported.
+"""What `make demo` runs: a real 8-process training in 3D with a slow rank, recorded and explained.
 
     python examples/demo.py --run-dir runs/demo
 
-Eight gloo processes train a small GPT data-parallel on this machine's CPUs. Rank 5 is made slower
-in its forward pass; the report that follows has not been told so and must show it.
+Eight gloo processes train a small transformer on this machine's CPUs, data, tensor and pipeline
+parallel (2×2×2). Rank 5 is made slower in its forward pass; the report that follows has not been
+told so and must show it. So must the page that is written beside the run.
 """
 
 import argparse
@@ -13,37 +14,47 @@ import sys
 import time
 from pathlib import Path
 
-TRAINING_SCRIPT = Path(__file__).with_name("train_gpt.py")
+CONFIGURATION = Path(__file__).with_name("train_2x2x2.toml")
+NUM_RANKS = 8
+NUM_MICROBATCHES = 4
+MESHSCOPE = (sys.executable, "-m", "meshscope")
 
 
 def main() -> int:
-    """Runs the demo; the exit code of the training."""
+    """Runs the demo; the exit code of the first command that fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="parent folder")
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--slow-rank", type=int, default=5)
-    parser.add_argument("--slow-ms", type=float, default=120.0)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--slow-rank", type=int, default=5, choices=range(NUM_RANKS))
+    parser.add_argument("--slow-ms", type=float, default=120.0, help="per step")
     options = parser.parse_args()
 
     run_dir = options.run_dir / time.strftime("%Y%m%d-%H%M%S")
     injected = (
         f"rank {options.slow_rank} was made {options.slow_ms:g} ms slower per step, in its forward"
     )
-    print(f"Training a small GPT with {options.ranks} processes; {injected}.", flush=True)
+    print(
+        f"Training a small transformer with {NUM_RANKS} processes (2×2×2); {injected}.", flush=True
+    )
     begin = time.monotonic()
-    launcher = [sys.executable, "-m", "meshscope", "run", "--report"]
-    launcher += ["--run-dir", str(run_dir), "--total-steps", str(options.steps)]
-    training = ["torchrun", "--standalone", "--nproc-per-node", str(options.ranks)]
-    training += [str(TRAINING_SCRIPT), "--steps", str(options.steps), "--log-every", "0"]
-    training += ["--device", "cpu"]
-    training += ["--slow-rank", str(options.slow_rank), "--slow-ms", str(options.slow_ms)]
+    # A pipeline rank runs one forward for each microbatch.
+    fault = f"slow rank={options.slow_rank} phase=forward ms={options.slow_ms / NUM_MICROBATCHES:g}"
+    train = [*MESHSCOPE, "train", str(CONFIGURATION), "--run-dir", str(run_dir)]
+    train += ["--steps", str(options.steps), "--device", "cpu", "--fault", fault]
+    train += ["--set", f"batch.num_microbatches={NUM_MICROBATCHES}", "--set", "log_every=20"]
     # Eight processes share the cores: one thread each, or they fight for them.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    exit_code = subprocess.call([*launcher, "--", *training], env=environment)
+    exit_code = subprocess.call(train, env=environment, stdout=subprocess.DEVNULL)
     if exit_code == 0:
+        print(flush=True)
+        exit_code = subprocess.call([*MESHSCOPE, "report", str(run_dir)])
+    if exit_code == 0:
+        page = run_dir.with_suffix(".html")
+        exit_code = subprocess.call([*MESHSCOPE, "report", str(run_dir), "-o", str(page)])
         print(f"\nTo check the report against: {injected}.")
         print(f"The run is in {run_dir}; the demo took {time.monotonic() - begin:.0f} s.")
+        print(f"Its page, one file that any browser opens: {page.resolve().as_uri()}")
+        print(f"The dashboard: {Path(sys.executable).parent / 'meshscope'} serve {options.run_dir}")
     return exit_code
 
 
