@@ -8,6 +8,8 @@ MATRIX := tests/distributed/test_fault_matrix.py
 COMPUTED := tests/property tests/surface $(addprefix tests/unit/,analyze core diagnose export ingest numerics page plan report seeds simulate)
 # Proofs of the engine and of the GPU bench that take minutes, and change with neither page nor rule.
 ENGINE := tests/unit/cli/test_train.py $(addprefix tests/distributed/test_,engine_equality.py engine_data_parallel.py engine_torch_parallel.py engine_memory.py engine_checkpoint.py nccl_bench.py) tests/docs/test_engine_docs.py
+# Runs pytest, and once more alone what failed.
+AGAIN := .ci/again
 # Whether a process may ask for real-time priority.
 IS_REALTIME := $(BIN)/python -c "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))" 2>/dev/null
 
@@ -35,10 +37,10 @@ demo: $(VENV)/.installed
 # ranks may not have the priority, nothing. All parts run whatever happens to the others.
 test: $(VENV)/.installed $(VENV)/.compiled
 	@failed=; code=; beside=$$(mktemp -d); chmod 755 $$beside; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(MATRIX) $(ENGINE) $(COMPUTED)) || failed="$$failed suite"; \
-	nice $(BIN)/python -m pytest -n 2 --dist loadfile --basetemp=$$beside/tmp $(COMPUTED) >$$beside/said 2>&1 & computed=$$!; \
+	$(AGAIN) $(BIN)/python "-n 2 --dist loadfile" $(addprefix --ignore=,$(MATRIX) $(ENGINE) $(COMPUTED)) || failed="$$failed suite"; \
+	nice $(AGAIN) $(BIN)/python "-n 2 --dist loadfile" --basetemp=$$beside/tmp $(COMPUTED) >$$beside/said 2>&1 & computed=$$!; \
 	$(IS_REALTIME) || { wait $$computed; code=$$?; }; \
-	$(BIN)/python -m pytest -p no:xdist $(MATRIX) || failed="$$failed matrix"; \
+	$(AGAIN) $(BIN)/python "" -p no:xdist $(MATRIX) || failed="$$failed matrix"; \
 	test -n "$$code" || { wait $$computed; code=$$?; }; \
 	cat $$beside/said; rm -rf $$beside; \
 	test "$$code" -eq 0 || failed="$$failed computed"; \
@@ -46,7 +48,7 @@ test: $(VENV)/.installed $(VENV)/.compiled
 
 # The rest of the suite: every layout of the engine against one process.
 test-engine: $(VENV)/.installed $(VENV)/.compiled
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ENGINE)
+	$(AGAIN) $(BIN)/python "-n 2 --dist loadfile" $(ENGINE)
 
 # Programs of others' packages, in an environment of their own: those packages are no part of ours.
 # FRAMEWORK_TABLE=FILE keeps the table of programs as JSON.
@@ -61,7 +63,7 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt constraints-frameworks.
 	touch $@
 
 test-frameworks: $(FRAMEWORKS)/.installed
-	$(FRAMEWORKS)/bin/python -m pytest -q --tb=short tests/frameworks/check_*.py
+	$(AGAIN) $(FRAMEWORKS)/bin/python "" -q --tb=short tests/frameworks/check_*.py
 
 # Tables for pandas, polars and Arrow, with the real packages.
 NOTEBOOK := .venv-notebook
@@ -89,7 +91,7 @@ $(CLUSTER)/.installed: pyproject.toml constraints.txt constraints-cluster.txt
 	touch $@
 
 test-cluster: $(CLUSTER)/.installed
-	$(CLUSTER)/bin/python -m pytest -q --tb=short -W default -o timeout=300 tests/cluster/check_*.py
+	$(AGAIN) $(CLUSTER)/bin/python "" -q --tb=short -W default -o timeout=300 tests/cluster/check_*.py
 
 # The page in a real browser. Chromium is Debian's: Playwright's own is not needed. Recording needs
 # torch, so runs are recorded with the environment of the suite.
@@ -114,7 +116,7 @@ web: web/node_modules/.installed
 	cd web && npm run --silent build
 
 test-browser: $(VENV)/.installed $(BROWSER)/.installed web/node_modules/.installed
-	$(BROWSER)/bin/python -m pytest -q --tb=short -o timeout=300 tests/browser
+	$(AGAIN) $(BROWSER)/bin/python "" -q --tb=short -o timeout=300 tests/browser
 
 # The pictures of docs/page.md, from runs that are recorded for them; best on a machine that does nothing else.
 pictures: $(VENV)/.installed $(BROWSER)/.installed

@@ -61,12 +61,21 @@ def make_injector(
     return FaultInjector(faults, rank, layout.coordinates(rank), attempt, log), log
 
 
+def wait_until_started(folder: Path, case: str, num_ranks: int) -> None:
+    """A rank still connecting its process group fails if its peer dies meanwhile. Files, not a
+    collective: a rank may leave the last collective while its peer is still in it."""
+    logs = [folder / f"{case}_{rank}.jsonl" for rank in range(num_ranks)]
+    while not all(log.exists() for log in logs):
+        time.sleep(0.005)
+
+
 def run_crash(folder: Path, case: str, text: str, attempt: int = 0) -> Job:
     """Rank 1 is to die at step 2 of 4; ranks do not talk, so that the other one lives."""
 
     def job(rank: int, num_ranks: int) -> None:
         layout = Layout(dp=num_ranks)
         injector, log = make_injector(folder, case, layout, text, attempt=attempt)
+        wait_until_started(folder, case, num_ranks)
         for step in range(4):
             injector.begin_step(step)
             with injector.phase("forward"):
