@@ -245,8 +245,8 @@ def make_traces(folder: Path) -> Path:
 
 
 def compare_exposed(traces: Path) -> str:
-    """Exposed communication per rank and step, by `trace` and by `report`, which splits it: a bubble
-    on a device is a message that waits for its sender."""
+    """Exposed communication per rank and step, by `trace` and by `report`, which splits it: a
+    bubble on a device is a message that waits for its sender."""
     trace = json.loads(run_command("trace", traces, "--no-cache", "--json").output)
     steps = [
         sum(row["exposed_ns"] for row in step["communication"])
