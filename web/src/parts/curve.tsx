@@ -4,7 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import type { PageEvent } from "../data/page";
 import type { Curve } from "../data/report";
-import { drawText, stepTicks } from "../draw/axis";
+import { drawText, stepTicks, textWidth } from "../draw/axis";
 import { font, theme } from "../draw/theme";
 import { state } from "../state/fragment";
 import { selectSteps } from "../state/scope";
@@ -133,6 +133,7 @@ function drawMarks(u: uPlot, curve: Curve, events: readonly PageEvent[], title: 
     ctx.fillRect(u.valToPos(step, "x", true) - scale, top, 2 * scale, 7 * scale);
   }
   let end = -1;
+  const titleStart = left + width - scale * (textWidth(ctx, title, 11.5, 600) + 10);
   for (const one of events) {
     const x = u.valToPos(Math.max(one.step, u.scales["x"]!.min ?? 0), "x", true);
     if (x < left || x > left + width) continue;
@@ -149,8 +150,8 @@ function drawMarks(u: uPlot, curve: Curve, events: readonly PageEvent[], title: 
     const text = one.kind === "finding" ? (one.finding ?? "finding") : one.kind;
     ctx.save();
     ctx.setTransform(scale, 0, 0, scale, 0, 0);
-    const isRight = x > left + width - 60 * scale;
-    drawText(ctx, shown, clean(text, 12), x / scale + (isRight ? -3 : 3), top / scale - 7, { size: 10, colour: isLoud ? shown.colours.bad : shown.colours.ink3, align: isRight ? "right" : "left" });
+    const isRight = x > titleStart - scale * (textWidth(ctx, clean(text, 12), 10) + 6);
+    drawText(ctx, shown, clean(text, 12), Math.min(x / scale - 3, isRight ? titleStart / scale : Infinity) + (isRight ? 0 : 6), top / scale - 7, { size: 10, colour: isLoud ? shown.colours.bad : shown.colours.ink3, align: isRight ? "right" : "left" });
     ctx.restore();
     end = x + 52 * scale;
   }

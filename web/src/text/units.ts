@@ -98,6 +98,10 @@ export function withUnit(value: unknown, unit: string): string {
       return rate(value, "").replace(" /s", "/s");
     case "":
       return Number.isInteger(value) ? count(value) : logged(value);
+    case "tokens/s":
+    case "samples/s":
+    case "steps/s":
+      return rate(value, unit.slice(0, -2));
     default:
       return `${Number.isInteger(value) ? count(value) : logged(value)} ${value === 1 ? unit.replace(/s$/, "") : unit}`;
   }
