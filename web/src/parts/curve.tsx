@@ -16,6 +16,8 @@ export interface CurveProps {
   readonly title: string;
   readonly height: number;
   readonly show: (value: number) => string;
+  /** On the axis, where it is not the same. */
+  readonly tick?: (value: number) => string;
   readonly events?: readonly PageEvent[];
   readonly isFromZero?: boolean;
   readonly hasSteps?: boolean;
@@ -55,7 +57,7 @@ function smooth(values: readonly (number | null)[]): (number | null)[] {
   return values.map((value) => (value === null ? null : (at = at === null ? value : at + alpha * (value - at))));
 }
 
-function makePlot(element: HTMLElement, { curve, title, height, show, events = [], isFromZero = false, hasSteps = true, isSmoothed = false, range }: CurveProps): uPlot {
+function makePlot(element: HTMLElement, { curve, title, height, show, tick = show, events = [], isFromZero = false, hasSteps = true, isSmoothed = false, range }: CurveProps): uPlot {
   const { colours } = theme.peek();
   const shown = theme.peek();
   const means = curve.mean.map((value) => value ?? null);
@@ -70,9 +72,9 @@ function makePlot(element: HTMLElement, { curve, title, height, show, events = [
     },
     axes: [
       { show: hasSteps, size: 20, font: font(), stroke: colours.ink3, grid: { show: false }, ticks: { show: false }, gap: 2,
-        splits: (u, _i, low, high) => stepTicks(low, high, u.bbox.width / devicePixelRatio), values: (_u, ticks) => ticks.map((tick) => `${tick}`) },
+        splits: (u, _i, low, high) => stepTicks(low, high, u.bbox.width / devicePixelRatio), values: (_u, ticks) => ticks.map((step) => `${step}`) },
       { size: 64, font: font(), stroke: colours.ink3, gap: 4, grid: { stroke: colours.line, width: 1 }, ticks: { show: false },
-        splits: (_u, _i, low, high) => [low, (low + high) / 2, high], values: (_u, ticks) => ticks.map((tick) => show(tick)) },
+        splits: (_u, _i, low, high) => [low, (low + high) / 2, high], values: (_u, ticks) => ticks.map((value) => tick(value)) },
     ],
     series: [
       {},
