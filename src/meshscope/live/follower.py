@@ -46,6 +46,8 @@ and memory with every hour. The last report, of a run that is over, reads as man
 EXCESS_LEAST_S, EXCESS_CPU_RATIO = 0.5, 100.0
 _MAX_EXCESS_STEPS = 64
 """Last steps that `excess` gives at once."""
+_EXCESS_MARGIN_STEPS = 4
+"""More than are new: the first of a window has no step before it, and others came meanwhile."""
 _STALL_S = 10.0
 """Without a new step: look whether the job is stuck."""
 _STALL_PACES = 20
@@ -198,7 +200,8 @@ class Follower:
                 return None
             last, after, attempt = tail.last_step, self._excess_step, tail.attempt
         begun, cpu = time.monotonic(), time.thread_time()
-        found = measure_recent(attempt, min(max(last - after, 1), _MAX_EXCESS_STEPS))
+        wanted = max(last - after, 1) + _EXCESS_MARGIN_STEPS
+        found = measure_recent(attempt, min(wanted, _MAX_EXCESS_STEPS))
         self._excess_pace.note(begun, time.thread_time() - cpu)
         if found is None:
             return None

@@ -65,7 +65,7 @@ def light_lamps(report: Report, state: RunState) -> tuple[Lamp, ...]:
         "move": (state.text, state.note.partition("; ")[0]),
         "fit": _say_fit(report),
         "learn": _say_learn(report),
-        "trust": _say_trust(report),
+        "trust": _say_trust(report, state),
     }
     return tuple(
         _light(key, question, report, state, *values[key]) for key, question in QUESTIONS.items()
@@ -124,10 +124,12 @@ def _judge_move(run_state: RunState, state: LampState) -> LampState:
 
 def _say_fast(report: Report) -> tuple[str, str]:
     study = report.study
-    step_ns, time = study.step_ns, study.steps.time
+    step_ns = study.step_ns
     if isinstance(step_ns, Unavailable):
         return _NOT_KNOWN, step_ns.reason
-    notes = [] if isinstance(time, Unavailable) else [f"median; p95 {form.duration(time.p95_ns)}"]
+    # Of the same quantity as the median beside it: from one start to the next.
+    times = known(study.steps.interval) or known(study.steps.time)
+    notes = [] if times is None else [f"median; p95 {form.duration(times.p95_ns)}"]
     tokens = known(study.tokens)
     notes += [] if tokens is None else [f"{form.count(round(tokens.tokens_per_s))} tokens/s"]
     budget = known(study.budget)
@@ -163,11 +165,15 @@ def _say_learn(report: Report) -> tuple[str, str]:
     return f"loss {loss.last.value:.4g}", " · ".join(notes)
 
 
-def _say_trust(report: Report) -> tuple[str, str]:
+def _say_trust(report: Report, state: RunState) -> tuple[str, str]:
     health, facts = report.study.health, report.facts
     notes = [f"{facts.num_ranks}/{max(facts.world_size, facts.num_ranks)} ranks"]
     diagnosis = report.diagnosis
     error = None if diagnosis is None else known(diagnosis.replay_error_ratio)
     notes += [] if error is None else [f"replay {form.ratio(error)} off"]
     notes.append(f"{form.count(health.num_dropped)} lost")
-    return "Complete" if health.is_complete else "Not complete", " · ".join(notes)
+    if health.is_complete:
+        return "Complete", " · ".join(notes)
+    is_going = state.kind in (StateKind.LIVE, StateKind.STUCK, StateKind.OPEN)
+    is_damaged = bool(health.errors or health.problems or health.num_dropped)
+    return "Complete so far" if is_going and not is_damaged else "Not complete", " · ".join(notes)

@@ -94,6 +94,9 @@ def _draw_memory(study: Study, max_points: int) -> Iterator[Curve]:
         fullest = int(np.nanargmax(np.nanmax(found.value, axis=1)))
         has_own = np.isfinite(found.value[fullest])
         value = found.value[:, has_own]
+        # A step at which a rank has no sample yet shows its last one: a band of fewer ranks would
+        # look as if they had met.
+        value = _carry(value)
         yield _bucket(
             column,
             "memory",
@@ -104,6 +107,12 @@ def _draw_memory(study: Study, max_points: int) -> Iterator[Curve]:
             unit="bytes",
             band=(np.nanmin(value, axis=0), np.nanmax(value, axis=0)),
         )
+
+
+def _carry(value: Floats) -> Floats:
+    """[rank, step], with each rank's last known value where it has none."""
+    index = np.where(np.isfinite(value), np.arange(value.shape[1]), 0)
+    return value[np.arange(len(value))[:, None], np.maximum.accumulate(index, axis=1)]
 
 
 def _draw_logged(study: Study, max_points: int) -> Iterator[Curve]:

@@ -9,7 +9,7 @@ from threading import Lock
 import numpy as np
 
 from meshscope.core.unavailable import Unavailable
-from meshscope.core.unit_text import plural
+from meshscope.core.unit_text import duration, plural
 from meshscope.errors import MeshscopeError
 from meshscope.ingest.kineto.trace_files import list_own_traces
 from meshscope.live.moment import OVER, Moment
@@ -32,6 +32,9 @@ _QUIET_S = 60.0
 """Or after this, where its last step is older than an hour: it was killed."""
 _QUIET_AGE_NS = 3600 * 10**9
 _MAX_ROWS = 4096
+_LIVE_S, _LIVE_PACES = 10.0, 5
+"""A run that made a step within this, or within so many of its steps, goes on."""
+_SOON = Unavailable("it is analysed when somebody opens it, and after its end")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +108,7 @@ class Rows:
             with self._lock:
                 self._kept[run.id] = kept
         row = kept.row if summary is None else replace(kept.row, summary=summary)
-        return row if moment is None else _apply(row, moment)
+        return _judge_open(row) if moment is None else _apply(row, moment)
 
     def _describe(self, run: ServedRun) -> RunRow:
         way_out = find_way_out(run.path, self._roots)
@@ -148,8 +151,8 @@ def describe_row(run: ServedRun) -> RunRow:
         device=find_device(attempt),
         num_steps=len(end),
         last_step_unix_ns=int(end[-1]) + offset if len(end) else None,
-        spark_ns=_draw_spark((end - start).astype(np.float64)),
-        summary=NOT_ANALYSED,
+        spark_ns=_draw_spark(np.diff(start) if len(start) > 1 else end - start),
+        summary=_SOON if state.kind is StateKind.OPEN else NOT_ANALYSED,
     )
 
 
@@ -173,8 +176,9 @@ def _find_start(attempt: Attempt) -> int | None:
 
 
 def _draw_spark(
-    duration_ns: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]",
+    duration_ns: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]",
 ) -> tuple[float, ...]:
+    """From one start to the next, as a report's step time."""
     if not len(duration_ns):
         return ()
     parts = np.array_split(duration_ns, min(_NUM_BUCKETS, len(duration_ns)))
@@ -207,6 +211,18 @@ def _pause(row: RunRow) -> float:
         return _OPEN_S
     age = time.time_ns() - (row.last_step_unix_ns or row.started_unix_ns or 0)
     return _QUIET_S if age > _QUIET_AGE_NS else _OPEN_S
+
+
+def _judge_open(row: RunRow) -> RunRow:
+    """A run without an end that made a step just now is live, though nobody follows it."""
+    if row.state != StateKind.OPEN or row.last_step_unix_ns is None:
+        return row
+    age_ns = max(0, time.time_ns() - row.last_step_unix_ns)
+    paces_ns = _LIVE_PACES * float(np.median(row.spark_ns)) if row.spark_ns else 0.0
+    if age_ns > max(_LIVE_S * 1e9, paces_ns):
+        return row
+    text = f"Moving: its last step ended {duration(age_ns)} ago"
+    return replace(row, state=str(StateKind.LIVE), state_text=text)
 
 
 def _apply(row: RunRow, moment: Moment) -> RunRow:

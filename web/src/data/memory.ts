@@ -5,6 +5,7 @@ export interface MemoryPoint {
   readonly name: string;
   readonly step: number;
   readonly microbatch: number;
+  readonly seconds: Known<number>;
   readonly during: string;
   readonly categories_bytes: Readonly<Record<string, number>>;
   readonly attributed_bytes: number;

@@ -239,6 +239,22 @@ export interface MemoryRank {
   readonly limit_bytes: Known<number>;
 }
 
+export interface CheckedTime {
+  readonly name: string;
+  readonly predicted_ns: number;
+  readonly measured_ns: number;
+}
+
+/** What was predicted before the run, against it. */
+export interface Prediction {
+  readonly step: Known<CheckedTime>;
+  readonly is_within: Known<boolean>;
+  readonly interval_ratio: Known<number>;
+  readonly calibrated_on: Known<string>;
+  readonly lines: readonly CheckedTime[];
+  readonly memory: readonly { readonly pp_rank: number; readonly predicted_bytes: number; readonly measured_bytes: Known<number> }[];
+}
+
 export interface Report {
   readonly document: string;
   readonly meshscope_version: string;
@@ -270,6 +286,7 @@ export interface Report {
   readonly ranks: readonly RankFacts[];
   readonly memory: Known<{ readonly ranks: readonly MemoryRank[] }>;
   readonly hardware: Known<unknown>;
+  readonly prediction?: Known<Prediction>;
   readonly health: Known<{
     readonly errors: readonly unknown[]; readonly notes: readonly unknown[]; readonly num_dropped: number;
     readonly missing_ranks: readonly (RankRange | number)[]; readonly short_ranks: readonly unknown[];

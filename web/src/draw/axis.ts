@@ -104,6 +104,8 @@ export interface TextOptions {
   align?: CanvasTextAlign;
   baseline?: CanvasTextBaseline;
   maxWidth?: number;
+  /** Colour behind the text, where lines cross it. */
+  plate?: string;
 }
 
 const widths = new Map<string, number>();
@@ -128,6 +130,12 @@ export function drawText(ctx: CanvasRenderingContext2D, theme: Theme, text: stri
     shown = shown.length > 1 ? `${shown}…` : "";
   }
   ctx.font = font(size, weight);
+  if (options.plate && shown) {
+    const w = textWidth(ctx, shown, size, weight);
+    ctx.font = font(size, weight);
+    ctx.fillStyle = options.plate;
+    ctx.fillRect(x - (options.align === "right" ? w : options.align === "center" ? w / 2 : 0) - 2, y - size * 0.6, w + 4, size * 1.2);
+  }
   ctx.fillStyle = options.colour ?? theme.colours.ink3;
   ctx.textAlign = options.align ?? "left";
   ctx.textBaseline = options.baseline ?? "middle";

@@ -28,8 +28,9 @@ export function ComparePage({ page, compare }: { page: PageDocument; compare: Fo
   const sides = isSwapped.value ? ([compare.b, compare.a] as const) : ([compare.a, compare.b] as const);
   const sign = isSwapped.value ? -1 : 1;
   const period = compare.found.metrics.find((one) => one.name === "step period") ?? compare.found.metrics[0];
-  const isCertain = page.verdict.tone !== "ok" && page.verdict.tone !== "not known";
-  const tone = page.verdict.tone === "bad" ? "var(--bad)" : isCertain ? "var(--warn)" : "var(--line)";
+  const interval = isKnown(period?.interval_ratio) ? period.interval_ratio : null;
+  const isCertain = interval !== null && (interval[0] > 0 || interval[1] < 0);
+  const tone = page.verdict.tone === "bad" ? "var(--bad)" : page.verdict.tone === "ok" ? "var(--better)" : "var(--line)";
   const shift = num(period?.change_ratio);
   const shown = shift === undefined ? undefined : isSwapped.value ? 1 / (1 + shift) - 1 : shift;
   return (
@@ -47,7 +48,7 @@ export function ComparePage({ page, compare }: { page: PageDocument; compare: Fo
       <main><div class="grid">
         <section class="card verdict" id="verdict" aria-label="Verdict" style={{ "--sev": tone }}>
           <div class="words">
-            <h2>{isSwapped.value ? "Swapped: every change is from the second run to the first." : sentence(page.verdict.title)}</h2>
+            <h2>{isSwapped.value ? "Swapped: every change is from the second run to the first." : sentence(page.verdict.title).replace(/(?<= )-(?=\d)/g, "−")}</h2>
             {page.verdict.text && !isSwapped.value && <p>{cleanText(page.verdict.text)}</p>}
             {period && isKnown(period.a) && isKnown(period.b) && (
               <p>{clean(period.name, 40)} {withUnit(isSwapped.value ? period.b : period.a, period.unit)} → {withUnit(isSwapped.value ? period.a : period.b, period.unit)}

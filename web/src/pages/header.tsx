@@ -25,6 +25,8 @@ export const isHelpOpen = signal(false);
 export interface Tab {
   readonly name: string;
   readonly section: string;
+  /** The key that leads there. */
+  readonly key: number;
 }
 
 export const currentTab = signal("verdict");
@@ -86,8 +88,8 @@ export function Strip({ run, tabs }: { run: Run; tabs: readonly Tab[] }) {
     <nav class="strip" aria-label="Sections and steps">
       <div>
         <div class="tabs">
-          {tabs.map((tab, i) => (
-            <button key={tab.section} type="button" aria-current={currentTab.value === tab.section} title={`${i + 1}`}
+          {tabs.map((tab) => (
+            <button key={tab.section} type="button" aria-current={currentTab.value === tab.section} title={`${tab.key}`}
               onClick={() => { go({ v: tab.section }); reveal(tab.section); }}>{tab.name}</button>
           ))}
         </div>
@@ -140,9 +142,9 @@ function StepStrip({ run }: { run: Run }) {
       ctx.lineWidth = 2;
       ctx.strokeRect(x(s[0], width) + 1, 1, Math.max(2, x(s[1] + 1, width) - x(s[0], width) - 2), height - 2);
     }
-    drawText(ctx, shown, `step time, 0 to ${sorted[sorted.length - 1]! > 1.01 * top ? "≥ " : ""}${duration(top)}`, 2, height - 5, { size: 10.5 });
+    drawText(ctx, shown, `step time, 0 to ${sorted[sorted.length - 1]! > 1.01 * top ? "≥ " : ""}${duration(top)}`, 2, height - 5, { size: 10.5, plate: shown.colours.bg });
     const mark = marked[0];
-    if (mark) drawText(ctx, shown, `◂ ${mark.code}, from step ${mark.first_step}`, Math.min(x(mark.first_step!, width) + 4, width - 120), height - 5, { size: 10.5, colour: shown.colours.bad });
+    if (mark) drawText(ctx, shown, `◂ ${mark.code}, from step ${mark.first_step}`, Math.min(x(mark.first_step!, width) + 4, width - 120), height - 5, { size: 10.5, colour: shown.colours.bad, plate: shown.colours.bg });
   };
   return (
     <div class="steps">

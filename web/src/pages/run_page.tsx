@@ -16,6 +16,7 @@ import { HeatView } from "../views/heat";
 import { MemoryView } from "../views/memory";
 import { MeshView } from "../views/mesh";
 import { PairsView } from "../views/pairs";
+import { PredictionView } from "../views/prediction";
 import { RankBudgetView } from "../views/rank_budget";
 import { RanksView } from "../views/ranks";
 import { StepBudgetView } from "../views/step_budget";
@@ -29,13 +30,13 @@ import { Header, Strip, currentTab } from "./header";
 
 export function tabsOf(): readonly Tab[] {
   return [
-    { name: "Overview", section: "verdict" },
-    { name: "Ranks", section: "heat" },
-    { name: "Pipeline", section: "timeline" },
-    { name: "Communication", section: "communication" },
-    { name: "Memory", section: "memory" },
-    { name: "Training", section: "training" },
-    { name: "Trust", section: "trust" },
+    { name: "Overview", section: "verdict", key: 1 },
+    { name: "Ranks", section: "heat", key: 2 },
+    { name: "Pipeline", section: "timeline", key: 3 },
+    { name: "Communication", section: "communication", key: 4 },
+    { name: "Memory", section: "memory", key: 5 },
+    { name: "Training", section: "training", key: 6 },
+    { name: "Trust", section: "trust", key: 7 },
   ];
 }
 
@@ -58,6 +59,7 @@ export function RunView({ run }: { run: Run }) {
   const hasTraining = run.page.series.some((one) => one.group === "training" || one.group === "logged");
   const hasMatrices = (run.page.matrices?.layers.length ?? 0) > 0 && run.rankNumbers.length > 1;
   const hasMesh = hasMatrices && run.axes.length > 0;
+  const prediction = isKnown(report.prediction) && (isKnown(report.prediction.step) || report.prediction.memory.length > 0) ? report.prediction : null;
   const absent: [string, string][] = [];
   if (!hasPipeline) absent.push(["Bubble", reasonOf(report.pipeline, "no pipeline: pp is 1")]);
   if (!hasTimeline) absent.push(["One step", "no step is on a timeline"]);
@@ -67,18 +69,20 @@ export function RunView({ run }: { run: Run }) {
   if (!hasTraining) absent.push(["Training", "no loss, gradient norm or learning rate was recorded"]);
   if (!hasMatrices) absent.push(["Who is slow", run.rankNumbers.length === 1 ? "one rank was recorded: nobody to compare with" : "no number by rank and step is known"]);
   else if (!hasMesh) absent.push(["Mesh", isKnown(report.layout) ? "no axis has a degree above 1" : `layout not known: ${reasonOf(report.layout)}`]);
+  const missing = new Set([hasTraining ? "" : "training", hasTimeline ? "" : "timeline", hasMatrices ? "" : "heat", hasAxes ? "" : "communication"]);
   useEffect(notePaint, []);
   useEffect(watchScroll, []);
   const memorySpan: readonly [number, number] = hasTraining ? [12, 5] : [12, 8];
   return (
     <>
       <Header run={run} />
-      <Strip run={run} tabs={tabsOf().filter((tab) => tab.section !== "training" || hasTraining).filter((tab) => tab.section !== "timeline" || hasTimeline)} />
+      <Strip run={run} tabs={tabsOf().filter((tab) => !missing.has(tab.section)).map((tab) => (tab.section === "timeline" && !hasPipeline ? { ...tab, name: "One step" } : tab))} />
       <main class={live.value?.lostAt ? "greyed" : ""} aria-busy={!isPainted.value}>
         <div class="grid">
-          <Banners run={run} />
+          {!hang?.is_stuck && <Banners run={run} />}
           <Verdict run={run} />
           {hang?.is_stuck && <WaitsView run={run} hang={hang} />}
+          {hang?.is_stuck && <Banners run={run} />}
           <Lamps run={run} />
           {isPainted.value && <>
           {hasBudget && <StepBudgetView run={run} span={[7, 8]} />}
@@ -95,6 +99,7 @@ export function RunView({ run }: { run: Run }) {
           {hasTraining && <TrustView run={run} span={[6, 3]} />}
           <MemoryView run={run} span={memorySpan} />
           {!hasTraining && <TrustView run={run} span={[12, 4]} />}
+          {prediction && <PredictionView check={prediction} span={[12, 12]} />}
           <RanksView run={run} span={[12, 12]} />
           {absent.length > 0 && <div class="lines">{absent.map(([name, why]) => <span key={name}><b>{name}</b>: {cleanText(why)}</span>)}</div>}
           {meta.left_out.length > 0 && <div class="lines"><span><b>Not in this page</b>: {meta.left_out.map(cleanText).join("; ")}; open the run with <code>meshscope serve</code>.</span></div>}
@@ -114,7 +119,7 @@ function Banners({ run }: { run: Run }) {
   if (world > report.run.num_ranks) found.push(`Every number is of ${report.run.num_ranks} of ${plural(world, "rank")}: the others were not recorded.`);
   if (health && health.num_dropped > 0) found.push(`${plural(health.num_dropped, "record")} were lost.`);
   for (const problem of list(health?.problems).slice(0, 3)) found.push(wordsOf(problem));
-  if (report.steps.num_steps < 5) found.push(`Only ${plural(report.steps.num_steps, "step")} can be judged: what is said here rests on little.`);
+  if (report.steps.num_steps < 5) found.push(`Only ${plural(report.steps.num_steps, "step")} can be judged: what is said of steps rests on little.`);
   return <>{found.map((text) => <p key={text} class="banner" role="note"><StateIcon state="attention" />{cleanText(text)}</p>)}</>;
 }
 

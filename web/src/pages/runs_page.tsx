@@ -7,7 +7,7 @@ import { isKnown, reasonOf } from "../data/known";
 import { theme } from "../draw/theme";
 import { Logo, Severity, StateIcon } from "../parts/icons";
 import { go } from "../state/fragment";
-import { clean, cleanText } from "../text/names";
+import { clean, cleanText, sentence } from "../text/names";
 import { count, duration, logged, moment, plural, ratio } from "../text/units";
 import { ThemeButton, isHelpOpen } from "./header";
 
@@ -143,14 +143,14 @@ function Row({ row, isMarked, isHere, mark }: { row: RunRow; isMarked: boolean; 
         <div class="note" title={cleanText(row.folder)}>{row.problem ? <span class="bad">{clean(row.problem, 240)}</span> : clean(row.folder, 80)}</div></td>
       <td class="nowrap">{row.started_unix_ns === null ? <None /> : moment(row.started_unix_ns)}</td>
       <td class="right">{row.num_ranks === null ? <None /> : row.world_size !== null && row.world_size > row.num_ranks ? `${count(row.num_ranks)} of ${count(row.world_size)}` : count(row.num_ranks)}</td>
-      <td><Value found={row.layout} show={(one) => clean(one, 30)} /></td>
+      <td class="nowrap" title={isKnown(row.layout) ? cleanText(row.layout) : ""}><Value found={row.layout} show={(one: string) => clean(one.replace(/ \(.*/, ""), 30)} /></td>
       <td><Value found={row.device} show={(one) => clean(one, 30)} /></td>
       <td class="right">{row.num_steps === null ? <None /> : count(row.num_steps)}</td>
       <td class="nowrap"><Value found={summary ? summary.step_ns : median(row.spark_ns)} show={duration} /><Spark values={row.spark_ns} /></td>
       <td class="right"><Value found={summary?.tokens_per_s ?? row.summary} show={count} /></td>
       <td class="right"><Value found={summary?.mfu_ratio ?? row.summary} show={ratio} /></td>
       <td class="right"><Value found={summary?.loss ?? row.summary} show={logged} /></td>
-      <td>{summary ? summary.worst ? <span class="row"><Severity word={summary.worst.severity} /><span>{clean(summary.worst.title, 80)}</span></span> : <span class="dim">nothing found</span> : <None why={reasonOf(row.summary)} />}</td>
+      <td>{summary ? summary.worst ? <span class="row tight"><Severity word={summary.worst.severity} /><span>{clean(sentence(summary.worst.title), 80)}</span></span> : <span class="dim">nothing found</span> : <None why={reasonOf(row.summary)} />}</td>
       <td>{summary ? <span title={summary.is_complete ? "every rank is there, finished and undamaged" : "a rank is missing, unfinished or damaged, or an error was caught"}><StateIcon state={summary.is_complete ? "ok" : "attention"} /></span> : <None why={reasonOf(row.summary)} />}</td>
     </tr>
   );

@@ -4,7 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import type { PageEvent } from "../data/page";
 import type { Curve } from "../data/report";
-import { drawText, stepTicks } from "../draw/axis";
+import { drawText, stepTicks, textWidth } from "../draw/axis";
 import { font, theme } from "../draw/theme";
 import { state } from "../state/fragment";
 import { selectSteps } from "../state/scope";
@@ -16,6 +16,8 @@ export interface CurveProps {
   readonly title: string;
   readonly height: number;
   readonly show: (value: number) => string;
+  /** On the axis, where it is not the same. */
+  readonly tick?: (value: number) => string;
   readonly events?: readonly PageEvent[];
   readonly isFromZero?: boolean;
   readonly hasSteps?: boolean;
@@ -55,7 +57,7 @@ function smooth(values: readonly (number | null)[]): (number | null)[] {
   return values.map((value) => (value === null ? null : (at = at === null ? value : at + alpha * (value - at))));
 }
 
-function makePlot(element: HTMLElement, { curve, title, height, show, events = [], isFromZero = false, hasSteps = true, isSmoothed = false, range }: CurveProps): uPlot {
+function makePlot(element: HTMLElement, { curve, title, height, show, tick = show, events = [], isFromZero = false, hasSteps = true, isSmoothed = false, range }: CurveProps): uPlot {
   const { colours } = theme.peek();
   const shown = theme.peek();
   const means = curve.mean.map((value) => value ?? null);
@@ -70,9 +72,9 @@ function makePlot(element: HTMLElement, { curve, title, height, show, events = [
     },
     axes: [
       { show: hasSteps, size: 20, font: font(), stroke: colours.ink3, grid: { show: false }, ticks: { show: false }, gap: 2,
-        splits: (u, _i, low, high) => stepTicks(low, high, u.bbox.width / devicePixelRatio), values: (_u, ticks) => ticks.map((tick) => `${tick}`) },
+        splits: (u, _i, low, high) => stepTicks(low, high, u.bbox.width / devicePixelRatio), values: (_u, ticks) => ticks.map((step) => `${step}`) },
       { size: 64, font: font(), stroke: colours.ink3, gap: 4, grid: { stroke: colours.line, width: 1 }, ticks: { show: false },
-        splits: (_u, _i, low, high) => [low, (low + high) / 2, high], values: (_u, ticks) => ticks.map((tick) => show(tick)) },
+        splits: (_u, _i, low, high) => [low, (low + high) / 2, high], values: (_u, ticks) => ticks.map((value) => tick(value)) },
     ],
     series: [
       {},
@@ -133,6 +135,7 @@ function drawMarks(u: uPlot, curve: Curve, events: readonly PageEvent[], title: 
     ctx.fillRect(u.valToPos(step, "x", true) - scale, top, 2 * scale, 7 * scale);
   }
   let end = -1;
+  const titleStart = left + width - scale * (textWidth(ctx, title, 11.5, 600) + 10);
   for (const one of events) {
     const x = u.valToPos(Math.max(one.step, u.scales["x"]!.min ?? 0), "x", true);
     if (x < left || x > left + width) continue;
@@ -149,8 +152,8 @@ function drawMarks(u: uPlot, curve: Curve, events: readonly PageEvent[], title: 
     const text = one.kind === "finding" ? (one.finding ?? "finding") : one.kind;
     ctx.save();
     ctx.setTransform(scale, 0, 0, scale, 0, 0);
-    const isRight = x > left + width - 60 * scale;
-    drawText(ctx, shown, clean(text, 12), x / scale + (isRight ? -3 : 3), top / scale - 7, { size: 10, colour: isLoud ? shown.colours.bad : shown.colours.ink3, align: isRight ? "right" : "left" });
+    const isRight = x > titleStart - scale * (textWidth(ctx, clean(text, 12), 10) + 6);
+    drawText(ctx, shown, clean(text, 12), Math.min(x / scale - 3, isRight ? titleStart / scale : Infinity) + (isRight ? 0 : 6), top / scale - 7, { size: 10, colour: isLoud ? shown.colours.bad : shown.colours.ink3, align: isRight ? "right" : "left" });
     ctx.restore();
     end = x + 52 * scale;
   }

@@ -75,6 +75,12 @@ export function logged(value: number): string {
   return value.toFixed(Math.max(0, 3 - Math.floor(Math.log10(size))));
 }
 
+/** A logged value on an axis: three digits, no zeros at its end. */
+export function brief(value: number): string {
+  const size = Math.abs(value);
+  return value !== 0 && (size < 1e-4 || size >= 1e6) ? value.toExponential(1) : `${Number(value.toPrecision(3))}`;
+}
+
 export function moment(unixNs: number): string {
   const date = new Date(unixNs / 1e6);
   if (Number.isNaN(date.getTime())) return "";
@@ -98,6 +104,10 @@ export function withUnit(value: unknown, unit: string): string {
       return rate(value, "").replace(" /s", "/s");
     case "":
       return Number.isInteger(value) ? count(value) : logged(value);
+    case "tokens/s":
+    case "samples/s":
+    case "steps/s":
+      return rate(value, unit.slice(0, -2));
     default:
       return `${Number.isInteger(value) ? count(value) : logged(value)} ${value === 1 ? unit.replace(/s$/, "") : unit}`;
   }

@@ -1,7 +1,7 @@
 // V8: the bubble: what was measured, what the schedule makes inevitable, and what the rest is.
 import { isKnown, list, num } from "../data/known";
 import type { Pipeline } from "../data/report";
-import { drawText } from "../draw/axis";
+import { drawText, textWidth } from "../draw/axis";
 import type { Frame } from "../draw/canvas";
 import { Canvas } from "../draw/canvas";
 import { Card } from "../parts/card";
@@ -85,17 +85,26 @@ function Ticks({ marks }: { marks: readonly (readonly [string, number | undefine
     // Labels take turns above and below, and move away from one that is near.
     const sorted = [...known].sort((a, b) => a[1] - b[1]);
     const ends = [-1, -1];
+    const places: { text: string; w: number; side: number; x: number }[] = [];
     sorted.forEach(([name, value]) => {
       const at = 4 + (value / top) * room;
       ctx.fillStyle = theme.colours.ink;
       ctx.fillRect(at - 0.75, 20, 1.5, 13);
       const text = `${name} ${ratio(value)}`;
-      const w = text.length * 5.6 + 10;
+      const w = textWidth(ctx, text, 10.5) + 8;
       const side = ends[0]! <= Math.min(at, width - w) - 2 ? 0 : ends[1]! <= Math.min(at, width - w) ? 1 : ends[0]! <= ends[1]! ? 0 : 1;
-      const x = Math.max(ends[side]!, Math.min(at - 3, width - w));
-      drawText(ctx, theme, text, Math.max(0, x), side === 0 ? 11 : 42, { size: 10.5, colour: theme.colours.ink2 });
-      ends[side] = x + w;
+      places.push({ text, w, side, x: Math.max(ends[side]!, Math.min(at - 3, width - w)) });
+      ends[side] = places[places.length - 1]!.x + w;
     });
+    // What ran over the right edge moves back, and pushes what is before it.
+    for (const side of [0, 1]) {
+      let edge = width;
+      for (const place of places.filter((one) => one.side === side).reverse()) {
+        const x = Math.max(0, Math.min(place.x, edge - place.w));
+        drawText(ctx, theme, place.text, x, side === 0 ? 11 : 42, { size: 10.5, colour: theme.colours.ink2 });
+        edge = x;
+      }
+    }
   };
   return <Canvas height={50} draw={draw} label={`Bubble: ${known.map(([name, value]) => `${name} ${ratio(value)}`).join(", ")}`} />;
 }

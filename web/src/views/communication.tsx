@@ -72,7 +72,7 @@ export function CommunicationView({ run, communication, span }: { run: Run; comm
                   <button type="button" class="plain" onClick={(event) => selectRanks([one.rank], event.shiftKey)}><b>rank {one.rank}</b></button>
                   <span class="dim"> {clean(one.axis, 16)}{one.phase ? `, in ${clean(one.phase, 24)}` : ""}{run.place(one.rank) ? `, ${run.place(one.rank)}` : ""}</span>
                 </td>
-                <td class="right">{count(one.num_last)} / {count(one.num_operations)}{one.is_beyond_chance ? "" : <span class="dim"> (chance)</span>}</td>
+                <td class="right">{count(one.num_last)} / {count(one.num_operations)}{one.is_beyond_chance ? "" : <span class="dim"> (may be chance)</span>}</td>
                 <td class="right dim">{one.expected_last.toFixed(1)}</td>
                 <td class="right"><strong>{duration(one.cost_ns)}</strong></td>
                 <td class="right">{duration(one.caused_wait_ns)}</td>

@@ -18,7 +18,7 @@ import { Facts } from "../parts/tip";
 import { chosenFinding } from "../state/findings";
 import { go, state } from "../state/fragment";
 import { heatZoom, setHeatZoom } from "../state/heat_zoom";
-import type { Run } from "../state/run";
+import type { Run, ShownFinding } from "../state/run";
 import { chosenRanks, selectRanks, selectSteps } from "../state/scope";
 import type { Table } from "../text/files";
 import { cleanText } from "../text/names";
@@ -343,10 +343,11 @@ function drawMeans({ ctx, width, theme }: Frame, { matrix, ranks, rowHeight, top
   });
 }
 
-function drawFindings({ ctx, width, theme }: Frame, run: Run, { ranks, lens, rowHeight, left, lensTop, top, from, to }: Layout, x: (step: number) => number): void {
+function drawFindings({ ctx, width, theme }: Frame, run: Run, { matrix, ranks, lens, rowHeight, left, lensTop, top, from, to }: Layout, x: (step: number) => number): void {
   const right = width - RIGHT;
   const chosen = chosenFinding.value;
-  const shown = run.findings.filter((one) => one.rankList.length > 0 && one.rankList.length < Math.max(2, ranks.length) && (severityRank(one.severity) > 1 || one.id === chosen?.id)).slice(0, 12);
+  const isShown = (one: ShownFinding): boolean => one.shown.some((link) => link.view === "heat" && (link.metric === "memory") === (matrix.metric === "memory"));
+  const shown = run.findings.filter((one) => isShown(one) && one.rankList.length > 0 && one.rankList.length < Math.max(2, ranks.length) && (severityRank(one.severity) > 1 || one.id === chosen?.id)).slice(0, 12);
   const indexOf = new Map(ranks.map((rank, i) => [rank, i]));
   for (const one of shown) {
     const [a, b] = [Math.max(left, x(Math.max(from, one.first_step ?? from))), Math.min(right, x(Math.min(to, (one.last_step ?? to - 1) + 1)))];

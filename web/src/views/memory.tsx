@@ -16,6 +16,7 @@ import { Facts } from "../parts/tip";
 import type { Run } from "../state/run";
 import { chosenRanks, selectRanks } from "../state/scope";
 import type { Cell } from "../text/files";
+import { Words } from "../parts/words";
 import { clean, cleanText, sentence } from "../text/names";
 import { memory as size } from "../text/units";
 import { ModuleMap } from "./modules";
@@ -48,7 +49,7 @@ export function MemoryView({ run, span }: { run: Run; span: readonly [number, nu
   const curves = run.page.series.filter((one) => one.group === "memory");
   const overview = isKnown(profile) && profile.ranks.length ? profile : null;
   const summary = isKnown(report.memory) ? report.memory.ranks : [];
-  const fullest = overview ? fullestOf(overview) : null;
+  const fullest = overview ? fullestOf(overview, summary) : null;
   const shown = overview?.ranks.find((one) => `${one.rank}` === rank.value) ?? overview?.ranks.find((one) => chosenRanks.value.has(one.rank)) ?? fullest;
   const limits = summary.filter((one) => isKnown(one.limit_bytes));
   const limitText = limits.length ? `limit ${size(Math.min(...limits.map((one) => num(one.limit_bytes)!)))} (${limits[0]!.place})` : `limit not known${summary[0] ? `: ${reasonOf(summary[0].limit_bytes)}` : ""}`;
@@ -74,7 +75,7 @@ export function MemoryView({ run, span }: { run: Run; span: readonly [number, nu
       )}
       {overview && <CategoryLegend overview={overview} />}
       {overview && <Unexplained overview={overview} summary={summary} />}
-      {!overview && <p class="dim">No profile of what fills memory: {cleanText(reasonOf(profile))}.</p>}
+      {!overview && <p class="dim">What fills it is not known: <Words text={reasonOf(profile)} />.</p>}
       {curves.length > 0
         ? <div class="columns">{curves.slice(0, 4).map((one) => <CurveChart key={one.key} curve={one} title={`${clean(one.key.replace("_bytes", "").replaceAll("_", " "), 24).replace("rss", "resident")}, ${clean(one.source, 40)}`} height={84} show={size} range={run.stepRange} isFromZero />)}</div>
         : <p class="dim">Memory over steps was not sampled.</p>}
@@ -88,15 +89,17 @@ function Unexplained({ overview, summary }: { overview: MemoryOverview; summary:
   const held = summary.filter((one) => one.place === "host").sort((a, b) => bytes(b) - bytes(a))[0];
   const peak = overview.ranks.find((one) => one.rank === held?.rank)?.peak;
   if (!held || !isKnown(peak) || bytes(held) < 2 * peak.attributed_bytes) return null;
-  return <p class="note">Of the {size(bytes(held))} that the process of rank {held.rank} had at most, this profile of step {peak.step} explains {size(peak.attributed_bytes)}; the rest is code, libraries, caches, what is no tensor, and what came after that step.</p>;
+  return <p class="note">Of the {size(bytes(held))} that the process of rank {held.rank} had at most, this profile of step {peak.step} explains {size(peak.attributed_bytes)}; the rest is code, libraries, caches, what is no tensor, and what came after that step. <code>Recorder.profile_memory(model, optimizer, steps={"{…}"})</code> in the program profiles later steps.</p>;
 }
 
-function fullestOf(overview: MemoryOverview): RankMemory | null {
+/** By its profile; of equals the one whose process held most. */
+function fullestOf(overview: MemoryOverview, summary: readonly MemoryRank[]): RankMemory | null {
+  const held = (rank: number): number => Math.max(0, ...summary.filter((one) => one.rank === rank).map((one) => num(one.peak_bytes) ?? 0));
   let best: RankMemory | null = null;
   let most = -1;
   for (const one of overview.ranks) {
     const bytes = isKnown(one.peak) ? (num(one.peak.allocated_bytes) ?? one.peak.attributed_bytes) : -1;
-    if (bytes > most) [best, most] = [one, bytes];
+    if (bytes > most || (best && bytes === most && held(one.rank) > held(best.rank))) [best, most] = [one, bytes];
   }
   return best;
 }
@@ -179,7 +182,8 @@ function extremes(run: Run, all: readonly RankMemory[]): readonly RankMemory[] {
 const POINTS_HEIGHT = 170;
 
 function Points({ one }: { one: RankMemory }) {
-  const points = one.points.slice(0, 200);
+  const at = (point: MemoryPoint): number => num(point.seconds) ?? 0;
+  const points = [...one.points].sort((a, b) => at(a) - at(b)).slice(0, 200);
   const parts = points.map(partsOf);
   const top = Math.max(1, ...parts.map(totalOf));
   const left = 58;
@@ -219,7 +223,7 @@ function Points({ one }: { one: RankMemory }) {
   return (
     <>
       <p class="note">
-        Rank {one.rank}: {peak ? <>peak in <b>{cleanText(peak.during || "no module")}</b>{peak.step >= 0 && `, step ${peak.step}`}{peak.microbatch >= 0 && `, microbatch ${peak.microbatch}`}</> : cleanText(reasonOf(one.peak))}
+        Rank {one.rank}: {peak ? <>peak in <b>{cleanText(peak.during || "no module")}</b>{peak.step >= 0 && `, step ${peak.step}`}{peak.microbatch >= 0 && !peak.during.startsWith("backward") && `, microbatch ${peak.microbatch}`}</> : cleanText(reasonOf(one.peak))}
       </p>
       <Canvas height={POINTS_HEIGHT} draw={draw} spot={spot} label={`Memory of rank ${one.rank} at ${points.length} points of the profiled step, in order of time; the most is ${size(top)}`}
         cursor={(at, dx, _dy, width) => [Math.min(width - 6, Math.max(left + 2, at ? at[0] + (dx * (width - left)) / points.length : left + 4)), 60]} />
@@ -234,7 +238,9 @@ function isPeak(point: MemoryPoint, peak: MemoryPoint | null): boolean {
 function shortPoint(point: MemoryPoint): string {
   if (point.name === "at_peak") return "peak";
   const words = point.name.replace("construction", "built").replace("after_", "").replace("forward", "F").replace("backward", "B").replaceAll("_", " ");
-  return point.microbatch >= 0 && /^[FB]$/.test(words) ? `${words}${point.microbatch}` : words;
+  // A backward pass has no number: what is recorded is that of the forward pass before it.
+  if (words === "step") return "end";
+  return point.microbatch >= 0 && words === "F" ? `F${point.microbatch}` : words;
 }
 
 function CategoryLegend({ overview }: { overview: MemoryOverview }) {

@@ -96,7 +96,7 @@ export function PairsView({ run, communication, span }: { run: Run; communicatio
   };
   const more = communication.num_message_pairs - communication.messages.length;
   return (
-    <Card id="pairs" title="Pairs" span={span} sub={`${plural(communication.messages.length, "pair")}${isByHost ? ", by host: the largest" : ""}${more > 0 ? `, ${count(more)} more not listed` : ""}`}
+    <Card id="pairs" title="Pairs" span={span} sub={`${plural(communication.messages.length, "pair")}; row: from, column: to${isByHost ? ", by host: the largest" : ""}${more > 0 ? `, ${count(more)} more not listed` : ""}`}
       not="all traffic: only messages between two ranks" table={table}
       tools={<Choice label="What pairs show" value={how.value} options={[["latency", "latency"], ["wait", "wait"], ["data", "data"]]} choose={(value) => (how.value = value)} />}>
       <Canvas height={height} draw={draw} spot={spot} label={`Messages of ${plural(communication.messages.length, "pair")}; the largest is ${withUnit(top, unit)}`}

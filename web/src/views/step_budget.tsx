@@ -18,7 +18,7 @@ import { chosenFinding } from "../state/findings";
 import { go, state } from "../state/fragment";
 import type { Run } from "../state/run";
 import { chosenAxis, chosenRanks, selectSteps } from "../state/scope";
-import { clean, cleanText } from "../text/names";
+import { clean, cleanText, sentence } from "../text/names";
 import { duration, plural, ratio } from "../text/units";
 
 export interface Part {
@@ -92,7 +92,7 @@ export function StepBudgetView({ run, span }: { run: Run; span: readonly [number
   return (
     <Card id="budget" title="Where a step goes" span={span} isScoped
       sub={`${duration(wallNs)}, mean of a rank; the parts add up${isScoped ? "" : " (of all ranks: by rank and step is not in this page)"}`}
-      not={<>what fixing a line would save; only findings are priced.{note && ` ${cleanText(note)}.`}</>}
+      not={<>what fixing a line would save; only findings are priced.{note && ` ${sentence(note)}.`}</>}
       table={() => ({ columns: ["line", "share", "axis", "mean_ns", "of_wall_ratio"], rows: parts.map((part) => [part.name, part.share, part.axis, part.ns, wallNs ? part.ns / wallNs : null]) })}>
       <PartsBars parts={parts} wallNs={wallNs} isWhole={!state.value.s && !state.value.r.length} />
       <LineTable parts={parts} wallNs={wallNs} axes={run.axes} />

@@ -58,7 +58,7 @@ export function TimelineView({ run, span }: { run: Run; span: readonly [number, 
     </>
   );
   return (
-    <Card id="timeline" title={hasActions ? "Pipeline, one step" : "One step"} span={span} tools={tools}
+    <Card id="timeline" title={hasActions && isKnown(pipeline) ? "Pipeline, one step" : "One step"} span={span} tools={tools}
       sub={`${words}; rows share one clock${spans && spans.num_ranks > spans.ranks.length ? `; ${spans.ranks.length} of ${count(spans.num_ranks)} ranks are in this page` : ""}`}
       not="a typical step by itself: use fastest, median and slowest together"
       {...(spans ? { table: () => tableOf(run, spans) } : {})}>

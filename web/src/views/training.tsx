@@ -6,7 +6,7 @@ import { CurveChart } from "../parts/curve";
 import { Choice, Select } from "../parts/menu";
 import type { Run } from "../state/run";
 import { clean } from "../text/names";
-import { logged, plural } from "../text/units";
+import { brief, logged, plural } from "../text/units";
 
 const NAMES: Readonly<Record<string, string>> = { loss: "loss", grad_norm: "gradient norm", lr: "learning rate" };
 
@@ -32,7 +32,7 @@ export function TrainingView({ run, span }: { run: Run; span: readonly [number, 
       </>}
       table={() => ({ columns: ["series", "step", "lowest", "mean", "highest"], rows: curves.flatMap((one) => one.step.map((step, i) => [one.key, step, one.low[i] ?? null, one.mean[i] ?? null, one.high[i] ?? null])) })}>
       {curves.map((one, i) => (
-        <CurveChart key={one.key} curve={one} title={NAMES[one.key] ?? clean(one.key, 40)} height={one.key === "loss" || curves.length === 1 ? 120 : 76} show={logged} range={range}
+        <CurveChart key={one.key} curve={one} title={NAMES[one.key] ?? clean(one.key, 40)} height={one.key === "loss" || curves.length === 1 ? 120 : 76} show={logged} tick={brief} range={range}
           events={i === 0 ? events : NONE} hasSteps={i === curves.length - 1} isSmoothed={isSmoothed.value === "smoothed"} />
       ))}
     </Card>

@@ -61,7 +61,7 @@ function rowsOf(run: Run): readonly Row[] {
     const lost = (facts["num_unmatched"] ?? 0) + (facts["num_lost"] ?? 0) + (facts["num_untrusted"] ?? 0);
     rows.push({ name: "Operations", state: lost || (facts["num_recognised"] ?? 0) < (facts["num_rank_operations"] ?? 0) ? "attention" : "ok", text: `${count(facts["num_recognised"] ?? 0)} of ${count(facts["num_rank_operations"] ?? 0)} recognised, ${count(facts["num_unmatched"] ?? 0)} unmatched, ${count(facts["num_lost"] ?? 0)} lost` });
     const inexact = facts["num_inexact_ends"] ?? 0;
-    rows.push({ name: "Ends", state: inexact > 0.2 * (facts["num_rank_operations"] || 1) ? "attention" : "ok", text: inexact ? `${count(inexact)} ends are upper bounds (${ratio(inexact / (facts["num_rank_operations"] || 1))})` : "every end was seen" });
+    rows.push({ name: "Ends", state: inexact > 0.2 * (facts["num_rank_operations"] || 1) ? "attention" : "ok", text: inexact ? `${inexact === 1 ? "1 end is an upper bound" : `${count(inexact)} ends are upper bounds`} (${ratio(inexact / (facts["num_rank_operations"] || 1))})` : "every end was seen" });
   } else rows.push({ name: "Operations", state: "unknown", text: reasonOf(report.communication, "none was recorded") });
   const diagnosis = isKnown(report.diagnosis) ? report.diagnosis : null;
   const error = diagnosis?.replay_error_ratio;
@@ -81,12 +81,12 @@ function rowsOf(run: Run): readonly Row[] {
 
 function clocksOf(clocks: readonly { host?: string; offset_ns?: unknown; uncertainty_ns?: unknown }[] | null, numHosts: number): Row {
   if (!clocks) return { name: "Clocks", state: "unknown", text: "no operation tells how clocks differ" };
-  if (numHosts <= 1) return { name: "Clocks", state: "ok", text: "one host, one clock: no clock error" };
+  if (clocks.length <= 1 && numHosts <= 1) return { name: "Clocks", state: "ok", text: "one host, one clock: no clock error" };
   const known = clocks.map((clock) => num(clock.uncertainty_ns as number)).filter((value): value is number => value !== undefined);
   const worst = known.length ? Math.max(...known) : undefined;
   return {
     name: "Clocks", state: worst === undefined ? "unknown" : worst > 1e6 ? "attention" : "ok",
-    text: worst === undefined ? `${plural(numHosts, "host")}: offsets are not known` : `${plural(clocks.length, "clock")} aligned to ±${duration(worst)} or better${clocks.length < numHosts ? `, of ${plural(numHosts, "host")}` : ""}`,
+    text: worst === undefined ? `${plural(numHosts, "host")}: offsets are not known` : `${plural(clocks.length, "clock")} aligned to ±${duration(worst)} or better${clocks.length < numHosts ? `, of ${plural(numHosts, "host")}` : numHosts === 0 ? "; which hosts they are of is not known" : ""}`,
   };
 }
 

@@ -50,7 +50,7 @@ function whoAndWhen(run: Run, { rankList, first_step: first, last_step: last }: 
   const place = rankList.length === 1 ? run.place(rankList[0]!) : "";
   const who = rankList.length ? `${nameRanks(rankList)}${place ? ` (${place})` : ""}` : "the whole job";
   const end = last === null || last >= run.stepRange[1] ? "" : ` to ${last}`;
-  return `Who: ${who}. Since: ${first === null ? "the first steps that were judged" : `step ${first}${end}`}.`;
+  return `Who: ${who}. Since: ${first === null ? "not dated, it is judged over all steps" : `step ${first}${end}`}.`;
 }
 
 /** The command that replays the run without a finding's cause; empty where no edit says that. */

@@ -42,7 +42,7 @@ export function WaitsView({ run, hang }: { run: Run; hang: Hang & { readonly tre
           {hang.culprits.slice(0, 8).map((one) => (
             <div key={one.rank} class="body">
               {hang.culprits.length > 1 && <b>rank {one.rank}: {clean(one.reason.replaceAll("_", " "), 40)}</b>}
-              <ul class="bullets">{one.evidence.map((text) => <li key={text}>{cleanText(text)}</li>)}</ul>
+              <ul class="bullets">{one.evidence.filter((text) => !one.stack.length || !text.startsWith("stack:")).map((text) => <li key={text}>{cleanText(text)}</li>)}</ul>
               {one.stack.length > 0 ? <Stack frames={one.stack} label={`Stack of rank ${one.rank}`} /> : <p class="note">Its stack was not read: the process did not answer, or nobody asked.</p>}
             </div>
           ))}

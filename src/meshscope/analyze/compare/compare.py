@@ -73,12 +73,13 @@ class Metric:
 
     @property
     def interval_ratio(self) -> tuple[float, float] | Unavailable:
-        """95 % interval of the shift over A."""
+        """95 % interval of the shift over A. Nothing shrinks by more than itself, however far apart
+        the steps are that a bound comes from."""
         if isinstance(self.shift, Unavailable):
             return self.shift
         if isinstance(self.a, Unavailable) or self.a == 0:
             return Unavailable("A is 0, or not known")
-        return self.shift.low / self.a, self.shift.high / self.a
+        return max(-1.0, self.shift.low / self.a), self.shift.high / self.a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -58,7 +58,10 @@ def show_findings(report: Report, detail: Detail) -> Section | None:
 
 
 def describe_nothing(diagnosis: Diagnosis) -> str:
-    return f"{form.plural(len(diagnosis.rules), 'rule')} ran; no finding above low severity"
+    """Rules that could not look, or not at everything, are counted: silence is no proof."""
+    blind = len(diagnosis.not_run)
+    unseen = f" ({form.count(blind)} could not see all they need)" if blind else ""
+    return f"{form.plural(len(diagnosis.rules), 'rule')} ran{unseen}; no finding above low severity"
 
 
 def describe_worst(diagnosis: Diagnosis) -> str:
