@@ -15,8 +15,8 @@ import numpy as np
 
 from meshscope.analyze.rank.stacks import SampledLines
 from meshscope.analyze.study import Study
-from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.peer_work import group_true_peers, has_messages
+from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
 from meshscope.analyze.timeline.work import WorkTable
 from meshscope.core.unavailable import Missing, Unavailable, known, need
