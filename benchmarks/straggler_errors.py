@@ -11,11 +11,12 @@ counted in the noise in which all ranks drift: there it is right. ST004 and PA00
 work is and test nothing.
 
 A cell whose N·S is at most 10^5 has `--draws` draws: 299 without an alarm put the 95 % upper limit
-(Clopper and Pearson) of its rate at 1 %. A cell with an alarm is drawn again ten times as often
-from other seeds, and only the second count is kept, so that the limit says more. Larger cells have
-few draws and are pooled per kind of noise. Each finished cell is a line of the state file; a run
-that is started again goes on after the last, and cells that were not reached are listed. The
-published rule of pytscope has the same draws.
+(Clopper and Pearson) of its rate at 1 %. A rule with an alarm is asked again about ten times as
+many draws from other seeds, and only its second count is kept, so that the limit says more
+(`draws_of`). Larger cells have few draws and are pooled per kind of noise. Each finished cell is a
+line of the state file; a run that is started again goes on after the last, and cells that were not
+reached are listed. `--ranks` measures cells of some N only. The published rule of pytscope has the
+first draws.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,8 +111,17 @@ def find_slow(work: np.ndarray, *, per_node: int = 0) -> Stragglers:
     return find_stragglers(make_peer_work(half, half, layout), layout, hosts)
 
 
-def list_alarms(work: np.ndarray, kind: str) -> set[str]:
-    """The rules that would have something to say."""
+def list_alarms(work: np.ndarray, kind: str, rules: Collection[str] = RULES) -> set[str]:
+    """Those of the rules that would have something to say."""
+    found: set[str] = set()
+    if {*rules} & {"ST001", "ST003", "ST005"}:
+        found |= list_slow(work)
+    if {*rules} & {"TI001", "TI002"}:
+        found |= list_patterns(work, kind)
+    return found & {*rules}
+
+
+def list_slow(work: np.ndarray) -> set[str]:
     num_steps = len(work)
     found = set()
     if num_steps >= MIN_STEPS:
@@ -122,6 +132,12 @@ def list_alarms(work: np.ndarray, kind: str) -> set[str]:
         lead = measure_lead(work * WORK_NS)
         is_clear = lead.least_ratio >= MIN_EXCESS_RATIO.default and lead.chance < MAX_CHANCE.default
         found |= {"ST005"} if is_clear and lead.lasting_chance < SIGNIFICANCE_RATIO else set()
+    return found
+
+
+def list_patterns(work: np.ndarray, kind: str) -> set[str]:
+    num_steps = len(work)
+    found = set()
     if num_steps >= MIN_PATTERN_STEPS:
         periods = find_slow_steps(np.arange(num_steps), work.max(axis=1) * WORK_NS)
         drift = measure_drift(periods)
@@ -164,15 +180,26 @@ def draw(
 
 
 def count_alarms(
-    noise: tuple[str, float, float], num_ranks: int, num_steps: int, draws: int, seed: int
+    noise: tuple[str, float, float], num_ranks: int, num_steps: int, draws: int
 ) -> dict[str, object]:
     alarms = dict.fromkeys(RULES, 0)
     theirs = 0
-    for work in draw(noise, num_steps, num_ranks, draws, seed):
+    for work in draw(noise, num_steps, num_ranks, draws, seed=1):
         theirs += names_one_as_pytscope(work)
         for rule in list_alarms(work, noise[0]):
             alarms[rule] += 1
     return {"draws": draws, "alarms": alarms, "pytscope_alarms": theirs}
+
+
+def count_again(
+    noise: tuple[str, float, float], num_ranks: int, num_steps: int, draws: int, rules: list[str]
+) -> dict[str, int]:
+    """The alarms of some rules in other draws."""
+    alarms = dict.fromkeys(rules, 0)
+    for work in draw(noise, num_steps, num_ranks, draws, seed=2):
+        for rule in list_alarms(work, noise[0], rules):
+            alarms[rule] += 1
+    return alarms
 
 
 def measure_cell(
@@ -180,13 +207,21 @@ def measure_cell(
 ) -> dict[str, object]:
     is_full = num_ranks * num_steps <= MAX_FULL_VALUES
     draws = draws if is_full else max(1, POOLED_DRAWS[num_ranks, num_steps] * draws // 299)
-    first = count_alarms(noise, num_ranks, num_steps, draws, seed=1)
+    first = count_alarms(noise, num_ranks, num_steps, draws)
     row: dict[str, object] = {"noise": name_noise(noise), "num_ranks": num_ranks}
     row |= {"num_steps": num_steps, "is_pooled": not is_full}
-    if is_full and any(first["alarms"].values()):  # type: ignore[attr-defined]
-        row["first_alarms"] = {rule: n for rule, n in first["alarms"].items() if n}  # type: ignore[attr-defined]
-        first = count_alarms(noise, num_ranks, num_steps, REDRAW_FACTOR * draws, seed=2)
+    alarms: dict[str, int] = first["alarms"]  # type: ignore[assignment]
+    found = {rule: count for rule, count in alarms.items() if count}
+    if is_full and found:
+        row["first_alarms"] = found
+        row["draws_of"] = dict.fromkeys(found, REDRAW_FACTOR * draws)
+        alarms |= count_again(noise, num_ranks, num_steps, REDRAW_FACTOR * draws, list(found))
     return row | first
+
+
+def count_draws(row: dict[str, object], rule: str) -> int:
+    """Draws behind a rule's alarms in a cell."""
+    return int(row.get("draws_of", {}).get(rule, row["draws"]))  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +332,7 @@ def sum_up(rows: list[dict[str, object]]) -> dict[str, object]:
     summary: dict[str, object] = {}
     for rule in RULES:
         counted = [row for row in rows if can_speak(rule, row)]
-        draws = sum(row["draws"] for row in counted)  # type: ignore[misc]
+        draws = sum(count_draws(row, rule) for row in counted)
         if not draws:
             continue
         alarms = sum(row["alarms"][rule] for row in counted)  # type: ignore[index]
@@ -305,14 +340,15 @@ def sum_up(rows: list[dict[str, object]]) -> dict[str, object]:
         cells = [row for row in counted if not row["is_pooled"]]
         if not cells:
             continue
-        worst = max(cells, key=lambda row: row["alarms"][rule] / row["draws"])  # type: ignore[index]
+        worst = max(cells, key=lambda row: row["alarms"][rule] / count_draws(row, rule))  # type: ignore[index]
+        worst_alarms, worst_draws = worst["alarms"][rule], count_draws(worst, rule)  # type: ignore[index]
         summary[rule] = {
             "draws": draws,
             "alarms": alarms,
             "upper_ratio": round(bound_rate(alarms, draws), 5),
             "worst_cell": [worst["num_ranks"], worst["num_steps"]],
-            "worst_ratio": round(worst["alarms"][rule] / worst["draws"], 5),  # type: ignore[index]
-            "worst_upper_ratio": round(bound_rate(worst["alarms"][rule], worst["draws"]), 5),  # type: ignore[index]
+            "worst_ratio": round(worst_alarms / worst_draws, 5),
+            "worst_upper_ratio": round(bound_rate(worst_alarms, worst_draws), 5),
             "pooled_draws": sum(row["draws"] for row in pooled),  # type: ignore[misc]
             "pooled_alarms": sum(row["alarms"][rule] for row in pooled),  # type: ignore[index]
         }
@@ -366,17 +402,21 @@ def main() -> None:
     parser.add_argument("--state", type=Path, help="finished cells, to go on from")
     parser.add_argument("--draws", type=int, default=299)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no cell later")
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="cells of these N")
     arguments = parser.parse_args()
     draws, state = arguments.draws, State(arguments.state, arguments.seconds)
     power = [
         row
         for fault in list_faults()
+        if fault.num_ranks in arguments.ranks
         for row in state.get(
             f"{draws} {fault.label}", lambda fault=fault: measure_fault(fault, draws)
         )
     ]
     cells: dict[str, list[dict[str, object]]] = {name_noise(noise): [] for noise in NOISES}
-    sizes = sorted(((n, s) for n in RANKS for s in STEPS), key=lambda size: size[0] * size[1])
+    sizes = sorted(
+        ((n, s) for n in arguments.ranks for s in STEPS), key=lambda size: size[0] * size[1]
+    )
     for num_ranks, num_steps in sizes:
         for noise in NOISES:
             key = f"{draws} {name_noise(noise)}, N {num_ranks}, S {num_steps}"

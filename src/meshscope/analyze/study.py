@@ -459,12 +459,20 @@ class Study:
     def sequence_imbalance(self) -> "SequenceImbalance":
         """How forward and backward of the same data vary together."""
         from meshscope.analyze.stragglers.sequence_imbalance import (
+            TOKENS,
             measure_sequence_imbalance,
-            read_tokens,
         )
 
         work, timeline = need(self.peer_work), need(self.timeline)
-        return need(measure_sequence_imbalance(work, timeline, read_tokens(self.attempt, work)))
+        tokens = need(self.input_counts)[TOKENS]
+        return need(measure_sequence_imbalance(work, timeline, tokens))
+
+    @_Analysis
+    def input_counts(self) -> "dict[str, Floats]":
+        """Samples and tokens by the columns of `steps`, [step, rank] of `peer_work`."""
+        from meshscope.analyze.stragglers.sequence_imbalance import read_counts
+
+        return read_counts(self.attempt, need(self.peer_work))
 
     @_Analysis
     def memory(self) -> "JobMemory":

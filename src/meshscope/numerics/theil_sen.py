@@ -39,7 +39,13 @@ class Line:
 
 def scaled_mad(values: Floats) -> float:
     """Spread about the median, as a standard deviation; `values` is not empty."""
-    return _NORMAL_MAD * float(np.median(np.abs(values - np.median(values))))
+    return float(scaled_mads(values[None, :])[0])
+
+
+def scaled_mads(values: Floats) -> Floats:
+    """[row]: `scaled_mad` of each row."""
+    middle = np.median(values, axis=1, keepdims=True)
+    return np.asarray(_NORMAL_MAD * np.median(np.abs(values - middle), axis=1))
 
 
 def pair_slopes(x: Floats, y: Floats) -> Floats:

@@ -6,17 +6,23 @@ left undone where a process dies: its item, and all that are left, are done here
 """
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from meshscope.store.read.files import read_file
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ProcessPoolExecutor
 
 _MIN_BYTES = 6 << 20
 _MIN_ITEMS = 64
 """Less than both is done before other processes have begun."""
 _ITEMS_AT_ONCE = 16
 """Given to a process at a time, at most."""
+_PARTS_AHEAD = 2
+"""Of those, under way or done and not yet used, for each process."""
 _BASE_BYTES = 100 << 20
 """A process without an item."""
 _MEMORY_SHARE = 0.5
@@ -53,17 +59,34 @@ def _map_in_processes(
     parts = [items[first : first + chunk] for first in range(0, len(items), chunk)]
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
-        running = [pool.submit(_work_on, work, part) for part in parts]
+        # No more than are needed to keep all busy: results wait here, in memory, until used.
+        ahead = _PARTS_AHEAD * num_processes
+        running = deque(_submit(pool, work, part) for part in parts[:ahead])
         try:
             for place, part in enumerate(parts):
+                result = running.popleft()
                 try:
-                    found = running[place].result()
+                    found = _work_on(work, part) if result is None else result.result()
                 except BrokenProcessPool:
                     found = _work_on(work, part)
-                running[place].cancel()
+                del result
+                if place + ahead < len(parts):
+                    running.append(_submit(pool, work, parts[place + ahead]))
                 yield from found
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _submit(
+    pool: "ProcessPoolExecutor", work: Callable[[A], T], part: Sequence[A]
+) -> "Future[list[T]] | None":
+    """None where a process died before."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        return pool.submit(_work_on, work, part)
+    except BrokenProcessPool:
+        return None
 
 
 def _work_on(work: Callable[[A], T], part: Sequence[A]) -> list[T]:

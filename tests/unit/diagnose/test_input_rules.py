@@ -96,6 +96,27 @@ def test_ranks_that_take_turns_are_left_alone(tmp_path: Path) -> None:
     assert _find(SlowLoader, Context(Study(job.close()))) == []
 
 
+def test_one_of_some_tensor_parallel_ranks_is_slow_to_fetch(tmp_path: Path) -> None:
+    """They read the same data: one that takes longer is slow, training as such is not."""
+    layout = Layout(tp=4)
+    run = make_dp_run(tmp_path, _work({1: 15.5}), num_steps=20, layout=layout)
+    context = Context(Study(run))
+    (finding,) = _find(SlowLoader, context)
+    assert finding.ranks == (1,)
+    assert _find(InputBound, context) == []
+
+
+def test_one_tensor_parallel_rank_fetches_for_all(tmp_path: Path) -> None:
+    """The others fetch nothing, and are no peers: training waits for the loader."""
+    work = _work({0: 15.0})
+    for rank in (1, 2, 3):
+        del work[rank]["data"]
+    context = Context(Study(make_dp_run(tmp_path, work, num_steps=20, layout=Layout(tp=4))))
+    assert _find(SlowLoader, context) == []
+    (finding,) = _find(InputBound, context)
+    assert finding.ranks == (0,)
+
+
 def test_first_stage_of_a_pipeline_loads_for_all(tmp_path: Path) -> None:
     """Other stages load nothing, and are no peers."""
     work: dict[int, dict[str, float]] = {0: {"data": 3.0, "forward": 40}, 1: {"forward": 43}}

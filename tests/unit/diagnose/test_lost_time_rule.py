@@ -4,6 +4,7 @@ from diagnosed import context_of
 from made_programs import MS, ProgramRun, reduce, work
 from meshscope.core.layout import Layout
 from meshscope.core.verdict.severity import Severity
+from meshscope.diagnose.finding import ConfidenceLevel
 from meshscope.diagnose.runner import diagnose
 
 ALL = (0, 1, 2, 3)
@@ -51,6 +52,30 @@ def test_what_no_rule_names_is_a_finding_of_its_own(tmp_path):
     assert one.ranks == (0,)
     assert one.saved_ns == pytest.approx(39 * MS)
     assert one.severity is Severity.CRITICAL
+
+
+def make_bursts(ranks, phase="eval"):
+    """39 ms of it in five of fifteen steps."""
+
+    def make(rank, step):
+        is_long = rank in ranks(step) and step % 15 < 5
+        return train(rank, aside=(phase, 39 * MS) if is_long else None)
+
+    return make
+
+
+def test_bursts_of_one_rank_are_told_with_their_number(tmp_path):
+    found = above_low(make_bursts(lambda step: (2,)), tmp_path, num_steps=49)
+    assert set(found) == {"LT001"}
+    assert found["LT001"].ranks == (2,)
+    assert found["LT001"].title == "rank 2 takes longer in eval in 18 of 48 steps"
+    assert found["LT001"].saved_ns == pytest.approx(39 * MS * 18 / 48, rel=0.02)
+    assert found["LT001"].confidence.level is ConfidenceLevel.MEDIUM
+
+
+def test_bursts_in_which_ranks_take_turns_blame_nobody(tmp_path):
+    found = above_low(make_bursts(lambda step: (step % 4,)), tmp_path, num_steps=49)
+    assert "LT001" not in found
 
 
 def test_what_all_ranks_do_beside_training_in_every_step_is_told(tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.store.read.arrays import Floats
+from meshscope.store.read.arrays import Bools, Floats
 
 MAX_DRIFT = 200e-6
 """Quartz clocks keep time to 100 ppm, so two differ by at most twice that."""
@@ -77,21 +77,37 @@ def find_lines(bounds: Bounds) -> PossibleLines | None:
 
 
 def _measure(bounds: Bounds, slopes: Floats) -> PossibleLines:
-    lowest, highest = np.empty(len(slopes)), np.empty(len(slopes))
-    for index, slope in enumerate(slopes.tolist()):
-        shift = slope * bounds.time
-        lowest[index] = -_least(shift - bounds.lower, bounds.num_sure)
-        highest[index] = _least(bounds.upper - shift, bounds.num_sure)
-    return PossibleLines(slope=slopes, lowest=lowest, highest=highest)
+    return PossibleLines(
+        slope=slopes,
+        lowest=-_find_least(-bounds.lower, bounds.time, slopes, bounds.num_sure),
+        highest=_find_least(bounds.upper, bounds.time, -slopes, bounds.num_sure),
+    )
 
 
-def _least(values: Floats, num_sure: int) -> float:
-    """The least value without the few that may be wrong."""
+def _find_least(values: Floats, time: Floats, slopes: Floats, num_sure: int) -> Floats:
+    """[slope]: the least of value + slope · time without the few that may be wrong."""
     count = len(values) - num_sure
-    sure = float(values[count:].min(initial=np.inf))
-    doubtful = values[:count]
-    finite = int(np.count_nonzero(np.isfinite(doubtful)))
-    num_wild = max(1, int(_WILD_RATIO * finite)) if finite >= _MIN_FOR_WILD else 0
-    if finite == 0:
-        return sure
-    return min(sure, float(np.partition(doubtful, num_wild)[num_wild]))
+    is_there = np.isfinite(values)
+    num_doubtful = int(np.count_nonzero(is_there[:count]))
+    num_wild = max(1, int(_WILD_RATIO * num_doubtful)) if num_doubtful >= _MIN_FOR_WILD else 0
+    is_doubtful = np.arange(len(values)) < count
+    least = np.full(len(slopes), np.inf)
+    for kept, place in ((is_there & ~is_doubtful, 0), (is_there & is_doubtful, num_wild)):
+        if not kept.any():
+            continue
+        rows = _choose_near(values[kept], time[kept], slopes, place)
+        shifted = values[kept][rows] + slopes[:, None] * time[kept][rows]
+        least = np.minimum(least, np.partition(shifted, place, axis=1)[:, place])
+    return least
+
+
+def _choose_near(values: Floats, time: Floats, slopes: Floats, place: int) -> Bools:
+    """Those that can be among the `place` + 1 least at any of the slopes.
+
+    Each is a line over slopes, so it is nowhere below the lower of its two ends; the `place` + 1
+    that are least at one end are nowhere above the higher of theirs.
+    """
+    first, last = (values + slope * time for slope in (slopes[0], slopes[-1]))
+    some = np.argpartition(first, place)[: place + 1]
+    highest = np.maximum(first[some], last[some]).max()
+    return np.asarray(np.minimum(first, last) <= highest)

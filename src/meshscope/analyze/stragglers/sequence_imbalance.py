@@ -26,6 +26,8 @@ from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.columns import int64_column
 from meshscope.store.read.run import Attempt
 
+SAMPLES, TOKENS = "input_samples", "input_tokens"
+"""Columns of `steps`."""
 MIN_CORRELATION = 0.9
 """Of forward and backward (OSDI'25, §5)."""
 _MIN_PAIRS = 20
@@ -56,21 +58,28 @@ class SequenceImbalance:
         )
 
 
-def read_tokens(attempt: Attempt, work: PeerWork) -> Floats:
-    """[step, rank]: tokens the recorder counted; NaN where it did not."""
-    return read_counts(attempt, work, "input_tokens", least=0)
-
-
-def read_counts(attempt: Attempt, work: PeerWork, name: str, *, least: int) -> Floats:
-    """[step, rank]: a column of `steps`; NaN where it is below `least`."""
-    counts = np.full(work.total_ns.shape, np.nan)
+def read_counts(attempt: Attempt, work: PeerWork) -> dict[str, Floats]:
+    """By column of `steps`, [step, rank]: samples and tokens; NaN where they were not counted."""
+    counts = {name: np.full(work.total_ns.shape, np.nan) for name in (SAMPLES, TOKENS)}
+    numbers = _join_numbers(work.steps)
     for index, rank in enumerate(work.ranks):
-        columns = attempt.ranks[rank].read("steps")
+        recording = attempt.ranks[rank]
+        is_kept = recording.kept is not None or recording.windows is not None
+        columns = recording.read("steps") if is_kept else recording.read_steps(numbers)
         row = find_rows(work.steps, int64_column(columns, "step"))
-        counted = int64_column(columns, name)
-        known = (row >= 0) & (counted >= least)
-        counts[row[known], index] = counted[known]
+        for name, of_ranks in counts.items():
+            counted = int64_column(columns, name)
+            known = (row >= 0) & (counted >= 0)
+            of_ranks[row[known], index] = counted[known]
     return counts
+
+
+def _join_numbers(steps: Int64s) -> list[tuple[int, int]]:
+    """Sorted step numbers as ranges, both ends included."""
+    ends = np.flatnonzero(np.diff(steps) > 1)
+    first = np.concatenate([steps[:1], steps[ends + 1]]).tolist()
+    last = np.concatenate([steps[ends], steps[-1:]]).tolist()
+    return list(zip(first, last, strict=True))
 
 
 def measure_sequence_imbalance(

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshscope.analyze.training.convergence import Convergence, JobSeries
 from meshscope.core.unavailable import Unavailable
-from meshscope.numerics.theil_sen import scaled_mad
+from meshscope.numerics.theil_sen import scaled_mads
 from meshscope.store.read.arrays import Bools, Floats
 
 _NUM_BEFORE = 8
@@ -58,27 +58,32 @@ def find_rises(found: Convergence) -> tuple[LossRise, ...]:
     if isinstance(loss, Unavailable) or len(loss) < _NUM_BEFORE + 2 * _MIN_RUN:
         return ()
     changes = list_rate_changes(found.learning_rate)
-    rises = []
-    at = _NUM_BEFORE
-    while at + _MIN_RUN <= len(loss):
-        before = loss.value[at - _NUM_BEFORE : at]
-        level, limit = _find_limit(before)
-        if not bool((loss.value[at : at + _MIN_RUN] > limit).all()):
-            at += 1
+    levels, limits = _find_limits(loss.value)
+    runs = np.lib.stride_tricks.sliding_window_view(loss.value[_NUM_BEFORE:], _MIN_RUN)
+    is_begin = (runs > limits[: len(runs), None]).all(axis=1)
+    rises: list[LossRise] = []
+    after = 0
+    for at in (np.flatnonzero(is_begin) + _NUM_BEFORE).tolist():
+        if at < after:
             continue
+        level, limit = float(levels[at - _NUM_BEFORE]), float(limits[at - _NUM_BEFORE])
         end = _find_end(loss.value[at:] > (level + limit) / 2) + at
         if end >= len(loss):  # it lasts
             break
         rises.append(_describe(loss, at, end, level, changes))
-        at = end + _NUM_BEFORE
+        after = end + _NUM_BEFORE
     return tuple(rises)
 
 
-def _find_limit(before: Floats) -> tuple[float, float]:
-    """The level, and what a value must be above: a fall over the values before is no noise."""
-    level = float(np.median(before))
-    noise = scaled_mad(np.diff(before)) / np.sqrt(2.0)
-    return level, level + max(_MIN_RISE_RATIO * abs(level), _MIN_RISE_SPREADS * float(noise))
+def _find_limits(values: Floats) -> tuple[Floats, Floats]:
+    """For each value from _NUM_BEFORE on: the level before it, and what it must be above.
+
+    A fall over the values before is no noise.
+    """
+    before = np.lib.stride_tricks.sliding_window_view(values[:-1], _NUM_BEFORE)
+    level = np.median(before, axis=1)
+    noise = scaled_mads(np.diff(before, axis=1)) / np.sqrt(2.0)
+    return level, level + np.maximum(_MIN_RISE_RATIO * np.abs(level), _MIN_RISE_SPREADS * noise)
 
 
 def _find_end(is_high: Bools) -> int:

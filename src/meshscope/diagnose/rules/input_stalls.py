@@ -15,9 +15,11 @@ import numpy as np
 
 from meshscope.analyze.rank.stacks import SampledLines
 from meshscope.analyze.study import Study
+from meshscope.analyze.timeline.peer_work import group_true_peers, has_messages
 from meshscope.analyze.timeline.pieces import PieceKind
 from meshscope.analyze.timeline.timeline import Timeline
-from meshscope.core.unavailable import Missing, known, need
+from meshscope.analyze.timeline.work import WorkTable
+from meshscope.core.unavailable import Missing, Unavailable, known, need
 from meshscope.core.verdict.advice import FEED_FASTER, MIN_STALL_RATIO
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
@@ -95,11 +97,10 @@ def _measure(study: Study, is_stall: Bools, *, is_named: bool) -> InputStalls:
         times = np.minimum(times, _USUAL * np.median(times, axis=1, keepdims=True))
     mean = times.mean(axis=1)
     common, chance = mean.copy(), np.ones(len(mean))
-    for indices in work.peer_groups():
-        own = list(indices)
+    is_compared = mean > 0 if is_named else np.ones(len(mean), dtype=np.bool_)
+    for own in _group_waiting(work, timeline, is_compared):
         common[own] = np.quantile(mean[own], 0.25, method="lower")
-        if len(own) > 1:
-            chance[own] = _test_ranks(times[own], len(mean))
+        chance[own] = _test_ranks(times[own], len(mean))
     return InputStalls(
         ranks=work.ranks,
         is_named=is_named,
@@ -110,6 +111,19 @@ def _measure(study: Study, is_stall: Bools, *, is_named: bool) -> InputStalls:
         p_value=chance,
         step_ns=float(work.period_ns.mean()),
     )
+
+
+def _group_waiting(work: WorkTable, timeline: Timeline, is_compared: Bools) -> list[list[int]]:
+    """Peers as for slow ranks (`peer_work`), without those that never fetch: one rank of a group
+    may do it for all of them."""
+    if isinstance(timeline.layout, Unavailable):
+        groups = work.peer_groups()
+    else:
+        is_piped = has_messages(timeline)
+        peers = group_true_peers(timeline.layout, timeline.ranks, is_piped=is_piped)
+        groups = tuple(group.indices for group in peers)
+    waiting = ([index for index in indices if is_compared[index]] for indices in groups)
+    return [own for own in waiting if len(own) > 1]
 
 
 def _find_between(timeline: Timeline) -> Bools:
@@ -189,7 +203,8 @@ class SlowLoader(Rule):
     """Some ranks wait for their data, and the others wait for them.
 
     What it finds: ranks that spend more time in the phase `data` than their peers (ranks that share
-    all coordinates except dp), by `input_min_excess_ratio` of the step or more.
+    all coordinates except dp, cp and ep; where these are few, the ranks of their tp groups as well;
+    only those that fetch any), by `input_min_excess_ratio` of the step or more.
 
     Why it matters: the slowest loader sets the pace of all ranks.
 

@@ -56,7 +56,8 @@ class UnnamedLoss(Rule):
     How it is measured: the ledger of lost time (docs/simulate.md): each loss gets its share of what
     a replay without all of them saves. A rank stands out if its mean excess over the median of
     its peers is `lost_time_min_errors` standard errors or more, or if nearly all long steps in a
-    place are its own, `lost_time_min_pauses` of them or more. The runner drops the finding where
+    place are its own (now and then, or in bursts), `lost_time_min_pauses` of them or more. The
+    runner drops the finding where
     another one removes the same work.
 
     What to change: look at what these ranks do there; a stack sampled in that place names the line.
@@ -93,12 +94,10 @@ class UnnamedLoss(Rule):
                 yield _describe(self.code, context, ledger, lost)
 
     def _is_certain(self, context: Context, loss: Loss) -> bool:
-        if loss.kind is LossKind.PAUSES:
-            return loss.num_pauses >= context.thresholds[_MIN_LOST_PAUSES]
         if loss.kind is LossKind.ASIDE:
             return _is_named_aside(loss)
-        is_sure = loss.num_errors >= context.thresholds[_MIN_LOST_ERRORS]
-        return loss.kind in _BLAMED and is_sure
+        has_pauses = loss.num_pauses >= context.thresholds[_MIN_LOST_PAUSES]
+        return has_pauses or (loss.kind in _BLAMED and _is_steady(context, loss))
 
 
 def _is_named_aside(loss: Loss) -> bool:
@@ -144,7 +143,8 @@ def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]
     do = "it does" if len(ranks) == 1 else "they do"
     unknown = "" if has_name else f" Nothing recorded names what {do} there."
     others = "other stages" if loss.kind is LossKind.LONGER_STAGE else "peers"
-    if loss.kind is LossKind.PAUSES:
+    is_steady = _is_steady(context, loss)
+    if not is_steady:
         where += f" in {loss.num_pauses} of {plural(len(loss.step_ns), 'step')}"
     return Finding(
         code=code,
@@ -160,7 +160,7 @@ def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]
             Evidence(name="share of what is lost", value=share_ns, unit="ns"),
             *list_evidence(lines),
         ),
-        confidence=_state_confidence(loss),
+        confidence=_state_confidence(loss, is_steady=is_steady),
         change=next((ADVICE[name] for name in phases if name in ADVICE), _CHANGE),
         gain=Estimate(
             saved_ns=share_ns,
@@ -203,8 +203,14 @@ _CHANGE = (
 )
 
 
-def _state_confidence(loss: Loss) -> Confidence:
-    if loss.kind is LossKind.PAUSES:
+def _is_steady(context: Context, loss: Loss) -> bool:
+    """Whether the mean over steps is certain, and not only that some steps are far too long."""
+    is_sure = loss.num_errors >= context.thresholds[_MIN_LOST_ERRORS]
+    return loss.kind is not LossKind.PAUSES and is_sure
+
+
+def _state_confidence(loss: Loss, *, is_steady: bool) -> Confidence:
+    if not is_steady:
         text = (
             f"{plural(loss.num_pauses, 'step')} far beyond its peers'; other programs do that, too"
         )

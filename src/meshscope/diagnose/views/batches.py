@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshscope.analyze.stragglers.sequence_imbalance import read_counts
+from meshscope.analyze.stragglers.sequence_imbalance import SAMPLES, TOKENS
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.peer_work import PeerWork
 from meshscope.core.unavailable import need
@@ -54,9 +54,10 @@ class MoreData:
 
 def _read_data(study: Study) -> tuple[Floats, Floats]:
     """Samples of a step and tokens of a sample, [step, rank]; NaN where not counted."""
-    work = need(study.peer_work)
-    samples = read_counts(study.attempt, work, "input_samples", least=1)
-    tokens = read_counts(study.attempt, work, "input_tokens", least=1)
+    counts = need(study.input_counts)
+    samples, tokens = (
+        np.where(counts[name] > 0, counts[name], np.nan) for name in (SAMPLES, TOKENS)
+    )
     return samples, tokens / samples
 
 

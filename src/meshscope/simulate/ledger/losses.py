@@ -85,7 +85,8 @@ class Loss:
     step_ns: Floats = field(default_factory=lambda: np.zeros(0))
     """[step]: the most that any rank loses by it in the step."""
     num_pauses: int = 0
-    """Of pauses that are one rank's: the steps it pauses in; 0 if several ranks pause."""
+    """Steps in which its rank takes far longer than the others' scatter, if nearly all such steps
+    in the place are its own; of several ranks that are slower, the least."""
     transfer_rows: Bools | None = None
     """Rows whose transfers take the usual time."""
 
@@ -146,6 +147,7 @@ class _Excess:
     num_errors: float
     removed_ns: Floats
     """[cell of the group], of each of its members; 0 elsewhere than in the place."""
+    num_pauses: int = 0
     doubt: str = ""
 
 
@@ -199,7 +201,8 @@ class _Split:
         usual = np.median(own[:, ~chosen], axis=1)
         self._usual.setdefault(place, []).append(_Usual(group=group, rows=rows, ns=usual))
         excess = own - usual[:, None]
-        by_step = self._sum_steps(group, rows, excess[:, chosen])
+        by_step = self._sum_steps(group, rows, excess)
+        num_pauses = self._count_own_pauses(by_step, chosen)
         for index, member in enumerate(np.flatnonzero(chosen).tolist()):
             self._note_excess(
                 LossKind.SLOWER,
@@ -208,10 +211,26 @@ class _Split:
                 place,
                 rows,
                 excess[:, member],
-                by_step[:, [index]],
+                by_step[:, [member]],
             )
+            self._excesses[-1].num_pauses = num_pauses[index]
         if cells.is_compared:
             self._add_rest(group, cells, place, rows, np.where(chosen, 0.0, excess))
+
+    def _count_own_pauses(self, by_step: Floats, chosen: Bools) -> list[int]:
+        """Of each that stands out: steps far beyond the others' scatter; 0 for all if others have
+        such steps as well."""
+        is_long = by_step > self._find_pause_limit(by_step[:, ~chosen])
+        long_ns = np.where(is_long, by_step, 0.0).sum(axis=0)
+        if long_ns[chosen].sum() < _MAIN_RANK_RATIO * long_ns.sum():
+            return [0] * int(chosen.sum())
+        found: list[int] = np.count_nonzero(is_long[:, chosen], axis=0).tolist()
+        return found
+
+    def _find_pause_limit(self, by_step: Floats) -> float:
+        """The least excess of a pause among these [step, member]."""
+        deviation = _MAD_TO_DEVIATION * float(np.median(np.abs(by_step)))
+        return max(_PAUSE_RATIO * self._period_ns, _PAUSE_DEVIATIONS * deviation)
 
     def _note_excess(
         self,
@@ -314,8 +333,7 @@ class _Split:
     ) -> None:
         """Pauses, and what is left."""
         by_step = _sum_steps(cells.step[rows], excess, len(self._timeline.steps))
-        deviation = _MAD_TO_DEVIATION * float(np.median(np.abs(by_step)))
-        limit = max(_PAUSE_RATIO * self._period_ns, _PAUSE_DEVIATIONS * deviation)
+        limit = self._find_pause_limit(by_step)
         is_pause = (by_step > limit)[cells.step[rows]]
         for loss, wanted in (
             (self._pauses.setdefault(place, self._make(LossKind.PAUSES, place)), is_pause),
@@ -359,6 +377,7 @@ class _Split:
             left = [one for one in left if one not in same]
             loss = self._make(worst.kind, worst.place, ranks=self._list_ranks(same))
             loss.num_errors = min(one.num_errors for one in same)
+            loss.num_pauses = min(one.num_pauses for one in same)
             loss.doubt = next((one.doubt for one in same if one.doubt), "")
             for one in same:
                 cells = self._groups[one.group]

@@ -196,6 +196,7 @@ class FolderRecording(Recording):
     tables: frozenset[str] = frozenset()
     """Tables the rank made, as its journal says."""
     compacted: CompactedRun | None = field(default=None, repr=False, compare=False)
+    _paths: dict[str, Path] = field(default_factory=dict, repr=False, compare=False)
 
     def has_table(self, name: str) -> bool:
         return exists(self._table_path(name)) or self._is_compacted(name)
@@ -305,7 +306,10 @@ class FolderRecording(Recording):
         return _keep_last_per_step(read.columns) if name == "steps" else read.columns
 
     def _table_path(self, name: str) -> Path:
-        return self.directory / f"{name}{TABLE_SUFFIX}"
+        path = self._paths.get(name)
+        if path is None:  # asked for often, and slow to join
+            path = self._paths[name] = self.directory / f"{name}{TABLE_SUFFIX}"
+        return path
 
     def _is_compacted(self, name: str) -> bool:
         compacted = self.compacted
