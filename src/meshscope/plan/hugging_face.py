@@ -1,10 +1,10 @@
 """A model from the `config.json` that Hugging Face's transformers reads.
 
 `model_type` says what a layer is made of, so kinds that are not listed here (encoders, state
-spaces, decoders with other layers) are refused and not counted as if they were llama. Keys that are missing
-and have a default there have it here; a key that is needed and missing, or no number, is a problem,
-and all problems are said at once. The file is foreign: nothing in it is executed, and its size is
-limited.
+spaces, decoders with other layers) are refused and not counted as if they were llama. Keys that are
+missing and have a default there have it here; a key that is needed and missing, or no number, is a
+problem, and all problems are said at once. The file is foreign: nothing in it is executed, and its
+size is limited.
 """
 
 import json

@@ -153,3 +153,36 @@ def test_vtrain_rows_are_predicted_better_than_by_vtrain():
     assert layered["groups_spearman_at_least_0.9"] >= 0.9 * layered["groups"]
     assert layered["groups_regret_at_most_3_percent"] >= 0.9 * layered["groups"]
     assert multi["with_measured_layers"]["regret_max_percent"] <= 3
+
+
+def test_a_softmax_that_cannot_be_fused_takes_longer():
+    """Megatron-LM's fused softmax takes four heads × sequences at once (16 heads over tp 8 are
+    two); two sequences make four of them, and present stacks do not care."""
+    model = make_gpt("gpt", hidden_size=1024, num_layers=24, num_heads=16, sequence_length=1024)
+
+    def price(stack, tp, size):
+        job = make_job(model, "A100-SXM4-80GB", 8, stack)
+        candidate = Candidate(tp=tp, microbatch_size=size, num_microbatches=4, recompute="full")
+        return price_candidates(job, [candidate])[0].step_s
+
+    assert price("megatron-2021", 8, 1) > 1.2 * price("megatron-2021", 8, 2)
+    assert price("megatron-2021", 4, 1) < price("megatron-2021", 8, 1)
+    assert price("megatron", 8, 1) <= price("megatron", 8, 2)
+
+
+def test_microbatches_cost_adding_their_gradients_up():
+    """The same tokens in eight microbatches: every one but the first reads and writes gradients."""
+    job = make_job("gpt-22b", "A100-SXM4-80GB", 8, "megatron-2021")
+    kept = replace(job.constants, host_layer_s=1e-9, host_microbatch_s=0.0, gemm_half_size=1e-9,
+                   collective_latency_s=0.0)  # fmt: skip
+    one, many = (
+        price_candidates(
+            replace(job, constants=kept),
+            [Candidate(tp=8, microbatch_size=8 // number, num_microbatches=number)],
+        )[0].step_s
+        for number in (1, 8)
+    )
+    weights = 48 * job.model.count_layer(tp=8)
+    bandwidth = job.cluster.device.bandwidth_bytes_per_s * kept.memory_ratio
+    each = 2 * job.recipe.precision.gradient_bytes + 2
+    assert many - one == pytest.approx(7 * each * weights / bandwidth, rel=0.01)
