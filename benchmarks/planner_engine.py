@@ -230,10 +230,10 @@ def judge_times(runs, *, knows_load):
         low, middle, high = np.quantile(walls_ms, (0.05, 0.5, 0.95))
         found = price(job, name, left[name])
         rows[name] = {
-            "measured_ms": round(middle, 1),
-            "spread_ms": round((high - low) / 2, 1),
+            "measured_ms": round(float(middle), 1),
+            "spread_ms": round(float(high - low) / 2, 1),
             "predicted_ms": round(1e3 * found.step_s, 1),
-            "error_percent": round(100 * (1e3 * found.step_s / middle - 1), 1),
+            "error_percent": round(100 * (1e3 * found.step_s / float(middle) - 1), 1),
             "is_calibration": name in CALIBRATION,
         }
     judged = [row for row in rows.values() if not row["is_calibration"]]
@@ -258,7 +258,7 @@ def count_ordered(rows):
             difference = one["measured_ms"] - other["measured_ms"]
             if abs(difference) > one["spread_ms"] + other["spread_ms"]:
                 total += 1
-                right += difference * (one["predicted_ms"] - other["predicted_ms"]) > 0
+                right += bool(difference * (one["predicted_ms"] - other["predicted_ms"]) > 0)
     return right, total
 
 

@@ -1,9 +1,10 @@
 """A model from the `config.json` that Hugging Face's transformers reads.
 
-Decoders of the usual kinds: llama, mistral, qwen2, qwen3, gemma, phi3, gpt2, gpt_neox, mixtral,
-qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3. Keys that are missing and have a default there have
-it here; a key that is needed and missing, or no number, is a problem, and all problems are said at
-once. The file is foreign: nothing in it is executed, and its size is limited.
+`model_type` says what a layer is made of, so kinds that are not listed here (encoders, state
+spaces, decoders with other layers) are refused and not counted as if they were llama. Keys that are
+missing and have a default there have it here; a key that is needed and missing, or no number, is a
+problem, and all problems are said at once. The file is foreign: nothing in it is executed, and its
+size is limited.
 """
 
 import json
@@ -16,7 +17,16 @@ from meshscope.plan.model_shape import Experts, LatentAttention, ModelShape
 
 _MAX_BYTES = 4 << 20
 _MOST = 10**9
-_GPT_KINDS = ("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "opt", "bloom")
+_GPT_KINDS = ("gpt2", "gpt_neox", "gpt_bigcode", "gptj", "opt", "bloom", "phi")
+"""Norms with a bias, an MLP without a gate, biases."""
+_LLAMA_KINDS = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
+    "gemma3", "gemma3_text", "phi3", "olmo", "olmo2", "granite", "smollm3", "deepseek_v2",
+    "deepseek_v3", "kimi_k2",
+)  # fmt: skip
+"""RMS norms, rotated positions, a gated MLP or experts that have one."""
+_TIED_KINDS = ("gpt2", "gpt_bigcode", "opt", "bloom", "gemma", "gemma2", "gemma3", "gemma3_text")
+"""Whose head is the table of tokens unless `tie_word_embeddings` says otherwise."""
 
 
 def read_hugging_face(path: Path, sequence_length: int | None = None) -> ModelShape:
@@ -71,11 +81,19 @@ class _Reader:
 
 
 def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> ModelShape:
-    kind = str(reader.config.get("model_type", ""))
+    kind = str(reader.config.get("model_type") or "")[:40]
     is_gpt = kind in _GPT_KINDS
+    if not is_gpt and kind not in _LLAMA_KINDS:
+        known = ", ".join(sorted((*_GPT_KINDS, *_LLAMA_KINDS)))
+        found = f"model_type {kind!r} is unknown" if kind else "model_type is missing"
+        reader.problems.append(
+            f"{found}; known are {known}; a decoder with layers like Llama's can be given as llama"
+        )
     hidden = reader.number("hidden_size", "n_embd", "d_model")
     heads = reader.number("num_attention_heads", "n_head")
-    length = sequence_length or reader.number("max_position_embeddings", "n_positions", "n_ctx")
+    length = sequence_length or reader.number(
+        "max_position_embeddings", "n_positions", "n_ctx", "seq_length"
+    )
     for what, value in (
         ("hidden_size", hidden),
         ("num_attention_heads", heads),
@@ -101,7 +119,7 @@ def _make_model(reader: _Reader, sequence_length: int | None, name: str) -> Mode
         position="learned" if kind in ("gpt2", "gpt_bigcode", "opt") else "rope",
         activation="gelu" if is_gpt else "swiglu",
         bias=is_gpt,
-        tie_embeddings=reader.flag("tie_word_embeddings", default=is_gpt),
+        tie_embeddings=reader.flag("tie_word_embeddings", default=kind in _TIED_KINDS),
         experts=_read_experts(reader, inner),
         latent=_read_latent(reader),
     )

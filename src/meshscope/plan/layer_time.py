@@ -27,6 +27,11 @@ _SMOOTH = 7.0
 """Exponent of the smooth maximum of host and device."""
 _SCORE_BYTES = 10
 _STREAM_PASSES = 10
+_UNFUSED_BYTES = 29
+"""More for each score: to float32 and back (6 each), scaled, masked and softmax (8 each, mask 1),
+less the fused kernel's 4 and what is shared."""
+_UNFUSED_HOST = 0.4
+"""More to issue: 8 operations (those, and three that make the mask) beside about 20 of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,8 @@ class LayerTimes:
     ep_s: Floats
     dp_s: Floats
     """What gathering cut weights adds beyond what compute hides."""
+    host_share: Floats
+    """Of a little more work for the host, how much makes forward longer."""
 
 
 def time_layer(
@@ -115,7 +122,8 @@ def time_layer(
     attention = pairs * tokens * model.attention_flops / columns.tp
     attention = attention / (peak * constants.attention_ratio)
     memory = _count_moved(model, tokens, columns, recipe)
-    scores = 0.0 if stack.has_fused_attention else _SCORE_BYTES
+    is_unfused = _find_unfused(model, columns, recipe)
+    scores = 0.0 if stack.has_fused_attention else _SCORE_BYTES + _UNFUSED_BYTES * is_unfused
     pairs_bytes = scores * tokens * model.sequence_length * model.num_heads / columns.tp
     bandwidth = cluster.device.bandwidth_bytes_per_s * constants.memory_ratio
     moved, score_time = memory / bandwidth, pairs_bytes / bandwidth
@@ -132,8 +140,9 @@ def time_layer(
     forward = inside + tp_s + cp_s + ep_s
     rest = 2 * (attention + moved + score_time) + products
     again = columns.again * forward + columns.attention_again * (attention + score_time)
-    inputs, weights = rest + tp_s + 2 * cp_s + ep_s + again, products
-    host = pace * constants.host_layer_s * np.ones(len(columns))
+    added = pace * _count_added(model, columns, recipe) / bandwidth
+    inputs, weights = rest + tp_s + 2 * cp_s + ep_s + again, products + added
+    host = pace * constants.host_layer_s * (1 + _UNFUSED_HOST * is_unfused)
     # A device computes while its host issues what comes next; a host that computes does both.
     join = np.add if cluster.is_host else _smooth_max
     issued_forward = join(forward, host)
@@ -155,7 +164,25 @@ def time_layer(
         cp_s=ratio * (3 + columns.again) * cp_s,
         ep_s=ratio * (2 + columns.again) * ep_s,
         dp_s=extra_forward + extra_backward,
+        host_share=ratio * (1.0 if cluster.is_host else (host / issued_forward) ** (_SMOOTH - 1)),
     )
+
+
+def _find_unfused(model: ModelShape, columns: Columns, recipe: Recipe) -> Floats:
+    """1 where the fused softmax cannot take so few heads and sequences."""
+    rows = columns.microbatch_size * model.num_heads / columns.tp
+    return np.where(rows % recipe.stack.softmax_group > 0, 1.0, 0.0)
+
+
+def _count_added(model: ModelShape, columns: Columns, recipe: Recipe) -> Floats:
+    """Bytes that adding a microbatch's weight gradients to those before reads and writes."""
+    precision = recipe.precision
+    size = 2 * precision.gradient_bytes
+    size += 0 if recipe.stack.accumulates_in_product else precision.compute_bytes
+    weights = model.count_dense_part() / columns.tp
+    weights = weights + model.count_expert_part() / (columns.tp * columns.ep)
+    cut = np.where(columns.zero_stage >= 2, columns.shards, 1.0)
+    return size * weights / cut * (1 - 1 / columns.num_microbatches)
 
 
 def time_head(

@@ -293,8 +293,9 @@ def _time_stage(job: Job, times: StepTimes, layers: range) -> tuple[Floats, Floa
     num_dense = max(0, min(layers.stop, job.model.num_dense_layers) - layers.start)
     num_mixed = len(layers) - num_dense
     one, two = times.dense, times.layer
+    outside = job.constants.pace_ratio * job.constants.host_microbatch_s * two.host_share
     return (
-        num_dense * one.forward_s + num_mixed * two.forward_s,
+        num_dense * one.forward_s + num_mixed * two.forward_s + outside,
         num_dense * one.input_grad_s + num_mixed * two.input_grad_s,
         num_dense * one.weight_grad_s + num_mixed * two.weight_grad_s,
     )

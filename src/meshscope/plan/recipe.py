@@ -80,6 +80,11 @@ class Stack:
     """Whether a rank waits until its pipeline message has left (Megatron-LM's 1F1B)."""
     sends_shards: bool = True
     """Whether tp ranks each send their part of a pipeline message (scatter-gather)."""
+    softmax_group: int = 1
+    """Attention's softmax is fused where sequences × heads of a rank divide by this, else it is
+    separate operations in float32."""
+    accumulates_in_product: bool = True
+    """Whether a weight gradient is added up by the product that makes it, else by itself."""
     counts_full_attention: bool = False
     """Whether masked pairs of positions are computed, too."""
     selective: str = "attention"
@@ -112,6 +117,8 @@ STACKS: dict[str, Stack] = {
             has_dropout=True,
             overlaps_gradients=False,
             has_blocking_sends=True,
+            softmax_group=4,
+            accumulates_in_product=False,
             counts_full_attention=True,
             schedules=("1f1b", "interleaved_1f1b", "gpipe"),
             zero_stages=(0, 1),

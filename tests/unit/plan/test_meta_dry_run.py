@@ -101,12 +101,18 @@ class DryRun:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             made = stage(x, ids, 1) if stage.is_last else stage(x)
         self.held[action.stage, action.microbatch] = made, kept
-        everything = [tensor for _, tensors in self.held.values() for tensor in tensors]
-        self.peak_bytes = max(self.peak_bytes, sum_bytes(everything))
+        self.note_peak()
 
     def backward(self, action):
         made, _ = self.held.pop((action.stage, action.microbatch))
         made.backward(None if made.ndim == 0 else torch.zeros_like(made))
+        self.note_peak()
+
+    def note_peak(self):
+        """What is kept for backward, and gradients."""
+        everything = [tensor for _, tensors in self.held.values() for tensor in tensors]
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        self.peak_bytes = max(self.peak_bytes, sum_bytes(everything) + sum_bytes(grads))
 
 
 def count_temporary(config, dry):
@@ -133,7 +139,7 @@ def test_parameters_gradients_states_and_activations_are_as_estimated(name, join
     config = from_document(
         {
             "model": model, "parallel": parallel, "memory": {"strategy": strategy},
-            "batch": {"microbatch_size": 2, "num_microbatches": 4 if "pp" in parallel else 1},
+            "batch": {"microbatch_size": 2, "num_microbatches": 4 if "pp" in parallel else 2},
         }
     )  # fmt: skip
     group = join_tp(config.parallel.tp)
@@ -146,9 +152,11 @@ def test_parameters_gradients_states_and_activations_are_as_estimated(name, join
             optimizer.step()
         states = [t for one in optimizer.state.values() for t in one.values() if t.ndim]
         assert sum_bytes(dry.parameters) == estimate.parameters_bytes
-        assert sum_bytes([p.grad for p in dry.parameters]) == estimate.gradients_bytes
+        gradients = sum_bytes([p.grad for p in dry.parameters])
+        assert 0 <= estimate.gradients_bytes <= gradients
         assert sum_bytes(states) == estimate.optimizer_bytes
-        kept = estimate.activations_bytes + estimate.logits_bytes - count_temporary(config, dry)
+        kept = estimate.activations_bytes + estimate.logits_bytes + estimate.gradients_bytes
+        kept -= count_temporary(config, dry)
         # The ids of tokens and targets are not in the model: 8 bytes each.
         ids = 2 * 8 * config.batch.microbatch_size * config.model.sequence_length
         assert dry.peak_bytes == pytest.approx(kept, rel=1e-4, abs=len(dry.row) * ids)

@@ -182,6 +182,27 @@ class LayerShape:
         return self.attention_bytes + self.mlp_bytes + self.cast_bytes
 
     @property
+    def split_bytes(self) -> int:
+        """Kept by a block between its I and its W: inputs of its matrices, and the gradients of
+        what they gave (`engine.model.put_off_gradients`)."""
+        model = self.model
+        inputs = model.hidden_size + model.mlp_width
+        outputs = model.num_attention_channels - model.hidden_size + _mlp_input_width(model)
+        inside = self.compute_bytes * self.num_tokens * (inputs + outputs) // self.tp
+        return 4 * self.linear_input_bytes + inside
+
+    @property
+    def backward_bytes(self) -> int:
+        """Made by the widest operation of a block's backward, and gone after it: gradients inside
+        the MLP where its parts meet, or beside those of its last matrix; or those of a norm."""
+        model = self.model
+        width = self.compute_bytes * self.num_tokens * model.mlp_width // self.tp
+        matrix = self.compute_bytes * model.hidden_size * model.mlp_width // self.tp
+        num_inside = 1 + model.num_mlp_widths // 2
+        mlp = self.stream_bytes + max(num_inside * width, width + matrix)
+        return max(mlp, (3 if self.has_fused_norm else 5) * self.stream_bytes)
+
+    @property
     def num_head_weights(self) -> int:
         """On the tp rank with most of them."""
         return ceil(self.model.vocab_size / self.tp) * self.model.hidden_size
@@ -206,7 +227,9 @@ class StageActivations:
 
     kept_bytes: int
     temporary_bytes: int
-    """Made again in backward, for one microbatch at a time."""
+    """Made in backward, for one microbatch at a time, beyond what is kept until then."""
+    split_bytes: int = 0
+    """Kept between I and W instead, where a schedule has them apart."""
     logits_bytes: int = 0
     temporary_logits_bytes: int = 0
     offloaded_bytes: int = 0
@@ -226,21 +249,25 @@ def estimate_stage(
     head = shape.head_bytes if is_last else 0
     logits = shape.logits_bytes if is_last else 0
     gradient = FULL_BYTES * logits // shape.compute_bytes if shape.tp > 1 else logits
-    if strategy in ("basic", "cpu_offload"):
+    split = num_layers * shape.split_bytes
+    if is_last:
+        size = shape.compute_bytes * shape.num_tokens * ceil(shape.model.vocab_size / shape.tp)
+        split += shape.linear_input_bytes + size
+    if strategy in ("basic", "cpu_offload", "standard"):
+        is_again = strategy == "standard"
+        layer = shape.stream_bytes if is_again else shape.layer_bytes
+        made = shape.backward_bytes + (shape.layer_bytes if is_again else 0)
+        # When layers are at it, the loss and the head are done with.
+        made = max(0, made - head - logits)
+        at_loss = max(gradient, _measure_head_backward(shape) - logits) if is_last else 0
         whole = StageActivations(
-            kept_bytes=num_layers * shape.layer_bytes + head,
-            temporary_bytes=0,
+            kept_bytes=num_layers * layer + head,
+            temporary_bytes=made if made > at_loss else 0,
+            split_bytes=split,
             logits_bytes=logits,
-            temporary_logits_bytes=gradient,
+            temporary_logits_bytes=0 if made > at_loss else at_loss,
         )
-        return whole if strategy == "basic" else _offload(whole, 2 * HOST_WINDOW_BYTES)
-    if strategy == "standard":
-        return StageActivations(
-            kept_bytes=num_layers * shape.stream_bytes + head,
-            temporary_bytes=shape.layer_bytes,
-            logits_bytes=logits,
-            temporary_logits_bytes=gradient,
-        )
+        return _offload(whole, 2 * HOST_WINDOW_BYTES) if strategy == "cpu_offload" else whole
     weight = num_in_flight if strategy == "aggressive" else WEIGHT_ON_DISK
     num_segments = choose_num_segments(num_layers, weight)
     num_chunks = max(1, ceil(shape.model.vocab_size / _mlp_input_width(shape.model)))
@@ -251,9 +278,16 @@ def estimate_stage(
         # The first segment of the first stage begins with tokens; the loss keeps its own input.
         kept_bytes=(num_segments - is_first + is_last) * shape.stream_bytes,
         temporary_bytes=window + max(half, head),
+        split_bytes=split,
         temporary_logits_bytes=(logits + gradient) // num_chunks,
     )
     return cut if strategy == "aggressive" else _offload(cut, 2 * shape.stream_bytes)
+
+
+def _measure_head_backward(shape: LayerShape) -> int:
+    """The logits' gradient, and the gradients that are made of it: of weights and of input."""
+    logits = shape.compute_bytes * shape.num_tokens * ceil(shape.model.vocab_size / shape.tp)
+    return logits + shape.compute_bytes * shape.num_head_weights + shape.linear_input_bytes
 
 
 def choose_num_segments(num_layers: int, num_in_flight: float) -> int:
@@ -281,17 +315,39 @@ def _mlp_input_width(model: LayerWidths) -> int:
     return model.num_mlp_widths // 2 * model.mlp_width
 
 
-def find_peak_bytes(row: Sequence[Action], bytes_by_stage: Mapping[int, int]) -> int:
-    """The most bytes that a rank holds at once, each stage's from F to the end of B or W."""
+def find_peak_bytes(
+    row: Sequence[Action],
+    bytes_by_stage: Mapping[int, int],
+    *,
+    split_bytes: Mapping[int, int] | None = None,
+    start: int = -1,
+) -> int:
+    """The most bytes that a rank holds at once, each stage's from F to the end of B or W; from the
+    end of action `start` on. Between I and W it holds `split_bytes` of a stage, if given."""
     held = peak = 0
-    for action in row:
+    for index, action in enumerate(row):
         size = bytes_by_stage[action.stage]
+        split = size if split_bytes is None else split_bytes[action.stage]
         if action.kind is ActionKind.FORWARD:
             held += size
+        elif action.kind is ActionKind.INPUT_GRAD:
+            # What I makes is there before what it was made of is gone.
+            peak = max(peak, held) if index >= start else peak
+            held += split - size
+        else:
+            held -= size if action.kind is ActionKind.BACKWARD else split
+        if index >= start:
             peak = max(peak, held)
-        elif action.kind is not ActionKind.INPUT_GRAD:
-            held -= size
     return peak
+
+
+def find_first_gradients(row: Sequence[Action]) -> list[int]:
+    """The actions of a rank's row that make a stage's first gradients of weights."""
+    found: dict[int, int] = {}
+    for index, action in enumerate(row):
+        if action.kind not in (ActionKind.FORWARD, ActionKind.INPUT_GRAD):
+            found.setdefault(action.stage, index)
+    return sorted(found.values())
 
 
 def count_in_flight(schedule: Schedule, pp_rank: int) -> int:

@@ -9,6 +9,11 @@ once for each forward and autograd keeps the cast, for every microbatch in fligh
 adds its norm, the head's input and the logits; how many microbatches a rank holds at once comes
 from the schedule, action by action.
 
+Gradients of a stage come while the activations of its first backward go, so a rank is fullest
+before that backward, with all that forwards kept and no gradients, or after it, with gradients and
+what is kept then, whichever is more. Parts are those of that moment. One microbatch is fullest
+before; with several, most schedules are after.
+
 Agrees with the bytes autograd keeps within 2 % on small models (tests/unit/core). Not in it, and
 for the caller to leave room for: temporary results of single operations beyond the largest ones,
 the allocator's slack, CUDA's context (about 0.5 GiB), NCCL's buffers, the program itself (0.3 GiB
@@ -25,6 +30,7 @@ from meshscope.core.config.layer_memory import (
     LayerShape,
     count_in_flight,
     estimate_stage,
+    find_first_gradients,
     find_peak_bytes,
 )
 from meshscope.core.config.model_config import split_layers
@@ -48,6 +54,7 @@ class RankEstimate:
     pp_rank: int
     parameters_bytes: int
     gradients_bytes: int
+    """None where a rank is fullest before its first backward."""
     optimizer_bytes: int
     activations_bytes: int
     """Kept for backward over all microbatches in flight, and the largest temporary ones."""
@@ -110,19 +117,56 @@ def _estimate_rank(
     stages = schedule.stages_of(pp_rank)
     num_parameters = sum(counts[stage] for stage in stages)
     parameters, gradients, states = _estimate_states(config, ranges, stages, counts)
-    activations, logits, offloaded = _estimate_activations(
-        config, schedule, pp_rank, ranges, device_type
-    )
+    moments = _estimate_activations(config, schedule, pp_rank, ranges, device_type)
+    made = [sum(counts[stage] for stage in one.done) / max(1, num_parameters) for one in moments]
+    sizes = [
+        one.size_bytes + gradients.measure(ratio) for one, ratio in zip(moments, made, strict=True)
+    ]
+    place = sizes.index(max(sizes))
+    fullest, is_before = moments[place], not moments[place].done
+    # ZeRO 1 reduces in the last backward alone, so nothing is on its way before.
+    is_reducing = config.parallel.zero_stage > 1 or not is_before
     return RankEstimate(
         pp_rank=pp_rank,
         parameters_bytes=parameters,
-        gradients_bytes=gradients,
+        gradients_bytes=gradients.measure(made[place]),
         optimizer_bytes=states,
-        activations_bytes=activations,
-        logits_bytes=logits,
-        communication_bytes=_estimate_communication(config, schedule, num_parameters),
-        offloaded_bytes=offloaded,
+        activations_bytes=fullest.activations_bytes,
+        logits_bytes=fullest.logits_bytes,
+        communication_bytes=_estimate_communication(
+            config, schedule, num_parameters, is_reducing=is_reducing
+        ),
+        offloaded_bytes=fullest.offloaded_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gradients:
+    """Outside of buckets, which are counted as communication."""
+
+    first_bytes: int
+    """While the first backward has hardly begun."""
+    all_bytes: int
+    """When those of all stages have ended."""
+
+    def measure(self, ratio: float) -> int:
+        """When so much of the rank's weights has gradients."""
+        return round(ratio * self.all_bytes) if ratio else self.first_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """The most that a rank keeps for backward while the same stages have gradients."""
+
+    done: tuple[int, ...]
+    """Stages that have."""
+    activations_bytes: int
+    logits_bytes: int
+    offloaded_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.activations_bytes + self.logits_bytes
 
 
 def count_stage_parameters(config: TrainConfig) -> tuple[int, ...]:
@@ -136,7 +180,7 @@ def count_stage_parameters(config: TrainConfig) -> tuple[int, ...]:
 
 def _estimate_states(
     config: TrainConfig, ranges: Sequence[range], stages: Sequence[int], counts: Sequence[int]
-) -> tuple[int, int, int]:
+) -> tuple[int, _Gradients, int]:
     """Bytes of parameters, gradients and optimizer states."""
     parallel = config.parallel
     whole = FULL_BYTES * sum(counts[stage] for stage in stages)
@@ -144,14 +188,20 @@ def _estimate_states(
     if config.optimizer.kind == "sgd" and not config.optimizer.momentum:
         num_states = 0
     if parallel.data_parallel != "fsdp" or parallel.dp == 1:
-        return whole, whole, num_states * whole
+        # Where the first backward is the last, a gradient goes into its bucket as it is sent.
+        is_sent = parallel.dp > 1 and not _adds_up(config.schedule)
+        left = min(round(config.communication.bucket_mib * 2**20), whole) if is_sent else whole
+        return whole, _Gradients(first_bytes=0, all_bytes=left), num_states * whole
     cut = ceil(whole / parallel.dp)
     largest = FULL_BYTES * max(
         _find_largest_group(config, counts[stage], len(ranges[stage])) for stage in stages
     )
     gathered_bytes = _COMPUTE_BYTES[config.precision.compute]
     gathered = 2 * largest if parallel.zero_stage == 3 else whole
-    gradients = whole + cut if parallel.zero_stage == 1 else cut + largest
+    gradients = _Gradients(
+        first_bytes=largest if parallel.zero_stage > 1 else 0,
+        all_bytes=whole + cut if parallel.zero_stage == 1 else cut + largest,
+    )
     return cut + gathered * gathered_bytes // FULL_BYTES, gradients, num_states * cut
 
 
@@ -166,14 +216,22 @@ def _find_largest_group(config: TrainConfig, num_parameters: int, num_layers: in
 
 def _estimate_activations(
     config: TrainConfig, schedule: Schedule, pp_rank: int, ranges: Sequence[range], device_type: str
-) -> tuple[int, int, int]:
-    """Bytes of activations, of logits and of what is offloaded, at the fullest."""
+) -> list[_Held]:
+    """At the fullest before the first gradients are made, and after those of each stage."""
     model = config.model
     if isinstance(model, TimedModelConfig):
         tokens = config.batch.microbatch_size * model.sequence_length
         num_held = count_peak_activations(schedule)[pp_rank]
         per_stage = FULL_BYTES * tokens * model.hidden_size * max(map(len, ranges))
-        return num_held * per_stage, num_held * FULL_BYTES * tokens * model.vocab_size, 0
+        return [
+            _Held(
+                done=done,
+                activations_bytes=num_held * per_stage,
+                logits_bytes=num_held * FULL_BYTES * tokens * model.vocab_size,
+                offloaded_bytes=0,
+            )
+            for done in ((), tuple(schedule.stages_of(pp_rank)))
+        ]
     is_own_cast = config.parallel.data_parallel == "fsdp" and config.parallel.dp > 1
     shape = LayerShape(
         model=model,
@@ -199,14 +257,33 @@ def _estimate_activations(
     row = schedule.actions[pp_rank]
     # FSDP2 gathers weights in the dtype to compute in: there is nothing left to cast.
     kept = {s: max(0, one.kept_bytes - casts[s]) for s, one in held.items()}
-    activations = find_peak_bytes(row, kept) + max(one.temporary_bytes for one in held.values())
-    logits = find_peak_bytes(row, {stage: one.logits_bytes for stage, one in held.items()})
-    logits += max(one.temporary_logits_bytes for one in held.values())
+    logits = {stage: one.logits_bytes for stage, one in held.items()}
     offloaded = find_peak_bytes(row, {stage: one.offloaded_bytes for stage, one in held.items()})
-    return activations, logits, offloaded
+    made = max(one.temporary_bytes for one in held.values())
+    made_of_logits = max(one.temporary_logits_bytes for one in held.values())
+    split, no_logits = {s: one.split_bytes for s, one in held.items()}, dict.fromkeys(held, 0)
+    firsts = find_first_gradients(row)
+    moments = []
+    for place, start in enumerate((-1, *firsts)):
+        end = firsts[place] + 1 if place < len(firsts) else len(row)
+        until = row[:end]
+        has_more = start + 1 < len(row)
+        logits_bytes = find_peak_bytes(until, logits, split_bytes=no_logits, start=start)
+        moments.append(
+            _Held(
+                done=tuple(row[index].stage for index in firsts[:place]),
+                activations_bytes=made
+                + find_peak_bytes(until, kept, split_bytes=split, start=start),
+                logits_bytes=logits_bytes + made_of_logits * has_more,
+                offloaded_bytes=offloaded,
+            )
+        )
+    return moments
 
 
-def _estimate_communication(config: TrainConfig, schedule: Schedule, num_parameters: int) -> int:
+def _estimate_communication(
+    config: TrainConfig, schedule: Schedule, num_parameters: int, *, is_reducing: bool
+) -> int:
     """Messages of the pipeline on their way, and what gradient synchronisation keeps: buckets,
     and with compression what was left out."""
     parallel, compression = config.parallel, config.communication.compression
@@ -215,16 +292,17 @@ def _estimate_communication(config: TrainConfig, schedule: Schedule, num_paramet
         tokens = config.batch.microbatch_size * config.model.sequence_length
         num_parts = parallel.tp if parallel.sequence_parallel else 1
         message = FULL_BYTES * tokens * config.model.hidden_size // num_parts
-        # As many receives as may wait, and a message each way that is being sent.
-        total += (MAX_RECEIVES_AHEAD + 2) * message
+        # Receives are issued up to the next send: where a row is fullest, forwards that send and
+        # backwards that receive alternate. Parts of a backward leave as many waiting as may.
+        is_split = any(a.kind is ActionKind.WEIGHT_GRAD for a in schedule.actions[0])
+        total += (MAX_RECEIVES_AHEAD + 2 if is_split else 2) * message
     if parallel.dp > 1 and parallel.data_parallel == "fsdp":
-        total += 2 * FULL_BYTES * ceil(num_parameters / config.model.num_layers)
+        total += is_reducing * 2 * FULL_BYTES * ceil(num_parameters / config.model.num_layers)
     elif parallel.dp > 1:
         whole = FULL_BYTES * num_parameters
         bucket = min(round(config.communication.bucket_mib * 2**20), whole)
-        # Gradients of microbatches add up beside the buckets, which stay: both are whole at the
-        # last backward. Where the first backward is the last, a gradient goes as it is sent.
-        total += whole if _adds_up(schedule) else bucket
+        # Buckets stay from the start; gradients of microbatches add up beside them.
+        total += whole
         if compression in _KEEPS_ERRORS:
             total += whole + bucket
         elif compression in ("fp16", "bf16"):

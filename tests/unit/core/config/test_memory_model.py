@@ -13,7 +13,7 @@ from meshscope.core.config.layer_memory import (
 )
 from meshscope.core.config.memory_model import estimate_memory
 from meshscope.core.config.model_config import ModelConfig
-from meshscope.core.schedule import count_peak_activations
+from meshscope.core.schedule import Action, count_peak_activations
 from meshscope.core.schedule_builders import BUILDERS, build_schedule
 from meshscope.engine.config.toml_file import from_document
 from meshscope.engine.memory.strategy import make_memory_strategy
@@ -199,7 +199,7 @@ def test_strategies_need_less_in_their_order():
     needs = [
         estimate_memory(
             make_config(parallel={"pp": 2}, memory={"strategy": strategy})
-        ).worst.activations_bytes
+        ).worst.total_bytes
         for strategy in ("basic", "standard", "aggressive", "extreme")
     ]
     assert needs == sorted(needs, reverse=True)
@@ -208,10 +208,51 @@ def test_strategies_need_less_in_their_order():
 
 def test_gpipe_keeps_every_microbatch_and_1f1b_only_as_many_as_ranks():
     def worst(schedule):
-        ranks = estimate_memory(make_config(parallel={"pp": 4, "schedule": schedule})).ranks
-        return ranks[0].activations_bytes
+        # Plain SGD on a large batch: activations are most of it.
+        config = make_config(
+            batch={"microbatch_size": 8, "num_microbatches": 8},
+            parallel={"pp": 4, "schedule": schedule},
+        )
+        rank = estimate_memory(config).ranks[0]
+        return rank.activations_bytes - find_made(config), rank.gradients_bytes
 
-    assert worst("gpipe") == 2 * worst("1f1b")  # 8 microbatches, 4 ranks
+    gpipe, gpipe_gradients = worst("gpipe")
+    one_each, gradients = worst("1f1b")
+    assert gpipe == 2 * one_each  # 8 microbatches, 4 ranks
+    assert gpipe_gradients == 0  # fullest before its first backward
+    assert gradients > 0  # fullest again after it
+
+
+def find_made(config):
+    """What a middle layer's backward makes, beside what is kept."""
+    return LayerShape(
+        model=config.model, microbatch_size=config.batch.microbatch_size
+    ).backward_bytes
+
+
+def test_one_microbatch_is_fullest_before_its_gradients_are_made():
+    one, two = (
+        estimate_memory(make_config(batch={"microbatch_size": 4, "num_microbatches": number})).worst
+        for number in (1, 2)
+    )
+    assert one.gradients_bytes == 0
+    assert two.gradients_bytes == two.parameters_bytes
+    assert two.activations_bytes == one.activations_bytes
+    # With next to no activations the end of backward is fuller.
+    narrow = make_config(batch={"num_microbatches": 1}, memory={"strategy": "aggressive"})
+    small = estimate_memory(narrow).worst
+    assert small.gradients_bytes == small.parameters_bytes
+
+
+def test_between_input_and_weight_gradients_less_is_kept_than_before():
+    """Inputs of matrices and gradients of what they gave, not all that a layer keeps."""
+    row = [
+        Action.parse(text)
+        for text in ["0F0", "0F1", "0I0", "0F2", "0I1", "0I2", "0W0", "0W1", "0W2"]
+    ]
+    assert find_peak_bytes(row, {0: 10}) == 30
+    assert find_peak_bytes(row, {0: 10}, split_bytes={0: 6}) == 26
+    assert find_peak_bytes(row, {0: 10}, split_bytes={0: 14}) == 42
 
 
 def test_the_first_rank_of_1f1b_is_worst_and_the_last_has_the_logits():
@@ -228,7 +269,7 @@ def test_the_first_rank_of_1f1b_is_worst_and_the_last_has_the_logits():
 @pytest.mark.parametrize(
     ("num_microbatches", "schedule", "num_buckets"),
     # That buckets are whole beside gradients is counted in tests/distributed/engine_data_parallel.
-    [(8, "1f1b", 1.0), (1, "1f1b", 0.0), (1, "zb_h1", 1.0)],
+    [(8, "1f1b", 1.0), (1, "1f1b", 1.0), (1, "zb_h1", 1.0)],
 )
 def test_buckets_and_compression_cost_copies_of_the_gradients(
     compression, num_copies, num_microbatches, schedule, num_buckets
@@ -240,7 +281,7 @@ def test_buckets_and_compression_cost_copies_of_the_gradients(
     )
     worst = estimate_memory(config).worst
     assert worst.communication_bytes == pytest.approx(
-        (num_buckets + num_copies) * worst.gradients_bytes, abs=2 * 2**20
+        (num_buckets + num_copies) * worst.parameters_bytes, abs=2 * 2**20
     )
 
 
