@@ -19,6 +19,9 @@ _FEW_NAMES = 4
 
 def find_rows(trace: Trace, *categories: Category) -> Int64s:
     """The events of these categories."""
+    if len(categories) == 1:
+        found: Int64s = (trace.events.category == categories[0]).nonzero()[0]
+        return found
     is_wanted = np.zeros(256, dtype=np.bool_)
     is_wanted[list(categories)] = True
     return np.flatnonzero(is_wanted[trace.events.category])
@@ -40,6 +43,8 @@ def match_names(
     Names are few, events are many: each name is looked at once, up to 400 letters of it, and
     nothing is sorted.
     """
+    if not len(names):
+        return np.zeros(0, dtype=np.bool_)
     wanted = [place for place in list_names(trace, names) if is_wanted(trace.strings[place][:400])]
     found: Bools
     if len(wanted) <= _FEW_NAMES:  # a comparison takes a tenth of a look into a table
@@ -94,8 +99,11 @@ def read_arguments(
     """Of each of `rows`, in any order; a row of -1 has none."""
     arguments = trace.arguments
     found, back = _unique(rows)
-    first = np.searchsorted(arguments.event, found, side="left")
-    count = np.searchsorted(arguments.event, found, side="right") - first
+    first = arguments.event.searchsorted(found, side="left")
+    count = arguments.event.searchsorted(found, side="right") - first
+    if not count.any():
+        none = np.full(len(rows), -1, dtype=np.int64)
+        return EventArguments(text=dict.fromkeys(texts, none), number=dict.fromkeys(numbers, none))
     owner = np.repeat(np.arange(len(found)), count)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + first[owner]
     key, kind, value = arguments.key[place], arguments.kind[place], arguments.value[place]
