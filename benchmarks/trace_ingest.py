@@ -3,8 +3,9 @@
     python benchmarks/trace_ingest.py --traces ../shared/data/traces --peers PYTHON \
         --tracelens CHECKOUT [--size-gb 1] [--output FILE]
 
-PYTHON has HolisticTraceAnalysis (with pandas<3) and what TraceLens imports (orjson, tqdm); CHECKOUT
-is a copy of the source of AMD's TraceLens: `tracelens` on PyPI is another project. Each tool reads
+PYTHON has HolisticTraceAnalysis (with pandas<3) and what TraceLens imports (orjson, tqdm); `--peers
+make` makes such an environment for the run. CHECKOUT is a copy of the source of AMD's TraceLens:
+`tracelens` on PyPI is another project. Each tool reads
 the same file in a fresh process, which reports its own CPU seconds (user and system, imports
 included) and its peak memory, and answers the same question: compute, communication, exposed and
 idle time of the device. The large trace is the A100 trace over
@@ -265,6 +266,15 @@ def make_tiny(place: int, group: str) -> list[dict]:
     ]
 
 
+def make_peers(folder: Path) -> str:
+    """An environment with HTA and what TraceLens imports; gives its Python."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = str(folder / "bin" / "python")
+    packages = ("HolisticTraceAnalysis", "pandas<3", "orjson", "tqdm")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    return python
+
+
 def measure_flatness(path: Path) -> list[dict]:
     """Peak memory over 1, 2, 4 and 8 readings of files of one size, one after another."""
     rows = []
@@ -277,7 +287,7 @@ def measure_flatness(path: Path) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", type=Path, default=Path("../shared/data/traces"))
-    parser.add_argument("--peers")
+    parser.add_argument("--peers", help="a Python that has them, or `make`")
     parser.add_argument("--tracelens")
     parser.add_argument("--size-gb", type=float, default=1.0)
     parser.add_argument("--large", type=Path, help="the large trace, made there once")
@@ -291,6 +301,8 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     source = options.traces / "a100-ddp-rank0of2.json.gz"
     with tempfile.TemporaryDirectory() as folder:
+        if options.peers == "make":
+            options.peers = make_peers(Path(folder) / "peers")
         large = options.large or Path(folder) / "large.json"
         if not large.exists():
             write_large(source, large, int(options.size_gb * 1e9))
@@ -311,8 +323,8 @@ def main() -> None:
         print(json.dumps(result["many"], indent=1))
         result["tiny"] = measure_tiny(Path(folder) / "tiny", options.num_tiny)
         print(json.dumps(result["tiny"], indent=1))
-    result["load_at_end"] = os.getloadavg()[0]
-    result["answers_us"] = measure_answers(options)
+        result["load_at_end"] = os.getloadavg()[0]
+        result["answers_us"] = measure_answers(options)
     print(json.dumps(result["flatness"]))
     if options.output:
         options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

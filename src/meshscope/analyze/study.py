@@ -23,6 +23,7 @@ import numpy as np
 from meshscope.analyze.health import RecordingHealth, assess_recording
 from meshscope.analyze.job.job_time import JobTime, add_times
 from meshscope.analyze.rank.overhead import Overhead, OverheadSamples, measure_overhead
+from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.rank.rank_map import map_ranks
 from meshscope.analyze.rank.rank_summary import RankResult, RankSummary, summarize_rank
 from meshscope.analyze.rank.signals import JobSignal, merge_signals
@@ -48,6 +49,7 @@ from meshscope.core.config.given_flops import GivenFlops
 from meshscope.core.layout import Layout
 from meshscope.core.unavailable import Missing, Unavailable, known, need
 from meshscope.store.read.columns import Problem, ProblemKind
+from meshscope.store.read.memory import MemoryRecording
 from meshscope.store.read.run import Attempt, keep_tables
 from meshscope.store.read.trace_windows import disturbing_windows
 
@@ -207,6 +209,22 @@ class Study:
         return self._totals.steps
 
     @cached_property
+    def _steps_alone(self) -> JobStepSummary:
+        """The same as `steps`, without anything else of the ranks."""
+        durations, intervals = JobSteps(), JobSteps()
+        for recording in self.attempt:
+            steps = order_steps(recording.read("steps"))
+            durations.add(recording.rank, steps.step, steps.duration_ns)
+            intervals.add(recording.rank, steps.step[:-1], np.diff(steps.start_ns))
+        return summarize_job_steps(
+            durations,
+            intervals,
+            num_ranks=len(self.attempt.ranks),
+            asked_warmup=self.attempt.choose_warmup(self.warmup_steps),
+            windows=disturbing_windows(self.attempt),
+        )
+
+    @cached_property
     def step_ns(self) -> float | Unavailable:
         """The period of a step: median over steps from one start to the next, gaps included."""
         interval = self.steps.interval
@@ -312,7 +330,10 @@ class Study:
     @property
     def _first_steady_step(self) -> int:
         """The first step after warm-up; -1 where no step finished."""
-        steps = self.steps
+        # Of ranks in memory their steps are read again in no time; summing up all they did is not.
+        is_cheap = all(type(one) is MemoryRecording for one in self.attempt)
+        is_alone = is_cheap and "_totals" not in vars(self)
+        steps = self._steps_alone if is_alone else self.steps
         if not steps.num_steps:
             return -1
         is_any_left = steps.num_warmup < steps.num_steps

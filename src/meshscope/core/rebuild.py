@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -71,6 +72,8 @@ def _rebuild_any(options: tuple[Any, ...]) -> Rebuilder:
 
 def _rebuild_tuple(arguments: tuple[Any, ...]) -> Rebuilder:
     if len(arguments) == 2 and arguments[1] is Ellipsis:
+        if arguments[0] == tuple[int, int]:
+            return _rebuild_pairs
         each = make_rebuilder(arguments[0])
         return lambda value: tuple(map(each, _require(value, list)))
     parts = [make_rebuilder(argument) for argument in arguments]
@@ -80,6 +83,15 @@ def _rebuild_tuple(arguments: tuple[Any, ...]) -> Rebuilder:
         return tuple(part(one) for part, one in zip(parts, found, strict=True))
 
     return rebuild
+
+
+def _rebuild_pairs(value: Any) -> Any:
+    """Pairs of whole numbers, of which there may be many: all are looked at at once."""
+    found = _require(value, list)
+    kinds, lengths = set(map(type, found)), {len(one) for one in found if isinstance(one, list)}
+    if kinds - {list} or lengths - {2} or set(map(type, chain.from_iterable(found))) - {int}:
+        raise ValueError("expected pairs of numbers")
+    return tuple(map(tuple, found))
 
 
 def _rebuild_list(argument: Any) -> Rebuilder:

@@ -26,13 +26,16 @@ class Intervals:
         """How much of the set lies before each moment."""
         if not len(self):
             return np.zeros(len(moment_ns), dtype=np.int64)
-        total = np.append(0, np.cumsum(self.end_ns - self.start_ns))
-        index = np.searchsorted(self.start_ns, moment_ns, side="right")
-        beyond = np.clip(self.end_ns[index - 1] - moment_ns, 0, None)
+        total = np.zeros(len(self) + 1, dtype=np.int64)
+        np.cumsum(self.end_ns - self.start_ns, out=total[1:])
+        index = self.start_ns.searchsorted(moment_ns, side="right")
+        beyond = np.maximum(self.end_ns[index - 1] - moment_ns, 0)
         return np.where(index > 0, total[index] - beyond, 0)
 
     def within(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
         """How much of the set lies in each interval."""
+        if not len(self):
+            return np.zeros(len(start_ns), dtype=np.int64)
         return self.until(end_ns) - self.until(start_ns)
 
 
@@ -52,15 +55,19 @@ def unite(start_ns: Int64s, end_ns: Int64s) -> Intervals:
         order = np.argsort(start_ns, kind="stable")
         start_ns, end_ns = start_ns[order], end_ns[order]
     start, furthest = start_ns, np.maximum.accumulate(end_ns)
-    is_first = np.ones(len(start), dtype=np.bool_)
-    is_first[1:] = start[1:] > furthest[:-1]
-    first = np.flatnonzero(is_first)
-    last = np.append(first[1:] - 1, len(start) - 1)
-    return Intervals(start[first], furthest[last])
+    is_apart = start[1:] > furthest[:-1]
+    if is_apart.all():
+        return Intervals(start, furthest)
+    is_first, is_last = np.ones((2, len(start)), dtype=np.bool_)
+    is_first[1:] = is_last[:-1] = is_apart
+    return Intervals(start[is_first], furthest[is_last])
 
 
 def join(*sets: Intervals) -> Intervals:
     """The moments in any of the sets."""
+    sets = tuple(one for one in sets if len(one))
+    if len(sets) < 2:
+        return sets[0] if sets else EMPTY
     return unite(
         np.concatenate([one.start_ns for one in sets]),
         np.concatenate([one.end_ns for one in sets]),
@@ -69,10 +76,16 @@ def join(*sets: Intervals) -> Intervals:
 
 def complement(one: Intervals, start_ns: int, end_ns: int) -> Intervals:
     """The moments from start to end that are not in the set."""
-    starts = np.append(start_ns, one.end_ns)
-    ends = np.append(one.start_ns, end_ns)
-    starts, ends = np.clip(starts, start_ns, end_ns), np.clip(ends, start_ns, end_ns)
-    return unite(starts, ends)
+    edges = np.empty((2, len(one) + 1), dtype=np.int64)
+    edges[0, 0], edges[0, 1:], edges[1, :-1], edges[1, -1] = (
+        start_ns,
+        one.end_ns,
+        one.start_ns,
+        end_ns,
+    )
+    np.maximum(edges, start_ns, out=edges)
+    np.minimum(edges, end_ns, out=edges)
+    return unite(edges[0], edges[1])
 
 
 def subtract(one: Intervals, other: Intervals) -> Intervals:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from meshscope.analyze.device.trace_summary import TraceSummary
+from meshscope.analyze.device.trace_outline import TraceOutline
 from meshscope.core.unavailable import Unavailable
 from meshscope.report import format as form
 from meshscope.report.screen import ScreenWriter, make_column
@@ -82,30 +82,29 @@ def _write_exposed(out: ScreenWriter, comparison: "RankComparison", num_rows: in
         out.line(f"and {form.plural(len(found) - len(rows), 'rank')} more; --json has all", "dim")
 
 
-def write_rank_table(out: ScreenWriter, summaries: Sequence[TraceSummary]) -> None:
+def write_rank_table(out: ScreenWriter, outlines: Sequence[TraceOutline]) -> None:
     """One line for every rank's device, or its host."""
     out.section("Ranks", "share of each one's time; --rank N shows one in full")
-    rows = [row for summary in summaries for row in _rank_rows(summary)]
-    names = [name for name, _ in rows]
     # Traces of one rank, or of no known one, are told apart by their files.
-    ranks = [summary.rank for summary in summaries]
-    is_one_job = len(set(map(str, ranks))) == len(ranks)
-    sources = [_file_name(one.source) for one in summaries for _ in _rank_rows(one)]
-    shares = [parts for _, parts in rows]
+    is_one_job = len({str(one.rank) for one in outlines}) == len(outlines)
+    num_rows = sum(max(len(one.devices), 1) for one in outlines)
+    shown = [(one, row) for one in outlines[:MAX_RANKS] for row in _rank_rows(one)][:MAX_RANKS]
+    names = [name for _, (name, _) in shown]
+    sources = [_file_name(one.source) for one, _ in shown]
+    shares = [parts for _, (_, parts) in shown]
     titles = ("total", "compute", "exposed", "idle")
-    shown = slice(0, MAX_RANKS)
     out.table(
         [
-            make_column("rank", names[shown], str, 9),
-            *([] if is_one_job else [make_column("trace", sources[shown], str, 7, is_right=False)]),
+            make_column("rank", names, str, 9),
+            *([] if is_one_job else [make_column("trace", sources, str, 7, is_right=False)]),
             *(
-                make_column(title, [parts[place] for parts in shares[shown]], str, 8 - place)
+                make_column(title, [parts[place] for parts in shares], str, 8 - place)
                 for place, title in enumerate(titles)
             ),
         ]
     )
-    if len(rows) > MAX_RANKS:
-        out.line(f"and {form.count(len(rows) - MAX_RANKS)} more; --json has all", "dim")
+    if num_rows > MAX_RANKS:
+        out.line(f"and {form.count(num_rows - MAX_RANKS)} more; --json has all", "dim")
 
 
 def _file_name(source: str) -> str:
@@ -113,15 +112,14 @@ def _file_name(source: str) -> str:
     return name if len(name) <= MAX_FILE_NAME else f"…{name[1 - MAX_FILE_NAME :]}"
 
 
-def _rank_rows(summary: TraceSummary) -> list[tuple[str, tuple[str, ...]]]:
-    rank = "?" if isinstance(summary.rank, Unavailable) else str(summary.rank)
+def _rank_rows(outline: TraceOutline) -> list[tuple[str, tuple[str, ...]]]:
+    rank = "?" if isinstance(outline.rank, Unavailable) else str(outline.rank)
     rows = []
-    for device in summary.devices:
-        time = device.breakdown.time
+    for time in outline.devices:
         parts = (time.compute_ns, time.exposed_ns, time.idle_ns)
         rows.append((rank, _shares(time.total_ns, parts)))
-    if not summary.devices:
-        host = summary.host.time
+    host = outline.host
+    if host is not None:
         idle = host.loading_ns + host.other_ns
         parts = (host.operator_ns + host.optimizer_ns, host.exposed_ns, idle)
         rows.append((rank, _shares(host.total_ns, parts)))

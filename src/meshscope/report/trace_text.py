@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from meshscope.analyze.device.trace_launches import SHORT_NS
+from meshscope.analyze.device.trace_outline import TraceOutline
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
 from meshscope.analyze.device.trace_verdict import judge
 from meshscope.core.layout import Axis, Layout
@@ -39,17 +40,18 @@ MAX_DEVICES = 8
 
 
 def render_traces(
-    summaries: Sequence[TraceSummary],
+    shown: Sequence[TraceSummary],
     comparison: "RankComparison | Unavailable",
     screen: Screen,
     *,
     layout: Layout | Unavailable | None = None,
     path: "CriticalPath | Unavailable | None" = None,
     num_rows: int = NUM_ROWS,
-    ranks: Sequence[int] = (),
+    outlines: Sequence[TraceOutline] = (),
     left_out: Sequence[str] = (),
 ) -> str:
-    """The whole text; ends with a newline. Of many traces only `ranks` are shown in full."""
+    """The whole text; ends with a newline. `outlines` are those of all traces, where only some are
+    `shown` in full."""
     out = ScreenWriter(screen)
     if isinstance(layout, Layout):
         degrees = {str(axis): layout.degree(axis) for axis in Axis}
@@ -58,16 +60,16 @@ def render_traces(
         out.line(f"left out: {form.clean_text(text)}", "yellow")
     if len(left_out) > _MAX_LEFT_OUT:
         out.line(f"left out: {form.count(len(left_out) - _MAX_LEFT_OUT)} more files", "yellow")
-    shown = _choose(summaries, comparison, ranks)
+    num_traces = max(len(outlines), len(shown))
     for place, summary in enumerate(shown):
         if place:
             out.blank()
         _write_trace(out, summary, num_rows)
-    if len(summaries) == 1:
-        _write_alone(out, summaries[0])
-    if len(shown) < len(summaries):
-        write_rank_table(out, summaries)
-    if len(summaries) > 1:
+    if num_traces == 1:
+        _write_alone(out, shown[0])
+    if len(shown) < num_traces:
+        write_rank_table(out, outlines)
+    if num_traces > 1:
         write_comparison(out, comparison, num_rows)
     if path is not None:
         write_path(out, path, num_rows)
@@ -87,20 +89,22 @@ def _write_alone(out: ScreenWriter, summary: TraceSummary) -> None:
         )
 
 
-def _choose(
-    summaries: Sequence[TraceSummary],
+def choose_shown(
+    outlines: Sequence[TraceOutline],
     comparison: "RankComparison | Unavailable",
     ranks: Sequence[int],
-) -> list[TraceSummary]:
-    """Those to show in full: those asked for, all of two, or whoever others waited for."""
-    wanted = [one for one in summaries if one.rank in ranks]
+) -> list[int]:
+    """Places of those to show in full: those asked for, all of two, or whoever others waited
+    for."""
+    wanted = [place for place, one in enumerate(outlines) if one.rank in ranks]
     if wanted:
         return wanted
-    if len(summaries) <= MAX_IN_FULL:
-        return list(summaries)
+    if len(outlines) <= MAX_IN_FULL:
+        return list(range(len(outlines)))
     if not isinstance(comparison, Unavailable) and comparison.late:
-        wanted = [one for one in summaries if one.rank == comparison.late[0].rank]
-    return wanted or [summaries[0]]
+        late = comparison.late[0].rank
+        wanted = [place for place, one in enumerate(outlines) if one.rank == late]
+    return wanted or [0]
 
 
 def _write_trace(out: ScreenWriter, summary: TraceSummary, num_rows: int) -> None:

@@ -78,3 +78,12 @@ def test_what_does_not_fit_is_refused(name, wrong):
 def test_a_type_without_plain_values_is_the_caller_s_mistake():
     with pytest.raises(TypeError, match="bytes"):
         make_rebuilder(tuple[bytes, ...])
+
+
+def test_many_pairs_of_numbers_are_rebuilt_and_checked():
+    rebuild = make_rebuilder(tuple[tuple[int, int], ...])
+    assert rebuild([[1, 2], [3, 4]]) == ((1, 2), (3, 4))
+    assert rebuild([]) == ()
+    for wrong in ([[1]], [[1, 2, 3]], [[1, "2"]], [1, 2], [{}], {}, [[1, 2], None], [[1, 2.5]]):
+        with pytest.raises(ValueError, match="expected"):
+            rebuild(wrong)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     # What reads and analyses is loaded where it is used: help needs none of it, and one trace not
     # what compares ranks.
     from meshscope.analyze.communication.rank_comparison import RankComparison
+    from meshscope.analyze.device.trace_outline import TraceOutline
     from meshscope.analyze.device.trace_summary import TraceSummary
     from meshscope.ingest.traces.trace_recording import TraceRecording
     from meshscope.simulate.critical_path import CriticalPath
@@ -105,9 +106,16 @@ def command(
         return
     device = "" if device_name is None else _find_name(device_name)
     compared = [against] if against is not None else []
-    read = _read(paths, compared, given, use_cache=not no_cache, device_name=device)
-    layout, summaries = read.layout, read.summaries
-    _check_ranks(ranks, summaries)
+    read = _read(
+        paths,
+        compared,
+        given,
+        use_cache=not no_cache,
+        device_name=device,
+        in_full=as_json or bool(compared),
+    )
+    layout = read.layout
+    _check_ranks(ranks, read.outlines)
     difference, path = None, None
     if compared:
         earlier = _read(
@@ -120,7 +128,7 @@ def command(
         )
         from meshscope.analyze.compare.trace_diff import compare_traces
 
-        difference = compare_traces(earlier.summaries, summaries)
+        difference = compare_traces(earlier.summaries, read.summaries)
     comparison: RankComparison | Unavailable
     comparison = Unavailable("it takes traces of two ranks or more, of the same steps")
     if len(read.recordings) > 1:
@@ -129,6 +137,7 @@ def command(
         from meshscope.analyze.device.trace_verdict import judge, list_unknown
         from meshscope.report.trace_document import DOCUMENT, TraceDocument
 
+        summaries = read.summaries
         document = TraceDocument(
             layout=layout if isinstance(layout, Unavailable) else layout.to_dict(),
             verdicts=tuple(map(judge, summaries)),
@@ -142,16 +151,17 @@ def command(
         return
     screen = choose_screen(context)
     if difference is None:
-        from meshscope.report.trace_text import render_traces
+        from meshscope.report.trace_text import choose_shown, render_traces
 
+        places = choose_shown(read.outlines, comparison, ranks)
         text = render_traces(
-            summaries,
+            [read.summarize(place) for place in places],
             comparison,
             screen,
             layout=layout,
             path=path,
             num_rows=num_rows,
-            ranks=ranks,
+            outlines=read.outlines,
             left_out=read.left_out,
         )
     else:
@@ -195,10 +205,10 @@ def _find_name(text: str) -> str:
     return found.name
 
 
-def _check_ranks(wanted: Sequence[int], summaries: "Sequence[TraceSummary]") -> None:
+def _check_ranks(wanted: Sequence[int], outlines: "Sequence[TraceOutline]") -> None:
     from meshscope.report import format as form
 
-    known = sorted({one.rank for one in summaries if isinstance(one.rank, int)})
+    known = sorted({one.rank for one in outlines if isinstance(one.rank, int)})
     missing = [rank for rank in wanted if rank not in known]
     if missing:
         there = f"traces of {form.name_ranks(known)}" if known else "no trace that names its rank"
@@ -263,7 +273,9 @@ class _ReadFile:
     file: Path
     layout: Layout | Unavailable
     """That named its axes."""
-    summary: "TraceSummary"
+    outline: "TraceOutline"
+    summary: "TraceSummary | None"
+    """None where only the outline was asked for."""
     recording: "TraceRecording | None"
 
 
@@ -272,11 +284,37 @@ class _Read:
     """A set of traces."""
 
     layout: Layout | Unavailable
-    summaries: "list[TraceSummary]"
-    recordings: "list[TraceRecording]"
-    """Of several traces: what the path over ranks is found in."""
+    files: list[_ReadFile]
     left_out: list[str]
     """Files that could not be read, and why."""
+    read_one: Callable[..., _ReadFile | TraceError]
+    """Reads one of the files again, in full."""
+
+    @property
+    def outlines(self) -> "list[TraceOutline]":
+        return [one.outline for one in self.files]
+
+    @property
+    def recordings(self) -> "list[TraceRecording]":
+        """Of several traces: what the path over ranks is found in."""
+        return [one.recording for one in self.files if one.recording is not None]
+
+    @property
+    def summaries(self) -> "list[TraceSummary]":
+        return [self.summarize(place) for place in range(len(self.files))]
+
+    def summarize(self, place: int) -> "TraceSummary":
+        """All of one trace, which is read again where only its outline was kept."""
+        one = self.files[place]
+        if one.summary is not None:
+            return one.summary
+        layout = self.layout if isinstance(self.layout, Layout) else None
+        again = self.read_one(one.file, layout=layout)
+        if isinstance(again, TraceError):
+            raise again
+        if again.summary is None:
+            raise TypeError(f"{one.file} was asked for in full")
+        return again.summary
 
 
 def _read(
@@ -287,66 +325,77 @@ def _read(
     use_cache: bool,
     may_differ: bool = False,
     device_name: str = "",
+    in_full: bool = True,
 ) -> _Read:
-    """Every trace that can be read; a folder may have a few that cannot.
+    """Every trace that can be read; a folder may have a few that cannot. Of many, only outlines are
+    made unless they are all wanted `in_full`.
 
     All have the layout of the first that tells one, also those that would have told another.
     """
     from meshscope.cli.trace_loading import read_files, share_spans
     from meshscope.ingest.kineto.trace_files import find_traces
+    from meshscope.report.trace_text import MAX_IN_FULL
 
     files = find_traces(paths)
     named = _read_names(files)
     more = {**_read_names(find_traces(beside)), **named} if beside else named
     finder = _LayoutFinder(given=given, named=named, more=more, may_differ=may_differ)
+    if len(files) > 1:
+        _load_readers()
     # One trace has no other to be put together with.
     max_spans = share_spans(files) if len(files) > 1 and not beside else None
-    read_one = partial(
+    read_whole = partial(
         _read_file,
         finder=finder,
         max_spans=max_spans,
         use_cache=use_cache,
         device_name=device_name,
     )
+    is_brief = not in_full and len(files) > MAX_IN_FULL
+    read_one = partial(read_whole, is_brief=is_brief)
     layout: Layout | Unavailable = Unavailable("no trace says the world size")
     read: list[_ReadFile] = []
     left_out: list[str] = []
     for one in read_files(files, read_one, left_out):
         if isinstance(layout, Unavailable):
-            finder.check(one.summary.world_size)
+            finder.check(one.outline.world_size)
             layout = one.layout
-        elif one.layout != layout:
+        elif one.layout != layout and not is_brief:  # an outline names no axis
             again = read_one(one.file, layout=layout)
             one = one if isinstance(again, TraceError) else again
         read.append(one)
     if isinstance(layout, Unavailable) and max_spans is not None:
-        layout, read = _name_pipeline(layout, read, read_one)
+        layout, read = _name_pipeline(layout, read, None if is_brief else read_one)
     read.sort(key=_order)
-    return _Read(
-        layout=layout,
-        left_out=left_out,
-        summaries=[one.summary for one in read],
-        recordings=[one.recording for one in read if one.recording is not None],
-    )
+    return _Read(layout=layout, files=read, left_out=left_out, read_one=read_whole)
+
+
+def _load_readers() -> None:
+    """What every process needs is loaded before they are forked, and so once."""
+    import meshscope.ingest.traces.trace_recording  # noqa: F401
 
 
 def _name_pipeline(
-    layout: Unavailable, read: list[_ReadFile], read_one: Callable[..., _ReadFile | TraceError]
+    layout: Unavailable,
+    read: list[_ReadFile],
+    read_one: Callable[..., _ReadFile | TraceError] | None,
 ) -> tuple[Layout | Unavailable, list[_ReadFile]]:
     """A pipeline shows only in all traces together: its axis is named in a second reading."""
     from meshscope.ingest.traces.trace_run import find_pipeline
 
     recordings = [one.recording for one in read if one.recording is not None]
-    line = find_pipeline(recordings, read[0].summary.world_size) if read else layout
+    line = find_pipeline(recordings, read[0].outline.world_size) if read else layout
     if isinstance(line, Unavailable):
         return layout, read
+    if read_one is None:
+        return line, read
     again = [(one, read_one(one.file, layout=line)) for one in read]
     return line, [one if isinstance(new, TraceError) else new for one, new in again]
 
 
 def _order(one: _ReadFile) -> int:
     """By rank, if it is known; a stable sort keeps the others as they were named."""
-    return one.summary.rank if isinstance(one.summary.rank, int) else 0
+    return one.outline.rank if isinstance(one.outline.rank, int) else 0
 
 
 def _read_file(
@@ -357,9 +406,11 @@ def _read_file(
     use_cache: bool,
     layout: Layout | None = None,
     device_name: str = "",
+    is_brief: bool = False,
 ) -> _ReadFile | TraceError:
     """One trace, with the layout that it tells itself, unless one is given; `max_spans` where it is
     one of several. What it says with a device's name is not kept."""
+    from meshscope.analyze.device.trace_outline import outline_summary, outline_trace
     from meshscope.analyze.device.trace_summary import summarize_trace
     from meshscope.cli.trace_loading import load_file
     from meshscope.cli.trace_summaries import load_summary, store_summary
@@ -373,7 +424,13 @@ def _read_file(
         if kept is not None:
             found = layout or finder.find(kept.summary.world_size)
             if kept.layout == (None if isinstance(found, Unavailable) else found):
-                return _ReadFile(file=file, layout=found, summary=kept.summary, recording=None)
+                return _ReadFile(
+                    file=file,
+                    layout=found,
+                    outline=outline_summary(kept.summary),
+                    summary=kept.summary,
+                    recording=None,
+                )
         trace = load_file(file, use_cache=use_cache, keep=not is_kept)
     except OSError as error:
         return TraceError(f"{file}: {error.strerror or error}")
@@ -382,15 +439,23 @@ def _read_file(
     found = layout or finder.find(trace.world_size)
     known = None if isinstance(found, Unavailable) else found
     view = TraceView(trace, known)
-    summary = summarize_trace(trace, view=view, device_name=device_name)
-    if is_kept:
+    summary = None
+    if not is_brief:
+        summary = summarize_trace(trace, view=view, device_name=device_name)
+    if summary is not None and is_kept:
         store_summary(file, stamp, known, summary)
     recording = None
     if max_spans is not None:
         from meshscope.ingest.traces.trace_recording import record_trace
 
         recording = record_trace(trace, max_spans=max_spans, view=view)
-    return _ReadFile(file=file, layout=found, summary=summary, recording=recording)
+    return _ReadFile(
+        file=file,
+        layout=found,
+        outline=outline_trace(view) if summary is None else outline_summary(summary),
+        summary=summary,
+        recording=recording,
+    )
 
 
 def _read_names(files: Sequence[Path]) -> _Names:

@@ -118,7 +118,8 @@ class TraceBatches:
         is_moment = batch.phase == _PHASE_I
         if is_moment.any():
             self._take_memory(batch, is_moment)
-        self._take_complete(batch)
+        if (batch.phase == _PHASE_X).any():  # the compiled scanner has made columns of them
+            self._take_complete(batch)
 
     def _take_memory(self, batch: ScanBatch, is_moment: Bools) -> None:
         """What allocators say; other moments are left out."""

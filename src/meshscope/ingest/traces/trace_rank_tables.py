@@ -44,7 +44,8 @@ _NAME_IDS = {**BUILTIN_NAMES}
 for _name in (*NAMES, COPY):
     _NAME_IDS.setdefault(_name, FIRST_CUSTOM_NAME_ID + len(_NAME_IDS) - len(BUILTIN_NAMES))
 _PHASE_IDS = np.array([_NAME_IDS[name] for name in NAMES], dtype=np.int64)
-_Rows = dict[str, Int64s]
+_Rows = dict[str, Int64s | int]
+"""Columns; a number stands for all rows."""
 
 
 class RankTables:
@@ -139,12 +140,7 @@ class RankTables:
 
     def _add(self, table: str, **columns: Int64s | int) -> None:
         """Rows of a table; its first column says how many."""
-        num_rows = len(np.atleast_1d(next(iter(columns.values()))))
-        rows: _Rows = {
-            name: np.asarray(values) if np.ndim(values) else np.full(num_rows, values)
-            for name, values in columns.items()
-        }
-        self._rows.setdefault(table, []).append(rows)
+        self._rows.setdefault(table, []).append(columns)
 
     def _add_steps(self, recording: TraceRecording) -> None:
         steps, phases = recording.steps, recording.phases
@@ -307,10 +303,25 @@ def _column(values: Iterable[int]) -> Int64s:
 
 
 def _join_rows(name: str, parts: list[_Rows]) -> Columns:
+    counts = [_count_rows(part) for part in parts]
     joined = parts[0]
     if len(parts) > 1:
-        joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    return make_columns(name, joined, len(next(iter(joined.values()))))
+        joined = {
+            key: np.concatenate(
+                [_spread(part[key], count) for part, count in zip(parts, counts, strict=True)]
+            )
+            for key in parts[0]
+        }
+    return make_columns(name, joined, sum(counts))
+
+
+def _count_rows(rows: _Rows) -> int:
+    first = next(iter(rows.values()))
+    return len(first) if isinstance(first, np.ndarray) else 1
+
+
+def _spread(values: Int64s | int, count: int) -> Int64s:
+    return values if isinstance(values, np.ndarray) else np.full(count, values)
 
 
 def _dtype_index(dtype: str) -> int:

@@ -15,10 +15,15 @@ from meshscope.numerics.intervals import Intervals, unite
 from meshscope.store.read.arrays import Bools, Int64s
 
 _FEW_NAMES = 4
+_EVENTS_A_NAME = 400
+"""Events that are looked through in the time that a name takes."""
 
 
 def find_rows(trace: Trace, *categories: Category) -> Int64s:
     """The events of these categories."""
+    if len(categories) == 1:
+        found: Int64s = (trace.events.category == categories[0]).nonzero()[0]
+        return found
     is_wanted = np.zeros(256, dtype=np.bool_)
     is_wanted[list(categories)] = True
     return np.flatnonzero(is_wanted[trace.events.category])
@@ -40,7 +45,12 @@ def match_names(
     Names are few, events are many: each name is looked at once, up to 400 letters of it, and
     nothing is sorted.
     """
-    wanted = [place for place in list_names(trace, names) if is_wanted(trace.strings[place][:400])]
+    if not len(names):
+        return np.zeros(0, dtype=np.bool_)
+    # A name that no event has does no harm: of many events, finding those that have one takes more.
+    is_small = _EVENTS_A_NAME * len(trace.strings) < len(names)
+    places = range(len(trace.strings)) if is_small else list_names(trace, names)
+    wanted = [place for place in places if is_wanted(trace.strings[place][:400])]
     found: Bools
     if len(wanted) <= _FEW_NAMES:  # a comparison takes a tenth of a look into a table
         found = np.zeros(len(names), dtype=np.bool_)
@@ -94,8 +104,11 @@ def read_arguments(
     """Of each of `rows`, in any order; a row of -1 has none."""
     arguments = trace.arguments
     found, back = _unique(rows)
-    first = np.searchsorted(arguments.event, found, side="left")
-    count = np.searchsorted(arguments.event, found, side="right") - first
+    first = arguments.event.searchsorted(found, side="left")
+    count = arguments.event.searchsorted(found, side="right") - first
+    if not count.any():
+        none = np.full(len(rows), -1, dtype=np.int64)
+        return EventArguments(text=dict.fromkeys(texts, none), number=dict.fromkeys(numbers, none))
     owner = np.repeat(np.arange(len(found)), count)
     place = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + first[owner]
     key, kind, value = arguments.key[place], arguments.kind[place], arguments.value[place]
