@@ -148,6 +148,17 @@ def change_time_ns(path: Path) -> int:
     return os.stat(path).st_mtime_ns if mounted is None else mounted[0].change_number(mounted[1])
 
 
+def identify(path: Path) -> int | None:
+    """A number that is another one where another file has the name; None where there is none."""
+    mounted = find_mount(path)
+    if mounted is not None:
+        return 0 if mounted[0].has_file(mounted[1]) else None
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
 def file_stamp(path: Path) -> tuple[int, ...]:
     """Numbers that are others when a file's content is: length, times of change of content and of
     anything else, and which file of which file system it is. Raises OSError.
