@@ -49,8 +49,8 @@ AGGREGATES = Table(
             word=1,
             shift=16,
             width=8,
-            meaning="of the duration: 4 · n + q for those from 2^n · (1 + q / 4) ns on; 0 up to 1 ns, "
-            "255 when there is none",
+            meaning="of the duration: 4 · n + q for those from 2^n · (1 + q / 4) ns on; 0 up to "
+            "1 ns, 255 when there is none",
         ),
         Column(
             name="group_id",
@@ -70,7 +70,7 @@ AGGREGATES = Table(
         Column(
             name="round",
             word=3,
-            meaning="of thinning, from 1; a row counts once its table's thinned file is of that round",
+            meaning="of thinning, from 1; a row counts once its table's thinned file is of it",
         ),
         Column(name="num_records", word=4, meaning="how many"),
         Column(name="total_ns", word=5, unit="ns", meaning="sum of their durations"),
@@ -98,7 +98,7 @@ class KeptReason:
 
 
 def is_kept(window: int, ordinal: int | None, level: int, noteworthy_level: int) -> bool:
-    """Whether a decided window keeps its records; `ordinal` is None for one that is not noteworthy."""
+    """Whether a decided window keeps its records; `ordinal` is None where it is not noteworthy."""
     if window % (1 << level) == 0:
         return True
     if ordinal is None:

@@ -206,6 +206,8 @@ class Recording(ABC):
     def find_thinned(self, steps: Int64s) -> Bools:
         """Which of some steps lack operations or spans, as of now: a run that is recorded may have
         been thinned since its steps were read."""
+        if not self.has_table("kept_windows"):
+            return np.zeros(len(steps), dtype=np.bool_)
         columns = self.read("steps")
         is_thinned = (columns["flags"].astype(np.int64) & StepFlag.THINNED) != 0
         return np.isin(steps, columns["step"][is_thinned])
@@ -374,8 +376,9 @@ class FolderRecording(Recording):
         if not thinnings:
             return columns
         is_thinned = self.find_thinned(int64_column(columns, "step"))
-        flags = columns["flags"]
-        columns["flags"] = np.where(is_thinned, flags | flags.dtype.type(StepFlag.THINNED), flags)
+        flags = columns["flags"].astype(np.uint16)
+        flags[is_thinned] |= StepFlag.THINNED
+        columns["flags"] = flags
         return columns
 
     def _leave_out_later(self, columns: Columns) -> Columns:

@@ -153,3 +153,6 @@ class SegmentedTable:
         if self._sealing is not None:
             self._sealing.disarm()
         self._current.disarm()
+
+
+AnyTable = TableWriter | SegmentedTable

@@ -10,7 +10,7 @@ import os
 import struct
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from operator import add
 from pathlib import Path
 
@@ -148,7 +148,7 @@ class Thinner:
 
     # --- a round ----------------------------------------------------------------------------------
 
-    def work(self) -> Iterator[float]:
+    def work(self) -> Generator[float]:
         """One round, slice by slice; each says how long to rest at least. Raises OSError where a
         file cannot be written: what was there is then still there, and the next round tries
         again."""
@@ -381,7 +381,7 @@ def _read_checked(path: Path, first: int) -> Iterator[list[Words]]:
     for slot, data in _read_chunks(path, first, _SUMMED_RECORDS):
         found = []
         for index, (check, *rest) in enumerate(_RECORD.iter_unpack(data)):
-            words: Words = tuple(rest)  # type: ignore[assignment]  # seven, as the format says
+            words: Words = tuple(rest)
             if check == record_check(slot + index, words) and words[0] != VOID_WORD:
                 found.append(words)
         yield found

@@ -27,7 +27,7 @@ from meshscope.store.schema import (
 from meshscope.store.write.access import FOLDER_MODE, make_folder, rename_new
 from meshscope.store.write.journal import JOURNAL_NAME, JournalWriter
 from meshscope.store.write.manifest import place_new, seal
-from meshscope.store.write.segments import SegmentedTable
+from meshscope.store.write.segments import AnyTable, SegmentedTable
 from meshscope.store.write.table_file import TableWriter, describe_os_error
 from meshscope.store.write.thinning import GRACE_SECONDS, Thinner
 
@@ -134,7 +134,7 @@ class RankWriter:
         self._max_detail_bytes = max_detail_bytes
         self._fields: dict[str, object] = {"rank": rank, "attempt": self.attempt}
         self._lock = threading.Lock()
-        self._tables: dict[str, TableWriter | SegmentedTable] = {}
+        self._tables: dict[str, AnyTable] = {}
         self._name_ids = dict(BUILTIN_NAMES)
         self._next_name_id = FIRST_CUSTOM_NAME_ID
         self.thinner: Thinner | None = None
@@ -191,7 +191,7 @@ class RankWriter:
             tables = list(self._tables.items())
         return {name: table for name, table in tables if isinstance(table, SegmentedTable)}
 
-    def table(self, name: str) -> TableWriter | SegmentedTable:
+    def table(self, name: str) -> AnyTable:
         """The writer of a table; its file is made the first time it is asked for."""
         found = self._tables.get(name)
         if found is not None:
