@@ -1,7 +1,6 @@
-"""A run that is thinned while it is written keeps what it promises, and sums up the rest exactly."""
+"""A run that is thinned while it is written keeps what it promises, and sums up the rest."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.store.read.columns import Columns, int64_column
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
-from meshscope.store.read.segments import read_thinnings
+from meshscope.store.read.table_files import read_thinnings
 from meshscope.store.retention_tables import (
     AGGREGATE_STEPS,
     THINNED_TABLES,
@@ -27,6 +26,7 @@ from meshscope.store.write.writer import RankWriter
 
 OPERATIONS_PER_STEP = 12
 OPERATION_NS = 40_000
+MAX_BYTES = 3 << 19
 STEP_NS = 1_000_000
 HEADER = {"rank": 0, "world_size": 1, "start_unix_ns": 1_000, "start_host_mono_ns": 0}
 
@@ -122,28 +122,28 @@ def read_sums(recording: Recording) -> Counter[tuple[int, ...]]:
 
 
 @pytest.fixture(params=[True, False], ids=["mapped", "append"])
-def long_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Path, Program]]:
-    """6,000 steps into 2 MiB, with a slow step, an aborted one and a failed operation."""
-    program = Program(open_writer(tmp_path / "run", 2 << 20, mapped=request.param))
+def long_run(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Program]:
+    """4,000 steps into 1.5 MiB, with a slow step, an aborted one and a failed operation."""
+    program = Program(open_writer(tmp_path / "run", MAX_BYTES, mapped=request.param))
     program.run(range(1000))
     program.step(1000, ratio=3.0)
     program.run(range(1001, 2000))
     program.step(2000, flags=StepFlag.ABORTED)
     program.run(range(2001, 3001))
     program.step(3001, fails=True)
-    program.run(range(3002, 6000))
+    program.run(range(3002, 4000))
     program.writer.flush()
-    yield tmp_path / "run", program
+    return tmp_path / "run", program
 
 
 def test_a_long_run_stays_within_its_size_and_keeps_the_newest(
     long_run: tuple[Path, Program],
 ) -> None:
     path, program = long_run
-    assert program.peak_bytes <= 2 << 20
+    assert program.peak_bytes <= MAX_BYTES
     recording = read(path)
     kept = set(sequences(recording.read("collectives")))
-    newest = {step * 100 + index for step in range(5800, 6000) for index in range(12)}
+    newest = {step * 100 + index for step in range(3800, 4000) for index in range(12)}
     assert newest <= kept
     assert len(kept) < len(program.operations) / 2
     program.writer.close(end_host_mono_ns=program.now_ns)
@@ -154,13 +154,13 @@ def test_a_long_run_stays_within_its_size_and_keeps_the_newest(
 def test_steps_that_are_called_whole_have_all_their_operations(
     long_run: tuple[Path, Program],
 ) -> None:
-    path, program = long_run
+    path, _ = long_run
     recording = read(path)
     whole, kept = whole_steps(recording), set(sequences(recording.read("collectives")))
-    assert 500 < len(whole) < 5000
+    assert 300 < len(whole) < 3000
     for step in whole:
         assert all(step * 100 + index in kept for index in range(OPERATIONS_PER_STEP))
-    assert len(recording.read("steps")["step"]) == 6000  # steps themselves are never thinned
+    assert len(recording.read("steps")["step"]) == 4000  # steps themselves are never thinned
 
 
 def test_noteworthy_steps_stay(long_run: tuple[Path, Program]) -> None:

@@ -30,7 +30,7 @@ with records."""
 class ByteFile:
     """A regular file, read in parts."""
 
-    __slots__ = ("_fd", "_path", "size_bytes")
+    __slots__ = ("_fd", "_path", "identity", "size_bytes")
 
     def __init__(self, path: Path) -> None:
         """Raises OSError when it cannot be opened or is no regular file."""
@@ -41,6 +41,7 @@ class ByteFile:
             _require_regular(status, path)
             _require_no_hole(status, path)
             self.size_bytes = status.st_size
+            self.identity = status.st_ino
         except BaseException:
             os.close(self._fd)
             raise

@@ -28,12 +28,7 @@ from meshscope.store.read.columns import (
 )
 from meshscope.store.read.files import exists, file_size, read_file
 from meshscope.store.read.parquet import CompactedRun
-from meshscope.store.read.segments import (
-    mark_thinned,
-    read_thinnings,
-    sign_files,
-    table_files,
-)
+from meshscope.store.read.table_files import read_thinnings, sign_files, table_files
 from meshscope.store.read.table_window import (
     TIME_OF,
     TimeWindows,
@@ -42,6 +37,7 @@ from meshscope.store.read.table_window import (
     read_time_windows,
 )
 from meshscope.store.read.usual_phases import expand_phases, is_recorded, open_phase_rows
+from meshscope.store.read.whole_steps import mark_thinned
 from meshscope.store.retention_tables import THINNED_TABLES
 from meshscope.store.schema import (
     BUILTIN_NAMES,

@@ -1,18 +1,15 @@
-"""The files of a table that is thinned while it is written, and which steps are whole.
+"""The files of a table, one or, where it is thinned while it is written, up to three. Standard
+library only.
 
 A table is its thinned file, the sealed one and the one being written, in this order; docs/store.md
 has the rule. Tables that are never thinned have the last one only.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.files import ByteFile, identify
-from meshscope.store.retention_tables import NUM_FIRST_KEPT, THINNED_TABLES
+from meshscope.store.retention_tables import THINNED_TABLES
 from meshscope.store.write.segments import OLD_SUFFIX, SEALED_SUFFIX
 from meshscope.store.write.table_file import HEADER_BYTES, unpack_header
 from meshscope.store.write.writer import TABLE_SUFFIX
@@ -87,33 +84,3 @@ def read_thinnings(directory: Path) -> dict[str, Thinning | None]:
     """Of every table that has a thinned file; None where its header is damaged."""
     paths = {name: directory / f"{name}{OLD_SUFFIX}" for name in THINNED_TABLES}
     return {name: read_thinning(path) for name, path in paths.items() if identify(path) is not None}
-
-
-def mark_thinned(
-    steps: Int64s, thinnings: Sequence[Thinning | None], kept_first: Int64s, ordinals: Int64s
-) -> Bools:
-    """Steps that are not whole in one of the tables; `kept_first` and `ordinals` are those of
-    `kept_windows`."""
-    found = np.zeros(len(steps), dtype=np.bool_)
-    for one in thinnings:
-        if one is None:  # nothing is known of it
-            found[:] = True
-            continue
-        # The step before counts, too: what happened between the two has its number.
-        found |= ~(
-            _is_kept(steps, one, kept_first, ordinals)
-            & _is_kept(np.maximum(steps - 1, 0), one, kept_first, ordinals)
-        )
-    return found
-
-
-def _is_kept(steps: Int64s, one: Thinning, kept_first: Int64s, ordinals: Int64s) -> Bools:
-    window = steps // one.window_steps
-    stays = (ordinals < NUM_FIRST_KEPT) | (ordinals % (1 << one.noteworthy_level) == 0)
-    noteworthy = kept_first[stays] // one.window_steps
-    found: Bools = (
-        (steps >= one.first_undecided_step)
-        | (window % (1 << one.level) == 0)
-        | np.isin(window, noteworthy)
-    )
-    return found
