@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from meshscope.analyze.study import Study
 from meshscope.core.operations import EndSource, Kind, Outcome
 from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.read.compact import compact_run
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
 from meshscope.store.read.table_files import read_thinnings
@@ -26,7 +27,7 @@ from meshscope.store.write.writer import RankWriter
 
 OPERATIONS_PER_STEP = 12
 OPERATION_NS = 40_000
-MAX_BYTES = 3 << 19
+MAX_BYTES = 1 << 21
 STEP_NS = 1_000_000
 HEADER = {"rank": 0, "world_size": 1, "start_unix_ns": 1_000, "start_host_mono_ns": 0}
 
@@ -123,7 +124,7 @@ def read_sums(recording: Recording) -> Counter[tuple[int, ...]]:
 
 @pytest.fixture(params=[True, False], ids=["mapped", "append"])
 def long_run(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Program]:
-    """4,000 steps into 1.5 MiB, with a slow step, an aborted one and a failed operation."""
+    """4,000 steps into 2 MiB, with a slow step, an aborted one and a failed operation."""
     program = Program(open_writer(tmp_path / "run", MAX_BYTES, mapped=request.param))
     program.run(range(1000))
     program.step(1000, ratio=3.0)
@@ -294,3 +295,21 @@ def test_every_promised_record_is_there_whatever_the_run(
     assert read_sums(recording) == sums_of(old)
     newer = [words for words, yes in zip(program.operations, is_old, strict=True) if not yes]
     assert {words[1] for words in newer} <= kept
+
+
+def test_a_thinned_run_that_was_compacted_tells_the_same(long_run: tuple[Path, Program]) -> None:
+    path, program = long_run
+    program.writer.close(end_host_mono_ns=program.now_ns)
+    before = read(path)
+    whole, kept, sums = (
+        whole_steps(before),
+        sequences(before.read("collectives")),
+        read_sums(before),
+    )
+    compact_run(path, remove_raw=True)
+    after = read(path)
+    assert not list((path / "rank00000" / "attempt000").glob("*.tbl"))
+    assert (whole_steps(after), sequences(after.read("collectives"))) == (whole, kept)
+    assert read_sums(after) == sums
+    steps = np.arange(4000)
+    assert np.flatnonzero(~after.find_thinned(steps)).tolist() == whole

@@ -22,6 +22,17 @@ def is_thinned(recordings: Sequence[Recording]) -> bool:
     return any(recording.has_table("kept_windows") for recording in recordings)
 
 
+def count_thinned(recordings: Sequence[Recording]) -> int:
+    """Steps of which some rank lacks operations or spans on purpose; 0 where none was thinned."""
+    if not is_thinned(recordings):
+        return 0
+    found = [np.empty(0, dtype=np.int64)]
+    for recording in recordings:
+        step = int64_column(recording.read("steps"), "step")
+        found.append(step[recording.find_thinned(step)])
+    return len(np.unique(np.concatenate(found)))
+
+
 def choose_whole_steps(
     recordings: Sequence[Recording], first: int, last: int, num_rows: int, choice: StepChoice
 ) -> list[tuple[int, int]]:
