@@ -8,7 +8,8 @@ shared with the parent it counts the records whose `put` had returned (for the a
 flush had returned). The parent kills it after a random time, opens the run, and compares every
 acknowledged record with what it must be. Damage of any kind is a failure; an unfinished record
 behind the last acknowledged one is not. In mode `recorder` the child is a whole recorder, and every
-phase of the step that was not finished is compared too: see kill_recorder.py.
+phase of the step that was not finished is compared too: see kill_recorder.py. In the modes
+`thinning` old records are thinned meanwhile: see kill_thinning.py.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import kill_recorder
+import kill_thinning
 import numpy as np
 
 from meshscope.store.read.columns import Columns, ProblemKind
@@ -36,8 +38,12 @@ from meshscope.store.write.writer import RankWriter, file_system_type
 
 NUM_THREADS = 4
 RECORDER_MODE = "recorder"
+THINNING_MODES = ("thinning", "thinning-append")
+_LONGEST_SECONDS = {"opening": 0.008, "closing": 0.008} | dict.fromkeys(THINNING_MODES, 1.5)
+"""Until the kill; 0.15 in other modes."""
 MODES = (
-    "mapped", "append", "mapped-threads", "append-threads", "opening", "closing", RECORDER_MODE
+    "mapped", "append", "mapped-threads", "append-threads", "opening", "closing", RECORDER_MODE,
+    *THINNING_MODES
 )  # fmt: skip
 """`opening` and `closing` kill within the first and the last millisecond of a recording."""
 HARMLESS = {ProblemKind.TORN_TAIL}
@@ -63,6 +69,8 @@ class ModeResult:
     acknowledgements, not the store, would be wrong."""
     num_open_step_phases: int = 0
     """Acknowledged phases of steps that were not finished; mode `recorder` only."""
+    num_rounds: int = 0
+    """Of thinning that were finished before a kill; modes `thinning` only."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -146,10 +154,12 @@ def kill_once(directory: Path, mode: str, rng: random.Random, result: ModeResult
             if mode == RECORDER_MODE:
                 sys.modules.pop("torch", None)  # the parent may be a test runner that has it
                 kill_recorder.follow(run_dir, script_seed, acknowledged)
+            if mode in THINNING_MODES:
+                kill_thinning.follow(run_dir, acknowledged, mapped=mode == THINNING_MODES[0])
             child(run_dir, mode, acknowledged)
         finally:
             os._exit(1)
-    time.sleep(rng.uniform(0.0, 0.008 if mode in ("opening", "closing") else 0.15))
+    time.sleep(rng.uniform(0.0, _LONGEST_SECONDS.get(mode, 0.15)))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     result.num_kills += 1
@@ -157,6 +167,8 @@ def kill_once(directory: Path, mode: str, rng: random.Random, result: ModeResult
     has_begun = (run_dir / "rank00000" / "attempt000").exists()
     if not has_begun and total == 0:
         result.num_opened += 1  # nothing had been made: nothing to open, nothing lost
+    elif mode in THINNING_MODES:
+        check_thinning(run_dir, acknowledged, result)
     elif mode == RECORDER_MODE:
         check_recorder(run_dir, script_seed, acknowledged, result)
     else:
@@ -191,6 +203,16 @@ def check_recorder(
     recording = open_run(run_dir).last_attempt.ranks[0]
     result.num_opened += 1
     found = asdict(kill_recorder.compare(recording, script_seed, acknowledged))
+    for name, value in found.items():
+        setattr(result, name, getattr(result, name) + value)
+    note_damage(recording, result)
+
+
+def check_thinning(run_dir: Path, acknowledged: Acknowledged, result: ModeResult) -> None:
+    """The same for a rank that was being thinned."""
+    recording = open_run(run_dir).last_attempt.ranks[0]
+    result.num_opened += 1
+    found = asdict(kill_thinning.compare(recording, acknowledged))
     for name, value in found.items():
         setattr(result, name, getattr(result, name) + value)
     note_damage(recording, result)
@@ -271,12 +293,14 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=20261115)
+    parser.add_argument("--modes", default=",".join(MODES), help="with commas")
     parser.add_argument("--no-save", action="store_true")
     options = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         machine = describe_machine(Path(name))
-        results = storm(Path(name), options.kills, options.seed)
+        modes = tuple(options.modes.split(","))
+        results = storm(Path(name), options.kills, options.seed, modes)
     columns = ("kills", "opened", "acknowledged", "read", "lost", "wrong", "damaged runs")
     print(f"{'mode':16}" + "".join(f"{column:>14}" for column in columns))
     for result in results:

@@ -28,6 +28,7 @@ FLAGS = {
     "run": [
         "--flops-per-step",
         "--layout",
+        "--max-disk",
         "--name",
         "--no-progress",
         "--no-report",
@@ -369,6 +370,20 @@ STORE_TABLES = {
         "cost_ns",
     ],
     "stacks": ["name_id", "reason", "step", "time_host_mono_ns"],
+    "kept_windows": ["first_step", "ordinal", "reason"],
+    "aggregates": [
+        "source",
+        "kind",
+        "bucket",
+        "group_id",
+        "phase_id",
+        "first_step",
+        "round",
+        "num_records",
+        "total_ns",
+        "total_bytes",
+        "total_self_ns",
+    ],
 }
 
 

@@ -43,10 +43,16 @@ class RecorderConfig:
     """Write git revision, packages, devices and settings into the run."""
     max_detail_bytes: int = MAX_DETAIL_BYTES
     """Limit of one detail table of one rank."""
+    max_disk_bytes: int | None = None
+    """What this rank's files may take: old operations and spans are thinned (docs/store.md). None:
+    no limit, or the job's (`meshscope run --max-disk`) divided by its ranks."""
 
 
 OFF_VARIABLE = "MESHSCOPE_OFF"
 """Names of settings that `meshscope run --off` turns off in all processes, with commas."""
+
+MAX_DISK_VARIABLE = "MESHSCOPE_MAX_DISK"
+"""Bytes that all ranks of a job may take together."""
 
 
 def read_off(text: str) -> dict[str, bool]:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from meshscope.capture.background_thinning import BackgroundThinning, find_max_bytes
 from meshscope.capture.communication import communication
 from meshscope.capture.config import RecorderConfig
 from meshscope.capture.guard import Guard
@@ -45,8 +46,8 @@ from meshscope.store.write.access import can_rename_new
 from meshscope.store.write.cut_guard import count_cut_pages
 from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlightWriter
 from meshscope.store.write.open_step import OPEN_STEP_NAME, OpenStepWriter
-from meshscope.store.write.table_file import TableWriter
-from meshscope.store.write.writer import RankWriter, is_mappable
+from meshscope.store.write.segments import AnyTable
+from meshscope.store.write.writer import RankWriter, is_mappable, rank_dir_name
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class Session:
         self._stack_dumps: StackDumps | None = None
         self._flusher: threading.Thread | None = None
         self._stop = threading.Event()
+        self._thinning: BackgroundThinning | None = None
         self._opening_cost_ns = 0
         self._has_lost_files = False
         self._has_cut_files = False
@@ -189,6 +191,8 @@ class Session:
         )
         if not writer.is_mapped:
             self._start_flusher()
+        if writer.thinner is not None:
+            self._thinning = BackgroundThinning(writer.thinner, self.guard, self.note_gap)
         if is_new:
             self.on_journal()
         self.on_open()
@@ -200,8 +204,20 @@ class Session:
         rank = identity.placement.rank
         unix_ns, mono_ns, uncertainty_ns = read_clocks(self.clock)
         header = self._make_header(identity, unix_ns, mono_ns, uncertainty_ns)
-        limit, config = self.config.max_detail_bytes, self.config
-        writer = RankWriter(run_dir, rank, header=header, max_detail_bytes=limit, is_draft=is_draft)
+        config = self.config
+        writer = RankWriter(
+            run_dir,
+            rank,
+            header=header,
+            max_detail_bytes=config.max_detail_bytes,
+            max_bytes=find_max_bytes(
+                config.max_disk_bytes,
+                os.environ,
+                identity.placement.world_size,
+                run_dir / rank_dir_name(rank),
+            ),
+            is_draft=is_draft,
+        )
         writer.table("clocks").put(mono_ns, unix_ns, uncertainty_ns, 0, 0, 0, 0)
         self.next_clocks_ns = mono_ns + CLOCKS_EVERY_NS
         open_step = None
@@ -365,7 +381,7 @@ class Session:
         ranks = tuple(sorted(entry.ranks))
         return name_axis(ranks, entry.description, layout=self.layout, world_size=world_size)[0]
 
-    def find_table(self, name: str) -> TableWriter | None:
+    def find_table(self, name: str) -> AnyTable | None:
         """A table to write now; None while nothing is recorded."""
         writer = self.writer
         return None if writer is None or self.is_paused else writer.table(name)
@@ -500,6 +516,9 @@ class Session:
             self._complete(writer, num_given_up, device_uncertainty_ns)
 
     def _complete(self, writer: RankWriter, num_given_up: int, device_uncertainty_ns: int) -> None:
+        if self._thinning is not None:
+            self._thinning.stop()
+            self._thinning = None
         self._remove_stack_dumps()
         writer.close(
             end_host_mono_ns=self.clock(),
@@ -552,6 +571,7 @@ class Session:
         if self.writer is None:
             return False
         self.stack_sampler.is_on = False
+        self._thinning = None  # the thread is the parent's
         self.operations.is_on = self.operations.is_resting = False
         self._remove_stack_dumps()
         if self.operations.in_flight is not None:

@@ -26,13 +26,12 @@ from meshscope.hang.rank_states import (
 from meshscope.store.read.files import read_file, read_file_end
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
-from meshscope.store.read.tail import Record, read_last_records, read_step_tail
+from meshscope.store.read.tail import Record, read_last_rows, read_step_tail
 from meshscope.store.schema import OPERATION_NOTES, TABLES, NoteCode, OperationFlag, Table
 from meshscope.store.write.groups import Group
 from meshscope.store.write.in_flight import NUM_CHANNELS, InFlight
 from meshscope.store.write.journal import EXIT_LINE, JOURNAL_NAME, read_journal
 from meshscope.store.write.open_step import OPEN_STEP_NAME, read_open_step
-from meshscope.store.write.writer import TABLE_SUFFIX
 
 _NUM_RECENT = 32
 """Last finished operations that are read of each rank; fewer if there are many ranks."""
@@ -256,7 +255,7 @@ def _read_in_flight(recording: Recording) -> InFlight | None:
 
 def _tail(recording: Recording, table: str, count: int) -> list[Record]:
     try:
-        return read_last_records(recording.directory / f"{table}{TABLE_SUFFIX}", count)
+        return read_last_rows(recording.directory, table, count)
     except OSError:  # the rank wrote none
         return []
 

@@ -18,6 +18,8 @@ from meshscope.store.operation_tables import ACTIONS as ACTIONS
 from meshscope.store.operation_tables import COLLECTIVES as COLLECTIVES
 from meshscope.store.operation_tables import OPERATION_NOTES as OPERATION_NOTES
 from meshscope.store.operation_tables import WAITS as WAITS
+from meshscope.store.retention_tables import AGGREGATES as AGGREGATES
+from meshscope.store.retention_tables import KEPT_WINDOWS as KEPT_WINDOWS
 from meshscope.store.sample_tables import STACKS as STACKS
 from meshscope.store.sample_tables import SampleReason as SampleReason
 from meshscope.store.table import MISSING as MISSING
@@ -425,6 +427,8 @@ TABLES: dict[str, Table] = {
         DEVICE_GAPS,
         HARDWARE,
         STACKS,
+        KEPT_WINDOWS,
+        AGGREGATES,
     )
 }
 
@@ -440,6 +444,11 @@ class StepFlag:
     """The gradient scaler skipped the optimizer update (non-finite gradients)."""
     UNWATCHED = 8
     """Communication of this step was not recorded, to keep the cost of recording small."""
+    THINNED = 16
+    """Operations and spans of this step were thinned to keep the run small. Never stored: readers
+    set it."""
+    WITHOUT_OPERATIONS = UNWATCHED | THINNED
+    """No analysis may take what is left of such a step's operations for all of them."""
 
 
 class SpanFlag:

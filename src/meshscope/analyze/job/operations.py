@@ -179,12 +179,12 @@ def load_operations(attempt: Attempt) -> Operations:
 
 
 def find_unwatched(attempt: Attempt) -> Int64s:
-    """Steps whose communication some rank did not record."""
+    """Steps whose communication some rank did not record, or no longer has all of."""
     found = [np.empty(0, dtype=np.int64)]
     for recording in attempt:
         columns = recording.read("steps")
         flags = columns["flags"].astype(np.int64, copy=False)
-        found.append(int64_column(columns, "step")[(flags & StepFlag.UNWATCHED) != 0])
+        found.append(int64_column(columns, "step")[(flags & StepFlag.WITHOUT_OPERATIONS) != 0])
     return np.unique(np.concatenate(found))
 
 

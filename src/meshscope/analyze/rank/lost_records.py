@@ -6,6 +6,8 @@ records than the median of those that have any counts as incomplete. To leave ou
 harmless: the rest are measured. To keep one would turn its lost operations into compute, and its
 lost phases into no time at all. One record in a thousand changes no number by more than that, and
 leaves all steps in.
+
+Steps that were thinned to keep the run small are known one by one, and count as incomplete, too.
 """
 
 import math
@@ -16,6 +18,7 @@ from meshscope.analyze.rank.phases import StepTimes
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import ProblemKind, int64_column
 from meshscope.store.read.recording import Recording
+from meshscope.store.retention_tables import THINNED_TABLES
 
 _TIMES = {
     "phases": "",
@@ -43,7 +46,8 @@ def find_lossy_tables(recording: Recording) -> tuple[str, ...]:
     for problem in recording.problems:
         if problem.kind in _LOSSES and problem.path is not None:
             count = math.inf if problem.num_records is None else problem.num_records
-            lost[problem.path.stem] = lost.get(problem.path.stem, 0.0) + count
+            name = problem.path.name.partition(".")[0]
+            lost[name] = lost.get(name, 0.0) + count
     return tuple(
         name
         for name in _TIMES
@@ -58,12 +62,24 @@ def mark_incomplete(
     lossy = find_lossy_tables(recording)
     if tables is not None:
         lossy = tuple(name for name in lossy if name in tables)
-    found = np.zeros(len(steps), dtype=np.bool_)
+    if tables != PHASE_TABLES or has_thinned_phases(recording):
+        found = recording.find_thinned(steps.step)
+    else:
+        found = np.zeros(len(steps), dtype=np.bool_)
     for name in dict.fromkeys("spans" if one == "phases" else one for one in lossy):
         counts = _count_rows(int64_column(recording.read(name), _TIMES[name]), steps)
         usual = np.median(counts[counts > 0]) if counts.any() else 1
         found |= counts < usual
     return found
+
+
+def has_thinned_phases(recording: Recording) -> bool:
+    """Whether phases were among the spans that were thinned; those of table `phases` never are."""
+    if not recording.has_table("aggregates"):
+        return False
+    sums = recording.read("aggregates")
+    is_span = sums["source"] == THINNED_TABLES.index("spans")
+    return bool((is_span & (sums["kind"] == 1)).any())
 
 
 def _count_rows(start_ns: Int64s, steps: StepTimes) -> Int64s:

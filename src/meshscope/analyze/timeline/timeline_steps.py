@@ -14,6 +14,7 @@ from meshscope.analyze.job.operations import MAX_SPAN_NS, MAX_TIME_NS
 from meshscope.analyze.rank.phases import StepTimes, order_steps
 from meshscope.analyze.rank.step_choice import StepChoice, choose_windows
 from meshscope.analyze.rank.steps import NO_STEP, count_warmup, explain_no_steady_step
+from meshscope.analyze.timeline.whole_steps import choose_whole_steps, is_thinned
 from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import Columns, int64_column, select_rows
@@ -21,6 +22,7 @@ from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import Attempt
 from meshscope.store.read.table_window import TimeWindows
 from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
+from meshscope.store.retention_tables import THINNED_TABLES
 from meshscope.store.schema import StepFlag
 
 _COUNTED_TABLES = ("phases", "spans", "device_spans", "collectives", "waits", "actions")
@@ -73,9 +75,9 @@ def keep_steps(
         return Unavailable(NO_STEP)
     warmup_steps = attempt.choose_warmup(warmup_steps)
     num_kept = _count_kept(recordings, choice)
-    if num_kept is None:
+    if num_kept is None and not is_thinned(recordings):
         return _keep_whole(attempt, recordings, warmup_steps)
-    return _keep_windows(attempt, recordings, warmup_steps, num_kept, choice.num_windows)
+    return _keep_windows(attempt, recordings, warmup_steps, num_kept, choice)
 
 
 def keep_range(attempt: Attempt, first: int, last: int) -> KeptSteps | Unavailable:
@@ -95,14 +97,16 @@ def _count_kept(recordings: list[Recording], choice: StepChoice) -> int | None:
     """How many steps may be kept; None for all."""
     num_steps = max(recording.count_rows("steps") for recording in recordings)
     num_rank_steps = num_steps * len(recordings)
-    num_rows = sum(
-        recording.count_rows(table) for recording in recordings for table in _COUNTED_TABLES
-    )
+    num_rows = _count_rows(recordings, _COUNTED_TABLES)
     if num_rank_steps <= choice.max_rank_steps and num_rows <= choice.max_rows:
         return None
     by_steps = choice.max_rank_steps // len(recordings)
     by_rows = choice.max_rows * num_steps // max(num_rows, 1)
     return max(1, min(by_steps, by_rows))
+
+
+def _count_rows(recordings: list[Recording], tables: tuple[str, ...]) -> int:
+    return sum(recording.count_rows(table) for recording in recordings for table in tables)
 
 
 def _keep_whole(
@@ -121,8 +125,8 @@ def _keep_windows(
     attempt: Attempt,
     recordings: list[Recording],
     warmup_steps: int | None,
-    num_kept: int,
-    num_windows: int,
+    num_kept: int | None,
+    choice: StepChoice,
 ) -> KeptSteps | Unavailable:
     """Reads some windows of steps; assumes that step numbers grow with time."""
     extents = [extent for r in recordings if (extent := r.find_step_extent()) is not None]
@@ -133,7 +137,11 @@ def _keep_windows(
     lowest = min(low for low, _ in extents)
     num_warmup = count_warmup(last - lowest + 1, warmup_steps)
     first = max(first, lowest + num_warmup)
-    windows = choose_windows(first, last, num_kept, num_windows)
+    if is_thinned(recordings):
+        num_rows = _count_rows(recordings, THINNED_TABLES)
+        windows = choose_whole_steps(recordings, first, last, num_rows, choice)
+    else:
+        windows = choose_windows(first, last, num_kept or last - first + 1, choice.num_windows)
     if not windows:
         return Unavailable("no step was finished by every rank")
     # One step more before each window: where it ends, the first period begins.
@@ -182,7 +190,7 @@ def _read_step_times(columns: Columns) -> _Times:
         columns = select_rows(columns, is_good)
     step, flags = int64_column(columns, "step"), columns["flags"].astype(np.int64)
     is_aborted = (flags & StepFlag.ABORTED) != 0
-    is_unwatched = (flags & StepFlag.UNWATCHED) != 0
+    is_unwatched = (flags & StepFlag.WITHOUT_OPERATIONS) != 0
     return order_steps(columns), step[is_aborted], step[is_unwatched]
 
 

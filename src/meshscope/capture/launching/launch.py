@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshscope.capture.config import OFF_VARIABLE, read_off
+from meshscope.capture.config import MAX_DISK_VARIABLE, OFF_VARIABLE, read_off
 from meshscope.capture.identity import LAYOUT_VARIABLE, PROFILING_VARIABLE, RUN_DIR_VARIABLE
 from meshscope.core.config.given_flops import GivenFlops
 from meshscope.errors import UsageError
@@ -76,6 +76,7 @@ def prepare_launch(
     profiling: str | None = None,
     off: str | None = None,
     flops: GivenFlops | None = None,
+    max_disk_bytes: int | None = None,
 ) -> Launch:
     """Resolves the command and the run directory, which is made; UsageError or LayoutError if not.
 
@@ -111,6 +112,7 @@ def prepare_launch(
             profiling=profiling,
             off=off,
             flops=flops,
+            max_disk_bytes=max_disk_bytes,
         ),
         run_dir=directory,
         launch_id=launch_id,
@@ -132,6 +134,7 @@ def injected_environment(
     profiling: str | None = None,
     off: str | None = None,
     flops: GivenFlops | None = None,
+    max_disk_bytes: int | None = None,
 ) -> dict[str, str]:
     """A copy of `env` in which every Python process finds our sitecustomize first."""
     # An empty entry would mean the current directory, which an unset PYTHONPATH does not.
@@ -145,6 +148,8 @@ def injected_environment(
     given = {LAYOUT_VARIABLE: layout, PROFILING_VARIABLE: profiling, OFF_VARIABLE: off}
     if flops is not None:
         changed |= flops.to_environment()
+    if max_disk_bytes is not None:
+        changed[MAX_DISK_VARIABLE] = str(max_disk_bytes)
     return {**env, **changed, **{name: value for name, value in given.items() if value}}
 
 

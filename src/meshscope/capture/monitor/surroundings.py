@@ -5,8 +5,8 @@ from meshscope.capture.monitor.monitor_records import Surroundings
 from meshscope.capture.operations.process_groups import GroupEntry
 from meshscope.capture.session import Session
 from meshscope.capture.watching import Watching
-from meshscope.store.read.tail import Record, read_last_records
-from meshscope.store.write.writer import TABLE_SUFFIX, RankWriter
+from meshscope.store.read.tail import Record, read_last_rows
+from meshscope.store.write.writer import RankWriter
 
 
 def look_around(session: Session, watching: Watching, facts: ModelFacts) -> Surroundings:
@@ -38,6 +38,6 @@ def _find_axis(session: Session, entry: GroupEntry) -> str:
 def _read_newest(writer: RankWriter, table: str, count: int) -> list[Record]:
     """The newest records this process has put into a table; none while there is no such table."""
     try:
-        return read_last_records(writer.directory / f"{table}{TABLE_SUFFIX}", count)
+        return read_last_rows(writer.directory, table, count)
     except OSError:
         return []

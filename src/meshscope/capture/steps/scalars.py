@@ -17,7 +17,7 @@ from meshscope.capture.steps.marking import Marking
 from meshscope.capture.steps.timeline import Timeline
 from meshscope.errors import CaptureError
 from meshscope.store.schema import ScalarFlag
-from meshscope.store.write.table_file import TableWriter
+from meshscope.store.write.segments import AnyTable
 
 _DOUBLE = struct.Struct("<d")
 _INT64 = struct.Struct("<q")
@@ -47,14 +47,14 @@ class ScalarLog:
         clock: Callable[[], int],
         guard: Guard,
         find_id: Callable[[str], int],
-        open_table: Callable[[], TableWriter | None],
+        open_table: Callable[[], AnyTable | None],
     ) -> None:
         self._timeline = timeline
         self._clock = clock
         self._caught = guard.caught
         self._find_id = find_id
         self._open_table = open_table
-        self._table: TableWriter | None = None
+        self._table: AnyTable | None = None
         self.are_signals_wanted = True
         self.marking: Marking | None = None
         """Where numbers on a device go; set once both exist."""
@@ -142,11 +142,11 @@ class ScalarLog:
         if table is not None:
             self._put(table, value, scalar.fields)
 
-    def _find_table(self) -> TableWriter | None:
+    def _find_table(self) -> AnyTable | None:
         self._table = self._open_table()
         return self._table
 
-    def _put(self, table: TableWriter, number: float, fields: tuple[int, ...]) -> None:
+    def _put(self, table: AnyTable, number: float, fields: tuple[int, ...]) -> None:
         name_id, step, time_ns, microbatch, divisor, flags = fields
         bits: int = _INT64.unpack(_DOUBLE.pack(number))[0]
         table.put(name_id, step, time_ns, bits, microbatch, divisor, flags)

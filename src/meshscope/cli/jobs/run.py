@@ -21,6 +21,7 @@ from meshscope.capture.launching.launch_outcome import (
 from meshscope.cli.flops_options import flops_options
 from meshscope.cli.jobs.profiling_options import profiling_options, profiling_text
 from meshscope.cli.terminal_screen import say
+from meshscope.core.byte_text import parse_bytes
 from meshscope.core.config.given_flops import check_given
 from meshscope.errors import MeshscopeError
 
@@ -58,6 +59,12 @@ _NO_CONTROL = ("dumb", "unknown")
     "(meshscope ship; docs/storage.md).",
 )
 @click.option("--ship-rate", metavar="SIZE", help="Bytes a second of --ship at most.")
+@click.option(
+    "--max-disk",
+    metavar="SIZE",
+    help="What all ranks of the job may write together, such as 200GB; old operations are thinned "
+    "to keep within it (docs/store.md).",
+)
 @profiling_options
 @flops_options
 @click.option(
@@ -78,6 +85,7 @@ def command(
     report: bool,
     ship_url: str | None,
     ship_rate: str | None,
+    max_disk: str | None,
     profiling: bool,
     trace_windows: str | None,
     flops_per_step: str | None,
@@ -105,6 +113,7 @@ def command(
         profiling=profiling_text(is_wanted=profiling, text=trace_windows),
         off=off,
         flops=check_given(flops_per_step, peak_tflops),
+        max_disk_bytes=None if max_disk is None else parse_bytes(max_disk, "--max-disk"),
     )
     for note in launch.notes:
         say(note)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from meshscope.analyze.rank.overhead import Overhead
+from meshscope.analyze.timeline.whole_steps import count_thinned
 from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.core.verdict.severity import Severity
 from meshscope.core.verdict.thresholds import Threshold
@@ -509,6 +510,15 @@ class ReplayRefused(Rule):
         )
 
 
+def _describe_thinning(num_thinned: int) -> str:
+    if not num_thinned:
+        return ""
+    return (
+        f" Operations of {plural(num_thinned, 'step')} were thinned to keep the run within its "
+        "size; table aggregates has exact sums of them."
+    )
+
+
 class PartOfTheSteps(Rule):
     """The diagnosis is based on few steps, or on a part of them.
 
@@ -535,6 +545,7 @@ class PartOfTheSteps(Rule):
         steady = context.study.num_steady_steps
         timeline = known(context.study.timeline)
         kept = steady if timeline is None else len(timeline.steps)
+        num_thinned = count_thinned(tuple(context.study.attempt))
         is_short = steady < context.thresholds[MIN_STEPS]
         if not is_short and kept >= context.thresholds[_MIN_KEPT_RATIO] * steady:
             return
@@ -544,10 +555,15 @@ class PartOfTheSteps(Rule):
             if is_short
             else "the diagnosis is based on a part of the steps",
             severity=Severity.LOW,
-            summary=f"{count(kept)} of {plural(steady, 'step')} after warm-up were analysed.",
+            summary=f"{count(kept)} of {plural(steady, 'step')} after warm-up were analysed."
+            + _describe_thinning(num_thinned),
             evidence=(
                 Evidence(name="steps after warm-up", value=steady, unit="steps"),
                 Evidence(name="steps on the timeline", value=kept, unit="steps"),
+                *(
+                    [Evidence(name="thinned steps", value=num_thinned, unit="steps")]
+                    * bool(num_thinned)
+                ),
             ),
             change="Record more steps." if is_short else "Nothing; windows cover the whole run.",
             gain=_NO_TIME_LOST,

@@ -32,10 +32,10 @@ from meshscope.store.read.parquet import (
 )
 from meshscope.store.read.recording import Recording, last_sign_of_life_ns
 from meshscope.store.read.run import Run, open_run
+from meshscope.store.read.table_files import list_all_files
 from meshscope.store.schema import SCHEMA_VERSION, TABLES, Table
 from meshscope.store.write.access import FOLDER_MODE, make_folder
 from meshscope.store.write.manifest import replace_whole, seal
-from meshscope.store.write.writer import TABLE_SUFFIX
 
 QUIET_SECONDS = 600.0
 """A recording without a closing line and with records younger than this may still be written."""
@@ -182,10 +182,10 @@ def _write_table(
 
 
 def _read_with_problems(recording: Recording, table: Table) -> tuple[Columns, list[Problem]]:
-    """The rows as stored, and what is wrong with this table's file alone."""
-    path = recording.directory / f"{table.name}{TABLE_SUFFIX}"
+    """The rows as stored, and what is wrong with this table's files alone."""
     rows = recording.read_raw(table.name)
-    return rows, [problem for problem in recording.problems if problem.path == path]
+    paths = list_all_files(recording.directory, table.name)
+    return rows, [problem for problem in recording.problems if problem.path in paths]
 
 
 def _insert(con: Any, table: Table, parts: list[dict[str, Any]]) -> None:
@@ -216,23 +216,24 @@ def _remove_raw(run_dir: Path, recordings: list[Recording], done: Compaction) ->
     compacted = open_compacted(run_dir, [])
     if compacted is None:
         raise RunError(f"{run_dir}: the compacted files do not open; nothing was removed")
+    removed: list[Path] = []
     for table in TABLES.values():
         for recording in recordings:
-            path = recording.directory / f"{table.name}{TABLE_SUFFIX}"
-            if not exists(path):
+            paths = list_all_files(recording.directory, table.name)
+            if not paths:
                 continue
-            if any(p.path == path and p.kind in _KEEPS_RAW for p in recording.problems):
-                done.kept_raw.append(path)
+            if any(p.path in paths and p.kind in _KEEPS_RAW for p in recording.problems):
+                done.kept_raw += paths
                 continue
             if not compacted.covers(table.name, recording.rank, recording.attempt):
                 continue
             stored, _ = compacted.read(table.name, recording.rank, recording.attempt)
             if not _are_equal(recording.read_raw(table.name), stored):
-                raise RunError(
-                    f"{path}: the compacted rows differ; this file and the rest are kept"
-                )
-            done.removed_bytes += file_size(path)
-            path.unlink()
+                raise RunError(f"{paths[-1]}: the compacted rows differ; all files are kept")
+            removed += paths
+    for path in removed:  # at the end: what is thinned is read by what other files say
+        done.removed_bytes += file_size(path)
+        path.unlink()
 
 
 def _are_equal(left: Columns, right: Columns) -> bool:

@@ -30,7 +30,7 @@ with records."""
 class ByteFile:
     """A regular file, read in parts."""
 
-    __slots__ = ("_fd", "_path", "size_bytes")
+    __slots__ = ("_fd", "_path", "identity", "size_bytes")
 
     def __init__(self, path: Path) -> None:
         """Raises OSError when it cannot be opened or is no regular file."""
@@ -41,6 +41,7 @@ class ByteFile:
             _require_regular(status, path)
             _require_no_hole(status, path)
             self.size_bytes = status.st_size
+            self.identity = status.st_ino
         except BaseException:
             os.close(self._fd)
             raise
@@ -146,6 +147,17 @@ def change_time_ns(path: Path) -> int:
     a time, a number that is another one then. Raises OSError."""
     mounted = find_mount(path)
     return os.stat(path).st_mtime_ns if mounted is None else mounted[0].change_number(mounted[1])
+
+
+def identify(path: Path) -> int | None:
+    """A number that is another one where another file has the name; None where there is none."""
+    mounted = find_mount(path)
+    if mounted is not None:
+        return 0 if mounted[0].has_file(mounted[1]) else None
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ they were compacted to; `meshscope.store.read.memory` has those that were never 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, TypeGuard
@@ -13,6 +13,7 @@ from typing import Self, TypeGuard
 import numpy as np
 
 from meshscope.errors import SchemaTooNew
+from meshscope.store.read.arrays import Bools, Int64s
 from meshscope.store.read.columns import (
     Columns,
     Problem,
@@ -20,12 +21,14 @@ from meshscope.store.read.columns import (
     concatenate_columns,
     decode_words,
     empty_columns,
+    int64_column,
     read_table_file,
     schema_too_new_text,
     select_rows,
 )
 from meshscope.store.read.files import exists, file_size, read_file
 from meshscope.store.read.parquet import CompactedRun
+from meshscope.store.read.table_files import read_thinnings, sign_files, table_files
 from meshscope.store.read.table_window import (
     TIME_OF,
     TimeWindows,
@@ -34,7 +37,16 @@ from meshscope.store.read.table_window import (
     read_time_windows,
 )
 from meshscope.store.read.usual_phases import expand_phases, is_recorded, open_phase_rows
-from meshscope.store.schema import BUILTIN_NAMES, NUM_WORDS, RECORD_BYTES, SCHEMA_VERSION, TABLES
+from meshscope.store.read.whole_steps import mark_thinned
+from meshscope.store.retention_tables import THINNED_TABLES
+from meshscope.store.schema import (
+    BUILTIN_NAMES,
+    NUM_WORDS,
+    RECORD_BYTES,
+    SCHEMA_VERSION,
+    TABLES,
+    StepFlag,
+)
 from meshscope.store.write.attempts import stated_attempt
 from meshscope.store.write.groups import Group, groups_from_journal
 from meshscope.store.write.in_flight import IN_FLIGHT_NAME, InFlight, read_in_flight
@@ -45,6 +57,9 @@ from meshscope.store.write.writer import TABLE_SUFFIX
 
 MAX_JOURNAL_BYTES = 64 << 20
 """Bytes that are read of a longer journal."""
+
+_NUM_LOOKS = 3
+"""How often a table is read whose files are being replaced."""
 
 JsonFields = Mapping[str, object]
 
@@ -184,6 +199,15 @@ class Recording(ABC):
             is_inside |= (step >= low) & (step <= high)
         return select_rows(columns, is_inside)
 
+    def find_thinned(self, steps: Int64s) -> Bools:
+        """Which of some steps lack operations or spans, as of now: a run that is recorded may have
+        been thinned since its steps were read."""
+        if not self.has_table("kept_windows"):
+            return np.zeros(len(steps), dtype=np.bool_)
+        columns = self.read("steps")
+        is_thinned = (columns["flags"].astype(np.int64) & StepFlag.THINNED) != 0
+        return np.isin(steps, columns["step"][is_thinned])
+
     def narrow(self, windows: TimeWindows) -> Self:
         """The same recording, of which only rows inside the windows are read."""
         return replace(self, windows=windows)
@@ -199,7 +223,7 @@ class FolderRecording(Recording):
     _paths: dict[str, Path] = field(default_factory=dict, repr=False, compare=False)
 
     def has_table(self, name: str) -> bool:
-        return exists(self._table_path(name)) or self._is_compacted(name)
+        return bool(table_files(self.directory, name)) or self._is_compacted(name)
 
     def open_phases(self) -> list[OpenPhase]:
         path = self.directory / OPEN_STEP_NAME
@@ -244,13 +268,16 @@ class FolderRecording(Recording):
 
     def count_rows(self, name: str) -> int:
         """By the file's length, or as the compacted run says."""
-        try:
-            size = file_size(self._table_path(name))
-        except OSError:
-            if self.compacted is None or not self._is_compacted(name):
-                return 0
-            return self.compacted.count_rows(name, self.rank, self.attempt)
-        return max(size - HEADER_BYTES, 0) // RECORD_BYTES
+        num_rows, has_files = 0, False
+        for path in table_files(self.directory, name):
+            try:
+                num_rows += max(file_size(path) - HEADER_BYTES, 0) // RECORD_BYTES
+            except OSError:
+                continue
+            has_files = True
+        if has_files or self.compacted is None or not self._is_compacted(name):
+            return num_rows
+        return self.compacted.count_rows(name, self.rank, self.attempt)
 
     def find_step_extent(self) -> tuple[int, int] | None:
         try:
@@ -261,9 +288,10 @@ class FolderRecording(Recording):
     def read_steps(self, numbers: Sequence[tuple[int, int]]) -> Columns:
         table = TABLES["steps"]
         try:
-            return _keep_last_per_step(read_step_windows(self._table_path("steps"), table, numbers))
+            found = read_step_windows(self._table_path("steps"), table, numbers)
         except OSError:
             return Recording.read_steps(self, numbers)
+        return self._flag_thinned(_keep_last_per_step(found))
 
     def narrow(self, windows: TimeWindows) -> Self:
         if self.compacted is not None:
@@ -273,37 +301,89 @@ class FolderRecording(Recording):
     def _read_windows(self, name: str, windows: TimeWindows) -> Columns:
         """A table's rows inside the windows. What is damaged is named when all is read; what was
         not stored at all, here too."""
-        path, table = self._table_path(name), TABLES[name]
-        try:
-            columns, problems = read_time_windows(path, table, windows, self.rank)
-        except OSError:
-            if self.compacted is None or not self._is_compacted(name):
-                return empty_columns(TABLES[name])
-        else:
-            for problem in problems:
-                self._note(problem)
-            return columns
+        parts = self._read_files(name, lambda path: self._read_file_windows(path, name, windows))
+        if parts is not None:
+            return parts
+        if self.compacted is None or not self._is_compacted(name):
+            return empty_columns(TABLES[name])
         return self.compacted.read_windows(name, self.rank, self.attempt, windows)
+
+    def _read_file_windows(self, path: Path, name: str, windows: TimeWindows) -> Columns:
+        columns, problems = read_time_windows(path, TABLES[name], windows, self.rank)
+        for problem in problems:
+            self._note(problem)
+        return columns
 
     def read_raw(self, name: str) -> Columns:
         if self.windows is not None and name in TIME_OF:
             return self._read_windows(name, self.windows)
-        table = TABLES[name]
-        path = self._table_path(name)
-        try:
-            read = read_table_file(path, table, self.rank)
-        except FileNotFoundError:
+        found = self._read_files(name, lambda path: self._read_file(path, name))
+        if found is None:
             return self._read_compacted(name)
-        except OSError as error:
-            self._note(describe_unreadable(path, error, self.rank))
-            return empty_columns(table)
+        if name == "steps":
+            return self._flag_thinned(_keep_last_per_step(found))
+        return self._leave_out_later(found) if name == "aggregates" else found
+
+    def _read_files(self, name: str, read: Callable[[Path], Columns]) -> Columns | None:
+        """The rows of a table's files; None where it has none. Read again where they were replaced
+        meanwhile: rows would be missing, or there twice."""
+        for look in range(_NUM_LOOKS):
+            before = sign_files(self.directory, name) if name in THINNED_TABLES else ()
+            paths = table_files(self.directory, name)
+            if not paths:
+                return None
+            parts = []
+            for path in paths:
+                try:
+                    parts.append(read(path))
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    self._note(describe_unreadable(path, error, self.rank))
+            if not before or before == sign_files(self.directory, name) or look + 1 == _NUM_LOOKS:
+                break
+        return parts[0] if len(parts) == 1 else concatenate_columns(TABLES[name], parts)
+
+    def _read_file(self, path: Path, name: str) -> Columns:
+        read = read_table_file(path, TABLES[name], self.rank)
         for problem in read.problems:
             self._note(problem)
-        if read.is_closed and self.closing is None and self.header:
+        is_last = path == self._table_path(name)
+        if read.is_closed and is_last and self.closing is None and self.header:
             # Tables are completed before the closing line is written.
             text = "the closing line is missing: the process was killed at its end"
             self._note_problem(ProblemKind.TORN_TAIL, self.directory / JOURNAL_NAME, text)
-        return _keep_last_per_step(read.columns) if name == "steps" else read.columns
+        return read.columns
+
+    def find_thinned(self, steps: Int64s) -> Bools:
+        thinnings = read_thinnings(self.directory)
+        if not thinnings:
+            return Recording.find_thinned(self, steps)
+        kept = self.read_raw("kept_windows")
+        return mark_thinned(
+            steps,
+            list(thinnings.values()),
+            int64_column(kept, "first_step"),
+            int64_column(kept, "ordinal"),
+        )
+
+    def _flag_thinned(self, columns: Columns) -> Columns:
+        """Says in the flags of steps which are not whole."""
+        thinnings = read_thinnings(self.directory)
+        if not thinnings:
+            return columns
+        is_thinned = self.find_thinned(int64_column(columns, "step"))
+        flags = columns["flags"].astype(np.uint16)
+        flags[is_thinned] |= StepFlag.THINNED
+        columns["flags"] = flags
+        return columns
+
+    def _leave_out_later(self, columns: Columns) -> Columns:
+        """Sums of a round that a killed process had not finished do not count."""
+        rounds = np.full(256, -1, dtype=np.int64)
+        for name, thinning in read_thinnings(self.directory).items():
+            rounds[THINNED_TABLES.index(name)] = -1 if thinning is None else thinning.round
+        return select_rows(columns, int64_column(columns, "round") <= rounds[columns["source"]])
 
     def _table_path(self, name: str) -> Path:
         path = self._paths.get(name)

@@ -29,6 +29,7 @@ class TableTails:
         self._paths = paths
         self._num_before = num_before
         self._next = np.full(len(paths), -1, dtype=np.int64)
+        self._files = [0] * len(paths)
         self._num_looks = np.zeros(len(paths), dtype=np.int64)
 
     def read(self) -> tuple[Int64s, Int64s]:
@@ -67,6 +68,10 @@ class TableTails:
     def _read_chunk(self, index: int) -> bytes:
         try:
             with ByteFile(self._paths[index]) as file:
+                if self._files[index] != file.identity:
+                    # Another file has the name: its table is thinned, and goes on in a new one.
+                    is_first, self._files[index] = self._files[index] == 0, file.identity
+                    self._next[index] = -1 if is_first else 0
                 if self._next[index] < 0:
                     num_records = max(file.size_bytes - HEADER_BYTES, 0) // RECORD_BYTES
                     # Space is made a window at a time: up to that many are not written yet.

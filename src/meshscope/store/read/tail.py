@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshscope.store.read.files import ByteFile, exists, list_names
+from meshscope.store.read.table_files import table_files
 from meshscope.store.schema import NUM_WORDS, RECORD_BYTES, STEPS
 from meshscope.store.write.table_file import CLOSE_OFFSET, HEADER_BYTES, record_check, unpack_slot
 from meshscope.store.write.writer import TABLE_SUFFIX, attempt_dir_name
@@ -47,6 +48,17 @@ def read_last_records(path: Path, count: int) -> list[Record]:
         data = file.read(_offset_of(first), (num_written - first) * RECORD_BYTES)
     found = (_check(data, index, first + index) for index in range(len(data) // RECORD_BYTES))
     return [words for words in found if words is not None][-count:]
+
+
+def read_last_rows(directory: Path, table: str, count: int) -> list[Record]:
+    """The last records of a table, whichever of its files they are in. Raises OSError when it has
+    none that can be read."""
+    live, found = directory / f"{table}{TABLE_SUFFIX}", list[Record]()
+    for path in reversed(table_files(directory, table) or [live]):
+        found = read_last_records(path, count - len(found)) + found
+        if len(found) >= count:
+            break
+    return found
 
 
 def _offset_of(slot: int) -> int:

@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+from meshscope.store.retention_tables import THINNED_TABLES
 from meshscope.store.schema import (
     BUILTIN_NAMES,
     FIRST_CUSTOM_NAME_ID,
@@ -26,7 +27,9 @@ from meshscope.store.schema import (
 from meshscope.store.write.access import FOLDER_MODE, make_folder, rename_new
 from meshscope.store.write.journal import JOURNAL_NAME, JournalWriter
 from meshscope.store.write.manifest import place_new, seal
+from meshscope.store.write.segments import AnyTable, SegmentedTable
 from meshscope.store.write.table_file import TableWriter, describe_os_error
+from meshscope.store.write.thinning import GRACE_SECONDS, Thinner
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +115,12 @@ class RankWriter:
         manifest: dict[str, object] | None = None,
         mapped: bool | None = None,
         max_detail_bytes: int = MAX_DETAIL_BYTES,
+        max_bytes: int | None = None,
+        grace_seconds: float = GRACE_SECONDS,
         is_draft: bool = False,
     ) -> None:
-        """A draft is in a folder that no reader looks into, until `publish`."""
+        """A draft is in a folder that no reader looks into, until `publish`. With `max_bytes`,
+        somebody has to let `thinner` work."""
         self.rank = rank
         self._run_dir = run_dir
         self._made_run_dir = not run_dir.exists()
@@ -128,9 +134,20 @@ class RankWriter:
         self._max_detail_bytes = max_detail_bytes
         self._fields: dict[str, object] = {"rank": rank, "attempt": self.attempt}
         self._lock = threading.Lock()
-        self._tables: dict[str, TableWriter] = {}
+        self._tables: dict[str, AnyTable] = {}
         self._name_ids = dict(BUILTIN_NAMES)
         self._next_name_id = FIRST_CUSTOM_NAME_ID
+        self.thinner: Thinner | None = None
+        """Keeps the files within `max_bytes`."""
+        if max_bytes is not None:
+            self.thinner = Thinner(
+                self._list_segmented,
+                lambda name, *words: self.table(name).put(*words),
+                lambda: self.directory,
+                self._fields,
+                max_bytes,
+                grace_seconds=grace_seconds,
+            )
         self.journal = JournalWriter(self.directory / JOURNAL_NAME)
         self.journal.write(
             "header",
@@ -169,7 +186,12 @@ class RankWriter:
         if self._made_run_dir and os.listdir(self._run_dir) == [MANIFEST_NAME]:
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
-    def table(self, name: str) -> TableWriter:
+    def _list_segmented(self) -> dict[str, SegmentedTable]:
+        with self._lock:
+            tables = list(self._tables.items())
+        return {name: table for name, table in tables if isinstance(table, SegmentedTable)}
+
+    def table(self, name: str) -> AnyTable:
         """The writer of a table; its file is made the first time it is asked for."""
         found = self._tables.get(name)
         if found is not None:
@@ -177,7 +199,8 @@ class RankWriter:
         with self._lock:
             found = self._tables.get(name)
             if found is None:
-                found = self._tables[name] = TableWriter(
+                is_thinned = self.thinner is not None and name in THINNED_TABLES
+                found = self._tables[name] = (SegmentedTable if is_thinned else TableWriter)(
                     self.directory / f"{name}{TABLE_SUFFIX}",
                     TABLES[name],
                     self._fields,

@@ -1,0 +1,114 @@
+"""The storm's mode `thinning`: a rank is killed while its old records are being thinned.
+
+The child writes steps of ten operations, and a thread beside it thins them into 1 MiB without
+rest, so that a kill finds every moment of a round. What must hold afterwards is what the files
+themselves say: every acknowledged step is there; every acknowledged operation of a step that is
+called whole, or is not decided on, is there, once and unchanged; sums cover exactly the rest.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from kill_recorder import Counts
+
+from meshscope.store.read.columns import int64_column
+from meshscope.store.read.recording import Recording
+from meshscope.store.read.table_files import read_thinnings
+from meshscope.store.retention_tables import THINNED_TABLES
+from meshscope.store.write.writer import RankWriter
+
+OPERATIONS_PER_STEP = 10
+MAX_BYTES = 1 << 20
+STEP_NS = 1_000_000
+START_NS = 10**9
+
+
+@dataclass(slots=True)
+class Compared:
+    num_acknowledged: int = 0
+    num_read: int = 0
+    num_lost: int = 0
+    num_wrong: int = 0
+    num_rounds: int = 0
+
+
+def operation_words(number: int) -> tuple[int, ...]:
+    """The n-th operation; every word depends on it."""
+    step, index = divmod(number, OPERATIONS_PER_STEP)
+    at_ns = START_NS + step * STEP_NS + 1 + index * 1000
+    return (1 | 1 << 8 | 3 << 48, number, at_ns, at_ns, at_ns + number % 977, number, step + 1)
+
+
+def follow(run_dir: Path, acknowledged: Counts, *, mapped: bool) -> None:
+    """Never returns: it is killed."""
+    header = {"rank": 0, "world_size": 1, "start_unix_ns": 1, "start_host_mono_ns": 1}
+    writer = RankWriter(
+        run_dir, 0, header=header, mapped=mapped, max_bytes=MAX_BYTES, grace_seconds=0.02
+    )
+    threading.Thread(target=_thin, args=(writer,), daemon=True).start()
+    step = 0
+    while True:
+        end_ns = START_NS + (step + 1) * STEP_NS
+        for index in range(OPERATIONS_PER_STEP):
+            number = step * OPERATIONS_PER_STEP + index
+            writer.table("collectives").put(*operation_words(number))
+            if mapped:
+                acknowledged.set(0, 1, number + 1)
+        writer.table("steps").put(step, end_ns - STEP_NS, end_ns, 1, -1, 0, 0)
+        step += 1
+        if mapped:
+            acknowledged.set(0, 0, step)
+        elif step % 16 == 0:
+            writer.flush()
+            acknowledged.set(0, 1, step * OPERATIONS_PER_STEP)
+            acknowledged.set(0, 0, step)
+        time.sleep(0.0001)
+
+
+def _thin(writer: RankWriter) -> None:
+    assert writer.thinner is not None
+    while True:
+        if not writer.thinner.is_due():
+            time.sleep(0.001)
+            continue
+        for rest_s in writer.thinner.work():
+            time.sleep(rest_s)
+
+
+def compare(recording: Recording, acknowledged: Counts) -> Compared:
+    """What was lost although the files promise it, what is wrong."""
+    num_steps, num_operations = acknowledged.get(0, 0), acknowledged.get(0, 1)
+    columns = recording.read("collectives")
+    number = int64_column(columns, "sequence")
+    steps = int64_column(recording.read("steps"), "step")
+    is_wrong = int64_column(columns, "size_bytes") != number
+    is_wrong |= int64_column(columns, "step") != number // OPERATIONS_PER_STEP
+    duration = int64_column(columns, "end_host_mono_ns") - int64_column(
+        columns, "start_host_mono_ns"
+    )
+    is_wrong |= duration != number % 977
+    num_wrong = int(is_wrong.sum()) + len(number) - len(np.unique(number))
+    of_step = np.arange(num_operations) // OPERATIONS_PER_STEP
+    is_promised = ~recording.find_thinned(of_step)
+    num_lost = int((is_promised & ~np.isin(np.arange(num_operations), number)).sum())
+    num_lost += num_steps - int(np.isin(np.arange(num_steps), steps).sum())
+    found = read_thinnings(recording.directory).get("collectives")
+    bound = 0 if found is None else found.first_undecided_step * OPERATIONS_PER_STEP
+    sums = recording.read("aggregates")
+    is_ours = sums["source"] == THINNED_TABLES.index("collectives")
+    summed = [int(int64_column(sums, name)[is_ours].sum()) for name in _SUMMED]
+    numbers = np.arange(bound)
+    expected = [bound, int((numbers % 977).sum()), int(numbers.sum())]
+    return Compared(
+        num_acknowledged=num_steps + num_operations,
+        num_read=len(steps) + len(number),
+        num_lost=num_lost,
+        num_wrong=num_wrong + (summed != expected),
+        num_rounds=0 if found is None else found.round,
+    )
+
+
+_SUMMED = ("num_records", "total_ns", "total_bytes")

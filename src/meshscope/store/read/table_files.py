@@ -1,0 +1,86 @@
+"""The files of a table, one or, where it is thinned while it is written, up to three. Standard
+library only.
+
+A table is its thinned file, the sealed one and the one being written, in this order; docs/store.md
+has the rule. Tables that are never thinned have the last one only.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshscope.store.read.files import ByteFile, identify
+from meshscope.store.retention_tables import THINNED_TABLES
+from meshscope.store.write.segments import OLD_SUFFIX, SEALED_SUFFIX
+from meshscope.store.write.table_file import HEADER_BYTES, unpack_header
+from meshscope.store.write.writer import TABLE_SUFFIX
+
+_MAX_LEVEL = 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinning:
+    """What the header of a thinned file says."""
+
+    through: int
+    round: int
+    window_steps: int
+    first_undecided_step: int
+    level: int
+    noteworthy_level: int
+
+
+def table_files(directory: Path, name: str) -> list[Path]:
+    """The files of a table that are there and count, oldest records first."""
+    live = directory / f"{name}{TABLE_SUFFIX}"
+    if name not in THINNED_TABLES:
+        return [live] if identify(live) is not None else []
+    old, sealed = directory / f"{name}{OLD_SUFFIX}", directory / f"{name}{SEALED_SUFFIX}"
+    found = [path for path in (old, sealed, live) if identify(path) is not None]
+    if sealed in found and old in found and _is_covered(old, sealed):
+        found.remove(sealed)
+    return found
+
+
+def list_all_files(directory: Path, name: str) -> list[Path]:
+    """All files of a table, also those that count no more."""
+    suffixes = (
+        (OLD_SUFFIX, SEALED_SUFFIX, TABLE_SUFFIX) if name in THINNED_TABLES else (TABLE_SUFFIX,)
+    )
+    paths = [directory / f"{name}{suffix}" for suffix in suffixes]
+    return [path for path in paths if identify(path) is not None]
+
+
+def sign_files(directory: Path, name: str) -> tuple[object, ...]:
+    """Another value where the table has other files than before; equal while one only grows."""
+    paths = [directory / f"{name}{suffix}" for suffix in (OLD_SUFFIX, SEALED_SUFFIX, TABLE_SUFFIX)]
+    return tuple(identify(path) for path in paths)
+
+
+def _is_covered(old: Path, sealed: Path) -> bool:
+    thinning, segment = read_thinning(old), _read_header(sealed).get("segment")
+    return thinning is not None and isinstance(segment, int) and segment <= thinning.through
+
+
+def _read_header(path: Path) -> dict[str, object]:
+    try:
+        with ByteFile(path) as file:
+            return unpack_header(file.read(0, HEADER_BYTES))
+    except (OSError, ValueError):
+        return {}
+
+
+def read_thinning(path: Path) -> Thinning | None:
+    """What a thinned file says of itself; None where it cannot be read."""
+    fields = _read_header(path)
+    values = {name: fields.get(name) for name in Thinning.__slots__}
+    if not all(type(value) is int for value in values.values()):
+        return None
+    found = Thinning(**values)  # type: ignore[arg-type]  # all are integers
+    levels = (found.level, found.noteworthy_level)
+    return found if found.window_steps > 0 and all(0 <= n <= _MAX_LEVEL for n in levels) else None
+
+
+def read_thinnings(directory: Path) -> dict[str, Thinning | None]:
+    """Of every table that has a thinned file; None where its header is damaged."""
+    paths = {name: directory / f"{name}{OLD_SUFFIX}" for name in THINNED_TABLES}
+    return {name: read_thinning(path) for name, path in paths.items() if identify(path) is not None}
