@@ -1,5 +1,6 @@
 """The loss that is shown is the one the program means, under whatever it does to it first."""
 
+import gc
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,27 @@ def test_nothing_of_the_programs_graph_is_held(recorder):
         optimizer.step()
     assert recorder.watching.hooks is not None
     assert all(kept.grad_fn is None for kept in recorder.watching.hooks._recent)
+
+
+def test_steps_whose_numbers_are_not_taken_leave_no_objects_to_the_collector(recorder):
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    recorder.configure(stack_samples=False, flop_counts=False)
+    inputs = torch.randn(2, 4)
+    hooks = recorder.watching.hooks
+    assert hooks is not None
+
+    def train(num_steps: int) -> int:
+        for _ in range(num_steps):
+            hooks._next_signals_ns = hooks._next_signals_step = 1 << 62  # taken in none of these
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        return len(gc.get_objects())
+
+    train(10)
+    assert train(100) - train(100) == pytest.approx(0, abs=20)
+    assert len(hooks._older) == 2 * 210
+    assert {type(number) for number in hooks._older} <= {int, float}
 
 
 def test_hooks_on_saved_tensors_are_left_alone(recorder):
