@@ -240,6 +240,53 @@ def test_each_optimizer_has_its_own_losses_and_rate(recorder):
     assert [set(found[name].value) for name in ("lr", "lr 2")] == [{rate} for rate in rates]
 
 
+def train_fold(make_optimizers, num_steps=5):
+    """A new model with new optimizers, of which each steps once in every step."""
+    model = nn.Linear(4, 1)
+    optimizers = make_optimizers(model)
+    for _ in range(num_steps):
+        for optimizer in optimizers:
+            model(torch.randn(2, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizers
+
+
+def make_one(model):
+    return [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+def make_two(model):
+    return [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [make_one, make_two])
+def test_folds_with_new_optimizers_go_on_with_steps_and_series(recorder, make):
+    """The ones of before are kept alive: it is not by their end that they are known."""
+    recorder.watch_everything()
+    kept = [train_fold(make) for _ in range(3)]
+    found = finish(recorder)
+    assert len(kept) == 3
+    assert set(found) == {"backward_loss", "lr"} | (
+        {"backward_loss 2", "lr 2"} if make is make_two else set()
+    )
+    assert all(series.step[-1] == 14 for series in found.values())
+
+
+def test_an_optimizer_made_later_that_joins_the_first_has_series_of_its_own(recorder):
+    recorder.watch_everything()
+    model, (first,) = train_fold(make_one)
+    head = nn.Linear(1, 1)
+    second = torch.optim.SGD(head.parameters(), lr=0.01)
+    for _ in range(20):
+        for optimizer in (first, second):
+            head(model(torch.randn(2, 4))).square().mean().backward()
+            optimizer.step()
+    found = finish(recorder)
+    assert found["lr"].step[-1] == found["lr 2"].step[-1] == 24
+    assert set(found["lr 2"].value) == {0.01}
+
+
 @pytest.mark.parametrize(
     ("call", "num_samples", "num_tokens"),
     [

@@ -197,6 +197,11 @@ class Losses:
             self._journal("update", optimizer=self._describe(number, optimizer, first))
         return number
 
+    def forget_optimizers(self) -> None:
+        """Others take over: their series go on with those of before."""
+        self._numbers.clear()
+        self._kept.clear()
+
     def _describe(self, number: int, optimizer: Any, parameter: Any) -> dict[str, object]:
         models = (
             type(model).__name__
