@@ -111,6 +111,9 @@ class Sampling:
             self._last_memory_cost_ns = clock() - start_ns
         if self._watching.collectives is not None:
             self._watching.collectives.visit()
+        self._profiles.flops.warm_up()
+        if self._session.config.stack_samples:
+            self._session.stack_sampler.reserve.fill()
 
     def close(self) -> None:
         if self._session.writer is not None:

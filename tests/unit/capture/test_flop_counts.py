@@ -11,6 +11,7 @@ from meshscope.analyze.budget.model_flops import read_flops
 from meshscope.capture.model.operator_events import find_graph_dtype
 from meshscope.capture.profiling import flop_counts
 from meshscope.capture.recorder import Recorder, RecorderConfig
+from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.run import open_run
 from meshscope.store.read.trace_windows import disturbing_windows
 
@@ -69,6 +70,17 @@ def test_steps_that_differ_are_said_to(rec, monkeypatch):
     assert found.model_flops == 2 * 5 * ONE  # the lower middle
     assert found.source.startswith("counted, 10 operators of steps 6, ")
     assert found.source.endswith("; which differ by 0.4 of their median")
+
+
+def test_a_step_of_too_many_operators_is_not_watched_and_that_is_said(rec, monkeypatch):
+    monkeypatch.setattr(flop_counts, "_LEAST_MAX_EVENTS", 100)
+    monkeypatch.setattr(flop_counts, "_MAX_STEP_SHARE", 0.0)
+    train(rec)
+    attempt = read(rec)
+    assert not disturbing_windows(attempt)
+    found = read_flops(attempt)
+    assert isinstance(found, Unavailable)
+    assert "too many to note" in found.reason
 
 
 @pytest.mark.parametrize("says", [True, False])

@@ -1,5 +1,6 @@
 """The loss that is shown is the one the program means, under whatever it does to it first."""
 
+import gc
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,6 +174,27 @@ def test_nothing_of_the_programs_graph_is_held(recorder):
     assert all(kept.grad_fn is None for kept in recorder.watching.hooks._recent)
 
 
+def test_steps_whose_numbers_are_not_taken_leave_no_objects_to_the_collector(recorder):
+    model = nn.Linear(4, 1)
+    optimizer = attach(recorder, model)
+    recorder.configure(stack_samples=False, flop_counts=False)
+    inputs = torch.randn(2, 4)
+    hooks = recorder.watching.hooks
+    assert hooks is not None
+
+    def train(num_steps: int) -> int:
+        for _ in range(num_steps):
+            hooks._next_signals_ns = hooks._next_signals_step = 1 << 62  # taken in none of these
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        return len(gc.get_objects())
+
+    train(10)
+    assert train(100) - train(100) == pytest.approx(0, abs=20)
+    assert len(hooks._older) == 2 * 210
+    assert {type(number) for number in hooks._older} <= {int, float}
+
+
 def test_hooks_on_saved_tensors_are_left_alone(recorder):
     """One that computes again, or that works only once, would break the program."""
     model = nn.Linear(4, 1)
@@ -216,6 +238,53 @@ def test_each_optimizer_has_its_own_losses_and_rate(recorder):
         assert found[name].step[-1] == 29
         assert found[name].value == pytest.approx([values[step] for step in found[name].step])
     assert [set(found[name].value) for name in ("lr", "lr 2")] == [{rate} for rate in rates]
+
+
+def train_fold(make_optimizers, num_steps=5):
+    """A new model with new optimizers, of which each steps once in every step."""
+    model = nn.Linear(4, 1)
+    optimizers = make_optimizers(model)
+    for _ in range(num_steps):
+        for optimizer in optimizers:
+            model(torch.randn(2, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, optimizers
+
+
+def make_one(model):
+    return [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+
+def make_two(model):
+    return [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [make_one, make_two])
+def test_folds_with_new_optimizers_go_on_with_steps_and_series(recorder, make):
+    """The ones of before are kept alive: it is not by their end that they are known."""
+    recorder.watch_everything()
+    kept = [train_fold(make) for _ in range(3)]
+    found = finish(recorder)
+    assert len(kept) == 3
+    assert set(found) == {"backward_loss", "lr"} | (
+        {"backward_loss 2", "lr 2"} if make is make_two else set()
+    )
+    assert all(series.step[-1] == 14 for series in found.values())
+
+
+def test_an_optimizer_made_later_that_joins_the_first_has_series_of_its_own(recorder):
+    recorder.watch_everything()
+    model, (first,) = train_fold(make_one)
+    head = nn.Linear(1, 1)
+    second = torch.optim.SGD(head.parameters(), lr=0.01)
+    for _ in range(20):
+        for optimizer in (first, second):
+            head(model(torch.randn(2, 4))).square().mean().backward()
+            optimizer.step()
+    found = finish(recorder)
+    assert found["lr"].step[-1] == found["lr 2"].step[-1] == 24
+    assert set(found["lr 2"].value) == {0.01}
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,15 @@ def test_a_long_warm_up_counts_in_runs_that_are_long(tmp_path, num_steps, severi
     assert found.gain.saved_ns == pytest.approx(2250 * MS / num_steps, rel=0.05)
 
 
+def test_a_warm_up_that_nobody_feels_is_low(tmp_path):
+    """However short the usual steps are."""
+    steps = np.full(300, MS // 2)
+    steps[:4] = 10 * MS
+    write_steps(tmp_path, steps)
+    (found,) = find("TI003", tmp_path)
+    assert found.severity is Severity.LOW
+
+
 def test_steady_runs_are_silent(tmp_path):
     write_steps(tmp_path, np.full(200, 50 * MS))
     for code in ("TI001", "TI002", "TI003", "TI004"):

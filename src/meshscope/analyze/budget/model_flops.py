@@ -107,7 +107,7 @@ def _find_rank_flops(
         raise Missing("traces do not contain a model's FLOPs; give them with --flops-per-step")
     if not said:
         raise Missing(
-            "FLOPs are not known: no step was counted; give --flops-per-step, or call "
+            f"FLOPs are not known: {_say_why_uncounted(recording)}; give --flops-per-step, or call "
             "Recorder.count_flops or set_flops"
         )
     model = _positive(said.get("model_flops"))
@@ -120,6 +120,15 @@ def _find_rank_flops(
         Unavailable(_NO_RECOMPUTATION) if hardware is None else max(hardware, model) * factor,
         str(said.get("source") or "not said"),
     )
+
+
+def _say_why_uncounted(recording: Recording) -> str:
+    refusal = _last(recording.updates, "flop_refusal") or {}
+    num_events = _positive(refusal.get("num_events"))
+    if num_events is None:
+        return "no step was counted"
+    num_operators = round(num_events / 2, -3)
+    return f"a step runs about {num_operators:,.0f} operators, too many to note in one"
 
 
 def _count_per_step(recording: Recording, said: JsonFields) -> float | Unavailable:

@@ -13,7 +13,7 @@ optimizer's step has ended; what never gets there (a left-over microbatch) belon
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -197,6 +197,11 @@ class Losses:
             self._journal("update", optimizer=self._describe(number, optimizer, first))
         return number
 
+    def forget_optimizers(self) -> None:
+        """Others take over: their series go on with those of before."""
+        self._numbers.clear()
+        self._kept.clear()
+
     def _describe(self, number: int, optimizer: Any, parameter: Any) -> dict[str, object]:
         models = (
             type(model).__name__
@@ -212,13 +217,13 @@ class Losses:
         if step > self._last_step:
             self._kept[self._number(optimizer)] = (step, numbers)
 
-    def look_back(self, steps: Sequence[tuple[int, list[Any]]]) -> None:
+    def look_back(self, losses_by_step: Mapping[int, list[float]]) -> None:
         """Writes the losses, on the host, of steps that were not sampled, if one stands out.
 
         A NaN shows where it comes from only in its first step, and a spike lasts one.
         """
         now_ns = self._clock()
-        values = [loss.item() for _, losses in steps for loss in losses]
+        values = [loss for losses in losses_by_step.values() for loss in losses]
         finite = sorted(value for value in values if math.isfinite(value))
         is_finite = len(finite) == len(values)
         usual = finite[len(finite) // 2] if finite else 0.0
@@ -230,12 +235,12 @@ class Losses:
         if self._num_looks[is_finite] >= _MAX_LOOKS:
             return
         self._num_looks[is_finite] += 1
-        for step, losses in steps:
+        for step, losses in losses_by_step.items():
             self._write_losses(losses, 1, step, now_ns)
 
-    def _write_losses(self, losses: list[Any], number: int, step: int, now_ns: int) -> None:
+    def _write_losses(self, losses: Sequence[Any], number: int, step: int, now_ns: int) -> None:
         """What the program divides by is taken to be what it was in the last sampled step."""
-        for microbatch, loss in enumerate(losses if _are_readable(losses) else ()):
+        for microbatch, loss in enumerate(losses):
             signal = Signal("backward_loss", loss, now_ns, microbatch)
             signal.divisor, signal.flags = self._last_divisor, self._last_flags
             self._write(signal, number, step)
@@ -245,7 +250,7 @@ class Losses:
         self._write_pending()
         for number, (step, (losses, norm, rate)) in self._kept.items():
             now_ns = self._clock()
-            self._write_losses(losses, number, step, now_ns)
+            self._write_losses(losses if _are_readable(losses) else (), number, step, now_ns)
             for name, value in (("grad_norm", norm), ("lr", rate)):
                 self._write(Signal(name, value, now_ns, len(losses)), number, step)
         self._kept.clear()

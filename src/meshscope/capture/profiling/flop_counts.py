@@ -8,7 +8,9 @@ code of the program runs again, nothing is copied, no device is asked. In the st
 one its events are added up, a few in each (`operator_events`), and the median of the steps so far
 goes into the journal, for HFU with what was computed again. A watched step takes 2 µs longer for
 each begin and end of an operator, once: a program of many small ones sees a step of several times
-its length. By more than 3 %, readers leave it out, as those of a trace window.
+its length. By more than 3 %, readers leave it out, as those of a trace window. How many there will
+be is known before: autograd numbers its nodes, and a step of so many that watching it would take
+more than a tenth of it, and more than about 0.15 s, is not watched; reports say so.
 
 Nothing is counted where the program says its FLOPs itself, uses a profiler of its own, or takes
 so long for a step that the events would fill its memory. The dtype of the products, which decides
@@ -21,6 +23,7 @@ from collections.abc import Iterator
 from threading import get_ident
 from typing import Any
 
+from meshscope.capture.memory.object_reserve import ObjectReserve
 from meshscope.capture.model.model_facts import PER_STEP, ModelFacts
 from meshscope.capture.model.operator_events import OperatorCount, count_events, find_graph_dtype
 from meshscope.capture.profiling.kernel_window import ProfilerGate
@@ -46,16 +49,32 @@ _MOST_COUNTING_NS = 200_000_000
 """Where the recording ends before a count did."""
 _EVENT_NS = 1_500
 """What noting an event takes."""
+_EVENTS_PER_NODE = 30
+"""Begins and ends of operators, forward and backward, for a node of autograd's graph: 17 to 54 in
+an LSTM cell, a transformer and a small network."""
+_LEAST_MAX_EVENTS = 60_000
+"""That are noted however short the step is: a transformer of 30 layers."""
+_MAX_STEP_SHARE = 0.1
+"""Of a step that noting may take where there are more."""
 _MAX_DISTURBANCE = 0.03
 """Of a step: from here on readers leave it out."""
 _MAX_STEP_NS = 10_000_000_000
 NEVER_NS = 1 << 62
+_NUM_OBJECTS = 48
+"""That a count makes and keeps until it is over."""
 _HALF = ("torch.bfloat16", "torch.float16")
 
 
 def _uses_device() -> bool:
     torch: Any = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def _count_nodes() -> int:
+    """Nodes of autograd's graph that this thread has made so far; 0 where torch does not tell."""
+    torch: Any = sys.modules.get("torch")
+    count = getattr(torch and torch._C._autograd, "_get_sequence_nr", None)
+    return 0 if count is None else int(count())
 
 
 class FlopCounts:
@@ -66,6 +85,7 @@ class FlopCounts:
         self._facts = facts
         self._watching = watching
         self._gate = ProfilerGate(self.give_way)
+        self._reserve = ObjectReserve(_NUM_OBJECTS)
         self._is_over = False
         self._thread = 0
         """The one whose operators are watched; 0 while none is."""
@@ -78,6 +98,8 @@ class FlopCounts:
         self._first_step: int | None = None
         self._next = FIRST_STEP
         self._start_ns = self._window_ns = self._cost_ns = 0
+        self._first_node = 0
+        """Autograd's number at the end of the first step."""
         self._last_step = -1
         self._shortest_ns = _MAX_STEP_NS
         self._dtype: str | None = None
@@ -90,6 +112,13 @@ class FlopCounts:
         """Whether torch's profiler is in use by a count."""
         return self._thread != 0
 
+    def warm_up(self) -> None:
+        """Makes ahead of the first step what a count needs."""
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and not self._is_over and self._session.config.flop_counts:
+            self._gate.install(torch)
+            self._reserve.fill()
+
     def begin_attempt(self) -> None:
         self.give_way()
         self._begin_attempt()
@@ -100,6 +129,7 @@ class FlopCounts:
             return NEVER_NS
         if self._first_step is None:
             self._first_step, self._start_ns = step, end_ns
+            self._first_node = _count_nodes()
             if _uses_device():
                 self._next = DEVICE_FIRST_STEP
         self._last_step = step
@@ -146,6 +176,9 @@ class FlopCounts:
             return False
         if self._gate.is_program_profiling or torch.autograd._profiler_enabled():
             return False
+        if self._is_too_long(step_ns):
+            self._is_over = True
+            return False
         kinds = torch._C._profiler
         config = kinds.ProfilerConfig(
             kinds.ProfilerState.CPU, True, False, False, False, False, kinds._ExperimentalConfig()
@@ -154,9 +187,20 @@ class FlopCounts:
             self._session.scalars.look_at_loss = self._see_loss
             if self._watching.hooks is not None:
                 self._watching.hooks.ask_for_signals()
+        self._reserve.spend()
         self._window_ns = now_ns
         functions._enable_profiler_legacy(config)
         self._thread = get_ident()
+        return True
+
+    def _is_too_long(self, step_ns: int) -> bool:
+        """Whether so many operators run in a step that watching one would be felt."""
+        num_steps = max(self._last_step - (self._first_step or 0), 1)
+        num_events = (_count_nodes() - self._first_node) // num_steps * _EVENTS_PER_NODE
+        if num_events <= max(_LEAST_MAX_EVENTS, step_ns * _MAX_STEP_SHARE / _EVENT_NS):
+            return False
+        self._gate.remove()
+        self._session.journal("update", flop_refusal={"num_events": num_events})
         return True
 
     def _stop(self) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from meshscope.capture.guard import Guard
+from meshscope.capture.memory.object_reserve import ObjectReserve
 from meshscope.capture.stacks.frames import FrameTexts, Spot
 
 _SAMPLES_WANTED = 200
@@ -30,6 +31,8 @@ _FREE_COST_NS = 20_000_000
 _MAX_STACKS = 1000
 """Different ones that are written out in one run."""
 _OTHER_STACKS = "(other stacks)"
+_NUM_OBJECTS = 128
+"""Of the thread and of the stacks it sees in one request: 60 to 120."""
 
 
 class StackTarget(Protocol):
@@ -56,6 +59,7 @@ class StackSampler:
         self._first_ns = target.clock()
         self.cost_ns = 0
         """Spent on samples so far, with the interpreter's lock."""
+        self.reserve = ObjectReserve(_NUM_OBJECTS)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -87,6 +91,7 @@ class StackSampler:
         self._stopped.clear()
         self._asked.set()
         if self._thread is None:
+            self.reserve.spend()
             self._thread = threading.Thread(
                 target=self._serve, name="meshscope-stacks", daemon=True
             )

@@ -57,6 +57,12 @@ class Automatic:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._num_optimizers = 0
         self._watches_all_optimizers = False
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that train together, as far as the program has shown."""
+        self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those of before, which have not stepped since others were made in mid-training."""
+        self._num_updates = 0
+        """Up to when the last optimizer was made."""
         self._tapped_optimizers: set[type] = set()
         """Classes whose steps are timed from outside of torch's hooks."""
         self._search = ModelSearch(
@@ -185,6 +191,10 @@ class Automatic:
         self._tap(self._torch.nn.Module, "compile", _first_argument, self._compiled_in_place)
 
     def _optimizer_made(self, optimizer: Any) -> None:
+        if self._made and self._steps.num_updates > self._num_updates:
+            self._replace_optimizers()
+        self._num_updates = self._steps.num_updates
+        self._made.add(optimizer)
         self._count_optimizer()
         # Before the search: torch's compiler, loaded by the first optimizer, tells when it begins.
         if self._num_optimizers <= _MAX_OPTIMIZERS_HEARD and self.on_optimizer is not None:
@@ -192,6 +202,22 @@ class Automatic:
         if "param_groups" in optimizer.__dict__:  # else its constructor raised
             self._search.add_optimizer(optimizer)
             self._tap_optimizer(type(optimizer))
+
+    def _replace_optimizers(self) -> None:
+        """One that is made after others have stepped is taken to follow them: another fold, the
+        next stage of a curriculum. Whose predecessor steps again trains beside it."""
+        self._replaced.update(self._made)
+        self._made.clear()
+        self._num_optimizers = 0
+        self._steps.forget_optimizers()
+        self._hooks.losses.forget_optimizers()
+
+    def _meet_replaced(self, optimizer: Any) -> None:
+        if optimizer in self._replaced:
+            self._made.update(self._replaced)
+            self._replaced.clear()
+            self._num_optimizers = len(self._made)
+            self._steps.has_several = True
 
     def _tap_optimizer(self, kind: type) -> None:
         """Times all steps of a class, and of those that inherit its step."""
@@ -208,11 +234,15 @@ class Automatic:
         function = self._search.timed_function
         if function is not None:  # a whole step is compiled: its forward is over
             function.end_forward(None)
+        if self._replaced:
+            self._meet_replaced(optimizer)
         self._hooks.optimizer_begins(optimizer, args, kwargs)
 
     def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Torch's hook, for optimizers whose class is not tapped."""
         if not step_hooks.is_compiling() and type(optimizer) not in self._tapped_optimizers:
+            if self._replaced:
+                self._meet_replaced(optimizer)
             self._hooks.optimizer_begins(optimizer, args, kwargs)
 
     def _optimizer_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -242,6 +272,8 @@ class Automatic:
         self._modules.clear()
         self._timed.clear()
         self._optimizers.clear()
+        self._made.clear()
+        self._replaced.clear()
         self._watches_all_optimizers = False
 
 

@@ -31,8 +31,8 @@ OPTIMIZER = BUILTIN_NAMES["optimizer"]
 CLIP = BUILTIN_NAMES["clip"]
 EVAL = BUILTIN_NAMES["eval"]
 
-_MAX_OLDER = 128
-"""Steps whose losses are kept until numbers are taken again."""
+_MAX_OLDER = 512
+"""Losses that are kept until numbers are taken again."""
 _MAX_SIGNALS_NS = 400_000_000
 """After so long a step's numbers are taken, whatever its own number is."""
 
@@ -150,8 +150,9 @@ class Hooks:
         """What backward was called on in that step, if its numbers are not taken."""
         self._previous: list[Any] = []
         """The same of the step before."""
-        self._older: deque[tuple[int, list[Any]]] = deque(maxlen=_MAX_OLDER)
-        """Steps whose numbers were not taken, and their losses, as far as they are on the host."""
+        self._older: deque[float] = deque(maxlen=2 * _MAX_OLDER)
+        """Of steps whose numbers were not taken, as far as they are on the host: step, loss, step,
+        loss … Plain numbers: Python's collector counts what holds other objects, tensors too."""
         self._norm: Any = None
         self._rate: Any = None
         """Gradient norm and learning rate of the last step, if its numbers were not taken."""
@@ -378,20 +379,25 @@ class Hooks:
             )
             self._signal_ns += self._clock() - now_ns
         elif not self._is_gradient and type(loss) is self._tensor and loss.numel() == 1:
-            if not self._recent:
-                self._remember(loss)
-            self._recent.append(loss.detach() if self._unscaled is None else self._unscaled)
+            kept = loss.detach() if self._unscaled is None else self._unscaled
+            self._recent.append(kept)
+            self._remember(loss, kept)
         self._unscaled = None
 
-    def _remember(self, loss: Any) -> None:
-        """Keeps a step's losses; not on a device, where a graph may use their memory again, and not
-        a part of a larger tensor."""
-        if loss.is_cpu and not loss._is_view():
-            self._older.append((self._timeline.step, self._recent))
+    def _remember(self, loss: Any, kept: Any) -> None:
+        """Reads a loss, where that waits for nothing."""
+        if loss.is_cpu:
+            value = kept.item()
+            self._older.append(self._timeline.step)
+            self._older.append(value)
 
     def _look_back(self) -> None:
         """Hands on the losses of the steps since numbers were last taken."""
-        older = [one for one in self._older if one[0] <= self._timeline.last_step]
+        older: dict[int, list[float]] = {}
+        numbers = iter(self._older)
+        for step, loss in zip(numbers, numbers, strict=True):
+            if step <= self._timeline.last_step:
+                older.setdefault(int(step), []).append(loss)
         self._older.clear()
         if not self._steps.has_several:
             self.losses.look_back(older)

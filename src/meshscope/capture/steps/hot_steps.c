@@ -38,7 +38,7 @@ static RecordSlotsApi *slots_api;
 #define NAMES(X)                                                                                  \
     X(training) X(ndim) X(dtype) X(numel) X(put) X(input_ids) X(tensors) X(_put_usual_phases)     \
     X(detach) X(see_output) X(size) X(_count_batch) X(num_items_in_batch) X(param_groups)      \
-    X(lr) X(append) X(is_cpu) X(_is_view)                                                         \
+    X(lr) X(append) X(is_cpu) X(item)                                                             \
     X(_leave_short_cut) X(plain_enter) X(plain_leave) X(plain_end_step)                           \
     X(plain_forward_begins) X(plain_forward_ends) X(plain_backward_begins)                        \
     X(plain_backward_ends) X(plain_optimizer_begins) X(plain_optimizer_ends)
@@ -730,23 +730,27 @@ static PyObject *hooks_forward_ends(PyObject *object, PyObject *const *args, Py_
     return result;
 }
 
+static int append(PyObject *deque, PyObject *number) {
+    if (number == NULL) return -1;
+    PyObject *result = PyObject_CallMethodObjArgs(deque, text_append, number, NULL);
+    Py_DECREF(number);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
 /* As `_remember` does. */
-static int remember(Hooks *self, PyObject *loss, PyObject *list) {
+static int remember(Hooks *self, PyObject *loss, PyObject *kept) {
     if (self->older == NULL) return 0;
     PyObject *is_cpu = PyObject_GetAttr(loss, text_is_cpu);
-    PyObject *is_view = PyObject_CallMethodObjArgs(loss, text__is_view, NULL);
-    int failed = is_cpu == NULL || is_view == NULL;
-    if (!failed && is_cpu == Py_True && is_view == Py_False) {
-        PyObject *pair = Py_BuildValue("(LO)", self->timeline->step, list);
-        PyObject *older = Py_NewRef(self->older), *result = NULL;
-        if (pair != NULL) result = PyObject_CallMethodObjArgs(older, text_append, pair, NULL);
-        failed = result == NULL;
-        Py_DECREF(older);
-        Py_XDECREF(pair);
-        Py_XDECREF(result);
-    }
-    Py_XDECREF(is_cpu);
-    Py_XDECREF(is_view);
+    if (is_cpu == NULL) return -1;
+    Py_DECREF(is_cpu);
+    if (is_cpu != Py_True) return 0;
+    PyObject *older = Py_NewRef(self->older);
+    PyObject *value = PyObject_CallMethodObjArgs(kept, text_item, NULL);
+    int failed = value == NULL || append(older, PyLong_FromLongLong(self->timeline->step)) < 0 ||
+                 append(older, Py_NewRef(value)) < 0;
+    Py_XDECREF(value);
+    Py_DECREF(older);
     return failed ? -1 : 0;
 }
 
@@ -767,7 +771,7 @@ static int keep_loss(Hooks *self, PyObject *loss) {
                ? PyObject_CallMethodObjArgs(loss, text_detach, NULL)
                : Py_NewRef(self->unscaled);
     int failed = kept == NULL || self->recent == NULL || !PyList_Check(self->recent) ||
-                 PyList_Append(self->recent, kept) < 0 || remember(self, loss, self->recent) < 0;
+                 PyList_Append(self->recent, kept) < 0 || remember(self, loss, kept) < 0;
     Py_XDECREF(kept);
     return failed ? -1 : 0;
 }

@@ -54,6 +54,10 @@ class StepInference:
         self._ended_microbatches = 0
         self.num_updates = 0
 
+    def forget_optimizers(self) -> None:
+        """Called when others take over: none of theirs goes on with the last step."""
+        self._ended_optimizers = self._stepped = ()
+
     def batch_fetch_begins(self, now_ns: int) -> None:
         """Called when a loader is asked for a batch: the next step may start here."""
         if self._timeline.step_start_ns:

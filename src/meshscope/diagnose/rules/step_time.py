@@ -85,6 +85,8 @@ _MAX_OTHERS_RATIO = 0.5
 """A rank is alone if no other has half as much extra work in the slow steps."""
 _MIN_BESIDE_RATIO = 0.1
 """Share of the extra time from which another phase is named."""
+_MIN_WARMUP_ALARM_NS = 1_000_000_000
+"""What every process takes to load and allocate; nobody's restarts are felt by less."""
 _MIN_STEPS_FOR_WARMUP_ALARM = 200
 """In shorter runs a long warm-up is normal."""
 
@@ -279,8 +281,8 @@ class LongWarmup(Rule):
     What to change: keep compiled code in a cache between launches; fix shapes before the loop; warm
     communicators up together.
 
-    When it is wrong: below 200 steps it is always LOW: a short run does not show how often the job
-    restarts.
+    When it is wrong: below 200 steps, and where all of it took less than a second, it is always
+    LOW: a short run does not show how often the job restarts.
     """
 
     code = "TI003"
@@ -305,7 +307,7 @@ class LongWarmup(Rule):
             step_ns=float(steps.duration_ns.mean()),
             basis="what the first steps take beyond the median, spread over all steps",
         )
-        is_short = steps.num_steps < _MIN_STEPS_FOR_WARMUP_ALARM
+        is_short = steps.num_steps < _MIN_STEPS_FOR_WARMUP_ALARM or extra_ns < _MIN_WARMUP_ALARM_NS
         first = "the first step" if num_slow == 1 else f"the first {plural(num_slow, 'step')}"
         yield Finding(
             code=self.code,
