@@ -43,7 +43,7 @@ num_warmup_steps = 2
 """
 FLAT = ("--dp", "4", "--tp", "1", "--pp", "1")
 RUNS: dict[str, tuple[str, ...]] = {
-    "slow": ("--profiling", "--fault", "slow rank=5 phase=forward ms=25 steps=15-"),
+    "slow": ("--profiling", "--fault", "slow rank=5 phase=forward ms=60 steps=15-"),
     "even": (),
     "dp": (*FLAT, "--steps", "20", "--fault", "stalled_loader rank=2 ms=80 steps=6-"),
     "diverged": (*FLAT, "--dp", "2", "--steps", "14", "--fault", "nan rank=1 steps=8-"),

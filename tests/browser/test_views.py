@@ -7,7 +7,7 @@ from browser_pages import count_colours, read_data, settle, text_of
 SECTIONS = {
     "slow": (
         "verdict", "budget", "findings", "heat", "mesh", "rank-budget", "timeline", "pipeline",
-        "communication", "bandwidth", "pairs", "training", "memory", "trust", "ranks",
+        "communication", "bandwidth", "pairs", "training", "memory", "prediction", "trust", "ranks",
     ),
     "dp": (
         "verdict", "budget", "findings", "heat", "mesh", "rank-budget", "timeline",
@@ -140,8 +140,21 @@ def test_a_stuck_run_says_what_to_do_before_what_its_steps_cost(pages, opened):
     assert "step 4" in text_of(page, "#verdict").lower()
 
 
+def test_what_was_predicted_stands_beside_what_was_measured(pages, opened):
+    """Memory is predicted of every run of the engine, and measured of one that was profiled."""
+    for name in ("slow", "dp"):
+        check = read_data(pages / f"{name}.html")["report"]["prediction"]
+        page = opened(pages / f"{name}.html")
+        said = text_of(page, "#prediction")
+        assert "Step time was not predicted" in said
+        assert page.locator("#prediction tbody tr").count() == len(check["memory"])
+        assert ("not known" in said) == ("unavailable" in str(check["memory"]))
+
+
 def test_a_stuck_run_leads_with_who_is_waited_for(pages, opened):
     page = opened(pages / "stuck.html")
+    banner = page.locator(".banner").first.bounding_box()
+    assert banner["y"] > page.locator("#waits").bounding_box()["y"], "nothing stands above the hang"
     assert "ank 3" in text_of(page, "#verdict h2")
     assert text_of(page, ".pill.bad").startswith("stuck")
     assert page.locator("#waits").bounding_box()["y"] < page.locator(".lamps").bounding_box()["y"]

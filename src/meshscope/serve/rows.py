@@ -108,7 +108,7 @@ class Rows:
             with self._lock:
                 self._kept[run.id] = kept
         row = kept.row if summary is None else replace(kept.row, summary=summary)
-        return _judge_open(row) if moment is None else _apply(row, moment)
+        return judge_open(row) if moment is None else _apply(row, moment)
 
     def _describe(self, run: ServedRun) -> RunRow:
         way_out = find_way_out(run.path, self._roots)
@@ -213,7 +213,7 @@ def _pause(row: RunRow) -> float:
     return _QUIET_S if age > _QUIET_AGE_NS else _OPEN_S
 
 
-def _judge_open(row: RunRow) -> RunRow:
+def judge_open(row: RunRow) -> RunRow:
     """A run without an end that made a step just now is live, though nobody follows it."""
     if row.state != StateKind.OPEN or row.last_step_unix_ns is None:
         return row

@@ -106,6 +106,7 @@ def test_a_verdict_needs_the_whole_interval():
     assert judge(metric(6, 9), 0.05) is Verdict.SLOWER
     assert judge(metric(4, 9), 0.05) is Verdict.INCONCLUSIVE
     assert judge(metric(-3, 5), 0.05) is Verdict.WITHIN
+    assert metric(-450, 5).interval_ratio == (-1.0, 0.05), "nothing shrinks by more than itself"
 
 
 # --- loss ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import { Canvas } from "../draw/canvas";
 import { Card } from "../parts/card";
 import { Select } from "../parts/menu";
 import { Facts } from "../parts/tip";
+import type { Table } from "../text/files";
 import { clean } from "../text/names";
 import { change, withUnit } from "../text/units";
 
@@ -38,7 +39,8 @@ export function DifferenceView({ a, b }: { a: ComparedRun; b: ComparedRun }) {
   return (
     <Card id="difference" title="Where on ranks and steps" span={[12, 12]} sub={`B − A of ${metric?.label ?? key.value}, same place and same step number`}
       not="certain by cell: single steps differ by chance; look for rows and for a change that stays"
-      tools={<Select label="Metric" value={key.value} options={metrics.map((one) => [one.key, one.label] as const)} choose={(value) => (key.value = value)} />}>
+      tools={<Select label="Metric" value={key.value} options={metrics.map((one) => [one.key, one.label] as const)} choose={(value) => (key.value = value)} />}
+      {...(both.value ? { table: () => tableOf(pairs, both.value![0], both.value![1]) } : {})}>
       {both.value && pairs.length ? <Cells pairs={pairs} a={both.value[0]} b={both.value[1]} /> : <p class="dim">{pairs.length ? "unpacking…" : "no rank is in both runs"}</p>}
     </Card>
   );
@@ -69,9 +71,30 @@ function valueAt(matrix: Matrix, rank: number, step: number): number {
   return code >= LEFT_OUT ? Number.NaN : matrix.values[code]!;
 }
 
+/** By rank: the mean over steps that both have. */
+function tableOf(pairs: readonly Pair[], a: Matrix, b: Matrix): Table {
+  const [first, end] = commonSteps(a, b);
+  const unit = a.unit === "ns" ? "_ns" : a.unit === "bytes" ? "_bytes" : "";
+  return {
+    columns: ["place", "rank_a", "rank_b", "steps", `mean_a${unit}`, `mean_b${unit}`],
+    rows: pairs.map((pair) => {
+      const both: [number, number][] = [];
+      for (let step = first; step < end; step++) {
+        const [x, y] = [valueAt(a, pair.a, step), valueAt(b, pair.b, step)];
+        if (!Number.isNaN(x + y)) both.push([x, y]);
+      }
+      const mean = (i: 0 | 1): number | null => (both.length ? both.reduce((sum, one) => sum + one[i], 0) / both.length : null);
+      return [pair.label.replace(/ +\d+$/, ""), pair.a, pair.b, both.length, mean(0), mean(1)];
+    }),
+  };
+}
+
+function commonSteps(a: Matrix, b: Matrix): readonly [number, number] {
+  return [Math.max(a.edges[0] ?? 0, b.edges[0] ?? 0), Math.min(a.edges[a.numColumns] ?? 0, b.edges[b.numColumns] ?? 0)];
+}
+
 function Cells({ pairs, a, b }: { pairs: readonly Pair[]; a: Matrix; b: Matrix }) {
-  const first = Math.max(a.edges[0] ?? 0, b.edges[0] ?? 0);
-  const end = Math.min(a.edges[a.numColumns] ?? 0, b.edges[b.numColumns] ?? 0);
+  const [first, end] = commonSteps(a, b);
   const num = Math.min(600, end - first);
   if (num <= 0) return <p class="dim">The runs have no step number in common.</p>;
   const stepOf = (i: number): number => Math.floor(first + ((i + 0.5) * (end - first)) / num);
