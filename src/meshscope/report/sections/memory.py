@@ -125,13 +125,13 @@ def _list_peak(one: RankMemory, peak: PointSummary) -> Iterator[Part]:
 
 
 def _list_estimate(one: RankMemory) -> Iterator[Part]:
-    """Each part at its fullest, and all of them beside what the allocator had in use."""
+    """Each part at the peak, and all of them beside what the allocator had in use."""
     if not one.estimate:
         return
     rows = [(_title(e.category), e.estimated_bytes, e.found_bytes) for e in one.estimate]
     rows.append(("together; in use", sum(row[1] for row in rows), _peak_bytes(one)))
     yield Blank()
-    yield Headline("Each at its fullest, beside the estimate")
+    yield Headline("At the peak, beside the estimate")
     yield Table(
         (
             make_column("what", rows, lambda row: row[0], 9, is_right=False),
