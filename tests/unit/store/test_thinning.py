@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from meshscope.analyze.study import Study
 from meshscope.core.operations import EndSource, Kind, Outcome
-from meshscope.store.read.columns import Columns, int64_column
+from meshscope.core.unavailable import Unavailable
+from meshscope.store.read.columns import Columns, ProblemKind, int64_column
 from meshscope.store.read.compact import compact_run
 from meshscope.store.read.recording import Recording
 from meshscope.store.read.run import open_run
@@ -313,3 +314,17 @@ def test_a_thinned_run_that_was_compacted_tells_the_same(long_run: tuple[Path, P
     assert read_sums(after) == sums
     steps = np.arange(4000)
     assert np.flatnonzero(~after.find_thinned(steps)).tolist() == whole
+
+
+def test_a_missing_segment_is_told(long_run: tuple[Path, Program]) -> None:
+    path, program = long_run
+    program.writer.close(end_host_mono_ns=program.now_ns)
+    whole = read(path)
+    whole.read("collectives")
+    assert not whole.problems
+    (path / "rank00000" / "attempt000" / "collectives.old.tbl").unlink()
+    recording = read(path)
+    recording.read("collectives")
+    assert [problem.kind for problem in recording.problems] == [ProblemKind.UNREADABLE]
+    timeline = Study(open_run(path).last_attempt).timeline
+    assert isinstance(timeline, Unavailable) or int(timeline.steps.min()) > 3000

@@ -28,7 +28,7 @@ from meshscope.store.read.columns import (
 )
 from meshscope.store.read.files import exists, file_size, read_file
 from meshscope.store.read.parquet import CompactedRun
-from meshscope.store.read.table_files import read_thinnings, sign_files, table_files
+from meshscope.store.read.table_files import lacks_segment, read_thinnings, sign_files, table_files
 from meshscope.store.read.table_window import (
     TIME_OF,
     TimeWindows,
@@ -342,6 +342,10 @@ class FolderRecording(Recording):
                     self._note(describe_unreadable(path, error, self.rank))
             if not before or before == sign_files(self.directory, name) or look + 1 == _NUM_LOOKS:
                 break
+        is_limited = "max_bytes" in self.header and name in THINNED_TABLES
+        if is_limited and lacks_segment(self.directory, name):
+            text = "a file of this table is missing: records between two of its segments are lost"
+            self._note_problem(ProblemKind.UNREADABLE, self._table_path(name), text)
         return parts[0] if len(parts) == 1 else concatenate_columns(TABLES[name], parts)
 
     def _read_file(self, path: Path, name: str) -> Columns:

@@ -41,6 +41,21 @@ def table_files(directory: Path, name: str) -> list[Path]:
     return found
 
 
+def lacks_segment(directory: Path, name: str) -> bool:
+    """Whether files of a thinned table do not follow one another: one was deleted, or, in a copy
+    that was made while the run was thinned, is not there yet."""
+    live, sealed = directory / f"{name}{TABLE_SUFFIX}", directory / f"{name}{SEALED_SUFFIX}"
+    thinning = read_thinning(directory / f"{name}{OLD_SUFFIX}")
+    next_segment = 0 if thinning is None else thinning.through + 1
+    for path in (sealed, live):
+        segment = _read_header(path).get("segment")
+        if isinstance(segment, int):
+            if segment > next_segment:
+                return True
+            next_segment = max(next_segment, segment + 1)
+    return False
+
+
 def list_all_files(directory: Path, name: str) -> list[Path]:
     """All files of a table, also those that count no more."""
     suffixes = (

@@ -154,6 +154,7 @@ class RankWriter:
             schema_version=SCHEMA_VERSION,
             attempt=self.attempt,
             sink="mapped" if self.is_mapped else "append",
+            **({} if max_bytes is None else {"max_bytes": max_bytes}),
             **header,
         )
 
