@@ -270,8 +270,11 @@ def make_peers(folder: Path) -> str:
     """An environment with HTA and what TraceLens imports; gives its Python."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = str(folder / "bin" / "python")
-    packages = ("HolisticTraceAnalysis", "pandas<3", "orjson", "tqdm")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    pip = [python, "-m", "pip", "install", "--quiet"]
+    # HTA also asks for JupyterLab, which none of this needs.
+    subprocess.run([*pip, "--no-deps", "HolisticTraceAnalysis"], check=True)
+    packages = ("pandas<3", "plotly", "networkx", "pydot", "psutil", "pyyaml", "orjson", "tqdm")
+    subprocess.run([*pip, *packages], check=True)
     return python
 
 

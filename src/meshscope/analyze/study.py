@@ -314,6 +314,9 @@ class Study:
     def communication(self) -> "Communication | Unavailable":
         """Communication after warm-up, or all of it where no step finished."""
         if not any(recording.notes_operations for recording in self.attempt):
+            problems = [problem for recording in self.attempt for problem in recording.problems]
+            if any(problem.kind is ProblemKind.CUT for problem in problems):
+                return Unavailable("the recording is cut off: communication may be in what is lost")
             return Unavailable(
                 "no communication was recorded: there was none, or it was not watched"
             )

@@ -9,6 +9,7 @@ from meshscope.analyze.device.trace_outline import outline_summary, outline_trac
 from meshscope.analyze.device.trace_summary import summarize_trace
 from meshscope.analyze.study import Study
 from meshscope.cli.trace_loading import load_traces
+from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.traces.trace_view import TraceView
 from trace_builders import write_traces
 
@@ -40,3 +41,16 @@ def test_the_first_steady_step_needs_no_more_than_steps(tmp_path: Path):
     assert "_totals" not in vars(alone)
     assert whole.steps.num_steps == 5
     assert whole._first_steady_step == first == whole.steps.step[whole.steps.num_warmup]
+
+
+def test_a_trace_that_is_cut_off_does_not_say_that_nothing_was_communicated(tmp_path: Path):
+    for rank in (0, 1):
+        read(tmp_path / f"rank{rank}.json", HOST, rank=rank)
+    whole = Study(load_traces([tmp_path], use_cache=False).run.last_attempt).communication
+    for path in tmp_path.glob("*.json"):
+        path.write_bytes(path.read_bytes()[:-4])
+    cut = Study(load_traces([tmp_path], use_cache=False).run.last_attempt).communication
+    assert isinstance(whole, Unavailable)
+    assert isinstance(cut, Unavailable)
+    assert "there was none" in whole.reason
+    assert "cut off" in cut.reason
