@@ -148,7 +148,11 @@ def record_missing(
             run_dir = folder / f"{name}-{seed}"
             shutil.rmtree(run_dir, ignore_errors=True)
             before, start_s = read_busy_s(), time.monotonic()
-            result = record(name, seed, run_dir)
+            try:
+                result = record(name, seed, run_dir)
+            except subprocess.TimeoutExpired:
+                print(f"{name}-{seed} took more than {TIMEOUT_S} s", flush=True)
+                continue
             after, length_s = read_busy_s(), time.monotonic() - start_s
             if result.returncode:
                 print(f"{name}-{seed} ended with {result.returncode}: {result.stderr[-500:]}")
@@ -157,7 +161,8 @@ def record_missing(
             others = round(max(others_s, 0.0) / length_s, 2)
             (folder / f"{name}-{seed}.json").write_text(json.dumps(others), encoding="utf-8")
             found = judge(folder, name, seed).findings
-            print(f"{name}-{seed}: {'; '.join(found) or 'nothing above low'}", flush=True)
+            text = "; ".join(found) or "nothing above low"
+            print(f"{name}-{seed}: {text} ({length_s:.0f} s)", flush=True)
 
 
 def record(name: str, seed: int, run_dir: Path) -> subprocess.CompletedProcess[str]:
