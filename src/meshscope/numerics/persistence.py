@@ -8,7 +8,9 @@ step, so by chance its count is at most Binomial(S, (k + m - 1)/N), whichever k 
 The tail is exact; up to four levels m are tried and corrected for, sizes k share the error as
 1/k^2, ranks and phases by Holm's step-down.
 
-Steps that repeat each other count as fewer (`paired_excess`). A rank is slow if it passes the tail
+Steps that repeat each other count as fewer (`paired_excess`); how far they do is learnt from peers
+that do not stand out, or, where these are few, from the rank's own steps around a clear rise. A
+rank is slow if it passes the tail
 and works at least MIN_EFFECT_RATIO more than the others in the median step, with the lower end of
 the interval above half of that, in at least MIN_STEPS steps.
 
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshscope.numerics.chance import MIN_STEPS, SIGNIFICANCE_RATIO, binomial_tail
+from meshscope.numerics.change_point import clip_spikes
 from meshscope.numerics.paired_excess import (
     Effect,
     Indices,
@@ -41,6 +44,11 @@ that wanders, which would have been seen to move within the run. Of AR(1) noise 
 0.95 one series in a thousand reaches 50 at 10 steps, 42 at 20, 37 at 30 and more."""
 _CLEAR_GROWTH = 0.15
 """Its power of half the number of peers: a tenth of the chance is reached by 1.4 times as much."""
+_CLEAR_RISE_ERRORS = 6.0
+"""Of a line over the run, in standard errors of it that take in how far steps repeat each other.
+One in a hundred series of AR(1) noise with correlation 0.95 makes 2 at 200 steps and more."""
+_MORE_RISE_ERRORS = 60.0
+"""Over the number of steps: the same makes 4 at 50 steps and 8 at 20."""
 _MIN_POOLED_PEERS = 8
 """With this many the autocorrelation is known well enough to be used on a clear effect too."""
 _MIN_REFERENCE_PEERS = 3
@@ -203,8 +211,27 @@ def _measure_times(excess: Floats, chosen: Indices, others: Indices) -> list[flo
         elif has_reference:
             times.append(of_others)
         else:
-            times.append(max(measure_correlation_time(excess[:, [index]])[0], raised))
+            whole = max(measure_correlation_time(excess[:, [index]])[0], raised)
+            times.append(min(whole, _measure_time_around_rise(excess[:, index])))
     return times
+
+
+def _measure_time_around_rise(own: Floats) -> float:
+    """Steps of a rank without peers to learn from that are worth one, if it grows slower.
+
+    A rise over the run is no noise if it is far beyond what steps, repeating each other as they do
+    around it, would make by chance; infinite where it is not. Noise that wanders repeats itself
+    around any line, too.
+    """
+    num_steps = len(own)
+    own = clip_spikes(own[:, None])[:, 0]
+    time = np.linspace(-0.5, 0.5, num_steps)
+    slope = float(time @ own / (time @ time))
+    residual = own - own.mean() - slope * time
+    _, raised = measure_correlation_time(residual[:, None])
+    error = float(residual.std()) * math.sqrt(12 * raised / num_steps)
+    needed = _CLEAR_RISE_ERRORS + _MORE_RISE_ERRORS / num_steps
+    return raised if slope >= needed * error else math.inf
 
 
 def _find_limits(others: Floats, num_chosen: int, num_peers: int) -> list[tuple[Floats, float]]:
