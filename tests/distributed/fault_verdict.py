@@ -256,8 +256,10 @@ def measure_effect(faulty: Path, clean: Path, truth: Truth) -> Effect:
     middle = np.mean if truth.every > 1 or truth.is_uneven else np.median
     random = np.random.default_rng(1)
     found = []
+    # What is uneven over a run is priced by the mean of the steps that a diagnosis looks at.
+    num_left_out = 0 if truth.is_uneven else NUM_WARMUP_STEPS
     for path in (faulty, clean):
-        steps_ns = average_blocks(read_steps_ns(path), truth.every)
+        steps_ns = average_blocks(read_steps_ns(path)[num_left_out:], truth.every)
         drawn = random.choice(steps_ns, (NUM_RESAMPLES, len(steps_ns)))
         found.append((float(middle(steps_ns)), float(np.std(middle(drawn, axis=1)))))
     (faulty_ns, faulty_error_ns), (clean_ns, clean_error_ns) = found
@@ -276,9 +278,9 @@ def average_blocks(steps_ns: npt.NDArray[np.int64], length: int) -> npt.NDArray[
 
 
 def read_steps_ns(path: Path) -> npt.NDArray[np.int64]:
-    """How long each step of the run took, without the first ones."""
+    """How long each step of the run took, without the first."""
     ranks = open_run(path).last_attempt.ranks
     columns = [rank.read("steps")["end_host_mono_ns"] for rank in ranks.values()]
     num_steps = min(map(len, columns))
     ends_ns = np.array([column[:num_steps] for column in columns]).max(axis=0)
-    return np.diff(ends_ns)[NUM_WARMUP_STEPS:]
+    return np.diff(ends_ns)

@@ -8,7 +8,9 @@ step, so by chance its count is at most Binomial(S, (k + m - 1)/N), whichever k 
 The tail is exact; up to four levels m are tried and corrected for, sizes k share the error as
 1/k^2, ranks and phases by Holm's step-down.
 
-Steps that repeat each other count as fewer (`paired_excess`). A rank is slow if it passes the tail
+Steps that repeat each other count as fewer (`paired_excess`); how far they do is learnt from peers
+that do not stand out, or, where these are few, from the rank's own steps around a clear rise. A
+rank is slow if it passes the tail
 and works at least MIN_EFFECT_RATIO more than the others in the median step, with the lower end of
 the interval above half of that, in at least MIN_STEPS steps.
 
@@ -45,7 +47,7 @@ _CLEAR_GROWTH = 0.15
 _CLEAR_RISE_ERRORS = 6.0
 """Of a line over the run, in standard errors of it that take in how far steps repeat each other.
 One in a hundred series of AR(1) noise with correlation 0.95 makes 2 at 200 steps and more."""
-_MORE_RISE_ERRORS = 100.0
+_MORE_RISE_ERRORS = 60.0
 """Over the number of steps: the same makes 4 at 50 steps and 8 at 20."""
 _MIN_POOLED_PEERS = 8
 """With this many the autocorrelation is known well enough to be used on a clear effect too."""

@@ -142,3 +142,19 @@ def test_a_rank_that_drifts_is_named_however_steep(most):
     work = 1e8 * make_noise("normal", random, (60, 8), sigma=0.03)
     work[:, 5] *= 1 + np.linspace(0, most, 60)
     assert [found.index for found in find_persistent(work)] == [5]
+
+
+@pytest.mark.parametrize("most", [0.3, 0.6, 1.0])
+def test_of_two_peers_the_one_that_drifts_is_named(most):
+    """Nobody else tells how far steps repeat each other: those around the rise do."""
+    random = np.random.default_rng(13)
+    work = 1e8 * make_noise("normal", random, (60, 2), sigma=0.02)
+    work[:, 1] *= 1 + np.linspace(0, most, 60)
+    assert [found.index for found in find_persistent(work)] == [1]
+
+
+def test_noise_that_wanders_is_no_rise():
+    random = np.random.default_rng(14)
+    for _ in range(100):
+        work = 1e8 * make_noise("ar", random, (60, 2), sigma=0.03, rho=0.95)
+        assert find_persistent(work) == []

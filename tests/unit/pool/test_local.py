@@ -66,6 +66,20 @@ def test_an_error_comes_back(files):
         list(map_files(files, partial(fail_at, name="40.json")))
 
 
+def mark(path):
+    path.with_suffix(".done").touch()
+    return path.name
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_what_nobody_has_asked_for_yet_is_not_worked_out_far_ahead(files):
+    found = local.LocalEngine().map(mark, files, [0] * len(files))
+    assert next(found) == files[0].name
+    found.close()
+    # Parts of 12 files: two for each of two processes, and one for the part that was taken.
+    assert 12 <= len(list(files[0].parent.glob("*.done"))) <= 60
+
+
 @pytest.mark.usefixtures("two_cores")
 def test_few_small_files_need_no_process(files):
     assert list(map_files(files[:3], tell)) == [(path.name, os.getpid()) for path in files[:3]]
