@@ -19,7 +19,7 @@
 #include <structmember.h>
 #include <time.h>
 
-#define VERSION 3
+#define VERSION 4
 #define MISSING (-1)
 #define NUM_STAMPS 8
 #define NUM_STAMP_WORDS 16

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH_VARIABLE = "MESHSCOPE_NATIVE"
 """0 keeps the recorder to Python, where compiled parts are suspected of something."""
-_VERSION = 3
+_VERSION = 4
 """Raised with that of the C files whenever what they and their users know of each other changes."""
 
 

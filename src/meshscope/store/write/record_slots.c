@@ -20,7 +20,7 @@
 #error "records are little-endian: the writer in Python serves this machine"
 #endif
 
-#define VERSION 3
+#define VERSION 4
 #define RECORD_BYTES 64
 #define CHECK_SALT UINT64_C(0x9E3779B97F4A7C15)
 
