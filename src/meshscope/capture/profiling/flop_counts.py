@@ -73,7 +73,8 @@ def _uses_device() -> bool:
 def _count_nodes() -> int:
     """Nodes of autograd's graph that this thread has made so far; 0 where torch does not tell."""
     torch: Any = sys.modules.get("torch")
-    count = getattr(torch and torch._C._autograd, "_get_sequence_nr", None)
+    functions = getattr(getattr(torch, "_C", None), "_autograd", None)
+    count = getattr(functions, "_get_sequence_nr", None)
     return 0 if count is None else int(count())
 
 
