@@ -183,7 +183,7 @@ def pictures() -> None:
         nn.Conv2d(24, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
         nn.Flatten(), nn.Linear(32, 10),
     )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     classes = torch.randn(10, 3, 1, 1)
     for _ in range(NUM_STEPS):
         labels = torch.randint(10, (24,))

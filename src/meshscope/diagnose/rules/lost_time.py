@@ -64,7 +64,8 @@ class UnnamedLoss(Rule):
 
     When it is wrong: if ranks are given different work on purpose. Stages are compared by their
     layers, FLOPs and parameters; where these are not known, or the stage computes the loss as well,
-    the finding is one level lower and says so.
+    the finding is one level lower and says so. So it is where only some long steps are certain, and
+    not the mean.
     """
 
     code = "LT001"
@@ -149,7 +150,9 @@ def _describe(code: str, context: Context, ledger: Ledger, lost: Sequence[_Lost]
     return Finding(
         code=code,
         title=f"{name_ranks(ranks)} {take} longer {where}",
-        severity=Severity(max(Severity.LOW, grade(share) - bool(loss.doubt))),
+        severity=Severity(
+            max(Severity.LOW, grade(share) - _is_doubtful(loss, is_steady=is_steady))
+        ),
         summary=f"{name_ranks(ranks)} {take} {duration(excess_ns)} longer than {others} "
         f"{where}, {duration(share_ns)} of a step ({ratio(share)}).{unknown}"
         f"{write_lines(lines)}",
@@ -209,11 +212,18 @@ def _is_steady(context: Context, loss: Loss) -> bool:
     return loss.kind is not LossKind.PAUSES and is_sure
 
 
+def _is_doubtful(loss: Loss, *, is_steady: bool) -> bool:
+    """Of ranks that are blamed for some long steps, the mean over all steps is not certain."""
+    return bool(loss.doubt) or (loss.kind in _BLAMED and not is_steady)
+
+
 def _state_confidence(loss: Loss, *, is_steady: bool) -> Confidence:
     if not is_steady:
         text = (
             f"{plural(loss.num_pauses, 'step')} far beyond its peers'; other programs do that, too"
         )
+        if _is_doubtful(loss, is_steady=is_steady):
+            text += ", and the mean over all steps is not certain"
         return Confidence(level=ConfidenceLevel.MEDIUM, text=text)
     text = f"{loss.num_errors:.0f} standard errors over {plural(len(loss.step_ns), 'step')}"
     if loss.doubt:
