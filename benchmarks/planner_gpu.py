@@ -1,0 +1,309 @@
+"""The planner against a GPU: peak memory and step time of models on one GPU and of engine layouts
+on NCCL ranks that share it.
+
+    python benchmarks/planner_gpu.py --output OUT.json          # measures; needs CUDA and torch only
+    python benchmarks/planner_gpu.py --device cpu --output OUT.json    # tiny, only whether it runs
+    python benchmarks/planner_gpu.py --judge OUT.json [-o RESULT.json]  # anywhere
+
+Measured memory is `torch.cuda.max_memory_allocated` of a rank over steps after the first three,
+less what cuBLAS holds as its workspace, which is no tensor; both are in the output. A step is the
+wall clock between two synchronisations, the longest of all ranks; its compute is the union of
+kernels without NCCL's. Ranks that share the GPU have an equal part of its multiprocessors each
+(`nccl_bench`), a fact of the placement that is not fitted. Constants of time are fitted on
+`CALIBRATION` alone, separately for one GPU and for NCCL ranks, because their links differ; all
+others are judged. Order is judged for pairs whose steps differ by more than their two spreads (half
+of the middle nine tenths) together.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from nccl_bench import FAILED_KEY, Place, Task, add_options, choose, is_rank, run_jobs, serve_rank
+
+from meshscope.core.config.model_config import ModelConfig
+from meshscope.core.config.train_config import (
+    BatchConfig,
+    MemoryConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
+
+NUM_WARMUP_STEPS = 3
+NUM_TRACED_STEPS = 2
+GLOBAL_BATCH = 16
+GOAL_MEMORY = 0.05
+GOAL_TIME = 0.15
+DEVICE = "H200"
+
+
+def make_model(
+    h: int, layers: int, heads: int, ffn: int, s: int, v: int, **more: Any
+) -> ModelConfig:
+    return ModelConfig(
+        hidden_size=h, num_layers=layers, num_heads=heads, ffn_hidden_size=ffn, sequence_length=s,
+        vocab_size=v, **{"num_kv_heads": heads, **more},
+    )  # fmt: skip
+
+
+GPT = {
+    "norm": "layernorm", "position": "learned", "activation": "gelu", "bias": True,
+    "tie_embeddings": True,
+}  # fmt: skip
+SHARED = make_model(512, 8, 8, 1408, 512, 8192)
+"""34 million parameters: ranks talk over TCP."""
+
+
+def single(model: ModelConfig, b: int, m: int = 1, **settings: Any) -> TrainConfig:
+    return configure(model, {}, b, m, **settings)
+
+
+def shared(b: int, *, memory: str = "basic", **parallel: Any) -> TrainConfig:
+    dp = parallel.get("dp", 1)
+    return configure(SHARED, parallel, b, GLOBAL_BATCH // (dp * b), memory=memory)
+
+
+def configure(
+    model: ModelConfig, parallel: Mapping[str, Any], b: int, m: int, *, memory: str = "basic",
+    compute: str = "bf16",
+) -> TrainConfig:  # fmt: skip
+    return TrainConfig(
+        model=model,
+        device="cuda",
+        parallel=ParallelConfig(**parallel),
+        precision=PrecisionConfig(compute=compute),  # type: ignore[arg-type]
+        batch=BatchConfig(microbatch_size=b, num_microbatches=m),
+        memory=MemoryConfig(strategy=memory),  # type: ignore[arg-type]
+    )
+
+
+GPT_124M = make_model(768, 12, 12, 3072, 1024, 50304, **GPT)
+LLAMA_50M = make_model(512, 8, 8, 1408, 1024, 32000)
+LLAMA_350M = make_model(1024, 24, 16, 2816, 1024, 32000, num_kv_heads=4)
+GPT_760M = make_model(1536, 24, 16, 6144, 1024, 50304, **GPT)
+LLAMA_1B = make_model(2048, 18, 16, 5632, 2048, 32000)
+
+CASES = {
+    "50m b8": single(LLAMA_50M, 8),
+    "50m b2 m4": single(LLAMA_50M, 2, 4),
+    "124m b8": single(GPT_124M, 8),
+    "124m b4 m2 fp32": single(GPT_124M, 4, 2, compute="fp32"),
+    "350m b4": single(LLAMA_350M, 4),
+    "350m b16": single(LLAMA_350M, 16),
+    "350m b16 recompute": single(LLAMA_350M, 16, memory="standard"),
+    "760m b4 m2": single(GPT_760M, 4, 2),
+    "1b b4": single(LLAMA_1B, 4),
+    "1b b2 m4 recompute": single(LLAMA_1B, 2, 4, memory="standard"),
+    "1b b4 aggressive": single(LLAMA_1B, 4, memory="aggressive"),
+    "dp4 b4": shared(4, dp=4),
+    "dp4 zero3 b4": shared(4, dp=4, data_parallel="fsdp"),
+    "dp2 tp2 b4": shared(4, dp=2, tp=2),
+    "tp2 pp2 1f1b b2": shared(2, tp=2, pp=2),
+    "tp4 sp recompute b4": shared(4, tp=4, sequence_parallel=True, memory="standard"),
+    "pp4 1f1b b2": shared(2, pp=4),
+    "pp4 zb_h1 b2": shared(2, pp=4, schedule="zb_h1"),
+    "dp2 tp2 pp2 1f1b b2": shared(2, dp=2, tp=2, pp=2),
+    "dp8 b2": shared(2, dp=8),
+    "dp8 zero1 b2": shared(2, dp=8, data_parallel="fsdp", zero_stage=1),
+    "dp4 pp2 gpipe b2": shared(2, dp=4, pp=2, schedule="gpipe"),
+    "dp2 pp4 interleaved b2": shared(2, dp=2, pp=4, schedule="interleaved_1f1b", chunks_per_rank=2),
+    "pp8 1f1b b1": shared(1, pp=8),
+}
+CALIBRATION = {
+    "one GPU": ("124m b8", "350m b4"),
+    "NCCL ranks": ("dp4 b4", "dp2 tp2 pp2 1f1b b2"),
+}
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+def measure(place: Place, name: str, num_steps: int) -> dict[str, Any]:
+    """Collective: rank 0's result has all ranks'."""
+    from meshscope.engine import Engine
+    from meshscope.engine.mesh import Mesh
+
+    begin = time.perf_counter()
+    config = CASES[name] if place.is_cuda else shrink(CASES[name])
+    mesh = Mesh(config.layout, place.device)
+    engine = Engine(config, mesh=mesh, device=place.device)
+    generator = torch.Generator().manual_seed(mesh.here.dp)
+    shape = (
+        config.num_microbatches,
+        config.batch.microbatch_size,
+        config.model.sequence_length + 1,
+    )
+    tokens = torch.randint(0, config.model.vocab_size, shape, generator=generator)
+
+    def step() -> None:
+        engine.train_step(tokens)
+
+    for _ in range(NUM_WARMUP_STEPS):
+        step()
+    place.meet()
+    reset_peak(place)
+    own_ms = []
+    for _ in range(num_steps):
+        place.meet()
+        start = time.perf_counter()
+        step()
+        place.synchronize()
+        own_ms.append(1e3 * (time.perf_counter() - start))
+    memory = place.gather({"pp_rank": mesh.here.pp, **read_memory(place, engine)})
+    moments = follow_step(place, engine, tokens) if place.num_ranks == 1 else None
+    kernels = place.gather(trace(place, step))
+    walls_ms = place.gather(own_ms)
+    engine.close()
+    return {
+        "num_ranks": place.num_ranks,
+        "step_ms": [round(max(row), 3) for row in zip(*walls_ms, strict=True)],
+        "memory": memory,
+        "moments": moments,
+        "kernels_ms": kernels,
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+def shrink(config: TrainConfig) -> TrainConfig:
+    """The same layout on a CPU, tiny."""
+    model = replace(
+        config.model, hidden_size=64, num_heads=8, num_kv_heads=8, ffn_hidden_size=96,
+        sequence_length=32, vocab_size=256,
+    )  # fmt: skip
+    return replace(config, model=model, device="cpu", precision=PrecisionConfig(compute="fp32"))
+
+
+def reset_peak(place: Place) -> None:
+    if place.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+
+
+def read_memory(place: Place, engine: Any) -> dict[str, int]:
+    """Bytes of this rank; peaks are those since they were reset."""
+    parameters = [one for stage in engine.stages.values() for one in stage.parameters()]
+    states = [v for one in engine.optimizer.state.values() for v in one.values()]
+    found = {"parameters": count_bytes(parameters), "optimizer": count_bytes(states)}
+    if place.is_cuda:
+        statistics_now = torch.cuda.memory_stats()
+        found["peak_allocated"] = torch.cuda.max_memory_allocated()
+        found["peak_requested"] = statistics_now["requested_bytes.all.peak"]
+        found["peak_reserved"] = torch.cuda.max_memory_reserved()
+        found["between_steps"] = torch.cuda.memory_allocated()
+        # Made again by the next product; the peak had it.
+        torch._C._cuda_clearCublasWorkspaces()
+        found["workspace"] = found["between_steps"] - torch.cuda.memory_allocated()
+    return found
+
+
+def count_bytes(tensors: Any) -> int:
+    """On this rank's device; states of FSDP2 are cut."""
+    total = 0
+    for one in tensors:
+        if isinstance(one, torch.Tensor):
+            local = one.to_local() if hasattr(one, "to_local") else one
+            total += local.numel() * local.element_size() if local.dim() else 0
+    return total
+
+
+def follow_step(place: Place, engine: Any, tokens: torch.Tensor) -> list[list[Any]] | None:
+    """Of one step by hand: what was allocated after each of its parts, and the peak in it."""
+    if not place.is_cuda:
+        return None
+    rows: list[list[Any]] = []
+
+    def note(part: str) -> None:
+        torch.cuda.synchronize()
+        rows.append([part, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()])
+        torch.cuda.reset_peak_memory_stats()
+
+    note("before")
+    engine.begin_step()
+    for index, microbatch in enumerate(tokens):
+        engine.forward(index, microbatch[:, :-1], microbatch[:, 1:])
+        note(f"forward {index}")
+        engine.backward(index)
+        note(f"backward {index}")
+    engine.finish_step()
+    note("update")
+    return rows
+
+
+def trace(place: Place, step: Any) -> dict[str, float] | None:
+    from nccl_kernels import trace_steps
+
+    return trace_steps(place, step, NUM_TRACED_STEPS)
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    if FAILED_KEY in result:
+        return
+    peaks = [one.get("peak_allocated") for one in result["memory"]]
+    peak = "-" if None in peaks else f"{max(peaks) / 2**20:.0f} MiB"
+    middle = statistics.median(result["step_ms"])
+    print(f"{name:26} {middle:8.2f} ms  {peak:>10}  ({result['seconds']} s)", flush=True)
+
+
+# --- judging -------------------------------------------------------------------------------------
+
+
+def compare_memory(config: TrainConfig, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensor bytes of each stage's fullest rank, measured and predicted."""
+    from meshscope.core.config.memory_model import estimate_memory
+
+    ranks = estimate_memory(config, device_type="cuda").ranks
+    measured = [0] * len(ranks)
+    for one in result["memory"]:
+        size = one["peak_allocated"] - one["workspace"]
+        measured[one["pp_rank"]] = max(measured[one["pp_rank"]], size)
+    predicted = [rank.total_bytes for rank in ranks]
+    ratios = [p / m - 1 for p, m in zip(predicted, measured, strict=True)]
+    return {
+        "measured_mib": [round(one / 2**20, 1) for one in measured],
+        "predicted_mib": [round(one / 2**20, 1) for one in predicted],
+        "workspace_mib": round(max(one["workspace"] for one in result["memory"]) / 2**20, 1),
+        "peak_error_percent": round(100 * (max(predicted) / max(measured) - 1), 2),
+        "worst_stage_error_percent": round(100 * max(ratios, key=abs), 2),
+    }
+
+
+def judge(path: Path, output: Path | None) -> None:
+    programs = json.loads(path.read_text(encoding="utf-8"))["programs"]
+    found = {
+        "memory": {
+            name: compare_memory(CASES[name], one)
+            for name, one in programs.items()
+            if FAILED_KEY not in one
+        }
+    }
+    print(json.dumps(found, indent=1))
+    if output:
+        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_options(parser)
+    parser.set_defaults(limit_s=235.0, task_limit_s=45.0)
+    parser.add_argument("--steps", type=int, default=8, help="measured, after the first three")
+    parser.add_argument("--judge", type=Path, help="measurements; nothing is measured")
+    options = parser.parse_args()
+    if options.judge:
+        judge(options.judge, options.output)
+        return
+    if is_rank():
+        serve_rank(options.device, lambda place, name: measure(place, name, options.steps))
+        return
+    names = choose(list(CASES), options.only)
+    tasks = [Task(name=name, num_ranks=CASES[name].layout.world_size) for name in names]
+    run_jobs(tasks, options, show)
+
+
+if __name__ == "__main__":
+    main()
