@@ -1,9 +1,9 @@
 """The planner against a GPU: peak memory and step time of models on one GPU and of engine layouts
 on NCCL ranks that share it.
 
-    python benchmarks/planner_gpu.py --output OUT.json          # measures; needs CUDA and torch only
+    python benchmarks/planner_gpu.py --output OUT.json    # measures; needs CUDA and torch
     python benchmarks/planner_gpu.py --device cpu --output OUT.json    # tiny, only whether it runs
-    python benchmarks/planner_gpu.py --judge OUT.json [-o RESULT.json]  # anywhere
+    python benchmarks/planner_gpu.py --judge OUT.json [--output RESULT.json]  # anywhere
 
 Measured memory is `torch.cuda.max_memory_allocated` of a rank over steps after the first three,
 less what cuBLAS holds as its workspace, which is no tensor; both are in the output. A step is the
