@@ -16,9 +16,18 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def trace_steps(place: Place, step: Callable[[], None], num_steps: int) -> dict[str, float] | None:
-    """Milliseconds a step on this rank; None without a CUDA device. Collective.
+    """Milliseconds a step on this rank; None without a CUDA device. Collective."""
+    found = trace_events(place, step, num_steps)
+    return None if found is None else measure_kernels(*found, num_steps)
 
-    The window begins and ends with an empty device, so that its wall clock is the host's.
+
+def trace_events(
+    place: Place, step: Callable[[], None], num_steps: int
+) -> tuple[list[dict[str, Any]], float] | None:
+    """The device's events and the window's wall clock in ms; None without a CUDA device.
+
+    Collective. The window begins and ends with an empty device, so that its wall clock is the
+    host's.
     """
     if not place.is_cuda:
         for _ in range(num_steps + 1):
@@ -44,7 +53,7 @@ def trace_steps(place: Place, step: Callable[[], None], num_steps: int) -> dict[
         path = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return measure_kernels(events, seconds * 1e3, num_steps)
+    return events, seconds * 1e3
 
 
 def measure_kernels(

@@ -19,13 +19,17 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from nccl_bench import FAILED_KEY, Place, Task, add_options, choose, is_rank, run_jobs, serve_rank
+from nccl_kernels import DEVICE_WORK, measure_kernels, trace_events
+from nccl_parcel import pack
+from torch.nn.functional import scaled_dot_product_attention
 
 from meshscope.core.config.model_config import ModelConfig
 from meshscope.core.config.train_config import (
@@ -38,6 +42,8 @@ from meshscope.core.config.train_config import (
 
 NUM_WARMUP_STEPS = 3
 NUM_TRACED_STEPS = 2
+NUM_RECORDED_STEPS = 24
+MAX_NAMES, MAX_NAME = 50, 110
 GLOBAL_BATCH = 16
 GOAL_MEMORY = 0.05
 GOAL_TIME = 0.15
@@ -125,8 +131,10 @@ CALIBRATION = {
 # --- measuring -----------------------------------------------------------------------------------
 
 
-def measure(place: Place, name: str, num_steps: int) -> dict[str, Any]:
+def measure(place: Place, name: str, num_steps: int, parcel: Path | None) -> dict[str, Any]:
     """Collective: rank 0's result has all ranks'."""
+    if name == CONSTANTS:
+        return measure_constants(place)
     from meshscope.engine import Engine
     from meshscope.engine.mesh import Mesh
 
@@ -149,20 +157,28 @@ def measure(place: Place, name: str, num_steps: int) -> dict[str, Any]:
         step()
     place.meet()
     reset_peak(place)
-    own_ms = []
+    own_ms, issue_ms = [], []
     for _ in range(num_steps):
         place.meet()
         start = time.perf_counter()
         step()
+        issue_ms.append(1e3 * (time.perf_counter() - start))
         place.synchronize()
         own_ms.append(1e3 * (time.perf_counter() - start))
     memory = place.gather({"pp_rank": mesh.here.pp, **read_memory(place, engine)})
     moments = follow_step(place, engine, tokens) if place.num_ranks == 1 else None
-    kernels = place.gather(trace(place, step))
+    events = trace_events(place, step, NUM_TRACED_STEPS)
     walls_ms = place.gather(own_ms)
+    kernels = place.gather(events and measure_kernels(*events, NUM_TRACED_STEPS))
+    by_name = place.gather(events and sum_by_name(events[0], only_nccl=place.rank > 0))
+    issued_ms = place.gather(round(statistics.median(issue_ms), 3))
     engine.close()
+    if any(name in names for names in CALIBRATION.values()) and parcel:
+        record(place, config, mesh, tokens, place.folder / name.replace(" ", "_"), parcel)
     return {
         "num_ranks": place.num_ranks,
+        "issue_ms": issued_ms,
+        "kernels_by_name": by_name,
         "step_ms": [round(max(row), 3) for row in zip(*walls_ms, strict=True)],
         "memory": memory,
         "moments": moments,
@@ -178,6 +194,179 @@ def shrink(config: TrainConfig) -> TrainConfig:
         sequence_length=32, vocab_size=256,
     )  # fmt: skip
     return replace(config, model=model, device="cpu", precision=PrecisionConfig(compute="fp32"))
+
+
+CONSTANTS = "constants"
+"""Not a model: what one device does with single operations."""
+PRODUCTS = tuple(
+    (m, k, n)
+    for m in (1024, 4096, 8192)
+    for k, n in (
+        (1024, 1024), (2048, 2048), (4096, 4096), (4096, 14336), (14336, 4096), (8192, 8192),
+        (1024, 4096), (2048, 1024), (512, 2048), (4096, 32000),
+    )
+)  # fmt: skip
+ATTENTIONS = ((8, 16, 1024, 64), (4, 32, 2048, 128), (1, 32, 8192, 128), (2, 8, 4096, 128))
+"""Sequences, heads, tokens, channels."""
+
+
+def measure_constants(place: Place) -> dict[str, Any]:
+    """Microseconds of the device for single operations in bf16, the median of repetitions."""
+    begin = time.perf_counter()
+    scale = 1 if place.is_cuda else 16
+    kind = torch.bfloat16 if place.is_cuda else torch.float32
+    found: dict[str, Any] = {"num_ranks": 1, "products_us": [], "attentions_us": []}
+
+    def make(*shape: int, needs_gradient: bool = False) -> torch.Tensor:
+        return torch.randn(shape, device=place.device, dtype=kind, requires_grad=needs_gradient)
+
+    for sizes in PRODUCTS:
+        m, k, n = (size // scale for size in sizes)
+        left, right, given = make(m, k), make(n, k), make(m, n)
+        operands = ((left, right.T), (given, right), (given.T, left))
+        runs = [partial(torch.matmul, *two) for two in operands]
+        found["products_us"].append([*sizes, *(time_us(place, run) for run in runs)])
+    for sequences, heads, tokens, channels in ATTENTIONS:
+        shape = (sequences, heads, tokens // scale, channels)
+        given = [make(*shape, needs_gradient=True) for _ in range(3)]
+        attend = partial(scaled_dot_product_attention, *given, is_causal=True)
+        back = partial(torch.autograd.grad, attend(), given, make(*shape), retain_graph=True)
+        row = [sequences, heads, tokens, channels, time_us(place, attend), time_us(place, back)]
+        found["attentions_us"].append(row)
+    found["passes_us"] = measure_passes(place, make, 8192 // scale, 4096 // scale)
+    found["layers"] = measure_plain_layers(place, scale)
+    found["seconds"] = round(time.perf_counter() - begin, 1)
+    return found
+
+
+def measure_passes(place: Place, make: Callable[..., torch.Tensor], m: int, n: int) -> dict:
+    """Operations that only move bytes, on m × n elements."""
+    a, b = make(m, n), make(m, n)
+    wide, weight = a.float(), make(n)
+    functional = torch.nn.functional
+    runs = {
+        "add": lambda: a + b,
+        "silu": lambda: functional.silu(a),
+        "to float": lambda: a.float(),
+        "from float": lambda: wide.to(a.dtype),
+        "rms_norm": lambda: functional.rms_norm(a, (n,), weight),
+        "layer_norm float": lambda: functional.layer_norm(wide, (n,)),
+        "copy": a.clone,
+        "empty": lambda: b[:1, :1] + 1,
+        "sum": lambda: a.sum(),
+    }
+    found = {name: time_us(place, run) for name, run in runs.items()}
+    start = time.perf_counter()
+    for _ in range(500):
+        b[:1, :1].add_(1)
+    found["host of one operation"] = round(1e6 * (time.perf_counter() - start) / 500, 2)
+    return {"m": m, "n": n, **found}
+
+
+def time_us(place: Place, run: Callable[[], Any], repetitions: int = 12) -> float:
+    for _ in range(3):
+        run()
+    place.synchronize()
+    spent = []
+    for _ in range(repetitions):
+        if place.is_cuda:
+            # Something long before it: the host is ahead, so events stand close together.
+            torch.cuda._sleep(1_000_000)
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            run()
+            last.record()
+            last.synchronize()
+            spent.append(1e3 * first.elapsed_time(last))
+        else:
+            start = time.perf_counter()
+            run()
+            spent.append(1e6 * (time.perf_counter() - start))
+    return round(statistics.median(spent), 2)
+
+
+class PlainLayer(torch.nn.Module):
+    """A Llama layer of separate operations in bf16, as stacks without a compiler run it."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.size = heads, kv_heads, hidden // heads
+        self.norm_1, self.norm_2 = (torch.nn.RMSNorm(hidden, eps=1e-5) for _ in range(2))
+
+        def make(inputs: int, outputs: int) -> torch.nn.Linear:
+            return torch.nn.Linear(inputs, outputs, bias=False)
+
+        self.q, self.out = make(hidden, hidden), make(hidden, hidden)
+        self.k, self.v = (make(hidden, kv_heads * self.size) for _ in range(2))
+        self.gate, self.up, self.down = make(hidden, ffn), make(hidden, ffn), make(ffn, hidden)
+
+    def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        b, s, h = x.shape
+        y = self.norm_1(x)
+        q, k = turn(self.q(y).view(b, s, -1, self.size), self.k(y).view(b, s, -1, self.size), turns)
+        v = self.v(y).view(b, s, -1, self.size)
+        again = self.heads // self.kv_heads
+        k, v = (one.repeat_interleave(again, dim=2).transpose(1, 2) for one in (k, v))
+        mixed = scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, s, h))
+        y = self.norm_2(x)
+        return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def turn(q: torch.Tensor, k: torch.Tensor, turns: torch.Tensor) -> list[torch.Tensor]:
+    """Rotary positions by complex numbers in float32."""
+    found = []
+    for one in (q, k):
+        pairs = torch.view_as_complex(one.float().reshape(*one.shape[:-1], -1, 2))
+        found.append(torch.view_as_real(pairs * turns[:, None]).flatten(3).type_as(one))
+    return found
+
+
+def measure_plain_layers(place: Place, scale: int) -> list[dict[str, Any]]:
+    """Four layers of Llama's sizes, forward and backward, by kernel."""
+    found = []
+    kind = torch.bfloat16 if place.is_cuda else torch.float32
+    for hidden, heads, kv_heads, ffn, b, s in (
+        (4096, 32, 8, 14336, 1, 8192), (4096, 32, 8, 14336, 2, 4096), (2048, 16, 16, 5632, 4, 2048),
+    ):  # fmt: skip
+        sizes = (hidden // scale, heads // (scale // 2 or 1), max(1, kv_heads // scale))
+        hidden_here, heads_here, kv_here = sizes
+        layers = [
+            PlainLayer(hidden_here, heads_here, kv_here, ffn // scale).to(place.device, kind)
+            for _ in range(4)
+        ]
+        size = hidden_here // heads_here
+        turns = torch.polar(
+            torch.ones(s // scale, size // 2), torch.randn(s // scale, size // 2)
+        ).to(place.device)
+        x = torch.randn(b, s // scale, hidden_here, device=place.device, dtype=kind)
+
+        def step(layers=layers, x=x, turns=turns) -> None:  # type: ignore[no-untyped-def]
+            y = x.requires_grad_()
+            for layer in layers:
+                y = layer(y, turns)
+            y.sum().backward()
+
+        for _ in range(2):
+            step()
+        walls = []
+        for _ in range(6):
+            place.synchronize()
+            start = time.perf_counter()
+            step()
+            place.synchronize()
+            walls.append(1e3 * (time.perf_counter() - start))
+        events = trace_events(place, step, NUM_TRACED_STEPS)
+        found.append(
+            {
+                "sizes": [hidden, heads, kv_heads, ffn, b, s],
+                "num_layers": len(layers),
+                "step_ms": round(statistics.median(walls), 3),
+                "kernels": events and measure_kernels(*events, NUM_TRACED_STEPS),
+                "kernels_by_name": events and sum_by_name(events[0], only_nccl=False),
+            }
+        )
+    return found
 
 
 def reset_peak(place: Place) -> None:
@@ -235,14 +424,39 @@ def follow_step(place: Place, engine: Any, tokens: torch.Tensor) -> list[list[An
     return rows
 
 
-def trace(place: Place, step: Any) -> dict[str, float] | None:
-    from nccl_kernels import trace_steps
+def sum_by_name(events: Sequence[Mapping[str, Any]], *, only_nccl: bool) -> list[list[Any]]:
+    """Name, how many, microseconds, the shortest, in all traced steps; the longest first."""
+    found: dict[str, list[float]] = {}
+    for event in events:
+        is_wanted = event.get("cat") in DEVICE_WORK
+        if is_wanted and (not only_nccl or "nccl" in event["name"].lower()):
+            found.setdefault(event["name"][:MAX_NAME], []).append(event["dur"])
+    rows = [[n, len(us), round(sum(us), 1), round(min(us), 2)] for n, us in found.items()]
+    return sorted(rows, key=lambda row: -row[2])[:MAX_NAMES]
 
-    return trace_steps(place, step, NUM_TRACED_STEPS)
+
+def record(
+    place: Place, config: TrainConfig, mesh: Any, tokens: torch.Tensor, folder: Path, parcel: Path
+) -> None:
+    """The same program again as `meshscope train` records it. Collective."""
+    import meshscope
+    from meshscope.engine import Engine
+
+    recorder = meshscope.start(folder / "run", layout=config.layout)
+    recorder.set_config(config, "train", "the configuration of meshscope train")
+    engine = Engine(config, mesh=mesh, device=place.device, recorder=recorder)
+    for _ in range(NUM_RECORDED_STEPS):
+        engine.train_step(tokens)
+    place.synchronize()
+    recorder.close()
+    engine.close()
+    place.meet()
+    if place.rank == 0:
+        pack(folder, parcel)
 
 
 def show(name: str, result: dict[str, Any]) -> None:
-    if FAILED_KEY in result:
+    if FAILED_KEY in result or name == CONSTANTS:
         return
     peaks = [one.get("peak_allocated") for one in result["memory"]]
     peak = "-" if None in peaks else f"{max(peaks) / 2**20:.0f} MiB"
@@ -292,16 +506,22 @@ def main() -> None:
     add_options(parser)
     parser.set_defaults(limit_s=235.0, task_limit_s=45.0)
     parser.add_argument("--steps", type=int, default=8, help="measured, after the first three")
+    parser.add_argument("--parcel", type=Path, help="recordings of what is calibrated on; a tar")
     parser.add_argument("--judge", type=Path, help="measurements; nothing is measured")
     options = parser.parse_args()
     if options.judge:
         judge(options.judge, options.output)
         return
     if is_rank():
-        serve_rank(options.device, lambda place, name: measure(place, name, options.steps))
+        serve_rank(
+            options.device, lambda place, name: measure(place, name, options.steps, options.parcel)
+        )
         return
-    names = choose(list(CASES), options.only)
-    tasks = [Task(name=name, num_ranks=CASES[name].layout.world_size) for name in names]
+    names = choose([*CASES, CONSTANTS], options.only)
+    tasks = [
+        Task(name=name, num_ranks=CASES[name].layout.world_size if name in CASES else 1)
+        for name in names
+    ]
     run_jobs(tasks, options, show)
 
 
