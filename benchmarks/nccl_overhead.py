@@ -11,7 +11,7 @@ block's steps) has rounds of its own behind all others: it leaves CUPTI in the p
 CUDA are slower from then on; after a program it is taken out. All ranks begin a block together with
 empty devices, and it lasts until the last rank's device is empty. A recording lasts for one block,
 which begins at its 2nd or at its 10th step, in turns: together they show steps 2 to 19, one of
-which has its operations recorded where others have not. Kernel samples and the count of FLOPs come
+which has its operations recorded where others have not. Bare blocks begin after as many steps. Kernel samples and the count of FLOPs come
 later and seldom (`--long-rounds` has them). The cost is the median over rounds of the ratio of the
 two blocks, with a bootstrap interval. What each step of a recording takes the host longer is shown
 by its number. Kernels of a few steps are traced each way: how much communication ran beside
@@ -42,10 +42,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from meshscope.capture.profiling.kernel_window import detach
 
-DEFAULT = ("ddp", "fsdp2", "tp_fsdp2", "pp4", "engine_222", "single_25ms", "single_100ms")
+DEFAULT = ("ddp", "fsdp2", "tp_fsdp2", "pp4", "engine_222_light", "single_25ms", "single_100ms")
 NUM_TRACED_STEPS = 4
 SETTLE_STEPS = (2, 10)
-"""Of a recording before its block, in turns."""
+"""Before a block, in turns. The same for all blocks of a round: where only recordings had ten, both
+they and pytscope were 2 to 4 % slower in those rounds, and not in the others."""
 LONG_STEPS = 60
 """Kernels are sampled at about the 20th and 40th step of a recording."""
 NUM_TRACES = 2
@@ -216,7 +217,7 @@ def run_long_blocks(training: Training, folder: Path, options: argparse.Namespac
 
 def run_block(training: Training, turn: int, way: str, folder: Path, num_steps: int) -> Block:
     is_traced = way == "torch.profiler"
-    num_settled = SETTLE_STEPS[turn % 2 if way not in ("bare", "torch.profiler") else 0]
+    num_settled = SETTLE_STEPS[turn % 2]
     with nullcontext(training.step) if is_traced else WAYS[way](training, folder) as step:
         for _ in range(num_settled):
             step()

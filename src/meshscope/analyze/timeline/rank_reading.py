@@ -59,7 +59,7 @@ def apply_device_times(table: StepTable, readings: Sequence[RankReading]) -> tup
 
     On a device a step ends with the last of its phases on the stream, and its period begins where
     that of the step before ended. If the step before has no marks, the period is taken to be as
-    long as the host's.
+    long as the host's (`_measure_host_periods`).
     """
     before, start, end = table.before_ns.copy(), table.start_ns.copy(), table.end_ns.copy()
     is_marked = np.ones(len(table.steps), dtype=np.bool_)
@@ -91,14 +91,26 @@ def _find_device_steps(
     end = np.maximum.accumulate(end)
     # Only some short steps are marked: after an unmarked one the device is taken to keep the
     # host's pace.
-    host_period = steps.end_ns - np.append(steps.start_ns[:1], steps.end_ns[:-1])
-    before = np.minimum(end - host_period, start)
+    before = np.minimum(end - _measure_host_periods(steps), start)
     before[:1] = start[:1]
     before[1:] = np.where(has_marks[:-1], end[:-1], np.maximum(before[1:], end[:-1]))
     is_next = np.append(True, steps.step[1:] == steps.step[:-1] + 1)
     before = np.where(is_next, before, start)
     before = np.minimum(before, end)
     return before, np.clip(start, before, end), end, has_marks
+
+
+def _measure_host_periods(steps: StepTimes) -> Int64s:
+    """How long each step took the host: from end to end, from the start before to its own, and
+    from its own to the next, the one in the middle of these.
+
+    A host that is ahead of its device spends the same work now in this step and now in the next: a
+    step that it leaves late is not longer. What is really longer is so in two of the three.
+    """
+    to_end = steps.end_ns - np.append(steps.start_ns[:1], steps.end_ns[:-1])
+    to_start = np.diff(steps.start_ns)
+    three = (to_end, np.append(to_end[:1], to_start), np.append(to_start, to_end[-1:]))
+    return np.median(np.stack(three), axis=0).astype(np.int64)
 
 
 def make_track(

@@ -4,7 +4,7 @@ Marking costs about 10 µs of host time a phase on a device of one's own and 100
 one; a pipeline has two phases for each microbatch. So it is timed: where it takes more than
 `MAX_SHARE` of steps and the gaps between them, one step in 2, 4, 8 … is marked, chosen by a hash of
 its number: ranks with like steps mark the same ones, and what comes every so many steps is marked
-as often as anything else. Steps whose operations are recorded where those of others are not are
+as often as anything else. The first steps may cost twice that: a short run is to have enough marks. Steps whose operations are recorded where those of others are not are
 marked, too. An accelerator is used when the program uses it; none is ever woken up.
 """
 
@@ -17,6 +17,7 @@ from meshscope.capture.steps.device_events import DeviceScalar, DeviceTimeline, 
 from meshscope.capture.steps.timeline import Timeline
 
 MAX_SHARE = 0.003
+_EARLY_STEPS, _EARLY_SHARE = 64, 2 * MAX_SHARE
 _NUM_COSTS = 8
 _MIN_COSTS = 3
 """Steps that are marked before the first choice."""
@@ -47,6 +48,8 @@ class Marking:
         self._costs: deque[int] = deque(maxlen=_NUM_COSTS)
         """Of steps that were marked, with what was read since the one before."""
         self._stride = 1
+        self._num_steps = 0
+        """On the device."""
         self.device: DeviceTimeline | None = None
         self.on_probe: Callable[[Any, int], None] | None = None
         """Hears of every probe of the device's clock."""
@@ -93,6 +96,7 @@ class Marking:
             return
         duration_ns = end_ns - (self._last_end_ns or timeline.step_start_ns)
         self._last_end_ns = end_ns
+        self._num_steps += 1
         self._follow_cost(duration_ns)
         stride = self._stride
         hashed = (step + 1) * _HASH_FACTOR & (1 << _HASH_BITS) - 1
@@ -106,7 +110,8 @@ class Marking:
             return
         # Without the largest: the first marks make their events.
         cost_ns = (sum(costs) - max(costs)) / (len(costs) - 1)
-        wanted = cost_ns / (MAX_SHARE * max(step_ns, 1))
+        share = _EARLY_SHARE if self._num_steps < _EARLY_STEPS else MAX_SHARE
+        wanted = cost_ns / (share * max(step_ns, 1))
         while self._stride < min(wanted, MAX_STRIDE):
             self._stride *= 2
         while self._stride > 1 and wanted < self._stride / 2 * _SLACK:

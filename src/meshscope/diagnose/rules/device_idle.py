@@ -7,6 +7,7 @@ import numpy as np
 
 from meshscope.analyze.budget.budget_lines import Share
 from meshscope.analyze.rank.kernel_sample import KernelSample, read_samples
+from meshscope.analyze.rank.phases import order_steps
 from meshscope.analyze.rank.stacks import NO_LINES, SampledLines, StackSamples
 from meshscope.analyze.study import Study
 from meshscope.analyze.timeline.device_parts import COPY, DeviceParts
@@ -23,6 +24,7 @@ from meshscope.diagnose.views.sampled_stacks import find_lines, list_evidence, w
 from meshscope.diagnose.wording import duration, ratio
 from meshscope.simulate.what_if import Edit
 from meshscope.store.read.arrays import Bools, Floats, Int64s
+from meshscope.store.read.trace_windows import disturbing_windows, mark_profiled
 
 _MIN_SYNCHRONISING_RATIO = Threshold(
     name="synchronising_min_ratio",
@@ -50,9 +52,10 @@ class HostSynchronises(Rule):
     How it is measured: gaps that began while the host was in a call such as
     `cudaStreamSynchronize`, up to the call that launched the next work, and copies with no kernel
     beside them for which the host waits; of a rank that has more of it than its peers, as much as
-    they have. If hosts without these waits would need less time than
-    their devices work, all idle time that is the host's is taken for a consequence. The gain is a
-    replay with steps shorter by that, rank by rank. Stacks sampled while the host was in such a
+    they have. Without these waits a host gets ahead of its device as far as its own work allows,
+    so other idle time that is the host's goes with them, down to what the host needs: its time in
+    sampled steps outside of waits, less by as much as a sample makes its steps longer. The gain is
+    a replay with steps shorter by that, rank by rank. Stacks sampled while the host was in such a
     call name the line of the program, and what that line calls.
 
     What to change: take `.item()`, `.cpu()`, `print` of tensors, `nonzero` and data-dependent
@@ -70,9 +73,9 @@ class HostSynchronises(Rule):
     def find(self, context: Context) -> Iterable[Finding]:
         budget, timeline = need(context.study.budget), need(context.study.timeline)
         parts = need(context.study.device_parts)
-        if not has_enough_steps(context, timeline):
+        if not has_enough_steps(context, timeline, parts):
             return
-        waits = find_waits(parts)
+        waits = find_waits(parts, _measure_slowdown(context.study, parts))
         common = measure_common(context, parts, "synchronising")
         lost_ns = waits.lost_ns * common.ratio[:, None]
         share = float(lost_ns.sum()) / max(budget.total_wall_ns, 1)
@@ -111,8 +114,7 @@ class HostWaits:
     lost_ns: Floats
     """[rank, step]"""
     is_ahead: bool
-    """Without the waits all hosts would launch faster than devices work: then all idle time that
-    is theirs is behind a wait."""
+    """Without the waits all hosts would launch faster than devices work."""
     has_copies: bool
     """Hosts wait for copies most of all."""
 
@@ -125,8 +127,11 @@ class HostWaits:
         )
 
 
-def find_waits(parts: DeviceParts) -> HostWaits:
-    """From kernel samples; of traces only what idles behind a wait is known."""
+def find_waits(parts: DeviceParts, slowdown: float) -> HostWaits:
+    """From kernel samples; of traces only what idles behind a wait is known.
+
+    `slowdown` is how many times as long the host takes in a sampled step.
+    """
     lost_ns = parts.time_of("synchronising").astype(np.float64)
     steps = [step for sampled in parts.sampled.values() for step in sampled.steps]
     if not steps or not lost_ns.any():
@@ -135,16 +140,34 @@ def find_waits(parts: DeviceParts) -> HostWaits:
     copied_ns = waited_ns / max(sum(step.training_copy_ns for step in steps), 1)
     behind_ns = lost_ns.sum()
     lost_ns = lost_ns + min(copied_ns, 1.0) * parts.time_of(COPY)
-    host_ns = sum(step.length_ns - step.waiting_ns for step in steps)
+    host_ns = sum(step.length_ns - step.waiting_ns for step in steps) / len(steps) / slowdown
     device_ns = sum(
         step.training_compute_ns + step.training_copy_ns - step.waited_copy_ns for step in steps
-    )
-    is_ahead = host_ns < device_ns
+    ) / len(steps)
+    other_ns = parts.time_of("host", "launch").astype(np.float64)
+    # A step without the waits takes as long as the device or the host needs, whichever is longer.
+    needed_ns = max(host_ns, device_ns)
+    left_ns = device_ns + float(lost_ns.mean()) + float(other_ns.mean()) - needed_ns
+    follows = np.clip((left_ns - lost_ns.mean()) / max(float(other_ns.mean()), 1.0), 0.0, 1.0)
     return HostWaits(
-        lost_ns=lost_ns + parts.time_of("host", "launch") if is_ahead else lost_ns,
-        is_ahead=is_ahead,
+        lost_ns=lost_ns + follows * other_ns,
+        is_ahead=host_ns < device_ns,
         has_copies=float(lost_ns.sum()) > 2 * float(behind_ns),
     )
+
+
+def _measure_slowdown(study: Study, parts: DeviceParts) -> float:
+    """How many times as long hosts take in sampled steps as in others; at least 1."""
+    ratios = []
+    for rank, sampled in parts.sampled.items():
+        steps = order_steps(study.attempt.ranks[rank].read("steps"))
+        is_sampled = np.isin(steps.step, sampled.step_numbers)
+        is_other = ~mark_profiled(steps.step, disturbing_windows(study.attempt))
+        is_other[: study.steps.num_warmup] = False
+        if is_sampled.any() and is_other.any():
+            own_ns = steps.duration_ns
+            ratios.append(float(np.median(own_ns[is_sampled]) / np.median(own_ns[is_other])))
+    return max(1.0, float(np.median(ratios))) if ratios else 1.0
 
 
 def _read_samples(study: Study) -> Mapping[int, tuple[KernelSample, ...]]:

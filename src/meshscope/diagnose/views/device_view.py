@@ -43,9 +43,15 @@ PROFILED = Confidence(
 )
 
 
-def has_enough_steps(context: Context, timeline: Timeline) -> bool:
-    """A profiler sees every gap, so one step of a trace is enough where marked runs need ten."""
-    return len(timeline.steps) >= (1 if context.study.attempt.is_from_traces else MIN_STEPS)
+def has_enough_steps(
+    context: Context, timeline: Timeline, sampled: DeviceParts | None = None
+) -> bool:
+    """A profiler sees every gap, so one step of a trace is enough where recorded runs need ten:
+    marked ones, and up to half of them `sampled` where samples alone show what is looked for."""
+    if context.study.attempt.is_from_traces:
+        return len(timeline.steps) >= 1
+    counts = () if sampled is None else (len(one.steps) for one in sampled.sampled.values())
+    return len(timeline.steps) + min(min(counts, default=0), MIN_STEPS // 2) >= MIN_STEPS
 
 
 def state_confidence(context: Context) -> Confidence:
