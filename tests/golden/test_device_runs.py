@@ -16,15 +16,18 @@ from meshscope.diagnose.context import Context
 from meshscope.diagnose.runner import diagnose
 from meshscope.store.read.run import open_run
 
-ARCHIVE = Path(__file__).parent / "runs" / "device_runs.tar.xz"
+ARCHIVES = [
+    Path(__file__).parent / "runs" / f"{name}.tar.xz" for name in ("device_runs", "device_waits")
+]
 MAX_POINTS = 0.03
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("device")
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(path, filter="data")
+    for name in ARCHIVES:
+        with tarfile.open(name) as archive:
+            archive.extractall(path, filter="data")
     return path
 
 
@@ -69,7 +72,7 @@ def find(folder: Path, name: str):
     return urgent, statistics.median(slow - clean for clean, slow in pairs) if pairs else 0.0
 
 
-@pytest.mark.parametrize("name", ["launches_graphs", "single_clean", "ddp_light"])
+@pytest.mark.parametrize("name", ["launches_graphs", "single_clean", "ddp_light", "balanced_clean"])
 def test_healthy_programs_are_left_alone(folder: Path, name: str) -> None:
     assert find(folder, name)[0] == {}
 
@@ -82,6 +85,23 @@ def test_a_fault_is_named_and_priced(folder: Path, name: str, code: str) -> None
     found, cost_ms = find(folder, name)
     assert list(found) == [code]
     assert need(found[code].gain).saved_ns / 1e6 == pytest.approx(cost_ms, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "name", ["one_item_each_step", "one_item_each_layer", "one_copies_each_step"]
+)
+def test_a_host_that_waits_for_its_device_is_named_and_priced(folder: Path, name: str) -> None:
+    """Few steps are marked there, and samples make the host half as slow again."""
+    found, cost_ms = find(folder, name)
+    assert list(found) == ["CP005"]
+    # Paired blocks of one_item_each_layer differ by 0.96 ms: 17 % of what it costs.
+    assert need(found["CP005"].gain).saved_ns / 1e6 == pytest.approx(cost_ms, rel=0.2)
+
+
+def test_the_end_of_a_sample_is_no_part_of_a_steps_cost(folder: Path) -> None:
+    health = study_of(folder / "faults" / "balanced_clean").health
+    assert need(need(health.overhead).lost_ratio) < 0.002
+    assert 100e6 < need(health.sampling_cost_ns) < 400e6
 
 
 def test_the_rank_with_a_slow_input_is_named(folder: Path) -> None:

@@ -9,6 +9,7 @@ from meshscope.core.unavailable import Unavailable
 from meshscope.store.read.columns import Problem, ProblemKind
 from meshscope.store.read.rank_ranges import RankRanges, abbreviate_ranks
 from meshscope.store.read.run import Attempt
+from meshscope.store.read.trace_windows import KERNEL_LINE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class RecordingHealth:
     overhead: Overhead | Unavailable
     opening_cost_ns: int | Unavailable
     """Longest time a rank took to open its files, once."""
+    sampling_cost_ns: int | Unavailable
+    """Longest time a rank took for all its kernel samples: starting, stopping and reading them."""
 
     @property
     def num_missing_ranks(self) -> int:
@@ -92,7 +95,16 @@ def assess_recording(
         else Unavailable(
             "no rank's closing line says" if opening else "no rank wrote its closing line"
         ),
+        sampling_cost_ns=_find_sampling_cost(attempt),
     )
+
+
+def _find_sampling_cost(attempt: Attempt) -> int | Unavailable:
+    """A sample's line has what all samples of its rank have cost so far."""
+    lines = (update.get(KERNEL_LINE) for rank in attempt for update in rank.updates)
+    costs = [as_int(line.get("cost_ns")) for line in lines if isinstance(line, dict)]
+    known = [cost for cost in costs if cost is not None]
+    return max(known) if known else Unavailable("no kernel sample ended")
 
 
 def _short_problem(short: tuple[int, ...], num_steps: Mapping[int, int], most: int) -> Problem:

@@ -67,6 +67,8 @@ class Sampling:
         """The first step, which opened the files, is spared all but devices."""
         self._next_memory_ns = 0
         self._last_memory_cost_ns = 0
+        self._num_readings = 0
+        """Of memory, in this attempt."""
         self._next_capacity_ns = 0
         self._device_limit_bytes = MISSING
         self._first_sampled_step: int | None = None
@@ -81,6 +83,7 @@ class Sampling:
 
     def begin_attempt(self) -> None:
         self._first_sampled_step = None
+        self._num_readings = 0
         self._has_counted_layers = False
         self._has_told_replicas = False
         self._num_replica_looks = 0
@@ -213,8 +216,9 @@ class Sampling:
         if sample.allocator is not None:
             writer.table("allocator").put(step, end_ns, *sample.allocator)
         cost_ns = session.clock() - start_ns
-        self._next_memory_ns = end_ns + pause_after(min(cost_ns, self._last_memory_cost_ns))
-        self._last_memory_cost_ns = cost_ns
+        self._num_readings += 1
+        cost_ns, self._last_memory_cost_ns = min(cost_ns, self._last_memory_cost_ns), cost_ns
+        self._next_memory_ns = end_ns + pause_after(cost_ns, self._num_readings)
 
     def _read_capacity(self, torch: Any | None, end_ns: int) -> DeviceCapacity:
         """The device's memory, once a second, or less often where a thousandth asks for it."""

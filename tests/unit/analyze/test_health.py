@@ -93,7 +93,7 @@ def test_a_killed_ranks_errors_come_from_its_journal(tmp_path):
     )
     assert health.notes == (Note(where="tap", text="backward is not timed", ranks=(0,)),)
     assert health.opening_cost_ns == Unavailable("no rank wrote its closing line")
-    assert health.overhead == Unavailable("the recorder timed itself in no step")
+    assert health.overhead == Unavailable("the recorder timed itself in no undisturbed step")
 
 
 def test_records_without_space_are_counted(tmp_path):

@@ -60,6 +60,12 @@ def test_marks_take_three_thousandths_of_steps(cost_us, step_ms, one_in):
     assert 512 / one_in * 0.6 < len(marked) < 512 / one_in * 1.4 + 4
 
 
+def test_early_steps_may_cost_twice_as_much():
+    marked = mark(220_000, step_ns=12 * MS)
+    early, late = (sum(start <= step < start + 64 for step in marked) for start in (0, 256))
+    assert early >= 12 > late
+
+
 def test_gaps_between_steps_count():
     """A checkpoint after each step: the job has time enough for marks."""
     assert len(mark(40_000, step_ns=2 * MS, gap_ns=40 * MS)) == 512

@@ -42,7 +42,14 @@ MS = 1_000_000
     ],
 )
 def test_a_reading_costs_a_thousandth_and_at_worst_a_hundredth(cost_ns, pause_ns):
-    assert pause_after(cost_ns) == pause_ns
+    assert pause_after(cost_ns, 16) == pause_ns
+
+
+@pytest.mark.parametrize(
+    ("cost_ns", "pause_ns"), [(15_000, 15 * MS), (MS // 2, 100 * MS), (5 * MS, 500 * MS)]
+)
+def test_the_first_readings_come_ten_times_a_second(cost_ns, pause_ns):
+    assert pause_after(cost_ns, 15) == pause_ns
 
 
 class FakeClock:

@@ -1,7 +1,9 @@
 """What recording cost: the time inside the recorder on the steps in which it timed itself.
 
 The recorder times its own hooks and calls on one step in 17. Warm-up steps are left out, because
-the first one also opens the files. This is time of the host. Without a device the training thread
+the first one also opens the files, and so are steps that a trace window, a kernel sample or a count
+of FLOPs disturbed: those end with tens of milliseconds of reading, now and then, and say nothing of
+a usual step. What samples took is said beside it. This is time of the host. Without a device the training thread
 loses it. With one it loses only what the device waited for: where the host is ahead by more than
 the recorder takes in a step, the device has work all the while. So of the host's time the share
 counts that lies at marks which the device reached too soon. Without marks on the device the host's
@@ -27,6 +29,7 @@ from meshscope.core.unavailable import Unavailable, known
 from meshscope.numerics.distribution import interpolate_percentile
 from meshscope.store.read.arrays import Floats, Int64s
 from meshscope.store.read.columns import Columns, int64_column
+from meshscope.store.read.trace_windows import TraceWindow, mark_profiled
 from meshscope.store.schema import StepFlag
 
 _NO_MARKS = "no mark on the device says whether it had work meanwhile"
@@ -83,14 +86,19 @@ class OverheadSamples:
 
 
 def sample_overhead(
-    steps: Columns, ordered_step: Int64s, num_warmup: int, leads: MarkLeads | Unavailable
+    steps: Columns,
+    ordered_step: Int64s,
+    num_warmup: int,
+    leads: MarkLeads | Unavailable,
+    windows: Sequence[TraceWindow] = (),
 ) -> OverheadSamples:
-    """The rows of a rank's step table in which the recorder timed itself.
+    """The rows of a rank's step table in which the recorder timed itself, and nothing disturbed it.
 
     `leads` is Unavailable without marks: because there is no device, or in spite of one.
     """
     cost = int64_column(steps, "recorder_ns")
-    measured = np.flatnonzero(cost >= 0)
+    is_disturbed = mark_profiled(int64_column(steps, "step"), windows)
+    measured = np.flatnonzero((cost >= 0) & ~is_disturbed)
     start = int64_column(steps, "start_host_mono_ns")[measured]
     found = known(leads)
     marked = np.empty(0, dtype=np.int64) if found is None else np.unique(found.step)
@@ -102,7 +110,9 @@ def sample_overhead(
         duration_ns=int64_column(steps, "end_host_mono_ns")[measured] - start,
         kind=kind[measured],
         num_warmup=int(np.searchsorted(measured, num_warmup)),
-        num_of_kind=np.bincount(kind[num_warmup:], minlength=_NUM_KINDS),
+        num_of_kind=np.bincount(
+            kind[num_warmup:][~is_disturbed[num_warmup:]], minlength=_NUM_KINDS
+        ),
         lead_ns=leads
         if isinstance(leads, Unavailable)
         else leads.lead_ns[leads.step >= num_warmup],
@@ -119,7 +129,7 @@ def measure_overhead(
     none_ns = np.empty(0, dtype=np.int64)
     cost = np.concatenate([none_ns, *(sample.cost_ns[at:] for sample, at in pairs)])
     if not len(cost):
-        return Unavailable("the recorder timed itself in no step")
+        return Unavailable("the recorder timed itself in no undisturbed step")
     duration = np.concatenate([none_ns, *(sample.duration_ns[at:] for sample, at in pairs)])
     kind = np.concatenate([none_ns, *(sample.kind[at:] for sample, at in pairs)])
     num_of_kind = np.sum([sample.num_of_kind for sample in samples], axis=0)

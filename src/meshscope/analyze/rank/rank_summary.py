@@ -247,7 +247,7 @@ def summarize_rank(
         is_phased=is_phased,
         phases=phases,
         rates=rates,
-        overhead=sample_overhead(columns, steps.step, chosen.num_warmup, leads),
+        overhead=sample_overhead(columns, steps.step, chosen.num_warmup, leads, windows),
     )
 
 

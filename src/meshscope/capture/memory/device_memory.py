@@ -15,6 +15,8 @@ COST_PER_WALL = 1000
 _LONGEST_PAUSE_NS = 1_000_000_000
 """However dear a reading is, there is one a second, as long as that costs less than a hundredth."""
 _SHORTEST_PAUSE_PER_COST = 100
+_EARLY_READINGS, _EARLY_PAUSE_NS = 16, 100_000_000
+"""So many come as often as this, however dear: 60 steps of 25 ms are to show a leak."""
 _COUNTERS = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
 
 
@@ -114,9 +116,12 @@ def pack_counts(num_retries: int, num_failures: int) -> int:
     return min(num_retries + 1, 0xFFFFFFFF) | min(num_failures + 1, 0x7FFFFFFF) << 32
 
 
-def pause_after(cost_ns: int) -> int:
-    """How long after a reading of this cost the next one may come."""
+def pause_after(cost_ns: int, num_readings: int) -> int:
+    """How long after the last of so many readings, which cost this, the next one may come."""
     wanted_ns = COST_PER_WALL * cost_ns
+    least_ns = _SHORTEST_PAUSE_PER_COST * cost_ns
+    if num_readings < _EARLY_READINGS:
+        return max(min(wanted_ns, _EARLY_PAUSE_NS), least_ns)
     if wanted_ns <= _LONGEST_PAUSE_NS:
         return wanted_ns
-    return max(_LONGEST_PAUSE_NS, _SHORTEST_PAUSE_PER_COST * cost_ns)
+    return max(_LONGEST_PAUSE_NS, least_ns)

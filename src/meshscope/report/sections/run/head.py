@@ -1,6 +1,7 @@
 """The head of the report: what is wrong in one sentence each, and what was recorded."""
 
-from meshscope.core.unavailable import Unavailable, known
+from meshscope.analyze.rank.steps import JobStepSummary
+from meshscope.core.unavailable import Unavailable, known, need
 from meshscope.report import format as form
 from meshscope.report.run.report import Detail, PhaseShare, Report
 from meshscope.report.section import Blank, Cell, Headline, Part, Section, Tone, make_facts
@@ -11,6 +12,8 @@ from meshscope.store.read.columns import ProblemKind
 _MAX_MORE_CLUES = 2
 """Clues named after the first."""
 _MAX_HOSTS = 4
+_MAX_SAME_RATIO = 1.02
+"""Of a step's time: a period up to here is said once."""
 OPEN = "running or killed"
 """State of a rank without a closing line."""
 _NAMED_KINDS = (
@@ -56,12 +59,21 @@ def describe_run(report: Report) -> str:
     if isinstance(steps.time, Unavailable):
         recorded = form.duration(facts.longest_wall_ns)
         return f"{where}, {recorded} recorded; no step to measure: {steps.time.reason}."
-    opening = f"{form.plural(steps.num_steps, 'step')} on {where}, median step "
+    opening = f"{form.plural(steps.num_steps, 'step')} on {where}, "
     shares = [phase for phase in report.phases if not phase.is_unattributed]
     rest = [phase for phase in report.phases if phase.is_unattributed]
     parts = [f"{_share(one)} of it in {form.clean_text(one.phase, 40)}" for one in shares[:1]]
     parts += [f"{_share(one)} unattributed" for one in rest]
-    return f"{opening}{form.duration(steps.time.median_ns)}; {', '.join(parts)}."
+    return f"{opening}{_describe_pace(steps)}; {', '.join(parts)}."
+
+
+def _describe_pace(steps: JobStepSummary) -> str:
+    """The period is the pace; a step's own time is it, where little is between steps."""
+    time, interval = need(steps.time), known(steps.interval)
+    own = f"median step {form.duration(time.median_ns)}"
+    if interval is None or interval.median_ns <= _MAX_SAME_RATIO * time.median_ns:
+        return own
+    return f"one every {form.duration(interval.median_ns)} (median); {own}"
 
 
 def _share(phase: PhaseShare) -> str:

@@ -21,6 +21,7 @@ def show_recording(report: Report, detail: Detail) -> Section:
     facts = [
         ("Own cost", form.or_reason(health.overhead, lambda cost: _describe_cost(cost, report))),
         ("Opening", opening),
+        *_list_sampling(health.sampling_cost_ns),
         ("Errors", _describe_errors(report)),
         ("Lost records", form.count(health.num_dropped) if health.num_dropped else "none"),
     ]
@@ -35,6 +36,12 @@ def show_recording(report: Report, detail: Detail) -> Section:
         for note in health.notes[:MAX_NOTES]
     ]
     return Section(key="recording", title="The recording itself", parts=(make_facts(facts),))
+
+
+def _list_sampling(cost_ns: int | Unavailable) -> list[tuple[str, str]]:
+    if isinstance(cost_ns, Unavailable):
+        return []
+    return [("Samples", f"of kernels, {form.duration(cost_ns)} in all; of steps left out above")]
 
 
 def _describe_cost(cost: Overhead, report: Report) -> str:
