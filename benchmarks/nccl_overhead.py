@@ -11,11 +11,11 @@ block's steps) has rounds of its own behind all others: it leaves CUPTI in the p
 CUDA are slower from then on; after a program it is taken out. All ranks begin a block together with
 empty devices, and it lasts until the last rank's device is empty. A recording lasts for one block,
 which begins at its 2nd or at its 10th step, in turns: together they show steps 2 to 19, one of
-which has its operations recorded where others have not. Bare blocks begin after as many steps. Kernel samples and the count of FLOPs come
-later and seldom (`--long-rounds` has them). The cost is the median over rounds of the ratio of the
-two blocks, with a bootstrap interval. What each step of a recording takes the host longer is shown
-by its number. Kernels of a few steps are traced each way: how much communication ran beside
-compute.
+which has its operations recorded where others have not. Bare blocks begin after as many steps.
+Kernel samples and the count of FLOPs come later and seldom (`--long-rounds` has them). The cost is
+the median over rounds of the ratio of the two blocks, with a bootstrap interval. What each step of
+a recording takes the host longer is shown by its number. Kernels of a few steps are traced each
+way: how much communication ran beside compute.
 
 See `nccl_bench.py` for how ranks share a GPU.
 """

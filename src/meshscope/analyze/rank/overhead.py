@@ -3,11 +3,11 @@
 The recorder times its own hooks and calls on one step in 17. Warm-up steps are left out, because
 the first one also opens the files, and so are steps that a trace window, a kernel sample or a count
 of FLOPs disturbed: those end with tens of milliseconds of reading, now and then, and say nothing of
-a usual step. What samples took is said beside it. This is time of the host. Without a device the training thread
-loses it. With one it loses only what the device waited for: where the host is ahead by more than
-the recorder takes in a step, the device has work all the while. So of the host's time the share
-counts that lies at marks which the device reached too soon. Without marks on the device the host's
-time is a bound, and nothing else is known.
+a usual step. What samples took is said beside it. This is time of the host. Without a device the
+training thread loses it. With one it loses only what the device waited for: where the host is ahead
+by more than the recorder takes in a step, the device has work all the while. So of the host's time
+the share counts that lies at marks which the device reached too soon. Without marks on the device
+the host's time is a bound, and nothing else is known.
 
 Steps that are marked on the device or whose communication is recorded cost more than others, and of
 short steps only some are: the medians of each kind are weighted by how many there are of it.

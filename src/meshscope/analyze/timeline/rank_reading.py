@@ -110,7 +110,8 @@ def _measure_host_periods(steps: StepTimes) -> Int64s:
     to_end = steps.end_ns - np.append(steps.start_ns[:1], steps.end_ns[:-1])
     to_start = np.diff(steps.start_ns)
     three = (to_end, np.append(to_end[:1], to_start), np.append(to_start, to_end[-1:]))
-    return np.median(np.stack(three), axis=0).astype(np.int64)
+    middle: Int64s = np.median(np.stack(three), axis=0).astype(np.int64)
+    return middle
 
 
 def make_track(

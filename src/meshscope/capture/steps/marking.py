@@ -4,8 +4,9 @@ Marking costs about 10 µs of host time a phase on a device of one's own and 100
 one; a pipeline has two phases for each microbatch. So it is timed: where it takes more than
 `MAX_SHARE` of steps and the gaps between them, one step in 2, 4, 8 … is marked, chosen by a hash of
 its number: ranks with like steps mark the same ones, and what comes every so many steps is marked
-as often as anything else. The first steps may cost twice that: a short run is to have enough marks. Steps whose operations are recorded where those of others are not are
-marked, too. An accelerator is used when the program uses it; none is ever woken up.
+as often as anything else. The first steps may cost twice that: a short run is to have enough marks.
+Steps whose operations are recorded where those of others are not are marked, too. An accelerator is
+used when the program uses it; none is ever woken up.
 """
 
 import sys
