@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from meshscope.analyze.device.trace_launches import LaunchQueue
 from meshscope.analyze.device.trace_summary import DeviceSummary, TraceSummary
+from meshscope.core import unit_text
 from meshscope.core.kernel_names import KernelCategory
 from meshscope.core.unavailable import Unavailable
 from meshscope.ingest.kineto.kineto import lacks_end
@@ -21,6 +22,7 @@ from meshscope.ingest.traces.trace_steps import StepSource
 MIN_RATIO = 0.10
 _SHORT_RATIO = 0.5
 _SLOW_RATIO = 0.3
+_LITTLE_RATIO = 0.002
 _PLAIN_FLOAT32 = re.compile(r"(?<!16)sgemm(?!.*tf32)|_f32f32_f32f32_")
 """Names of NVIDIA's matrix products in float32; those on matrix units say tf32 or 1688."""
 
@@ -31,7 +33,7 @@ class TraceVerdict:
 
     cause: str
     """`host`, `synchronising`, `communication`, `waiting` for other ranks, `copies`, `dependency`,
-    `unknown`, `kernels`, or `incomplete` where the trace lacks its end."""
+    `unknown`, `kernels`; `little work`, or `incomplete` where the trace lacks its end."""
     share_ratio: float
     """Of the device's time."""
     text: str
@@ -59,6 +61,15 @@ def judge(summary: TraceSummary, others: OthersPart | None = None) -> TraceVerdi
             share_ratio=0.0,
             text="The trace is cut off: what limits the device is not known.",
             advice="Record it again, and let the profiler finish writing before the program ends.",
+        )
+    work_ns = device.breakdown.time.busy_ns
+    if work_ns < _LITTLE_RATIO * summary.host.total_ns:
+        return TraceVerdict(
+            cause="little work",
+            share_ratio=work_ns / summary.host.total_ns,
+            text=f"The device works {unit_text.duration(work_ns)} in a trace of "
+            f"{unit_text.duration(summary.host.total_ns)}: too little to say what limits it.",
+            advice="Record steps of the program, behind its start and its compilation.",
         )
     return _judge_device(device, others)
 
@@ -104,8 +115,8 @@ def _judge_device(device: DeviceSummary, others: OthersPart | None) -> TraceVerd
         ),
         "dependency": (
             f"{percent} of the time work is queued and waits for another stream or an event.",
-            "Look at what the streams wait for: collectives of other groups, events, or a graph's "
-            "own order.",
+            "Look at what the streams wait for: collectives of other groups, events, a graph's own "
+            "order, or work that was launched before the trace began and is not in it.",
         ),
         "unknown": (
             f"The device idles {percent} of the time; the trace lacks the calls that say why.",
